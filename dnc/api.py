@@ -1,0 +1,465 @@
+"""The Python interface: `dnc.load(build)` gives a `Model` that trains, evaluates and predicts.
+
+In: a build, data as paths, samples or sample numbers. Out: losses, metrics, outputs, arrays.
+Guaranteed: the command line uses nothing else; on the GPU neither TVM nor the frontend is imported;
+every mistake of the user is a `DiagnosticError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import attrs
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.compiler import build_plan, machine_of, read_program, target_name
+from dnc.diagnostics import Diagnostic, fail
+from dnc.explain import explain_plan, explain_schedule
+from dnc.ir.isa import OPTIMIZER, OPTIMIZERS
+from dnc.ir.plan import Plan
+from dnc.ir.program import TABLE, Program
+from dnc.runtime.atomic import write_atomically
+from dnc.runtime.backend import Backend
+from dnc.runtime.build import Build, read_build
+from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
+from dnc.runtime.data import (
+    Dataset,
+    Vocabulary,
+    describe,
+    examples,
+    read,
+    read_samples,
+    summarize,
+)
+from dnc.runtime.devices import choose, open_backend
+from dnc.runtime.encoder import Encoder, Hyper
+from dnc.runtime.importers import import_file as import_file
+from dnc.runtime.initialize import check_finite, initialize, load_weights, shapes
+from dnc.runtime.run_folder import RUNS, RunFolder, new_run, newest_checkpoint, run_checkpoint
+from dnc.runtime.session import Evaluation, Session
+from dnc.runtime.trainer import Event, Trainer, TrainOptions
+
+Floats = NDArray[np.float32]
+Data = str | Path | Dataset | Sequence[Mapping[str, Any]]
+Batch = Data | Sequence[int] | NDArray[np.integer[Any]]
+
+
+def load(
+    build: str | Path,
+    device: str | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    seed: int = 1,
+    replicas: int | None = None,
+    workers: int | None = None,
+    memory_bytes: int | None = None,
+) -> Model:
+    """Opens a build on a device: "cpu", "cuda", "vm" (the reference VM); None takes the best there is.
+
+    checkpoint: weights, optimizer state and vocabulary to start from. seed: of the first weights
+    otherwise. replicas, workers: how the device is divided, None for what suits it. memory_bytes:
+    the most memory to take; a batch that does not fit is run in parts.
+    """
+    opened = read_build(build)
+    kind, target = choose(opened, device)
+    plan = build_plan(opened, target)
+    model = Model(opened, plan, open_backend(kind, plan, opened, target, replicas, workers), seed)
+    model.memory_words = None if memory_bytes is None else memory_bytes // 4
+    if checkpoint is not None:
+        model.restore(checkpoint)
+    return model
+
+
+class Model:
+    """A compiled model on a device.
+
+    The first data it sees (or a checkpoint) gives it a vocabulary, and with it the sizes of its
+    tables; from then on it has parameters.
+    """
+
+    def __init__(self, build: Build, plan: Plan, backend: Backend, seed: int) -> None:
+        self.build, self.plan, self.backend, self.seed = build, plan, backend, seed
+        self.hyper = Hyper("adagrad", 0.05)
+        self.vocabularies: dict[str, Vocabulary] | None = None
+        self.position = Position()
+        self.memory_words: int | None = None
+        self.resumed: Checkpoint | None = None
+        self._session: Session | None = None
+        self._attached: Encoder | None = None
+        self._encoders: WeakKeyDictionary[Dataset, Encoder] = WeakKeyDictionary()
+
+    @property
+    def program(self) -> Program:
+        """The model's program, with its gradients."""
+        return self.plan.program
+
+    @property
+    def device(self) -> str:
+        """What it runs on, for people."""
+        return self.backend.name
+
+    @property
+    def launches(self) -> int:
+        """Kernels launched so far."""
+        return self.backend.launches
+
+    # ---- data -----------------------------------------------------------------------------------
+
+    def attach(self, data: Data, *, min_count: int = 1) -> Dataset:
+        """Reads training data; sample numbers in later calls mean its samples.
+
+        The first data give the vocabulary: words that occur `min_count` times or more.
+        """
+        dataset = self.read(data, min_count=min_count)
+        self._attached = self._encoder(dataset)
+        return dataset
+
+    def read(self, data: Data, *, labels_required: bool = True, min_count: int = 1) -> Dataset:
+        """Data as a `Dataset`, read with the model's vocabulary; without one they give it."""
+        if isinstance(data, Dataset):
+            dataset = data
+        elif isinstance(data, str | Path):
+            dataset = read(
+                data,
+                self.program,
+                self.vocabularies,
+                labels_required=labels_required,
+                min_count=min_count,
+            )
+        else:
+            dataset = read_samples(
+                data,
+                self.program,
+                self.vocabularies,
+                labels_required=labels_required,
+                min_count=min_count,
+            )
+        if self.vocabularies is None:
+            self._start(dataset.vocabularies)
+        return dataset
+
+    def _encoder(self, dataset: Dataset) -> Encoder:
+        if dataset not in self._encoders:
+            self._encoders[dataset] = self.session.attach(dataset.forest)
+        return self._encoders[dataset]
+
+    def _batch(self, batch: Batch | None, labels_required: bool) -> tuple[Encoder, NDArray[np.int32] | None]:
+        """The data that a batch refers to, and its sample numbers (None for all)."""
+        if not (batch is None or isinstance(batch, str | Path | Dataset)):
+            numbers = np.asarray(batch) if len(batch) else np.zeros(0, np.int32)
+            if np.issubdtype(numbers.dtype, np.integer):
+                return self._training_data(), numbers.astype(np.int32)
+        if batch is None:
+            return self._training_data(), None
+        return self._encoder(self.read(batch, labels_required=labels_required)), None  # type: ignore[arg-type]
+
+    def _training_data(self) -> Encoder:
+        if self._attached is None:
+            raise fail("no data are attached: call attach(data) first, or pass samples")
+        return self._attached
+
+    # ---- parameters -----------------------------------------------------------------------------
+
+    @property
+    def session(self) -> Session:
+        """What runs batches; DiagnosticError as long as the vocabulary is unknown."""
+        if self._session is None:
+            raise fail("the model has no vocabulary yet: attach training data, or load it with a checkpoint")
+        return self._session
+
+    def _start(self, vocabularies: dict[str, Vocabulary], values: Mapping[str, Floats] | None = None) -> None:
+        """Makes the session, now that the sizes of the tables are known."""
+        rows = table_rows(self.program, vocabularies)
+        first = values or initialize(self.program, rows, self.seed)
+        self._session = Session(self.plan, self.backend, rows, first, self.memory_words)
+        self.vocabularies = vocabularies
+        self._encoders.clear()
+
+    def parameters(self) -> dict[str, Floats]:
+        """Every parameter's values by name, as NumPy arrays (which speak DLPack)."""
+        return self.session.read_arrays()
+
+    def set_parameters(self, values: Mapping[str, Any]) -> None:
+        """Replaces parameters by name; arrays of NumPy or anything that speaks DLPack."""
+        expected = shapes(self.program, self.session.memory.table_rows)
+        arrays: dict[str, Floats] = {}
+        for name, value in values.items():
+            if name not in expected:
+                raise fail(f"no parameter is called {name}; known: {', '.join(expected)}")
+            array = np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+            if array.shape != expected[name]:
+                raise fail(f"{name} is {list(array.shape)}, expected {list(expected[name])}")
+            arrays[name] = np.asarray(array, np.float32)
+        check_finite(arrays, "set_parameters")
+        self.session.write_arrays(arrays)
+
+    def load_weights(self, path: str | Path) -> tuple[str, ...]:
+        """Replaces the parameters that a safetensors file holds; their names."""
+        rows = self.session.memory.table_rows
+        values, names = load_weights(path, self.program, rows, self.parameters())
+        self.session.write_arrays(values)
+        return names
+
+    # ---- checkpoints ----------------------------------------------------------------------------
+
+    def save(self, path: str | Path, *, batch_size: int = 0, best: float | None = None) -> None:
+        """Writes a checkpoint: weights, optimizer state, vocabulary, place in training."""
+        arrays, state = self.session.read_arrays(), self.session.read_arrays(OPTIMIZER)
+        assert self.vocabularies is not None
+        save_checkpoint(
+            path,
+            Checkpoint(
+                self.build.model,
+                self.build.digest,
+                arrays,
+                state,
+                self.vocabularies,
+                self.seed,
+                batch_size,
+                self.position,
+                self.hyper,
+                best,
+            ),
+        )
+
+    def restore(self, path: str | Path) -> Checkpoint:
+        """Takes everything from a checkpoint; DiagnosticError if it is of another model."""
+        checkpoint = load_checkpoint(path)
+        rows = table_rows(self.program, checkpoint.vocabularies)
+        check_model(checkpoint, self.program, self.build.digest, rows, path)
+        self._start(checkpoint.vocabularies, checkpoint.weights)
+        self.session.write_arrays(checkpoint.optimizer_state, OPTIMIZER)
+        self.session.steps = checkpoint.position.step
+        self.seed, self.hyper, self.position = checkpoint.seed, checkpoint.hyper, checkpoint.position
+        self.resumed = checkpoint
+        return checkpoint
+
+    # ---- batches --------------------------------------------------------------------------------
+
+    def configure(
+        self,
+        optimizer: str | None = None,
+        learning_rate: float | None = None,
+        clip: float | None = None,
+    ) -> None:
+        """Sets how `step` updates: "sgd" or "adagrad", its rate, the largest norm of a gradient."""
+        if optimizer is not None and optimizer not in OPTIMIZERS:
+            raise fail(f"unknown optimizer '{optimizer}'; optimizers: {', '.join(OPTIMIZERS)}")
+        for name, value in (("learning rate", learning_rate), ("clip", clip)):
+            if value is not None and not value > 0:
+                raise fail(f"the {name} is {value:g}, expected a positive number")
+        self.hyper = Hyper(
+            optimizer or self.hyper.optimizer,
+            self.hyper.learning_rate if learning_rate is None else learning_rate,
+            self.hyper.clip_norm if clip is None else clip,
+            self.hyper.epsilon,
+        )
+
+    def step(self, batch: Batch) -> float | None:
+        """Starts a training step and returns the loss of the step before (None for the first).
+
+        batch: numbers of attached samples, or samples. NotFinite (a DiagnosticError) if the step
+        before made no update because its gradient was not finite.
+        """
+        data, numbers = self._batch(batch, labels_required=True)
+        chosen = np.arange(data.prepared.samples, dtype=np.int32) if numbers is None else numbers
+        result = self.session.step(data, chosen, self.hyper)
+        self.position = attrs.evolve(self.position, step=self.session.steps)
+        return None if result is None else result.loss
+
+    def sync(self) -> float | None:
+        """Waits for all steps; the loss of the last one, if it was not returned yet."""
+        result = self.session.sync()
+        return None if result is None else result.loss
+
+    def evaluate(self, data: Batch | None = None) -> Evaluation:
+        """Loss and metrics over data (by default those attached)."""
+        return self.session.evaluate(*self._batch(data, labels_required=True))
+
+    def predict(self, batch: Batch | None = None) -> dict[str, list[Any]]:
+        """The declared outputs by name, one entry a sample, in order; labels may be missing."""
+        return self.session.predict(*self._batch(batch, labels_required=False))
+
+    # ---- training -------------------------------------------------------------------------------
+
+    def train(
+        self,
+        data: Data,
+        *,
+        epochs: int = 1,
+        batch: int = 32,
+        dev: Data | None = None,
+        run_dir: str | Path | None = None,
+        resumed: str | Path | None = None,
+        log_every: int = 10,
+        report: Callable[[Event], None] = lambda event: None,
+        tick: Callable[[int, float], None] = lambda samples, loss: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Path:
+        """Trains for `epochs` (those before a checkpoint included) and writes a run folder; its path.
+
+        report: gets every event that goes to metrics.jsonl. tick: see `Trainer`. stop: asked before
+        every batch; True ends training with a checkpoint. resumed: the checkpoint's path.
+        """
+        if epochs < 1 or batch < 1:
+            raise fail(f"found {epochs} epochs and batches of {batch}, expected at least 1")
+        known = self.resumed
+        if known is not None and self.position.batch and known.batch_size != batch:
+            raise fail(f"the checkpoint is inside an epoch with batches of {known.batch_size}, not {batch}")
+        dataset = self.attach(data) if not isinstance(data, Dataset) else data
+        self._attached = self._encoder(dataset)
+        measured = None if dev is None else self._encoder(self.read(dev))
+        folder = RunFolder(run_dir or new_run(self.build.model), resumed)
+        assert self.vocabularies is not None
+        folder.keep_vocabularies(self.vocabularies)
+
+        def record(event: Event) -> None:
+            folder.record(event)
+            report(event)
+
+        def save(kind: str) -> None:
+            self.position = trainer.position
+            self.save(folder.checkpoint(kind), batch_size=batch, best=trainer.best)
+
+        options = TrainOptions(epochs, batch, self.hyper, self.seed, log_every)
+        best = None if known is None else known.best
+        trainer = Trainer(
+            self.session, self._attached, options, record, save, measured, self.position, best, stop, tick
+        )
+        record(_start_event(self, dataset, options, folder.path))
+        try:
+            done = trainer.run()
+            record({"event": "end", "finished": done, "step": trainer.position.step})
+        finally:
+            self.position = trainer.position
+            folder.close()
+        return folder.path
+
+
+@attrs.frozen
+class DataCheck:
+    """What `check_data` found: the program is right; summary: of the data, None without any."""
+
+    model: str
+    warnings: tuple[Diagnostic, ...]
+    description: str
+    summary: str | None
+
+
+def check_data(
+    program: str | Path,
+    data: str | Path | None = None,
+    settings: Mapping[str, int] | None = None,
+    *,
+    labels_required: bool = True,
+) -> DataCheck:
+    """Checks a program and data for it; DiagnosticError holds every mistake."""
+    _, checked, warnings = read_program(program, settings or {})
+    summary = None
+    if data is not None:
+        summary = summarize(read(data, checked, labels_required=labels_required))
+    return DataCheck(checked.name, warnings, describe(checked), summary)
+
+
+def explain_build(
+    build: str | Path,
+    target: str | None = None,
+    *,
+    schedule: bool = False,
+    data: str | Path | None = None,
+    batch: int = 32,
+) -> str:
+    """What the compiler made of a build, as text; with `schedule` also a batch's instructions.
+
+    The batch is the first of `data`, else one made-up sample.
+    """
+    opened = read_build(build)
+    names = tuple(opened.targets) if target is None else (target_name(machine_of(target)),)
+    if not set(names) <= set(opened.targets):
+        raise fail(f"{build}: has no target {names[0]}, only {', '.join(opened.targets)}")
+    settings = ", ".join(f"{name} = {size}" for name, size in opened.settings.items()) or "none"
+    parts = [f"model {opened.model} of {opened.source_name}, settings: {settings}"]
+    for name in names:
+        plan = build_plan(opened, name)
+        parts.append(explain_plan(plan))
+        if schedule:
+            example = msgspec.json.decode(examples(plan.program)[1])
+            given = read_samples([example], plan.program) if data is None else read(data, plan.program)
+            rows = table_rows(plan.program, given.vocabularies)
+            parts.append(explain_schedule(plan, given.forest, rows, batch))
+    return "\n\n".join(parts)
+
+
+def find_checkpoint(build: str | Path, run_dir: str | Path | None = None) -> Path:
+    """The checkpoint of a run folder, or of the newest run of a build's model: best, else last."""
+    digest = read_build(build).digest
+    if run_dir is not None:
+        found = run_checkpoint(run_dir)
+        if found is None:
+            raise fail(f"{run_dir}: holds no checkpoint")
+        return found
+    found = newest_checkpoint(digest)
+    if found is None:
+        raise fail(f"{build}: no run of this model in {RUNS}/; train it first, or give --checkpoint")
+    return found
+
+
+def predict_to_file(model: Model, data: str | Path, path: str | Path) -> int:
+    """Writes the outputs for every sample of `data` as a line of JSON; how many lines."""
+    outputs = model.predict(data)
+    count = len(next(iter(outputs.values()), ()))
+    if not outputs:
+        raise fail(f"model {model.build.model} declares no output")
+    lines = (
+        msgspec.json.encode({name: plain(values[at]) for name, values in outputs.items()}) + b"\n"
+        for at in range(count)
+    )
+    try:
+        write_atomically(Path(path), lines)
+    except OSError as error:
+        raise fail(f"{path}: cannot be written: {error.strerror}") from None
+    return count
+
+
+def plain(value: Any) -> Any:
+    """An output as JSON: numbers with the digits that a float32 holds."""
+    if value is None:
+        return None
+    if value.ndim:
+        return [plain(each) for each in value]
+    return int(value) if np.issubdtype(value.dtype, np.integer) else float(f"{value:.8g}")
+
+
+def _start_event(model: Model, dataset: Dataset, options: TrainOptions, folder: Path) -> Event:
+    hyper = options.hyper
+    return {
+        "event": "start",
+        "model": model.build.model,
+        "device": model.device,
+        "run": str(folder),
+        "data": dataset.path,
+        "samples": dataset.samples,
+        "epochs": options.epochs,
+        "batch": options.batch,
+        "optimizer": hyper.optimizer,
+        "learning_rate": hyper.learning_rate,
+        "clip": hyper.clip_norm if np.isfinite(hyper.clip_norm) else None,
+        "seed": options.seed,
+        "first_epoch": model.position.epoch + 1,
+    }
+
+
+def table_rows(program: Program, vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:
+    """Rows of every table: its dimension's size, or that of the vocabulary where it is open."""
+    found = {}
+    for parameter in program.parameters:
+        if parameter.kind == TABLE:
+            dimension = parameter.dimensions[0]
+            known = vocabularies.get(dimension.name)
+            found[parameter.name] = dimension.size or (len(known) if known is not None else 1)
+    return found

@@ -1,0 +1,68 @@
+"""dnc compile: a `.dn` file becomes a build folder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dnc.cli.options import Settings, names_of, settings_of
+from dnc.diagnostics import fail
+
+if TYPE_CHECKING:
+    from dnc.compiler import CompileReport
+
+Names = list[str] | None
+
+
+def compile_command(
+    program: Annotated[Path, typer.Argument(help="The model, a .dn file.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The build folder to write.")] = Path("build"),
+    target: Annotated[Names, typer.Option(help="cpu, cuda, cuda:sm_90a, ...; several by commas.")] = None,
+    settings: Settings = None,
+    precision: Annotated[str, typer.Option(help="Of weights and arithmetic: fp32.")] = "fp32",
+    without: Annotated[Names, typer.Option(help="Leave out an optional pass.")] = None,
+    cluster: Annotated[
+        int | None, typer.Option(help="Workers of a cluster; 0: the whole GPU is one replica.")
+    ] = None,
+    print_ir_after: Annotated[Names, typer.Option(help="Print the IR behind these passes.")] = None,
+    print_ir_after_all: Annotated[bool, typer.Option(help="Print the IR behind every pass.")] = False,
+    stop_after: Annotated[str | None, typer.Option(help="Stop behind this pass; no build.")] = None,
+    dump_dir: Annotated[Path | None, typer.Option(help="Write the IR behind every pass there.")] = None,
+    time_passes: Annotated[bool, typer.Option(help="Print how long every pass took.")] = False,
+) -> None:
+    """Compile a model for one or several targets."""
+    from dnc.compiler import PlanOptions, compile_model
+    from dnc.passes.pass_manager import PassOptions
+
+    if precision != "fp32":
+        raise fail(f"--precision: found '{precision}', expected fp32")
+    print_after = ("all",) if print_ir_after_all else names_of(print_ir_after)
+    if stop_after is not None and dump_dir is None and stop_after not in print_after:
+        print_after = (*print_after, stop_after)
+    left_out = names_of(without)
+    report = compile_model(
+        program,
+        out,
+        names_of(target) or ("cpu",),
+        settings_of(settings),
+        PlanOptions(without=left_out, cluster=cluster),
+        PassOptions(
+            print_after=print_after, stop_after=stop_after, dump_dir=dump_dir, time_passes=time_passes
+        ),
+    )
+    _tell(report)
+
+
+def _tell(report: CompileReport) -> None:
+    for warning in report.warnings:
+        print(warning, file=sys.stderr)
+    for target in report.targets:
+        size = sum(target.files.values()) / 1024
+        origin = "from the cache" if target.cached else f"{target.seconds:.1f} s"
+        kernels = f"{len(target.files)} files, {size:,.0f} KiB" if target.files else "no kernels"
+        print(f"{report.model} for {target.name}: {kernels}, {origin}", file=sys.stderr)
+    if report.build is not None:
+        print(f"wrote {report.build} ({report.seconds:.1f} s)", file=sys.stderr)

@@ -1,0 +1,35 @@
+"""Options that several commands share, and how their values are read.
+
+In: texts from the command line. Out: values; DiagnosticError names the option.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from dnc.diagnostics import fail
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Set a dimension of the model, as hidden=512.", metavar="NAME=SIZE"),
+]
+
+
+def settings_of(given: list[str] | None) -> dict[str, int]:
+    """The dimensions in `--set hidden=512 --set embed=300` (or separated by commas)."""
+    found: dict[str, int] = {}
+    for item in (piece for text in given or [] for piece in text.split(",")):
+        name, equals, value = (part.strip() for part in item.partition("="))
+        if not name or not equals or not value.isdecimal():
+            raise fail(f"--set: found '{item}', expected a dimension and its size, as hidden=512")
+        if name in found:
+            raise fail(f"--set: {name} is set twice")
+        found[name] = int(value)
+    return found
+
+
+def names_of(given: list[str] | None) -> tuple[str, ...]:
+    """The names in options that may be repeated or separated by commas."""
+    return tuple(piece.strip() for text in given or [] for piece in text.split(",") if piece.strip())

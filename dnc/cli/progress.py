@@ -1,0 +1,74 @@
+"""What a person, or a program, sees of a training run.
+
+In: the trainer's events. Out: on a terminal a bar and a line an epoch; otherwise every event as a
+line of JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+
+def as_line(values: Mapping[str, Any]) -> str:
+    """Measurements in one line: name value, name value."""
+    return ", ".join(
+        f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value:,}"
+        for name, value in values.items()
+    )
+
+
+class Progress:
+    """A context that shows a run; `report` and `tick` are for `Model.train`."""
+
+    def __init__(self, samples: int, epochs: int) -> None:
+        self.samples, self.epochs = samples, epochs
+        self._epoch = 1
+        self._bar: Bar | None = None
+        if sys.stdout.isatty():
+            columns = (TextColumn("epoch {task.fields[epoch]}"), BarColumn(), MofNCompleteColumn())
+            tail = (TextColumn("loss {task.fields[loss]:.4f}"), TimeRemainingColumn())
+            self._bar = Bar(*columns, *tail, console=Console(), transient=True)
+            self._task = self._bar.add_task("", total=samples, epoch=self._epoch, loss=float("nan"))
+
+    def report(self, event: Mapping[str, Any]) -> None:
+        """Shows an event."""
+        if self._bar is None:
+            print(msgspec.json.encode(event).decode(), flush=True)
+            return
+        if event["event"] == "start":
+            self._epoch = event["first_epoch"]
+        if event["event"] == "epoch":
+            shown = {"loss": event["loss"], "samples/s": round(event["samples_per_second"])}
+            shown |= {
+                f"dev {name}": value for name, value in event.get("dev", {}).items() if name != "samples"
+            }
+            best = " (best so far)" if event.get("best") else ""
+            self._bar.console.print(
+                f"epoch {event['epoch']}: {as_line(shown)}{best}", highlight=False, soft_wrap=True
+            )
+            self._epoch = event["epoch"] + 1
+        self._bar.update(self._task, epoch=f"{min(self._epoch, self.epochs)}/{self.epochs}")
+
+    def tick(self, samples: int, loss: float) -> None:
+        """Moves the bar."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=samples, loss=loss)
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()

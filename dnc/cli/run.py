@@ -1,0 +1,115 @@
+"""dnc run: trains a build, or evaluates it, or predicts with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dnc.diagnostics import fail
+
+if TYPE_CHECKING:
+    from dnc.api import Model
+
+
+def run(
+    build: Annotated[Path, typer.Argument(help="The build folder; it is only read.")],
+    data: Annotated[Path, typer.Option(help="The data, JSONL.")],
+    epochs: Annotated[int, typer.Option(help="Epochs in all, those before a checkpoint too.")] = 1,
+    batch: Annotated[int | None, typer.Option(help="Samples of a batch. [default: 32]")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd or adagrad. [default: adagrad]")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate. [default: 0.05]")] = None,
+    clip: Annotated[float | None, typer.Option(help="Largest norm of a batch's gradient.")] = None,
+    dev: Annotated[Path | None, typer.Option(help="Data to measure on after every epoch.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of first weights and shuffling. [default: 1]")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="What is written goes there. [default: runs/...]")
+    ] = None,
+    eval_: Annotated[bool, typer.Option("--eval", help="Only measure loss and metrics.")] = False,
+    predict: Annotated[Path | None, typer.Option(help="Only write the outputs there, JSONL.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="First weights by name, safetensors.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Go on from, or measure, this checkpoint.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or vm. [default: the best there is]")] = None,
+    min_count: Annotated[int, typer.Option(help="Rarer words of the training data are <unk>.", min=1)] = 1,
+    log_every: Annotated[int, typer.Option(help="Batches between two lines of metrics.", min=1)] = 10,
+    memory: Annotated[int | None, typer.Option(help="Use at most so many MiB.", min=1)] = None,
+    replicas: Annotated[int | None, typer.Option(help="Copies of the weights.", min=1, hidden=True)] = None,
+    workers: Annotated[int | None, typer.Option(help="Workers of a replica.", min=1, hidden=True)] = None,
+) -> int:
+    """Train on data; or with --eval measure, with --predict write outputs."""
+    from dnc import api
+    from dnc.cli.interrupts import Interrupts
+    from dnc.cli.progress import Progress
+
+    if eval_ and predict is not None:
+        raise fail("--eval and --predict exclude each other")
+    measuring = eval_ or predict is not None
+    if seed is not None and seed < 0:
+        raise fail(f"--seed: found {seed}, expected 0 or more")
+    if measuring and checkpoint is None and weights is None:
+        checkpoint = api.find_checkpoint(build, run_dir)
+    model = api.load(
+        build,
+        device,
+        seed=1 if seed is None else seed,
+        replicas=replicas,
+        workers=workers,
+        memory_bytes=None if memory is None else memory * 2**20,
+    )
+    _say(f"{model.build.model} on {model.device}")
+    if checkpoint is not None:
+        model.restore(checkpoint)
+        _say(f"weights of {checkpoint}, {model.position.step} steps, seed {model.seed}")
+        if not measuring and seed not in (None, model.seed):
+            raise fail(f"--seed {seed}: the run of {checkpoint} has seed {model.seed}")
+    if weights is not None and model.vocabularies is None:
+        model.attach(data, min_count=min_count)
+    if weights is not None:
+        _say(f"{weights}: {', '.join(model.load_weights(weights))}")
+    if eval_:
+        _evaluate(model, data)
+        return 0
+    if predict is not None:
+        lines = api.predict_to_file(model, data, predict)
+        _say(f"wrote {predict}: {lines} lines")
+        return 0
+    model.configure(optimizer, lr, clip)
+    size = batch or (model.resumed.batch_size if model.resumed else 0) or 32
+    samples = model.attach(data, min_count=min_count)
+    with Interrupts() as interrupts, Progress(samples.samples, epochs) as progress:
+        folder = model.train(
+            samples,
+            epochs=epochs,
+            batch=size,
+            dev=dev,
+            run_dir=run_dir,
+            resumed=checkpoint,
+            log_every=log_every,
+            report=progress.report,
+            tick=progress.tick,
+            stop=interrupts.asked,
+        )
+    if interrupts.asked():
+        _say(f"stopped; to go on: --checkpoint {folder / 'last.safetensors'}")
+        return 130
+    _say(f"wrote {folder}")
+    return 0
+
+
+def _evaluate(model: Model, data: Path) -> None:
+    import msgspec
+
+    from dnc.cli.progress import as_line
+
+    measured = model.evaluate(data)
+    values = {"loss": measured.loss, **measured.metrics, "samples": measured.samples}
+    if sys.stdout.isatty():
+        print(as_line(values))
+    else:
+        print(msgspec.json.encode(values).decode())
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,189 @@
+"""Access: reads and writes of the pool and the schedule, as every target emits them.
+
+In: a plan, the buffers `pool` (float32) and `words` (int32, from the start of the schedule), the
+worker's rank. Out: TIRx expressions for every kind of address of `dnc.ir.plan`. Guaranteed: the
+positions are those of `dnc.ir.isa`; sums over slots run in the order of the list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen.emit import Expr, floats, let, local, loop, put, shift, when, wide
+from dnc.ir import isa
+from dnc.ir.plan import (
+    Address,
+    BufferAddress,
+    ChildrenAddress,
+    GatherAddress,
+    IndexAddress,
+    ParameterAddress,
+    Plan,
+    SeedAddress,
+    SlotsAddress,
+    padded,
+)
+
+
+@attrs.frozen(eq=False)
+class Access:
+    """Emits reads and writes. `workers` is the replica's size, a number or an expression."""
+
+    plan: Plan
+    pool: Any
+    words: Any
+    workers: Any
+    rank: Any
+    layout: isa.Layout = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "layout", isa.layout(self.plan))
+
+    def header(self, name: str) -> Expr:
+        """A word of the header."""
+        return self.words[self.layout.header[name]]
+
+    def header_float(self, name: str) -> Expr:
+        """A header word that holds the bits of a float."""
+        return T.reinterpret("float32", self.header(name))
+
+    def base(self, name: str) -> Expr:
+        """Position in the pool (int64, in words) of a base."""
+        return wide(self.words[self.layout.bases_at + self.layout.bases[name]]) * 4
+
+    def list_at(self, name: str) -> Expr:
+        """Offset in the schedule of a list."""
+        return self.words[self.layout.lists_at + self.layout.lists[name]]
+
+    def entry(self, at: Expr) -> Expr:
+        """Position in the pool that the list word at `at` names."""
+        return wide(self.words[at]) * 4
+
+    def record(self, buffer: str, row: Expr) -> Expr:
+        """Position of a row's record; of the worker's own run where the buffer is partial."""
+        found = self.plan.buffer(buffer)
+        if found.partial:
+            return self.base(buffer) + (wide(row) * self.workers + self.rank) * found.width
+        return self.base(buffer) + wide(row) * found.width
+
+    def reader(self, address: Address, row: Expr) -> Callable[[Expr], Expr]:
+        """Emits what depends on the row only; the answer reads element i (any number of times).
+
+        For IndexAddress the element is an int32. List addresses have their own readers.
+        """
+        if self.is_plain(address):
+            at = self.position(address, row)
+            return lambda i: self.pool[shift(at, i)]
+        if isinstance(address, IndexAddress):
+            value = let("index", self.words[self.list_at(address.list) + row])
+            return lambda i: value
+        if isinstance(address, SeedAddress):
+            return lambda i: self.header_float("loss_scale")
+        if isinstance(address, BufferAddress):
+            return self._buffer_reader(address, row)
+        assert isinstance(address, SlotsAddress), address
+        return self._slots_reader(address, row)
+
+    def is_plain(self, address: Address) -> bool:
+        """Whether the elements lie side by side at one position."""
+        if isinstance(address, BufferAddress):
+            return not self.plan.buffer(address.buffer).partial
+        return isinstance(address, ParameterAddress | GatherAddress)
+
+    def position(self, address: Address, row: Expr) -> Expr:
+        """Position of element 0 of a plain address."""
+        if isinstance(address, ParameterAddress):
+            return let("parameter", self.base(address.parameter) + address.offset)
+        if isinstance(address, GatherAddress):
+            return let("gathered", self.entry(self.list_at(address.list) + row) + address.offset)
+        assert isinstance(address, BufferAddress)
+        width = self.plan.buffer(address.buffer).width
+        return let("record", self.base(address.buffer) + wide(row) * width + address.offset)
+
+    def _buffer_reader(self, address: BufferAddress, row: Expr) -> Callable[[Expr], Expr]:
+        buffer = self.plan.buffer(address.buffer)
+        base = self.base(address.buffer) + wide(row) * (buffer.width * self.workers)
+        at = let("record", base + address.offset)
+
+        def summed(i: Expr) -> Expr:
+            total = local("total", *floats(0.0, i))
+            with loop("run", self.workers, unroll=None) as run:  # independent loads
+                put(total, 0, total[0] + self.pool[shift(at + wide(run) * buffer.width, i)])
+            return let("summed", total[0])
+
+        return summed
+
+    def _slots_reader(self, address: SlotsAddress, row: Expr) -> Callable[[Expr], Expr]:
+        heads = {
+            name: let("head", self.words[self.list_at(name) + row])
+            for name in (address.plain, address.partial)
+            if name is not None
+        }
+
+        def summed(i: Expr) -> Expr:
+            total = local("total", *floats(0.0, i))
+            for name, head in heads.items():
+                with T.If(head < 0):  # one slot: its address stands in the list itself
+                    with T.Then():
+                        at = let("at", wide(-1 - head) * 4 + address.offset)
+                        self._add_slot(total, at, i, address, name == address.partial)
+                    with T.Else(), when(head > 0):
+                        count = let("count", self.words[head])
+                        with loop("slot", count) as slot:
+                            at = let("at", self.entry(head + 1 + slot) + address.offset)
+                            self._add_slot(total, at, i, address, name == address.partial)
+            return let("summed", total[0])
+
+        return summed
+
+    def _add_slot(self, total: Any, at: Expr, i: Expr, address: SlotsAddress, partial: bool) -> None:
+        if not partial:
+            put(total, 0, total[0] + self.pool[shift(at, i)])
+            return
+        with loop("run", self.workers, unroll=None) as run:  # independent loads
+            put(total, 0, total[0] + self.pool[shift(at + wide(run) * address.width, i)])
+
+    def bounds(self, name: str, row: Expr) -> tuple[Expr, Expr]:
+        """Offsets [begin, end) in the schedule of a row's entries in a ragged list."""
+        at = let("ragged", self.list_at(name) + row)
+        return let("begin", self.words[at]), let("end", self.words[at + 1])
+
+    def children(self, address: ChildrenAddress, row: Expr) -> ListReader:
+        """The children's values of a row."""
+        begin, end = self.bounds(address.list, row)
+        return ListReader(
+            let("children", end - begin),
+            lambda child, i: self.pool[shift(self.entry(begin + child) + address.offset, i)],
+        )
+
+    def weight(self, parameter: str) -> Callable[[Expr, Expr], Expr]:
+        """Position of element [r, k] of a dense matrix behind its base, in the plan's format."""
+        shape = self.plan.program.parameter(parameter).type.shape
+        if not self.plan.weight_format.panel:
+            return lambda r, k: r * padded(shape[-1]) + k
+        layout = self.plan.weight_format.layout(shape)
+        return lambda r, k: layout.position(r, k, T.Select)
+
+    def flat_position(self, parameter: str, index: Expr) -> Expr:
+        """Position of element `index` (rows behind each other) of a dense parameter of any shape."""
+        shape = self.plan.program.parameter(parameter).type.shape
+        if len(shape) < 2:
+            return index
+        return self.weight(parameter)(index // shape[-1], index % shape[-1])
+
+    def first_child(self, name: str, row: Expr) -> Expr:
+        """How many entries of a ragged list stand before those of `row`."""
+        at = self.list_at(name)
+        return self.words[at + row] - self.words[at]
+
+
+@attrs.frozen(eq=False)
+class ListReader:
+    """A list value: how many children, and element i of child c."""
+
+    count: Expr
+    read: Callable[[Expr, Expr], Expr]

@@ -1,0 +1,1 @@
+"""The bodies of the instructions, emitted as TIRx."""

@@ -1,0 +1,217 @@
+"""The three products as functions of a CPU kernel: any weight, any rows, one piece of code each.
+
+In: shapes and positions as arguments; the rows that a product gathers or scatters, and the blocks of
+a weight it works on, as lists in the worker's `places`. Out: private functions in a module.
+Guaranteed: every output element is summed in one fixed order that depends neither on the number of
+vertices nor on the vertex tile. A weight lies in panels (`PackedLayout`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen.bodies.cpu_products import (
+    BLOCK_ROWS,
+    COLUMN_CHUNK,
+    LANES,
+    STRIP_COLUMNS,
+    TRANSPOSED_VERTEX_TILE,
+    VERTEX_TILE,
+    _for_vertex_tiles,
+    _lane_sums,
+    _load,
+    _multiply_add,
+    _register,
+    _store,
+    _zeros,
+)
+from dnc.codegen.bodies.cpu_worker import TILE, Functions, Worker, lane_sum
+from dnc.codegen.emit import Expr, either, let, loop, put, when, wide
+from dnc.ir.weight_format import PANEL_GAP
+
+FORWARD, TRANSPOSED, GRADIENT = "dnc_forward", "dnc_transposed", "dnc_gradient"
+BLOCKS = TILE  # first word of the list of blocks in `places`
+GRADIENT_COLUMNS = 6
+I32, I64 = "int32", "int64"
+
+
+def define_products(functions: Functions) -> None:
+    """Adds the functions to a module."""
+    for source in ("pool", "scratch"):
+        _define_forward(functions, source)
+        _define_gradient(functions, source)
+    arguments = [("weight", I64), ("rows", I32), ("columns", I32), ("blocks", I32), ("first", I32)]
+    arguments += [("width", I32), ("count", I32), ("delta", I64), ("stride", I32)]
+    functions.define(TRANSPOSED, tuple(arguments), _transposed)
+
+
+def _tiles(count: Expr, size: int, body: Callable[[Expr, int], None]) -> None:
+    _for_vertex_tiles(count, size, body)
+
+
+def _blocks(worker: Worker, blocks: Expr, rows: Expr, body: Callable[[Expr, Expr], None]) -> None:
+    """body(block, full) for every block of the list."""
+    full = let("full", tirx.truncdiv(rows, BLOCK_ROWS))
+    with loop("listed", blocks) as listed:
+        block = let("block", T.cast(worker.places[BLOCKS + listed], I32))
+        body(block, block < full)
+
+
+def _define_forward(functions: Functions, source: str) -> None:
+    """scratch[out + v * stride + r] (+)= sum over a piece's columns of W[r, first + k] * x[v, k].
+
+    x[v, 0] is `source`[places[v]]. `fresh`: start from zero instead of adding.
+    """
+
+    def forward(
+        worker: Worker, weight: Expr, rows: Expr, columns: Expr, blocks: Expr, first: Expr, width: Expr,
+        count: Expr, out: Expr, stride: Expr, fresh: Expr,
+    ) -> None:  # fmt: skip
+        inputs = getattr(worker, source)
+        scratch, pool, places = worker.scratch, worker.pool, worker.places
+        tail = let("tail", tirx.truncmod(rows, BLOCK_ROWS))
+
+        def columns_of(row: Expr, panel: Expr, step: Expr, registers: int) -> None:
+            """All columns for 16 * registers rows; `step` floats from a column to the next."""
+            with when(fresh != 0), loop("v", count) as v:
+                for j in range(registers):
+                    _store(scratch, row + wide(v) * stride + j * LANES, _zeros())
+
+            def tile(v0: Expr, size: int, k0: Expr, k1: Expr) -> None:
+                at = [let("out_row", row + wide(v0 + t) * stride) for t in range(size)]
+                xs = [let("x", places[v0 + t]) for t in range(size)]
+                sums = [[_register(_load(scratch, a + j * LANES)) for j in range(registers)] for a in at]
+                with T.serial(k0, k1) as k:
+                    w_at = let("w_at", panel + wide(first + k) * step)
+                    ws = [let("w", _load(pool, w_at + j * LANES)) for j in range(registers)]
+                    for t in range(size):
+                        x = let("value", tirx.Broadcast(inputs[xs[t] + wide(k)], LANES))
+                        for j, w in enumerate(ws):
+                            _multiply_add(sums[t][j], w, x)
+                for t in range(size):
+                    for j in range(registers):
+                        _store(scratch, at[t] + j * LANES, sums[t][j][0])
+
+            with loop("chunk", tirx.truncdiv(width + (COLUMN_CHUNK - 1), COLUMN_CHUNK)) as chunk:
+                k0 = let("k0", chunk * COLUMN_CHUNK)
+                k1 = let("k1", tirx.min(k0 + COLUMN_CHUNK, width))
+                _tiles(count, VERTEX_TILE, lambda v0, size: tile(v0, size, k0, k1))
+
+        def block(index: Expr, is_full: Expr) -> None:
+            panel = let("panel", weight + wide(index) * (columns * BLOCK_ROWS + PANEL_GAP))
+            row = let("row", out + wide(index) * BLOCK_ROWS)
+
+            def narrow() -> None:
+                with loop("strip", tirx.truncdiv(tail, LANES)) as strip:
+                    lane = let("lane", wide(strip) * LANES)
+                    columns_of(let("at", row + lane), let("strip_at", panel + lane), wide(tail), 1)
+
+            either(is_full, lambda: columns_of(row, panel, tirx.const(BLOCK_ROWS, I64), 4), narrow)
+
+        _blocks(worker, blocks, rows, block)
+
+    arguments = [("weight", I64), ("rows", I32), ("columns", I32), ("blocks", I32), ("first", I32)]
+    arguments += [("width", I32), ("count", I32), ("out", I64), ("stride", I32), ("fresh", I32)]
+    functions.define(f"{FORWARD}_{source}", tuple(arguments), forward)
+
+
+def _transposed(
+    worker: Worker, weight: Expr, rows: Expr, columns: Expr, blocks: Expr, first: Expr, width: Expr,
+    count: Expr, delta: Expr, stride: Expr,
+) -> None:  # fmt: skip
+    """pool[places[v] + k] = sum over the blocks' rows r of W[r, first + k] * scratch[delta + v * stride + r]."""  # noqa: E501
+    pool, scratch, places = worker.pool, worker.scratch, worker.places
+    tail = let("tail", tirx.truncmod(rows, BLOCK_ROWS))
+
+    def strip(local: Expr, strip_columns: int) -> None:
+        def tile(v0: Expr, size: int) -> None:
+            ds = [let("delta_row", delta + wide(v0 + t) * stride) for t in range(size)]
+            outs = [let("out_row", places[v0 + t] + wide(local)) for t in range(size)]
+            sums = [[_register(_zeros()) for _ in range(strip_columns)] for _ in range(size)]
+
+            def block(index: Expr, is_full: Expr) -> None:
+                panel = let("panel", weight + wide(index) * (columns * BLOCK_ROWS + PANEL_GAP))
+                row = let("row", wide(index) * BLOCK_ROWS)
+
+                def part(block_width: Expr) -> None:
+                    at = let("column_at", panel + wide(first + local) * block_width)
+                    with loop("j", tirx.truncdiv(block_width, LANES)) as j:
+                        lane = let("lane", wide(j) * LANES)
+                        held = [let("held", _load(scratch, d + row + lane)) for d in ds]
+                        for c in range(strip_columns):
+                            w = let("w", _load(pool, at + lane + c * wide(block_width)))
+                            for t, value in enumerate(held):
+                                _multiply_add(sums[t][c], w, value)
+
+                either(is_full, lambda: part(tirx.const(BLOCK_ROWS, I32)), lambda: part(tail))
+
+            _blocks(worker, blocks, rows, block)
+            for out, registers in zip(outs, sums, strict=True):
+                if strip_columns == 1:
+                    put(pool, out, lane_sum(let("sums", registers[0][0])))
+                    continue
+                for c, values in _lane_sums([s[0] for s in registers]):
+                    _store(pool, out + c, values, values.ty.dtype.lanes)
+
+        _tiles(count, TRANSPOSED_VERTEX_TILE, tile)
+
+    full = let("full_strips", tirx.truncdiv(width, STRIP_COLUMNS))
+    with loop("strip", full) as index:
+        strip(let("local", index * STRIP_COLUMNS), STRIP_COLUMNS)
+    with T.serial(full * STRIP_COLUMNS, width) as column:
+        strip(column, 1)
+
+
+def _define_gradient(functions: Functions, source: str) -> None:
+    """One block, one piece: pool[at + k * step + r] (+)= sum over v of scratch[v * 64 + r] * x[v, k].
+
+    x[v, 0] is `source`[places[v]]; `step` is the width of the block.
+    """
+
+    def gradient(worker: Worker, at: Expr, step: Expr, width: Expr, count: Expr, add: Expr) -> None:
+        inputs, pool, scratch = getattr(worker, source), worker.pool, worker.scratch
+
+        def tile(column: Expr, columns: int, place: Expr, row: Expr, distance: Expr, registers: int) -> None:
+            at = [
+                let("at", place + (wide(column) + c) * distance + j * LANES)
+                for c in range(columns)
+                for j in range(registers)
+            ]
+            sums = [_register(_zeros()) for _ in at]
+            with when(add != 0):
+                for register, position in zip(sums, at, strict=True):
+                    T.buffer_store(register, _load(pool, position), [0])
+            with loop("v", count) as v:
+                d = let("d", row + wide(v) * BLOCK_ROWS)
+                x = let("x", worker.places[v] + wide(column))
+                deltas = [let("delta", _load(scratch, d + j * LANES)) for j in range(registers)]
+                for c in range(columns):
+                    value = let("value", tirx.Broadcast(inputs[x + c], LANES))
+                    for j, delta in enumerate(deltas):
+                        _multiply_add(sums[c * registers + j], delta, value)
+            for register, position in zip(sums, at, strict=True):
+                _store(pool, position, register[0])
+
+        def columns_of(place: Expr, row: Expr, distance: Expr, registers: int) -> None:
+            full = let("full", tirx.truncdiv(width, GRADIENT_COLUMNS))
+            with loop("group", full) as group:
+                column = let("column", group * GRADIENT_COLUMNS)
+                tile(column, GRADIENT_COLUMNS, place, row, distance, registers)
+            with T.serial(full * GRADIENT_COLUMNS, width) as column:
+                tile(column, 1, place, row, distance, registers)
+
+        def narrow() -> None:
+            with loop("strip", tirx.truncdiv(step, LANES)) as strip:
+                lane = let("lane", wide(strip) * LANES)
+                columns_of(let("strip_at", at + lane), lane, wide(step), 1)
+
+        def full() -> None:
+            columns_of(at, tirx.const(0, I64), tirx.const(BLOCK_ROWS, I64), 4)
+
+        either(step == BLOCK_ROWS, full, narrow)
+
+    arguments = (("at", I64), ("step", I32), ("width", I32), ("count", I32), ("add", I32))
+    functions.define(f"{GRADIENT}_{source}", arguments, gradient)

@@ -1,0 +1,289 @@
+"""Products with a worker's weight slice on CUDA: forward rows and transposed partial sums.
+
+A slice of R rows and K columns is spread over the worker: warp w has the rows w * n .. + n, lane l
+the columns 128 c + 4 l .. + 3 of every chunk c. Weights come from literal registers, from shared
+memory, or streamed from the L2 cache: the same code with another source. Sums over lanes and
+warps run in a fixed order (GRNN's output tiling, VPPS's register residency).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_worker import (
+    CHUNK,
+    THREADS,
+    WARPS,
+    Worker,
+    chunks,
+    rows_per_warp,
+    share,
+    source_row,
+)
+from dnc.codegen.emit import Expr, fixed, lane4, let, loop, named, put, stride_loop, when
+from dnc.ir.plan import (
+    REGISTER,
+    SHARED,
+    Piece,
+    Placement,
+    padded,
+)
+
+ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators beside the weights
+COLUMN_GROUP = 4  # chunks of a transposed product that are summed over the warps at a time
+TRANSPOSED_TILE = 2  # vertices of a transposed product at a time
+
+Weights = Callable[[Any, Any], list[Expr]]  # (row of the warp, chunk) -> four weights
+
+
+def padded_columns(columns: int) -> int:
+    """Columns of a staged operand: whole chunks."""
+    return chunks(columns) * CHUNK
+
+
+def stage_operand(
+    worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, tile: int, at: int
+) -> None:
+    """Copies the operands of rows first .. first + count into staging, zeros behind them.
+
+    Row v lies at `at` + v * padded columns. 16 bytes a load where a piece allows it.
+    """
+    stride = padded_columns(sum(piece.width for piece in pieces))
+    begin = 0
+    for piece in pieces:
+        fast = piece.width % 4 == 0 and begin % 4 == 0 and _aligned(worker, piece)
+        step = 4 if fast else 1
+        items = piece.width // step
+        with stride_loop("item", worker.thread, tile * items, THREADS) as item:
+            vertex = fixed("vertex", item // items)
+            element = fixed("element", (item - vertex * items) * step)
+            to = fixed("to", at + vertex * stride + begin + element)
+            with T.If(vertex < count):
+                with T.Then():
+                    if fast:
+                        row_at = worker.access.position(piece.address, first + vertex)
+                        from_ = fixed("from", row_at + element, "int64")
+                        value = let("value", worker.pool[T.ramp(from_, 1, 4)])
+                        T.buffer_store(worker.staging, value, [T.ramp(to, 1, 4)])
+                    else:
+                        put(worker.staging, to, worker.access.reader(piece.address, first + vertex)(element))
+                with T.Else():
+                    _clear(worker, to, step)
+        begin += piece.width
+    rest = stride - begin
+    if rest:
+        with stride_loop("item", worker.thread, tile * rest, THREADS) as item:
+            put(worker.staging, at + item // rest * stride + begin + item % rest, T.float32(0.0))
+
+
+def _aligned(worker: Worker, piece: Piece) -> bool:
+    """Whether every row of a piece starts at a whole address."""
+    address = piece.address
+    return worker.access.is_plain(address) and address.offset % 4 == 0  # type: ignore[union-attr]
+
+
+def _clear(worker: Worker, to: Expr, step: int) -> None:
+    for index in range(step):
+        put(worker.staging, to + index, T.float32(0.0))
+
+
+def _weights(worker: Worker, placement: Placement) -> Weights:
+    """Four weights of a row of the warp in a chunk (literal for registers)."""
+    rows, columns = rows_per_warp(placement, worker.workers), padded(placement.columns)
+    if placement.residency == REGISTER:
+
+        def resident(row: Any, chunk: Any) -> list[Expr]:
+            first = placement.slot + (row * chunks(placement.columns) + chunk) * 4
+            return [worker.registers[first + i] for i in range(4)]
+
+        return resident
+
+    def column_of(chunk: Expr) -> Expr:
+        column = chunk * CHUNK + worker.lane * 4
+        whole = placement.columns % CHUNK == 0
+        return column if whole else T.Select(column < columns, column, 0)
+
+    if placement.residency == SHARED:
+        last = placement.gates * share(placement.units, worker.workers) - 1
+
+        def on_chip(row: Any, chunk: Any) -> list[Expr]:
+            index = T.min(worker.warp * rows + row, last)
+            at = placement.slot + index * columns + column_of(chunk)
+            value = let("weight", worker.shared_weights[T.ramp(at, 1, 4)])
+            return [lane4(value, i) for i in range(4)]
+
+        return on_chip
+
+    base = let("weights", worker.access.base(placement.parameter))
+
+    def streamed(row: Any, chunk: Any) -> list[Expr]:
+        source, valid = source_row(worker, placement, worker.warp * rows + row)
+        at = T.Select(valid != 0, base + source * columns + column_of(chunk), T.int64(0))
+        at = fixed("from", at, "int64")
+        value = let("weight", worker.pool[T.ramp(at, 1, 4)])
+        return [lane4(value, i) for i in range(4)]
+
+    return streamed
+
+
+def _each_chunk(placement: Placement, body: Callable[[Any], None]) -> None:
+    """Chunks unrolled where weights are literal registers, else a loop."""
+    if placement.residency == REGISTER:
+        for chunk in range(chunks(placement.columns)):
+            body(chunk)
+    else:
+        with loop("chunk", chunks(placement.columns)) as chunk:
+            body(chunk)
+
+
+def forward(
+    worker: Worker, placement: Placement, vertices: int, operand: Expr, sums: int, tile: int, first: Expr
+) -> None:
+    """Rows of the worker times `vertices` staged operands.
+
+    operand: staging index of the first of them. The sum of local row r and vertex v goes to
+    staging `sums` + r * tile + first + v. No barrier inside.
+    """
+    rows = rows_per_warp(placement, worker.workers)
+    total_rows = placement.gates * share(placement.units, worker.workers)
+    stride = padded_columns(placement.columns)
+    weights = _weights(worker, placement)
+    for row_begin in range(0, rows, ROW_BLOCK):
+        count = min(ROW_BLOCK, rows - row_begin)
+        size = count * vertices
+        partial = named("partial", T.alloc_local((size,), "float32"))
+        for index in range(size):
+            put(partial, index, T.float32(0.0))
+
+        def operand_of(vertex: int, chunk: Any) -> Expr:
+            at = operand + vertex * stride + chunk * CHUNK + worker.lane * 4
+            return let("x", worker.staging[T.ramp(at, 1, 4)])
+
+        def add(row: int, vertex: int, weight: list[Expr], x: Expr, partial: Any = partial) -> None:
+            index = row * vertices + vertex
+            for i in range(4):
+                put(partial, index, cuda.fma(weight[i], lane4(x, i), partial[index]))
+
+        def accumulate(chunk: Any, row_begin: int = row_begin, count: int = count) -> None:
+            if placement.residency == REGISTER:  # few live operands: the registers hold weights
+                for vertex in range(vertices):
+                    x = operand_of(vertex, chunk)
+                    for row in range(count):
+                        add(row, vertex, weights(row_begin + row, chunk), x)
+                return
+            operands = [operand_of(vertex, chunk) for vertex in range(vertices)]
+            for row in range(count):
+                weight = weights(row_begin + row, chunk)
+                for vertex in range(vertices):
+                    add(row, vertex, weight, operands[vertex])
+
+        _each_chunk(placement, accumulate)
+        owned = cuda.warp_reduce_scatter(partial, size, worker.lane)
+        for slot in range(owned.slots):
+            with when(owned.valid[slot]):
+                index = owned.first + slot
+                row = worker.warp * rows + row_begin + index // vertices
+                with when(row < total_rows):
+                    put(worker.staging, sums + row * tile + first + index % vertices, partial[slot])
+
+
+def transposed(
+    worker: Worker,
+    placement: Placement,
+    deltas: int,
+    tile: int,
+    count: Expr,
+    scratch: int,
+    store: Callable[[Expr, Expr, Expr], None],
+) -> None:
+    """Partial sums over the worker's rows for `tile` vertices, `TRANSPOSED_TILE` at a time.
+
+    deltas: staging of the deltas, local row r and vertex v at r * tile + v (zeros where there is
+    none). store(vertex, column, value) writes a result for vertices below `count`. scratch:
+    staging for one group of columns of every warp. Barriers inside; ends with one.
+    """
+    rows = rows_per_warp(placement, worker.workers)
+    total_rows = placement.gates * share(placement.units, worker.workers)
+    weights = _weights(worker, placement)
+    step = min(TRANSPOSED_TILE, tile)
+    all_chunks = chunks(placement.columns)
+    with stride_loop("first", 0, count, step) as first:
+        for begin in range(0, all_chunks, COLUMN_GROUP):
+            group = min(COLUMN_GROUP, all_chunks - begin)
+            _partial_group(
+                worker,
+                weights,
+                placement.residency == REGISTER,
+                rows,
+                total_rows,
+                begin,
+                group,
+                deltas,
+                tile,
+                step,
+                first,
+                scratch,
+            )
+            worker.synchronize()
+            width = group * CHUNK
+            with stride_loop("item", worker.thread, step * width, THREADS) as item:
+                vertex = fixed("vertex", item // width)
+                column = fixed("column", item - vertex * width)
+                total = named("total", T.alloc_local((1,), "float32"))
+                put(total, 0, T.float32(0.0))
+                for warp in range(WARPS):
+                    at = scratch + (warp * step + vertex) * width + column
+                    put(total, 0, total[0] + worker.staging[at])
+                with when(first + vertex < count):
+                    store(first + vertex, begin * CHUNK + column, total[0])
+            worker.synchronize()
+
+
+def _partial_group(
+    worker: Worker,
+    weights: Weights,
+    literal: bool,
+    rows: int,
+    total_rows: int,
+    begin: int,
+    group: int,
+    deltas: int,
+    tile: int,
+    step: int,
+    first: Expr,
+    scratch: int,
+) -> None:
+    """The warp's sums over its rows of `group` chunks, for `step` vertices, into scratch."""
+    sums = named("sums", T.alloc_local((step * group * 4,), "float32"))
+    for index in range(step * group * 4):
+        put(sums, index, T.float32(0.0))
+
+    def add_row(row: Any) -> None:
+        index = worker.warp * rows + row
+        near = T.min(index, total_rows - 1)
+        delta = []
+        for v in range(step):
+            found = worker.staging[deltas + near * tile + first + v]
+            delta.append(let("delta", T.Select(index < total_rows, found, T.float32(0.0))))
+        for chunk in range(group):
+            weight = weights(row, begin + chunk)
+            for v in range(step):
+                for i in range(4):
+                    at = (v * group + chunk) * 4 + i
+                    put(sums, at, cuda.fma(weight[i], delta[v], sums[at]))
+
+    if literal:
+        for row in range(rows):
+            add_row(row)
+    else:
+        with loop("row", rows) as row:
+            add_row(row)
+    for v in range(step):
+        for chunk in range(group):
+            at = scratch + (worker.warp * step + v) * group * CHUNK + chunk * CHUNK + worker.lane * 4
+            value = sums[T.ramp((v * group + chunk) * 4, 1, 4)]
+            T.buffer_store(worker.staging, value, [T.ramp(at, 1, 4)])

@@ -1,0 +1,166 @@
+"""The CUDA worker: the buffers, indices and shared memory that all instruction bodies use.
+
+In: a plan. Out: `Worker`, made inside the kernel under construction. Shared memory holds, in this
+order, the window of the schedule, the SHARED weight slices, and one staging area that every
+instruction uses as it likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.access import Access
+from dnc.codegen.emit import Expr, fixed, let, local, named, put, stride_loop, when
+from dnc.codegen.math import TirMath
+from dnc.ir.plan import REGISTER, SHARED, Placement, Plan, padded
+
+THREADS, WARPS, LANES = 256, 8, 32
+CHUNK = 4 * LANES  # columns that a warp reads with one 16-byte load a lane
+
+
+class PlanTooLarge(Exception):
+    """A segment needs more staging memory than a worker has."""
+
+
+@attrs.frozen(eq=False)
+class Worker:
+    """What bodies read: the plan, memory, and where this thread stands."""
+
+    plan: Plan
+    access: Access
+    math: TirMath
+    pool: Any
+    words: Any
+    staging: Any
+    staging_words: int
+    shared_weights: Any
+    registers: Any
+    thread: Expr
+    lane: Expr
+    warp: Expr
+    rank: Expr
+    number: Expr
+    grid: Expr
+
+    @property
+    def workers(self) -> int:
+        """Workers of a replica: known when the kernel is built."""
+        assert self.plan.tiling is not None
+        return self.plan.tiling.workers
+
+    def field(self, name: str, entry: Expr, window: Any, fields: tuple[str, ...]) -> Expr:
+        """A field of the current instruction."""
+        return let(name, window[entry + 1 + fields.index(name)])
+
+    def placement(self, parameter: str, units: int) -> Placement:
+        """Where the worker's slice of a parameter lives."""
+        return next(p for p in self.plan.placements if (p.parameter, p.units) == (parameter, units))
+
+    def synchronize(self) -> None:
+        """Block barrier."""
+        T.evaluate(T.cuda.cta_sync())
+
+    def stage(self, words: int, at: int = 0) -> int:
+        """Checks that [at, at + words) of the staging area exists; the first word."""
+        if at + words > self.staging_words:
+            raise PlanTooLarge(f"{(at + words) * 4} bytes of staging; {self.staging_words * 4} are there")
+        return at
+
+    def block_sum(self, value: Expr, at: int = 0) -> Expr:
+        """The sum of `value` over all threads in a fixed order, on every thread; two barriers."""
+        total = local("block", "float32", value)
+        for mask in (16, 8, 4, 2, 1):
+            put(total, 0, total[0] + cuda.shuffle_xor(total[0], mask))
+        with when(self.lane == 0):
+            put(self.staging, at + self.warp, total[0])
+        self.synchronize()
+        result = local("block_total", "float32", T.float32(0.0))
+        for warp in range(WARPS):
+            put(result, 0, result[0] + self.staging[at + warp])
+        self.synchronize()
+        return let("block_sum", result[0])
+
+    def strided_sum(self, count: Expr, term: Callable[[Expr], Expr]) -> Expr:
+        """The sum of term(i) over i < count: threads take every 256th, then `block_sum`."""
+        total = local("strided", "float32", T.float32(0.0))
+        with stride_loop("i", self.thread, count, THREADS) as i:
+            put(total, 0, total[0] + term(i))
+        return self.block_sum(total[0])
+
+
+def share(placement_units: int, workers: int) -> int:
+    """Units of a worker, at most."""
+    return -(-placement_units // workers)
+
+
+def rows_per_warp(placement: Placement, workers: int) -> int:
+    """Rows of a slice that one warp works on (the last warps may have padding)."""
+    return -(-placement.gates * share(placement.units, workers) // WARPS)
+
+
+def chunks(columns: int) -> int:
+    """16-byte loads a lane makes to read a row."""
+    return -(-columns // CHUNK)
+
+
+def source_row(worker: Worker, placement: Placement, index: Expr) -> tuple[Expr, Expr]:
+    """Row of the parameter behind local row `index` (gate by gate), and whether there is one."""
+    units = share(placement.units, worker.workers)
+    gate = fixed("gate", index // units)
+    unit = fixed("unit", worker.rank * units + (index - gate * units))
+    valid = (unit < placement.units) * (gate < placement.gates)
+    return gate * placement.units + unit, valid
+
+
+def load_resident(worker: Worker) -> None:
+    """Fills registers and shared memory with the worker's slices, once a launch.
+
+    Rows and columns that do not exist are read from the pool's row of zeros.
+    """
+    for placement in worker.plan.placements:
+        if placement.residency == REGISTER:
+            _load_registers(worker, placement)
+        elif placement.residency == SHARED:
+            _load_shared(worker, placement)
+    worker.synchronize()
+
+
+def _load_registers(worker: Worker, placement: Placement) -> None:
+    rows, columns = rows_per_warp(placement, worker.workers), padded(placement.columns)
+    base = let("weights", worker.access.base(placement.parameter))
+    for row in range(rows):
+        source, valid = source_row(worker, placement, worker.warp * rows + row)
+        for chunk in range(chunks(placement.columns)):
+            column = chunk * CHUNK + worker.lane * 4
+            there = valid * (column < columns)
+            at = fixed("from", T.Select(there != 0, base + source * columns + column, T.int64(0)), "int64")
+            first = placement.slot + (row * chunks(placement.columns) + chunk) * 4
+            into = [worker.registers[first + i] for i in range(4)]
+            T.evaluate(cuda.LOAD4_RELAXED(T.address_of(worker.pool[at]), *into))
+
+
+def _load_shared(worker: Worker, placement: Placement) -> None:
+    rows = placement.gates * share(placement.units, worker.workers)
+    columns = padded(placement.columns)
+    base = let("weights", worker.access.base(placement.parameter))
+    quads = columns // 4
+    with stride_loop("quad", worker.thread, rows * quads, THREADS) as quad:
+        row = fixed("row", quad // quads)
+        source, valid = source_row(worker, placement, row)
+        column = (quad - row * quads) * 4
+        at = fixed("from", T.Select(valid != 0, base + source * columns + column, T.int64(0)), "int64")
+        value = let("value", worker.pool[T.ramp(at, 1, 4)])
+        T.buffer_store(worker.shared_weights, value, [T.ramp(placement.slot + quad * 4, 1, 4)])
+
+
+def make_view(shared: Any, name: str, first_word: int, words: int, dtype: str = "float32") -> Any:
+    """A view of dynamic shared memory."""
+    made = T.decl_buffer(
+        (max(words, 1),), dtype, data=shared.data, byte_offset=4 * first_word, scope="shared.dyn"
+    )
+    return named(name, made)

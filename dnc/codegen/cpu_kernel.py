@@ -1,0 +1,174 @@
+"""The persistent interpreter kernel for the CPU: every worker runs its queue until END.
+
+In: a plan. Out: a TIRx module, and `build_cpu`, the files of a build. The kernel is called once a
+worker; how many workers and replicas there are stands in the schedule's header. Every instruction
+is a private function. Guaranteed: waits are bounded and yield; after an abort all workers leave.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from tvm import tirx
+from tvm.ir import IRModule
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import cpu_sync, tirx_cpu
+from dnc.codegen.access import Access
+from dnc.codegen.bodies import cpu_gradients, cpu_segments
+from dnc.codegen.bodies.cpu_subroutines import define_products
+from dnc.codegen.bodies.cpu_worker import MEMORY, Functions, Worker
+from dnc.codegen.emit import Expr, dispatch, let, local, locals_in, named, put, when
+from dnc.ir import isa
+from dnc.ir.plan import UNIT, Plan
+
+# Indices into `isa.ABORT_EXCHANGES`.
+GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
+SYMBOL = "dnc"
+
+
+class Kernel:
+    """Builds the TIRx module of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.functions = Functions(plan)
+
+    def build(self) -> IRModule:
+        """The kernel and its functions."""
+        define_products(self.functions)
+        for opcode in self.plan.opcodes:
+            if opcode.name not in (isa.NOP, isa.END, isa.REPLICA_BARRIER, isa.GRID_BARRIER):
+                fields = tuple((field, "int32") for field in opcode.fields)
+                self.functions.define(f"op_{opcode.number}", fields, self._body(opcode.name))
+        with locals_in("global"), IRBuilder() as builder, T.prim_func(s_tir=True):
+            tirx_cpu.begin_function(SYMBOL)
+            self.memory = [named(n, tirx_cpu.flat_argument(n, dtype)) for n, dtype in MEMORY]
+            self.number, self.limit = T.arg("worker", T.int32()), T.arg("limit", T.int32())
+            with cpu_sync.primitives():
+                self._interpret()
+        return IRModule({**self.functions.made, SYMBOL: builder.get()})
+
+    def _body(self, name: str) -> Callable[..., None]:
+        plan = self.plan
+        segments = {segment.name: segment for segment in plan.segments}
+        dense = {gradient.name: gradient for gradient in plan.dense_gradients}
+        tables = {table.parameter: table for table in plan.table_gradients}
+        optimizer, _, parameter = name.partition(" ")
+
+        def body(worker: Worker, *fields: Expr) -> None:
+            if name in segments:
+                unit = segments[name].mapping == UNIT
+                emit = cpu_segments.unit_segment if unit else cpu_segments.vertex_segment
+                emit(worker, segments[name], *fields)
+            elif name in dense:
+                cpu_gradients.dense_gradient(worker, dense[name], *fields)
+            elif name.startswith("gradient "):
+                cpu_gradients.table_gradient(worker, tables[parameter], *fields)
+            elif name == isa.NORM:
+                cpu_gradients.norm(worker, *fields)
+            elif name == isa.REDUCE:
+                cpu_gradients.reduce(worker, *fields)
+            elif parameter:
+                cpu_gradients.update_table(worker, optimizer, tables[parameter], *fields)
+            else:
+                cpu_gradients.update(worker, optimizer, *fields)
+
+        return body
+
+    # ---- the loop -------------------------------------------------------------------------------
+
+    def _interpret(self) -> None:
+        self.words = self.memory[1]
+        access = Access(self.plan, self.memory[0], self.words, 1, 0)
+        self.workers = let("workers", access.header("workers"))
+        self.grid = let("grid", self.workers * access.header("replicas"))
+        self.sync = let("sync", access.header("sync"))
+        self.abort_at = let("abort_at", self.sync + isa.SYNC_ABORT * isa.SYNC_STRIDE)
+        queue = let("queue", self.words[access.layout.queues_at + self.number])
+        self.at, self.running = local("at", "int32", 0), local("running", "int32", 1)
+        with T.While(self.running[0] != 0):
+            self.entry = let("entry", queue + self.at[0] * isa.INSTRUCTION_WORDS)
+            dispatch(let("opcode", self.words[self.entry]), self._cases())
+            put(self.at, 0, self.at[0] + 1)
+
+    def _cases(self) -> dict[int, Callable[[], None]]:
+        """What runs by opcode; an opcode beyond the set stops the launch."""
+        cases: dict[int, Callable[[], None]] = {}
+        for opcode in self.plan.opcodes:
+            if opcode.name != isa.NOP:
+                cases[opcode.number] = self._call(opcode.number, len(opcode.fields))
+        cases[self.plan.opcode(isa.END).number] = self._end
+        cases[self.plan.opcode(isa.REPLICA_BARRIER).number] = self._replica_barrier
+        cases[self.plan.opcode(isa.GRID_BARRIER).number] = self._grid_barrier
+        cases[len(self.plan.opcodes)] = self._unknown
+        return cases
+
+    def _call(self, number: int, fields: int) -> Callable[[], None]:
+        def call() -> None:
+            values = [self.words[self.entry + 1 + field] for field in range(fields)]
+            self.functions.call(f"op_{number}", *(m.data for m in self.memory), self.number, *values)
+
+        return call
+
+    # ---- barriers -------------------------------------------------------------------------------
+
+    def _replica_barrier(self) -> None:
+        replica = tirx.truncdiv(self.number, self.workers)
+        counter = self.sync + (isa.SYNC_REPLICAS + replica) * isa.SYNC_STRIDE
+        self._barrier(counter, self.workers, REPLICA)
+
+    def _grid_barrier(self) -> None:
+        self._barrier(self.sync + isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID)
+
+    def _end(self) -> None:
+        """Nobody leaves before the others, or a worker could start the next launch too early."""
+        self._barrier(self.abort_at + isa.SYNC_STRIDE // 2, self.grid, GRID, 1)
+        put(self.running, 0, 0)
+
+    def _barrier(self, counter: Expr, arrivals: Expr, exchange: int, ordinal: Expr = None) -> None:
+        """Counts this worker and waits until all have come as often as the ordinal says."""
+        at = let("counter", counter)
+        times = self.words[self.entry + 1] if ordinal is None else ordinal
+        wanted = let("wanted", times * arrivals)
+        cpu_sync.fetch_add(self.words, at, 1)
+
+        def missing() -> None:
+            self._record(exchange, wanted - cpu_sync.load_acquire(self.words, at))
+
+        cpu_sync.emit_wait(
+            self.words,
+            until=lambda: cpu_sync.load_acquire(self.words, at) >= wanted,
+            abort_at=self.abort_at,
+            yield_limit=self.limit,
+            on_timeout=missing,
+        )
+        with when(cpu_sync.load_acquire(self.words, self.abort_at) != 0):
+            put(self.running, 0, 0)
+
+    def _unknown(self) -> None:
+        self._record(UNKNOWN_OPCODE, tirx.const(0, "int32"))
+        put(self.running, 0, 0)
+
+    def _record(self, exchange: int, missing: Expr) -> None:
+        """The first worker that gives up fills in the abort record; the waiter's word comes last."""
+        claimed = cpu_sync.fetch_add(self.words, self.abort_at + len(isa.ABORT_FIELDS), 1)
+        with when(claimed == 0):
+            fields = {"instruction": self.at[0], "exchange": exchange, "missing": missing}
+            for name, value in fields.items():
+                put(self.words, self.abort_at + isa.ABORT_FIELDS.index(name), value)
+            cpu_sync.store_release(self.words, self.abort_at, self.number + 1)
+
+
+def build_cpu(plan: Plan) -> dict[str, bytes]:
+    """The files of the CPU target: kernel.tirx (compiled where it runs), kernel.json."""
+    kernel = Kernel(plan)
+    text = tirx_cpu.to_text(kernel.build())
+    described = {
+        "symbol": SYMBOL,
+        "scratch_floats": kernel.functions.scratch_floats,
+        "places": kernel.functions.places,
+    }
+    return {"kernel.tirx": text.encode(), "kernel.json": json.dumps(described, indent=1).encode()}

@@ -1,0 +1,261 @@
+"""The persistent interpreter kernel for CUDA: one launch runs a whole schedule.
+
+In: a plan with tiling, placements and opcodes. Out: a TIRx function, and `build_cuda`, the files
+of a build. Every CTA is a worker: it loads its weight slices, then fetches instructions through a
+window in shared memory until END. Guaranteed: signals and waits come from `codegen/sync.py` only;
+after an abort a worker skips everything but cluster barriers and END, and all leave by one exit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import attrs
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen import sync
+from dnc.codegen.access import Access
+from dnc.codegen.bodies import cuda_gradients, cuda_segments
+from dnc.codegen.bodies.cuda_worker import THREADS, Worker, load_resident, make_view
+from dnc.codegen.emit import Expr, any_of, both, dispatch, let, local, named, put, when
+from dnc.codegen.math import TirMath
+from dnc.codegen.nvrtc import compiled
+from dnc.codegen.tirx_cuda import emit_cuda
+from dnc.ir import isa
+from dnc.ir.machine import machine
+from dnc.ir.plan import REGISTER, SHARED, UNIT, Plan
+
+STATE_WORDS = 4
+# Indices into `isa.ABORT_EXCHANGES`.
+GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
+
+
+@attrs.frozen
+class KernelShape:
+    """What the launcher must know: bytes of dynamic shared memory, threads, CTAs of a cluster."""
+
+    shared_bytes: int
+    threads: int
+    cluster: int
+    workers: int
+
+
+def kernel_shape(plan: Plan) -> KernelShape:
+    """Shared memory is all that the machine gives a worker: weights first, staging behind."""
+    assert plan.tiling is not None
+    chip = machine(plan.target)
+    return KernelShape(chip.shared_bytes, THREADS, plan.tiling.cluster, plan.tiling.workers)
+
+
+class Kernel:
+    """Builds the TIRx function of a plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        assert plan.tiling is not None
+        self.tiling = plan.tiling
+        self.shape = kernel_shape(plan)
+
+    def build(self) -> tirx.PrimFunc:
+        """The kernel: prologue, interpreter loop, exit."""
+        with IRBuilder() as builder, T.prim_func():
+            T.func_name("dnc")
+            self._open()
+            load_resident(self.worker)
+            with T.While(self.running[0] != 0):
+                opcode = self._fetch()
+                dispatch(opcode, self._cases())
+                put(self.at, 0, self.at[0] + 1)
+            self._close()
+        return builder.get()
+
+    # ---- prologue -------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        pool_pointer = T.arg("pool", T.handle("float32", "global"))
+        words_pointer = T.arg("words", T.handle("int32", "global"))
+        sync_pointer = T.arg("counters", T.handle("uint32", "global"))
+        self.grid = T.arg("grid", T.int32())
+        self.limit_us = T.arg("limit_us", T.uint32())
+        pool = named("pool", T.decl_buffer((1 << 40,), "float32", data=pool_pointer))
+        words = named("words", T.decl_buffer((1 << 30,), "int32", data=words_pointer))
+        self.counters = named("counters", T.decl_buffer((1 << 20,), "uint32", data=sync_pointer))
+        T.device_entry()
+        number = named("worker", T.cta_id([self.grid]))
+        thread = named("thread", T.thread_id([THREADS]))
+        shared = named(
+            "shared", T.alloc_buffer((self.shape.shared_bytes,), "uint8", scope="shared.dyn", align=128)
+        )
+        window_words, weight_words = self.tiling.window, self._shared_words()
+        staging_words = self.shape.shared_bytes // 4 - window_words - weight_words - STATE_WORDS
+        self.window = make_view(shared, "window", 0, window_words, "int32")
+        weights = make_view(shared, "weights", window_words, weight_words)
+        staging = make_view(shared, "staging", window_words + weight_words, staging_words)
+        # Registers are for weights: the abort flag lives in shared memory.
+        self.aborted = make_view(shared, "aborted", window_words + weight_words + staging_words, 1, "int32")
+        registers = named("resident", T.alloc_local((max(self._registers(), 1),), "float32"))
+        self.at = local("at", "int32", 0)
+        self.running = local("running", "int32", 1)
+        workers = self.tiling.workers
+        rank, self.replica = let("rank", number % workers), let("replica", number // workers)
+        access = Access(self.plan, pool, words, workers, rank)
+        self.worker = Worker(
+            plan=self.plan, access=access, math=TirMath(), pool=pool, words=words, staging=staging,
+            staging_words=staging_words, shared_weights=weights, registers=registers, thread=thread,
+            lane=let("lane", thread % 32), warp=let("warp", thread // 32), rank=rank, number=number,
+            grid=self.grid,
+        )  # fmt: skip
+        with when(thread == 0):
+            put(self.aborted, 0, 0)
+        self.queue = let("queue", words[access.layout.queues_at + number])
+
+    def _shared_words(self) -> int:
+        return max(
+            (p.slot + p.bytes_per_worker // 4 for p in self.plan.placements if p.residency == SHARED),
+            default=0,
+        )
+
+    def _registers(self) -> int:
+        from dnc.codegen.bodies.cuda_worker import chunks, rows_per_warp
+
+        return max(
+            (
+                p.slot + rows_per_warp(p, self.tiling.workers) * chunks(p.columns) * 4
+                for p in self.plan.placements
+                if p.residency == REGISTER
+            ),
+            default=0,
+        )
+
+    # ---- the loop -------------------------------------------------------------------------------
+
+    def _fetch(self) -> Expr:
+        """Refills the window when it is used up; the opcode, after a block barrier."""
+        size = isa.INSTRUCTION_WORDS
+        per_window = self.tiling.window // size
+        T.evaluate(T.cuda.cta_sync())
+        with when(self.at[0] % per_window == 0):
+            for part in range(-(-self.tiling.window // THREADS)):
+                index = self.worker.thread + part * THREADS
+                with when(index < self.tiling.window):
+                    word = self.worker.words[self.queue + self.at[0] * size + index]
+                    put(self.window, index, word)
+            T.evaluate(T.cuda.cta_sync())
+        self.entry = let("entry", self.at[0] % per_window * size)
+        fetched = let("fetched", cuda.uniform(self.window[self.entry]))
+        keeps = any_of(fetched == self._number(isa.END), self._is_cluster_barrier(fetched))
+        skips = both(self.aborted[0] != 0, tirx.Not(keeps))
+        return let("opcode", T.Select(skips, self._number(isa.NOP), fetched))
+
+    def _number(self, name: str) -> int:
+        return self.plan.opcode(name).number
+
+    def _is_cluster_barrier(self, opcode: Expr) -> Expr:
+        return both(opcode == self._number(isa.REPLICA_BARRIER), self.tiling.cluster > 1)
+
+    def _cases(self) -> dict[int, Callable[[], None]]:
+        """The bodies by opcode; an opcode beyond the set stops the launch."""
+        cases: dict[int, Callable[[], None]] = {
+            self._number(isa.END): lambda: put(self.running, 0, 0),
+            self._number(isa.REPLICA_BARRIER): self._replica_barrier,
+            self._number(isa.GRID_BARRIER): self._grid_barrier,
+        }
+        for opcode in self.plan.opcodes:
+            if opcode.number not in cases and opcode.name != isa.NOP:
+                cases[opcode.number] = self._body(opcode.name, opcode.fields)
+        cases[len(self.plan.opcodes)] = lambda: self._abort(UNKNOWN_OPCODE)
+        return cases
+
+    def _body(self, name: str, fields: tuple[str, ...]) -> Callable[[], None]:
+        worker, plan = self.worker, self.plan
+
+        def values() -> list[Expr]:
+            return [worker.field(field, self.entry, self.window, fields) for field in fields]
+
+        segments = {segment.name: segment for segment in plan.segments}
+        dense = {gradient.name: gradient for gradient in plan.dense_gradients}
+        tables = {table.parameter: table for table in plan.table_gradients}
+        if name in segments:
+            emit = (
+                cuda_segments.unit_segment if segments[name].mapping == UNIT else cuda_segments.vertex_segment
+            )
+            return lambda: emit(worker, segments[name], *values())
+        if name in dense:
+            return lambda: cuda_gradients.dense_gradient(worker, dense[name], *values())
+        if name.startswith("gradient "):
+            table = tables[name.removeprefix("gradient ")]
+            return lambda: cuda_gradients.table_gradient(worker, table, *values())
+        if name == isa.NORM:
+            return lambda: cuda_gradients.norm(worker, *values())
+        if name == isa.REDUCE:
+            return lambda: cuda_gradients.reduce(worker, *values())
+        optimizer, _, parameter = name.partition(" ")
+        if parameter:
+            return lambda: cuda_gradients.update_table(worker, optimizer, tables[parameter], *values())
+        return lambda: cuda_gradients.update(worker, optimizer, *values())
+
+    # ---- barriers -------------------------------------------------------------------------------
+
+    def _replica_barrier(self) -> None:
+        """The cluster's hardware barrier, or a counter."""
+        if self.tiling.cluster > 1:
+            sync.cluster_barrier()
+            return
+        counter = (isa.SYNC_REPLICAS + self.replica) * isa.SYNC_STRIDE
+        self._counter_barrier(counter, self.tiling.workers, REPLICA)
+
+    def _grid_barrier(self) -> None:
+        self._counter_barrier(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID)
+
+    def _counter_barrier(self, counter: Expr, arrivals: Expr, exchange: int) -> None:
+        (ordinal,) = (
+            self.worker.field(f, self.entry, self.window, isa.BARRIER_FIELDS) for f in isa.BARRIER_FIELDS
+        )
+        address = T.address_of(self.counters[counter])
+        sync.signal(address)
+        waited = sync.wait(
+            address,
+            T.cast(ordinal * arrivals, "uint32"),
+            abort=T.address_of(self.counters[isa.SYNC_ABORT * isa.SYNC_STRIDE]),
+            limit_us=self.limit_us,
+            worker=self.worker.number,
+            instruction=self.at[0],
+            exchange=exchange,
+        )
+        with when(both(let("failed", waited) != 0, self.worker.thread == 0)):
+            put(self.aborted, 0, self.at[0] + 1)
+
+    def _abort(self, exchange: int) -> None:
+        """An unknown opcode: claims the abort record and stops."""
+        base = isa.SYNC_ABORT * isa.SYNC_STRIDE
+        with when(self.worker.thread == 0):
+            put(self.counters, base + 1, T.cast(self.at[0], "uint32"))
+            put(self.counters, base + 2, T.uint32(exchange))
+            put(self.counters, base, T.cast(self.worker.number + 1, "uint32"))
+        put(self.running, 0, 0)
+
+    def _close(self) -> None:
+        """One exit for all; nobody of a cluster leaves before the others."""
+        if self.tiling.cluster > 1:
+            sync.cluster_barrier()
+
+
+def emit_source(plan: Plan) -> dict[str, bytes]:
+    """kernel.cu and kernel.json (what the launcher needs), not compiled yet."""
+    kernel = Kernel(plan)
+    source = emit_cuda(kernel.build(), plan.target)
+    described = {
+        "symbol": source.symbol,
+        "parameters": list(source.parameters),
+        **attrs.asdict(kernel.shape),
+    }
+    return {"kernel.cu": source.text.encode(), "kernel.json": json.dumps(described, indent=1).encode()}
+
+
+def build_cuda(plan: Plan) -> dict[str, bytes]:
+    """The files of a CUDA target: kernel.cu, kernel.cubin, kernel.json with what the compiler said."""
+    return compiled(emit_source(plan), plan.target)

@@ -1,0 +1,174 @@
+"""Small words for emitting TIRx with the builder; shared by all targets.
+
+In: Python values and TIRx expressions. Out: statements in the function under construction. The
+bodies of instructions are written with these, so that they read like the code they emit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script.builder import ir as T
+
+Expr = Any
+
+# Where mutable locals live: registers of a GPU thread ("local"), the stack of a CPU thread ("global").
+_SCOPE: ContextVar[str] = ContextVar("scope", default="local")
+
+
+@contextmanager
+def locals_in(scope: str) -> Iterator[None]:
+    """Functions built in the block keep their mutable locals in `scope`."""
+    token = _SCOPE.set(scope)
+    try:
+        yield
+    finally:
+        _SCOPE.reset(token)
+
+
+def named(name: str, value: Any) -> Any:
+    """Names a variable or buffer, so that the emitted text can be read."""
+    IRBuilder.name(name, value)
+    return value
+
+
+def let(name: str, value: Expr) -> Expr:
+    """An immutable local: `value` is evaluated once, here.
+
+    On the CPU floats are kept in stack slots, which LLVM turns into registers: TVM would carry the
+    definitions of bound variables along, and take exponential time on a chain of them.
+    """
+    if _SCOPE.get() == "global" and not isinstance(value, int | float) and "float" in _dtype(value):
+        return held(value)[0]
+    return named(name, T.Bind(value))
+
+
+def held(value: Expr) -> Any:
+    """A stack slot that holds `value`, a scalar or a vector; read with [0]."""
+    slot = T.alloc_buffer((1,), _dtype(value), scope="global")
+    T.buffer_store(slot, value, [0])
+    return slot
+
+
+def _dtype(value: Expr) -> str:
+    return str(value.ty.dtype)
+
+
+def local(name: str, dtype: str, value: Expr, size: int = 1) -> Any:
+    """A mutable local of `size` elements, all starting as `value`; read with [0]."""
+    made = named(name, T.alloc_buffer((size,), dtype, scope=_SCOPE.get()))
+    for index in range(size):
+        T.buffer_store(made, value, [index])
+    return made
+
+
+def fixed(name: str, value: Expr, dtype: str = "int32") -> Expr:
+    """An immutable local that TVM does not substitute into its uses, as it does with the index
+    arithmetic of `let`: for positions of vectors, and for divisions that are used often."""
+    return local(name, dtype, value)[0]
+
+
+def put(buffer: Any, index: Expr, value: Expr) -> None:
+    """buffer[index] = value; a scalar fills all places of a vector index."""
+    width = lanes(index)
+    fill = width > 1 and lanes(value) == 1
+    T.buffer_store(buffer, tirx.Broadcast(value, width) if fill else value, [index])
+
+
+def lanes(value: Expr) -> int:
+    """Elements of a vector expression; 1 for scalars and Python numbers."""
+    return 1 if isinstance(value, int | float) else int(value.ty.dtype.lanes)
+
+
+def shift(at: Expr, index: Expr) -> Expr:
+    """at + index, where `index` may be a ramp (neighbouring elements, read and written as one)."""
+    if lanes(index) == 1:
+        return at + index
+    base = wide(at) + index.base if not isinstance(at, int) else index.base + at
+    return tirx.Ramp(base, index.stride, lanes(index))
+
+
+def floats(value: float, like: Expr) -> tuple[str, Expr]:
+    """A constant with as many lanes as `like`, and its type."""
+    width = lanes(like)
+    if width == 1:
+        return "float32", T.float32(value)
+    return f"float32x{width}", tirx.Broadcast(tirx.FloatImm("float32", value), width)
+
+
+@contextmanager
+def when(condition: Expr) -> Iterator[None]:
+    """The block runs where the condition holds."""
+    with T.If(condition), T.Then():
+        yield
+
+
+def either(condition: Expr, then: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    """Two branches."""
+    with T.If(condition):
+        with T.Then():
+            then()
+        with T.Else():
+            otherwise()
+
+
+@contextmanager
+def loop(name: str, extent: Expr, unroll: bool | int | None = False) -> Iterator[Expr]:
+    """for name in 0..extent, in order; `unroll` None leaves it to the target's compiler,
+    a number asks for so many at a time."""
+    with T.serial(0, extent, unroll=unroll) as index:
+        yield named(name, index)
+
+
+@contextmanager
+def stride_loop(name: str, begin: Expr, end: Expr, step: Expr) -> Iterator[Expr]:
+    """for (name = begin; name < end; name += step)."""
+    counter = local(name, "int32", begin)
+    with T.While(counter[0] < end):
+        yield let(f"{name}_now", counter[0])
+        put(counter, 0, counter[0] + step)
+
+
+def dispatch(opcode: Expr, cases: Mapping[int, Callable[[], None]]) -> None:
+    """A binary tree of branches; an opcode that is not in `cases` does nothing."""
+    codes = sorted(cases)
+    if len(codes) == 1:
+        with when(opcode == codes[0]):
+            cases[codes[0]]()
+        return
+    middle = codes[len(codes) // 2]
+    either(
+        opcode < middle,
+        lambda: dispatch(opcode, {code: cases[code] for code in codes if code < middle}),
+        lambda: dispatch(opcode, {code: cases[code] for code in codes if code >= middle}),
+    )
+
+
+def wide(value: Expr) -> Expr:
+    """An index as int64: positions in the pool need more than 31 bits."""
+    return T.cast(value, "int64")
+
+
+def both(a: Expr, b: Expr) -> Expr:
+    """a and b."""
+    return tirx.And(a, b)
+
+
+def any_of(a: Expr, b: Expr) -> Expr:
+    """a or b."""
+    return tirx.Or(a, b)
+
+
+def smaller(a: Expr, b: Expr) -> Expr:
+    """The smaller of two integers."""
+    return T.Select(a < b, a, b)
+
+
+def lane4(vector: Expr, element: int) -> Expr:
+    """One element of a vector value."""
+    return tirx.Shuffle([vector], [element])

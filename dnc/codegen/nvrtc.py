@@ -1,0 +1,123 @@
+"""CUDA text to machine code with NVRTC, on a machine with or without a GPU.
+
+In comes one CUDA C++ translation unit and an architecture (``sm_90a``); out comes a
+``CudaBinary``: the cubin and what the assembler says about registers, spills and stack.
+Guaranteed: never fast-math (``fp32`` means IEEE division and square root and denormals),
+and a text that does not compile raises ``CudaCompileError`` with the compiler's own log.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+_USAGE = re.compile(r"Used (\d+) registers")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+class CudaCompileError(Exception):
+    """NVRTC refused a translation unit; the message is its log."""
+
+
+@attrs.frozen
+class CudaBinary:
+    """Machine code for one architecture and its cost a thread.
+
+    ``registers`` is the largest of the kernels in the text; ``spill_stores``,
+    ``spill_loads`` and ``stack`` are bytes a thread, summed over the functions.
+    """
+
+    cubin: bytes
+    registers: int
+    spill_stores: int
+    spill_loads: int
+    stack: int
+    log: str
+
+    @property
+    def resident(self) -> bool:
+        """No register of any function lives in local memory."""
+        return self.spill_stores == self.spill_loads == self.stack == 0
+
+
+def compile_cuda(
+    source: str, arch: str, *, name: str = "kernel.cu", options: tuple[str, ...] = ()
+) -> CudaBinary:
+    """Compile ``source`` for ``arch`` (``sm_90a``) and read the resource report."""
+    from cuda.bindings import nvrtc
+
+    flags = [
+        f"--gpu-architecture={arch}",
+        "--std=c++17",
+        "--fmad=true",
+        "--ptxas-options=-v",
+        "--no-cache",  # a cached cubin comes without the assembler's report
+        "--diag-suppress=177",  # TVM declares common subexpressions it does not use
+        *(f"--include-path={path}" for path in include_directories()),
+        *options,
+    ]
+    program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), name.encode(), 0, [], []))
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), [flag.encode() for flag in flags])
+        log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        text = log.rstrip(b"\0").decode(errors="replace")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CudaCompileError(f"{name} does not compile for {arch}:\n{text}")
+        cubin = _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return _report(cubin, text)
+
+
+def include_directories() -> tuple[str, ...]:
+    """Header folders of the pip packages, where present (only ``cuda/std`` users need them)."""
+    spec = find_spec("nvidia")
+    roots = list(spec.submodule_search_locations or ()) if spec else []
+    patterns = ("cu*/include", "cu*/include/cccl", "cu*/cccl/include", "cuda_*/include")
+    found = (path for root in roots for p in patterns for path in Path(root).glob(p))
+    return tuple(str(path) for path in sorted(found) if path.is_dir())
+
+
+def _report(cubin: bytes, log: str) -> CudaBinary:
+    registers = [int(count) for count in _USAGE.findall(log)]
+    frames = [tuple(map(int, frame)) for frame in _STACK.findall(log)]
+    if not registers or not frames:
+        raise CudaCompileError(f"no resource report in the assembler's log:\n{log}")
+    stack, stores, loads = (sum(column) for column in zip(*frames, strict=True))
+    return CudaBinary(cubin, max(registers), stores, loads, stack, log)
+
+
+def _read(size_of: Any, read: Any, program: Any) -> bytes:
+    """NVRTC's two-call idiom: ask for the size, then fill a buffer of it."""
+    buffer = bytes(_checked(size_of(program)))
+    _checked(read(program, buffer))
+    return buffer
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    status, *values = result
+    if int(status) != 0:
+        raise CudaCompileError(f"NVRTC failed: {status.name}")
+    return values[0] if values else None
+
+
+def compiled(files: dict[str, bytes], arch: str) -> dict[str, bytes]:
+    """The kernel files of a target with the cubin of `arch` added; needs NVRTC, not TVM."""
+    binary = compile_cuda(files["kernel.cu"].decode(), arch)
+    described = json.loads(files["kernel.json"])
+    described |= {
+        "registers": binary.registers,
+        "spill_stores": binary.spill_stores,
+        "spill_loads": binary.spill_loads,
+        "stack": binary.stack,
+    }
+    return {
+        **files,
+        "kernel.cubin": binary.cubin,
+        "kernel.json": json.dumps(described, indent=1).encode(),
+    }

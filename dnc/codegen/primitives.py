@@ -1,0 +1,181 @@
+"""Model-independent CUDA primitives: what TIRx cannot say well.
+
+In come TIRx expressions, out goes a call node whose CUDA text TVM emits once a kernel.
+Guaranteed: no primitive knows a model, and none signals or waits (those are in
+``sync.py``). Loads are ``asm volatile`` with literal registers, because weights reloaded
+by plain C inside one branch of the interpreter spill.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+WARP = 32
+FULL_MASK = 0xFFFFFFFF
+
+
+@attrs.frozen
+class Primitive:
+    """A CUDA device function that kernels call by name.
+
+    Reference parameters (``float&``) take elements of a local buffer: they are results.
+    """
+
+    name: str
+    source: str
+    returns: str = "void"
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The call as an expression (``T.evaluate`` it where nothing is returned)."""
+        return T.cuda.func_call(self.name, *arguments, source_code=self.source, return_type=self.returns)
+
+
+def _load4(name: str, instruction: str) -> Primitive:
+    return Primitive(
+        name,
+        f"""
+__device__ __forceinline__ void {name}(
+    const float* from, float& a, float& b, float& c, float& d) {{
+  asm volatile("{instruction} {{%0, %1, %2, %3}}, [%4];"
+               : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "l"(from) : "memory");
+}}
+""",
+    )
+
+
+# Global memory, 16 bytes: seen at L2, never served by a stale line of L1.
+LOAD4_RELAXED = _load4("dnc_load4_relaxed", "ld.relaxed.gpu.global.v4.f32")
+# The same for data that no other worker writes during this launch, L1 allowed.
+LOAD4_WEAK = _load4("dnc_load4_weak", "ld.global.v4.f32")
+
+
+def _peer_store(name: str, vector: str, count: int) -> Primitive:
+    values = ["a", "b", "c", "d"][:count]
+    operands = ", ".join(f"%{index + 1}" for index in range(count))
+    inputs = ", ".join(f'"f"({value})' for value in values)
+    return Primitive(
+        name,
+        f"""
+__device__ __forceinline__ void {name}(
+    float* local, int rank, {", ".join(f"float {value}" for value in values)}) {{
+  unsigned peer, own = (unsigned)__cvta_generic_to_shared(local);
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(own), "r"(rank));
+  asm volatile("st.shared::cluster.{vector}f32 [%0], {{{operands}}};"
+               :: "r"(peer), {inputs} : "memory");
+}}
+""",
+    )
+
+
+# The word(s) at the address that ``local`` has in this worker, in worker ``rank`` of the cluster.
+PEER_STORE1 = _peer_store("dnc_peer_store1", "", 1)
+PEER_STORE2 = _peer_store("dnc_peer_store2", "v2.", 2)
+PEER_STORE4 = _peer_store("dnc_peer_store4", "v4.", 4)
+
+# 16 bytes at the address that ``local`` has in this worker, from worker ``rank`` of the cluster.
+PEER_LOAD4 = Primitive(
+    "dnc_peer_load4",
+    """
+__device__ __forceinline__ void dnc_peer_load4(
+    const float* local, int rank, float& a, float& b, float& c, float& d) {
+  unsigned peer, own = (unsigned)__cvta_generic_to_shared(local);
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(own), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(peer) : "memory");
+}
+""",
+)
+
+# 1 / (1 + exp(-x)) with no branch and no division; by the error bounds of ex2.approx and
+# rcp.approx the absolute error is below 3e-7 (estimated, not swept). Not the default of fp32.
+SIGMOID_APPROX = Primitive(
+    "dnc_sigmoid_approx",
+    """
+__device__ __forceinline__ float dnc_sigmoid_approx(float x) {
+  float e, r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.4426950408889634f * x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
+  return r;
+}
+""",
+    "float32",
+)
+
+
+def fma(a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c`` rounded once (``T.fma`` has no lowering for CUDA)."""
+    return T.call_pure_extern("float32", "fmaf", a, b, c)
+
+
+def shuffle_xor(value: Any, mask: int) -> Any:
+    """The value of lane ``lane ^ mask``; the whole warp takes part."""
+    return T.cuda._shfl_xor_sync(T.uint32(FULL_MASK), value, mask, WARP)
+
+
+def shuffle(value: Any, source: Any) -> Any:
+    """The value of lane ``source``; the whole warp takes part."""
+    return T.cuda._shfl_sync(T.uint32(FULL_MASK), value, source, WARP)
+
+
+def uniform(value: Any) -> Any:
+    """The value of lane 0: tells the compiler that a branch on it does not diverge."""
+    return shuffle(value, 0)
+
+
+@attrs.frozen
+class Scattered:
+    """Where a reduce-scatter left its sums.
+
+    Slot ``j < slots`` of a lane holds the sum of value ``first + j``; it is a real value
+    where ``valid[j]`` holds (counts that are no multiple of 32 leave holes), and
+    ``writes`` tells the one lane of several that hold the same sum.
+    """
+
+    slots: int
+    first: Any
+    valid: tuple[Any, ...]
+
+
+def warp_reduce_scatter(values: Any, count: int, lane: Any) -> Scattered:
+    """Sum ``values[0:count]`` (a local buffer) over the 32 lanes; every sum on one lane.
+
+    Each of five exchanges halves what a lane holds: 12 shuffles for 10 values and 40+20+
+    10+5+3 for 80, where butterflies would take 5 a value. The order of additions depends
+    on ``count`` alone, so the bits do not depend on timing. Overwrites ``values``.
+    """
+    sizes, first = [count], T.int32(0)
+    for mask in (16, 8, 4, 2, 1):
+        size, half = sizes[-1], (sizes[-1] + 1) // 2
+        upper = T.bitwise_and(lane, mask) != 0
+        for low in range(half):
+            high = low + half
+            mine = values[high] if high < size else T.float32(0.0)
+            if size == 1:  # nothing left to split: both lanes get the sum
+                T.buffer_store(values, values[0] + shuffle_xor(values[0], mask), [0])
+                continue
+            keep = T.Bind(T.Select(upper, mine, values[low]))
+            send = T.Bind(T.Select(upper, values[low], mine))
+            T.buffer_store(values, keep + shuffle_xor(send, mask), [low])
+        first = first + (T.Select(upper, half, 0) if size > 1 else 0)
+        sizes.append(half)
+    first = T.Bind(first)
+    return Scattered(sizes[-1], first, tuple(_valid(sizes, j, lane) for j in range(sizes[-1])))
+
+
+def _valid(sizes: list[int], slot: int, lane: Any) -> Any:
+    """Whether ``slot`` is a value at every level, and this lane the lowest that holds it."""
+    index, valid = T.int32(slot), tirx.const(True, "bool")
+    for level in reversed(range(5)):
+        size, half, mask = sizes[level], sizes[level + 1], 16 >> level
+        upper = T.bitwise_and(lane, mask) != 0
+        if size == 1:
+            valid = tirx.And(valid, tirx.Not(upper))
+            continue
+        index = index + T.Select(upper, half, 0)
+        if size % 2:
+            valid = tirx.And(valid, index < size)
+    return valid

@@ -1,0 +1,141 @@
+"""From TIRx to a callable on the CPU at hand: store as text, compile, cache, call.
+
+In: an `IRModule` of functions built with `IRBuilder`, or its stored text. Out: a runtime module whose
+functions take DLPack tensors and release the GIL while they run. Guaranteed: no compiler and no
+linker on the machine are needed; a compiled module is reused only for the same text, CPU, LLVM and
+TVM; int64 positions stay int64, and no pass moves, merges or reorders the memory of the program.
+
+The cache holds LLVM IR after optimisation: loading it leaves only instruction selection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.ir import IRModule
+from tvm.script.ir_builder import IRBuilder
+from tvm.target.codegen import llvm_get_cpu_features, llvm_get_system_cpu, llvm_version_major
+from tvm.tirx.script.builder import ir as T
+
+ALIGNMENT = 64  # bytes; TIRx on LLVM assumes it of every tensor, unchecked
+
+
+@cache
+def host_target() -> tvm.target.Target:
+    """The CPU at hand. (TVM accepts "native" and then ignores it.)"""
+    target = tvm.target.Target({"kind": "llvm", "mcpu": llvm_get_system_cpu()})
+    return target.with_host(target)
+
+
+@cache
+def fingerprint() -> str:
+    """What compiled code depends on besides its text."""
+    features = ",".join(sorted(str(f) for f in llvm_get_cpu_features(host_target())))
+    return f"tvm {tvm.__version__} llvm {llvm_version_major()} {llvm_get_system_cpu()} {features}"
+
+
+def begin_function(name: str) -> None:
+    """Name the function being built and say that its buffers may overlap.
+
+    To be called first inside `with T.prim_func(s_tir=True)`.
+    """
+    T.func_name(name)
+    T.func_attr({"global_symbol": name, "tirx.noalias": False})
+
+
+def flat_argument(name: str, dtype: str) -> Any:
+    """A one-dimensional tensor argument of any length."""
+    return T.match_buffer(T.arg(name, T.handle()), (T.int64(),), dtype)
+
+
+def module_of(*builders: IRBuilder) -> IRModule:
+    """The functions of finished builders as one module."""
+    functions = [builder.get() for builder in builders]
+    return IRModule({str(f.attrs["global_symbol"]): f for f in functions})
+
+
+def lower(module: IRModule) -> IRModule:
+    """The passes that this project's kernels need, and no others.
+
+    TVM's default pipeline is written for schedules of tensor programs: it takes ten times as long on
+    an interpreter, may narrow int64 positions to int32, and plans buffers anew.
+    """
+    passes = [
+        tirx.transform.BindTarget(host_target()),
+        tirx.transform.VectorizeLoop(True),
+        tirx.transform.UnrollLoop(),
+        tirx.transform.AnnotateEntryFunc(),
+        tirx.transform.SplitHostDevice(),
+        tirx.transform.MakePackedAPI(),
+        tirx.transform.LowerTVMBuiltin(),
+        tirx.transform.LowerIntrin(),
+    ]
+    for step in passes:
+        module = step(module)
+    return module
+
+
+def compile_module(module: IRModule) -> Any:
+    """Compile for the CPU at hand, in memory; `compiled[name]` is the callable."""
+    return tvm.get_global_func("target.build.llvm")(lower(module), host_target())
+
+
+def to_text(module: IRModule) -> str:
+    """The module as TVMScript, which `from_text` reads back."""
+    return str(module.script(show_meta=True))
+
+
+def from_text(text: str) -> IRModule:
+    """Read what `to_text` wrote. The text is run as Python by TVM: only from a trusted folder."""
+    return tvm.script.from_source(text)
+
+
+def load(text: str, cache_folder: Path | None = None, build: Callable[[], IRModule] | None = None) -> Any:
+    """Compile stored text, or take it from `cache_folder` if it was compiled on such a machine before.
+
+    `build` makes the module that `text` stands for: reading a text back takes TVM ten times as long.
+    """
+    if cache_folder is None:
+        return compile_module(from_text(text) if build is None else build())
+    key = hashlib.sha256(f"{fingerprint()}\n{text}".encode()).hexdigest()[:32]
+    cached = cache_folder / f"{key}.ll"
+    if not cached.exists():
+        compiled = compile_module(from_text(text) if build is None else build())
+        cache_folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache_folder) as folder:
+            partial = Path(folder) / cached.name
+            compiled.write_to_file(str(partial), "ll")
+            # TVM marks private functions as exported too, which LLVM does not read back.
+            partial.write_text(partial.read_text().replace("private dllexport", "private"))
+            os.replace(partial, cached)  # whole or not at all, also among processes
+    # Always through the file: the first run and later runs execute the same code, bit for bit.
+    return tvm.runtime.load_module(str(cached))
+
+
+def assembly(compiled: Any) -> str:
+    """Machine code as text, for tests that assert what the compiler made of a body."""
+    return str(compiled.inspect_source("asm"))
+
+
+def aligned_zeros(size: int, dtype: str = "float32") -> np.ndarray:
+    """A zeroed NumPy vector of `size` elements at a 64-byte boundary."""
+    itemsize = np.dtype(dtype).itemsize
+    raw = np.zeros(size * itemsize + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size * itemsize].view(dtype)
+
+
+def tensor(array: np.ndarray) -> Any:
+    """An aligned vector as a tensor argument; shares memory and keeps the array alive."""
+    if array.ctypes.data % ALIGNMENT or not array.flags.c_contiguous:
+        raise ValueError(f"a kernel argument must be contiguous and aligned to {ALIGNMENT} bytes")
+    return tvm.runtime.from_dlpack(array)

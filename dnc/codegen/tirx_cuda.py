@@ -1,0 +1,101 @@
+"""TIRx to CUDA C++ text, on a machine with or without a GPU.
+
+In comes one TIRx kernel (a ``PrimFunc`` with a device entry); out comes a ``CudaSource``:
+the translation unit, the symbol to launch and the order of its parameters.
+Guaranteed: no ``__restrict__`` anywhere (TVM marks every device function ``noalias``; the
+compiler would then read the shared pool through the read-only path and drop the reload
+after an acquire), and no include, so that NVRTC needs no header.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import attrs
+import tvm
+from tvm import tirx
+from tvm.tirx import compilation_pipeline
+
+PIPELINE = "dnc_cuda"
+DEVICE_KERNEL = 2  # tvm::CallingConv::kDeviceKernelLaunch
+
+_PRELUDE = """\
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+"""
+_MATH_CONSTANTS = """\
+#define CUDART_INF_F __int_as_float(0x7f800000)
+#define CUDART_NAN_F __int_as_float(0x7fffffff)
+"""
+_RUNTIME_HEADERS = re.compile(r"#ifdef __CUDACC_RTC__\n.*?\n#else\n.*?\n#endif\n", re.DOTALL)
+_BARE_EXPRESSION = re.compile(r"^ *\(+int\)(?:blockIdx|threadIdx)\.[xyz]\);\n", re.MULTILINE)
+
+
+class CodegenError(Exception):
+    """The emitted text breaks a guarantee of this module."""
+
+
+@attrs.frozen
+class CudaSource:
+    """One kernel as CUDA text.
+
+    ``parameters`` names the kernel's parameters in the order of its signature. TVM sorts
+    them (pointers first) and drops those the body does not use, so the launcher binds
+    its arguments by name through this list.
+    """
+
+    text: str
+    symbol: str
+    parameters: tuple[str, ...]
+
+
+def emit_cuda(kernel: tirx.PrimFunc, arch: str) -> CudaSource:
+    """Lower ``kernel`` for ``arch`` (``sm_90a``) and check the guarantees."""
+    module = tvm.IRModule.from_expr(kernel)
+    collected: list[tuple[str, tuple[str, ...]]] = []
+    compilation_pipeline.register_tir_pipeline(PIPELINE, lambda: _pipeline(collected))
+    built = tvm.compile(module, target={"kind": "cuda", "arch": arch}, tir_pipeline=PIPELINE)
+    if len(collected) != 1:
+        raise CodegenError(f"one device kernel expected, TVM made {len(collected)}")
+    symbol, parameters = collected[0]
+    text = _strip_headers(built.mod.imports[0].inspect_source())
+    # One worker per multiprocessor: without the 1 the compiler may spill to make room for two.
+    text = re.sub(r"__launch_bounds__\((\d+)\)", r"__launch_bounds__(\1, 1)", text)
+    if "__restrict__" in text:
+        raise CodegenError(f"{symbol}: __restrict__ in the emitted text")
+    return CudaSource(text, symbol, parameters)
+
+
+def _pipeline(collected: list[tuple[str, tuple[str, ...]]]) -> tuple[Any, Any, Any]:
+    """TVM's TIRx pipeline, then ``noalias`` off and the signature of every device kernel."""
+    lower, finalize_host, finalize_device = compilation_pipeline.tirx_pipeline()
+
+    @tvm.transform.module_pass(opt_level=0)  # type: ignore[untyped-decorator]
+    def run(module: tvm.IRModule, _context: Any) -> tvm.IRModule:
+        module = lower(module)
+        for name, function in list(module.functions.items()):
+            if int(function.attrs.get("calling_conv", 0)) != DEVICE_KERNEL:
+                continue
+            module.update_func(name, function.without_attr("tirx.noalias"))
+            parameters = tuple(str(p.name).removesuffix("_ptr") for p in function.params)
+            collected.append((str(function.attrs["global_symbol"]), parameters))
+        return module
+
+    return run, finalize_host, finalize_device
+
+
+def _strip_headers(text: str) -> str:
+    """TVM's prelude without its ``cuda/std`` includes (0.9 s of compile time), fixed-size
+    integers kept; and without the statements with no effect that name the thread axes."""
+    text, replaced = _RUNTIME_HEADERS.subn(_PRELUDE, text, count=1)
+    text = text.replace("#include <math_constants.h>\n", _MATH_CONSTANTS)
+    if replaced != 1 or "#include" in text:
+        raise CodegenError("TVM's CUDA prelude is not the one this module knows")
+    return _BARE_EXPRESSION.sub("", text)

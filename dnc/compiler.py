@@ -1,0 +1,267 @@
+"""The compiler: the pipeline as a list, and `compile_model`, which writes a build.
+
+In: a `.dn` text. Out: a build folder with the program, a plan per target and the kernels.
+Guaranteed: the plan of a build is a function of its program and options, so a runtime that reads
+the program from the build plans it again and gets the same one (its digest is compared).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from dnc.diagnostics import Diagnostic, Source, fail
+from dnc.ir.machine import MACHINES, Machine, machine
+from dnc.ir.plan import Plan, WeightFormat
+from dnc.ir.plan_text import print_plan
+from dnc.ir.printer import print_program
+from dnc.ir.program import Program
+from dnc.kernel_cache import cached_kernels
+from dnc.passes.canonicalize import Canonicalize
+from dnc.passes.differentiate import Differentiate
+from dnc.passes.fuse import Fuse
+from dnc.passes.hoist import Hoist
+from dnc.passes.inline import Inline
+from dnc.passes.pass_manager import Pass, PassManager, PassOptions, program_manager
+from dnc.passes.plan_weights import PlanWeights
+from dnc.passes.select_instructions import SelectInstructions
+from dnc.passes.select_tiles import SelectTiles
+from dnc.runtime.build import Build, Target, write_build
+
+# Rows of a panel of a weight matrix on the CPU: what one product keeps in vector registers.
+CPU_PANEL = 64
+DEFAULT_GPU = "sm_90a"
+FUSE = "fuse"
+
+
+@attrs.frozen
+class PlanOptions:
+    """How a plan is made. Everything here is kept in the manifest of a build.
+
+    without: names of optimising passes left out (hoist, fuse). cluster: CTAs of a cluster (0: the
+    whole chip is one replica; None: the cheapest). residency: forced for every weight slice
+    (tests). workers: of a chip-wide replica. window: words of the schedule held on chip.
+    """
+
+    without: tuple[str, ...] = ()
+    cluster: int | None = None
+    residency: str | None = None
+    workers: int | None = None
+    window: int = 1024
+
+
+@attrs.frozen
+class TargetReport:
+    """What was made for a target. cached: the kernels came from the cache."""
+
+    name: str
+    plan: Plan
+    files: Mapping[str, int]
+    cached: bool
+    seconds: float
+
+
+@attrs.frozen
+class CompileReport:
+    """What `compile_model` did. build: None if it was stopped after a pass."""
+
+    model: str
+    build: Path | None
+    warnings: tuple[Diagnostic, ...]
+    targets: tuple[TargetReport, ...]
+    seconds: float
+
+
+# ---- the pipeline -------------------------------------------------------------------------------
+
+
+def program_passes() -> tuple[Pass[Program], ...]:
+    """Passes from program to program, in order."""
+    return (Canonicalize(), Inline(), Hoist(), Differentiate(), Canonicalize())
+
+
+def plan_passes(options: PlanOptions, target: Machine) -> tuple[Pass[Plan], ...]:
+    """Passes from plan to plan, in order, behind `fuse`."""
+    return (
+        SelectTiles(target, options.cluster, options.window, options.workers),
+        PlanWeights(target, options.residency),
+        SelectInstructions(),
+    )
+
+
+def transform(
+    program: Program, options: PlanOptions = PlanOptions(), show: PassOptions = PassOptions()
+) -> Program:
+    """The program with its gradients, hoisted and simplified."""
+    passes = program_passes()
+    show = attrs.evolve(show, without=options.without)
+    return program_manager(passes, _restrict(show, (step.name for step in passes))).run(program)
+
+
+def make_plan(
+    program: Program,
+    target: str,
+    options: PlanOptions = PlanOptions(),
+    show: PassOptions = PassOptions(),
+) -> Plan:
+    """The plan of a transformed program for a machine ("cpu", "sm_90a", ...)."""
+    chip = machine(target)
+    plan = attrs.evolve(Fuse(enabled=FUSE not in options.without)(program), target=target)
+    if not chip.is_gpu:
+        plan = attrs.evolve(plan, weight_format=WeightFormat(CPU_PANEL))
+    if FUSE in show.print_after or "all" in show.print_after:
+        show.log(f"# after {FUSE}\n{print_plan(plan)}")
+    if show.stop_after == FUSE:
+        return plan
+    passes = plan_passes(options, chip)
+    dump = None if show.dump_dir is None else show.dump_dir / target
+    shown = attrs.evolve(_restrict(show, (step.name for step in passes)), dump_dir=dump)
+    return PassManager(passes, lambda plan: (), print_plan, shown).run(plan)
+
+
+def digest(plan: Plan) -> str:
+    """A name for everything a kernel depends on; spans of the source do not count."""
+    return hashlib.sha256(repr(plan).encode()).hexdigest()[:16]
+
+
+def pass_names() -> tuple[str, ...]:
+    """Every name that the pass options know, in order."""
+    stages = [step.name for step in program_passes()]
+    stages += [FUSE, *(step.name for step in plan_passes(PlanOptions(), machine("cpu")))]
+    return tuple(dict.fromkeys(stages))
+
+
+def _restrict(show: PassOptions, names: Iterable[str]) -> PassOptions:
+    """The options that concern one pipeline."""
+    own = set(names)
+    return attrs.evolve(
+        show,
+        without=tuple(name for name in show.without if name in own),
+        print_after=tuple(name for name in show.print_after if name in own or name == "all"),
+        stop_after=show.stop_after if show.stop_after in own else None,
+    )
+
+
+def _check_names(show: PassOptions, without: Sequence[str]) -> None:
+    known = pass_names()
+    optional = (*(step.name for step in program_passes() if step.optional), FUSE)
+    for name in (*without, *show.print_after, *filter(None, [show.stop_after])):
+        if name not in known and name != "all":
+            raise fail(f"there is no pass '{name}'", f"passes: {', '.join(known)}")
+    for name in without:
+        if name not in optional:
+            able = ", ".join(dict.fromkeys(optional))
+            raise fail(f"pass '{name}' cannot be left out", f"these can: {able}")
+
+
+# ---- builds -------------------------------------------------------------------------------------
+
+
+def machine_of(target: str) -> str:
+    """The machine that a target on the command line means; DiagnosticError if there is none."""
+    if target == "cpu":
+        return "cpu"
+    kind, _, arch = target.partition(":")
+    name = arch or DEFAULT_GPU
+    if kind == "cuda" and name in MACHINES and machine(name).is_gpu:
+        return name
+    known = ", ".join(f"cuda:{name}" for name, chip in MACHINES.items() if chip.is_gpu)
+    raise fail(f"unknown target '{target}'", f"targets: cpu, cuda (= cuda:{DEFAULT_GPU}), {known}")
+
+
+def target_name(machine_name: str) -> str:
+    """The target's full name: cpu, cuda:sm_90a."""
+    return f"cuda:{machine_name}" if machine(machine_name).is_gpu else machine_name
+
+
+def read_program(
+    path: str | Path, settings: Mapping[str, int]
+) -> tuple[Source, Program, tuple[Diagnostic, ...]]:
+    """A `.dn` file's text, its checked program, and warnings."""
+    from dnc.frontend.build import load_program
+
+    try:
+        source = Source(str(path), Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise fail(f"{path}: there is no such file") from None
+    except UnicodeDecodeError as error:
+        raise fail(f"{path}: not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}") from None
+    except OSError as error:
+        raise fail(f"{path}: cannot be read: {error.strerror}") from None
+    program, warnings = load_program(source, settings)
+    return source, program, warnings
+
+
+def model_digest(program: Program) -> str:
+    """A name for what a model computes: the checked program before any pass."""
+    return hashlib.sha256(print_program(program).encode()).hexdigest()[:16]
+
+
+def compile_model(
+    path: str | Path,
+    out: str | Path,
+    targets: Sequence[str] = ("cpu",),
+    settings: Mapping[str, int] | None = None,
+    options: PlanOptions = PlanOptions(),
+    show: PassOptions = PassOptions(),
+) -> CompileReport:
+    """Compiles a `.dn` file for every target and writes the build folder `out`.
+
+    Kernels come from the cache where they were made before. DiagnosticError for mistakes in the
+    program and its settings; then nothing is written.
+    """
+    start = time.perf_counter()
+    _check_names(show, options.without)
+    machines = tuple(dict.fromkeys(machine_of(target) for target in targets))
+    if options.cluster and not all(options.cluster in machine(name).clusters for name in machines):
+        raise fail(f"not every target has clusters of {options.cluster}")
+    source, program, warnings = read_program(path, settings or {})
+    transformed = transform(program, options, show)
+    if show.stop_after in {step.name for step in program_passes()}:
+        return CompileReport(program.name, None, warnings, (), time.perf_counter() - start)
+    reports, kernels = [], {}
+    for name in machines:
+        begin = time.perf_counter()
+        plan = make_plan(transformed, name, options, show)
+        if show.stop_after is None:
+            made, cached = cached_kernels(plan, digest(plan))
+            kernels[target_name(name)] = made
+            sizes = {file: len(content) for file, content in made.items()}
+            reports.append(TargetReport(target_name(name), plan, sizes, cached, time.perf_counter() - begin))
+    if show.stop_after is not None:
+        return CompileReport(program.name, None, warnings, (), time.perf_counter() - start)
+    build = Build(
+        Path(out),
+        program.name,
+        model_digest(program),
+        source.name,
+        source.text,
+        dict(settings or {}),
+        print_program(transformed),
+        {
+            report.name: Target(report.plan.target, attrs.asdict(options), digest(report.plan))
+            for report in reports
+        },
+    )
+    write_build(build, kernels)
+    return CompileReport(program.name, Path(out), warnings, tuple(reports), time.perf_counter() - start)
+
+
+def build_plan(build: Build, target: str) -> Plan:
+    """The plan of a build's target, made again from its program.
+
+    DiagnosticError when this version of dnc plans otherwise than the one that compiled it.
+    """
+    from dnc.ir.parser import parse_program
+
+    stored = build.targets[target]
+    stored_options = {**stored.options, "without": tuple(stored.options.get("without", ()))}
+    program = parse_program(build.program, str(build.path / "program.ir"))
+    plan = make_plan(program, stored.machine, PlanOptions(**stored_options))
+    if digest(plan) != stored.plan:
+        raise fail(f"{build.path}: its kernels are of another version of dnc than this one; compile it again")
+    return plan

@@ -1,0 +1,67 @@
+"""Source texts, spans in them, and diagnostics with carets.
+
+In: places in a text and what is wrong there. Out: messages of the form
+``file:line:column: error: what`` with the line and a caret below. Guaranteed: a user's
+mistake is always reported through `DiagnosticError`, which may carry several diagnostics.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+
+@attrs.frozen
+class Source:
+    """A named text. `name` is what the user calls it (usually a path)."""
+
+    name: str
+    text: str
+
+    def line_text(self, line: int) -> str:
+        """The text of a line, counted from 1; empty beyond the end."""
+        lines = self.text.split("\n")
+        return lines[line - 1] if 0 < line <= len(lines) else ""
+
+
+@attrs.frozen
+class Span:
+    """A piece of one line: line and column count from 1, `length` in characters (at least 1)."""
+
+    source: Source = attrs.field(repr=False)
+    line: int
+    column: int
+    length: int = 1
+
+
+@attrs.frozen
+class Diagnostic:
+    """One finding. `severity` is "error" or "warning"; `notes` are further lines below it."""
+
+    message: str
+    span: Span | None = None
+    severity: str = "error"
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        notes = "".join(f"\n  {note}" for note in self.notes)
+        if self.span is None:
+            return f"{self.severity}: {self.message}{notes}"
+        span = self.span
+        line = span.source.line_text(span.line)
+        shown = line.expandtabs(1)
+        caret = " " * (span.column - 1) + "^" * max(1, min(span.length, len(shown) - span.column + 1))
+        head = f"{span.source.name}:{span.line}:{span.column}: {self.severity}: {self.message}"
+        return f"{head}\n  {shown}\n  {caret}{notes}"
+
+
+class DiagnosticError(Exception):
+    """Raised for a user's mistake; `str()` is what the user should see."""
+
+    def __init__(self, *diagnostics: Diagnostic) -> None:
+        super().__init__("\n".join(str(diagnostic) for diagnostic in diagnostics))
+        self.diagnostics = diagnostics
+
+
+def fail(message: str, *notes: str) -> DiagnosticError:
+    """A diagnostic without a place in a program, e.g. for data files and builds."""
+    return DiagnosticError(Diagnostic(message, notes=tuple(notes)))

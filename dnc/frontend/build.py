@@ -1,0 +1,125 @@
+"""From a checked program to the stage graph.
+
+In: a `CheckedModel`. Out: a `Program` with forward stages only. Guaranteed: one stage per arm of a
+matched function and one per other function, each in a space of its own; cells are inlined; equal
+inputs of a stage are shared; nothing is computed that no loss, metric or output needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dnc.diagnostics import Diagnostic, DiagnosticError, Source
+from dnc.frontend.demand import Demand, demands
+from dnc.frontend.inline import StageBuilder
+from dnc.frontend.parser import parse_partly
+from dnc.frontend.typecheck import check
+from dnc.frontend.typed import CheckedModel, Expression, Function, Term
+from dnc.frontend.walk import calls
+from dnc.ir import program as ir
+from dnc.ir.program import Program, Space, Stage
+
+
+def load_program(source: Source, settings: Mapping[str, int]) -> tuple[Program, tuple[Diagnostic, ...]]:
+    """The program in `source` with dimensions set by `settings`, and warnings.
+
+    DiagnosticError holds all mistakes that were found.
+    """
+    try:
+        model, errors = parse_partly(source)
+        checked, warnings = check(model, settings, errors)
+        return build(checked), warnings
+    except RecursionError:
+        message = f"{source.name}: an expression is nested too deeply; assign parts of it to names"
+        raise DiagnosticError(Diagnostic(message)) from None
+
+
+def build(model: CheckedModel) -> Program:
+    """The stage graph of a checked program."""
+    needed = demands(model)
+    spaces: list[Space] = []
+    stages: list[Stage] = []
+    order = _callees_first(model)
+    for function in order:
+        _function_stages(model, function, needed[function.name], spaces, stages)
+    _term_stages(model, spaces, stages)
+    functions = tuple(
+        ir.Function(function.name, function.struct, function.components, function.span) for function in order
+    )
+    parameters = tuple(
+        ir.Parameter(p.name, p.kind, p.dimensions, p.initializer, p.frozen, p.span) for p in model.parameters
+    )
+    return Program(
+        model.name,
+        model.dimensions,
+        model.structs,
+        model.root,
+        parameters,
+        functions,
+        tuple(spaces),
+        tuple(stages),
+    )
+
+
+def _callees_first(model: CheckedModel) -> list[Function]:
+    """The functions, each after those that it calls, recursion aside."""
+    order: list[Function] = []
+    visited: set[str] = set()
+    for start in model.functions:
+        todo = [(start, False)]
+        while todo:
+            name, done = todo.pop()
+            if done:
+                order.append(model.functions[name])
+            elif name not in visited:
+                visited.add(name)
+                todo.append((name, True))
+                called = [call.function for _, body in model.functions[name].bodies for call in calls(body)]
+                todo += [(callee, False) for callee in reversed(called)]
+    return order
+
+
+def _function_stages(
+    model: CheckedModel, function: Function, needed: Demand, spaces: list[Space], stages: list[Stage]
+) -> None:
+    bodies = [(arm, body) for arm, body in function.bodies if arm in needed.arms]
+    if function.matched:
+        parts: list[tuple[str, tuple[str, ...], Expression]] = [
+            (f"{function.name}.{arm}", (arm,), body) for arm, body in bodies
+        ]
+    else:
+        parts = [(function.name, tuple(arm for arm, _ in bodies), bodies[0][1])]
+    outputs = tuple(ir.StateOutput(component.name) for component in function.components)
+    for name, arms, body in parts:
+        spaces.append(Space(name, function.struct, arms, needed.selection))
+        stage = StageBuilder(model)
+        values = stage.components(body, function.components)
+        stages.append(stage.finish(name, function.name, values, outputs, function.span))
+
+
+def _term_stages(model: CheckedModel, spaces: list[Space], stages: list[Stage]) -> None:
+    """A stage per loss, per metric, and per domain of outputs."""
+    used = {stage.name for stage in stages}
+
+    def add(name: str, terms: list[Term], outputs: list[ir.Output]) -> None:
+        number, unique = 1, name
+        while unique in used:
+            number += 1
+            unique = f"{name}{number}"
+        used.add(unique)
+        term = terms[0]
+        spaces.append(Space(unique, term.struct, term.arms, term.selection))
+        stage = StageBuilder(model)
+        values = [stage.value(term.value, term.name or "loss") for term in terms]
+        stages.append(stage.finish(unique, None, values, tuple(outputs), term.span))
+
+    domains: dict[tuple[str, tuple[str, ...], str], list[Term]] = {}
+    for term in model.terms:
+        if term.kind == "loss":
+            add("loss", [term], [ir.LossOutput()])
+        elif term.kind == "metric":
+            add(term.name, [term], [ir.MetricOutput(term.name)])
+        else:
+            domains.setdefault((term.struct, term.arms, term.selection), []).append(term)
+    for terms in domains.values():
+        add("output", terms, [ir.DeclaredOutput(term.name) for term in terms])

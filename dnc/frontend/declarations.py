@@ -1,0 +1,180 @@
+"""Checks what is declared: the model line, structs, parameters and states.
+
+In: the syntax tree. Out: `Declarations`, the tables in which expressions look names up. Guaranteed:
+names are unique, every struct is finite, and there is one root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from dnc.diagnostics import Span
+from dnc.frontend import syntax
+from dnc.frontend.dimensions import Dimensions, text
+from dnc.frontend.initializers import initializer
+from dnc.frontend.report import Report, counted
+from dnc.frontend.structs import check_structs
+from dnc.frontend.typed import Parameter, State, Type, Vertex
+from dnc.ir.opdef import SURFACE
+from dnc.ir.ops import OPS
+from dnc.ir.program import DENSE, TABLE, Component
+from dnc.ir.structure import Dimension, Struct
+from dnc.ir.types import TensorType
+
+BUILTINS = frozenset({name for name, entry in OPS.items() if entry.has(SURFACE)} | {"split"})
+
+
+class Declarations:
+    """Everything that has a name at the top of a program.
+
+    `parameters` and `states` hold None for a name whose declaration is wrong; what uses it is then
+    not reported a second time.
+    """
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.name = ""
+        self.dimensions = Dimensions(report)
+        self.structs: dict[str, Struct] = {}
+        self.root: str | None = None
+        self.broken_fields: frozenset[tuple[str, str]] = frozenset()
+        self.parameters: dict[str, Parameter | None] = {}
+        self.states: dict[str, State | None] = {}
+        self.cells: dict[str, syntax.CallableDeclaration] = {}
+        self.functions: dict[str, syntax.CallableDeclaration] = {}
+        self._taken: dict[str, tuple[str, Span]] = {}
+
+    def enter(self, model: syntax.Model, settings: Mapping[str, int]) -> None:
+        """Checks all declarations but the bodies of cells, functions and terms."""
+        declarations = model.declarations
+        self._model(
+            [d for d in declarations if isinstance(d, syntax.ModelDeclaration)], declarations, settings
+        )
+        structs = [
+            d
+            for d in declarations
+            if isinstance(d, syntax.StructDeclaration) and self._claim(d.name, "a struct")
+        ]
+        self.structs, self.root, self.broken_fields = check_structs(structs, self.dimensions, self.report)
+        for declared in declarations:
+            if isinstance(declared, syntax.StateDeclaration) and self._claim(declared.name, "a state"):
+                self.states[declared.name.text] = self._state(declared)
+        for declared in declarations:
+            if isinstance(declared, syntax.ParametersDeclaration):
+                for parameter in declared.parameters:
+                    if self._claim(parameter.name, "a parameter"):
+                        self.parameters[parameter.name.text] = self._parameter(parameter)
+        for declared in declarations:
+            if isinstance(declared, syntax.CallableDeclaration):
+                self._callable(declared)
+
+    def _claim(self, name: syntax.Identifier, what: str) -> bool:
+        """Takes a name of the top level; an error if it is taken."""
+        if name.text in self._taken:
+            other, span = self._taken[name.text]
+            self.report.error(f"'{name}' is already {other}, in line {span.line}", name.span)
+            return False
+        if name.text in BUILTINS and what in ("a cell", "a function"):
+            self.report.error(f"'{name}' is a builtin and cannot be {what}", name.span)
+            return False
+        self._taken[name.text] = (what, name.span)
+        return True
+
+    def _model(
+        self,
+        models: list[syntax.ModelDeclaration],
+        all_declarations: tuple[syntax.Declaration, ...],
+        settings: Mapping[str, int],
+    ) -> None:
+        if not models:
+            first = attrs.evolve(all_declarations[0].span, length=1) if all_declarations else None
+            self.dimensions.undeclared = True
+            self.report.error("the model line is missing, expected: model Name(dimensions)", first)
+            return
+        for other in models[1:]:
+            self.report.error("found a second model line, expected one", other.span)
+        self.name = models[0].name.text
+        self.dimensions.declare(models[0], settings)
+        for dimension in models[0].dimensions:
+            self._taken.setdefault(dimension.name.text, ("a dimension", dimension.name.span))
+
+    def _state(self, declared: syntax.StateDeclaration) -> State | None:
+        components: dict[str, Component] = {}
+        complete = True
+        if not declared.components:
+            self.report.error(
+                f"state '{declared.name}' has no components, expected one or more", declared.span
+            )
+        for component in declared.components:
+            name = component.name.text
+            if name in components:
+                self.report.error(f"component '{name}' is declared twice", component.name.span)
+            elif not isinstance(component.type, syntax.ShapeType):
+                self.report.error(
+                    f"found '{component.type.name}' as a component, expected a shape like [d]",
+                    component.type.span,
+                )
+                complete = False
+            else:
+                shape = self.shape(component.type, f"component '{name}' of state '{declared.name}'")
+                complete = complete and shape is not None
+                components[name] = Component(name, TensorType(shape or ()))
+        return State(declared.name.text, tuple(components.values())) if complete and components else None
+
+    def shape(self, shape: syntax.ShapeType, user: str) -> tuple[int, ...] | None:
+        """The sizes of a shape that is wholly known; None if it is wrong."""
+        sizes = [self.dimensions.known(dimension, user) for dimension in shape.dimensions]
+        if len(sizes) > 2:
+            self.report.error(f"found {len(sizes)} dimensions, expected at most 2", shape.span)
+            return None
+        known = [size for size in sizes if size is not None]
+        return tuple(known) if len(known) == len(sizes) else None
+
+    def _parameter(self, declared: syntax.ParameterDeclaration) -> Parameter | None:
+        name, count = declared.name.text, len(declared.shape.dimensions)
+        if declared.kind is not None and declared.kind.text != TABLE:
+            self.report.unknown("kind of parameter", declared.kind.text, (TABLE,), declared.kind.span)
+            return None
+        kind = DENSE if declared.kind is None else TABLE
+        expected = "2 (rows and columns)" if kind == TABLE else "1 or 2"
+        if count not in ((2,) if kind == TABLE else (1, 2)):
+            self.report.error(
+                f"parameter '{name}' has {counted(count, 'dimension')}, expected {expected}",
+                declared.shape.span,
+            )
+            return None
+        dimensions: list[Dimension | None] = []
+        for position, expression in enumerate(declared.shape.dimensions):
+            if kind == TABLE and position == 0:
+                dimensions.append(self.dimensions.open_or_known(expression, f"table '{name}'"))
+            else:
+                size = self.dimensions.known(expression, f"parameter {name}")
+                dimensions.append(None if size is None else Dimension(text(expression), size))
+        known = tuple(dimension for dimension in dimensions if dimension is not None)
+        if len(known) != len(dimensions):
+            return None
+        start = initializer(declared, kind, known, self.report)
+        if start is None:
+            return None
+        return Parameter(name, kind, known, start, declared.frozen, declared.name.span)
+
+    def _callable(self, declared: syntax.CallableDeclaration) -> None:
+        if declared.keyword == "cell" and self._claim(declared.name, "a cell"):
+            self.cells[declared.name.text] = declared
+        elif declared.keyword == "fn" and self._claim(declared.name, "a function"):
+            self.functions[declared.name.text] = declared
+
+    def type(self, declared: syntax.TypeSyntax, user: str) -> Type | None:
+        """The type an annotation stands for; None if it is wrong."""
+        if isinstance(declared, syntax.ShapeType):
+            shape = self.shape(declared, user)
+            return None if shape is None else TensorType(shape)
+        name = declared.name.text
+        if name in self.states:
+            return self.states[name]
+        if name in self.structs:
+            return Vertex(name, tuple(arm.name for arm in self.structs[name].arms))
+        self.report.unknown("state or struct", name, (*self.states, *self.structs), declared.span)
+        return None

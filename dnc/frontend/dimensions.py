@@ -1,0 +1,136 @@
+"""Dimension expressions: names, whole numbers and + - * // to sizes.
+
+In: syntax of expressions and the model line with the user's settings. Out: `Dimension`s; an open
+one has no size. Guaranteed: a size is at least 1 and every division comes out even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dnc.diagnostics import Span
+from dnc.frontend import syntax
+from dnc.frontend.report import Report
+from dnc.ir.structure import Dimension
+
+LARGEST = 2**31 - 1
+
+
+class Dimensions:
+    """The model's dimensions by name. A size is None while open; a broken one is missing."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.sizes: dict[str, int | None] = {}
+        self.broken: set[str] = set()
+        self.undeclared = False  # there is no model line: unknown names are not reported
+
+    def declare(self, model: syntax.ModelDeclaration, settings: Mapping[str, int]) -> None:
+        """Enters the dimensions of the model line; `settings` replace defaults."""
+        names = [declared.name.text for declared in model.dimensions]
+        for setting in settings:
+            if setting not in names:
+                self.report.unknown("dimension in --set", setting, names, None)
+        for declared in model.dimensions:
+            name = declared.name.text
+            if name in self.sizes or name in self.broken:
+                self.report.error(f"dimension '{name}' is declared twice", declared.name.span)
+            elif name in settings:
+                self._enter(name, settings[name], declared.name.span)
+            elif declared.default is None:
+                self.sizes[name] = None
+            else:
+                size = self.known(declared.default, f"dimension '{name}'")
+                self._enter(name, size, declared.default.span)
+
+    def _enter(self, name: str, size: int | None, span: Span) -> None:
+        if size is not None and not 1 <= size <= LARGEST:
+            self.report.error(f"dimension '{name}' is {size}, expected at least 1", span)
+            size = None
+        if size is None:
+            self.broken.add(name)
+        else:
+            self.sizes[name] = size
+
+    def known(self, expression: syntax.Expression, user: str) -> int | None:
+        """The size of a dimension that must be known because it shapes `user`; None if it is wrong."""
+        size = self._value(expression, user)
+        if size is not None and not 1 <= size <= LARGEST:
+            how = f"{text(expression)} is {size}" if text(expression) != str(size) else f"found {size}"
+            self.report.error(f"{how}, expected a dimension of at least 1", expression.span)
+            return None
+        return size
+
+    def open_or_known(self, expression: syntax.Expression, user: str) -> Dimension | None:
+        """A dimension that may be open, for rows of tables, tokens and classes."""
+        if isinstance(expression, syntax.Name) and self.sizes.get(expression.text, 0) is None:
+            return Dimension(expression.text, None)
+        size = self.known(expression, user)
+        return None if size is None else Dimension(text(expression), size)
+
+    def all(self) -> tuple[Dimension, ...]:
+        """The dimensions of the model line."""
+        return tuple(Dimension(name, size) for name, size in self.sizes.items())
+
+    def _value(self, expression: syntax.Expression, user: str) -> int | None:
+        if isinstance(expression, syntax.Number):
+            if expression.text.isdigit() and len(expression.text) < 12:
+                return int(expression.text)
+            self.report.error(f"found {expression.text}, expected a whole number", expression.span)
+            return None
+        if isinstance(expression, syntax.Name):
+            return self._named(expression, user)
+        if isinstance(expression, syntax.Negation):
+            operand = self._value(expression.operand, user)
+            return None if operand is None else -operand
+        if isinstance(expression, syntax.Binary):
+            return self._binary(expression, user)
+        self.report.error("a dimension is made of names, whole numbers and + - * //", expression.span)
+        return None
+
+    def _named(self, name: syntax.Name, user: str) -> int | None:
+        if name.text in self.broken or self.undeclared:
+            return None
+        if name.text not in self.sizes:
+            self.report.unknown("dimension", name.text, self.sizes, name.span)
+            return None
+        size = self.sizes[name.text]
+        if size is None:
+            self.report.error(
+                f"dimension '{name.text}' is open but shapes {user}: set it in the model line "
+                f"or with --set {name.text}=N",
+                name.span,
+            )
+        return size
+
+    def _binary(self, expression: syntax.Binary, user: str) -> int | None:
+        left, right = self._value(expression.left, user), self._value(expression.right, user)
+        operator = expression.operator
+        if operator.text in ("/", "@", "=="):
+            meant = "; division is '//'" if operator.text == "/" else ""
+            self.report.error(f"found '{operator}' in a dimension, expected + - * //{meant}", operator.span)
+            return None
+        if left is None or right is None:
+            return None
+        if operator.text == "//":
+            if right == 0 or left % right:
+                why = "division by zero" if right == 0 else f"{left} // {right} is not a whole number"
+                self.report.error(f"{text(expression)}: {why}", expression.span)
+                return None
+            return left // right
+        return {"+": left + right, "-": left - right, "*": left * right}[operator.text]
+
+
+def text(expression: syntax.Expression) -> str:
+    """A dimension expression as it is shown to the user."""
+    if isinstance(expression, syntax.Binary):
+        return f"{_factor(expression.left)} {expression.operator} {_factor(expression.right)}"
+    if isinstance(expression, syntax.Negation):
+        return f"-{_factor(expression.operand)}"
+    return expression.text if isinstance(expression, syntax.Name | syntax.Number) else "?"
+
+
+def _factor(expression: syntax.Expression) -> str:
+    shown = text(expression)
+    sums = isinstance(expression, syntax.Binary) and expression.operator.text in ("+", "-")
+    return f"({shown})" if sums else shown

@@ -1,0 +1,105 @@
+"""Words for mistakes of form: what the parser found and what it could have accepted.
+
+In: a token and the names of the terminals accepted in its place. Out: a sentence. Terminals that
+only make sense together (all that begins a value, all operators) are named together.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+FORMS = {
+    "model": "model Name(open, size = 256)",
+    "struct": "struct Name = Arm(field: kind, ...) | Arm(...)",
+    "param": "param W: [rows, columns] = uniform(0.1), E: table[rows, columns]",
+    "frozen": "frozen param W: [rows, columns]",
+    "state": "state S = (h: [hidden], c: [hidden])",
+    "cell": "cell name(x: [d], s: S) -> S: and a block, or cell name(x: [d]) = expression",
+    "fn": "fn name(t: Struct) -> S = expression, or = match t: and one line an arm",
+    "loss": "loss sum(t in all(Struct)) expression",
+    "metric": "metric name = mean(t in root) expression",
+    "output": "output name = expression, name = [expression for t in all(Struct)]",
+}
+DECLARATION_WORDS = frozenset(FORMS)
+
+_VALUE = {"NUMBER", "NAME", "LPAR", "MINUS"}
+_OPERATORS = {"PLUS", "MINUS", "STAR", "SLASH", "FLOOR", "AT", "EQUAL", "DOT", "LSQB"}
+_WORDS = {
+    "NAME": "a name",
+    "NUMBER": "a number",
+    "_NEWLINE": "the end of the line",
+    "_INDENT": "an indented block",
+    "_DEDENT": "the end of the block",
+    "$END": "the end of the declaration",
+    "ELLIPSIS": "'...'",
+}
+
+
+def explain_character(line: str, column: int) -> str:
+    """Why the character at `column` cannot stand there."""
+    character = line[column - 1 : column]
+    shown = f"'{character}'" if character.isprintable() else f"the character U+{ord(character or chr(0)):04X}"
+    hints = {
+        '"': "; there are no strings in a program",
+        "'": "; there are no strings in a program",
+        "%": "; the product of matrices is '@'",
+        "!": "; there is no negation",
+        ";": "; one statement stands on one line",
+        "{": "; blocks are indented",
+        "}": "; blocks are indented",
+        "^": "; write x * x",
+        "&": "",
+    }
+    hint = hints.get(character, "")
+    if not character.isascii():
+        hint = "; outside comments a program is plain ASCII"
+    return f"found {shown}, which is no part of the language{hint}"
+
+
+def explain_token(token: Any, accepted: set[str], texts: Mapping[str, str]) -> str:
+    """`found X, expected Y` for a token that fits nowhere; `texts` are those of the terminals."""
+    text = str(token)
+    found = {
+        "_NEWLINE": "the end of the line",
+        "_INDENT": "an indentation",
+        "_DEDENT": "the end of the block",
+        "$END": "the end of the declaration",
+    }
+    shown = found.get(token.type, f"'{text}'")
+    if {"FN", "CELL"} <= accepted:
+        close = difflib.get_close_matches(text, sorted(DECLARATION_WORDS), 1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        return f"found {shown}, expected a declaration ({', '.join(FORMS)}){hint}"
+    keyword = token.type not in ("NAME", "NUMBER") and text.isidentifier()
+    if keyword and "NAME" in accepted:
+        return f"found {shown}, expected a name; '{text}' is a word of the language"
+    return f"found {shown}, expected {_expected(accepted, texts)}"
+
+
+def _expected(accepted: set[str], texts: Mapping[str, str]) -> str:
+    """The accepted terminals in words, the most telling first."""
+    rest = set(accepted)
+    parts = []
+    if "NUMBER" in rest and "NAME" in rest:
+        parts.append("a value")
+        rest -= _VALUE | {"LSQB"} if "RSQB" not in rest else _VALUE
+    closing = sorted(rest - _OPERATORS - set(_WORDS))
+    parts += [_WORDS[name] for name in sorted(rest & set(_WORDS))]
+    parts += [f"'{texts[name]}'" for name in closing]
+    operators = rest & _OPERATORS
+    if len(operators) > 2:
+        parts.append("an operator")
+    else:
+        parts += [f"'{texts[name]}'" for name in sorted(operators)]
+    if len(parts) == 1:
+        return parts[0]
+    return f"{', '.join(parts[:-1])} or {parts[-1]}"
+
+
+def form_of(text: str) -> tuple[str, ...]:
+    """A note with the form of the declaration that `text` begins."""
+    words = text.split(maxsplit=1)
+    word = words[0].split("(")[0] if words else ""
+    return (f"the form is: {FORMS[word]}",) if word in FORMS else ()

@@ -1,0 +1,191 @@
+"""Checks expressions: resolves names and gives every value its type.
+
+In: syntax and the names in scope. Out: `typed.Expression`, or None where a mistake was reported;
+None is passed on silently, so that one mistake is reported once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import attrs
+
+from dnc.frontend import syntax, typed
+from dnc.frontend.calls import Calls, Names, Signatures
+from dnc.frontend.declarations import Declarations
+from dnc.frontend.operations import apply
+from dnc.frontend.typed import Expression, Index, State, VertexUse, describe
+from dnc.frontend.vertices import step
+from dnc.ir.program import TABLE
+from dnc.ir.structure import TOKEN
+from dnc.ir.types import TensorType
+
+ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "==": "equal"}
+
+
+class Expressions:
+    """Checks expressions in one place of a program; `where` is "cell", "function" or "term"."""
+
+    def __init__(self, declarations: Declarations, signatures: Signatures, where: str) -> None:
+        self.declarations, self.signatures, self.where = declarations, signatures, where
+        self.report = declarations.report
+        self.calls = Calls(self, where)
+
+    def check(self, expression: syntax.Expression, names: Names) -> Expression | None:
+        """The typed expression; None after a mistake."""
+        match expression:
+            case syntax.Number():
+                return self._number(expression)
+            case syntax.Name():
+                return self._name(expression, names)
+            case syntax.Member():
+                return self._member(expression, names)
+            case syntax.Lookup():
+                return self._lookup(expression, names)
+            case syntax.Negation():
+                return self._negation(expression, names)
+            case syntax.Binary():
+                return self._binary(expression, names)
+            case syntax.Call():
+                return self.calls.call(expression, names)
+            case syntax.Comprehension():
+                return self.calls.comprehension(expression, names)
+
+    def _number(self, number: syntax.Number) -> Expression | None:
+        value = float(number.text)
+        if not math.isfinite(value) or abs(value) > 3.4e38:
+            self.report.error(f"found {number.text}, expected a number that fits in 32 bits", number.span)
+            return None
+        return typed.Constant(value, number.span)
+
+    def _name(self, name: syntax.Name, names: Names) -> Expression | None:
+        declarations = self.declarations
+        if name.text in names:
+            found = names[name.text]
+            return None if found is None else attrs.evolve(found, span=name.span)
+        if name.text in declarations.parameters:
+            parameter = declarations.parameters[name.text]
+            if parameter is None:
+                return None
+            if parameter.kind == TABLE:
+                self.report.error(
+                    f"table '{name.text}' is used as a value, expected a row of it: {name.text}[token]",
+                    name.span,
+                )
+                return None
+            return typed.ParameterUse(name.text, TensorType(parameter.shape), name.span)
+        kinds: dict[str, Mapping[str, object]] = {
+            "a dimension": declarations.dimensions.sizes,
+            "a cell": declarations.cells,
+            "a function": declarations.functions,
+            "a state": declarations.states,
+            "a struct": declarations.structs,
+        }
+        for kind, known in kinds.items():
+            if name.text in known:
+                self.report.error(f"'{name.text}' is {kind}, expected a value", name.span)
+                return None
+        self.report.unknown("name", name.text, [*names, *declarations.parameters], name.span)
+        return None
+
+    def _member(self, member: syntax.Member, names: Names) -> Expression | None:
+        base = self.check(member.base, names)
+        if base is None:
+            return None
+        if isinstance(base, VertexUse):
+            return step(self.declarations, base, member.name, member.span)
+        if isinstance(base.type, State):
+            component = base.type.component(member.name.text)
+            if component is None:
+                known = [component.name for component in base.type.components]
+                self.report.unknown(
+                    "component", member.name.text, known, member.name.span, f"state '{base.type.name}'"
+                )
+                return None
+            return typed.ComponentUse(base, component.name, component.type, member.span)
+        self.report.error(
+            f"found {describe(base.type)} before '.{member.name}', expected a state or a vertex",
+            member.base.span,
+        )
+        return None
+
+    def _lookup(self, lookup: syntax.Lookup, names: Names) -> Expression | None:
+        index = self.check(lookup.index, names)
+        table = None
+        if isinstance(lookup.base, syntax.Name) and lookup.base.text not in names:
+            table = self.declarations.parameters.get(lookup.base.text)
+            if lookup.base.text in self.declarations.parameters and table is None:
+                return None
+        if table is None or table.kind != TABLE:
+            base = self.check(lookup.base, names)
+            if base is not None:
+                self.report.error(
+                    f"found {describe(base.type)} before '[', expected a table", lookup.base.span
+                )
+            return None
+        if index is None:
+            return None
+        if (
+            not isinstance(index, typed.FieldUse)
+            or not isinstance(index.type, Index)
+            or index.type.kind != TOKEN
+        ):
+            self.report.error(
+                f"table '{table.name}' is indexed by {describe(index.type)}, expected a token",
+                lookup.index.span,
+            )
+            return None
+        rows, dimension = table.dimensions[0], index.type.dimension
+        if rows.name != dimension.name and (rows.size is None or rows.size != dimension.size):
+            self.report.error(
+                f"table '{table.name}' has {rows.name} rows, expected {dimension.name} to be indexed by "
+                f"{describe(index.type)}",
+                lookup.index.span,
+            )
+            return None
+        row = TensorType(table.shape[1:])
+        return typed.TableRow(table.name, index.field, index.path, row, lookup.span)
+
+    def _negation(self, negation: syntax.Negation, names: Names) -> Expression | None:
+        operand = self.check(negation.operand, names)
+        if operand is None:
+            return None
+        if isinstance(operand, typed.Constant):
+            return typed.Constant(-operand.value, negation.span)
+        return apply(self.report, "neg", "-", [operand], negation.operand.span, negation.span)
+
+    def _binary(self, binary: syntax.Binary, names: Names) -> Expression | None:
+        left, right = self.check(binary.left, names), self.check(binary.right, names)
+        operator, at, span = binary.operator.text, binary.operator.span, binary.span
+        if operator == "//":
+            self.report.error("'//' divides dimensions, expected '/' between values", at)
+            return None
+        if left is None or right is None:
+            return None
+        if isinstance(left, typed.Constant) and isinstance(right, typed.Constant):
+            return self._folded(left, right, binary)
+        if operator == "*" and isinstance(left, typed.Constant):
+            return apply(self.report, "scale", "*", [right], at, span, factor=left.value)
+        if operator == "*" and isinstance(right, typed.Constant):
+            return apply(self.report, "scale", "*", [left], at, span, factor=right.value)
+        if operator == "/" and isinstance(right, typed.Constant):
+            if right.value == 0:
+                self.report.error("division by zero", right.span)
+                return None
+            return apply(self.report, "scale", "/", [left], at, span, factor=1.0 / right.value)
+        return apply(self.report, ARITHMETIC[operator], operator, [left, right], at, span)
+
+    def _folded(
+        self, left: typed.Constant, right: typed.Constant, binary: syntax.Binary
+    ) -> Expression | None:
+        """The value of an operation on two numbers."""
+        operator, a, b = binary.operator.text, left.value, right.value
+        if operator in ("@", "=="):
+            self.report.error(f"'{operator}': found two numbers, expected values of the model", binary.span)
+            return None
+        if operator == "/" and b == 0:
+            self.report.error("division by zero", right.span)
+            return None
+        value = {"+": a + b, "-": a - b, "*": a * b}[operator] if operator != "/" else a / b
+        return typed.Constant(value, binary.span)

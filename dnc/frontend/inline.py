@@ -1,0 +1,138 @@
+"""Turns typed expressions into the cell of a stage.
+
+In: checked expressions. Out: a `Stage`: its cell with cells inlined, and what its inputs are bound
+to. Guaranteed: equal inputs and repeated calls of a function at one vertex become one input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dnc.diagnostics import Span
+from dnc.frontend import typed
+from dnc.frontend.typed import CheckedModel, Expression, ir_type
+from dnc.ir import program as ir
+from dnc.ir.builder import Builder
+from dnc.ir.cell import Value
+from dnc.ir.program import Component, Stage
+from dnc.ir.types import ListType, Type
+
+Result = Value | dict[str, Value]
+"""A tensor, or the components of a state."""
+
+
+class StageBuilder:
+    """Builds one stage; `value` and `components` may be called several times before `finish`."""
+
+    def __init__(self, model: CheckedModel) -> None:
+        self.model = model
+        self.builder = Builder()
+        self.bindings: dict[ir.Input, Value] = {}
+
+    def value(self, expression: Expression, name: str) -> Value:
+        """The value of an expression that is no state; `name` is a hint."""
+        result = self._emit(expression, {}, name)
+        assert isinstance(result, Value)
+        return result
+
+    def components(self, body: Expression, components: tuple[Component, ...]) -> list[Value]:
+        """The values of a function's body in the order of its components."""
+        result = self._emit(body, {}, "value")
+        return [result] if isinstance(result, Value) else [result[component.name] for component in components]
+
+    def finish(
+        self,
+        name: str,
+        function: str | None,
+        results: Sequence[Value],
+        outputs: tuple[ir.Output, ...],
+        span: Span,
+    ) -> Stage:
+        """The stage `name` in the space of the same name."""
+        cell = self.builder.finish(results)
+        return Stage(name, name, function, tuple(self.bindings), cell, outputs, span=span)
+
+    def _input(self, binding: ir.Input, type: Type, name: str) -> Value:
+        if binding not in self.bindings:
+            self.bindings[binding] = self.builder.input(type, name)
+        return self.bindings[binding]
+
+    def _emit(self, expression: Expression, names: Mapping[str, Result], hint: str | None = None) -> Result:
+        match expression:
+            case typed.Constant():
+                return self.builder.op(
+                    "constant", name=hint, span=expression.span, value=expression.value, shape=()
+                )
+            case typed.Local():
+                return names[expression.name]
+            case typed.ParameterUse() | typed.TableRow() | typed.FieldUse():
+                return self._leaf(expression)
+            case typed.FunctionCall():
+                return self._gather(expression)
+            case typed.ComponentUse():
+                base = self._emit(expression.base, names)
+                assert isinstance(base, dict)
+                return base[expression.name]
+            case typed.Record():
+                assert isinstance(expression.type, typed.State)
+                fields = zip(expression.type.components, expression.components, strict=True)
+                values = {component.name: self._emit(value, names) for component, value in fields}
+                return {name: value for name, value in values.items() if isinstance(value, Value)}
+            case typed.Let():
+                scope = dict(names)
+                for name, value in expression.assignments:
+                    scope[name] = self._emit(value, scope, name.split(".")[0])
+                return self._emit(expression.result, scope, hint)
+            case typed.CellCall():
+                cell = self.model.cells[expression.cell]
+                values_in = [self._emit(argument, names) for argument in expression.arguments]
+                scope = {name: value for (name, _), value in zip(cell.arguments, values_in, strict=True)}
+                return self._emit(cell.body, scope, hint)
+            case typed.Apply():
+                operands = [self._emit(operand, names) for operand in expression.operands]
+                values_only = [operand for operand in operands if isinstance(operand, Value)]
+                attributes = dict(expression.attributes)
+                return self.builder.op(
+                    expression.opcode, *values_only, name=hint, span=expression.span, **attributes
+                )
+            case typed.VertexUse():
+                raise AssertionError("a vertex is no value")
+
+    def _leaf(self, use: typed.ParameterUse | typed.TableRow | typed.FieldUse) -> Value:
+        type = ir_type(use.type)
+        assert type is not None
+        if isinstance(use, typed.ParameterUse):
+            return self._input(ir.ParameterInput(use.name), type, use.name)
+        where = "_".join((*use.path, use.field))
+        if isinstance(use, typed.TableRow):
+            binding = ir.TableInput(use.parameter, use.field, use.path)
+            return self._input(binding, type, f"{use.parameter}_{where}")
+        return self._input(ir.FieldInput(use.field, use.path), type, where)
+
+    def _gather(self, call: typed.FunctionCall) -> Result:
+        """The components of a function at a vertex, each an input."""
+        components = self.model.functions[call.function].components
+        if not isinstance(call.type, typed.State):
+            return self._state_input(call, components[0])
+        return LazyState(self, call)
+
+    def _state_input(self, call: typed.FunctionCall, component: Component) -> Value:
+        binding = ir.StateInput(call.function, component.name, call.path, call.is_list)
+        type: Type = ListType(component.type) if call.is_list else component.type
+        parts = (call.function, *call.path, *(() if component.name == "value" else (component.name,)))
+        return self._input(binding, type, "_".join(parts))
+
+
+class LazyState(dict[str, Value]):
+    """The components of a called function; one that is not used becomes no input."""
+
+    def __init__(self, stage: StageBuilder, call: typed.FunctionCall) -> None:
+        super().__init__()
+        self.stage, self.call = stage, call
+
+    def __missing__(self, name: str) -> Value:
+        assert isinstance(self.call.type, typed.State)
+        component = self.call.type.component(name)
+        assert component is not None
+        self[name] = self.stage._state_input(self.call, component)
+        return self[name]

@@ -1,0 +1,120 @@
+"""Types of operations, from the op table, with messages in the words of the language.
+
+In: an opcode and typed operands. Out: `typed.Apply`. Guaranteed: shape rules are those of
+`dnc.ir.ops`; what is no value (states, vertices, lists) never reaches them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from dnc.diagnostics import Span
+from dnc.frontend.report import Report, counted
+from dnc.frontend.typed import Apply, Expression, Index, State, Type, Vertex, VertexList, describe, ir_type
+from dnc.ir.builder import infer_type
+from dnc.ir.cell import Attribute
+from dnc.ir.ops import OPS
+from dnc.ir.structure import TOKEN, Dimension
+from dnc.ir.types import TensorType
+
+_OPERAND = re.compile(r"^(?:(first|left|logits|second|right|class)(?: operand)?|operand(?: (\d+))?): ")
+_POSITIONS = {"first": 0, "left": 0, "logits": 0, "second": 1, "right": 1, "class": 1}
+
+
+def apply(
+    report: Report,
+    opcode: str,
+    symbol: str,
+    operands: Sequence[Expression],
+    at: Span,
+    span: Span,
+    **attributes: Attribute,
+) -> Apply | None:
+    """`opcode` on `operands`; a mistake is shown at the operand to blame or at `at`."""
+    types = []
+    for operand in operands:
+        type = ir_type(operand.type)
+        if type is None:
+            report.error(*no_value(symbol, operand))
+            return None
+        types.append(type)
+    arity = OPS[opcode].arity
+    if len(operands) != arity and (arity is not None or not operands):
+        expected = "one or more" if arity is None else str(arity)
+        report.error(f"'{symbol}' has {counted(len(operands), 'argument')}, expected {expected}", at)
+        return None
+    try:
+        result = infer_type(opcode, tuple(types), attributes)
+    except ValueError as error:
+        _mismatch(report, str(error).removeprefix(f"{opcode}: "), symbol, operands, at)
+        return None
+    assert isinstance(result, TensorType)
+    if not _indices_fit(report, opcode, symbol, operands, at):
+        return None
+    surface: Type = result
+    if result.dtype == "i32":  # only argmax: a class among as many as the vector has elements
+        width = types[0].shape[0]
+        surface = Index("class", Dimension(str(width), width))
+    return Apply(opcode, tuple(operands), tuple(attributes.items()), surface, span)
+
+
+def no_value(symbol: str, operand: Expression) -> tuple[str, Span]:
+    """Why `operand` cannot be computed with, and where it stands."""
+    type = operand.type
+    hint = ""
+    if isinstance(type, State):
+        names = " or ".join(f".{component.name}" for component in type.components)
+        hint = f"; take a component: {names}"
+    elif isinstance(type, VertexList):
+        hint = "; use sum(f(x) for x in ...), mean or max"
+    elif isinstance(type, Vertex):
+        hint = "; call a function on it, or read a field"
+    return f"'{symbol}': found {describe(type)}, expected a value{hint}", operand.span
+
+
+def _mismatch(report: Report, text: str, symbol: str, operands: Sequence[Expression], at: Span) -> None:
+    """The op table's message, with its types written as in the language."""
+    blamed = _OPERAND.match(text)
+    if blamed:
+        position = _POSITIONS[blamed[1]] if blamed[1] else int(blamed[2] or 1) - 1
+        operand = operands[position]
+        at, text = operand.span, text[blamed.end() :]
+        if isinstance(operand.type, Index):
+            hint = "; look it up in a table: E[...]" if operand.type.kind == TOKEN else ""
+            text = text.replace("found i32[]", f"found {describe(operand.type)}") + hint
+    report.error(f"'{symbol}': {_surface(text)}", at)
+
+
+def _surface(text: str) -> str:
+    """f32[3x4] becomes [3, 4]; f32[] a scalar; i32[] a token or a class."""
+    text = text.replace("a scalar f32[]", "a scalar").replace("f32[]", "a scalar")
+    text = text.replace("i32[]", "a token or a class")
+    text = re.sub(r"f32\[([^\]]+)\]", lambda found: f"[{', '.join(re.split(r' ?x ?', found[1]))}]", text)
+    return re.sub(r"\bf32\b", "a number or a vector", text)
+
+
+def _indices_fit(report: Report, opcode: str, symbol: str, operands: Sequence[Expression], at: Span) -> bool:
+    """Classes must range over as many values as there are logits, or as the other side has."""
+    found = [operand.type for operand in operands]
+    if opcode == "equal" and isinstance(found[0], Index) and isinstance(found[1], Index):
+        left, right = found[0].dimension, found[1].dimension
+        if left.name != right.name and left.size != right.size:
+            report.error(f"'==': found {found[0]} and {found[1]}, expected classes of one dimension", at)
+            return False
+    if opcode == "cross_entropy" and isinstance(found[1], Index) and isinstance(found[0], TensorType):
+        dimension, width = found[1].dimension, found[0].shape[0]
+        if dimension.size is None:
+            report.error(
+                f"'{symbol}': dimension '{dimension.name}' is open but must equal the {width} logits: set it "
+                f"in the model line or with --set {dimension.name}=N",
+                operands[1].span,
+            )
+            return False
+        if dimension.size != width:
+            report.error(
+                f"'{symbol}': found {width} logits and {found[1]}, expected {dimension.size} logits",
+                operands[0].span,
+            )
+            return False
+    return True

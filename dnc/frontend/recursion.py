@@ -1,0 +1,70 @@
+"""Checks that recursion ends: in a group of functions that call one another, every call moves on.
+
+In: checked functions. Out: errors. Guaranteed: all recursive calls of a group go to children, or
+all to prev, or all to next, or all to the parent, so that the structure bounds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dnc.frontend.declarations import Declarations
+from dnc.frontend.report import Report
+from dnc.frontend.typed import Expression, Function, FunctionCall
+from dnc.frontend.walk import calls
+from dnc.ir.structure import NEXT, PARENT, PREVIOUS, Path
+
+DIRECTIONS = {PREVIOUS: "the previous vertex", NEXT: "the next vertex", PARENT: "the parent"}
+CHILDREN = "a child"
+
+
+def direction(path: Path) -> str | None:
+    """Where a path leads: `CHILDREN`, a link, or None where it stays or turns."""
+    kinds = {step if step in DIRECTIONS else CHILDREN for step in path}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def check_recursion(functions: Mapping[str, Function], declarations: Declarations, report: Report) -> None:
+    """Reports every recursive call that does not move as the others of its group."""
+    made = {
+        name: [call for _, body in _distinct(function) for call in calls(body)]
+        for name, function in functions.items()
+    }
+    reached = {name: _reachable(name, made) for name in functions}
+    moves: dict[frozenset[str], tuple[str, FunctionCall]] = {}
+    for name in functions:
+        for call in made[name]:
+            if call.function not in functions or name not in reached[call.function]:
+                continue
+            group = frozenset(other for other in reached[name] if name in reached.get(other, ()))
+            shown = call.span.source.line_text(call.span.line)[call.span.column - 1 :][: call.span.length]
+            found = direction(call.path)
+            if found is None:
+                report.error(
+                    f"recursion not on a child: {shown}, expected a child, .prev, .next or .parent",
+                    call.span,
+                )
+                continue
+            first, by = moves.setdefault(group, (found, call))
+            if first != found:
+                report.error(
+                    f"recursion goes to {DIRECTIONS.get(found, found)} here, expected "
+                    f"{DIRECTIONS.get(first, first)} as in line {by.span.line}",
+                    call.span,
+                )
+
+
+def _distinct(function: Function) -> tuple[tuple[str, Expression], ...]:
+    return function.bodies if function.matched else function.bodies[:1]
+
+
+def _reachable(name: str, made: Mapping[str, list[FunctionCall]]) -> set[str]:
+    """The functions called from `name`, directly or not; itself only if it is recursive."""
+    found: set[str] = set()
+    todo = [name]
+    while todo:
+        for call in made.get(todo.pop(), []):
+            if call.function not in found:
+                found.add(call.function)
+                todo.append(call.function)
+    return found

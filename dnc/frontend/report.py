@@ -1,0 +1,54 @@
+"""Collects the mistakes of a program, so that all are reported at once.
+
+In: messages with places. Out: the diagnostics in the order of the text. Guaranteed: the same
+message is not reported twice at the same place.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from dnc.diagnostics import Diagnostic, Span
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 argument`, `2 arguments`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+class Report:
+    """A list of diagnostics that only grows."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int, int], Diagnostic] = {}
+
+    def error(self, message: str, span: Span | None, *notes: str) -> None:
+        """A mistake."""
+        self._add(Diagnostic(message, span, "error", notes))
+
+    def warning(self, message: str, span: Span, *notes: str) -> None:
+        """Something odd that does not hinder."""
+        self._add(Diagnostic(message, span, "warning", notes))
+
+    def unknown(self, what: str, name: str, known: Iterable[str], span: Span | None, owner: str = "") -> None:
+        """A name that nothing of `owner` is called; proposes the closest one, or lists the known ones."""
+        names = list(dict.fromkeys(known))
+        close = difflib.get_close_matches(name, names, 1)
+        if close:
+            hint = f"; did you mean '{close[0]}'?"
+        elif names and len(names) <= 8:
+            hint = f"; known: {', '.join(names)}"
+        else:
+            hint = "" if names else "; there are none"
+        self.error(f"unknown {what} '{name}'{' of ' if owner else ''}{owner}{hint}", span)
+
+    def _add(self, diagnostic: Diagnostic) -> None:
+        span = diagnostic.span
+        key = (diagnostic.message, span.line if span else 0, span.column if span else 0)
+        self._found.setdefault(key, diagnostic)
+
+    def of(self, severity: str) -> tuple[Diagnostic, ...]:
+        """All findings of a severity, in the order of the text."""
+        found = [diagnostic for diagnostic in self._found.values() if diagnostic.severity == severity]
+        return tuple(sorted(found, key=lambda d: (d.span.line, d.span.column) if d.span else (0, 0)))

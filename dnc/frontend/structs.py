@@ -1,0 +1,184 @@
+"""Checks struct declarations.
+
+In: their syntax. Out: `dnc.ir.structure.Struct`s and the name of the root struct. Guaranteed: a
+field has one kind and type in all arms of a struct, every struct can be finite, and the root is the
+one struct that no other struct refers to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dnc.frontend import syntax
+from dnc.frontend.dimensions import Dimensions
+from dnc.frontend.report import Report
+from dnc.ir.structure import (
+    CHILD,
+    CLASS,
+    FIRST,
+    LAST,
+    LIST,
+    NEXT,
+    OPTIONAL,
+    PARENT,
+    PREVIOUS,
+    TOKEN,
+    VECTOR,
+    Arm,
+    Field,
+    Struct,
+)
+
+LINKS = (PREVIOUS, NEXT, PARENT, FIRST, LAST)
+INDEXED_KINDS = (TOKEN, CLASS, VECTOR)
+
+
+def check_structs(
+    declared: Sequence[syntax.StructDeclaration], dimensions: Dimensions, report: Report
+) -> tuple[dict[str, Struct], str | None, frozenset[tuple[str, str]]]:
+    """The structs by name, the root's name (None where in doubt) and (struct, field) of wrong fields."""
+    names = [struct.name.text for struct in declared]
+    checker = _Structs(names, dimensions, report)
+    structs = {struct.name.text: checker.struct(struct) for struct in declared}
+    if not structs:
+        report.error("the program has no struct, expected: struct Name = Arm(field: kind, ...)", None)
+        return structs, None, frozenset(checker.broken)
+    if not checker.complete:
+        return structs, None, frozenset(checker.broken)
+    _check_finite(structs, report)
+    return structs, _root(structs, report), frozenset()
+
+
+class _Structs:
+    """Turns syntax into structs; `complete` is False after a mistake."""
+
+    def __init__(self, names: list[str], dimensions: Dimensions, report: Report) -> None:
+        self.names, self.dimensions, self.report = names, dimensions, report
+        self.complete = True
+        self.broken: set[tuple[str, str]] = set()
+
+    def _error(self, message: str, at: syntax.Identifier, *notes: str) -> None:
+        self.complete = False
+        self.report.error(message, at.span, *notes)
+
+    def struct(self, declared: syntax.StructDeclaration) -> Struct:
+        arms: dict[str, Arm] = {}
+        seen: dict[str, Field] = {}
+        for arm in declared.arms:
+            if arm.name.text in arms:
+                self._error(f"struct '{declared.name}' has two arms called '{arm.name}'", arm.name)
+                continue
+            fields: dict[str, Field] = {}
+            for field in arm.fields:
+                found = self._field(field)
+                if found is None:
+                    self.broken.add((declared.name.text, field.name.text))
+                if field.name.text in fields:
+                    self._error(f"arm '{arm.name}' has two fields called '{field.name}'", field.name)
+                elif found is not None:
+                    fields[found.name] = found
+                    self._check_same(seen.setdefault(found.name, found), found, field)
+            arms[arm.name.text] = Arm(arm.name.text, tuple(fields.values()))
+        if len(arms) > 127:
+            self._error(f"struct '{declared.name}' has {len(arms)} arms, expected at most 127", declared.name)
+        return Struct(declared.name.text, tuple(arms.values()), declared.name.span)
+
+    def _check_same(self, first: Field, again: Field, declared: syntax.FieldDeclaration) -> None:
+        if first != again:
+            line = f", as in line {first.span.line}" if first.span else ""
+            self._error(
+                f"field '{again.name}' is {field_text(again)} here, expected {field_text(first)}{line}: "
+                "a field has one kind in all arms",
+                declared.name,
+            )
+
+    def _field(self, declared: syntax.FieldDeclaration) -> Field | None:
+        name, kind = declared.name.text, declared.kind
+        if name in LINKS:
+            self._error(f"'{name}' is a link that every vertex has and cannot be a field", declared.name)
+            return None
+        if declared.form == "indexed":
+            return self._indexed(declared)
+        if declared.form == "plain" and kind.text == "float":
+            return Field(name, VECTOR, width=0, span=declared.name.span)
+        if kind.text in INDEXED_KINDS:
+            self._error(f"'{kind}' needs a dimension, expected {kind}<dimension>", kind)
+            return None
+        if kind.text not in self.names:
+            self.complete = False
+            self.report.unknown("struct", kind.text, [*self.names, *INDEXED_KINDS, "float"], kind.span)
+            return None
+        form = {"plain": CHILD, "optional": OPTIONAL, "list": LIST}[declared.form]
+        return Field(name, form, target=kind.text, span=declared.name.span)
+
+    def _indexed(self, declared: syntax.FieldDeclaration) -> Field | None:
+        name, kind = declared.name.text, declared.kind
+        assert declared.dimension is not None
+        if kind.text not in INDEXED_KINDS:
+            self.complete = False
+            self.report.unknown("kind of field", kind.text, INDEXED_KINDS, kind.span)
+            return None
+        if kind.text == VECTOR:
+            width = self.dimensions.known(declared.dimension, f"field '{name}'")
+            self.complete = self.complete and width is not None
+            return None if width is None else Field(name, VECTOR, width=width, span=declared.name.span)
+        dimension = self.dimensions.open_or_known(declared.dimension, f"field '{name}'")
+        self.complete = self.complete and dimension is not None
+        return None if dimension is None else Field(name, kind.text, dimension, span=declared.name.span)
+
+
+def field_text(field: Field) -> str:
+    """A field's kind as it is written."""
+    if field.kind == VECTOR:
+        return f"vector<{field.width}>" if field.width else "float"
+    if field.dimension is not None:
+        return f"{field.kind}<{field.dimension.name}>"
+    return {CHILD: "{}", OPTIONAL: "{}?", LIST: "[{}]"}[field.kind].format(field.target)
+
+
+def _check_finite(structs: dict[str, Struct], report: Report) -> None:
+    """Every struct needs an arm whose children can all be finite."""
+    finite: set[str] = set()
+    while True:
+        found = {
+            name
+            for name, struct in structs.items()
+            if any(
+                all(field.target in finite for field in arm.fields if field.kind == CHILD)
+                for arm in struct.arms
+            )
+        }
+        if found == finite:
+            break
+        finite = found
+    for name, struct in structs.items():
+        if name not in finite:
+            report.error(
+                f"struct '{name}' can never end: every arm needs a child",
+                struct.span,
+                "add an arm without children, or make a child optional (Struct?) or a list ([Struct])",
+            )
+
+
+def _root(structs: dict[str, Struct], report: Report) -> str | None:
+    """The struct that no other struct refers to."""
+    referred = {
+        field.target
+        for name, struct in structs.items()
+        for arm in struct.arms
+        for field in arm.fields
+        if field.target != name
+    }
+    roots = [name for name in structs if name not in referred]
+    if len(roots) == 1:
+        return roots[0]
+    last = structs[roots[-1]] if roots else list(structs.values())[-1]
+    if roots:
+        names = " and ".join(f"'{name}'" for name in roots)
+        report.error(
+            f"the root of a sample is ambiguous: no other struct refers to {names}, expected one such struct",
+            last.span,
+        )
+    else:
+        report.error("no struct is the root: each one is referred to by another", last.span)
+    return None

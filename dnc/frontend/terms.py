@@ -1,0 +1,155 @@
+"""Checks losses, metrics and outputs.
+
+In: their syntax. Out: `typed.Term`s. Guaranteed: there is a loss, losses and metrics are scalars,
+and names of metrics and of outputs are unique.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+from dnc.frontend import syntax
+from dnc.frontend.declarations import Declarations
+from dnc.frontend.expressions import Expressions
+from dnc.frontend.operations import apply
+from dnc.frontend.typed import Expression, Index, Term, Vertex, VertexUse, describe
+from dnc.frontend.vertices import whole
+from dnc.ir.program import ALL, ROOT
+from dnc.ir.types import TensorType
+
+
+def check_terms(
+    model: syntax.Model, declarations: Declarations, expressions: Expressions
+) -> tuple[Term, ...]:
+    """The terms in the order of the text."""
+    checker = _Terms(declarations, expressions)
+    found: list[Term | None] = []
+    losses = 0
+    for declared in model.declarations:
+        match declared:
+            case syntax.LossDeclaration():
+                losses += 1
+                found.append(checker.loss(declared))
+            case syntax.MetricDeclaration():
+                found.append(checker.metric(declared))
+            case syntax.OutputDeclaration():
+                found += [checker.output(item) for item in declared.items]
+            case _:
+                pass
+    if not losses:
+        last = attrs.evolve(model.declarations[-1].span, length=1) if model.declarations else None
+        declarations.report.error(
+            "the program has no loss, expected: loss sum(t in all(Struct)) expression", last
+        )
+    return tuple(term for term in found if term is not None)
+
+
+class _Terms:
+    def __init__(self, declarations: Declarations, expressions: Expressions) -> None:
+        self.declarations, self.expressions = declarations, expressions
+        self.report = declarations.report
+        self.taken: dict[tuple[str, str], int] = {}
+
+    def loss(self, declared: syntax.LossDeclaration) -> Term | None:
+        self._only(declared.reduction, "sum", "a loss adds up its terms; divide by weights if needed")
+        value = self._scalar("loss", declared.reduction, declared.value)
+        if not math.isfinite(declared.weight):
+            self.report.error("the weight of a loss is not finite", declared.span)
+            return None
+        if value is not None and declared.weight != 1.0:
+            at = value[1].span
+            scaled = apply(self.report, "scale", "*", [value[1]], at, at, factor=declared.weight)
+            value = None if scaled is None else (value[0], scaled)
+        return self._term("loss", "", value, declared.reduction.domain.name.text)
+
+    def metric(self, declared: syntax.MetricDeclaration) -> Term | None:
+        self._claim("metric", declared.name)
+        self._only(declared.reduction, "mean", "a metric is the mean over its vertices")
+        value = self._scalar("metric", declared.reduction, declared.value)
+        return self._term("metric", declared.name.text, value, declared.reduction.domain.name.text)
+
+    def output(self, item: syntax.OutputItem) -> Term | None:
+        self._claim("output", item.name)
+        if item.variable is not None and item.domain is not None:
+            vertex = self._domain(item.domain)
+            names: dict[str, Expression | None] = {item.variable.text: vertex}
+            selection = item.domain.name.text
+        else:
+            vertex = None
+            if self.declarations.root is not None:
+                vertex = VertexUse((), whole(self.declarations, self.declarations.root), item.name.span)
+            names, selection = {"root": vertex}, ROOT
+        value = self.expressions.check(item.value, names)
+        if value is None or vertex is None:
+            return None
+        if not isinstance(value.type, TensorType | Index):
+            self.report.error(f"output '{item.name}' is {describe(value.type)}, expected a value", value.span)
+            return None
+        return self._term("output", item.name.text, (vertex, value), selection)
+
+    def _claim(self, kind: str, name: syntax.Identifier) -> None:
+        key = (kind, name.text)
+        if key in self.taken:
+            self.report.error(
+                f"{kind} '{name}' is declared twice, first in line {self.taken[key]}", name.span
+            )
+        self.taken[key] = name.span.line
+
+    def _only(self, reduction: syntax.Reduction, allowed: str, why: str) -> None:
+        if reduction.name.text != allowed:
+            self.report.error(f"found '{reduction.name}', expected '{allowed}': {why}", reduction.name.span)
+
+    def _scalar(
+        self, kind: str, reduction: syntax.Reduction, expression: syntax.Expression
+    ) -> tuple[VertexUse, Expression] | None:
+        vertex = self._domain(reduction.domain)
+        value = self.expressions.check(expression, {reduction.variable.text: vertex})
+        if vertex is None or value is None:
+            return None
+        if value.type != TensorType(()):
+            hint = "; compare it with ==" if kind == "metric" and isinstance(value.type, Index) else ""
+            self.report.error(f"the {kind} is {describe(value.type)}, expected a scalar{hint}", value.span)
+            return None
+        return vertex, value
+
+    def _domain(self, domain: syntax.Domain) -> VertexUse | None:
+        """A vertex of the domain."""
+        declarations = self.declarations
+        if domain.name.text not in (ALL, ROOT):
+            self.report.unknown("domain", domain.name.text, ("root", "all"), domain.name.span)
+            return None
+        if domain.name.text == ROOT:
+            if domain.struct is not None:
+                self.report.error(
+                    f"found root({domain.struct}), expected root or all({domain.struct})", domain.span
+                )
+                return None
+            if declarations.root is None:
+                return None
+            return VertexUse((), whole(declarations, declarations.root), domain.span)
+        if domain.struct is None:
+            self.report.error("found 'all' without a struct, expected all(Struct)", domain.span)
+            return None
+        if domain.struct.text not in declarations.structs:
+            self.report.unknown("struct", domain.struct.text, declarations.structs, domain.struct.span)
+            return None
+        vertex = whole(declarations, domain.struct.text)
+        if domain.arm is not None:
+            if domain.arm.text not in vertex.arms:
+                self.report.unknown(
+                    "arm", domain.arm.text, vertex.arms, domain.arm.span, f"'{vertex.struct}'"
+                )
+                return None
+            vertex = Vertex(vertex.struct, (domain.arm.text,))
+        return VertexUse((), vertex, domain.span)
+
+    def _term(
+        self, kind: str, name: str, value: tuple[VertexUse, Expression] | None, selection: str
+    ) -> Term | None:
+        if value is None:
+            return None
+        vertex = value[0].type
+        assert isinstance(vertex, Vertex)
+        return Term(kind, name, vertex.struct, vertex.arms, selection, value[1], value[1].span)

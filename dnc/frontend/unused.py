@@ -1,0 +1,46 @@
+"""Leaves out what no loss, metric or output needs, with a warning each.
+
+In: a checked model. Out: the same without unused parameters, cells and functions.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from dnc.frontend.report import Report
+from dnc.frontend.typed import CellCall, CheckedModel, Expression, FunctionCall, ParameterUse, TableRow
+from dnc.frontend.walk import walk
+
+
+def warn_unused(model: CheckedModel, report: Report) -> CheckedModel:
+    """The model with only what is used."""
+    used: set[tuple[str, str]] = set()
+    todo: list[Expression] = [term.value for term in model.terms]
+    while todo:
+        for found in walk(todo.pop()):
+            match found:
+                case ParameterUse(name=name) | TableRow(parameter=name):
+                    used.add(("parameter", name))
+                case CellCall(cell=name) if ("cell", name) not in used:
+                    used.add(("cell", name))
+                    todo.append(model.cells[name].body)
+                case FunctionCall(function=name) if ("function", name) not in used:
+                    used.add(("function", name))
+                    todo += [body for _, body in model.functions[name].bodies]
+                case _:
+                    pass
+    for parameter in model.parameters:
+        if ("parameter", parameter.name) not in used:
+            report.warning(f"parameter '{parameter.name}' is never used and is left out", parameter.span)
+    for cell in model.cells.values():
+        if ("cell", cell.name) not in used:
+            report.warning(f"cell '{cell.name}' is never used", cell.span)
+    for function in model.functions.values():
+        if ("function", function.name) not in used:
+            report.warning(f"function '{function.name}' is never used", function.span)
+    return attrs.evolve(
+        model,
+        parameters=tuple(p for p in model.parameters if ("parameter", p.name) in used),
+        cells={name: cell for name, cell in model.cells.items() if ("cell", name) in used},
+        functions={name: f for name, f in model.functions.items() if ("function", name) in used},
+    )

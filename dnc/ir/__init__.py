@@ -1,0 +1,1 @@
+"""The intermediate representations; everything here is immutable (`attrs.frozen`)."""

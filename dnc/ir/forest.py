@@ -1,0 +1,223 @@
+"""Structures as flat arrays: what the data reader produces and every executor consumes.
+
+A `Forest` holds the vertices of any number of samples, one `VertexTable` per struct, vertices of
+a sample side by side and samples in order. Indices count rows of the target's table; -1 means
+"absent". The whole data set is one forest; a batch is `select`ed from it by sample numbers.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.ir.program import ROOT, Program, Space
+from dnc.ir.structure import CHILD, FIRST, LAST, LIST, NEXT, OPTIONAL, PARENT, PREVIOUS, Path, Struct
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+
+@attrs.frozen(eq=False)
+class VertexTable:
+    """All vertices of one struct, n rows.
+
+    arm: int8[n], index of the arm. begin: int32[samples + 1], rows of each sample. data: token and
+    class fields int32[n] (-1 where missing), vector fields float32[n, width] (zeros where
+    missing). children: int32[n] per child or optional field. lists: per list field (begin
+    int32[n + 1], entries int32[m]). previous, next, parent: int32[n].
+    """
+
+    arm: NDArray[np.int8]
+    begin: Ints
+    data: dict[str, NDArray[np.generic]]
+    children: dict[str, Ints]
+    lists: dict[str, tuple[Ints, Ints]]
+    previous: Ints
+    next: Ints
+    parent: Ints
+
+    def __len__(self) -> int:
+        return len(self.arm)
+
+
+def target_of(struct: Struct, field: str) -> str:
+    """The struct that a vertex field of `struct` refers to (the same in every arm that has it)."""
+    for arm in struct.arms:
+        found = arm.field(field)
+        if found is not None and found.target is not None:
+            return found.target
+    raise KeyError(f"{struct.name} has no vertex field {field}")
+
+
+def path_struct(structs: dict[str, Struct], struct: str, path: Path) -> str:
+    """The struct at the end of `path` seen from `struct` (the element's struct for a list)."""
+    for step in path:
+        if step not in (PREVIOUS, NEXT, PARENT, FIRST, LAST):
+            struct = target_of(structs[struct], step)
+    return struct
+
+
+def _pick(table: NDArray[np.int32], rows: Ints) -> Ints:
+    """table[rows], with -1 staying -1."""
+    if len(table) == 0:
+        return np.full(len(rows), -1, np.int32)
+    return np.where(rows >= 0, table[rows], np.int32(-1))
+
+
+@attrs.frozen(eq=False)
+class Forest:
+    """The vertices of `samples` samples. roots: int32[samples], rows of the root struct's table."""
+
+    structs: dict[str, Struct]
+    root: str
+    tables: dict[str, VertexTable]
+    roots: Ints
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return len(self.roots)
+
+    def vertices(self, space: Space) -> Ints:
+        """Rows of the struct's table that belong to `space`, in order."""
+        struct = self.structs[space.struct]
+        table = self.tables[space.struct]
+        names = [arm.name for arm in struct.arms]
+        if space.selection == ROOT:
+            rows = self.roots if space.struct == self.root else np.zeros(0, np.int32)
+            keep = np.isin(table.arm[rows], [names.index(arm) for arm in space.arms])
+            return rows[keep]
+        if len(space.arms) == len(names):
+            return np.arange(len(table), dtype=np.int32)
+        wanted = np.zeros(len(names), bool)
+        wanted[[names.index(arm) for arm in space.arms]] = True
+        return np.flatnonzero(wanted[table.arm]).astype(np.int32)
+
+    def resolve(self, struct: str, path: Path, rows: Ints) -> Ints:
+        """The vertex at `path` seen from each of `rows` of `struct`; -1 where it is absent."""
+        position = 0
+        while position < len(path):
+            step, table = path[position], self.tables[struct]
+            if step == PREVIOUS:
+                rows = _pick(table.previous, rows)
+            elif step == NEXT:
+                rows = _pick(table.next, rows)
+            elif step == PARENT:
+                rows = _pick(table.parent, rows)
+            elif step in table.lists:
+                begin, entries = table.lists[step]
+                position += 1
+                end = path[position]
+                safe = np.maximum(rows, 0)
+                empty = (rows < 0) | (begin[safe] == begin[safe + 1])
+                at = begin[safe] if end == FIRST else begin[safe + 1] - 1
+                picked = entries[np.where(empty, 0, at)] if len(entries) else np.zeros(len(rows), np.int32)
+                rows = np.where(empty, np.int32(-1), picked).astype(np.int32)
+                struct = target_of(self.structs[struct], step)
+            else:
+                rows = _pick(table.children[step], rows)
+                struct = target_of(self.structs[struct], step)
+            position += 1
+        return rows
+
+    def resolve_list(self, struct: str, path: Path, rows: Ints) -> tuple[Ints, Ints]:
+        """The children in the list at `path`, per row: (begin int32[n + 1], entries)."""
+        rows = self.resolve(struct, path[:-1], rows)
+        for step in path[:-1]:
+            struct = path_struct(self.structs, struct, (step,))
+        begin, entries = self.tables[struct].lists[path[-1]]
+        safe = np.maximum(rows, 0)
+        counts = np.where(rows >= 0, begin[safe + 1] - begin[safe], 0)
+        out = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(counts, out=out[1:])
+        source = np.repeat(begin[safe] - out[:-1], counts) + np.arange(out[-1], dtype=np.int32)
+        return out, entries[source].astype(np.int32)
+
+    def select(self, samples: Ints) -> Forest:
+        """The forest of the given samples, in the given order (a sample may occur twice)."""
+        samples = np.asarray(samples, np.int32)
+        shift: dict[str, Ints] = {}
+        rows_of: dict[str, Ints] = {}
+        begins: dict[str, Ints] = {}
+        for name, table in self.tables.items():
+            counts = table.begin[samples + 1] - table.begin[samples]
+            begin = np.zeros(len(samples) + 1, np.int32)
+            np.cumsum(counts, out=begin[1:])
+            change = table.begin[samples] - begin[:-1]  # old row = new row + change
+            rows_of[name] = np.repeat(change, counts).astype(np.int32) + np.arange(begin[-1], dtype=np.int32)
+            shift[name], begins[name] = change.astype(np.int32), begin
+        tables = {}
+        for name, table in self.tables.items():
+            rows = rows_of[name]
+            counts = begins[name][1:] - begins[name][:-1]
+
+            def moved(values: Ints, target: str, counts: Ints = counts) -> Ints:
+                return np.where(values >= 0, values - np.repeat(shift[target], counts), np.int32(-1)).astype(
+                    np.int32
+                )
+
+            lists = {}
+            for field, (begin, entries) in table.lists.items():
+                sizes = begin[rows + 1] - begin[rows]
+                out = np.zeros(len(rows) + 1, np.int32)
+                np.cumsum(sizes, out=out[1:])
+                at = np.repeat(begin[rows] - out[:-1], sizes) + np.arange(out[-1], dtype=np.int32)
+                target = target_of(self.structs[name], field)
+                moves = np.repeat(np.repeat(shift[target], counts), sizes)
+                lists[field] = (out, (entries[at] - moves).astype(np.int32))
+            tables[name] = VertexTable(
+                arm=table.arm[rows],
+                begin=begins[name],
+                data={field: values[rows] for field, values in table.data.items()},
+                children={
+                    field: moved(values[rows], target_of(self.structs[name], field))
+                    for field, values in table.children.items()
+                },
+                lists=lists,
+                previous=moved(table.previous[rows], name),
+                next=moved(table.next[rows], name),
+                parent=moved(table.parent[rows], name),
+            )
+        roots = (self.roots[samples] - shift[self.root]).astype(np.int32)
+        return Forest(self.structs, self.root, tables, roots)
+
+
+def neighbours(
+    structs: dict[str, Struct],
+    children: dict[str, dict[str, Ints]],
+    lists: dict[str, dict[str, tuple[Ints, Ints]]],
+    sizes: dict[str, int],
+) -> dict[str, tuple[Ints, Ints, Ints]]:
+    """previous, next and parent of every vertex, from the declared fields.
+
+    The parent is the vertex of the same struct that refers to a vertex (the first one in table
+    order where several do); previous and next are the neighbours in the list that holds it.
+    """
+    found = {name: tuple(np.full(sizes[name], -1, np.int32) for _ in range(3)) for name in structs}
+    for name, struct in structs.items():
+        kinds = {field.name: field.kind for arm in struct.arms for field in arm.fields}
+        for field, kind in kinds.items():
+            if kind not in (CHILD, OPTIONAL, LIST):
+                continue
+            target = target_of(struct, field)
+            previous, after, parent = found[target]
+            if kind == LIST:
+                begin, entries = lists[name][field]
+                owner = np.repeat(np.arange(sizes[name], dtype=np.int32), np.diff(begin))
+                inner = np.flatnonzero(owner[1:] == owner[:-1])
+                after[entries[inner]] = entries[inner + 1]
+                previous[entries[inner + 1]] = entries[inner]
+                used, refers = owner, entries
+            else:
+                used = np.flatnonzero(children[name][field] >= 0).astype(np.int32)
+                refers = children[name][field][used]
+            if target == name:
+                order = np.arange(len(refers))[::-1]
+                parent[refers[order]] = used[order]
+    return found  # type: ignore[return-value]
+
+
+def program_structs(program: Program) -> dict[str, Struct]:
+    """The program's structs by name."""
+    return {struct.name: struct for struct in program.structs}

@@ -1,0 +1,188 @@
+"""The instruction set and the layout of a schedule: the one table that encoder, disassembler,
+verifier, reference VM and both kernels' decoders are derived from.
+
+A schedule is an array of int32 words: header, base table, list table, queue table, queues, lists,
+vector data. Offsets of words count from the start of the schedule; addresses count units of 4
+words from the start of the pool. An instruction is `INSTRUCTION_WORDS` words: its opcode, then
+its fields in the order of the table below. All workers of a replica run the same queue: which
+rows or units of an instruction are theirs follows from their rank.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from dnc.ir.plan import (
+    ChildrenList,
+    IndexList,
+    Opcode,
+    Plan,
+    SlotList,
+)
+from dnc.ir.program import DENSE, TABLE
+
+INSTRUCTION_WORDS = 8
+VERSION = 1
+
+# Words of the header, by name. Floats are stored as their bits. `lists`, `bases` and `queues` are
+# offsets of the tables; `queues` holds one offset per worker, replica by replica. `sync` is the
+# offset of the words for synchronisation.
+HEADER = (
+    "version",
+    "words",
+    "replicas",
+    "workers",
+    "bases",
+    "lists",
+    "queues",
+    "sync",
+    "samples",
+    "loss_scale",
+    "learning_rate",
+    "clip_norm",
+    "epsilon",
+)
+
+# Words for synchronisation, zero in every encoded schedule, so that no launch has to clear them:
+# the counter of the grid, the abort record, the counters of the replicas, SYNC_STRIDE words apart.
+SYNC_GRID, SYNC_ABORT, SYNC_REPLICAS = 0, 1, 2
+SYNC_STRIDE = 32
+
+# Words of the abort record. `waiter` is the worker that gave up plus one (0: no abort), `missing`
+# the arrivals that had not come, `exchange` an index into the names.
+ABORT_FIELDS = ("waiter", "instruction", "exchange", "missing")
+ABORT_EXCHANGES = ("barrier of the whole grid", "barrier of a replica", "none: an unknown opcode")
+
+# Places in the pool beside buffers and parameters; each has a base in the base table.
+PARAMETERS, GRADIENTS, OPTIMIZER, NORMS, RESULTS = (
+    "@parameters",
+    "@gradients",
+    "@optimizer",
+    "@norms",
+    "@results",
+)
+PLACES = (PARAMETERS, GRADIENTS, OPTIMIZER, NORMS, RESULTS)
+
+# Words of the results: the norm of the gradient, 1 if the update was made (0 if the norm was not
+# finite), then what `reduce` instructions sum up.
+RESULT_NORM, RESULT_UPDATED, RESULT_FIRST = 0, 1, 2
+RESULT_WORDS = 64
+
+# The gradient's norm is summed over chunks of this many floats, then over the chunks in order.
+NORM_CHUNK = 4096
+
+NOP, END, REPLICA_BARRIER, GRID_BARRIER = "nop", "end", "replica_barrier", "grid_barrier"
+NORM, REDUCE = "norm", "reduce"
+SGD, ADAGRAD = "sgd", "adagrad"
+OPTIMIZERS = (SGD, ADAGRAD)
+
+# `ordinal` counts the barriers of one kind in a queue, from 1: a counter has been passed when every
+# worker has added one for each of them.
+BARRIER_FIELDS = ("ordinal",)
+SEGMENT_FIELDS = ("row", "rows")
+DENSE_GRADIENT_FIELDS = ("rows", "first_worker", "accumulate")
+TABLE_GRADIENT_FIELDS = ("tokens", "first_norm", "accumulate")
+UPDATE_FIELDS = ("count", "norms")
+
+
+def table_lists(parameter: str) -> tuple[str, str, str]:
+    """Lists of a table's gradient: addresses of the touched rows, and the ragged slot lists.
+
+    The compact gradient of touched row i is record i of the base `table_base(parameter)`.
+    """
+    return f"table {parameter}:rows", f"table {parameter}:plain", f"table {parameter}:partial"
+
+
+def table_base(parameter: str) -> str:
+    """Base of the compact gradient rows of a table."""
+    return f"table {parameter}:gradient"
+
+
+def opcodes(plan: Plan) -> tuple[Opcode, ...]:
+    """The instruction set of a plan: the fixed instructions, then the model's own."""
+    named: list[tuple[str, tuple[str, ...]]] = [
+        (NOP, ()),
+        (END, ()),
+        (REPLICA_BARRIER, BARRIER_FIELDS),
+        (GRID_BARRIER, BARRIER_FIELDS),
+        (NORM, ("count",)),
+        (REDUCE, ("base", "rows", "stride", "result")),
+    ]
+    named += [(optimizer, UPDATE_FIELDS) for optimizer in OPTIMIZERS]
+    for table in plan.table_gradients:
+        named += [(f"{optimizer} {table.parameter}", ("tokens", "norms")) for optimizer in OPTIMIZERS]
+    named += [(segment.name, SEGMENT_FIELDS) for segment in plan.segments]
+    named += [(gradient.name, DENSE_GRADIENT_FIELDS) for gradient in plan.dense_gradients]
+    named += [(f"gradient {table.parameter}", TABLE_GRADIENT_FIELDS) for table in plan.table_gradients]
+    return tuple(Opcode(name, number, fields) for number, (name, fields) in enumerate(named))
+
+
+def base_names(plan: Plan) -> tuple[str, ...]:
+    """Names of the base table's entries, in order: places, parameters, tables' rows, buffers."""
+    parameters = tuple(parameter.name for parameter in plan.program.parameters)
+    tables = tuple(table_base(table.parameter) for table in plan.table_gradients)
+    return (*PLACES, *parameters, *tables, *(buffer.name for buffer in plan.buffers))
+
+
+def list_names(plan: Plan) -> tuple[str, ...]:
+    """Names of the list table's entries, in order.
+
+    A list of children is begin[rows + 1], whose values are offsets of words in the schedule, so the
+    entries of a row are the words from begin[row] up to begin[row + 1]. A list of slots is
+    head[rows]: 0 for no slot; -1 - address for one; else the offset of a count and its entries.
+    """
+    tables = tuple(name for table in plan.table_gradients for name in table_lists(table.parameter))
+    return (*(item.name for item in plan.lists), *tables)
+
+
+def is_ragged(item: IndexList) -> bool:
+    """Whether a list holds any number of entries per row."""
+    return isinstance(item, ChildrenList | SlotList)
+
+
+@attrs.frozen
+class Layout:
+    """Positions of everything static in a schedule, by name."""
+
+    header: dict[str, int]
+    bases: dict[str, int]
+    lists: dict[str, int]
+
+    @property
+    def bases_at(self) -> int:
+        """Word offset of the base table: behind the header, the same in every schedule."""
+        return len(self.header)
+
+    @property
+    def lists_at(self) -> int:
+        """Word offset of the list table."""
+        return self.bases_at + len(self.bases)
+
+    @property
+    def queues_at(self) -> int:
+        """Word offset of the queue table."""
+        return self.lists_at + len(self.lists)
+
+
+def layout(plan: Plan) -> Layout:
+    """The layout of every schedule of a plan."""
+    return Layout(
+        {name: index for index, name in enumerate(HEADER)},
+        {name: index for index, name in enumerate(base_names(plan))},
+        {name: index for index, name in enumerate(list_names(plan))},
+    )
+
+
+def trained(plan: Plan) -> tuple[tuple[str, int], ...]:
+    """Dense parameters in arena order with their floats: trained ones first, then frozen ones."""
+    dense = [parameter for parameter in plan.program.parameters if parameter.kind == DENSE]
+    ordered = [p for p in dense if not p.frozen] + [p for p in dense if p.frozen]
+    return tuple((parameter.name, parameter_floats(plan, parameter.name)) for parameter in ordered)
+
+
+def parameter_floats(plan: Plan, name: str) -> int:
+    """Floats that a dense parameter takes in the pool, in the plan's weight format."""
+    parameter = plan.program.parameter(name)
+    assert parameter.kind != TABLE
+    shape = parameter.type.shape
+    return plan.weight_format.floats(shape)

@@ -1,0 +1,15 @@
+"""The op table: every operation of cell IR, by name.
+
+`OPS` is put together from one tuple of entries per file. Adding an operation is adding an entry.
+"""
+
+from __future__ import annotations
+
+from dnc.ir.opdef import OpDef
+from dnc.ir.ops import elementwise, lists, losses, products, vectors
+
+OPS: dict[str, OpDef] = {
+    entry.name: entry
+    for module in (products, elementwise, vectors, losses, lists)
+    for entry in module.ENTRIES
+}

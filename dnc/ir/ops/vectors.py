@@ -1,0 +1,197 @@
+"""Operations on whole vectors: reductions, softmax, and the views slice, concat and pad."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dnc.ir.cell import Op, Value
+from dnc.ir.opdef import (
+    REDUCTION,
+    SURFACE,
+    VIEW,
+    Array,
+    Attributes,
+    OpDef,
+    floats,
+    integer,
+    size,
+)
+from dnc.ir.types import INDEX, SCALAR, TensorType, Type
+
+if TYPE_CHECKING:
+    from dnc.ir.builder import Builder
+
+
+def _reduced(types: tuple[Type, ...], attributes: Attributes) -> Type:
+    floats(types[0], "operand")
+    return SCALAR
+
+
+def _vector(types: tuple[Type, ...], attributes: Attributes) -> Type:
+    return floats(types[0], "operand", 1)
+
+
+def _argmax(types: tuple[Type, ...], attributes: Attributes) -> Type:
+    floats(types[0], "operand", 1)
+    return INDEX
+
+
+def _concat(types: tuple[Type, ...], attributes: Attributes) -> Type:
+    return TensorType((sum(floats(type, f"operand {i + 1}", 1).shape[0] for i, type in enumerate(types)),))
+
+
+def _slice(types: tuple[Type, ...], attributes: Attributes) -> Type:
+    width = floats(types[0], "operand", 1).shape[0]
+    begin, end = integer(attributes, "begin"), integer(attributes, "end")
+    if not 0 <= begin < end <= width:
+        raise ValueError(f"found [{begin}:{end}] of {types[0]}, expected 0 <= begin < end <= {width}")
+    return TensorType((end - begin,))
+
+
+def _pad(types: tuple[Type, ...], attributes: Attributes) -> Type:
+    width = floats(types[0], "operand", 1).shape[0]
+    begin, total = integer(attributes, "begin"), integer(attributes, "size")
+    if not 0 <= begin <= begin + width <= total:
+        raise ValueError(f"found {types[0]} at {begin} of {total}, expected 0 <= begin <= {total - width}")
+    return TensorType((total,))
+
+
+def softmax(x: Array) -> Array:
+    """exp(x) over its sum, computed without overflow; the same shape."""
+    e = np.exp(x - x.max())
+    return np.asarray(e / e.sum())
+
+
+def log_softmax(x: Array) -> Array:
+    """The logarithm of softmax, computed without overflow; the same shape."""
+    shifted = x - x.max()
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
+
+
+def _pad_value(operands: Sequence[Array], attributes: Attributes) -> Array:
+    begin, out = integer(attributes, "begin"), np.zeros(integer(attributes, "size"))
+    out[begin : begin + len(operands[0])] = operands[0]
+    return out
+
+
+def _sum_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
+    shape = floats(op.operands[0].type, "operand").shape
+    return [build.op("fill", grad, shape=shape) if shape else grad]
+
+
+def _mean_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
+    return _sum_gradient(build, op, build.op("scale", grad, factor=1.0 / size(op.operands[0].type)))
+
+
+def _softmax_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
+    weighted = build.op("mul", grad, op.result)
+    return [build.op("sub", weighted, build.op("mul", build.op("sum", weighted), op.result))]
+
+
+def _log_softmax_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
+    return [build.op("sub", grad, build.op("mul", build.op("sum", grad), build.op("exp", op.result)))]
+
+
+def _concat_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
+    grads, begin = [], 0
+    for operand in op.operands:
+        end = begin + size(operand.type)
+        grads.append(build.op("slice", grad, begin=begin, end=end))
+        begin = end
+    return grads
+
+
+def _slice_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
+    return [build.op("pad", grad, begin=op.attribute("begin"), size=size(op.operands[0].type))]
+
+
+def _pad_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
+    begin = integer(dict(op.attributes), "begin")
+    return [build.op("slice", grad, begin=begin, end=begin + size(op.operands[0].type))]
+
+
+def _slice_value(operands: Sequence[Array], attributes: Attributes) -> Array:
+    return operands[0][integer(attributes, "begin") : integer(attributes, "end")]
+
+
+_VIEW = frozenset({VIEW})
+_NAMED = frozenset({REDUCTION, SURFACE})
+
+ENTRIES = (
+    OpDef(
+        name="sum",
+        arity=1,
+        infer=_reduced,
+        evaluate=lambda operands, attributes: np.asarray(np.sum(operands[0])),
+        gradient=_sum_gradient,
+        flops=lambda types, result: size(types[0]),
+        traits=_NAMED,
+    ),
+    OpDef(
+        name="mean",
+        arity=1,
+        infer=_reduced,
+        evaluate=lambda operands, attributes: np.asarray(np.mean(operands[0])),
+        gradient=_mean_gradient,
+        flops=lambda types, result: size(types[0]) + 1,
+        traits=_NAMED,
+    ),
+    OpDef(
+        name="softmax",
+        arity=1,
+        infer=_vector,
+        evaluate=lambda operands, attributes: softmax(operands[0]),
+        gradient=_softmax_gradient,
+        flops=lambda types, result: 8 * size(result),
+        traits=_NAMED,
+    ),
+    OpDef(
+        name="log_softmax",
+        arity=1,
+        infer=_vector,
+        evaluate=lambda operands, attributes: log_softmax(operands[0]),
+        gradient=_log_softmax_gradient,
+        flops=lambda types, result: 8 * size(result),
+        traits=_NAMED,
+    ),
+    OpDef(  # the first one, where several are largest
+        name="argmax",
+        arity=1,
+        infer=_argmax,
+        evaluate=lambda operands, attributes: np.asarray(np.argmax(operands[0])),
+        flops=lambda types, result: size(types[0]),
+        traits=_NAMED,
+    ),
+    OpDef(
+        name="concat",
+        arity=None,
+        infer=_concat,
+        evaluate=lambda operands, attributes: np.concatenate(list(operands)),
+        gradient=_concat_gradient,
+        flops=lambda types, result: 0,
+        traits=frozenset({VIEW, SURFACE}),
+    ),
+    OpDef(  # elements begin to end - 1
+        name="slice",
+        arity=1,
+        infer=_slice,
+        evaluate=_slice_value,
+        gradient=_slice_gradient,
+        attributes=("begin", "end"),
+        flops=lambda types, result: 0,
+        traits=_VIEW,
+    ),
+    OpDef(  # zeros of `size`, with the operand at `begin`
+        name="pad",
+        arity=1,
+        infer=_pad,
+        evaluate=_pad_value,
+        gradient=_pad_gradient,
+        attributes=("begin", "size"),
+        flops=lambda types, result: 0,
+        traits=_VIEW,
+    ),
+)

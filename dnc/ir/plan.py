@@ -1,0 +1,403 @@
+"""The plan: a program cut into worker-local segments, with buffers, index lists and placements.
+
+`passes/fuse.py` cuts every stage into `Segment`s exactly where distributions disagree; the later
+planning passes fill in where weights live, tile sizes and opcodes. Code generators, the encoder,
+the verifier and the reference VM read nothing but a plan, so this file is the border between the
+compiler and every target.
+
+Memory is one *pool* of 4-byte words, float32 or int32. Addresses in index lists and in the
+header of a schedule count units of 4 words from the start of the pool. The pool starts with a
+row of zeros, so the address 0 reads as an absent vertex.
+
+Distributions (DESIGN, section 4). The workers of a replica share its vertices in one of two ways.
+UNIT: every worker takes all rows of a group and its own hidden units, `units` split evenly over
+the workers (rows g * units + u of every gate g of a unit stay together: GRNN's output tiling).
+VERTEX: every worker takes its own rows of the group and computes them whole. A transposed product
+on units yields *partials*: every worker stores its own sum, and whoever loads adds them up.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from dnc.ir.cell import Cell, Value
+from dnc.ir.program import Program
+from dnc.ir.structure import Path
+from dnc.ir.weight_format import WeightFormat as WeightFormat
+from dnc.ir.weight_format import padded as padded
+
+UNIT, VERTEX = "unit", "vertex"
+ROWS, ENTRIES = "rows", "entries"
+
+# Residency of a weight slice.
+REGISTER, SHARED, STREAMED = "register", "shared", "streamed"
+
+
+@attrs.frozen
+class Buffer:
+    """Rows of `width` floats (a multiple of 4), one per row of `space` or per entry of `children`.
+
+    With `partial` a row holds one run of `width` floats per worker of the replica.
+    """
+
+    name: str
+    space: str
+    width: int
+    partial: bool = False
+    children: str | None = None
+
+
+# ---- index lists: what the encoder resolves for every batch ------------------------------------
+
+
+@attrs.frozen
+class GatherList:
+    """Per row: the address of `function`'s state record at `path`; 0 where absent."""
+
+    name: str
+    space: str
+    function: str
+    path: Path
+
+
+@attrs.frozen
+class TableList:
+    """Per row: the address of the table's row for the token `field` of the vertex at `path`."""
+
+    name: str
+    space: str
+    parameter: str
+    field: str
+    path: Path
+
+
+@attrs.frozen
+class ClassList:
+    """Per row: the integer in `field` of the vertex at `path`; -1 where missing."""
+
+    name: str
+    space: str
+    field: str
+    path: Path
+
+
+@attrs.frozen
+class VectorList:
+    """Per row: the address of the float vector in `field` of the vertex at `path`."""
+
+    name: str
+    space: str
+    field: str
+    path: Path
+    width: int
+
+
+@attrs.frozen
+class ChildrenList:
+    """Ragged: begin[rows + 1], then the addresses of the children's state records."""
+
+    name: str
+    space: str
+    function: str
+    path: Path
+
+
+@attrs.frozen
+class SlotSource:
+    """Slots in `buffer`, written by rows of `space` for the vertex (or children) at `path`."""
+
+    buffer: str
+    space: str
+    path: Path
+    is_list: bool = False
+    field: str | None = None
+
+
+@attrs.frozen
+class SlotList:
+    """Ragged: begin[rows + 1], then the addresses of the gradient slots of every row's vertex.
+
+    Order: sources as listed, then rows of the source. `partial` slots hold a run per worker.
+    """
+
+    name: str
+    space: str
+    sources: tuple[SlotSource, ...]
+    partial: bool
+
+
+IndexList = GatherList | TableList | ClassList | VectorList | ChildrenList | SlotList
+
+# ---- addresses: how a segment reads a value ------------------------------------------------------
+
+
+@attrs.frozen
+class ParameterAddress:
+    """Element i of a dense parameter, from `offset`: the same for every row."""
+
+    parameter: str
+    offset: int = 0
+
+
+@attrs.frozen
+class BufferAddress:
+    """Element i of the row's own record in `buffer`, from `offset` (partials are added up)."""
+
+    buffer: str
+    offset: int = 0
+
+
+@attrs.frozen
+class GatherAddress:
+    """Element i of the record that `list` names for the row, from `offset`."""
+
+    list: str
+    offset: int = 0
+
+
+@attrs.frozen
+class ChildrenAddress:
+    """A list value: one element per child in the ragged `list`, from `offset` in its record."""
+
+    list: str
+    offset: int = 0
+
+
+@attrs.frozen
+class SlotsAddress:
+    """The sum over the row's slots: the `plain` list in order, then the `partial` list.
+
+    `width` is the distance between the runs of a partial slot.
+    """
+
+    plain: str | None
+    partial: str | None
+    width: int
+    offset: int = 0
+
+
+@attrs.frozen
+class IndexAddress:
+    """The integer that `list` holds for the row."""
+
+    list: str
+
+
+@attrs.frozen
+class SeedAddress:
+    """The launch's loss scale."""
+
+
+Address = (
+    ParameterAddress
+    | BufferAddress
+    | GatherAddress
+    | ChildrenAddress
+    | SlotsAddress
+    | IndexAddress
+    | SeedAddress
+)
+
+
+@attrs.frozen
+class Load:
+    """Binds `value`, an input of the segment's cell, to an address."""
+
+    value: Value
+    address: Address
+
+
+@attrs.frozen
+class Store:
+    """Writes `value` to the row's record of `buffer`, from `offset`.
+
+    For a list value the record is that of each entry of `children`.
+    """
+
+    value: Value
+    buffer: str
+    offset: int = 0
+    children: str | None = None
+
+
+@attrs.frozen
+class Piece:
+    """`width` consecutive elements of a product's operand, read from `address`."""
+
+    address: Address
+    width: int
+
+
+@attrs.frozen
+class Product:
+    """result[r] = sum over k of parameter[r, k] * operand[k]; runs before the segment's cell.
+
+    UNIT segments compute the worker's own rows. The operand is the concatenation of `pieces`,
+    complete before the segment starts.
+    """
+
+    result: Value
+    parameter: str
+    pieces: tuple[Piece, ...]
+
+
+@attrs.frozen
+class TransposedProduct:
+    """result[k] = sum over the worker's rows r of parameter[r, k] * delta[r]; runs after the cell.
+
+    `stores` write parts of the result: (buffer, offset in its record, begin, end); all these
+    buffers are partial.
+    """
+
+    delta: Value
+    parameter: str
+    columns: int
+    stores: tuple[tuple[str, int, int, int], ...]
+
+
+@attrs.frozen
+class Segment:
+    """Work of one stage between two exchanges.
+
+    In a UNIT segment every value of the cell has a width that is a multiple of `units`; a value of
+    g * units elements is g gates, and all operations work on the same unit of their operands.
+    In a VERTEX segment the cell may hold any operation and `products` is empty (products are
+    operations of the cell). `step` numbers the segments of a stage: those of one step are
+    independent, and an exchange stands between steps.
+    """
+
+    name: str
+    stage: str
+    space: str
+    mapping: str
+    step: int
+    units: int
+    loads: tuple[Load, ...]
+    products: tuple[Product, ...]
+    cell: Cell
+    stores: tuple[Store, ...]
+    transposed: tuple[TransposedProduct, ...] = ()
+
+
+@attrs.frozen
+class DenseGradient:
+    """Gradient of a dense parameter: sum over the rows of `space` of delta (x) x.
+
+    delta is [rows] floats at `delta` (a BufferAddress). Without pieces the deltas are summed: they
+    are as large as the parameter, which may then have any shape.
+    """
+
+    name: str
+    parameter: str
+    space: str
+    delta: BufferAddress
+    rows: int
+    pieces: tuple[Piece, ...]
+
+
+@attrs.frozen
+class TableGradient:
+    """Gradient of a table: per touched token the sum of its slots, plain sources first."""
+
+    parameter: str
+    width: int
+    plain: tuple[SlotSource, ...]
+    partial: tuple[SlotSource, ...]
+
+
+@attrs.frozen
+class Result:
+    """What the host reads back: kind is loss, metric or output; one record of `buffer` a row."""
+
+    kind: str
+    name: str
+    buffer: str
+    space: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@attrs.frozen
+class Placement:
+    """Where the slice of a parameter that a worker needs lives, and why.
+
+    `units` and `gates` say which rows belong together (rows = gates * units); `columns` is K.
+    `slot` is the first register of a REGISTER slice, or the first word of a SHARED one.
+    """
+
+    parameter: str
+    units: int
+    gates: int
+    columns: int
+    residency: str
+    slot: int
+    bytes_per_worker: int
+    reason: str
+
+
+@attrs.frozen
+class Tiling:
+    """Sizes that the kernel is built for.
+
+    workers: of a replica. threads: of a worker. cluster: CTAs of a cluster (1 = none). tile:
+    vertices worked on at a time. window: words of the schedule held on chip.
+    """
+
+    workers: int
+    threads: int
+    cluster: int
+    tile: int
+    window: int
+
+
+@attrs.frozen
+class Opcode:
+    """One instruction of the model's set; `fields` name its words after the opcode."""
+
+    name: str
+    number: int
+    fields: tuple[str, ...]
+
+
+@attrs.frozen
+class Plan:
+    """Everything a target and the runtime need to know of a model."""
+
+    program: Program
+    target: str
+    buffers: tuple[Buffer, ...]
+    lists: tuple[IndexList, ...]
+    segments: tuple[Segment, ...]
+    dense_gradients: tuple[DenseGradient, ...]
+    table_gradients: tuple[TableGradient, ...]
+    results: tuple[Result, ...] = ()
+    weight_format: WeightFormat = attrs.field(factory=WeightFormat)
+    placements: tuple[Placement, ...] = ()
+    tiling: Tiling | None = None
+    opcodes: tuple[Opcode, ...] = ()
+    remarks: tuple[str, ...] = ()
+
+    def buffer(self, name: str) -> Buffer:
+        """The buffer called `name`; KeyError if there is none."""
+        return {buffer.name: buffer for buffer in self.buffers}[name]
+
+    def opcode(self, name: str) -> Opcode:
+        """The opcode called `name`; KeyError if there is none."""
+        return {opcode.name: opcode for opcode in self.opcodes}[name]
+
+
+def unit_range(units: int, workers: int, rank: int) -> tuple[int, int]:
+    """The units [begin, end) of worker `rank`: even shares of whole addresses where that fits."""
+    share = -(-units // workers)
+    begin = min(units, rank * share)
+    return begin, min(units, begin + share)
+
+
+def state_layout(program: Program, function: str) -> dict[str, int]:
+    """Offset of each component in the state record of `function`; key "" is the record's width."""
+    layout, offset = {}, 0
+    for component in program.function(function).state:
+        layout[component.name] = offset
+        offset += padded(component.type.size)
+    layout[""] = offset
+    return layout

@@ -1,0 +1,75 @@
+"""Plans as text, for people: `--print-ir-after` behind fusion, and `dnc explain`.
+
+In: a plan. Out: lines. Everything is read off the plan; nothing here is parsed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dnc.ir.plan import (
+    Address,
+    BufferAddress,
+    ChildrenAddress,
+    GatherAddress,
+    IndexAddress,
+    ParameterAddress,
+    Plan,
+    SeedAddress,
+    Segment,
+)
+from dnc.ir.printer import print_op
+
+
+def print_plan(plan: Plan) -> str:
+    """Buffers, segments with their reads and writes, gradients, placements."""
+    lines = [f"plan {plan.program.name} for {plan.target or 'no machine yet'}"]
+    for buffer in plan.buffers:
+        rows = buffer.space if buffer.children is None else f"entries of {buffer.children}"
+        runs = ", a run per worker" if buffer.partial else ""
+        lines.append(f"buffer {buffer.name}: {buffer.width} floats per row of {rows}{runs}")
+    for segment in plan.segments:
+        lines += [f"segment {segment.name} ({segment.mapping}, step {segment.step})", *_segment(segment)]
+    for gradient in plan.dense_gradients:
+        lines.append(
+            f"gradient {gradient.parameter} += {address_text(gradient.delta)} (x) "
+            f"[{', '.join(address_text(piece.address) for piece in gradient.pieces) or '1'}]"
+        )
+    for table in plan.table_gradients:
+        lines.append(
+            f"gradient {table.parameter}: {len(table.plain)} + {len(table.partial)} sources of slots"
+        )
+    lines += [f"weight {p.parameter}: {p.residency} ({p.reason})" for p in plan.placements]
+    return "\n".join(lines)
+
+
+def _segment(segment: Segment) -> Iterator[str]:
+    for load in segment.loads:
+        yield f"    {load.value} = load {address_text(load.address)}"
+    for product in segment.products:
+        pieces = ", ".join(address_text(piece.address) for piece in product.pieces)
+        yield f"    {product.result} = {product.parameter} @ [{pieces}]"
+    for op in segment.cell.ops:
+        yield f"    {print_op(op).strip()}"
+    for store in segment.stores:
+        yield f"    store {store.value} -> {store.buffer}+{store.offset}"
+    for transposed in segment.transposed:
+        targets = ", ".join(f"{name}+{offset}" for name, offset, _, _ in transposed.stores)
+        yield f"    {targets} <- {transposed.parameter}ᵀ @ {transposed.delta}"
+
+
+def address_text(address: Address) -> str:
+    """An address in a few words."""
+    if isinstance(address, ParameterAddress):
+        return f"{address.parameter}+{address.offset}"
+    if isinstance(address, BufferAddress):
+        return f"{address.buffer}+{address.offset}"
+    if isinstance(address, GatherAddress):
+        return f"row[{address.list}]+{address.offset}"
+    if isinstance(address, ChildrenAddress):
+        return f"rows[{address.list}]+{address.offset}"
+    if isinstance(address, IndexAddress):
+        return f"index[{address.list}]"
+    if isinstance(address, SeedAddress):
+        return "seed"
+    return f"sum of slots[{address.plain or '-'}, {address.partial or '-'}]+{address.offset}"

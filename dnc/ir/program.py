@@ -1,0 +1,282 @@
+"""The program: the static stage graph of a model, with every cell's inputs and outputs bound.
+
+The frontend builds a `Program` with forward stages only; `passes/hoist.py` moves work out of the
+recursion, `passes/differentiate.py` adds the backward stages and the weight gradients. The words
+follow Cavs: a stage is a vertex function, its inputs are gathers (or pulls), its outputs scatters.
+
+A *space* is a set of rows: one row per vertex on which a stage runs. All stages of one space share
+the numbering of rows, so what one stage saves another reads at the same row. A call is identified
+by (function, vertex) and evaluated once.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from dnc.diagnostics import Span
+from dnc.ir.cell import Cell
+from dnc.ir.structure import Dimension, Path, Struct
+from dnc.ir.types import TensorType
+
+DENSE, TABLE = "dense", "table"
+ALL, ROOT = "all", "root"
+
+# When a stage runs. LEVEL: wavefront by wavefront, as soon as its inputs are there. EARLY: once
+# for the whole batch, before the recursion. LATE: once for the whole batch, after it.
+EARLY, LEVEL, LATE = "early", "level", "late"
+FORWARD, BACKWARD = "forward", "backward"
+
+
+@attrs.frozen
+class Initializer:
+    """How a parameter starts: kind is zeros, constant, uniform, normal, xavier or orthogonal.
+
+    `value` is the constant, the bound of uniform or the deviation of normal. `pieces`, when not
+    empty, gives a constant for equal parts of a vector (as a forget gate's bias of 1).
+    """
+
+    kind: str
+    value: float = 0.0
+    pieces: tuple[float, ...] = ()
+
+
+@attrs.frozen
+class Parameter:
+    """A trained array. A table's first dimension may be open; all others are known."""
+
+    name: str
+    kind: str
+    dimensions: tuple[Dimension, ...]
+    initializer: Initializer
+    frozen: bool = False
+    span: Span | None = attrs.field(default=None, eq=False, repr=False)
+
+    @property
+    def type(self) -> TensorType:
+        """The type of the value a cell sees (dense parameters only: every dimension is known)."""
+        return TensorType(tuple(int(dim.size or 0) for dim in self.dimensions))
+
+
+@attrs.frozen
+class Component:
+    """One named tensor of a state."""
+
+    name: str
+    type: TensorType
+
+
+@attrs.frozen
+class Function:
+    """A recursive (or plain) function over a struct: what it returns for every vertex."""
+
+    name: str
+    struct: str
+    state: tuple[Component, ...]
+    span: Span | None = attrs.field(default=None, eq=False, repr=False)
+
+
+@attrs.frozen
+class Space:
+    """The rows of a stage: vertices of `struct` whose arm is in `arms`; ROOT keeps sample roots."""
+
+    name: str
+    struct: str
+    arms: tuple[str, ...]
+    selection: str = ALL
+
+
+# ---- inputs: what a cell's inputs are bound to -------------------------------------------------
+
+
+@attrs.frozen
+class ParameterInput:
+    """A dense parameter, the same for every row."""
+
+    parameter: str
+
+
+@attrs.frozen
+class TableInput:
+    """The table's row chosen by a token field of the vertex at `path` (() = the row's own)."""
+
+    parameter: str
+    field: str
+    path: Path = ()
+
+
+@attrs.frozen
+class FieldInput:
+    """A data field of the vertex at `path`: class and token as i32[], vector as f32[width]."""
+
+    field: str
+    path: Path = ()
+
+
+@attrs.frozen
+class StateInput:
+    """A component of `function` at the vertex at `path`; zeros where that vertex is absent.
+
+    With `is_list` the path ends in a list field and the value has a list type.
+    """
+
+    function: str
+    component: str
+    path: Path
+    is_list: bool = False
+
+
+@attrs.frozen
+class SavedInput:
+    """What another stage of the same space saved under `name`."""
+
+    stage: str
+    name: str
+
+
+@attrs.frozen
+class GradientInput:
+    """The gradient of the loss by `component` of `function` at this row's vertex.
+
+    It is the sum of all slots written for that vertex, in slot order; zeros if there is none.
+    """
+
+    function: str
+    component: str
+
+
+@attrs.frozen
+class SeedInput:
+    """The gradient of the batch loss by this row's loss: a scalar, one over the samples."""
+
+
+Input = ParameterInput | TableInput | FieldInput | StateInput | SavedInput | GradientInput | SeedInput
+
+# ---- outputs -----------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class StateOutput:
+    """The returned component of the space's function."""
+
+    component: str
+
+
+@attrs.frozen
+class SavedOutput:
+    """Kept for another stage of the space, or for a weight gradient."""
+
+    name: str
+
+
+@attrs.frozen
+class SlotOutput:
+    """The gradient handed along an edge: for `component` of `function` at the vertex at `path`.
+
+    Every edge owns its slot. With `is_list`, one slot per child of the list.
+    """
+
+    function: str
+    component: str
+    path: Path
+    is_list: bool = False
+
+
+@attrs.frozen
+class TableSlotOutput:
+    """The gradient by the table row that `TableInput` with the same fields reads."""
+
+    parameter: str
+    field: str
+    path: Path = ()
+
+
+@attrs.frozen
+class LossOutput:
+    """A scalar; the batch loss is the sum over rows divided by the number of samples."""
+
+
+@attrs.frozen
+class MetricOutput:
+    """A scalar; the metric is the mean over rows of the whole set."""
+
+    metric: str
+
+
+@attrs.frozen
+class DeclaredOutput:
+    """A value that `predict` hands to the user."""
+
+    output: str
+
+
+Output = StateOutput | SavedOutput | SlotOutput | TableSlotOutput | LossOutput | MetricOutput | DeclaredOutput
+
+
+@attrs.frozen
+class Stage:
+    """A cell bound to a space. `inputs` match `cell.inputs`, `outputs` match `cell.results`.
+
+    `function` is the function whose state the space holds (None for loss, metric and outputs).
+    """
+
+    name: str
+    space: str
+    function: str | None
+    inputs: tuple[Input, ...]
+    cell: Cell
+    outputs: tuple[Output, ...]
+    placement: str = LEVEL
+    direction: str = FORWARD
+    span: Span | None = attrs.field(default=None, eq=False, repr=False)
+
+
+@attrs.frozen
+class WeightGradient:
+    """Adds, for every row of `space`, delta (x) x to the gradient of a parameter.
+
+    `delta` names what `stage` saved: [m] floats. For a matrix [m, k], `x` lists the inputs whose
+    concatenation is the k-vector (each an Input of the space: a state, a table row, a field or a
+    saved value, with the slice taken of it); for a vector parameter `x` is empty and the rows of
+    delta are summed.
+    """
+
+    parameter: str
+    space: str
+    stage: str
+    delta: str
+    x: tuple[tuple[Input, int, int], ...] = ()
+
+
+@attrs.frozen
+class Program:
+    """A whole model. `stages` are in an order in which, level aside, producers come first."""
+
+    name: str
+    dimensions: tuple[Dimension, ...]
+    structs: tuple[Struct, ...]
+    root: str
+    parameters: tuple[Parameter, ...]
+    functions: tuple[Function, ...]
+    spaces: tuple[Space, ...]
+    stages: tuple[Stage, ...]
+    weight_gradients: tuple[WeightGradient, ...] = ()
+
+    def struct(self, name: str) -> Struct:
+        """The struct called `name`; KeyError if there is none."""
+        return {struct.name: struct for struct in self.structs}[name]
+
+    def parameter(self, name: str) -> Parameter:
+        """The parameter called `name`; KeyError if there is none."""
+        return {parameter.name: parameter for parameter in self.parameters}[name]
+
+    def function(self, name: str) -> Function:
+        """The function called `name`; KeyError if there is none."""
+        return {function.name: function for function in self.functions}[name]
+
+    def space(self, name: str) -> Space:
+        """The space called `name`; KeyError if there is none."""
+        return {space.name: space for space in self.spaces}[name]
+
+    def stage(self, name: str) -> Stage:
+        """The stage called `name`; KeyError if there is none."""
+        return {stage.name: stage for stage in self.stages}[name]

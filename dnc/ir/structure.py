@@ -1,0 +1,73 @@
+"""Declarations of the input structures: what a vertex holds and which vertices it refers to.
+
+A `Struct` has one or more arms (as `Leaf | Node`); every vertex of a structure is an instance of
+one arm. Fields hold data (token, class, vector) or refer to other vertices (child, optional
+child, list of children). Paths name vertices seen from a vertex.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from dnc.diagnostics import Span
+
+TOKEN, CLASS, VECTOR = "token", "class", "vector"
+CHILD, OPTIONAL, LIST = "child", "optional", "list"
+DATA_KINDS = (TOKEN, CLASS, VECTOR)
+VERTEX_KINDS = (CHILD, OPTIONAL, LIST)
+
+# Steps that exist without a declaration: neighbours in the list that holds a vertex, the vertex
+# that refers to it, and the ends of a list.
+PREVIOUS, NEXT, PARENT, FIRST, LAST = "prev", "next", "parent", "first", "last"
+
+Path = tuple[str, ...]
+"""Steps from a vertex: () is the vertex itself, ("left",), ("words", "last"), ("prev",)."""
+
+
+@attrs.frozen
+class Dimension:
+    """A named size. `size` is None while it is open (known when data is seen)."""
+
+    name: str
+    size: int | None
+
+
+@attrs.frozen
+class Field:
+    """A field of an arm.
+
+    token, class: `dimension` bounds the value. vector: `width` floats (0 width = scalar written as
+    a plain number, stored as one float). child, optional, list: `target` is the struct's name.
+    """
+
+    name: str
+    kind: str
+    dimension: Dimension | None = None
+    width: int = 0
+    target: str | None = None
+    span: Span | None = attrs.field(default=None, eq=False, repr=False)
+
+
+@attrs.frozen
+class Arm:
+    """One alternative of a struct."""
+
+    name: str
+    fields: tuple[Field, ...]
+
+    def field(self, name: str) -> Field | None:
+        """The field called `name`, or None."""
+        return next((field for field in self.fields if field.name == name), None)
+
+
+@attrs.frozen
+class Struct:
+    """A declared structure type."""
+
+    name: str
+    arms: tuple[Arm, ...]
+    span: Span | None = attrs.field(default=None, eq=False, repr=False)
+
+    def arm(self, name: str) -> Arm:
+        """The arm called `name`; KeyError if there is none."""
+        return {arm.name: arm for arm in self.arms}[name]

@@ -1,0 +1,44 @@
+"""Types of the values in cell IR.
+
+A tensor has a static shape; `()` is a scalar. A list type stands for one tensor per child of
+a list path (any number, known before launch); only the list operations consume it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+
+
+@attrs.frozen
+class TensorType:
+    """A dense tensor; `dtype` is "f32" (any real) or "i32" (tokens and classes)."""
+
+    shape: tuple[int, ...] = ()
+    dtype: str = "f32"
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        dims = "x".join(str(dim) for dim in self.shape)
+        return f"{self.dtype}[{dims}]"
+
+
+@attrs.frozen
+class ListType:
+    """One `element` per child of a list path."""
+
+    element: TensorType
+
+    def __str__(self) -> str:
+        return f"list<{self.element}>"
+
+
+Type = TensorType | ListType
+
+SCALAR = TensorType(())
+INDEX = TensorType((), "i32")

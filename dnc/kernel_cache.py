@@ -1,0 +1,94 @@
+"""Kernels of a plan, emitted once and kept in the user's cache.
+
+In: a plan and its digest. Out: files by name. Guaranteed: an entry depends on the plan, the target,
+and the versions of the emitters; it is written whole or not at all, and a damaged one is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+
+from dnc.cache_folder import cache_folder
+from dnc.ir.machine import machine
+from dnc.ir.plan import Plan
+from dnc.version import VERSION
+
+_INDEX = "index.json"
+
+
+def cached_kernels(plan: Plan, plan_digest: str) -> tuple[dict[str, bytes], bool]:
+    """The kernel files of a plan, and whether they came from the cache."""
+    folder = cache_folder() / "kernels" / _key(plan, plan_digest)
+    found = _read(folder)
+    if found is not None:
+        return found, True
+    files = _emit(plan)
+    if files:
+        _write(folder, files)
+    return files, False
+
+
+def _emit(plan: Plan) -> dict[str, bytes]:
+    """Emits kernels; none as long as the emitter of the target is missing."""
+    import dnc.codegen
+
+    emitter = getattr(dnc.codegen, "emit_cuda" if machine(plan.target).is_gpu else "emit_cpu", None)
+    return {} if emitter is None else dict(emitter(plan))
+
+
+def _key(plan: Plan, plan_digest: str) -> str:
+    parts = [plan.target, plan_digest, VERSION, _emitters()]
+    parts += [_version(package) for package in ("apache-tvm", "nvidia-cuda-nvrtc")]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _emitters() -> str:
+    """A digest of the emitters' own sources, so that work on them never meets an old kernel."""
+    spec = find_spec("dnc.codegen")
+    assert spec is not None and spec.submodule_search_locations
+    total = hashlib.sha256()
+    for file in sorted(Path(spec.submodule_search_locations[0]).rglob("*.py")):
+        total.update(file.read_bytes())
+    return total.hexdigest()
+
+
+def _read(folder: Path) -> dict[str, bytes] | None:
+    try:
+        index: dict[str, str] = msgspec.json.decode((folder / _INDEX).read_bytes(), type=dict[str, str])
+        files = {name: (folder / name).read_bytes() for name in index}
+    except (OSError, ValueError):
+        return None
+    whole = all(hashlib.sha256(files[name]).hexdigest() == found for name, found in index.items())
+    return files if whole else None
+
+
+def _write(folder: Path, files: dict[str, bytes]) -> None:
+    """Keeps files; a cache that cannot be written is no reason to fail."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent))
+        for name, content in files.items():
+            (made / name).write_bytes(content)
+        index = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        (made / _INDEX).write_bytes(msgspec.json.encode(index))
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError:
+        return

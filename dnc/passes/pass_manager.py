@@ -1,0 +1,120 @@
+"""Runs a list of passes: logs, verifies, times and dumps after each.
+
+In: a program (or a plan) and passes. Out: what the last pass made. Guaranteed: what a pass leaves is
+verified before the next one sees it, and the message names the pass that broke it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import attrs
+
+from dnc.diagnostics import Diagnostic, DiagnosticError, fail
+from dnc.ir.printer import print_program
+from dnc.ir.program import Program
+from dnc.ir.verifier import program_errors
+
+T = TypeVar("T")
+
+
+class Pass(Protocol[T]):
+    """A frozen object whose fields are its options. `optional` passes only make things faster."""
+
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+
+    @property
+    def optional(self) -> bool:
+        """Whether it may be left out (`--without`)."""
+
+    def __call__(self, value: T, /) -> T:
+        """The transformed value."""
+
+
+@attrs.frozen
+class PassOptions:
+    """What to leave out and what to show.
+
+    print_after: names of passes, or "all". stop_after: the last pass to run. dump_dir: a folder for
+    one file per pass, `00-input.ir`, `01-canonicalize.ir`, ... log: gets what is printed.
+    """
+
+    without: tuple[str, ...] = ()
+    print_after: tuple[str, ...] = ()
+    stop_after: str | None = None
+    dump_dir: Path | None = None
+    time_passes: bool = False
+    log: Callable[[str], None] = print
+
+
+@attrs.frozen
+class PassManager(Generic[T]):
+    """A pipeline: `passes` in order, how to find errors in what they make, and how to print it."""
+
+    passes: tuple[Pass[T], ...]
+    errors: Callable[[T], Sequence[Diagnostic]]
+    show: Callable[[T], str]
+    options: PassOptions = PassOptions()
+
+    def run(self, value: T) -> T:
+        """The value after all passes; DiagnosticError where one of them breaks it."""
+        self._check_names()
+        self._check(value, "before the first pass")
+        self._dump(0, "input", value)
+        for number, step in enumerate(self.passes, 1):
+            if step.name in self.options.without:
+                continue
+            start = time.perf_counter()
+            changed = step(value)
+            seconds = time.perf_counter() - start
+            self._check(changed, f"after pass '{step.name}'")
+            self._report(step.name, value, changed, seconds)
+            self._dump(number, step.name, changed)
+            value = changed
+            if step.name == self.options.stop_after:
+                break
+        return value
+
+    def _check_names(self) -> None:
+        names = {step.name: step.optional for step in self.passes}
+        known = ", ".join(names)
+        asked = (*self.options.without, *self.options.print_after, *filter(None, [self.options.stop_after]))
+        for name in asked:
+            if name not in names and name != "all":
+                raise fail(f"there is no pass '{name}'", f"passes: {known}")
+        for name in self.options.without:
+            if not names.get(name, False):
+                optional = ", ".join(name for name, is_optional in names.items() if is_optional)
+                raise fail(f"pass '{name}' cannot be left out", f"these can: {optional}")
+
+    def _check(self, value: T, when: str) -> None:
+        errors = self.errors(value)
+        if errors:
+            raise DiagnosticError(
+                *(attrs.evolve(error, message=f"{when}: {error.message}") for error in errors)
+            )
+
+    def _report(self, name: str, before: T, after: T, seconds: float) -> None:
+        log = self.options.log
+        timing = f"  {seconds * 1e3:.1f} ms" if self.options.time_passes else ""
+        if name in self.options.print_after or "all" in self.options.print_after:
+            log(f"# after {name}{timing}" + (" (unchanged)" if before == after else f"\n{self.show(after)}"))
+        elif timing:
+            log(f"{name}:{timing}" + (" (unchanged)" if before == after else ""))
+
+    def _dump(self, number: int, name: str, value: T) -> None:
+        if self.options.dump_dir is not None:
+            self.options.dump_dir.mkdir(parents=True, exist_ok=True)
+            (self.options.dump_dir / f"{number:02}-{name}.ir").write_text(self.show(value))
+
+
+def program_manager(
+    passes: tuple[Pass[Program], ...], options: PassOptions = PassOptions()
+) -> PassManager[Program]:
+    """A pipeline of program passes, verified by the program verifier."""
+    return PassManager(passes, program_errors, print_program, options)

@@ -1,0 +1,138 @@
+"""Plan weights: decides where the slice of every weight lives during a launch, and says why.
+
+In: a plan with segments and a tiling. Out: the plan with a `Placement` for every slice. Weights
+of the recursion come first, the ones read most per byte before the others; registers before
+shared memory; what fits neither is STREAMED from the L2 cache at every use. Nothing is too large.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from dnc.ir.machine import Machine
+from dnc.ir.plan import (
+    REGISTER,
+    SHARED,
+    STREAMED,
+    UNIT,
+    Placement,
+    Plan,
+    Segment,
+    padded,
+)
+from dnc.ir.program import LEVEL
+
+# Words of shared memory kept for the schedule's window and for staging operands.
+STAGING_BYTES = 56 * 1024
+WARPS = 8
+LANES = 32
+
+
+@attrs.frozen
+class Slice:
+    """A parameter as the unit segments use it: rows = gates * units."""
+
+    parameter: str
+    units: int
+    gates: int
+    columns: int
+    recursive: bool
+
+    def rows(self, workers: int) -> int:
+        """Rows that one worker holds."""
+        return self.gates * -(-self.units // workers)
+
+    def registers(self, workers: int) -> int:
+        """Registers a thread: warps share the rows, lanes the columns four at a time."""
+        return -(-self.rows(workers) // WARPS) * -(-self.columns // (4 * LANES)) * 4
+
+    def words(self, workers: int) -> int:
+        """Words of shared memory a worker."""
+        return self.rows(workers) * padded(self.columns)
+
+
+def slices(plan: Plan) -> tuple[Slice, ...]:
+    """Every slice that unit segments use, recursive ones first, then by use and size."""
+    found: dict[tuple[str, int, int], Slice] = {}
+    uses: dict[tuple[str, int, int], int] = {}
+    for segment in plan.segments:
+        if segment.mapping != UNIT:
+            continue
+        recursive = plan.program.stage(segment.stage).placement == LEVEL
+        for parameter in product_parameters(segment):
+            rows, columns = plan.program.parameter(parameter).type.shape
+            key = (parameter, segment.units, rows // segment.units)
+            before = found.get(key)
+            recursive_too = recursive or (before is not None and before.recursive)
+            found[key] = Slice(parameter, segment.units, key[2], columns, recursive_too)
+            uses[key] = uses.get(key, 0) + 1
+    order = sorted(found, key=lambda key: (not found[key].recursive, -uses[key], found[key].columns))
+    return tuple(found[key] for key in order)
+
+
+def product_parameters(segment: Segment) -> list[str]:
+    """The parameters that a segment multiplies by, once per product."""
+    products = [product.parameter for product in segment.products]
+    return products + [product.parameter for product in segment.transposed]
+
+
+@attrs.frozen
+class PlanWeights:
+    """Places slices on `machine`; `residency` forces one for all (for tests), if it fits."""
+
+    machine: Machine
+    residency: str | None = None
+    name: str = attrs.field(default="plan-weights", init=False)
+    optional: bool = attrs.field(default=False, init=False)
+
+    def __call__(self, plan: Plan) -> Plan:
+        """The plan with its placements."""
+        assert plan.tiling is not None
+        if not self.machine.is_gpu:
+            reason = "the caches of the core hold what they can"
+            made = tuple(
+                Placement(s.parameter, s.units, s.gates, s.columns, STREAMED, 0, 0, reason)
+                for s in slices(plan)
+            )
+            return attrs.evolve(plan, placements=made)
+        workers = plan.tiling.workers
+        registers, words = self.machine.registers, (self.machine.shared_bytes - STAGING_BYTES) // 4
+        used_registers = used_words = 0
+        placements = []
+        for piece in slices(plan):
+            need, size = piece.registers(workers), piece.words(workers)
+            kind = "the recursion reads it at every level" if piece.recursive else "read once a batch"
+            size_text = f"{size * 4 / 1024:.0f} KiB a worker"
+            fits_registers = used_registers + need <= registers
+            fits_shared = used_words + size <= words
+            want_registers = piece.recursive and self.residency in (None, REGISTER)
+            if fits_registers and (want_registers or self.residency == REGISTER):
+                residency, slot = REGISTER, used_registers
+                reason = f"{kind}; {need} registers a thread, {registers - used_registers} were free"
+                used_registers += need
+            elif fits_shared and self.residency in (None, SHARED, REGISTER):
+                residency, slot = SHARED, used_words
+                reason = f"{kind}; {size_text}, {(words - used_words) * 4 // 1024} KiB were free"
+                used_words += size
+            else:
+                residency, slot = STREAMED, 0
+                reason = (
+                    f"{kind}; {size_text} and {need} registers a thread do not fit: "
+                    f"{(words - used_words) * 4 // 1024} KiB and "
+                    f"{registers - used_registers} registers are left"
+                )
+                if self.residency == STREAMED:
+                    reason = "asked for"
+            placements.append(
+                Placement(
+                    piece.parameter,
+                    piece.units,
+                    piece.gates,
+                    piece.columns,
+                    residency,
+                    slot,
+                    size * 4,
+                    reason,
+                )
+            )
+        return attrs.evolve(plan, placements=tuple(placements))

@@ -1,0 +1,111 @@
+"""Backends: what a session asks of the thing that runs kernels.
+
+In: a pool size, schedules. Out: words of the pool after a launch. Three of them exist: the
+reference VM (here), the CPU kernel (`cpu_backend.py`), CUDA (`cuda_backend.py`). Guaranteed by
+every backend: launches run in the order they were made; two may be under way, one per slot; a
+slot's schedule memory may be written again once `finish` of that slot has returned.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.ir.isa import RESULT_WORDS, RESULTS
+from dnc.ir.plan import Plan
+from dnc.runtime.reference_vm import ReferenceVM
+from dnc.runtime.schedule import Schedule
+
+Array = NDArray[Any]
+
+
+class Backend(Protocol):
+    """Runs the schedules of one plan on one device."""
+
+    name: str  # for people: "CPU, 2 workers", "NVIDIA H200, 7 clusters of 16"
+    plan: Plan
+
+    @property
+    def launches(self) -> int:
+        """Kernels started so far."""
+
+    def grid(self, samples: int) -> tuple[int, int]:
+        """(replicas, workers of a replica) for a batch of `samples`."""
+
+    def allocate(self, words: int) -> None:
+        """Makes the pool, `words` words of zeros; contents of an older pool are lost.
+
+        DiagnosticError in plain words when the device has not that much memory.
+        """
+
+    def capacity(self) -> int:
+        """Words that a pool could have at most on this device now."""
+
+    def write(self, at: int, values: Array) -> None:
+        """Copies 4-byte words into the pool from word `at` on, after all launches so far."""
+
+    def read(self, at: int, count: int) -> NDArray[np.float32]:
+        """Words of the pool after all launches so far (as float32; `view` for integers)."""
+
+    def launch(self, schedule: Schedule, slot: int) -> None:
+        """Copies the schedule's words into the pool and starts the kernel; does not wait."""
+
+    def finish(self, slot: int) -> NDArray[np.float32]:
+        """Waits for the slot's last launch; the RESULT_WORDS words of its results.
+
+        DiagnosticError when the kernel gave up (names worker, instruction and exchange).
+        """
+
+
+class VMBackend:
+    """The reference VM as a backend, for tests and for looking closely."""
+
+    def __init__(self, plan: Plan, replicas: int = 1, workers: int = 1, seed: int = 0) -> None:
+        self.plan, self._launches = plan, 0
+        self.name = f"reference VM, {replicas} x {workers} workers"
+        self._grid = (replicas, workers)
+        self.machine = ReferenceVM(plan, seed)
+        self.pool = np.zeros(0, np.float32)
+        self._static = 0
+        self._results: dict[int, NDArray[np.float32]] = {}
+
+    @property
+    def launches(self) -> int:
+        """Schedules executed so far."""
+        return self._launches
+
+    def grid(self, samples: int) -> tuple[int, int]:
+        """The grid asked for, whatever the batch."""
+        return self._grid
+
+    def allocate(self, words: int) -> None:
+        """Makes the pool."""
+        self.pool = np.zeros(words, np.float32)
+
+    def capacity(self) -> int:
+        """Words of a small test machine."""
+        return 1 << 26
+
+    def write(self, at: int, values: Array) -> None:
+        """Copies words into the pool."""
+        flat = np.ascontiguousarray(values).ravel()
+        self.pool[at : at + len(flat)] = flat.view(np.float32)
+
+    def read(self, at: int, count: int) -> NDArray[np.float32]:
+        """Words of the pool."""
+        return self.pool[at : at + count].copy()
+
+    def launch(self, schedule: Schedule, slot: int) -> None:
+        """Runs the schedule at once; activations are poisoned before."""
+        self._launches += 1
+        self.write(schedule.address * 4, schedule.words)
+        self.pool[schedule.static_words :] = np.nan
+        self.machine.run(schedule.words, self.pool, schedule.static_words)
+        at = schedule.bases[RESULTS] * 4
+        self._results[slot] = self.read(at, RESULT_WORDS)
+
+    def finish(self, slot: int) -> NDArray[np.float32]:
+        """The results of the slot's last launch."""
+        return self._results[slot]

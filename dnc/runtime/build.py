@@ -1,0 +1,204 @@
+"""The build folder: a compiled model on disk, which the runtime only reads.
+
+    manifest.json   what the model is, its targets, a digest of every file
+    program.ir      the transformed program as text
+    model.dn        the source, for people
+    cpu/, cuda-sm_90a/, ...  the kernels of a target
+
+Guaranteed: a build is written whole or not at all and replaces nothing but a build; a missing,
+damaged or foreign folder is refused in words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+
+from dnc.diagnostics import fail
+from dnc.version import VERSION
+
+FORMAT = 1
+MANIFEST, PROGRAM, SOURCE = "manifest.json", "program.ir", "model.dn"
+
+
+@attrs.frozen
+class Target:
+    """One target of a build. plan: the digest of its plan. files: digests of its kernel files."""
+
+    machine: str
+    options: dict[str, Any]
+    plan: str
+    files: dict[str, str] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Build:
+    """A build. digest: of the model (not of how it was compiled). program: the text of program.ir."""
+
+    path: Path
+    model: str
+    digest: str
+    source_name: str
+    source: str
+    settings: dict[str, int]
+    program: str
+    targets: dict[str, Target]
+
+    def folder(self, target: str) -> Path:
+        """Where the kernels of a target lie."""
+        return self.path / target.replace(":", "-")
+
+    def kernels(self, target: str) -> dict[str, bytes]:
+        """The kernel files of a target, checked against the manifest."""
+        folder = self.folder(target)
+        return {name: _checked(folder / name, found) for name, found in self.targets[target].files.items()}
+
+
+class _Manifest(msgspec.Struct):
+    format: int
+    dnc: str
+    model: str
+    digest: str
+    source_name: str
+    settings: dict[str, int]
+    files: dict[str, str]
+    targets: dict[str, dict[str, Any]]
+
+
+def write_build(build: Build, kernels: Mapping[str, Mapping[str, bytes]]) -> None:
+    """Writes a build to `build.path`; `kernels` are the files of every target."""
+    out = build.path
+    if out.exists() and not is_build(out) and not (out.is_dir() and not any(out.iterdir())):
+        raise fail(f"{out}: exists and is not a build; nothing was written")
+    try:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=out.absolute().parent, prefix=f".{out.name}."))
+        try:
+            _fill(made, build, kernels)
+            _replace(made, out)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise fail(f"{out}: cannot be written: {error.strerror}") from None
+
+
+def _fill(folder: Path, build: Build, kernels: Mapping[str, Mapping[str, bytes]]) -> None:
+    texts = {PROGRAM: build.program.encode(), SOURCE: build.source.encode()}
+    for name, content in texts.items():
+        (folder / name).write_bytes(content)
+    targets = {}
+    for name, target in build.targets.items():
+        own = folder / build.folder(name).name
+        own.mkdir()
+        for file, content in kernels.get(name, {}).items():
+            (own / file).write_bytes(content)
+        files = {file: _digest(content) for file, content in kernels.get(name, {}).items()}
+        targets[name] = attrs.asdict(attrs.evolve(target, files=files))
+    manifest = _Manifest(
+        FORMAT,
+        VERSION,
+        build.model,
+        build.digest,
+        build.source_name,
+        build.settings,
+        {name: _digest(content) for name, content in texts.items()},
+        targets,
+    )
+    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    mask = os.umask(0)
+    os.umask(mask)
+    folder.chmod(0o777 & ~mask)
+
+
+def _replace(made: Path, out: Path) -> None:
+    """Puts a finished folder in the place of `out`; an old build goes only when the new one is there."""
+    if not out.exists():
+        made.rename(out)
+        return
+    old = Path(tempfile.mkdtemp(dir=out.absolute().parent, prefix=f".{out.name}.old."))
+    out.rename(old / "build")
+    try:
+        made.rename(out)
+    except OSError:
+        (old / "build").rename(out)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def is_build(path: str | Path) -> bool:
+    """Whether a folder holds a build, of whatever version."""
+    try:
+        values = msgspec.json.decode((Path(path) / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and {"format", "dnc", "model"} <= set(values)
+
+
+def read_build(path: str | Path) -> Build:
+    """Reads a build; DiagnosticError says what is wrong with it."""
+    folder = Path(path)
+    if not folder.exists():
+        raise fail(f"{path}: there is no such build; make one with dnc compile")
+    if not folder.is_dir():
+        raise fail(f"{path}: is a file, expected the folder of a build")
+    try:
+        values = msgspec.json.decode((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise fail(f"{path}: not a build: {MANIFEST} is missing") from None
+    except (OSError, ValueError):
+        raise _damaged(folder / MANIFEST) from None
+    if not isinstance(values, dict) or not isinstance(values.get("format"), int):
+        raise _damaged(folder / MANIFEST)
+    if values["format"] != FORMAT:
+        raise fail(
+            f"{path}: a build of format {values['format']} (dnc {values.get('dnc', '?')}), expected "
+            f"{FORMAT} (dnc {VERSION}); compile it again"
+        )
+    try:
+        manifest = msgspec.convert(values, _Manifest)
+        targets = {name: msgspec.convert(found, Target) for name, found in manifest.targets.items()}
+    except (msgspec.ValidationError, TypeError):
+        raise _damaged(folder / MANIFEST) from None
+    texts = {
+        name: _checked(folder / name, manifest.files.get(name, "")).decode() for name in (PROGRAM, SOURCE)
+    }
+    return Build(
+        folder,
+        manifest.model,
+        manifest.digest,
+        manifest.source_name,
+        texts[SOURCE],
+        manifest.settings,
+        texts[PROGRAM],
+        targets,
+    )
+
+
+def _checked(path: Path, expected: str) -> bytes:
+    """A file's content, if it is what the manifest says."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise fail(f"{path}: is missing from the build; compile it again") from None
+    except OSError as error:
+        raise fail(f"{path}: cannot be read: {error.strerror}") from None
+    if _digest(content) != expected:
+        raise _damaged(path)
+    return content
+
+
+def _damaged(path: Path) -> Exception:
+    return fail(f"{path}: the build is damaged here; compile it again")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

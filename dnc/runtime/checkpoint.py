@@ -1,0 +1,148 @@
+"""Checkpoints: everything that training needs to go on, in one safetensors file.
+
+In: arrays and the place in training. Out: a file in which a weight has its parameter's name and
+its optimizer state the name ``optimizer/<parameter>``. Guaranteed: written whole or not at all,
+never with numbers that are not finite; a checkpoint of another model is refused in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.diagnostics import Diagnostic, DiagnosticError, fail
+from dnc.ir.program import Program
+from dnc.runtime.data import Vocabulary, vocabularies_from_json, vocabularies_to_json
+from dnc.runtime.encoder import Hyper
+from dnc.runtime.initialize import check_finite, shapes
+from dnc.runtime.tensors import read_tensors, write_tensors
+
+Floats = NDArray[np.float32]
+VERSION = 1
+_STATE = "optimizer/"
+
+
+@attrs.frozen
+class Position:
+    """A place in training. batch: batches done of `epoch` (counted from 0). step: updates made."""
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+
+
+@attrs.frozen(eq=False)
+class Checkpoint:
+    """Weights and optimizer state by parameter, and what training was when it was written.
+
+    digest: of the model's program. best: the best score on the dev set so far, None without one.
+    """
+
+    model: str
+    digest: str
+    weights: dict[str, Floats]
+    optimizer_state: dict[str, Floats]
+    vocabularies: dict[str, Vocabulary]
+    seed: int
+    batch_size: int
+    position: Position
+    hyper: Hyper
+    best: float | None = None
+
+
+class _Stored(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    model: str
+    digest: str
+    vocabularies: Any
+    seed: int
+    batch_size: int
+    epoch: int
+    batch: int
+    step: int
+    optimizer: str
+    learning_rate: float
+    epsilon: float
+    clip_norm: float | None = None
+    best: float | None = None
+
+
+def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
+    """Writes a checkpoint; DiagnosticError, with the old file in place, if that cannot be done."""
+    check_finite(checkpoint.weights, f"{path}: not written, the weights")
+    tensors = {**checkpoint.weights}
+    tensors |= {_STATE + name: value for name, value in checkpoint.optimizer_state.items()}
+    hyper, place = checkpoint.hyper, checkpoint.position
+    stored = _Stored(
+        VERSION,
+        checkpoint.model,
+        checkpoint.digest,
+        vocabularies_to_json(checkpoint.vocabularies),
+        checkpoint.seed,
+        checkpoint.batch_size,
+        place.epoch,
+        place.batch,
+        place.step,
+        hyper.optimizer,
+        hyper.learning_rate,
+        hyper.epsilon,
+        hyper.clip_norm if np.isfinite(hyper.clip_norm) else None,
+        checkpoint.best,
+    )
+    write_tensors(path, tensors, msgspec.to_builtins(stored))
+
+
+def load_checkpoint(path: str | Path) -> Checkpoint:
+    """Reads a checkpoint; DiagnosticError if the file is none, or of another version."""
+    tensors, metadata = read_tensors(path)
+    if not isinstance(metadata, dict) or "version" not in metadata:
+        raise fail(f"{path}: not a checkpoint (weights alone are loaded with --weights)")
+    if metadata["version"] != VERSION:
+        raise fail(f"{path}: a checkpoint of version {metadata['version']}, expected {VERSION}")
+    try:
+        stored = msgspec.convert(metadata, _Stored)
+    except msgspec.ValidationError as error:
+        raise fail(f"{path}: its metadata is broken: {error}") from None
+    clip = float("inf") if stored.clip_norm is None else stored.clip_norm
+    return Checkpoint(
+        stored.model,
+        stored.digest,
+        {name: value for name, value in tensors.items() if not name.startswith(_STATE)},
+        {name.removeprefix(_STATE): value for name, value in tensors.items() if name.startswith(_STATE)},
+        vocabularies_from_json(stored.vocabularies, str(path)),
+        stored.seed,
+        stored.batch_size,
+        Position(stored.epoch, stored.batch, stored.step),
+        Hyper(stored.optimizer, stored.learning_rate, clip, stored.epsilon),
+        stored.best,
+    )
+
+
+def check_model(
+    checkpoint: Checkpoint, program: Program, digest: str, table_rows: Mapping[str, int], path: str | Path
+) -> None:
+    """DiagnosticError in words if the checkpoint is of another model than `program`."""
+    if checkpoint.model != program.name:
+        raise fail(f"{path}: a checkpoint of model {checkpoint.model}; this build is of {program.name}")
+    expected = shapes(program, table_rows)
+    problems = []
+    for name, shape in expected.items():
+        found = checkpoint.weights.get(name)
+        if found is None:
+            problems.append(f"{path}: {name} is missing")
+        elif found.shape != shape:
+            problems.append(f"{path}: {name} is {list(found.shape)}, expected {list(shape)}")
+    problems += [f"{path}: no parameter is called {n}" for n in checkpoint.weights if n not in expected]
+    if problems:
+        raise DiagnosticError(*map(Diagnostic, problems))
+    if checkpoint.digest != digest:
+        raise fail(
+            f"{path}: a checkpoint of another program called {program.name}, though the shapes agree",
+            "to take its weights by name all the same: --weights",
+        )

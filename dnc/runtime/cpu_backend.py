@@ -1,0 +1,172 @@
+"""The CPU backend: a worker is an OS thread; a launch is one call of the kernel per worker.
+
+In: a plan and the files that `dnc.codegen.cpu_kernel` made. Out: the `Backend` protocol. Guaranteed:
+launches run in the order they were made, while Python prepares the next one (a call releases the
+GIL); more workers than cores are slow but right; a kernel that gave up is an error in words.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.cache_folder import cache_folder
+from dnc.diagnostics import fail
+from dnc.ir import isa
+from dnc.ir.plan import Plan
+from dnc.runtime.schedule import Schedule
+
+Array = NDArray[Any]
+
+# Yields of a waiting worker before the launch is given up: at least ten seconds.
+YIELD_LIMIT = 1 << 25
+MAX_WORKERS = 256
+
+
+class CpuBackend:
+    """Runs schedules of `plan` on the cores of this machine."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        files: dict[str, bytes],
+        replicas: int | None = None,
+        workers: int | None = None,
+        yield_limit: int = YIELD_LIMIT,
+    ) -> None:
+        from dnc.codegen import tirx_cpu
+        from dnc.codegen.cpu_kernel import Kernel
+
+        self.plan, self._tirx = plan, tirx_cpu
+        described = json.loads(files["kernel.json"])
+        text = files["kernel.tirx"].decode()
+        self._module = tirx_cpu.load(text, cache_folder() / "cpu", lambda: Kernel(plan).build())
+        self._kernel = self._module[described["symbol"]]
+        self._scratch_floats, self._places = int(described["scratch_floats"]), int(described["places"])
+        self._own: list[tuple[Any, Any]] = []
+        self._threads: list[ThreadPoolExecutor] = []
+        self._replicas, self._workers = replicas, workers
+        self._limit, self._launches = yield_limit, 0
+        self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.name = f"CPU, {self.cores} cores"
+        self._pool: Array = np.zeros(0, np.float32)
+        self._slots: list[_Launch | None] = [None, None]
+
+    @property
+    def launches(self) -> int:
+        """Schedules started so far."""
+        return self._launches
+
+    def grid(self, samples: int) -> tuple[int, int]:
+        """Replicas of one worker where there are samples for all cores; else the workers share."""
+        if self._replicas or self._workers:
+            return self._replicas or 1, self._workers or 1
+        return (self.cores, 1) if samples >= 2 * self.cores else (1, self.cores)
+
+    def capacity(self) -> int:
+        """Words that a pool may have: half of the machine's memory."""
+        pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 20
+        return pages * os.sysconf("SC_PAGE_SIZE") // 8
+
+    def allocate(self, words: int) -> None:
+        """Makes the pool."""
+        self._synchronize()
+        try:
+            self._pool = self._tirx.aligned_zeros(words)
+        except MemoryError:
+            raise fail(f"{self.name}: there are no {words * 4 / 2**20:,.0f} MiB of memory") from None
+        self._tensor = self._tirx.tensor(self._pool)
+
+    def write(self, at: int, values: Array) -> None:
+        """Copies words into the pool, after all launches so far."""
+        self._synchronize()
+        flat = np.ascontiguousarray(values).ravel()
+        self._pool[at : at + len(flat)] = flat.view(np.float32)
+
+    def read(self, at: int, count: int) -> NDArray[np.float32]:
+        """Words of the pool, after all launches so far."""
+        self._synchronize()
+        return self._pool[at : at + count].copy()
+
+    def launch(self, schedule: Schedule, slot: int) -> None:
+        """Copies the schedule into the pool and hands it to the threads."""
+        header = isa.layout(self.plan).header
+        replicas, workers = (int(schedule.words[header[name]]) for name in ("replicas", "workers"))
+        total = replicas * workers
+        if not 0 < total <= MAX_WORKERS:
+            raise fail(f"{total} workers; a CPU has at most {MAX_WORKERS}")
+        self._grow(total)
+        last = self._slots[1 - slot]
+        for here in (self._slots[slot], last):
+            if here is not None and (here is not last or here.workers != total):
+                wait(here.futures)
+        at, count = schedule.address * 4, len(schedule.words)
+        words = self._pool[at : at + count].view(np.int32)
+        words[:] = schedule.words
+        sync = int(schedule.words[header["sync"]]) + isa.SYNC_ABORT * isa.SYNC_STRIDE
+        first = schedule.bases[isa.RESULTS] * 4
+        results = np.zeros(isa.RESULT_WORDS, np.float32)
+        source = self._pool[first : first + isa.RESULT_WORDS]
+        tensor = self._tirx.tensor(words)
+        futures = [
+            thread.submit(self._run, number, tensor, source, results)
+            for number, thread in enumerate(self._threads[:total])
+        ]
+        abort = words[sync : sync + len(isa.ABORT_FIELDS)]
+        self._slots[slot] = _Launch(tuple(futures), abort, results, total)
+        self._launches += 1
+
+    def finish(self, slot: int) -> NDArray[np.float32]:
+        """Waits for the slot's launch; its results."""
+        here = self._slots[slot]
+        if here is None:
+            raise fail("nothing was launched")
+        for future in here.futures:
+            future.result()
+        record = dict(zip(isa.ABORT_FIELDS, here.abort.tolist(), strict=True))
+        if record["waiter"]:
+            exchange = isa.ABORT_EXCHANGES[record["exchange"]]
+            raise fail(
+                f"{self.name}: worker {record['waiter'] - 1} gave up at instruction "
+                f"{record['instruction']} ({exchange}, {record['missing']} arrivals missing)"
+            )
+        return here.results.copy()
+
+    # ---- threads --------------------------------------------------------------------------------
+
+    def _grow(self, total: int) -> None:
+        """Threads and scratch memory for `total` workers; they stay."""
+        while len(self._threads) < total:
+            scratch = self._tirx.aligned_zeros(self._scratch_floats)
+            places = self._tirx.aligned_zeros(self._places, "int64")
+            self._own.append((self._tirx.tensor(scratch), self._tirx.tensor(places)))
+            name = f"dnc-worker-{len(self._threads)}"
+            self._threads.append(ThreadPoolExecutor(1, thread_name_prefix=name))
+
+    def _run(self, worker: int, words: Any, source: Array, results: Array) -> None:
+        """One worker's part of a launch. Worker 0 writes the results, and keeps them at once."""
+        scratch, places = self._own[worker]
+        self._kernel(self._tensor, words, scratch, places, worker, self._limit)
+        if worker == 0:
+            results[:] = source
+
+    def _synchronize(self) -> None:
+        for here in self._slots:
+            if here is not None:
+                wait(here.futures)
+
+
+@attrs.frozen(eq=False)
+class _Launch:
+    """A launch under way: its calls, its abort record and its results in the pool."""
+
+    futures: tuple[Future[None], ...]
+    abort: Array
+    results: Array
+    workers: int

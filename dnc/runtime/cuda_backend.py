@@ -1,0 +1,216 @@
+"""The CUDA backend: one cooperative launch a batch, schedules through pinned double buffers.
+
+In: a plan and the files that `dnc.codegen.cuda_kernel` made (cubin and its description). Out: the
+`Backend` protocol. Imports neither TVM nor Lark. Guaranteed: exactly one kernel launch a schedule
+and no other kernel; the number of replicas is what the driver says is resident together.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.diagnostics import fail
+from dnc.ir import isa
+from dnc.ir.plan import Plan
+from dnc.runtime.cuda_driver import (
+    CudaError,
+    Device,
+    DeviceBuffer,
+    Event,
+    LaunchShape,
+    PinnedBuffer,
+    open_device,
+    raise_on_abort,
+)
+from dnc.runtime.schedule import Schedule
+
+# How long a worker waits for the others before the launch is given up.
+TIME_LIMIT_US = 2_000_000
+ARGUMENTS = {
+    "pool": "pointer",
+    "words": "pointer",
+    "counters": "pointer",
+    "grid": "int32",
+    "limit_us": "uint32",
+}
+
+
+class CudaBackend:
+    """Runs schedules of `plan` on one GPU."""
+
+    def __init__(
+        self, plan: Plan, files: dict[str, bytes], device: Device | None = None, replicas: int | None = None
+    ) -> None:
+        self.plan = plan
+        try:
+            self.device = device or open_device()
+            described = json.loads(files["kernel.json"])
+            self._check_chip()
+            names = described["parameters"]
+            self.kernel = self.device.load(
+                files["kernel.cubin"],
+                described["symbol"],
+                [(name, ARGUMENTS[name]) for name in names],  # type: ignore[misc]
+            )
+        except CudaError as error:
+            raise fail(str(error)) from error
+        self.workers = int(described["workers"])
+        self.cluster = int(described["cluster"])
+        self._threads, self._shared = int(described["threads"]), int(described["shared_bytes"])
+        self.replicas = replicas or self._resident()
+        if self.replicas < 1:
+            raise fail(
+                f"{self.device.name} cannot hold {self.workers} workers of this build at once",
+                "compile for this GPU: dnc compile ... --target cuda:" + self.device.arch,
+            )
+        shape = f"clusters of {self.workers}" if self.cluster > 1 else f"x {self.workers} workers"
+        self.name = f"{self.device.name}, {self.replicas} {shape}"
+        self._pool: DeviceBuffer | None = None
+        self._slots: list[_Slot | None] = [None, None]
+        self._before = self.device.launches
+
+    def _check_chip(self) -> None:
+        want = self.plan.target.rstrip("a")
+        if want.split("_")[1][:-1] != self.device.arch.split("_")[1][:-1]:
+            raise fail(
+                f"this build is for {self.plan.target}; the GPU is {self.device.name} ({self.device.arch})",
+                f"compile for it: dnc compile ... --target cuda:{self.device.arch}",
+            )
+
+    def _shape(self, workers: int) -> LaunchShape:
+        return LaunchShape(workers, self._threads, self._shared, self.cluster)
+
+    def _resident(self) -> int:
+        shape = self._shape(self.workers)
+        self.kernel.prepare(shape)
+        if self.cluster > 1:
+            return self.kernel.resident_clusters(shape)
+        total = self.kernel.resident_workers_per_sm(shape) * self.device.multiprocessors
+        return total // self.workers
+
+    @property
+    def launches(self) -> int:
+        """Kernels started by this backend."""
+        return self.device.launches - self._before
+
+    def grid(self, samples: int) -> tuple[int, int]:
+        """All resident replicas, also for few samples: they share gradients and update."""
+        return self.replicas, self.workers
+
+    def capacity(self) -> int:
+        """Words that a pool may have: nine tenths of the memory that is free, or held already."""
+        held = self._pool.size if self._pool else 0
+        return int((self.device.free_memory() + held) * 0.9) // 4
+
+    def allocate(self, words: int) -> None:
+        """Makes the pool."""
+        self._synchronize()
+        if self._pool is not None:
+            self._pool.free()
+            self._pool = None
+        try:
+            self._pool = self.device.allocate(words * 4)
+            self.device.stream.fill_zero(self._pool)
+            self.device.stream.synchronize()
+        except CudaError as error:
+            raise fail(f"{error}: the pool of this model needs {words * 4 / 2**30:.2f} GiB") from error
+
+    def _at(self, word: int) -> int:
+        if self._pool is None:
+            raise fail("the pool was not allocated")
+        return self._pool.address + word * 4
+
+    def _synchronize(self) -> None:
+        try:
+            self.device.stream.synchronize()
+        except CudaError as error:
+            raise fail(str(error)) from error
+
+    def write(self, at: int, values: NDArray[Any]) -> None:
+        """Copies words into the pool, after all launches so far."""
+        self._synchronize()
+        self.device.copy_to(self._at(at), values)
+
+    def read(self, at: int, count: int) -> NDArray[np.float32]:
+        """Words of the pool, after all launches so far."""
+        self._synchronize()
+        out = np.empty(count, np.float32)
+        self.device.copy_from(out, self._at(at))
+        return out
+
+    def launch(self, schedule: Schedule, slot: int) -> None:
+        """Copies the schedule, starts the kernel, copies results and abort record back."""
+        here = self._slot(slot, len(schedule.words))
+        size = len(schedule.words) * 4
+        here.words[: len(schedule.words)] = schedule.words
+        header = isa.layout(self.plan).header
+        sync = int(schedule.words[header["sync"]])
+        replicas = int(schedule.words[header["replicas"]])
+        words_at = self._at(schedule.address * 4)
+        stream, device = self.device.stream, self.device
+        grid = replicas * self.workers
+        arguments = {
+            "pool": self._at(0),
+            "words": words_at,
+            "counters": words_at + sync * 4,
+            "grid": grid,
+            "limit_us": TIME_LIMIT_US,
+        }
+        try:
+            stream.upload(DeviceBuffer(words_at, size), here.pinned, size)
+            device.launch(self.kernel, self._shape(grid), arguments)
+            results = DeviceBuffer(self._at(schedule.bases[isa.RESULTS] * 4), isa.RESULT_WORDS * 4)
+            stream.download(here.results, results, isa.RESULT_WORDS * 4)
+            abort = DeviceBuffer(words_at + (sync + isa.SYNC_ABORT * isa.SYNC_STRIDE) * 4, 16)
+            stream.download(here.abort, abort, 16)
+            stream.mark(here.done)
+        except CudaError as error:
+            raise fail(str(error)) from error
+
+    def finish(self, slot: int) -> NDArray[np.float32]:
+        """Waits for the slot's launch; its results."""
+        here = self._slots[slot]
+        if here is None:
+            raise fail("nothing was launched")
+        try:
+            here.done.synchronize()
+            record = dict(zip(isa.ABORT_FIELDS, here.abort.view(np.int32).tolist(), strict=False))
+            raise_on_abort(record, isa.ABORT_EXCHANGES)
+        except CudaError as error:
+            raise fail(str(error)) from error
+        return here.results.view(np.float32)[: isa.RESULT_WORDS].copy()
+
+    def _slot(self, slot: int, words: int) -> _Slot:
+        here = self._slots[slot]
+        if here is None or len(here.words) < words:
+            if here is not None:
+                here.done.synchronize()
+                here.pinned.free()
+            pinned = self.device.pinned(max(words, 1 << 14) * 8)
+            here = _Slot(
+                pinned,
+                pinned.view(np.int32),
+                self.device.pinned(isa.RESULT_WORDS * 4),
+                self.device.pinned(16),
+                self.device.stream.record(),
+            )
+            self._slots[slot] = here
+        return here
+
+
+class _Slot:
+    """Pinned memory of one of the two launches that may be under way."""
+
+    def __init__(
+        self,
+        pinned: PinnedBuffer,
+        words: NDArray[np.int32],
+        results: PinnedBuffer,
+        abort: PinnedBuffer,
+        done: Event,
+    ) -> None:
+        self.pinned, self.words, self.results, self.abort, self.done = pinned, words, results, abort, done

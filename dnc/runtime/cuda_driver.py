@@ -1,0 +1,336 @@
+"""The launcher: ``cuda.bindings.driver`` and nothing else of the compiler.
+
+In come a cubin, buffers and a launch shape; out come launches, counted. Guaranteed: every
+status is checked, and whatever fails raises ``CudaError`` in plain words (no GPU, wrong
+architecture, out of memory, a launch that cannot be resident, an aborted kernel).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+Scalar = Literal["int32", "uint32", "int64", "uint64", "float32", "pointer"]
+_CTYPES: Mapping[str, Any] = {
+    "int32": ctypes.c_int32,
+    "uint32": ctypes.c_uint32,
+    "int64": ctypes.c_int64,
+    "uint64": ctypes.c_uint64,
+    "float32": ctypes.c_float,
+    "pointer": ctypes.c_void_p,
+}
+_WORDS = {
+    "CUDA_ERROR_NO_DEVICE": "no NVIDIA GPU is visible",
+    "CUDA_ERROR_OUT_OF_MEMORY": "the GPU is out of memory",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "the kernel was built for another GPU architecture; recompile",
+    "CUDA_ERROR_INVALID_IMAGE": "the cubin is damaged, or newer than the driver understands",
+    "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE": "more workers than can be resident at once",
+    "CUDA_ERROR_INVALID_CLUSTER_SIZE": "no cluster of this size can be resident",
+    "CUDA_ERROR_ILLEGAL_ADDRESS": "the kernel read or wrote outside its memory",
+    "CUDA_ERROR_LAUNCH_FAILED": "the kernel failed while running",
+}
+
+
+class CudaError(Exception):
+    """The GPU, the driver or a kernel refused; the message says what and why."""
+
+
+def _driver() -> Any:
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise CudaError("the package cuda-bindings is not installed") from error
+    return driver
+
+
+def _check(result: tuple[Any, ...], doing: str) -> Any:
+    status, *values = result
+    if int(status) != 0:
+        words = _WORDS.get(status.name, "the driver says")
+        raise CudaError(f"cannot {doing}: {words} ({status.name})")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@attrs.frozen
+class DeviceBuffer:
+    """``size`` bytes of GPU memory at ``address``; 256-byte aligned."""
+
+    address: int
+    size: int
+
+    def free(self) -> None:
+        """Give the memory back."""
+        _check(_driver().cuMemFree(self.address), "free GPU memory")
+
+
+@attrs.frozen(eq=False)
+class PinnedBuffer:
+    """Page-locked host memory; ``bytes`` is the same memory as an array of uint8."""
+
+    address: int
+    bytes: NDArray[np.uint8]
+
+    def view(self, dtype: DTypeLike) -> NDArray[Any]:
+        """The memory as an array of ``dtype``."""
+        return self.bytes.view(dtype)
+
+    def free(self) -> None:
+        """Give the memory back."""
+        _check(_driver().cuMemFreeHost(self.address), "free pinned memory")
+
+
+@attrs.frozen
+class Event:
+    """A point in a stream that the host can wait for."""
+
+    handle: Any
+
+    def synchronize(self) -> None:
+        """Block until it is reached; a failed kernel is reported here."""
+        _check(_driver().cuEventSynchronize(self.handle), "wait for the GPU")
+
+    def microseconds_since(self, start: Event) -> float:
+        """Time between two finished events, in microseconds."""
+        driver = _driver()
+        call = getattr(driver, "cuEventElapsedTime_v2", None) or driver.cuEventElapsedTime
+        return 1e3 * float(_check(call(start.handle, self.handle), "read the GPU's time"))
+
+
+@attrs.frozen
+class Stream:
+    """A queue of GPU work, in order."""
+
+    handle: Any
+
+    def synchronize(self) -> None:
+        """Block until it is reached; a failed kernel is reported here."""
+        _check(_driver().cuStreamSynchronize(self.handle), "finish the GPU's work")
+
+    def record(self) -> Event:
+        """An event behind the work queued so far."""
+        driver = _driver()
+        event = _check(driver.cuEventCreate(0), "create an event")
+        _check(driver.cuEventRecord(event, self.handle), "record an event")
+        return Event(event)
+
+    def mark(self, event: Event) -> None:
+        """Moves an event behind the work queued so far."""
+        _check(_driver().cuEventRecord(event.handle, self.handle), "record an event")
+
+    def upload(self, to: DeviceBuffer, source: PinnedBuffer, size: int | None = None) -> None:
+        """Copy the first ``size`` bytes to the GPU, asynchronously."""
+        count = source.bytes.nbytes if size is None else size
+        _check(
+            _driver().cuMemcpyHtoDAsync(to.address, source.address, count, self.handle),
+            "copy to the GPU",
+        )
+
+    def download(self, to: PinnedBuffer, source: DeviceBuffer, size: int | None = None) -> None:
+        """Copy the first ``size`` bytes from the GPU, asynchronously."""
+        count = to.bytes.nbytes if size is None else size
+        _check(
+            _driver().cuMemcpyDtoHAsync(to.address, source.address, count, self.handle),
+            "copy from the GPU",
+        )
+
+    def fill_zero(self, buffer: DeviceBuffer) -> None:
+        """Host-side resets only; a batch never needs one (one launch a batch)."""
+        _check(_driver().cuMemsetD8Async(buffer.address, 0, buffer.size, self.handle), "clear")
+
+
+@attrs.frozen
+class LaunchShape:
+    """``workers`` CTAs of ``threads``; ``cluster`` consecutive ones form a cluster (1: none)."""
+
+    workers: int
+    threads: int
+    shared_bytes: int
+    cluster: int = 1
+    cooperative: bool = True
+
+
+@attrs.frozen
+class Kernel:
+    """A loaded kernel; ``parameters`` gives name and type in signature order."""
+
+    function: Any
+    symbol: str
+    parameters: tuple[tuple[str, Scalar], ...]
+
+    def bind(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Arguments by name, in signature order, with their C types."""
+        missing = [name for name, _ in self.parameters if name not in arguments]
+        if missing:
+            raise CudaError(f"{self.symbol}: no argument for {', '.join(missing)}")
+        values = (arguments[name] for name, _ in self.parameters)
+        addresses = tuple(v.address if isinstance(v, DeviceBuffer) else v for v in values)
+        return addresses, tuple(_CTYPES[kind] for _, kind in self.parameters)
+
+    def prepare(self, shape: LaunchShape) -> None:
+        """Raise the limits this shape needs; once, before queries and launches."""
+        driver = _driver()
+        attribute = driver.CUfunction_attribute
+        wanted = [(attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shape.shared_bytes)]
+        if shape.cluster > 8:  # 16 is legal on Hopper but not portable
+            wanted.append((attribute.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1))
+        for name, value in wanted:
+            _check(
+                driver.cuFuncSetAttribute(self.function, name, value),
+                f"reserve {shape.shared_bytes} bytes of shared memory a worker",
+            )
+
+    def resident_clusters(self, shape: LaunchShape) -> int:
+        """Clusters of this shape that the whole GPU holds at once (0: none fits)."""
+        config = _launch_config(shape, None)
+        query = _driver().cuOccupancyMaxActiveClusters(self.function, config)
+        return int(_check(query, "ask how many clusters fit"))
+
+    def resident_workers_per_sm(self, shape: LaunchShape) -> int:
+        """CTAs of this shape that one SM holds at once (cooperative launches need all resident)."""
+        query = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            self.function, shape.threads, shape.shared_bytes
+        )
+        return int(_check(query, "ask how many workers fit"))
+
+
+@attrs.frozen
+class Device:
+    """One GPU and its primary context; ``launches`` counts kernel launches."""
+
+    name: str
+    arch: str
+    multiprocessors: int
+    shared_limit: int
+    driver_version: int
+    stream: Stream
+    _launches: list[int] = attrs.field(factory=lambda: [0], repr=False)
+
+    @property
+    def launches(self) -> int:
+        """Kernel launches so far."""
+        return self._launches[0]
+
+    def allocate(self, size: int) -> DeviceBuffer:
+        """Uninitialised GPU memory."""
+        address = _check(_driver().cuMemAlloc(max(size, 1)), f"allocate {size} bytes on the GPU")
+        return DeviceBuffer(int(address), size)
+
+    def free_memory(self) -> int:
+        """Bytes that could be allocated now."""
+        free, _ = _check(_driver().cuMemGetInfo(), "ask for free memory")
+        return int(free)
+
+    def copy_to(self, address: int, values: NDArray[Any]) -> None:
+        """Copies an array to the GPU; returns when it is there."""
+        flat = np.ascontiguousarray(values)
+        _check(_driver().cuMemcpyHtoD(address, flat.ctypes.data, flat.nbytes), "copy to the GPU")
+
+    def copy_from(self, values: NDArray[Any], address: int) -> None:
+        """Fills a contiguous array from the GPU."""
+        _check(_driver().cuMemcpyDtoH(values.ctypes.data, address, values.nbytes), "copy from the GPU")
+
+    def pinned(self, size: int) -> PinnedBuffer:
+        """Uninitialised page-locked host memory."""
+        address = int(_check(_driver().cuMemHostAlloc(size, 0), f"pin {size} bytes"))
+        memory = (ctypes.c_uint8 * size).from_address(address)
+        return PinnedBuffer(address, np.ctypeslib.as_array(memory))
+
+    def new_stream(self) -> Stream:
+        """A stream that does not wait for the default one."""
+        return Stream(_check(_driver().cuStreamCreate(1), "create a stream"))
+
+    def load(self, cubin: bytes, symbol: str, parameters: Sequence[tuple[str, Scalar]]) -> Kernel:
+        """The kernel ``symbol`` of a cubin; ``parameters`` in signature order."""
+        driver = _driver()
+        module = _check(driver.cuModuleLoadData(cubin), f"load the kernel {symbol} on {self.name}")
+        function = _check(driver.cuModuleGetFunction(module, symbol.encode()), f"find {symbol}")
+        return Kernel(function, symbol, tuple(parameters))
+
+    def launch(
+        self,
+        kernel: Kernel,
+        shape: LaunchShape,
+        arguments: Mapping[str, Any],
+        stream: Stream | None = None,
+    ) -> None:
+        """One kernel launch, asynchronous on ``stream``."""
+        config = _launch_config(shape, (stream or self.stream).handle)
+        bound = kernel.bind(arguments)
+        result = _driver().cuLaunchKernelEx(config, kernel.function, bound, 0)
+        _check(result, f"launch {shape.workers} workers of {kernel.symbol}")
+        self._launches[0] += 1
+
+
+def open_device(ordinal: int = 0) -> Device:
+    """The GPU ``ordinal`` with its primary context made current in this thread."""
+    driver = _driver()
+    try:
+        _check(driver.cuInit(0), "start CUDA")
+    except RuntimeError as error:  # cuda.bindings: the driver library is not there
+        raise CudaError("cannot start CUDA: no NVIDIA driver is installed") from error
+    count = _check(driver.cuDeviceGetCount(), "count GPUs")
+    if ordinal >= count:
+        raise CudaError(f"GPU {ordinal} was asked for; {count} are visible")
+    handle = _check(driver.cuDeviceGet(ordinal), "open the GPU")
+    context = _check(driver.cuDevicePrimaryCtxRetain(handle), "create a context")
+    _check(driver.cuCtxSetCurrent(context), "use the context")
+    kind = driver.CUdevice_attribute
+
+    def attribute(name: str) -> int:
+        key = getattr(kind, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(_check(driver.cuDeviceGetAttribute(key, handle), f"read {name}"))
+
+    major = attribute("COMPUTE_CAPABILITY_MAJOR")
+    minor = attribute("COMPUTE_CAPABILITY_MINOR")
+    raw_name = _check(driver.cuDeviceGetName(128, handle), "read the GPU's name")
+    return Device(
+        name=raw_name.split(b"\0")[0].decode(),
+        arch=f"sm_{major}{minor}",
+        multiprocessors=attribute("MULTIPROCESSOR_COUNT"),
+        shared_limit=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
+        driver_version=int(_check(driver.cuDriverGetVersion(), "read the driver version")),
+        stream=Stream(_check(driver.cuStreamCreate(1), "create a stream")),
+    )
+
+
+def raise_on_abort(record: Mapping[str, int], names: Sequence[str] = ()) -> None:
+    """Turn a nonzero abort record (by field name) into an error that names the place."""
+    if record["waiter"] == 0:
+        return
+    code = record["exchange"]
+    exchange = names[code] if code < len(names) else str(code)
+    raise CudaError(
+        f"the kernel gave up waiting: worker {record['waiter'] - 1}, instruction "
+        f"{record['instruction']}, exchange {exchange}, {record['missing']} arrivals missing"
+    )
+
+
+def _launch_config(shape: LaunchShape, stream: Any) -> Any:
+    driver = _driver()
+    kind = driver.CUlaunchAttributeID
+    attributes = []
+    if shape.cluster > 1:
+        cluster = driver.CUlaunchAttribute()
+        cluster.id = kind.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster.value.clusterDim.x = shape.cluster
+        cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1
+        attributes.append(cluster)
+    if shape.cooperative:
+        cooperative = driver.CUlaunchAttribute()
+        cooperative.id = kind.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        cooperative.value.cooperative = 1
+        attributes.append(cooperative)
+    config = driver.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = shape.workers, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1
+    config.sharedMemBytes = shape.shared_bytes
+    if stream is not None:
+        config.hStream = stream
+    config.attrs = attributes
+    config.numAttrs = len(attributes)
+    return config

@@ -1,0 +1,30 @@
+"""Data: from JSONL files to forests, and vocabularies.
+
+In: one sample a line, nested or flat, as a program's structs describe it. Out: a `Dataset`. See
+`reader` for the readers' promise and `describe` for what a program's data look like.
+"""
+
+from dnc.runtime.data.describe import describe, summarize
+from dnc.runtime.data.examples import examples
+from dnc.runtime.data.reader import Dataset, read, read_samples
+from dnc.runtime.data.vocabulary import (
+    Vocabulary,
+    load_vocabularies,
+    save_vocabularies,
+    vocabularies_from_json,
+    vocabularies_to_json,
+)
+
+__all__ = [
+    "Dataset",
+    "Vocabulary",
+    "describe",
+    "examples",
+    "load_vocabularies",
+    "read",
+    "read_samples",
+    "save_vocabularies",
+    "summarize",
+    "vocabularies_from_json",
+    "vocabularies_to_json",
+]

@@ -1,0 +1,97 @@
+"""What a program's data look like, for people.
+
+In: a program, or a dataset. Out: text: the declarations with example lines that read back, or a
+summary of what was read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dnc.ir.forest import target_of
+from dnc.ir.program import Program
+from dnc.ir.structure import CHILD, LIST, OPTIONAL, VECTOR, Field
+from dnc.runtime.data.examples import examples
+from dnc.runtime.data.reader import Dataset
+
+
+def describe(program: Program) -> str:
+    """The declarations of the data, and one sample in both forms."""
+    nested, flat = examples(program)
+    lines = ["Data: one sample a line, as JSON."]
+    for struct in program.structs:
+        arms = " | ".join(f"{arm.name}({', '.join(map(_declared, arm.fields))})" for arm in struct.arms)
+        lines.append(f"  {struct.name}{' (root)' if struct.name == program.root else ''} = {arms}")
+    lines += ["Nested form:", f"  {nested}", "Flat form (any depth, shared vertices; children are indices):"]
+    lines.append(f"  {flat}")
+    return "\n".join(lines)
+
+
+def _declared(field: Field) -> str:
+    """A field as the program declares it."""
+    if field.kind == VECTOR and not field.width:
+        kind = "float"
+    elif field.kind == VECTOR:
+        kind = f"vector<{field.width}>"
+    elif field.dimension is not None:
+        size = field.dimension.size
+        kind = f"{field.kind}<{field.dimension.name}{'' if size is None else f' = {size}'}>"
+    else:
+        kind = {CHILD: "{}", OPTIONAL: "{}?", LIST: "[{}]"}[field.kind].format(field.target)
+    return f"{field.name}: {kind}"
+
+
+def summarize(dataset: Dataset) -> str:
+    """Samples, vertices per arm, depth, vocabulary sizes: a line each."""
+    forest = dataset.forest
+    lines = [f"{dataset.path}: {dataset.samples:,} samples"]
+    for name, struct in forest.structs.items():
+        counts = np.bincount(forest.tables[name].arm, minlength=len(struct.arms))
+        arms = ", ".join(f"{arm.name} {count:,}" for arm, count in zip(struct.arms, counts, strict=True))
+        lines.append(f"  {name}: {counts.sum():,} vertices" + (f" ({arms})" if len(struct.arms) > 1 else ""))
+    for name, levels in depths(dataset).items():
+        lines.append(f"  depth of {name}: mean {levels.mean():.1f}, at most {levels.max()}")
+    for name, vocabulary in dataset.vocabularies.items():
+        what = (
+            "numbers"
+            if vocabulary.words is None
+            else "words, <unk> included"
+            if vocabulary.unknown
+            else "labels"
+        )
+        lines.append(f"  {name}: {vocabulary.size:,} {what}")
+    return "\n".join(lines)
+
+
+def depths(dataset: Dataset) -> dict[str, Any]:
+    """Per self-recursive struct the longest chain of its vertices in each sample, in edges."""
+    result = {}
+    for name, struct in dataset.forest.structs.items():
+        table = dataset.forest.tables[name]
+        links = [field for field in table.children if target_of(struct, field) == name]
+        lists = [field for field in table.lists if target_of(struct, field) == name]
+        if not (links or lists) or not len(table):
+            continue
+        below = [table.children[field] for field in links]
+        owner = [np.arange(len(table))] * len(below)
+        for field in lists:
+            begin, entries = table.lists[field]
+            owner.append(np.repeat(np.arange(len(table)), np.diff(begin)))
+            below.append(entries)
+        parents, children = np.concatenate(owner), np.concatenate(below)
+        kept = children >= 0
+        result[name] = _heights(parents[kept], children[kept], table.begin, len(table))
+    return result
+
+
+def _heights(parents: Any, children: Any, begin: Any, rows: int) -> Any:
+    """The height of each sample's highest vertex; children stand before their parents."""
+    height = [0] * rows
+    order = np.argsort(parents, kind="stable")
+    for parent, child in zip(parents[order].tolist(), children[order].tolist(), strict=True):
+        if height[child] >= height[parent]:
+            height[parent] = height[child] + 1
+    filled = begin[:-1] < begin[1:]
+    return np.maximum.reduceat(np.asarray(height), begin[:-1][filled])

@@ -1,0 +1,127 @@
+"""What a program says about its data: which keys an object may have, and which arm they mean.
+
+In: structs, and what a program reads of them. Out: a `Layout`, asked by both readers. Guaranteed:
+an object's arm is the one that its keys fit (the key "arm" decides where several do), or a `Problem`
+says why none does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import attrs
+
+from dnc.ir.structure import CLASS, OPTIONAL, Arm, Field, Struct
+from dnc.runtime.data.problems import Problem, names, suggestion
+
+ARM, ROOT = "arm", "root"
+"""The keys with a meaning of their own: the arm of an object, the root of a flat sample."""
+
+
+@attrs.frozen(eq=False)
+class Layout:
+    """The structs of a program as data.
+
+    ordered: structs whose neighbours (prev, next) the program reads. nonempty: list fields, as
+    (struct, field), that must not be empty, because the program starts at their first or last.
+    targets: vectors, as (struct, field), that only losses and metrics read.
+    """
+
+    structs: dict[str, Struct]
+    root: str
+    root_fields: frozenset[str]
+    labels_required: bool
+    ordered: frozenset[str]
+    nonempty: frozenset[tuple[str, str]]
+    targets: frozenset[tuple[str, str]]
+
+    def may_miss(self, struct: str, field: Field) -> bool:
+        """Whether a vertex may lack `field`: optional children; for prediction, what is predicted."""
+        if field.kind == OPTIONAL or self.labels_required:
+            return field.kind == OPTIONAL
+        return field.kind == CLASS or (struct, field.name) in self.targets
+
+    def required(self, struct: Struct, arm: Arm) -> list[str]:
+        """The fields that an instance of `arm` must have."""
+        return [field.name for field in arm.fields if not self.may_miss(struct.name, field)]
+
+    def choose(self, struct: Struct, keys: frozenset[str], arm: str | None) -> int:
+        """The index of the arm of an object of `struct` with these keys ("arm" not among them)."""
+        if arm is not None or len(struct.arms) == 1:
+            index = self.arm_index(struct, arm) if arm is not None else 0
+            self._fits(struct, struct.arms[index], keys)
+            return index
+        fits = [
+            index
+            for index, each in enumerate(struct.arms)
+            if keys <= field_names(each) and keys.issuperset(self.required(struct, each))
+        ]
+        exact = [index for index in fits if keys == field_names(struct.arms[index])]
+        if len(exact) == 1 or len(fits) == 1:
+            return exact[0] if len(exact) == 1 else fits[0]
+        if fits:
+            choices = " or ".join(f'"{struct.arms[index].name}"' for index in fits)
+            raise Problem(f'several arms of {struct.name} have these fields; add "arm": {choices}')
+        raise self._no_arm(struct, keys)
+
+    def arm_index(self, struct: Struct, name: object) -> int:
+        """The index of the arm called `name`."""
+        known = [arm.name for arm in struct.arms]
+        if not isinstance(name, str) or name not in known:
+            hint = suggestion(name, known) if isinstance(name, str) else ""
+            raise Problem(f"{struct.name} has no arm {name!r}, only {names(known)}{hint}")
+        return known.index(name)
+
+    def _fits(self, struct: Struct, arm: Arm, keys: frozenset[str]) -> None:
+        for key in sorted(keys - field_names(arm)):
+            raise Problem(unknown_field(arm.name, key, [field.name for field in arm.fields]))
+        for name in self.required(struct, arm):
+            if name not in keys:
+                raise Problem(f"{arm.name}: field '{name}' is missing")
+
+    def _no_arm(self, struct: Struct, keys: frozenset[str]) -> Problem:
+        known = {field.name: None for arm in struct.arms for field in arm.fields}
+        lacks = [
+            (arm, [name for name in self.required(struct, arm) if name not in keys])
+            for arm in struct.arms
+            if keys and keys <= field_names(arm)
+        ]
+        fewest = min((len(missing) for _, missing in lacks), default=0)
+        near = [(arm, missing) for arm, missing in lacks if len(missing) == fewest]
+        if len(near) == 1:
+            arm, missing = near[0]
+            return Problem(f"{arm.name}: field '{missing[0]}' is missing")
+        unknown = sorted(keys - set(known))
+        whole = [
+            arm
+            for arm in struct.arms
+            if field_names(arm) >= keys - set(unknown) >= set(self.required(struct, arm))
+        ]
+        if unknown and len(whole) == 1 and len(unknown) < len(keys):
+            return Problem(unknown_field(whole[0].name, unknown[0], field_names(whole[0])))
+        if len(unknown) == 1 and len(keys) > 1 and suggestion(unknown[0], set(known) - keys):
+            return Problem(unknown_field(struct.name, unknown[0], set(known) - keys))
+        expected = "; ".join(f"{arm.name} expects {names(self.required(struct, arm))}" for arm in struct.arms)
+        found = f"the fields {names(sorted(keys))}" if keys else "no fields"
+        foreign = (
+            "; is this the data of another program?" if unknown and 2 * len(unknown) >= len(keys) else ""
+        )
+        return Problem(f"no arm of {struct.name} matches: found {found}; {expected}{foreign}")
+
+
+def field_names(arm: Arm) -> frozenset[str]:
+    """The names of all fields of an arm."""
+    return frozenset(field.name for field in arm.fields)
+
+
+def struct_fields(struct: Struct) -> dict[str, Field]:
+    """All fields of a struct by name (fields of one name are of one kind in every arm)."""
+    return {field.name: field for arm in struct.arms for field in arm.fields}
+
+
+def unknown_field(owner: str, key: str, known: Collection[str]) -> str:
+    """The message for a key that is no field."""
+    hint = suggestion(key, known)
+    if not hint:
+        hint = f"; its fields are {names(sorted(known))}" if known else "; it has no fields"
+    return f"{owner} has no field '{key}'{hint}"

@@ -1,0 +1,82 @@
+"""The lines of a JSONL file as decoded values.
+
+In: a file of JSON objects, one a line, in UTF-8. Out: (line number, object) for every line that is
+not blank. Guaranteed: whatever the file holds, the user gets values or a diagnostic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dnc.runtime.data.problems import Problem, ProblemList, file_problem, kind_of
+
+_MARK = b"\xef\xbb\xbf"  # some editors start a UTF-8 file with it
+
+
+def load(path: str | Path) -> bytes:
+    """A text file's content; DiagnosticError if there is none or it is not UTF-8."""
+    try:
+        content = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise file_problem(str(path), "there is no such file") from None
+    except IsADirectoryError:
+        raise file_problem(str(path), "is a directory, expected a file") from None
+    except OSError as error:
+        raise file_problem(str(path), f"cannot be read: {error.strerror}") from None
+    content = content.removeprefix(_MARK)
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        problems = ProblemList(str(path))
+        problems.add(f"not UTF-8: byte 0x{content[error.start]:02x} ({error.reason})", line)
+        problems.check()
+    return content
+
+
+def objects(content: bytes, problems: ProblemList) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The object of every line; broken lines go to `problems`."""
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            yield number, _decode(line)
+        except Problem as problem:
+            problems.add(problem.message, number, problem.column)
+
+
+def _decode(line: bytes) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(line)
+    except RecursionError:
+        raise Problem(
+            "nested too deeply (some 1,000 levels can be read); write it in the flat form"
+        ) from None
+    except ValueError as error:
+        raise _broken(line, str(error)) from None
+    if type(value) is not dict:
+        raise Problem(f"a sample must be an object, found {kind_of(value)}")
+    return value
+
+
+def _broken(line: bytes, message: str) -> Problem:
+    """What is wrong with a line that is not JSON."""
+    text = line.decode("utf-8").rstrip()
+    place = re.search(r" \(byte (\d+)\)$", message)
+    if place is None:
+        if "truncated" in message:
+            return Problem("broken JSON: the line ends too early", len(text) + 1)
+        return Problem(f"broken JSON: {message.split(' - at ')[0].lower()}")
+    at = int(place[1]) - ("trailing characters" in message)  # reported after reading one
+    start = min(len(line[:at].decode("utf-8", "ignore")), len(text) - 1)
+    sign = start > 0 and text[start - 1] == "-"
+    constant = re.compile(r"-?(NaN|Infinity|nan|inf)\b").match(text, start - sign)
+    if constant:
+        return Problem(f"{constant[0]} is not allowed, numbers are finite", constant.start() + 1)
+    what = message[: place.start()].removeprefix("JSON is malformed: ")
+    return Problem(f"broken JSON: {what}", start + 1)

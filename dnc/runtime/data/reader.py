@@ -1,0 +1,127 @@
+"""Reads JSONL data into a `Forest`.
+
+In: a file (or samples in memory) in nested or flat form, the program, and vocabularies unless
+they are to be built. Out: a `Dataset`. Guaranteed: either every sample is in the forest, checked
+against the program, or a `DiagnosticError` names the lines that are wrong.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from dnc.ir.forest import Forest
+from dnc.ir.program import Program
+from dnc.runtime.data.columns import Columns, assemble, empty_columns
+from dnc.runtime.data.flat import is_flat, read_flat
+from dnc.runtime.data.lines import load, objects
+from dnc.runtime.data.nested import nested_reader
+from dnc.runtime.data.problems import Problem, ProblemList, kind_of
+from dnc.runtime.data.usage import layout_of
+from dnc.runtime.data.values import convert
+from dnc.runtime.data.vocabulary import Vocabulary
+
+
+@attrs.frozen(eq=False)
+class Dataset:
+    """Samples as one forest. lines: the line of the file that each sample stood in."""
+
+    forest: Forest
+    vocabularies: dict[str, Vocabulary]
+    samples: int
+    path: str
+    lines: tuple[int, ...]
+
+
+def read(
+    path: str | Path,
+    program: Program,
+    vocabularies: Mapping[str, Vocabulary] | None = None,
+    *,
+    labels_required: bool = True,
+    min_count: int = 1,
+) -> Dataset:
+    """The samples of a JSONL file.
+
+    vocabularies: those of the training data; None builds them from this file, where a token must
+    occur `min_count` times to have a number of its own. labels_required: without it, what is to be
+    predicted may be missing: class fields (-1) and vectors that only losses and metrics read (zeros).
+    """
+    problems = ProblemList(str(path))
+    samples = objects(load(path), problems)
+    return _read(samples, problems, program, vocabularies, labels_required, min_count)
+
+
+def read_samples(
+    samples: Iterable[Any],
+    program: Program,
+    vocabularies: Mapping[str, Vocabulary] | None = None,
+    *,
+    labels_required: bool = True,
+    min_count: int = 1,
+    name: str = "samples",
+) -> Dataset:
+    """The same for samples in memory, as decoded JSON; errors count them from 1."""
+    problems = ProblemList(name)
+    return _read(enumerate(samples, 1), problems, program, vocabularies, labels_required, min_count)
+
+
+def _read(
+    samples: Iterable[tuple[int, Any]],
+    problems: ProblemList,
+    program: Program,
+    vocabularies: Mapping[str, Vocabulary] | None,
+    labels_required: bool,
+    min_count: int,
+) -> Dataset:
+    with _no_cycles():
+        columns = _collect(samples, problems, program, labels_required)
+    problems.check()
+    if not columns.lines:
+        problems.add("the file is empty, expected one sample a line")
+        problems.check()
+    converted, known = convert(columns, vocabularies, min_count, problems)
+    problems.check()
+    forest = assemble(columns, converted)
+    return Dataset(forest, known, forest.samples, problems.path, tuple(columns.lines))
+
+
+@contextmanager
+def _no_cycles() -> Iterator[None]:
+    """No search for unreachable cycles meanwhile: decoded JSON has none, and the search takes longer
+    than the reading."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _collect(
+    samples: Iterable[tuple[int, Any]], problems: ProblemList, program: Program, labels_required: bool
+) -> Columns:
+    """The vertices of all samples as they stand in the file (incomplete where there are problems)."""
+    layout = layout_of(program, labels_required)
+    columns = empty_columns(layout)
+    nested = nested_reader(columns)
+    for line, sample in samples:
+        columns.start_sample(line)
+        try:
+            if not isinstance(sample, dict):
+                raise Problem(f"a sample must be an object, found {kind_of(sample)}")
+            if is_flat(sample, layout):
+                read_flat(sample, columns)
+            else:
+                nested.read(sample)
+        except Problem as problem:
+            problems.add(problem.message, line, problem.column)
+        if problems.full:
+            break
+    return columns

@@ -1,0 +1,83 @@
+"""What a program reads of its data, and the layout that follows from it.
+
+In: a `Program`. Out: its `Layout`. Guaranteed: of a program without stages only the structs matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dnc.diagnostics import fail
+from dnc.ir.forest import path_struct, program_structs
+from dnc.ir.program import (
+    BACKWARD,
+    FieldInput,
+    LossOutput,
+    MetricOutput,
+    Program,
+    StateInput,
+    TableInput,
+)
+from dnc.ir.structure import FIRST, LAST, LIST, NEXT, PREVIOUS, VECTOR, VERTEX_KINDS, Struct
+from dnc.runtime.data.layout import ARM, Layout, struct_fields
+
+
+def reachable(structs: dict[str, Struct], start: str) -> set[str]:
+    """The structs that a vertex of `start` may refer to, directly or not."""
+    seen: set[str] = set()
+    work = [start]
+    while work:
+        for field in struct_fields(structs[work.pop()]).values():
+            if field.kind in VERTEX_KINDS and field.target is not None and field.target not in seen:
+                seen.add(field.target)
+                work.append(field.target)
+    return seen
+
+
+def _used_steps(program: Program, structs: dict[str, Struct]) -> Iterator[tuple[str, str, str | None]]:
+    """Every step of every path that a stage reads: (struct, step, the step after it)."""
+    start = {space.name: space.struct for space in program.spaces}
+    for stage in program.stages:
+        for source in stage.inputs:
+            if isinstance(source, (StateInput, TableInput, FieldInput)):
+                struct = start[stage.space]
+                for position, step in enumerate(source.path):
+                    after = source.path[position + 1] if position + 1 < len(source.path) else None
+                    yield struct, step, after
+                    struct = path_struct(structs, struct, (step,))
+
+
+def _targets(program: Program, structs: dict[str, Struct]) -> frozenset[tuple[str, str]]:
+    """The vectors that only stages of losses and metrics read."""
+    start = {space.name: space.struct for space in program.spaces}
+    read: dict[bool, set[tuple[str, str]]] = {False: set(), True: set()}
+    for stage in program.stages:
+        judges = all(isinstance(output, (LossOutput, MetricOutput)) for output in stage.outputs)
+        for source in stage.inputs:
+            if isinstance(source, FieldInput) and stage.direction != BACKWARD:
+                struct = path_struct(structs, start[stage.space], source.path)
+                if struct_fields(structs[struct])[source.field].kind == VECTOR:
+                    read[judges].add((struct, source.field))
+    return frozenset(read[True] - read[False])
+
+
+def layout_of(program: Program, labels_required: bool = True) -> Layout:
+    """The layout of a program's data."""
+    structs = program_structs(program)
+    for struct in program.structs:
+        if ARM in struct_fields(struct):
+            raise fail(f"struct {struct.name}: a field cannot be called 'arm', data files use that key")
+    ordered, nonempty = set(), set()
+    for struct_name, step, after in _used_steps(program, structs):
+        if step in (PREVIOUS, NEXT):
+            ordered.add(struct_name)
+        field = struct_fields(structs[struct_name]).get(step)
+        if after in (FIRST, LAST) and field is not None and field.kind == LIST and field.target is not None:
+            recursive = struct_name == field.target or struct_name in reachable(structs, field.target)
+            if not recursive:
+                nonempty.add((struct_name, step))
+    fields = frozenset(struct_fields(structs[program.root]))
+    targets = _targets(program, structs)
+    return Layout(
+        structs, program.root, fields, labels_required, frozenset(ordered), frozenset(nonempty), targets
+    )

@@ -1,0 +1,227 @@
+"""From the values in a file to numbers: tokens, classes, vectors.
+
+In: the data columns as they stand in the file, and vocabularies (or none: then they are built).
+Out: int32 and float32 arrays per column. Guaranteed: every token and class is within its
+dimension (-1 for a label that may be missing), every vector has its width and is finite (zeros for a target
+that may be missing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dnc.ir.structure import CLASS, TOKEN, VECTOR, Dimension, Field
+from dnc.runtime.data.columns import Columns
+from dnc.runtime.data.problems import ProblemList, kind_of, shown, suggestion
+from dnc.runtime.data.vocabulary import Vocabulary, build_vocabulary
+
+Key = tuple[str, int, str]
+_LARGEST = 2**31 - 1
+
+
+@attrs.frozen(eq=False)
+class _Column:
+    """A data column: (struct, arm index, field), its declaration, its values."""
+
+    key: Key
+    field: Field
+    values: list[Any]
+
+
+@attrs.frozen(eq=False)
+class _Conversion:
+    """The columns of a file on their way to arrays."""
+
+    columns: Columns
+    problems: ProblemList
+
+    def report(self, column: _Column, position: int, message: str) -> None:
+        """A mistake in an entry of a column."""
+        line = self.columns.line_of(column.key[0], column.key[1], position)
+        self.problems.add(f"field '{column.field.name}' {message}", line)
+
+    def first(self, column: _Column, accepted: tuple[type, ...], expected: str) -> bool:
+        """Report the first entry whose type is not accepted; whether there was one."""
+        found = set(map(type, column.values)).difference(accepted)
+        if not found:
+            return False
+        position = next(at for at, each in enumerate(column.values) if type(each) in found)
+        value = column.values[position]
+        text = "is missing" if value is None else f"{expected}, found {kind_of(value)}"
+        self.report(column, position, text)
+        return True
+
+
+def convert(
+    columns: Columns, vocabularies: Mapping[str, Vocabulary] | None, min_count: int, problems: ProblemList
+) -> tuple[dict[Key, Any], dict[str, Vocabulary]]:
+    """All data columns as arrays, and the vocabularies (built where none were given)."""
+    conversion = _Conversion(columns, problems)
+    converted: dict[Key, Any] = {}
+    dimensions: dict[str, list[_Column]] = {}
+    sizes: dict[str, Dimension] = {}
+    for name, table in columns.structs.items():
+        for index, each in enumerate(table.columns):
+            for field in each.arm.fields:
+                column = _Column((name, index, field.name), field, each.values[field.name])
+                if field.kind == VECTOR:
+                    converted[column.key] = _vectors(conversion, column)
+                elif field.kind in (TOKEN, CLASS) and field.dimension is not None:
+                    dimensions.setdefault(field.dimension.name, []).append(column)
+                    sizes[field.dimension.name] = field.dimension
+    known = dict(vocabularies or {})
+    for name, group in dimensions.items():
+        good = [column for column in group if not _mistyped(conversion, column)]
+        strings = _is_text(good)
+        if len(good) < len(group) or _mixed(conversion, good, strings):
+            continue
+        vocabulary = known.get(name)
+        if vocabularies is None:
+            vocabulary = _build(conversion, sizes[name], good, strings, min_count)
+            if vocabulary is not None:
+                known[name] = vocabulary
+        for column in good:
+            if strings:
+                converted[column.key] = _strings(conversion, column, name, vocabulary)
+            else:
+                converted[column.key] = _numbers(conversion, column, sizes[name], vocabulary)
+    return converted, known
+
+
+def _mistyped(conversion: _Conversion, column: _Column) -> bool:
+    token = column.field.kind == TOKEN
+    may_miss = not token and not conversion.columns.layout.labels_required
+    accepted = (int, str, type(None)) if may_miss else (int, str)
+    return conversion.first(
+        column, accepted, "must be a word or a number" if token else "must be a number or a label"
+    )
+
+
+def _is_text(group: list[_Column]) -> bool:
+    """Whether a dimension's values are strings: the first one decides."""
+    first = (each for column in group for each in column.values if each is not None)
+    return type(next(first, 0)) is str
+
+
+def _mixed(conversion: _Conversion, group: list[_Column], strings: bool) -> bool:
+    wanted, expected = (str, "a string") if strings else (int, "a number")
+    found = False
+    for column in group:
+        if conversion.first(column, (wanted, type(None)), f"holds {expected} elsewhere in this file"):
+            found = True
+    return found
+
+
+def _build(
+    conversion: _Conversion, dimension: Dimension, group: list[_Column], strings: bool, min_count: int
+) -> Vocabulary | None:
+    """A dimension's vocabulary; None where its size is fixed and its values are numbers."""
+    unknown = any(column.field.kind == TOKEN for column in group)
+    values = (each for column in group for each in column.values if each is not None)
+    if not strings:
+        if dimension.size is not None:
+            return None
+        return Vocabulary(
+            dimension.name, None, max(min(max(values, default=0), _LARGEST - 1) + 1, 0), unknown
+        )
+    size = dimension.size
+    built = build_vocabulary(
+        dimension.name,
+        values,
+        unknown=unknown,
+        min_count=min_count if unknown else 1,
+        limit=size if unknown else None,
+    )
+    if size is not None and built.size > size:
+        rarest = (built.words or ())[size]
+        text = (
+            f"has {built.size} different labels, but '{dimension.name}' is {size}; "
+            f"the rarest is {shown(rarest)}"
+        )
+        column = next(column for column in group if rarest in column.values)
+        conversion.report(column, column.values.index(rarest), text)
+    return built
+
+
+def _strings(conversion: _Conversion, column: _Column, name: str, vocabulary: Vocabulary | None) -> Any:
+    if vocabulary is None or vocabulary.words is None:
+        text = f"is a string, but the model knows '{name}' as numbers"
+        conversion.report(column, next(at for at, each in enumerate(column.values) if each is not None), text)
+        return None
+    index = vocabulary.index
+    if vocabulary.unknown:
+        return np.fromiter(
+            (-1 if each is None else index.get(each, 0) for each in column.values),
+            np.int32,
+            len(column.values),
+        )
+    if conversion.columns.layout.labels_required:
+        for position, each in enumerate(column.values):
+            if each not in index:
+                hint = suggestion(each, index) or f"; it has {len(index)} labels"
+                conversion.report(column, position, f"is {shown(each)}, which is no label of '{name}'{hint}")
+                return None
+    return np.fromiter((index.get(each, -1) for each in column.values), np.int32, len(column.values))
+
+
+def _numbers(
+    conversion: _Conversion, column: _Column, dimension: Dimension, vocabulary: Vocabulary | None
+) -> Any:
+    values = [-1 if each is None else each for each in column.values]
+    present = [each for each in column.values if each is not None]
+    if vocabulary is not None and vocabulary.words is not None and present:
+        text = f"is a number, but the model knows '{dimension.name}' as strings"
+        conversion.report(column, column.values.index(present[0]), text)
+        return None
+    size = dimension.size if vocabulary is None else vocabulary.size
+    limit = min(_LARGEST if size is None else size, _LARGEST)
+    if present and not (min(present) >= 0 and max(present) < limit):
+        bad = next(each for each in present if not 0 <= each < limit)
+        limits = "starts at 0" if bad < 0 else f"has 0..{limit - 1}"
+        text = f"is {shown(bad)}, but {column.field.kind}<{dimension.name}> {limits}"
+        conversion.report(column, column.values.index(bad), text)
+        return None
+    return np.asarray(values, np.int32)
+
+
+def _vectors(conversion: _Conversion, column: _Column) -> Any:
+    """float32[n, width]; a `float` field (width 0) is one plain number."""
+    width, values = column.field.width, column.values
+    if None in values and conversion.columns.layout.may_miss(column.key[0], column.field):
+        values = [([0.0] * width if width else 0.0) if each is None else each for each in values]
+        column = attrs.evolve(column, values=values)
+    if width == 0:
+        if conversion.first(column, (int, float), "must be a number"):
+            return None
+        rows: list[list[Any]] = [[each] for each in values]
+    else:
+        if conversion.first(column, (list,), f"must be a list of {width} numbers"):
+            return None
+        if set(map(len, values)).difference((width,)):
+            at = next(at for at, each in enumerate(values) if len(each) != width)
+            conversion.report(column, at, f"must be a list of {width} numbers, found {len(values[at])}")
+            return None
+        rows = values
+    bad = set(map(type, chain.from_iterable(rows))).difference((int, float))
+    if bad:
+        at, wrong = next((at, each) for at, row in enumerate(rows) for each in row if type(each) in bad)
+        conversion.report(column, at, f"must be a list of {width} numbers, found {kind_of(wrong)} in it")
+        return None
+    wide = np.zeros((len(rows), max(width, 1)), np.float64)
+    try:
+        if rows:
+            wide[:] = rows
+    except OverflowError:
+        wide[:] = [[float(min(max(each, -1e300), 1e300)) for each in row] for row in rows]
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    if not np.isfinite(narrow).all():
+        at, where = (int(number) for number in np.argwhere(~np.isfinite(narrow))[0])
+        conversion.report(column, at, f"is {shown(rows[at][where])}, too large for 32-bit floats")
+        return None
+    return narrow

@@ -1,0 +1,109 @@
+"""Vocabularies: which number a word or a label is.
+
+In: the strings of the training data, per dimension. Out: numbers. Guaranteed: the same data give
+the same vocabulary (sorted by frequency, then by text); what is saved loads equal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import msgspec
+
+from dnc.runtime.atomic import write_atomically
+from dnc.runtime.data.problems import file_problem
+
+UNKNOWN = "<unk>"
+
+
+@attrs.frozen
+class Vocabulary:
+    """The values of one dimension.
+
+    words: the strings in the order of their numbers; None where the data holds numbers, used as
+    they are. size: how many numbers there are. unknown: whether a string that is not among
+    `words` is number 0, "<unk>" (tokens), or a mistake (classes).
+    """
+
+    dimension: str
+    words: tuple[str, ...] | None
+    size: int
+    unknown: bool
+    index: dict[str, int] = attrs.field(init=False, eq=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "index", {word: number for number, word in enumerate(self.words or ())})
+
+    def __len__(self) -> int:
+        return self.size
+
+    def number(self, word: str) -> int | None:
+        """The number of a word; 0 for an unknown token, None for an unknown class."""
+        return self.index.get(word, 0 if self.unknown else None)
+
+    def word(self, number: int) -> str | int:
+        """What a number stands for: a word, or the number itself where the data holds numbers."""
+        return number if self.words is None else self.words[number]
+
+
+def build_vocabulary(
+    dimension: str, strings: Iterable[str], *, unknown: bool, min_count: int = 1, limit: int | None = None
+) -> Vocabulary:
+    """A vocabulary of the strings that occur `min_count` times or more, the most frequent first.
+
+    limit: the most entries there may be, "<unk>" included; the rarest are left out.
+    """
+    counts = Counter(strings)
+    if unknown:
+        counts.pop(UNKNOWN, None)
+    kept = [word for word, count in counts.items() if count >= min_count]
+    kept.sort(key=lambda word: (-counts[word], word))
+    words = tuple(([UNKNOWN] if unknown else []) + kept)[:limit]
+    return Vocabulary(dimension, words, len(words), unknown)
+
+
+def vocabularies_to_json(vocabularies: Mapping[str, Vocabulary]) -> dict[str, Any]:
+    """Vocabularies as JSON values."""
+    return {
+        name: {"words": each.words, "size": each.size, "unknown": each.unknown}
+        for name, each in vocabularies.items()
+    }
+
+
+class _Stored(msgspec.Struct, forbid_unknown_fields=True):
+    size: int
+    unknown: bool
+    words: tuple[str, ...] | None = None
+
+
+def vocabularies_from_json(values: Any, path: str = "vocabularies") -> dict[str, Vocabulary]:
+    """The inverse of `vocabularies_to_json`; `path` names the file in errors."""
+    try:
+        stored = msgspec.convert(values, dict[str, _Stored])
+    except msgspec.ValidationError as error:
+        raise file_problem(path, f"not a vocabulary file: {error}") from None
+    for name, each in stored.items():
+        if each.words is not None and not len(set(each.words)) == len(each.words) == each.size:
+            raise file_problem(path, f"vocabulary '{name}': size {each.size}, {len(set(each.words))} words")
+    return {name: Vocabulary(name, each.words, each.size, each.unknown) for name, each in stored.items()}
+
+
+def save_vocabularies(path: str | Path, vocabularies: Mapping[str, Vocabulary]) -> None:
+    """Write vocabularies as a JSON file, whole or not at all."""
+    text = msgspec.json.format(msgspec.json.encode(vocabularies_to_json(vocabularies)), indent=1)
+    write_atomically(Path(path), [text + b"\n"])
+
+
+def load_vocabularies(path: str | Path) -> dict[str, Vocabulary]:
+    """Read vocabularies that `save_vocabularies` wrote; DiagnosticError where the file is broken."""
+    try:
+        values = msgspec.json.decode(Path(path).read_bytes())
+    except OSError as error:
+        raise file_problem(str(path), f"cannot read the vocabularies: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise file_problem(str(path), f"not a vocabulary file: {error}") from None
+    return vocabularies_from_json(values, str(path))

@@ -1,0 +1,89 @@
+"""The pool of a session: one allocation, which grows by need and keeps what is static.
+
+In: a plan, a backend, the rows of the tables, what batches need. Out: a `StaticPool` and a number
+of words. Guaranteed: parameters and optimizer state survive growth; nothing is allocated beyond
+what the device has or the user allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.diagnostics import DiagnosticError, fail
+from dnc.ir.isa import RESULTS
+from dnc.ir.plan import Plan
+from dnc.runtime.backend import Backend
+from dnc.runtime.pool import StaticPool, static_pool
+
+FIRST_SCHEDULE = 4096
+SLACK = 1.25
+MEGABYTE = 2**20
+
+
+class Memory:
+    """See the module. `limit`: the most words to take, None for what the device has."""
+
+    def __init__(
+        self, plan: Plan, backend: Backend, table_rows: Mapping[str, int], limit: int | None = None
+    ) -> None:
+        self.plan, self.backend, self.limit = plan, backend, limit
+        self.table_rows = dict(table_rows)
+        self.pool = static_pool(plan, self.table_rows, FIRST_SCHEDULE)
+        self.words = self.pool.words
+        have = self.most()
+        if self.words > have:
+            raise fail(
+                f"{backend.name}: the parameters with their gradients need "
+                f"{self.words * 4 / MEGABYTE:,.1f} MiB; {have * 4 / MEGABYTE:,.1f} MiB are there"
+            )
+        backend.allocate(self.words)
+
+    def most(self) -> int:
+        """Words that the pool may have at most."""
+        capacity = max(self.backend.capacity(), 0)
+        return capacity if self.limit is None else min(self.limit, capacity)
+
+    def grow(self, schedule_words: int, activations: int) -> bool:
+        """Makes room for a schedule and activations of so many words; False if there is none.
+
+        All launches have to be over: what is not static is lost.
+        """
+        most = max(self.words, self.most())
+        for slack in (SLACK, 1.0):
+            pool = self._layout(schedule_words, slack)
+            words = pool.words + max(self.words - self.pool.words, round(activations * slack) + 16)
+            if words > most:
+                words = pool.words + round(activations * slack) + 16
+            if words <= most and self._allocate(pool, words):
+                return True
+        return False
+
+    def _layout(self, schedule_words: int, slack: float) -> StaticPool:
+        if schedule_words <= self.pool.schedule_words:
+            return self.pool
+        return static_pool(self.plan, self.table_rows, round(schedule_words * slack) + 16)
+
+    def _allocate(self, pool: StaticPool, words: int) -> bool:
+        """Replaces the allocation; False, with the old one back in place, if the device refuses."""
+        static = self.read_static()
+        try:
+            self.backend.allocate(words)
+        except DiagnosticError:
+            self.backend.allocate(self.words)
+            self.write_static(static)
+            return False
+        self.pool, self.words = pool, words
+        self.write_static(static)
+        return True
+
+    def read_static(self) -> NDArray[np.float32]:
+        """The words up to the schedules: results, parameters, gradients, optimizer state."""
+        return self.backend.read(0, self.pool.schedules[0] * 4)
+
+    def write_static(self, words: NDArray[np.float32]) -> None:
+        """Writes what `read_static` returned, behind the row of zeros."""
+        first = self.pool.bases[RESULTS] * 4
+        self.backend.write(first, words[first:])

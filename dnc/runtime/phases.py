@@ -1,0 +1,112 @@
+"""Phases: the static order in which a plan's segments run, for training, evaluation, prediction.
+
+In: a plan. Out: a `Sequence` per mode, the segments with their phase and step. Guaranteed: a
+segment comes behind everything it reads, an exchange stands between two steps of a phase.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from dnc.ir.plan import Plan, Segment
+from dnc.ir.program import (
+    BACKWARD,
+    EARLY,
+    LEVEL,
+    GradientInput,
+    Program,
+    SavedInput,
+    SlotOutput,
+    Stage,
+    StateInput,
+    StateOutput,
+)
+
+TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"
+RESULT_KINDS = {TRAIN: ("loss",), EVALUATE: ("loss", "metric"), PREDICT: ("output",)}
+
+# Forward early, level, late, then backward early, level, late.
+PHASES = 6
+BACKWARD_LEVELS = 4  # the phase whose levels run from last to first
+
+
+def phase_of(stage: Stage) -> int:
+    """The number of the phase a stage runs in."""
+    within = 0 if stage.placement == EARLY else 1 if stage.placement == LEVEL else 2
+    return within + (3 if stage.direction == BACKWARD else 0)
+
+
+@attrs.frozen
+class Step:
+    """A segment at its place: `step` orders it within its phase (and level)."""
+
+    segment: Segment
+    phase: int
+    step: int
+
+
+def stage_producers(program: Program, stage: Stage) -> set[str]:
+    """Names of the stages whose results `stage` reads, in whatever row."""
+    found: set[str] = set()
+    for bound in stage.inputs:
+        if isinstance(bound, SavedInput):
+            found.add(bound.stage)
+        elif isinstance(bound, StateInput):
+            found.update(
+                other.name
+                for other in program.stages
+                if other.function == bound.function
+                and any(isinstance(output, StateOutput) for output in other.outputs)
+            )
+        elif isinstance(bound, GradientInput):
+            for other in program.stages:
+                for output in other.outputs:
+                    if isinstance(output, SlotOutput) and (
+                        (output.function, output.component) == (bound.function, bound.component)
+                    ):
+                        found.add(other.name)
+    return found
+
+
+def needed_stages(plan: Plan, mode: str) -> set[str]:
+    """Stages that a mode runs: those its results need, and in training all that learn."""
+    program = plan.program
+    kinds = RESULT_KINDS[mode]
+    wanted = {f"{result.buffer}" for result in plan.results if result.kind in kinds}
+    work = {segment.stage for segment in plan.segments if any(s.buffer in wanted for s in segment.stores)}
+    if mode == TRAIN:
+        work |= {stage.name for stage in program.stages if stage.direction == BACKWARD}
+    found: set[str] = set()
+    while work:
+        name = work.pop()
+        if name not in found:
+            found.add(name)
+            work |= stage_producers(program, program.stage(name))
+    return found
+
+
+def sequence(plan: Plan, mode: str) -> tuple[Step, ...]:
+    """The segments of `mode` with their places, in program order."""
+    program = plan.program
+    needed = needed_stages(plan, mode)
+    stages = [stage for stage in program.stages if stage.name in needed]
+    of_stage: dict[str, list[Segment]] = {stage.name: [] for stage in stages}
+    for segment in plan.segments:
+        if segment.stage in of_stage:
+            of_stage[segment.stage].append(segment)
+    length = {name: max((s.step for s in found), default=-1) + 1 for name, found in of_stage.items()}
+    start: dict[str, int] = {}
+    for stage in stages:
+        producers = stage_producers(program, stage)
+        # Within a level the stages are independent; elsewhere one follows what it reads.
+        before = [
+            start[name] + length[name]
+            for name in producers
+            if name in start and phase_of(program.stage(name)) == phase_of(stage) and stage.placement != LEVEL
+        ]
+        start[stage.name] = max(before, default=0)
+    return tuple(
+        Step(segment, phase_of(stage), start[stage.name] + segment.step)
+        for stage in stages
+        for segment in of_stage[stage.name]
+    )

@@ -1,0 +1,103 @@
+"""The pool: where everything lies in the one array of words that a kernel works on.
+
+In: a plan and the sizes known when data is seen. Out: addresses (units of 4 words) of the static
+places: the row of zeros, results, parameters, gradients, optimizer state, schedules; activations
+follow behind. Guaranteed: areas are disjoint and start at multiples of 64 bytes.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.diagnostics import fail
+from dnc.ir.isa import GRADIENTS, OPTIMIZER, PARAMETERS, RESULT_WORDS, RESULTS, trained
+from dnc.ir.plan import Plan, padded
+from dnc.ir.program import TABLE
+
+Floats = NDArray[np.float32]
+MAX_ADDRESS = 2**31 - 1
+
+
+def units(words: int) -> int:
+    """Words as whole 64-byte lines, in address units."""
+    return -(-words // 16) * 4
+
+
+@attrs.frozen
+class StaticPool:
+    """Addresses of the static places, by base name; `schedules` holds two windows of words.
+
+    dense, frozen: floats of trained and frozen dense parameters. table_rows: rows per table.
+    """
+
+    bases: dict[str, int]
+    schedules: tuple[int, int]
+    schedule_words: int
+    dense: int
+    table_rows: dict[str, int]
+    activations: int
+
+    @property
+    def words(self) -> int:
+        """Words in front of the activations."""
+        return self.activations * 4
+
+
+def static_pool(plan: Plan, table_rows: dict[str, int], schedule_words: int) -> StaticPool:
+    """Lays out the static part of a pool."""
+    widest = max([buffer.width for buffer in plan.buffers] + [1024])
+    at = units(widest * 2)
+    bases: dict[str, int] = {RESULTS: at}
+    at += units(RESULT_WORDS)
+    sizes = trained(plan)
+    learned = {p.name for p in plan.program.parameters if not p.frozen}
+    dense = sum(floats for name, floats in sizes if name in learned)
+    bases[PARAMETERS] = at
+    for name, floats in sizes:
+        bases[name] = at
+        at += floats // 4
+    for parameter in plan.program.parameters:
+        if parameter.kind == TABLE:
+            bases[parameter.name] = at
+            at += units(table_rows[parameter.name] * padded(int(parameter.dimensions[1].size or 0)))
+    arena = at - bases[PARAMETERS]
+    bases[GRADIENTS] = at
+    at += units(dense)
+    bases[OPTIMIZER] = at
+    at += arena
+    schedules = []
+    for _ in range(2):
+        schedules.append(at)
+        at += units(schedule_words)
+    if at > MAX_ADDRESS:
+        raise fail(f"the parameters need {at * 16 / 2**30:.1f} GiB; a pool holds at most 32 GiB")
+    return StaticPool(bases, (schedules[0], schedules[1]), schedule_words, dense, table_rows, at)
+
+
+def load_parameters(plan: Plan, pool: StaticPool, values: dict[str, Floats], words: Floats) -> None:
+    """Writes parameter arrays into the words of a pool, in the plan's weight format."""
+    for parameter in plan.program.parameters:
+        at = pool.bases[parameter.name] * 4
+        value = np.asarray(values[parameter.name], np.float32)
+        if parameter.kind == TABLE:
+            rows = np.zeros((value.shape[0], padded(value.shape[1])), np.float32)
+            rows[:, : value.shape[1]] = value
+            words[at : at + rows.size] = rows.ravel()
+        else:
+            flat = plan.weight_format.pack(value)
+            words[at : at + flat.size] = flat
+
+
+def read_array(plan: Plan, pool: StaticPool, name: str, words: Floats, place: str = PARAMETERS) -> Floats:
+    """A parameter's array, or what lies at its place in another arena (gradients, optimizer)."""
+    parameter = plan.program.parameter(name)
+    at = (pool.bases[name] - pool.bases[PARAMETERS] + pool.bases[place]) * 4
+    if parameter.kind == TABLE:
+        width = int(parameter.dimensions[1].size or 0)
+        rows = pool.table_rows[name]
+        flat = words[at : at + rows * padded(width)]
+        return flat.reshape(rows, padded(width))[:, :width].copy()
+    shape = parameter.type.shape
+    return plan.weight_format.unpack(words[at : at + plan.weight_format.floats(shape)], shape)

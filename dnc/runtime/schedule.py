@@ -1,0 +1,76 @@
+"""A schedule: the encoded words of one launch, and the text they stand for.
+
+In: words made by the encoder. Out: their fields by name. Everything here is derived from
+`dnc.ir.isa`; nothing is written twice.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.ir.isa import END, INSTRUCTION_WORDS, Layout, layout
+from dnc.ir.plan import Plan
+
+Words = NDArray[np.int32]
+
+
+@attrs.frozen(eq=False)
+class Schedule:
+    """The words of one launch.
+
+    address: where in the pool the words will lie. rows: rows per space. static_words: what the
+    launch finds in the pool before it (in later parts of a batch the gradients of tables too).
+    activations: words behind the static pool. results: name -> (word in the results area, rows
+    summed). samples: sample numbers in the order in which spaces over the sample roots hold them.
+    positions: per space the row of the prepared data that every row is.
+    """
+
+    plan: Plan
+    words: Words
+    address: int
+    rows: dict[str, int]
+    bases: dict[str, int]
+    static_words: int
+    activations: int
+    results: dict[str, tuple[int, int]]
+    samples: Words
+    positions: dict[str, Words]
+
+
+def header(words: Words, plan: Plan) -> dict[str, int]:
+    """The header's words by name."""
+    return {name: int(words[at]) for name, at in layout(plan).header.items()}
+
+
+def queue(words: Words, plan: Plan, worker: int) -> Words:
+    """The instructions of a worker up to and with `end`: [count, INSTRUCTION_WORDS]."""
+    start = int(words[int(words[layout(plan).header["queues"]]) + worker])
+    end = plan.opcode(END).number
+    count = 0
+    while start + (count + 1) * INSTRUCTION_WORDS <= len(words):
+        count += 1
+        if words[start + (count - 1) * INSTRUCTION_WORDS] == end:
+            break
+    return words[start : start + count * INSTRUCTION_WORDS].reshape(count, INSTRUCTION_WORDS)
+
+
+def disassemble(words: Words, plan: Plan, worker: int = 0) -> str:
+    """The instructions of a worker as text, one a line, every field by its name."""
+    lines = []
+    for instruction in queue(words, plan, worker):
+        number = int(instruction[0])
+        if not 0 <= number < len(plan.opcodes):
+            lines.append(f"??? {number}")
+            continue
+        opcode = plan.opcodes[number]
+        words_of = zip(opcode.fields, instruction[1:], strict=False)
+        fields = " ".join(f"{name}={int(word)}" for name, word in words_of)
+        lines.append(f"{opcode.name} {fields}".rstrip())
+    return "\n".join(lines)
+
+
+def list_words(words: Words, where: Layout, name: str) -> int:
+    """Offset of a list's words in the schedule."""
+    return int(words[where.lists_at + where.lists[name]])

@@ -1,0 +1,312 @@
+"""A session: parameters in a pool on one device, and batches that run on them.
+
+In: a plan, a backend, first values of the parameters, and prepared data sets. Out: losses, metrics
+and outputs. Guaranteed: one launch per batch (or per part of a batch that does not fit); a batch is
+encoded while the one before it runs; the same calls give the same bits; memory grows by need.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.diagnostics import Diagnostic, DiagnosticError, fail
+from dnc.ir import isa
+from dnc.ir.forest import Forest, Ints
+from dnc.ir.plan import Plan
+from dnc.runtime.backend import Backend
+from dnc.runtime.encoder import DoesNotFit, Encoder, Hyper, Part
+from dnc.runtime.memory import MEGABYTE, Memory
+from dnc.runtime.phases import EVALUATE, PREDICT, TRAIN
+from dnc.runtime.pool import load_parameters, read_array
+from dnc.runtime.predictions import collect
+from dnc.runtime.prepared import prepare
+from dnc.runtime.schedule import Schedule
+from dnc.runtime.verifier import verify
+
+Floats = NDArray[np.float32]
+
+# Samples of one launch in evaluation and prediction.
+CHUNK = 256
+
+
+class NotFinite(DiagnosticError):
+    """The gradient or the loss of a batch was not finite; its update was not made."""
+
+    def __init__(self, step: int, loss: float, norm: float) -> None:
+        notes = ("its update was not made; a smaller learning rate (--lr) or clipping (--clip) may help",)
+        what = f"step {step}: the loss is {loss:g} and the norm of the gradient {norm:g}"
+        super().__init__(Diagnostic(what, notes=notes))
+
+
+@attrs.frozen
+class StepResult:
+    """A training batch: the mean loss over its samples, and the norm of its gradient.
+
+    parts: launches it took, 1 unless its activations did not fit.
+    """
+
+    step: int
+    samples: int
+    loss: float
+    norm: float
+    parts: int
+
+
+@attrs.frozen
+class Evaluation:
+    """Means over a whole set: the loss over samples, every metric over its rows."""
+
+    samples: int
+    loss: float
+    metrics: dict[str, float]
+
+
+@attrs.define(eq=False)
+class _Batch:
+    """What the launches of a batch add up to, filled in as they finish."""
+
+    step: int
+    samples: int
+    parts: int
+    finished: int = 0
+    sums: dict[str, tuple[float, int]] = attrs.field(factory=dict)
+    norm: float = 0.0
+    updated: bool = False
+
+    def add(self, schedule: Schedule, words: Floats) -> None:
+        """Takes in the results of one launch; norm and update are those of the last."""
+        for name, (word, rows) in schedule.results.items():
+            total, count = self.sums.get(name, (0.0, 0))
+            self.sums[name] = (total + float(words[word]), count + rows)
+        self.norm = float(words[isa.RESULT_NORM])
+        self.updated = bool(words[isa.RESULT_UPDATED] == 1)
+        self.finished += 1
+
+    def loss(self) -> float:
+        """The mean loss over the samples."""
+        return sum(total for name, (total, _) in self.sums.items() if name.startswith("loss:")) / self.samples
+
+
+class Session:
+    """See the module. `data` arguments are what `attach` returned."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        backend: Backend,
+        table_rows: Mapping[str, int],
+        values: Mapping[str, Floats],
+        memory_words: int | None = None,
+    ) -> None:
+        self.plan, self.backend = plan, backend
+        self.memory = Memory(plan, backend, table_rows, memory_words)
+        self.steps = 0
+        self._slot = 0
+        self._verifies = os.environ.get("DNC_VERIFY") == "1"  # tests look at every schedule
+        self._flying: list[tuple[Schedule, _Batch] | None] = [None, None]
+        self._waiting: list[_Batch] = []
+        self._unclaimed: StepResult | None = None
+        self.write_arrays(values)
+
+    # ---- parameters -----------------------------------------------------------------------------
+
+    def write_arrays(self, values: Mapping[str, Floats], place: str = isa.PARAMETERS) -> None:
+        """Writes arrays by name: parameters, or their optimizer state with `place` OPTIMIZER.
+
+        What is not named stays as it is.
+        """
+        self._settle(0)
+        words, pool = self.memory.read_static(), self.memory.pool
+        shift = (pool.bases[place] - pool.bases[isa.PARAMETERS]) * 4
+        program = attrs.evolve(
+            self.plan.program,
+            parameters=tuple(p for p in self.plan.program.parameters if p.name in values),
+        )
+        load_parameters(attrs.evolve(self.plan, program=program), pool, dict(values), words[shift:])
+        self.memory.write_static(words)
+
+    def read_arrays(self, place: str = isa.PARAMETERS) -> dict[str, Floats]:
+        """Every parameter by name, or what lies at their places in another arena."""
+        self._settle(0)
+        words, pool = self.memory.read_static(), self.memory.pool
+        names = [parameter.name for parameter in self.plan.program.parameters]
+        return {name: read_array(self.plan, pool, name, words, place) for name in names}
+
+    # ---- data -----------------------------------------------------------------------------------
+
+    def attach(self, forest: Forest) -> Encoder:
+        """Prepares a data set for this session's plan; the work that is done once per set."""
+        return Encoder(prepare(self.plan, forest), self.memory.pool)
+
+    def reserve(self, data: Encoder, batch: int) -> None:
+        """Makes room for training batches of `batch` samples, measured on the heaviest ones."""
+        heaviest = np.argsort(-data.prepared.weight, kind="stable")[:batch]
+        self._encode(data, np.sort(heaviest).astype(np.int32), TRAIN, Hyper())
+
+    # ---- training -------------------------------------------------------------------------------
+
+    def step(self, data: Encoder, samples: Sequence[int] | Ints, hyper: Hyper = Hyper()) -> StepResult | None:
+        """Starts training on a batch; the result of the step before, or None if there was none.
+
+        The batch is encoded while earlier launches run. NotFinite if the step before made no
+        update, because its gradient or loss was not finite.
+        """
+        data, chosen = self._distinct(data, samples)
+        schedules = self._encode(data, chosen, TRAIN, hyper)
+        batch = _Batch(self.steps + 1, len(chosen), len(schedules))
+        for schedule in schedules:
+            self._launch(schedule, batch)
+        self.steps += 1
+        self._waiting.append(batch)
+        self._settle(1)
+        return self._claim()
+
+    def sync(self) -> StepResult | None:
+        """Waits for all launches; the result of the last step, unless it was handed out."""
+        self._settle(0)
+        return self._claim()
+
+    def _claim(self) -> StepResult | None:
+        result, self._unclaimed = self._unclaimed, None
+        return result
+
+    def _settle(self, keep: int) -> None:
+        """Waits for the oldest steps until only `keep` are under way."""
+        try:
+            while len(self._waiting) > keep:
+                batch = self._waiting[0]
+                while batch.finished < batch.parts:
+                    self._collect_oldest()
+                del self._waiting[0]
+                loss = batch.loss()
+                if not (batch.updated and np.isfinite(loss)):
+                    raise NotFinite(batch.step, loss, batch.norm)
+                self._unclaimed = StepResult(batch.step, batch.samples, loss, batch.norm, batch.parts)
+        except BaseException:
+            self._flying, self._unclaimed = [None, None], None
+            self._waiting.clear()
+            raise
+
+    # ---- evaluation and prediction --------------------------------------------------------------
+
+    def evaluate(self, data: Encoder, samples: Sequence[int] | Ints | None = None) -> Evaluation:
+        """Loss and metrics over the samples (all of them by default), chunk by chunk."""
+        self._settle(0)
+        chosen = _all_or(data, samples)
+        whole = _Batch(0, len(chosen), 0)
+        for begin in range(0, len(chosen), CHUNK):
+            part, numbers = self._distinct(data, chosen[begin : begin + CHUNK])
+            for schedule in self._encode(part, numbers, EVALUATE, Hyper()):
+                self._launch(schedule, whole)
+        self._drain()
+        metrics = {
+            name.removeprefix("metric:"): total / rows if rows else float("nan")
+            for name, (total, rows) in whole.sums.items()
+            if name.startswith("metric:")
+        }
+        return Evaluation(len(chosen), whole.loss(), metrics)
+
+    def predict(self, data: Encoder, samples: Sequence[int] | Ints | None = None) -> dict[str, list[Any]]:
+        """The declared outputs by name, one entry a sample in the order of `samples`."""
+        self._settle(0)
+        distinct, inverse = np.unique(_all_or(data, samples), return_inverse=True)
+        found: dict[str, list[Any]] = {r.name: [] for r in self.plan.results if r.kind == "output"}
+        for begin in range(0, len(distinct), CHUNK):
+            for schedule in self._encode(data, distinct[begin : begin + CHUNK], PREDICT, Hyper()):
+                self._launch(schedule, _Batch(0, 1, 1))
+                self._drain()
+                outputs = collect(self.backend, data, schedule, np.sort(schedule.samples))
+                for name, values in outputs.items():
+                    found[name] += values
+        return {name: [values[at] for at in inverse] for name, values in found.items()}
+
+    # ---- launches -------------------------------------------------------------------------------
+
+    def _distinct(self, data: Encoder, samples: Sequence[int] | Ints) -> tuple[Encoder, Ints]:
+        """The batch's data and sample numbers; a sample that occurs twice gets vertices of its own."""
+        chosen = np.asarray(samples, np.int32)
+        if not len(chosen):
+            raise fail("a batch holds no samples")
+        if chosen.min() < 0 or chosen.max() >= data.prepared.samples:
+            raise fail(f"a batch holds sample {chosen.max()}; the data has {data.prepared.samples}")
+        if len(np.unique(chosen)) == len(chosen):
+            return data, chosen
+        return self.attach(data.prepared.forest.select(chosen)), np.arange(len(chosen), dtype=np.int32)
+
+    def _encode(self, data: Encoder, samples: Ints, mode: str, hyper: Hyper) -> list[Schedule]:
+        """The schedules of a batch: one, or as many parts as it takes to fit."""
+        replicas, workers = self.backend.grid(len(samples))
+        parts = 1
+        while True:
+            try:
+                data.pool = self.memory.pool
+                return [
+                    data.encode(
+                        numbers,
+                        mode=mode,
+                        replicas=replicas,
+                        workers=workers,
+                        hyper=hyper,
+                        part=part,
+                        buffer=(self._slot + index) % 2,
+                        pool_words=self.memory.words,
+                    )
+                    for index, (numbers, part) in enumerate(_parts(data, samples, mode, parts))
+                ]
+            except DoesNotFit as problem:
+                self._drain()
+                if self.memory.grow(problem.schedule_words, problem.activations):
+                    continue
+                need = self.memory.pool.words + problem.activations
+                if parts == len(samples):
+                    raise fail(
+                        f"{self.backend.name}: a batch of one sample needs {need * 4 / MEGABYTE:,.2f} MiB; "
+                        f"{self.memory.most() * 4 / MEGABYTE:,.2f} MiB are there"
+                    ) from None
+                room = max(self.memory.most() - self.memory.pool.words, 1)
+                parts = min(len(samples), max(parts + 1, parts * problem.activations // room))
+
+    def _launch(self, schedule: Schedule, batch: _Batch) -> None:
+        """Starts a launch in the slot whose turn it is, once that slot's last one is over."""
+        self._collect(self._slot)
+        if self._verifies:
+            verify(schedule)
+        self.backend.launch(schedule, self._slot)
+        self._flying[self._slot] = (schedule, batch)
+        self._slot = 1 - self._slot
+
+    def _collect(self, slot: int) -> None:
+        """Waits for a slot's launch, if there is one, and adds its results to its batch."""
+        flying, self._flying[slot] = self._flying[slot], None
+        if flying is not None:
+            schedule, batch = flying
+            batch.add(schedule, self.backend.finish(slot))
+
+    def _collect_oldest(self) -> None:
+        self._collect(self._slot if self._flying[self._slot] is not None else 1 - self._slot)
+
+    def _drain(self) -> None:
+        """Waits for everything that runs; results stay with their batches."""
+        self._collect_oldest()
+        self._collect_oldest()
+
+
+def _all_or(data: Encoder, samples: Sequence[int] | Ints | None) -> Ints:
+    chosen = np.arange(data.prepared.samples) if samples is None else np.asarray(samples)
+    return chosen.astype(np.int32)
+
+
+def _parts(data: Encoder, samples: Ints, mode: str, parts: int) -> Iterator[tuple[Ints, Part]]:
+    """The samples in `parts` shares; in training the shares of one update over all tokens."""
+    if parts == 1 or mode != TRAIN:
+        yield from ((numbers, Part()) for numbers in np.array_split(samples, parts))
+        return
+    tokens = {table.parameter: data.tokens(table, samples) for table in data.plan.table_gradients}
+    for index, numbers in enumerate(np.array_split(samples, parts)):
+        yield numbers, Part(index > 0, index == parts - 1, len(samples), tokens)

@@ -1,0 +1,49 @@
+"""Named arrays in safetensors files.
+
+In: arrays and one JSON value of metadata. Out: a file, written whole or not at all; and back.
+Guaranteed: the same arrays and metadata give the same bytes; a broken file is a DiagnosticError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from dnc.diagnostics import fail
+from dnc.runtime.atomic import write_atomically
+
+# The one key of a file's metadata; several would be stored in no fixed order.
+KEY = "dnc"
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, NDArray[Any]], metadata: Any) -> None:
+    """Writes arrays with metadata (a JSON value)."""
+    whole = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    content = save(whole, {KEY: msgspec.json.encode(metadata).decode()})
+    try:
+        write_atomically(Path(path), [content])
+    except OSError as error:
+        raise fail(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def read_tensors(path: str | Path) -> tuple[dict[str, NDArray[Any]], Any]:
+    """The arrays of a file and its metadata, None where there is none of ours."""
+    try:
+        with safetensors.safe_open(str(path), "numpy") as file:
+            metadata = (file.metadata() or {}).get(KEY)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except FileNotFoundError:
+        raise fail(f"{path}: there is no such file") from None
+    except (OSError, safetensors.SafetensorError, TypeError) as error:
+        raise fail(f"{path}: not a safetensors file that can be read: {error}") from None
+    try:
+        return tensors, None if metadata is None else msgspec.json.decode(metadata)
+    except ValueError:
+        raise fail(f"{path}: its metadata is broken") from None

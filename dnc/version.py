@@ -1,0 +1,3 @@
+"""The version of dnc, where every layer may read it."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,248 @@
+"""Writes the tables and the example in docs/isa.md from the code.
+
+    python docs/make_isa.py          # rewrites the generated blocks
+    python docs/make_isa.py --check  # exit code 1 if they are stale
+
+In: docs/isa.md with blocks between `<!-- generated: NAME -->` and `<!-- end -->`. Guaranteed: a
+header field, an opcode or a field without a meaning here is an error, and so is one that is gone.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dnc.compiler import make_plan, transform
+from dnc.diagnostics import Source
+from dnc.frontend.build import load_program
+from dnc.ir import isa
+from dnc.ir.plan import Plan
+from dnc.ir.program import TABLE
+from dnc.runtime.data import read_samples
+from dnc.runtime.encoder import Encoder
+from dnc.runtime.pool import static_pool
+from dnc.runtime.prepared import prepare
+from dnc.runtime.schedule import Schedule, disassemble
+
+DOCS = Path(__file__).parent
+PAGE = DOCS / "isa.md"
+MODEL = DOCS.parent / "examples" / "treelstm.dn"
+SETTINGS = {"vocab": 4, "embed": 8, "hidden": 8, "classes": 5}
+REPLICAS, WORKERS = 1, 2
+SCHEDULE_WORDS = 4096
+TREE = {
+    "left": {"word": 1, "label": 3},
+    "right": {"left": {"word": 2, "label": 1}, "right": {"word": 3, "label": 2}, "label": 1},
+    "label": 3,
+}
+
+# What the words mean; the keys must be exactly those of the code.
+HEADER = {
+    "version": "version of this layout",
+    "words": "length of the schedule",
+    "replicas": "replicas of the launch",
+    "workers": "workers of a replica",
+    "bases": "offset of the base table",
+    "lists": "offset of the list table",
+    "queues": "offset of the queue table",
+    "sync": "offset of the words for synchronisation",
+    "samples": "samples of this launch",
+    "loss_scale": "float: one over the samples of the whole batch; the seed of every gradient",
+    "learning_rate": "float",
+    "clip_norm": "float: the largest norm of the gradient; infinity for no clipping",
+    "epsilon": "float: added to the root in AdaGrad",
+}
+PLACES = {
+    "@parameters": "all parameters: trained dense ones, frozen dense ones, tables",
+    "@gradients": "gradients of the trained dense parameters, in the same order",
+    "@optimizer": "state of the optimizer: a word for every word of the parameters",
+    "@norms": "sums of squares: one per chunk of the dense gradients, then one per touched table row",
+    "@results": "what the host reads back",
+}
+RESULTS = {
+    "RESULT_NORM": "norm of the gradient before clipping",
+    "RESULT_UPDATED": "1 if the update was made, 0 if the norm was not finite",
+    "RESULT_FIRST": "the first of the sums that `reduce` makes",
+}
+SYNC = {
+    "SYNC_GRID": "counter of `grid_barrier`",
+    "SYNC_ABORT": "abort record",
+    "SYNC_REPLICAS": "counter of replica 0; those of the others follow",
+}
+ABORT = {
+    "waiter": "the worker that gave up plus one; 0 if none did",
+    "instruction": "its place in the queue, from 0",
+    "exchange": "what it waited for: an index into the names below",
+    "missing": "arrivals that had not come",
+}
+OPCODES = {
+    "nop": "nothing; what a worker executes instead of its instructions after an abort",
+    "end": "the queue ends here",
+    "replica_barrier": "waits for all workers of the replica",
+    "grid_barrier": "waits for all workers of the launch",
+    "norm": "sums of squares of the dense gradients, chunk by chunk, into `@norms`; "
+    "chunks are dealt out to the grid",
+    "reduce": "worker 0 adds up a column of records into a word of the results",
+    "sgd": "clips and updates all trained dense parameters: `p -= rate * g`",
+    "adagrad": "the same with AdaGrad: `s += g * g; p -= rate * g / (sqrt(s) + epsilon)`",
+    "sgd TABLE": "`sgd` of the touched rows of a table",
+    "adagrad TABLE": "`adagrad` of the touched rows of a table",
+    "SEGMENT": "a segment of the plan on neighbouring rows of its space",
+    "gradient PARAMETER #N": "adds up the gradient of a dense parameter; tiles are dealt out to the grid",
+    "gradient TABLE": "adds up the slots of every touched row of a table",
+}
+FIELDS = {
+    "ordinal": "how many barriers of this kind the queue has had, with this one; "
+    "passed when the counter is `ordinal` times the workers that meet",
+    "count": "floats of the trained dense parameters, padding included",
+    "norms": "words of `@norms` to add up, in order, for the norm of the whole gradient",
+    "tokens": "touched rows of the table",
+    "first_norm": "the word of `@norms` for the first touched row",
+    "accumulate": "1: add to what is there (a later part of a batch, or a second use of the parameter); "
+    "0: overwrite",
+    "base": "address of the first record",
+    "stride": "words from record to record",
+    "result": "the word of the results",
+    "row": "first row of the group",
+    "rows": "number of rows",
+    "first_worker": "the worker that takes the first tile",
+}
+BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+class Stale(Exception):
+    """The meanings above and the code do not name the same things."""
+
+
+def example_plan() -> Plan:
+    """The plan of the small Tree-LSTM that the page shows."""
+    source = Source(MODEL.name, MODEL.read_text(encoding="utf-8"))
+    program, _ = load_program(source, SETTINGS)
+    return make_plan(transform(program), "sm_90a")
+
+
+def example_schedule(plan: Plan) -> Schedule:
+    """One training batch: a tree with three leaves, on one replica of two workers."""
+    data = read_samples([TREE], plan.program)
+    rows = {p.name: SETTINGS["vocab"] for p in plan.program.parameters if p.kind == TABLE}
+    encoder = Encoder(prepare(plan, data.forest), static_pool(plan, rows, SCHEDULE_WORDS))
+    return encoder.encode(np.zeros(1, np.int32), replicas=REPLICAS, workers=WORKERS)
+
+
+def opcode_kind(plan: Plan, name: str) -> str:
+    """The row of the opcode table that an opcode of a plan belongs to."""
+    tables = {table.parameter for table in plan.table_gradients}
+    if name in {segment.name for segment in plan.segments}:
+        return "SEGMENT"
+    if name in {gradient.name for gradient in plan.dense_gradients}:
+        return "gradient PARAMETER #N"
+    kind, _, rest = name.partition(" ")
+    return f"{kind} TABLE" if rest in tables else name
+
+
+def meanings(what: str, names: Sequence[str], known: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Every name with its meaning; Stale unless both sides have the same names."""
+    differing = set(names) ^ set(known)
+    if differing:
+        raise Stale(f"{what}: docs/make_isa.py and dnc/ir/isa.py differ in {sorted(differing)}")
+    return [(name, known[name]) for name in names]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(str(cell) for cell in line)} |\n" for line in lines)
+
+
+def blocks() -> dict[str, str]:
+    """The generated blocks of the page by name."""
+    plan = example_plan()
+    kinds = {opcode_kind(plan, opcode.name): opcode for opcode in plan.opcodes}
+    fields = list(dict.fromkeys(field for opcode in plan.opcodes for field in opcode.fields))
+    sync = {name: getattr(isa, name) * isa.SYNC_STRIDE for name in SYNC}
+    results = {name: getattr(isa, name) for name in RESULTS}
+    exchanges = "; ".join(f"{number}: {name}" for number, name in enumerate(isa.ABORT_EXCHANGES))
+    abort = meanings("abort record", isa.ABORT_FIELDS, ABORT)
+    return {
+        "sizes": table(
+            ("constant", "value", "meaning"),
+            (
+                ("`VERSION`", isa.VERSION, "of the layout"),
+                ("`INSTRUCTION_WORDS`", isa.INSTRUCTION_WORDS, "words of an instruction"),
+                ("`SYNC_STRIDE`", isa.SYNC_STRIDE, "words between two counters (a line of the L2 cache)"),
+                ("`RESULT_WORDS`", isa.RESULT_WORDS, "words of the results"),
+                ("`NORM_CHUNK`", isa.NORM_CHUNK, "floats of a chunk of the norm"),
+            ),
+        ),
+        "header": table(
+            ("word", "field", "meaning"),
+            [
+                (word, f"`{name}`", text)
+                for word, (name, text) in enumerate(meanings("header", isa.HEADER, HEADER))
+            ],
+        ),
+        "places": table(
+            ("base", "what lies there"),
+            [(f"`{name}`", text) for name, text in meanings("places", isa.PLACES, PLACES)],
+        ),
+        "sync": table(
+            ("word behind `sync`", "name", "meaning"),
+            [(sync[name], f"`{name}`", text) for name, text in SYNC.items()],
+        )
+        + "\n"
+        + table(
+            ("word of the abort record", "field", "meaning"),
+            [(word, f"`{name}`", text) for word, (name, text) in enumerate(abort)],
+        )
+        + f"\nExchanges: {exchanges}.\n",
+        "results": table(
+            ("word", "name", "meaning"),
+            [(results[name], f"`{name}`", text) for name, text in RESULTS.items()],
+        ),
+        "opcodes": table(
+            ("opcode", "fields", "meaning"),
+            [
+                (f"`{kind}`", ", ".join(f"`{field}`" for field in kinds[kind].fields) or "none", text)
+                for kind, text in meanings("opcodes", list(kinds), OPCODES)
+            ],
+        ),
+        "fields": table(
+            ("field", "meaning"),
+            [(f"`{name}`", text) for name, text in meanings("fields", fields, FIELDS)],
+        ),
+        "example": _example(plan),
+    }
+
+
+def _example(plan: Plan) -> str:
+    schedule = example_schedule(plan)
+    rows = ", ".join(f"`{name}` {count}" for name, count in schedule.rows.items())
+    text = disassemble(schedule.words, plan)
+    return f"Rows of the spaces: {rows}.\n\n```\n{text}\n```\n"
+
+
+def render(page: str) -> str:
+    """The page with its blocks made again; Stale if a block is missing or unknown."""
+    made = blocks()
+    found = [match[2] for match in BLOCK.finditer(page)]
+    if sorted(found) != sorted(made):
+        raise Stale(f"docs/isa.md has the blocks {sorted(found)}, expected {sorted(made)}")
+    return BLOCK.sub(lambda match: match[1] + made[match[2]] + match[3], page)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Rewrites the page, or checks it; the exit code."""
+    page = PAGE.read_text(encoding="utf-8")
+    made = render(page)
+    if "--check" in arguments:
+        return int(made != page)
+    PAGE.write_text(made, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,185 @@
+"""Mistakes on the command line: exit code 2, the exact message, nothing written."""
+
+import json
+
+import pytest
+
+from tests.support.command_line import TREE
+
+RUN = "run build --device vm --data"
+SIZE = "expected a dimension and its size, as hidden=512"
+PASSES = "canonicalize, inline, hoist, differentiate, fuse, select-tiles, plan-weights, select-instructions"
+OPTIONAL = "canonicalize, inline, hoist, fuse"
+TARGETS = "cuda:sm_80, cuda:sm_86, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_120"
+
+COMMANDS = [
+    (
+        f"compile {TREE} --target tpu",
+        f"error: unknown target 'tpu'\n  targets: cpu, cuda (= cuda:sm_90a), {TARGETS}",
+    ),
+    (f"compile {TREE} --set hidden", f"error: --set: found 'hidden', {SIZE}"),
+    (f"compile {TREE} --set hidden=2.5", f"error: --set: found 'hidden=2.5', {SIZE}"),
+    (f"compile {TREE} --set hidden=2,hidden=3", "error: --set: hidden is set twice"),
+    (f"compile {TREE} --precision fp16", "error: --precision: found 'fp16', expected fp32"),
+    (f"compile {TREE} --without fusion", f"error: there is no pass 'fusion'\n  passes: {PASSES}"),
+    (
+        f"compile {TREE} --without differentiate",
+        f"error: pass 'differentiate' cannot be left out\n  these can: {OPTIONAL}",
+    ),
+    (f"compile {TREE} --cluster 3", "error: not every target has clusters of 3"),
+    ("compile none.dn", "error: none.dn: there is no such file"),
+    (f"compile {TREE} -o thesis", "error: thesis: exists and is not a build; nothing was written"),
+    ("check none.dn", "error: none.dn: there is no such file"),
+    ("import latex a -o b", "error: unknown format 'latex'; the formats are 'ptb-trees'"),
+    ("run none --data train.jsonl", "error: none: there is no such build; make one with dnc compile"),
+    ("run thesis --data train.jsonl", "error: thesis: not a build: manifest.json is missing"),
+    ("run train.jsonl --data train.jsonl", "error: train.jsonl: is a file, expected the folder of a build"),
+    ("run build --data train.jsonl --device tpu", "error: unknown device 'tpu'; devices: cpu, cuda, vm"),
+    ("run build --data train.jsonl --bogus", "error: No such option: --bogus (see dnc --help)"),
+    ("run build", "error: Missing option '--data' (see dnc --help)"),
+    ("explain build --target cuda:sm_80", "error: build: has no target cuda:sm_80, only cpu, cuda:sm_90a"),
+    (
+        f"{RUN} train.jsonl --eval",
+        "error: build: no run of this model in runs/; train it first, or give --checkpoint",
+    ),
+    (f"{RUN} train.jsonl --eval --run-dir thesis", "error: thesis: holds no checkpoint"),
+    (f"{RUN} train.jsonl --eval --predict out", "error: --eval and --predict exclude each other"),
+    (f"{RUN} train.jsonl --optimizer adam", "error: unknown optimizer 'adam'; optimizers: sgd, adagrad"),
+    (f"{RUN} train.jsonl --lr 0", "error: the learning rate is 0, expected a positive number"),
+    (f"{RUN} train.jsonl --clip nan", "error: the clip is nan, expected a positive number"),
+    (f"{RUN} train.jsonl --seed -1", "error: --seed: found -1, expected 0 or more"),
+    (f"{RUN} train.jsonl --epochs 0", "error: found 0 epochs and batches of 32, expected at least 1"),
+    (f"{RUN} train.jsonl --checkpoint none", "error: none: there is no such file"),
+    (f"{RUN} train.jsonl --weights thesis/chapter", "error: thesis/chapter: not a safetensors file"),
+    (f"{RUN} none.jsonl", "none.jsonl: error: there is no such file"),
+    (f"{RUN} dags.jsonl", "dags.jsonl:1:"),
+    (f"{RUN} train.jsonl --dev broken.jsonl", "broken.jsonl:2:"),
+    (f"{RUN} train.jsonl --run-dir train.jsonl", "error: train.jsonl: cannot be written"),
+]
+
+
+@pytest.fixture
+def files(workplace):
+    (workplace / "thesis").mkdir()
+    (workplace / "thesis" / "chapter").write_text("x" * 100)
+    (workplace / "dags.jsonl").write_text('{"x": [1], "target": 2}\n')
+    good = (workplace / "dev.jsonl").read_text().splitlines()[0]
+    (workplace / "broken.jsonl").write_text(f"{good}\n{good[:-4]}\n")
+    return workplace
+
+
+def snapshot(folder):
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def last_lines(error):
+    """The message, without the lines that say what was done before it."""
+    kept = [
+        line
+        for line in error.splitlines()
+        if " on reference VM" not in line and not line.startswith("weights of")
+    ]
+    return "\n".join(kept)
+
+
+@pytest.mark.parametrize("line, message", COMMANDS, ids=[line for line, _ in COMMANDS])
+def test_mistakes(command, files, line, message):
+    before = snapshot(files)
+    done = command(line)
+    assert done.code == 2 and done.out == ""
+    found = last_lines(done.error)
+    assert found.startswith(message) and "Traceback" not in found
+    assert snapshot(files) == before
+
+
+def test_checkpoints_of_other_models(command, workplace):
+    assert command(f"{RUN} train.jsonl --run-dir first").code == 0
+    command(f"compile {TREE} -o wide --set hidden=8,embed=4")
+    command(f"compile {TREE} -o same --set hidden=4,embed=4")
+    text = TREE.read_text()
+    (workplace / "relu.dn").write_text(text.replace("sigmoid(o) * tanh(c)", "sigmoid(o) * relu(c)"))
+    command("compile relu.dn -o relu --set hidden=4,embed=4")
+    (workplace / "other.dn").write_text(text.replace("TreeLSTM", "Other"))
+    command("compile other.dn -o other --set hidden=4,embed=4")
+    evaluate = "--device vm --data dev.jsonl --eval --checkpoint first/last.safetensors"
+    assert command(f"run same {evaluate}").code == 0
+    for build, message in (
+        ("wide", "error: first/last.safetensors: W is [12, 4], expected [24, 4]\n"),
+        ("relu", "error: first/last.safetensors: a checkpoint of another program called TreeLSTM"),
+        ("other", "error: first/last.safetensors: a checkpoint of model TreeLSTM; this build is of Other"),
+    ):
+        done = command(f"run {build} {evaluate}")
+        assert done.code == 2 and last_lines(done.error).startswith(message)
+
+
+def test_a_run_is_not_overwritten(command, workplace):
+    assert command(f"{RUN} train.jsonl --run-dir first").code == 0
+    before = snapshot(workplace)
+    done = command(f"{RUN} train.jsonl --run-dir first")
+    assert done.code == 2 and snapshot(workplace) == before
+    assert last_lines(done.error) == (
+        "error: first: holds a run already\n"
+        "  to go on with it: --checkpoint first/last.safetensors; else choose another --run-dir"
+    )
+    done = command(f"{RUN} train.jsonl --checkpoint first/last.safetensors --seed 5 --epochs 2")
+    assert done.code == 2 and "--seed 5: the run of first/last.safetensors has seed 1" in done.error
+
+
+def test_builds_of_another_version(command, workplace):
+    manifest = workplace / "build" / "manifest.json"
+    values = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**values, "format": 7, "dnc": "9.0"}))
+    done = command(f"{RUN} train.jsonl")
+    assert done.code == 2
+    assert (
+        done.error
+        == "error: build: a build of format 7 (dnc 9.0), expected 1 (dnc 0.1.0); compile it again\n"
+    )
+    values["targets"]["cpu"]["plan"] = "0"
+    manifest.write_text(json.dumps(values))
+    done = command(f"{RUN} train.jsonl")
+    assert done.code == 2 and "its kernels are of another version of dnc than this one" in done.error
+
+
+def test_no_gpu(command, workplace, monkeypatch):
+    manifest = workplace / "build" / "manifest.json"
+    values = json.loads(manifest.read_text())
+    del values["targets"]["cpu"]
+    manifest.write_text(json.dumps(values))
+    monkeypatch.setattr("dnc.runtime.devices._gpu", lambda: (None, "no NVIDIA driver is installed"))
+    for device in ("", " --device cuda"):
+        done = command(f"run build --data train.jsonl{device}")
+        assert done.code == 2
+        assert done.error == "error: build: has kernels for cuda:sm_90a; no NVIDIA driver is installed\n"
+    done = command("run build --data train.jsonl --device cpu")
+    assert done.error == "error: build: has no kernels for the CPU, only for cuda:sm_90a\n"
+    monkeypatch.setattr("dnc.runtime.devices._gpu", lambda: ("sm_80", ""))
+    done = command("run build --data train.jsonl")
+    assert done.error == (
+        "error: build: has kernels for cuda:sm_90a; the GPU here is sm_80\n"
+        "  compile it with --target cuda:sm_80\n"
+    )
+    (workplace / "cpu").mkdir()
+
+
+def test_the_gpu_is_taken_only_if_it_is_there(command, workplace, monkeypatch):
+    monkeypatch.setattr("dnc.runtime.devices._gpu", lambda: (None, "no NVIDIA driver is installed"))
+    done = command("run build --data train.jsonl")  # this build holds no kernels, see the fixture
+    assert done.error == "error: build: holds no kernels for cpu; compile it again\n"
+    monkeypatch.setattr("dnc.runtime.devices._gpu", lambda: ("sm_90", ""))
+    done = command("run build --data train.jsonl")
+    assert done.error == "error: build: holds no kernels for cuda:sm_90a; compile it again\n"
+
+
+def test_memory(command, workplace):
+    done = command(f"{RUN} train.jsonl --memory 1")
+    assert done.code == 0
+    (workplace / "long.dn").write_text(TREE.read_text())
+    command("compile long.dn -o big --set hidden=256,embed=4")
+    done = command("run big --device vm --data train.jsonl --memory 1")
+    assert done.code == 2 and "the parameters with their gradients need" in done.error
+
+
+def test_training_that_diverges(command, workplace):
+    done = command(f"{RUN} train.jsonl --optimizer sgd --lr 1e38 --batch 4")
+    assert done.code == 2 and "its update was not made; a smaller learning rate" in done.error

@@ -1,0 +1,84 @@
+"""The kernels that `tests/gpu` runs.
+
+`python -m tests.gpu.builds emit FOLDER [NAME ...]` writes their CUDA text on a machine with TVM,
+`python -m tests.gpu.builds compile FOLDER` compiles it wherever NVRTC is. The GPU machine then
+needs neither TVM nor a toolkit: `DNC_GPU_BUILDS=FOLDER pytest tests/gpu`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import attrs
+
+from dnc.compiler import PlanOptions, make_plan, transform
+from dnc.diagnostics import Source
+from dnc.ir.printer import print_program
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+# name -> (example, settings, options)
+CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
+    "treelstm-256": ("treelstm", {"hidden": 256, "embed": 256}, PlanOptions()),
+    "treelstm-chip": ("treelstm", {"hidden": 48, "embed": 40}, PlanOptions(cluster=0)),
+    "treelstm-shared": ("treelstm", {"hidden": 36, "embed": 20}, PlanOptions(cluster=8, residency="shared")),
+    "treelstm-streamed": (
+        "treelstm",
+        {"hidden": 40, "embed": 24},
+        PlanOptions(residency="streamed", window=256),
+    ),
+    "treelstm-unfused": ("treelstm", {"hidden": 16, "embed": 16}, PlanOptions(without=("fuse", "hoist"))),
+    "bilstm": ("bilstm_tagger", {"hidden": 24, "embed": 20}, PlanOptions()),
+    "lstm2": ("lstm2", {"hidden": 24, "embed": 20}, PlanOptions(cluster=8)),
+    "lstm": ("lstm_classifier", {"hidden": 24, "embed": 20}, PlanOptions(cluster=0, workers=64)),
+    "dag": ("dag", {}, PlanOptions()),
+    "childsum": ("childsum", {"hidden": 24, "embed": 20}, PlanOptions()),
+}
+
+
+def emit(folder: Path, names: list[str]) -> None:
+    """Writes program, options and kernel text of every case."""
+    from dnc.codegen.cuda_kernel import emit_source
+    from dnc.frontend.build import load_program
+
+    for name in names or list(CASES):
+        example, settings, options = CASES[name]
+        source = Source(f"{example}.dn", (EXAMPLES / f"{example}.dn").read_text())
+        program = transform(load_program(source, settings)[0], options)
+        files = emit_source(make_plan(program, "sm_90a", options))
+        target = folder / name
+        target.mkdir(parents=True, exist_ok=True)
+        (target / "program.ir").write_text(print_program(program))
+        (target / "options.json").write_text(json.dumps(attrs.asdict(options)))
+        for file, content in files.items():
+            (target / file).write_bytes(content)
+        print(f"{name}: {len(files['kernel.cu'])} bytes of CUDA", flush=True)
+
+
+def compile_case(target: Path) -> str:
+    """Compiles the kernel of one case; what the compiler said."""
+    from dnc.codegen.nvrtc import compiled
+
+    files = {file: (target / file).read_bytes() for file in ("kernel.cu", "kernel.json")}
+    made = compiled(files, "sm_90a")
+    for file, content in made.items():
+        (target / file).write_bytes(content)
+    found = json.loads(made["kernel.json"])
+    return f"{target.name}: {found['registers']} registers, {found['spill_stores']} bytes spilled"
+
+
+def compile_all(folder: Path) -> None:
+    """Compiles every case of the folder, in parallel."""
+    with ProcessPoolExecutor() as pool:
+        for line in pool.map(compile_case, sorted(path.parent for path in folder.glob("*/kernel.cu"))):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "emit":
+        emit(Path(sys.argv[2]), sys.argv[3:])
+    else:
+        compile_all(Path(sys.argv[2]))

@@ -1,0 +1,78 @@
+"""The CUDA kernels against the definition. Needs a GPU and kernels made by `tests.gpu.builds`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dnc.compiler import PlanOptions, make_plan
+from dnc.ir.parser import parse_program
+from dnc.runtime.encoder import Hyper
+from tests.support.executors import Bench, check_evaluation, check_training
+from tests.support.forests import SHAPES, ForestGrower
+
+FOLDER = Path(os.environ.get("DNC_GPU_BUILDS", "/nonexistent"))
+NAMES = sorted(path.parent.name for path in FOLDER.glob("*/program.ir"))
+
+
+def _device() -> Any:
+    from dnc.runtime.cuda_driver import CudaError, open_device
+
+    try:
+        return open_device()
+    except CudaError as error:
+        pytest.skip(f"no GPU: {error}")
+
+
+@pytest.fixture(scope="module")
+def device() -> Any:
+    if not NAMES:
+        pytest.skip("no kernels: set DNC_GPU_BUILDS to a folder made by python -m tests.gpu.builds")
+    return _device()
+
+
+def _backend(device: Any, name: str, replicas: int | None = None) -> tuple[Any, Any]:
+    from dnc.runtime.cuda_backend import CudaBackend
+
+    folder = FOLDER / name
+    options = json.loads((folder / "options.json").read_text())
+    options["without"] = tuple(options["without"])
+    program = parse_program((folder / "program.ir").read_text())
+    plan = make_plan(program, "sm_90a", PlanOptions(**options))
+    files = {file: (folder / file).read_bytes() for file in ("kernel.cubin", "kernel.json")}
+    return program, CudaBackend(plan, files, device, replicas)
+
+
+@pytest.mark.parametrize("name", NAMES or ["none"])
+def test_against_the_definition(device: Any, name: str) -> None:
+    program, backend = _backend(device, name)
+    large = "256" in name
+    for seed, shape in enumerate(SHAPES):
+        for samples in (1, 3) if large else (1, 7, 40):
+            forest = ForestGrower(program, seed).grow(
+                samples, 12 if large else 9, shape, 0.4 if name == "dag" else 0.0
+            )
+            bench = Bench(program, backend.plan, backend, forest, seed)
+            check_training(bench)
+            check_evaluation(bench)
+
+
+@pytest.mark.parametrize("name", NAMES or ["none"])
+def test_same_bits_twice_and_one_launch(device: Any, name: str) -> None:
+    program, backend = _backend(device, name)
+    forest = ForestGrower(program, 5).grow(20, 15)
+    bench = Bench(program, backend.plan, backend, forest, 5)
+    found = []
+    for _ in range(5):
+        before = backend.launches
+        bench.launch("train", Hyper(learning_rate=0.5))
+        assert backend.launches == before + 1
+        found.append(bench.parameters())
+    for other in found[1:]:
+        for parameter, value in found[0].items():
+            assert np.array_equal(value, other[parameter]), parameter

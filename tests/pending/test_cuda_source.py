@@ -1,0 +1,42 @@
+"""CUDA text of a small Tree-LSTM: it compiles, nothing spills, weights have literal registers."""
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from dnc.compiler import PlanOptions, make_plan, transform
+from dnc.diagnostics import Source
+from dnc.frontend.build import load_program
+from dnc.ir.machine import machine
+from dnc.ir.plan import REGISTER
+
+pytestmark = pytest.mark.skipif(
+    find_spec("cuda") is None or find_spec("cuda.bindings") is None, reason="NVRTC is not installed"
+)
+TREE = Path(__file__).parents[2] / "examples" / "treelstm.dn"
+
+
+@pytest.mark.parametrize(("arch", "cluster"), [("sm_90a", 16), ("sm_80", 0)])
+def test_nothing_spills(arch: str, cluster: int) -> None:
+    from dnc.codegen.cuda_kernel import emit_source
+    from dnc.codegen.nvrtc import compile_cuda
+
+    options = PlanOptions(cluster=cluster, residency=REGISTER)
+    program, _ = load_program(Source(str(TREE), TREE.read_text()), {"hidden": 32, "embed": 32})
+    plan = make_plan(transform(program, options), arch, options)
+    assert plan.tiling is not None and plan.tiling.cluster == max(cluster, 1)
+    assert {placement.residency for placement in plan.placements} == {REGISTER}
+    files = emit_source(plan)
+    text, shape = files["kernel.cu"].decode(), json.loads(files["kernel.json"])
+    assert (shape["threads"], shape["cluster"]) == (plan.tiling.threads, plan.tiling.cluster)
+    assert shape["workers"] == plan.tiling.workers
+    assert 0 < shape["shared_bytes"] <= machine(arch).shared_bytes
+    assert shape["symbol"] in text and set(shape["parameters"]) >= {"pool", "words", "counters", "grid"}
+    assert "__restrict__" not in text
+    indices = re.findall(r"resident_ptr\[([^\]]*)\]", text)
+    assert indices and all(index.isdecimal() for index in indices)
+    binary = compile_cuda(text, arch)
+    assert binary.resident, binary.log

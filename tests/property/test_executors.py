@@ -1,0 +1,100 @@
+"""The reference VM against the definition: random structures, grids and passes left out."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dnc.compiler import PlanOptions, make_plan, transform
+from dnc.diagnostics import Source
+from dnc.frontend.build import load_program
+from dnc.ir.plan import Plan
+from dnc.ir.program import Program
+from dnc.runtime.backend import VMBackend
+from dnc.runtime.schedule import Schedule
+from dnc.runtime.verifier import verify
+from tests.support.executors import Bench, check_evaluation, check_training
+from tests.support.forests import SHAPES, ForestGrower
+from tests.support.models import EXAMPLES
+
+SIZES = {
+    "treelstm": {"hidden": 6, "embed": 5},
+    "bilstm_tagger": {"hidden": 5, "embed": 4},
+    "lstm2": {"hidden": 5, "embed": 4},
+    "lstm_classifier": {"hidden": 6, "embed": 4},
+    "dag": {"hidden": 6},
+    "childsum": {"hidden": 5, "embed": 4},
+}
+WITHOUT: tuple[tuple[str, ...], ...] = ((), ("fuse",), ("hoist",), ("inline",), ("fuse", "hoist", "inline"))
+# Vertices of a batch and work of a grid that the VM does in about half a second.
+VERTICES = 40
+
+
+@cache
+def model(name: str, without: tuple[str, ...]) -> tuple[Program, Plan]:
+    options = PlanOptions(without=without)
+    path = EXAMPLES / f"{name}.dn"
+    program = transform(load_program(Source(str(path), path.read_text()), SIZES[name])[0], options)
+    return program, make_plan(program, "cpu", options)
+
+
+class Verified(VMBackend):
+    """The VM; every schedule is verified before."""
+
+    def launch(self, schedule: Schedule, slot: int) -> None:
+        verify(schedule)
+        super().launch(schedule, slot)
+
+
+def compare(
+    name: str,
+    without: tuple[str, ...],
+    grid: tuple[int, int],
+    batch: int,
+    shape: str,
+    sharing: float,
+    seed: int,
+) -> None:
+    program, plan = model(name, without)
+    forest = ForestGrower(program, seed).grow(batch, max(1, VERTICES // batch), shape, sharing)
+    bench = Bench(program, plan, Verified(plan, *grid, seed), forest, seed)
+    check_training(bench)
+    check_evaluation(bench)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    name=st.sampled_from(sorted(SIZES)),
+    without=st.sampled_from(WITHOUT),
+    replicas=st.integers(1, 3),
+    workers=st.sampled_from((1, 2, 4, 7)),
+    batch=st.integers(1, 12),
+    shape=st.sampled_from(SHAPES),
+    shared=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_random_batches(
+    name: str,
+    without: tuple[str, ...],
+    replicas: int,
+    workers: int,
+    batch: int,
+    shape: str,
+    shared: bool,
+    seed: int,
+) -> None:
+    sharing = 0.4 if name == "dag" and shared else 0.0
+    compare(name, without, (replicas, workers), batch, shape, sharing, seed)
+
+
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_forty_samples(name: str) -> None:
+    compare(name, (), (2, 2), 40, "single", 0.0, 3)
+
+
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_more_replicas_than_samples(name: str) -> None:
+    compare(name, (), (3, 2), 1, "random", 0.0, 4)

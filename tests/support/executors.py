@@ -1,0 +1,122 @@
+"""Compares an executor of schedules with the definition: one training launch, every value.
+
+In: a transformed program, its plan, a backend, a forest. Checked: loss, norm of the gradient,
+every parameter after an update with plain SGD (so every gradient), metrics and outputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dnc.ir import isa
+from dnc.ir.forest import Forest
+from dnc.ir.interpreter import Results, interpret
+from dnc.ir.plan import Plan
+from dnc.ir.program import Program
+from dnc.runtime.backend import Backend
+from dnc.runtime.encoder import Encoder, Hyper
+from dnc.runtime.phases import EVALUATE
+from dnc.runtime.pool import StaticPool, load_parameters, read_array, static_pool
+from dnc.runtime.prepared import prepare
+
+Array = np.ndarray[Any, Any]
+
+
+def random_parameters(program: Program, seed: int, vocabulary: int = 11) -> dict[str, Array]:
+    """Normal values; open dimensions have `vocabulary` rows."""
+    rng = np.random.default_rng(seed)
+    values = {}
+    for parameter in program.parameters:
+        shape = [dimension.size or vocabulary for dimension in parameter.dimensions]
+        fan = shape[-1] if len(shape) > 1 else 4
+        values[parameter.name] = (rng.normal(size=shape) / np.sqrt(fan)).astype(np.float32)
+    return values
+
+
+class Bench:
+    """A program with its data on a backend."""
+
+    def __init__(self, program: Program, plan: Plan, backend: Backend, forest: Forest, seed: int = 0) -> None:
+        self.program, self.plan, self.backend, self.forest = program, plan, backend, forest
+        self.values = random_parameters(program, seed)
+        rows = {p.name: p.dimensions[0].size or 11 for p in program.parameters if p.kind == "table"}
+        self.pool: StaticPool = static_pool(plan, rows, 1 << 19)
+        self.encoder = Encoder(prepare(plan, forest), self.pool)
+        self.samples = np.arange(forest.samples, dtype=np.int32)
+
+    def launch(
+        self, mode: str, hyper: Hyper = Hyper(), grid: tuple[int, int] | None = None
+    ) -> tuple[Any, Array]:
+        """Encodes everything, loads parameters, launches; the schedule and its results."""
+        replicas, workers = grid or self.backend.grid(self.forest.samples)
+        schedule = self.encoder.encode(
+            self.samples, mode=mode, replicas=replicas, workers=workers, hyper=hyper
+        )
+        self.backend.allocate(schedule.static_words + schedule.activations + 16)
+        words = np.zeros(schedule.static_words, np.float32)
+        load_parameters(self.plan, self.pool, self.values, words)
+        self.backend.write(0, words)
+        self.backend.launch(schedule, 0)
+        return schedule, self.backend.finish(0)
+
+    def parameter(self, name: str, place: str = isa.PARAMETERS) -> Array:
+        """A parameter as it is in the pool."""
+        return read_array(self.plan, self.pool, name, self.backend.read(0, self.pool.words), place)
+
+    def parameters(self) -> dict[str, Array]:
+        """All parameters as they are in the pool."""
+        words = self.backend.read(0, self.pool.words)
+        return {p.name: read_array(self.plan, self.pool, p.name, words) for p in self.program.parameters}
+
+
+def relative(found: Array, expected: Array) -> float:
+    """Norm of the difference over the norm of what was expected."""
+    scale = float(np.linalg.norm(expected)) or 1.0
+    return float(np.linalg.norm(np.asarray(found, np.float64) - expected)) / scale
+
+
+def check_training(bench: Bench, tolerance: float = 2e-5, rate: float = 1.0) -> Results:
+    """One training launch against the interpreter; AssertionError names what differs."""
+    expected = interpret(bench.program, bench.forest, bench.values)
+    schedule, results = bench.launch("train", Hyper(learning_rate=rate))
+    loss = (
+        sum(float(results[word]) for name, (word, _) in schedule.results.items() if name.startswith("loss:"))
+        / bench.forest.samples
+    )
+    assert abs(loss - expected.loss) <= tolerance * max(1.0, abs(expected.loss)), (loss, expected.loss)
+    after = bench.parameters()
+    for parameter in bench.program.parameters:
+        before = bench.values[parameter.name].astype(np.float64)
+        if parameter.frozen:
+            assert np.array_equal(after[parameter.name], bench.values[parameter.name]), parameter.name
+            continue
+        found = (before - after[parameter.name]) / rate
+        gradient = expected.gradients[parameter.name]
+        # What float32 parameters can show of a gradient: half a unit in their last place.
+        noise = 1e-7 * float(np.linalg.norm(before))
+        difference = float(np.linalg.norm(found - gradient))
+        assert difference <= tolerance * float(np.linalg.norm(gradient)) + noise + 1e-6, (
+            parameter.name,
+            difference,
+            float(np.linalg.norm(gradient)),
+        )
+    norm = np.sqrt(
+        sum(float((expected.gradients[p.name] ** 2).sum()) for p in bench.program.parameters if not p.frozen)
+    )
+    assert abs(float(results[isa.RESULT_NORM]) - norm) <= 1e-4 * norm + 1e-6, (results[isa.RESULT_NORM], norm)
+    assert results[isa.RESULT_UPDATED] == 1
+    return expected
+
+
+def check_evaluation(bench: Bench, tolerance: float = 2e-5) -> None:
+    """Loss and metrics of an evaluation launch against the interpreter."""
+    expected = interpret(bench.program, bench.forest, bench.values)
+    schedule, results = bench.launch(EVALUATE)
+    for name, (word, rows) in schedule.results.items():
+        kind, _, what = name.partition(":")
+        if kind == "metric" and rows:
+            assert abs(float(results[word]) / rows - expected.metrics[what]) <= tolerance, what
+    for parameter, value in bench.parameters().items():
+        assert np.array_equal(value, bench.values[parameter]), parameter

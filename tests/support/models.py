@@ -1,0 +1,51 @@
+"""Small models and what it takes to run them on the reference VM."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from dnc.compiler import PlanOptions, make_plan, transform
+from dnc.diagnostics import Source
+from dnc.frontend.build import load_program
+from dnc.ir.plan import Plan
+from dnc.ir.program import Program
+from dnc.runtime.backend import VMBackend
+from dnc.runtime.initialize import initialize
+from dnc.runtime.session import Session
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+VOCABULARY = 11
+
+# Settings that make an example small enough for the reference VM.
+SMALL = {
+    "treelstm": {"vocab": VOCABULARY, "embed": 4, "hidden": 4},
+    "bilstm_tagger": {"vocab": VOCABULARY, "embed": 4, "hidden": 4, "tags": 3},
+    "dag": {"width": 3, "hidden": 4},
+}
+
+
+@cache
+def small_program(name: str) -> Program:
+    """An example with small dimensions, transformed."""
+    path = EXAMPLES / f"{name}.dn"
+    program, _ = load_program(Source(str(path), path.read_text()), SMALL[name])
+    return transform(program)
+
+
+@cache
+def small_plan(name: str, target: str = "cpu") -> Plan:
+    """Its plan."""
+    return make_plan(small_program(name), target, PlanOptions())
+
+
+def rows_of(plan: Plan) -> dict[str, int]:
+    """Rows of the tables of a small model."""
+    return {p.name: VOCABULARY for p in plan.program.parameters if p.kind == "table"}
+
+
+def small_session(name: str, replicas: int = 1, workers: int = 1, memory: int | None = None) -> Session:
+    """A session of a small model on the reference VM, with first values of seed 1."""
+    plan = small_plan(name)
+    values = initialize(plan.program, rows_of(plan), 1)
+    return Session(plan, VMBackend(plan, replicas, workers), rows_of(plan), values, memory)

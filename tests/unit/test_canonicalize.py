@@ -1,0 +1,170 @@
+"""Texts before and after, and unchanged values and gradients of whole programs."""
+
+import numpy as np
+import pytest
+
+from dnc.ir.interpreter import interpret
+from dnc.ir.parser import parse_cell, parse_program
+from dnc.ir.printer import print_cell, print_program
+from dnc.ir.program import SavedOutput
+from dnc.ir.verifier import verify
+from dnc.passes.canonicalize import canonicalize
+from dnc.passes.differentiate import differentiate
+from dnc.passes.hoist import hoist
+from dnc.passes.simplify import simplify_cell
+from tests.support.ir_models import MODELS, instance
+
+INPUTS = "%x: f32[4], %y: f32[4], %z: f32[4], %s: f32[]"
+CASES = {
+    "equal expressions": (
+        ["%a: f32[4] = tanh(%x)", "%b: f32[4] = tanh(%x)", "%c: f32[4] = mul(%a, %b)"],
+        ["%a: f32[4] = tanh(%x)", "%c: f32[4] = mul(%a, %a)"],
+        "%c",
+        "%c",
+    ),
+    "dead code": (["%a: f32[4] = tanh(%x)", "%c: f32[4] = neg(%x)"], ["%c: f32[4] = neg(%x)"], "%c", "%c"),
+    "constants fold": (
+        [
+            "%two: f32[] = constant() {value = 2.0, shape = []}",
+            "%e: f32[] = mul(%two, %two)",
+            "%c: f32[4] = add(%x, %e)",
+        ],
+        ["%constant: f32[] = constant() {value = 4.0, shape = []}", "%c: f32[4] = add(%x, %constant)"],
+        "%c",
+        "%c",
+    ),
+    "times one": (
+        ["%one: f32[] = constant() {value = 1.0, shape = []}", "%c: f32[4] = mul(%one, %x)"],
+        [],
+        "%c",
+        "%x",
+    ),
+    "plus zero must keep the shape": (
+        ["%o: f32[4] = constant() {value = 0.0, shape = [4]}", "%c: f32[4] = add(%s, %o)"],
+        ["%o: f32[4] = constant() {value = 0.0, shape = [4]}", "%c: f32[4] = add(%s, %o)"],
+        "%c",
+        "%c",
+    ),
+    "times a number": (
+        [
+            "%two: f32[] = constant() {value = 2.0, shape = []}",
+            "%a: f32[4] = mul(%x, %two)",
+            "%c: f32[4] = scale(%a) {factor = 1.5}",
+        ],
+        ["%scale_1: f32[4] = scale(%x) {factor = 3.0}"],
+        "%c",
+        "%scale_1",
+    ),
+    "slice of a slice": (
+        ["%a: f32[3] = slice(%x) {begin = 1, end = 4}", "%c: f32[1] = slice(%a) {begin = 1, end = 2}"],
+        ["%slice: f32[1] = slice(%x) {begin = 2, end = 3}"],
+        "%c",
+        "%slice",
+    ),
+    "slice of a concat": (
+        ["%a: f32[8] = concat(%x, %y)", "%c: f32[4] = slice(%a) {begin = 4, end = 8}"],
+        [],
+        "%c",
+        "%y",
+    ),
+    "slice across a concat": (
+        ["%a: f32[8] = concat(%x, %y)", "%c: f32[2] = slice(%a) {begin = 3, end = 5}"],
+        [
+            "%slice: f32[1] = slice(%x) {begin = 3, end = 4}",
+            "%slice_1: f32[1] = slice(%y) {begin = 0, end = 1}",
+            "%concat: f32[2] = concat(%slice, %slice_1)",
+        ],
+        "%c",
+        "%concat",
+    ),
+    "concat of concats": (
+        ["%a: f32[8] = concat(%x, %y)", "%c: f32[12] = concat(%a, %z)"],
+        ["%concat: f32[12] = concat(%x, %y, %z)"],
+        "%c",
+        "%concat",
+    ),
+    "a vector cut and joined again": (
+        [
+            "%a: f32[1] = slice(%x) {begin = 0, end = 1}",
+            "%b: f32[3] = slice(%x) {begin = 1, end = 4}",
+            "%c: f32[4] = concat(%a, %b)",
+        ],
+        [],
+        "%c",
+        "%x",
+    ),
+    "pads that tile": (
+        [
+            "%a: f32[12] = pad(%y) {begin = 4, size = 12}",
+            "%b: f32[12] = pad(%z) {begin = 8, size = 12}",
+            "%d: f32[12] = pad(%x) {begin = 0, size = 12}",
+            "%e: f32[12] = add(%a, %b)",
+            "%c: f32[12] = add(%e, %d)",
+        ],
+        ["%concat: f32[12] = concat(%x, %y, %z)"],
+        "%c",
+        "%concat",
+    ),
+    "pads with a gap": (
+        [
+            "%a: f32[12] = pad(%x) {begin = 0, size = 12}",
+            "%b: f32[12] = pad(%y) {begin = 8, size = 12}",
+            "%c: f32[12] = add(%a, %b)",
+        ],
+        [
+            "%constant: f32[4] = constant() {value = 0.0, shape = [4]}",
+            "%concat: f32[12] = concat(%x, %constant, %y)",
+        ],
+        "%c",
+        "%concat",
+    ),
+}
+
+
+def cell(lines, result):
+    body = "".join(f"  {line}\n" for line in lines)
+    return parse_cell(f"cell({INPUTS}) {{\n{body}  return {result}\n}}")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cells(case):
+    before, after, result, new_result = CASES[case]
+    assert print_cell(simplify_cell(cell(before, result))) == print_cell(cell(after, new_result))
+
+
+def test_pads_that_overlap_stay():
+    lines = [
+        "%a: f32[6] = pad(%x) {begin = 0, size = 6}",
+        "%b: f32[6] = pad(%y) {begin = 2, size = 6}",
+        "%c: f32[6] = add(%a, %b)",
+    ]
+    assert simplify_cell(cell(lines, "%c")) == cell(lines, "%c")
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_values_and_gradients_stay(model):
+    program, forest, parameters = instance(model)
+    program = differentiate(hoist(program))
+    changed = canonicalize(program)
+    verify(changed)
+    assert canonicalize(changed) == changed
+    before, after = (interpret(p, forest, parameters) for p in (program, changed))
+    assert after.loss == pytest.approx(before.loss)
+    for name, gradient in before.gradients.items():
+        np.testing.assert_allclose(after.gradients[name], gradient, rtol=1e-10, atol=1e-14)
+    assert not any(op.opcode == "pad" for stage in changed.stages for op in stage.cell.ops)
+
+
+def test_unread_values_and_stages_go():
+    program = instance("tree")[0]
+    text = print_program(program)
+    text = text.replace("  state h = %mul_1\n", "  state h = %mul_1\n  saved nothing = %tanh\n", 1)
+    assert canonicalize(parse_program(text)) == canonicalize(program)
+    without_loss = parse_program(
+        print_program(hoist(instance("bilstm")[0])).replace("saved forward.pre mul", "field never at ()")
+    )
+    assert not any(
+        isinstance(output, SavedOutput) and stage.name == "forward.pre"
+        for stage in canonicalize(without_loss).stages
+        for output in stage.outputs
+    )

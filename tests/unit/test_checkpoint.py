@@ -1,0 +1,225 @@
+"""Checkpoints, initial values, weights by name, builds: what is on disk."""
+
+import json
+
+import attrs
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from dnc.diagnostics import DiagnosticError
+from dnc.ir.program import Initializer, Parameter
+from dnc.ir.structure import Dimension
+from dnc.runtime.build import Build, Target, is_build, read_build, write_build
+from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
+from dnc.runtime.data import Vocabulary
+from dnc.runtime.encoder import Hyper
+from dnc.runtime.initialize import generator, initial_values, initialize, load_weights
+from tests.support.models import rows_of, small_plan
+
+PROGRAM = small_plan("treelstm").program
+ROWS = rows_of(small_plan("treelstm"))
+VALUES = initialize(PROGRAM, ROWS, 1)
+
+
+def checkpoint():
+    words = Vocabulary("vocab", ("<unk>", "good"), 2, True)
+    state = {name: value + 1 for name, value in VALUES.items()}
+    place, hyper = Position(2, 3, 40), Hyper("adagrad", 0.1, 5.0)
+    return Checkpoint("TreeLSTM", "abc", VALUES, state, {"vocab": words}, 7, 16, place, hyper, 0.5)
+
+
+# ---- first values ----------------------------------------------------------------------------------
+
+
+def test_the_order_of_declarations_does_not_matter():
+    turned = attrs.evolve(PROGRAM, parameters=PROGRAM.parameters[::-1])
+    found = initialize(turned, ROWS, 1)
+    assert all(np.array_equal(found[name], value) for name, value in VALUES.items())
+    other = initialize(PROGRAM, ROWS, 2)
+    assert not np.array_equal(other["U"], VALUES["U"])
+
+
+def test_a_larger_vocabulary_keeps_the_first_rows():
+    grown = initialize(PROGRAM, {"E": 20}, 1)["E"]
+    assert grown.shape == (20, 4) and np.array_equal(grown[: ROWS["E"]], VALUES["E"])
+
+
+@pytest.mark.parametrize(
+    "rule, shape, check",
+    [
+        (Initializer("zeros"), (3,), lambda v: not v.any()),
+        (Initializer("constant", 2.5), (3, 2), lambda v: (v == 2.5).all()),
+        (Initializer("uniform", 0.1), (50, 50), lambda v: 0.09 < abs(v).max() <= 0.1),
+        (Initializer("normal", 0.1), (50, 50), lambda v: abs(v.std() - 0.1) < 0.01),
+        (Initializer("xavier"), (40, 20), lambda v: 0.29 < abs(v).max() <= np.sqrt(6 / 60)),
+        (Initializer("orthogonal"), (8, 5), lambda v: np.allclose(v.T @ v, np.eye(5), atol=1e-5)),
+        (Initializer("orthogonal"), (5, 8), lambda v: np.allclose(v @ v.T, np.eye(5), atol=1e-5)),
+        (Initializer("constant", 0, (0, 1)), (6,), lambda v: v.tolist() == [0, 0, 0, 1, 1, 1]),
+    ],
+    ids=lambda value: getattr(value, "kind", None),
+)
+def test_initializers(rule, shape, check):
+    parameter = Parameter("P", "dense", tuple(Dimension(str(n), n) for n in shape), rule)
+    values = initial_values(rule, shape, generator(1, parameter))
+    assert values.shape == shape and values.dtype == np.float32 and check(values)
+
+
+# ---- weights by name -------------------------------------------------------------------------------
+
+
+def test_weights_by_name(tmp_path):
+    save_file({"V": np.ones((5, 4), np.float32)}, tmp_path / "w.safetensors")
+    values, names = load_weights(tmp_path / "w.safetensors", PROGRAM, ROWS, VALUES)
+    assert names == ("V",) and (values["V"] == 1).all() and values["U"] is VALUES["U"]
+
+
+@pytest.mark.parametrize(
+    "tensors, message",
+    [
+        ({"V": np.ones((5, 3), np.float32)}, r"V is \[5, 3\], expected \[5, 4\]"),
+        ({"v": np.ones((5, 4), np.float32)}, "no parameter is called v; known: E, W, b_w, U, b_u, V, b_v"),
+        ({"V": np.full((5, 4), np.nan, np.float32)}, "V hold numbers that are not finite"),
+        ({"optimizer/V": np.ones((5, 4), np.float32)}, "holds no weights"),
+    ],
+)
+def test_weights_that_do_not_fit(tmp_path, tensors, message):
+    save_file(tensors, tmp_path / "w.safetensors")
+    with pytest.raises(DiagnosticError, match=message):
+        load_weights(tmp_path / "w.safetensors", PROGRAM, ROWS, VALUES)
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_reads_back(tmp_path):
+    path = tmp_path / "last.safetensors"
+    save_checkpoint(path, checkpoint())
+    found = load_checkpoint(path)
+    for field in ("weights", "optimizer_state"):
+        for name, value in getattr(checkpoint(), field).items():
+            assert np.array_equal(getattr(found, field)[name], value)
+    rest = [a.name for a in attrs.fields(Checkpoint) if a.name not in ("weights", "optimizer_state")]
+    assert all(getattr(found, name) == getattr(checkpoint(), name) for name in rest)
+    assert set(load_file(path)) == {*VALUES, *(f"optimizer/{name}" for name in VALUES)}
+    before = path.read_bytes()
+    save_checkpoint(path, checkpoint())
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_weights_that_are_not_finite_are_not_written(tmp_path):
+    path = tmp_path / "last.safetensors"
+    save_checkpoint(path, checkpoint())
+    before = path.read_bytes()
+    broken = {**VALUES, "V": np.full((5, 4), np.nan, np.float32)}
+    with pytest.raises(DiagnosticError, match="V hold numbers that are not finite"):
+        save_checkpoint(path, attrs.evolve(checkpoint(), weights=broken))
+    assert path.read_bytes() == before
+
+
+def test_a_checkpoint_without_a_clip(tmp_path):
+    save_checkpoint(tmp_path / "c", attrs.evolve(checkpoint(), hyper=Hyper("sgd", 0.1), best=None))
+    found = load_checkpoint(tmp_path / "c")
+    assert found.hyper == Hyper("sgd", 0.1) and found.best is None
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model": "Other"}, "a checkpoint of model Other; this build is of TreeLSTM"),
+        ({"weights": {**VALUES, "V": np.ones((2, 4))}}, r"V is \[2, 4\], expected \[5, 4\]"),
+        ({"weights": {k: v for k, v in VALUES.items() if k != "V"}}, "V is missing"),
+        ({"weights": {**VALUES, "X": np.ones(1)}}, "no parameter is called X"),
+        ({"digest": "def"}, "another program called TreeLSTM, though the shapes agree"),
+    ],
+)
+def test_checkpoints_of_another_model(changes, message):
+    check_model(checkpoint(), PROGRAM, "abc", ROWS, "c")
+    with pytest.raises(DiagnosticError, match=message):
+        check_model(attrs.evolve(checkpoint(), **changes), PROGRAM, "abc", ROWS, "c")
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (None, "there is no such file"),
+        (b"", "not a safetensors file"),
+        (b"{}" * 20, "not a safetensors file"),
+    ],
+)
+def test_files_that_are_no_checkpoints(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "c").write_bytes(content)
+    with pytest.raises(DiagnosticError, match=message):
+        load_checkpoint(tmp_path / "c")
+
+
+def test_other_metadata(tmp_path):
+    save_file(VALUES, tmp_path / "plain")
+    with pytest.raises(DiagnosticError, match="not a checkpoint"):
+        load_checkpoint(tmp_path / "plain")
+    for metadata, message in (
+        ({"version": 9}, "a checkpoint of version 9, expected 1"),
+        ({"version": 1}, "its metadata is broken"),
+    ):
+        save_file(VALUES, tmp_path / "c", {"dnc": json.dumps(metadata)})
+        with pytest.raises(DiagnosticError, match=message):
+            load_checkpoint(tmp_path / "c")
+    save_checkpoint(tmp_path / "c", checkpoint())
+    (tmp_path / "c").write_bytes((tmp_path / "c").read_bytes()[:-7])
+    with pytest.raises(DiagnosticError, match="not a safetensors file"):
+        load_checkpoint(tmp_path / "c")
+
+
+# ---- builds ----------------------------------------------------------------------------------------
+
+
+def build(path):
+    return Build(
+        path, "M", "abc", "m.dn", "model M()", {"hidden": 4}, "ir", {"cpu": Target("cpu", {}, "xyz")}
+    )
+
+
+def test_a_build_reads_back(tmp_path):
+    write_build(build(tmp_path / "b"), {"cpu": {"kernel.txt": b"work"}})
+    found = read_build(tmp_path / "b")
+    assert found.kernels("cpu") == {"kernel.txt": b"work"}
+    assert attrs.evolve(found, targets=build(tmp_path).targets) == build(tmp_path / "b")
+    write_build(attrs.evolve(build(tmp_path / "b"), source="model M2()"), {})
+    assert read_build(tmp_path / "b").source == "model M2()"
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_build_replaces_nothing_else(tmp_path):
+    (tmp_path / "mine").mkdir()
+    write_build(build(tmp_path / "mine"), {})  # an empty folder may be filled
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "thesis.tex").write_text("x")
+    with pytest.raises(DiagnosticError, match="exists and is not a build"):
+        write_build(build(tmp_path / "work"), {})
+    assert (tmp_path / "work" / "thesis.tex").read_text() == "x" and not is_build(tmp_path / "work")
+
+
+def test_damaged_builds(tmp_path):
+    write_build(build(tmp_path / "b"), {"cpu": {"kernel.txt": b"work"}})
+    kernel, manifest = tmp_path / "b" / "cpu" / "kernel.txt", tmp_path / "b" / "manifest.json"
+    kernel.write_bytes(b"wor")
+    with pytest.raises(DiagnosticError, match=r"kernel.txt: the build is damaged here"):
+        read_build(tmp_path / "b").kernels("cpu")
+    kernel.unlink()
+    with pytest.raises(DiagnosticError, match=r"kernel.txt: is missing from the build"):
+        read_build(tmp_path / "b").kernels("cpu")
+    (tmp_path / "b" / "program.ir").write_text("x")
+    with pytest.raises(DiagnosticError, match=r"program.ir: the build is damaged here"):
+        read_build(tmp_path / "b")
+    whole = manifest.read_text()
+    for text in ("{", "[]", "{}", whole.replace('"targets"', '"target"'), '{"format": 1}'):
+        manifest.write_text(text)
+        with pytest.raises(DiagnosticError, match=r"manifest.json: the build is damaged here"):
+            read_build(tmp_path / "b")
+    manifest.write_text(whole.replace('"format": 1', '"format": 2'))
+    with pytest.raises(DiagnosticError, match=r"a build of format 2 \(dnc .*\), expected 1"):
+        read_build(tmp_path / "b")
+    manifest.unlink()
+    with pytest.raises(DiagnosticError, match=r"not a build: manifest.json is missing"):
+        read_build(tmp_path / "b")

@@ -1,0 +1,177 @@
+"""Reverse mode: whole-program gradients against finite differences, and what the stages look like."""
+
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+
+from dnc.diagnostics import DiagnosticError, Source
+from dnc.frontend.build import load_program
+from dnc.ir.forest import Forest
+from dnc.ir.interpreter import interpret
+from dnc.ir.parser import parse_program
+from dnc.ir.program import BACKWARD, EARLY, LATE, SavedInput, SlotOutput, StateInput
+from dnc.ir.verifier import verify
+from dnc.passes.canonicalize import canonicalize
+from dnc.passes.differentiate import Differentiate, differentiate
+from dnc.passes.hoist import hoist
+from tests.support.forests import ForestGrower
+from tests.support.gradients import check_gradients
+from tests.support.ir_models import MODELS, dag, instance
+
+EXAMPLES = sorted(Path("examples").glob("*.dn"))
+PIPELINES = {
+    "plain": (differentiate,),
+    "hoisted": (hoist, differentiate),
+    "all": (canonicalize, hoist, differentiate, canonicalize),
+}
+
+
+def through(passes, program):
+    for step in passes:
+        program = step(program)
+        verify(program)
+    return program
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_of_models(model, pipeline):
+    program, forest, parameters = instance(model, seed=5)
+    changed = through(PIPELINES[pipeline], program)
+    assert interpret(changed, forest, parameters).loss == pytest.approx(
+        interpret(program, forest, parameters).loss
+    )
+    check_gradients(changed, forest, parameters, program)
+
+
+SMALL = {"embed": 3, "hidden": 2, "width": 3, "classes": 3, "tags": 3}
+
+
+def load(path):
+    """An example with small dimensions, a random forest and random parameters."""
+    text = path.read_text()
+    head = next(line for line in text.split("\n") if line.startswith("model"))
+    settings = {name: size for name, size in SMALL.items() if name in head}
+    program, _ = load_program(Source(str(path), text), settings)
+    sharing = 0.0 if program.root == "Sentence" else 0.5  # a word that is shared has no one before it
+    forest: Forest = ForestGrower(program, 3).grow(samples=3, size=6, sharing=sharing)
+    random = np.random.default_rng(4)
+    parameters = {
+        p.name: random.normal(scale=0.5, size=tuple(dim.size or 11 for dim in p.dimensions))
+        for p in program.parameters
+    }
+    return program, forest, parameters
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_gradients_of_examples(path):
+    program, forest, parameters = load(path)
+    verify(program)
+    plain = interpret(through(PIPELINES["plain"], program), forest, parameters).gradients
+    changed = through(PIPELINES["all"], program)
+    check_gradients(changed, forest, parameters, program, directions=1)
+    for name, gradient in interpret(changed, forest, parameters).gradients.items():
+        np.testing.assert_allclose(gradient, plain[name], rtol=1e-9, atol=1e-12)
+
+
+def test_frozen_parameters_get_no_gradient():
+    program = dag(frozen=True)
+    _, forest, parameters = instance("dag", seed=6)
+    changed = through(PIPELINES["all"], program)
+    check_gradients(changed, forest, parameters, program)
+    assert {pair.parameter for pair in changed.weight_gradients} == {"U", "b", "D", "V", "b_v"}
+    assert "up.pre.grad" not in {stage.name for stage in changed.stages}
+
+
+def test_placements_are_mirrored():
+    stages = {stage.name: stage for stage in through(PIPELINES["all"], instance("tree")[0]).stages}
+    assert [name for name, stage in stages.items() if stage.direction == BACKWARD] == [
+        "head.Tree.all.grad",
+        "encode.Node.grad",
+        "encode.Leaf.grad",
+    ]
+    assert stages["encode.Leaf.grad"].placement == LATE
+    assert stages["head.Tree.all.grad"].placement == EARLY
+
+
+def test_inputs_are_read_again_and_not_saved():
+    changed = through(PIPELINES["all"], instance("tree")[0])
+    node = changed.stage("encode.Node.grad")
+    assert StateInput("encode", "c", ("left",)) in node.inputs
+    saved = [source for source in node.inputs if isinstance(source, SavedInput)]
+    assert len(saved) == 6  # five gates and tanh(c)
+    (pair,) = [pair for pair in changed.weight_gradients if pair.parameter == "U"]
+    left, right = (StateInput("encode", "h", (side,)) for side in ("left", "right"))
+    assert pair.x == ((left, 0, 3), (right, 0, 3))
+
+
+def test_a_value_that_is_a_state_is_read_as_a_state():
+    changed = through((differentiate,), instance("dag")[0])
+    up = changed.stage("up.grad")
+    assert StateInput("up", "h", ()) in up.inputs  # tanh's derivative by its result
+
+
+def test_every_edge_has_a_slot():
+    changed = through((differentiate,), instance("tree")[0])
+    slots = [output for output in changed.stage("encode.Node.grad").outputs if isinstance(output, SlotOutput)]
+    assert {(slot.component, slot.path) for slot in slots} == {
+        (component, (side,)) for component in "hc" for side in ("left", "right")
+    }
+
+
+MATRIX = """
+program Matrix
+struct Thing { Thing(x: vector<3>) }
+root Thing
+parameter A: dense[m = 2, k = 3] = zeros(0.0)
+parameter B: dense[k = 3, n = 2] = zeros(0.0)
+parameter v: dense[n = 2] = zeros(0.0)
+parameter s: dense[] = zeros(0.0)
+space all = Thing(Thing) all
+stage loss over all late forward {
+  input %A: f32[2x3] = parameter A
+  input %B: f32[3x2] = parameter B
+  input %v: f32[2] = parameter v
+  input %s: f32[] = parameter s
+  input %x: f32[3] = field x at ()
+  %BA: f32[3x3] = matmul(%B, %A)
+  %y: f32[3] = matmul(%BA, %x)
+  %z: f32[2] = matmul_t(%B, %y)
+  %t0: f32[2] = tanh(%z)
+  %t: f32[2] = mul(%t0, %s)
+  %e: f32[] = squared_error(%t, %v)
+  loss = %e
+}
+"""
+
+
+def matrix_instance():
+    program = parse_program(MATRIX)
+    random = np.random.default_rng(0)
+    forest = ForestGrower(program, 0).grow(samples=3, size=1)
+    return program, forest, {p.name: random.normal(size=p.type.shape) for p in program.parameters}
+
+
+def test_matrices_times_matrices():
+    program, forest, parameters = matrix_instance()
+    changed = through(PIPELINES["all"], program)
+    check_gradients(changed, forest, parameters, program)
+    pairs = [pair for pair in changed.weight_gradients if pair.parameter == "B"]
+    assert sorted(len(pair.x) for pair in pairs) == [0, 1]  # B @ A per row; B's transpose as a pair
+
+
+def test_a_large_matrix_gradient_is_refused():
+    program, _, _ = matrix_instance()
+    with pytest.raises(DiagnosticError) as caught:
+        Differentiate(matrix_limit=5)(program)
+    assert "the gradient of 'A' in 'loss' is not a product of two vectors" in str(caught.value)
+    assert "6 numbers a row; at most 5 are kept" in str(caught.value)
+    assert "<program>:16:3" in str(caught.value)
+
+
+def test_without_a_loss_nothing_happens():
+    program = instance("tree")[0]
+    program = attrs.evolve(program, stages=program.stages[:2])
+    assert differentiate(program) == program

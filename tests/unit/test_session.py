@@ -1,0 +1,199 @@
+"""Sessions on the reference VM against the interpreter."""
+
+import attrs
+import numpy as np
+import pytest
+
+from dnc.diagnostics import DiagnosticError
+from dnc.ir.interpreter import interpret
+from dnc.ir.isa import OPTIMIZER
+from dnc.runtime.encoder import Hyper
+from dnc.runtime.session import NotFinite
+from tests.support.forests import ForestGrower
+from tests.support.models import rows_of, small_plan, small_session
+
+SGD = Hyper("sgd", 0.1)
+
+
+def forest_of(name, samples=6, leaves=5, seed=3):
+    return ForestGrower(small_plan(name).program, seed).grow(samples, leaves, "random")
+
+
+def doubles(session):
+    return {name: value.astype(float) for name, value in session.read_arrays().items()}
+
+
+@pytest.mark.parametrize("name", ["treelstm", "bilstm_tagger", "dag"])
+def test_steps_follow_the_interpreter(name):
+    session = small_session(name, replicas=2, workers=2)
+    forest = forest_of(name)
+    data = session.attach(forest)
+    expected, losses = doubles(session), []
+    for batch in ([0, 1, 2], [5, 3], [4]):
+        found = interpret(session.plan.program, forest.select(np.array(batch)), expected)
+        losses.append(found.loss)
+        for parameter, gradient in found.gradients.items():
+            expected[parameter] = expected[parameter] - 0.1 * gradient
+    results = [session.step(data, batch, SGD) for batch in ([0, 1, 2], [5, 3], [4])]
+    results.append(session.sync())
+    assert results[0] is None and session.sync() is None
+    np.testing.assert_allclose([result.loss for result in results[1:]], losses, rtol=1e-5)
+    assert [result.step for result in results[1:]] == [1, 2, 3]
+    for parameter, value in session.read_arrays().items():
+        np.testing.assert_allclose(value, expected[parameter], atol=1e-5)
+
+
+def test_one_launch_a_batch():
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    session.reserve(data, 3)
+    for batch in ([0, 1, 2], [3, 4, 5], [1]):
+        session.step(data, batch)
+    session.sync()
+    assert session.backend.launches == 3
+
+
+def test_a_batch_in_parts_is_one_update():
+    forest = forest_of("treelstm")
+    whole = small_session("treelstm")
+    data = whole.attach(forest)
+    whole.step(data, range(6), SGD)
+    loss = whole.sync()
+    activations = data.encode(np.arange(6)).activations
+    tight = whole.memory.pool.words + activations * 3 // 4
+    twice = []
+    for _ in range(2):
+        parted = small_session("treelstm", memory=tight)
+        parted.step(parted.attach(forest), range(6), SGD)
+        result = parted.sync()
+        assert result.parts > 1 and result.parts == parted.backend.launches
+        np.testing.assert_allclose((result.loss, result.norm), (loss.loss, loss.norm), rtol=1e-5)
+        twice.append(parted.read_arrays())
+    for name, value in whole.read_arrays().items():
+        np.testing.assert_allclose(twice[0][name], value, atol=1e-5)
+        assert np.array_equal(twice[0][name], twice[1][name])
+
+
+def test_a_sample_that_does_not_fit_is_refused():
+    session = small_session("treelstm")
+    session = small_session("treelstm", memory=session.memory.words + 50)
+    with pytest.raises(DiagnosticError, match=r"a batch of one sample needs .* MiB; .* are there"):
+        session.step(session.attach(forest_of("treelstm")), [0, 1])
+
+
+def test_parameters_that_do_not_fit_are_refused():
+    with pytest.raises(DiagnosticError, match="the parameters with their gradients need"):
+        small_session("treelstm", memory=100)
+
+
+def test_growth_keeps_parameters_and_optimizer_state():
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    session.step(data, [0], Hyper("adagrad", 0.1))
+    before, state = session.read_arrays(), session.read_arrays(OPTIMIZER)
+    words = session.memory.words
+    assert session.memory.grow(10 * words, 10 * words) and session.memory.words > 11 * words
+    for name, value in session.read_arrays().items():
+        assert np.array_equal(value, before[name])
+        assert np.array_equal(session.read_arrays(OPTIMIZER)[name], state[name])
+    assert any(value.any() for value in state.values())
+
+
+def test_a_device_that_refuses_memory_leaves_the_old_pool(monkeypatch):
+    session = small_session("treelstm")
+    before, words, allocate = session.read_arrays(), session.memory.words, session.backend.allocate
+
+    def refuse(asked):
+        if asked > words:
+            raise DiagnosticError
+        allocate(asked)
+
+    monkeypatch.setattr(session.backend, "allocate", refuse)
+    assert not session.memory.grow(10, words)
+    for name, value in session.read_arrays().items():
+        assert np.array_equal(value, before[name])
+
+
+@pytest.mark.parametrize("name", ["treelstm", "bilstm_tagger"])
+def test_evaluation_and_prediction(name, monkeypatch):
+    monkeypatch.setattr("dnc.runtime.session.CHUNK", 4)
+    session = small_session(name, replicas=3)
+    forest = forest_of(name)
+    data = session.attach(forest)
+    reference = interpret(session.plan.program, forest, doubles(session))
+    found = session.evaluate(data)
+    assert found.loss == pytest.approx(reference.loss, rel=1e-5)
+    assert found.metrics == pytest.approx(reference.metrics)
+    order = [3, 0, 5, 3]
+    outputs = session.predict(data, order)
+    for output, values in outputs.items():
+        for sample, value in zip(order, values, strict=True):
+            alone = interpret(session.plan.program, forest.select(np.array([sample])), doubles(session))
+            expected = np.asarray(alone.outputs[output]).reshape(np.shape(value))
+            np.testing.assert_allclose(value, expected, atol=1e-5)
+
+
+def test_a_sample_twice_in_a_batch_counts_twice():
+    session = small_session("treelstm", replicas=2)
+    forest = forest_of("treelstm")
+    session.step(session.attach(forest), [2, 2, 4], SGD)
+    loss = session.sync().loss
+    again = small_session("treelstm")
+    values = doubles(again)
+    expected = interpret(again.plan.program, forest.select(np.array([2, 2, 4])), values)
+    assert loss == pytest.approx(expected.loss, rel=1e-5)
+    for name, value in session.read_arrays().items():
+        np.testing.assert_allclose(value, values[name] - 0.1 * expected.gradients[name], atol=1e-5)
+
+
+def test_what_is_not_finite_stops_and_keeps_the_weights():
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    values = session.read_arrays()
+    values["b_v"] = np.full_like(values["b_v"], np.inf)
+    session.write_arrays(values)
+    assert session.step(data, [0], SGD) is None
+    with pytest.raises(NotFinite, match="step 1: the loss is nan"):
+        session.step(data, [1], SGD)
+    assert np.array_equal(session.read_arrays()["U"], values["U"])
+    assert session.sync() is None
+
+
+@pytest.mark.parametrize(
+    "batch, message", [([], "no samples"), ([6], "holds sample 6"), ([-1], "data has 6")]
+)
+def test_wrong_batches(batch, message):
+    session = small_session("treelstm")
+    with pytest.raises(DiagnosticError, match=message):
+        session.step(session.attach(forest_of("treelstm")), batch)
+
+
+def test_a_failed_launch_leaves_nothing_under_way(monkeypatch):
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    session.step(data, [0])
+    finish = session.backend.finish
+
+    def gives_up(slot):
+        raise DiagnosticError
+
+    monkeypatch.setattr(session.backend, "finish", gives_up)
+    with pytest.raises(DiagnosticError):
+        session.sync()
+    monkeypatch.setattr(session.backend, "finish", finish)
+    assert session.sync() is None
+    session.step(data, [0])
+    assert session.sync() is not None
+
+
+def test_sessions_are_repeatable():
+    def run():
+        session = small_session("treelstm", replicas=2)
+        data = session.attach(forest_of("treelstm"))
+        for batch in ([0, 1, 2], [3, 4, 5]):
+            session.step(data, batch, attrs.evolve(SGD, optimizer="adagrad"))
+        return session.read_arrays()
+
+    first, second = run(), run()
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+    assert set(rows_of(small_plan("treelstm"))) <= set(first)
