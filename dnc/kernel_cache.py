@@ -30,17 +30,14 @@ def cached_kernels(plan: Plan, plan_digest: str) -> tuple[dict[str, bytes], bool
     if found is not None:
         return found, True
     files = _emit(plan)
-    if files:
-        _write(folder, files)
+    _write(folder, files)
     return files, False
 
 
 def _emit(plan: Plan) -> dict[str, bytes]:
-    """Emits kernels; none as long as the emitter of the target is missing."""
-    import dnc.codegen
+    from dnc.codegen import emit_cpu, emit_cuda
 
-    emitter = getattr(dnc.codegen, "emit_cuda" if machine(plan.target).is_gpu else "emit_cpu", None)
-    return {} if emitter is None else dict(emitter(plan))
+    return emit_cuda(plan) if machine(plan.target).is_gpu else emit_cpu(plan)
 
 
 def _key(plan: Plan, plan_digest: str) -> str:

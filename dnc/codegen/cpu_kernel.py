@@ -15,6 +15,7 @@ from tvm.ir import IRModule
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
+from dnc.cache_folder import cache_folder
 from dnc.codegen import cpu_sync, tirx_cpu
 from dnc.codegen.access import Access
 from dnc.codegen.bodies import cpu_gradients, cpu_segments
@@ -163,9 +164,14 @@ class Kernel:
 
 
 def build_cpu(plan: Plan) -> dict[str, bytes]:
-    """The files of the CPU target: kernel.tirx (compiled where it runs), kernel.json."""
+    """The files of the CPU target: kernel.tirx, kernel.json.
+
+    What runs is machine code for one CPU, so it is kept in this machine's cache and not in the build.
+    """
     kernel = Kernel(plan)
-    text = tirx_cpu.to_text(kernel.build())
+    module = kernel.build()
+    text = tirx_cpu.to_text(module)
+    tirx_cpu.compile_into(cache_folder() / "cpu", text, module)  # reading the text back takes longer
     described = {
         "symbol": SYMBOL,
         "scratch_floats": kernel.functions.scratch_floats,

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -99,17 +98,11 @@ def from_text(text: str) -> IRModule:
     return tvm.script.from_source(text)
 
 
-def load(text: str, cache_folder: Path | None = None, build: Callable[[], IRModule] | None = None) -> Any:
-    """Compile stored text, or take it from `cache_folder` if it was compiled on such a machine before.
-
-    `build` makes the module that `text` stands for: reading a text back takes TVM ten times as long.
-    """
-    if cache_folder is None:
-        return compile_module(from_text(text) if build is None else build())
-    key = hashlib.sha256(f"{fingerprint()}\n{text}".encode()).hexdigest()[:32]
-    cached = cache_folder / f"{key}.ll"
+def compile_into(cache_folder: Path, text: str, module: IRModule) -> Path:
+    """Compile a module, whose text is `text`, into the cache; the file's path."""
+    cached = _cached(cache_folder, text)
     if not cached.exists():
-        compiled = compile_module(from_text(text) if build is None else build())
+        compiled = compile_module(module)
         cache_folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache_folder) as folder:
             partial = Path(folder) / cached.name
@@ -117,8 +110,23 @@ def load(text: str, cache_folder: Path | None = None, build: Callable[[], IRModu
             # TVM marks private functions as exported too, which LLVM does not read back.
             partial.write_text(partial.read_text().replace("private dllexport", "private"))
             os.replace(partial, cached)  # whole or not at all, also among processes
-    # Always through the file: the first run and later runs execute the same code, bit for bit.
+    return cached
+
+
+def load(text: str, cache_folder: Path) -> Any:
+    """The compiled module of a stored text; compiled here if no such machine did before.
+
+    Always through the file: the first run and later runs execute the same code, bit for bit.
+    """
+    cached = _cached(cache_folder, text)
+    if not cached.exists():
+        compile_into(cache_folder, text, from_text(text))
     return tvm.runtime.load_module(str(cached))
+
+
+def _cached(cache_folder: Path, text: str) -> Path:
+    key = hashlib.sha256(f"{fingerprint()}\n{text}".encode()).hexdigest()[:32]
+    return cache_folder / f"{key}.ll"
 
 
 def assembly(compiled: Any) -> str:

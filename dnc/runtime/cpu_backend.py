@@ -41,12 +41,11 @@ class CpuBackend:
         yield_limit: int = YIELD_LIMIT,
     ) -> None:
         from dnc.codegen import tirx_cpu
-        from dnc.codegen.cpu_kernel import Kernel
 
         self.plan, self._tirx = plan, tirx_cpu
         described = json.loads(files["kernel.json"])
         text = files["kernel.tirx"].decode()
-        self._module = tirx_cpu.load(text, cache_folder() / "cpu", lambda: Kernel(plan).build())
+        self._module = tirx_cpu.load(text, cache_folder() / "cpu")
         self._kernel = self._module[described["symbol"]]
         self._scratch_floats, self._places = int(described["scratch_floats"]), int(described["places"])
         self._own: list[tuple[Any, Any]] = []
