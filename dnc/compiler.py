@@ -30,7 +30,7 @@ from dnc.passes.pass_manager import Pass, PassManager, PassOptions, program_mana
 from dnc.passes.plan_weights import PlanWeights
 from dnc.passes.select_instructions import SelectInstructions
 from dnc.passes.select_tiles import SelectTiles
-from dnc.runtime.build import Build, Target, write_build
+from dnc.runtime.build import Build, Target, check_place, write_build
 
 # Rows of a panel of a weight matrix on the CPU: what one product keeps in vector registers.
 CPU_PANEL = 64
@@ -216,6 +216,7 @@ def compile_model(
     """
     start = time.perf_counter()
     _check_names(show, options.without)
+    check_place(Path(out))
     machines = tuple(dict.fromkeys(machine_of(target) for target in targets))
     if options.cluster and not all(options.cluster in machine(name).clusters for name in machines):
         raise fail(f"not every target has clusters of {options.cluster}")

@@ -76,8 +76,7 @@ class _Manifest(msgspec.Struct):
 def write_build(build: Build, kernels: Mapping[str, Mapping[str, bytes]]) -> None:
     """Writes a build to `build.path`; `kernels` are the files of every target."""
     out = build.path
-    if out.exists() and not is_build(out) and not (out.is_dir() and not any(out.iterdir())):
-        raise fail(f"{out}: exists and is not a build; nothing was written")
+    check_place(out)
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=out.absolute().parent, prefix=f".{out.name}."))
@@ -88,6 +87,12 @@ def write_build(build: Build, kernels: Mapping[str, Mapping[str, bytes]]) -> Non
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
         raise fail(f"{out}: cannot be written: {error.strerror}") from None
+
+
+def check_place(out: Path) -> None:
+    """DiagnosticError where a build would replace something else."""
+    if out.exists() and not is_build(out) and not (out.is_dir() and not any(out.iterdir())):
+        raise fail(f"{out}: exists and is not a build; nothing was written")
 
 
 def _fill(folder: Path, build: Build, kernels: Mapping[str, Mapping[str, bytes]]) -> None:

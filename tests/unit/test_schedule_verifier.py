@@ -72,7 +72,8 @@ def synchronised(words):
 
 
 def endless(words):
-    words[words == PLAN.opcode(isa.END).number] = 0
+    opcodes = words[words[WHERE.queues_at] : words[WHERE.header["sync"]] : isa.INSTRUCTION_WORDS]
+    opcodes[opcodes == PLAN.opcode(isa.END).number] = 0
 
 
 def list_at(words):
@@ -96,7 +97,7 @@ DAMAGE = [
     (instruction(isa.REPLICA_BARRIER, 0, lambda word: 99), "unknown opcode 99"),
     (instruction(isa.REPLICA_BARRIER, 1, lambda word: word + 1), "do not count 1, 2, 3"),
     (instruction(isa.REPLICA_BARRIER, 3, lambda word: 7), "words behind its fields"),
-    (instruction(isa.GRID_BARRIER, 0, lambda word: 0), "differ behind"),
+    (instruction(isa.GRID_BARRIER, 0, lambda word: 0), "words behind its fields"),
     (instruction(isa.NORM, 1, lambda word: word + 1), "differ behind"),
     (instruction(SEGMENT, 1, lambda word: -1), "rows outside"),
     (instruction(SEGMENT, 2, lambda word: 1 << 20), "rows outside"),
