@@ -7,7 +7,7 @@ every mistake of the user is a `DiagnosticError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -234,7 +234,7 @@ class Model:
         check_model(checkpoint, self.program, self.build.digest, rows, path)
         self._start(checkpoint.vocabularies, checkpoint.weights)
         self.session.write_arrays(checkpoint.optimizer_state, OPTIMIZER)
-        self.session.steps = checkpoint.position.step
+        self.session.steps_done = checkpoint.position.step
         self.seed, self.hyper, self.position = checkpoint.seed, checkpoint.hyper, checkpoint.position
         self.resumed = checkpoint
         return checkpoint
@@ -269,8 +269,18 @@ class Model:
         data, numbers = self._batch(batch, labels_required=True)
         chosen = np.arange(data.prepared.samples, dtype=np.int32) if numbers is None else numbers
         result = self.session.step(data, chosen, self.hyper)
-        self.position = attrs.evolve(self.position, step=self.session.steps)
+        self.position = attrs.evolve(self.position, step=self.session.steps_done)
         return None if result is None else result.loss
+
+    def steps(self, batches: Iterable[Sequence[int] | NDArray[np.integer[Any]]]) -> Iterator[float]:
+        """Trains on batches of attached samples, in order; their losses, in order, some batches late.
+
+        Faster than `step` for small batches: they are encoded and copied several at a time.
+        """
+        numbers = (np.asarray(batch, np.int32) for batch in batches)
+        for result in self.session.steps(self._training_data(), numbers, self.hyper):
+            self.position = attrs.evolve(self.position, step=result.step)
+            yield result.loss
 
     def sync(self) -> float | None:
         """Waits for all steps; the loss of the last one, if it was not returned yet."""

@@ -61,7 +61,7 @@ PLACES = {
     "@gradients": "gradients of the trained dense parameters, in the same order",
     "@optimizer": "state of the optimizer: a word for every word of the parameters",
     "@norms": "sums of squares: one per chunk of the dense gradients, then one per touched table row",
-    "@results": "what the host reads back",
+    "@results": "what the host reads back: words of the schedule, just before those for synchronisation",
 }
 RESULTS = {
     "RESULT_NORM": "norm of the gradient before clipping",

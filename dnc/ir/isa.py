@@ -22,7 +22,7 @@ from dnc.ir.plan import (
 from dnc.ir.program import DENSE, TABLE
 
 INSTRUCTION_WORDS = 8
-VERSION = 1
+VERSION = 2
 
 # Words of the header, by name. Floats are stored as their bits. `lists`, `bases` and `queues` are
 # offsets of the tables; `queues` holds one offset per worker, replica by replica. `sync` is the

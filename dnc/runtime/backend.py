@@ -1,13 +1,14 @@
 """Backends: what a session asks of the thing that runs kernels.
 
-In: a pool size, schedules. Out: words of the pool after a launch. Three of them exist: the
-reference VM (here), the CPU kernel (`cpu_backend.py`), CUDA (`cuda_backend.py`). Guaranteed by
-every backend: launches run in the order they were made; two may be under way, one per slot; a
-slot's schedule memory may be written again once `finish` of that slot has returned.
+In: a pool size, schedules. Out: results of launches. Three of them exist: the reference VM (here),
+the CPU kernel (`cpu_backend.py`), CUDA (`cuda_backend.py`). Guaranteed by every backend: a schedule
+is one launch; launches run in the order they were made; two groups of them may be under way, one
+per slot; a slot's schedule memory may be written again once `finish` of that slot has returned.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,11 +50,14 @@ class Backend(Protocol):
     def read(self, at: int, count: int) -> NDArray[np.float32]:
         """Words of the pool after all launches so far (as float32; `view` for integers)."""
 
-    def launch(self, schedule: Schedule, slot: int) -> None:
-        """Copies the schedule's words into the pool and starts the kernel; does not wait."""
+    def launch(self, schedules: Sequence[Schedule], slot: int) -> None:
+        """Copies schedules into the pool and starts a kernel for each, in order; does not wait.
+
+        They lie side by side, and have the same layout, as `Encoder.encode_group` makes them.
+        """
 
     def finish(self, slot: int) -> NDArray[np.float32]:
-        """Waits for the slot's last launch; the RESULT_WORDS words of its results.
+        """Waits for the slot's last launches; their results, [schedules, RESULT_WORDS].
 
         DiagnosticError when the kernel gave up (names worker, instruction and exchange).
         """
@@ -97,15 +101,16 @@ class VMBackend:
         """Words of the pool."""
         return self.pool[at : at + count].copy()
 
-    def launch(self, schedule: Schedule, slot: int) -> None:
-        """Runs the schedule at once; activations are poisoned before."""
-        self._launches += 1
-        self.write(schedule.address * 4, schedule.words)
-        self.pool[schedule.static_words :] = np.nan
-        self.machine.run(schedule.words, self.pool, schedule.static_words)
-        at = schedule.bases[RESULTS] * 4
-        self._results[slot] = self.read(at, RESULT_WORDS)
+    def launch(self, schedules: Sequence[Schedule], slot: int) -> None:
+        """Runs the schedules at once; activations are poisoned before."""
+        for schedule in schedules:
+            self.write(schedule.address * 4, schedule.words)
+        for schedule in schedules:
+            self._launches += 1
+            self.pool[schedule.static_words :] = np.nan
+            self.machine.run(schedule.words, self.pool, schedule.static_words)
+        self._results[slot] = np.stack([self.read(s.bases[RESULTS] * 4, RESULT_WORDS) for s in schedules])
 
     def finish(self, slot: int) -> NDArray[np.float32]:
-        """The results of the slot's last launch."""
+        """The results of the slot's last launches."""
         return self._results[slot]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -55,7 +56,7 @@ class CpuBackend:
         self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.name = f"CPU, {self.cores} cores"
         self._pool: Array = np.zeros(0, np.float32)
-        self._slots: list[_Launch | None] = [None, None]
+        self._slots: list[_Launches | None] = [None, None]
 
     @property
     def launches(self) -> int:
@@ -93,10 +94,10 @@ class CpuBackend:
         self._synchronize()
         return self._pool[at : at + count].copy()
 
-    def launch(self, schedule: Schedule, slot: int) -> None:
-        """Copies the schedule into the pool and hands it to the threads."""
-        header = isa.layout(self.plan).header
-        replicas, workers = (int(schedule.words[header[name]]) for name in ("replicas", "workers"))
+    def launch(self, schedules: Sequence[Schedule], slot: int) -> None:
+        """Copies the schedules into the pool and hands them to the threads."""
+        header, first, size = isa.layout(self.plan).header, schedules[0], len(schedules[0].words)
+        replicas, workers, sync = (int(first.words[header[name]]) for name in ("replicas", "workers", "sync"))
         total = replicas * workers
         if not 0 < total <= MAX_WORKERS:
             raise fail(f"{total} workers; a CPU has at most {MAX_WORKERS}")
@@ -105,36 +106,35 @@ class CpuBackend:
         for here in (self._slots[slot], last):
             if here is not None and (here is not last or here.workers != total):
                 wait(here.futures)
-        at, count = schedule.address * 4, len(schedule.words)
-        words = self._pool[at : at + count].view(np.int32)
-        words[:] = schedule.words
-        sync = int(schedule.words[header["sync"]]) + isa.SYNC_ABORT * isa.SYNC_STRIDE
-        first = schedule.bases[isa.RESULTS] * 4
-        results = np.zeros(isa.RESULT_WORDS, np.float32)
-        source = self._pool[first : first + isa.RESULT_WORDS]
-        tensor = self._tirx.tensor(words)
+        at = first.address * 4
+        words = self._pool[at : at + len(schedules) * size].view(np.int32).reshape(len(schedules), size)
+        for here_words, schedule in zip(words, schedules, strict=True):
+            here_words[:] = schedule.words
+        results = words[:, sync - isa.RESULT_WORDS : sync].view(np.float32)
+        abort = words[:, sync + isa.SYNC_ABORT * isa.SYNC_STRIDE :][:, : len(isa.ABORT_FIELDS)]
+        tensors = [self._tirx.tensor(row) for row in words]
         futures = [
-            thread.submit(self._run, number, tensor, source, results)
+            thread.submit(self._run, number, tensors, abort)
             for number, thread in enumerate(self._threads[:total])
         ]
-        abort = words[sync : sync + len(isa.ABORT_FIELDS)]
-        self._slots[slot] = _Launch(tuple(futures), abort, results, total)
-        self._launches += 1
+        self._slots[slot] = _Launches(tuple(futures), abort, results, total)
+        self._launches += len(schedules)
 
     def finish(self, slot: int) -> NDArray[np.float32]:
-        """Waits for the slot's launch; its results."""
+        """Waits for the slot's launches; their results."""
         here = self._slots[slot]
         if here is None:
             raise fail("nothing was launched")
         for future in here.futures:
             future.result()
-        record = dict(zip(isa.ABORT_FIELDS, here.abort.tolist(), strict=True))
-        if record["waiter"]:
-            exchange = isa.ABORT_EXCHANGES[record["exchange"]]
-            raise fail(
-                f"{self.name}: worker {record['waiter'] - 1} gave up at instruction "
-                f"{record['instruction']} ({exchange}, {record['missing']} arrivals missing)"
-            )
+        for words in here.abort:
+            record = dict(zip(isa.ABORT_FIELDS, words.tolist(), strict=True))
+            if record["waiter"]:
+                exchange = isa.ABORT_EXCHANGES[record["exchange"]]
+                raise fail(
+                    f"{self.name}: worker {record['waiter'] - 1} gave up at instruction "
+                    f"{record['instruction']} ({exchange}, {record['missing']} arrivals missing)"
+                )
         return here.results.copy()
 
     # ---- threads --------------------------------------------------------------------------------
@@ -148,12 +148,13 @@ class CpuBackend:
             name = f"dnc-worker-{len(self._threads)}"
             self._threads.append(ThreadPoolExecutor(1, thread_name_prefix=name))
 
-    def _run(self, worker: int, words: Any, source: Array, results: Array) -> None:
-        """One worker's part of a launch. Worker 0 writes the results, and keeps them at once."""
+    def _run(self, worker: int, schedules: list[Any], abort: Array) -> None:
+        """One worker's part of some launches; a launch that was given up ends them."""
         scratch, places = self._own[worker]
-        self._kernel(self._tensor, words, scratch, places, worker, self._limit)
-        if worker == 0:
-            results[:] = source
+        for words, given_up in zip(schedules, abort, strict=True):
+            self._kernel(self._tensor, words, scratch, places, worker, self._limit)
+            if given_up[0]:
+                return
 
     def _synchronize(self) -> None:
         for here in self._slots:
@@ -162,8 +163,8 @@ class CpuBackend:
 
 
 @attrs.frozen(eq=False)
-class _Launch:
-    """A launch under way: its calls, its abort record and its results in the pool."""
+class _Launches:
+    """Launches under way: their calls, and in the pool their abort records and results."""
 
     futures: tuple[Future[None], ...]
     abort: Array

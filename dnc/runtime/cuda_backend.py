@@ -8,6 +8,7 @@ and no other kernel; the number of replicas is what the driver says is resident 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from dnc.diagnostics import fail
 from dnc.ir import isa
 from dnc.ir.plan import Plan
 from dnc.runtime.cuda_driver import (
+    Call,
     CudaError,
     Device,
     DeviceBuffer,
@@ -30,6 +32,10 @@ from dnc.runtime.schedule import Schedule
 
 # How long a worker waits for the others before the launch is given up.
 TIME_LIMIT_US = 2_000_000
+# What comes back of a launch: its results, and behind them the words up to the abort record.
+RECORD = isa.RESULT_WORDS + (isa.SYNC_ABORT + 1) * isa.SYNC_STRIDE
+MOST_LAUNCHES = 1024  # in one group
+
 ARGUMENTS = {
     "pool": "pointer",
     "words": "pointer",
@@ -142,47 +148,47 @@ class CudaBackend:
         self.device.copy_from(out, self._at(at))
         return out
 
-    def launch(self, schedule: Schedule, slot: int) -> None:
-        """Copies the schedule, starts the kernel, copies results and abort record back."""
-        here = self._slot(slot, len(schedule.words))
-        size = len(schedule.words) * 4
-        here.words[: len(schedule.words)] = schedule.words
+    def launch(self, schedules: Sequence[Schedule], slot: int) -> None:
+        """One copy of all schedules, a kernel for each, one copy of all results and abort records."""
+        first, count, size = schedules[0], len(schedules), len(schedules[0].words)
+        here = self._slot(slot, count * size)
+        filled = here.words[: count * size].reshape(count, size)
+        for row, schedule in zip(filled, schedules, strict=True):
+            row[:] = schedule.words
         header = isa.layout(self.plan).header
-        sync = int(schedule.words[header["sync"]])
-        replicas = int(schedule.words[header["replicas"]])
-        words_at = self._at(schedule.address * 4)
-        stream, device = self.device.stream, self.device
+        sync, replicas = (int(first.words[header[name]]) for name in ("sync", "replicas"))
+        words_at = self._at(first.address * 4)
         grid = replicas * self.workers
-        arguments = {
-            "pool": self._at(0),
-            "words": words_at,
-            "counters": words_at + sync * 4,
-            "grid": grid,
-            "limit_us": TIME_LIMIT_US,
-        }
         try:
-            stream.upload(DeviceBuffer(words_at, size), here.pinned, size)
-            device.launch(self.kernel, self._shape(grid), arguments)
-            results = DeviceBuffer(self._at(schedule.bases[isa.RESULTS] * 4), isa.RESULT_WORDS * 4)
-            stream.download(here.results, results, isa.RESULT_WORDS * 4)
-            abort = DeviceBuffer(words_at + (sync + isa.SYNC_ABORT * isa.SYNC_STRIDE) * 4, 16)
-            stream.download(here.abort, abort, 16)
+            if here.call is None or here.call.shape.workers != grid:
+                here.call = self.device.call(self.kernel, self._shape(grid))
+            here.call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
+            stream = self.device.stream
+            stream.upload(DeviceBuffer(words_at, count * size * 4), here.pinned, count * size * 4)
+            for index in range(count):
+                words = words_at + index * size * 4
+                here.call.set(words=words, counters=words + sync * 4)
+                here.call.launch()
+            here.results = here.room[: count * RECORD].reshape(count, RECORD)
+            results = DeviceBuffer(words_at + (sync - isa.RESULT_WORDS) * 4, RECORD * 4)
+            stream.download_rows(here.back, results, count, size * 4)
             stream.mark(here.done)
         except CudaError as error:
             raise fail(str(error)) from error
 
     def finish(self, slot: int) -> NDArray[np.float32]:
-        """Waits for the slot's launch; its results."""
+        """Waits for the slot's launches; their results."""
         here = self._slots[slot]
         if here is None:
             raise fail("nothing was launched")
         try:
             here.done.synchronize()
-            record = dict(zip(isa.ABORT_FIELDS, here.abort.view(np.int32).tolist(), strict=False))
-            raise_on_abort(record, isa.ABORT_EXCHANGES)
+            for words in here.results[:, isa.RESULT_WORDS + isa.SYNC_ABORT * isa.SYNC_STRIDE :]:
+                record = dict(zip(isa.ABORT_FIELDS, words.tolist(), strict=False))
+                raise_on_abort(record, isa.ABORT_EXCHANGES)
         except CudaError as error:
             raise fail(str(error)) from error
-        return here.results.view(np.float32)[: isa.RESULT_WORDS].copy()
+        return here.results[:, : isa.RESULT_WORDS].view(np.float32).copy()
 
     def _slot(self, slot: int, words: int) -> _Slot:
         here = self._slots[slot]
@@ -190,27 +196,19 @@ class CudaBackend:
             if here is not None:
                 here.done.synchronize()
                 here.pinned.free()
+                here.back.free()
             pinned = self.device.pinned(max(words, 1 << 14) * 8)
-            here = _Slot(
-                pinned,
-                pinned.view(np.int32),
-                self.device.pinned(isa.RESULT_WORDS * 4),
-                self.device.pinned(16),
-                self.device.stream.record(),
-            )
+            back = self.device.pinned(MOST_LAUNCHES * RECORD * 4)
+            here = _Slot(pinned, back, self.device.stream.record())
             self._slots[slot] = here
         return here
 
 
 class _Slot:
-    """Pinned memory of one of the two launches that may be under way."""
+    """Pinned memory of one of the two groups of launches that may be under way."""
 
-    def __init__(
-        self,
-        pinned: PinnedBuffer,
-        words: NDArray[np.int32],
-        results: PinnedBuffer,
-        abort: PinnedBuffer,
-        done: Event,
-    ) -> None:
-        self.pinned, self.words, self.results, self.abort, self.done = pinned, words, results, abort, done
+    def __init__(self, pinned: PinnedBuffer, back: PinnedBuffer, done: Event) -> None:
+        self.pinned, self.back, self.done = pinned, back, done
+        self.words, self.room = pinned.view(np.int32), back.view(np.int32)
+        self.results = self.room[:0].reshape(0, RECORD)
+        self.call: Call | None = None

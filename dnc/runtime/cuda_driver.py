@@ -138,6 +138,17 @@ class Stream:
             "copy from the GPU",
         )
 
+    def download_rows(self, to: PinnedBuffer, source: DeviceBuffer, rows: int, pitch: int) -> None:
+        """Copy ``rows`` times ``source.size`` bytes, ``pitch`` bytes apart on the GPU, asynchronously."""
+        driver = _driver()
+        copy = driver.CUDA_MEMCPY2D()
+        copy.srcMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        copy.srcDevice, copy.srcPitch = source.address, pitch
+        copy.dstMemoryType = driver.CUmemorytype.CU_MEMORYTYPE_HOST
+        copy.dstHost, copy.dstPitch = to.address, source.size
+        copy.WidthInBytes, copy.Height = source.size, rows
+        _check(driver.cuMemcpy2DAsync(copy, self.handle), "copy from the GPU")
+
     def fill_zero(self, buffer: DeviceBuffer) -> None:
         """Host-side resets only; a batch never needs one (one launch a batch)."""
         _check(_driver().cuMemsetD8Async(buffer.address, 0, buffer.size, self.handle), "clear")
@@ -161,15 +172,6 @@ class Kernel:
     function: Any
     symbol: str
     parameters: tuple[tuple[str, Scalar], ...]
-
-    def bind(self, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Arguments by name, in signature order, with their C types."""
-        missing = [name for name, _ in self.parameters if name not in arguments]
-        if missing:
-            raise CudaError(f"{self.symbol}: no argument for {', '.join(missing)}")
-        values = (arguments[name] for name, _ in self.parameters)
-        addresses = tuple(v.address if isinstance(v, DeviceBuffer) else v for v in values)
-        return addresses, tuple(_CTYPES[kind] for _, kind in self.parameters)
 
     def prepare(self, shape: LaunchShape) -> None:
         """Raise the limits this shape needs; once, before queries and launches."""
@@ -251,6 +253,10 @@ class Device:
         function = _check(driver.cuModuleGetFunction(module, symbol.encode()), f"find {symbol}")
         return Kernel(function, symbol, tuple(parameters))
 
+    def call(self, kernel: Kernel, shape: LaunchShape, stream: Stream | None = None) -> Call:
+        """A launch of `shape` that is set up once and started as often as needed."""
+        return Call(self, kernel, shape, stream or self.stream)
+
     def launch(
         self,
         kernel: Kernel,
@@ -259,11 +265,38 @@ class Device:
         stream: Stream | None = None,
     ) -> None:
         """One kernel launch, asynchronous on ``stream``."""
-        config = _launch_config(shape, (stream or self.stream).handle)
-        bound = kernel.bind(arguments)
-        result = _driver().cuLaunchKernelEx(config, kernel.function, bound, 0)
-        _check(result, f"launch {shape.workers} workers of {kernel.symbol}")
-        self._launches[0] += 1
+        call = self.call(kernel, shape, stream)
+        call.set(**arguments)
+        call.launch()
+
+
+class Call:
+    """A kernel launch with its configuration and the memory of its arguments."""
+
+    def __init__(self, device: Device, kernel: Kernel, shape: LaunchShape, stream: Stream) -> None:
+        self.device, self.kernel, self.shape = device, kernel, shape
+        self._config = _launch_config(shape, stream.handle)
+        self._values = {name: _CTYPES[kind]() for name, kind in kernel.parameters}
+        addresses = [ctypes.addressof(value) for value in self._values.values()]
+        self._pointers = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
+        self._set: set[str] = set()
+
+    def set(self, **arguments: Any) -> None:
+        """Arguments by name; they stay for later launches."""
+        for name, value in arguments.items():
+            if name in self._values:
+                self._values[name].value = value.address if isinstance(value, DeviceBuffer) else value
+        self._set.update(arguments)
+
+    def launch(self) -> None:
+        """Starts the kernel; the arguments are copied before this returns."""
+        missing = self._values.keys() - self._set
+        if missing:
+            raise CudaError(f"{self.kernel.symbol}: no argument for {', '.join(sorted(missing))}")
+        pointers = ctypes.addressof(self._pointers)
+        result = _driver().cuLaunchKernelEx(self._config, self.kernel.function, pointers, 0)
+        _check(result, f"launch {self.shape.workers} workers of {self.kernel.symbol}")
+        self.device._launches[0] += 1
 
 
 def open_device(ordinal: int = 0) -> Device:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import DiagnosticError, fail
-from dnc.ir.isa import RESULTS
+from dnc.ir.isa import PARAMETERS
 from dnc.ir.plan import Plan
 from dnc.runtime.backend import Backend
 from dnc.runtime.pool import StaticPool, static_pool
@@ -85,5 +85,5 @@ class Memory:
 
     def write_static(self, words: NDArray[np.float32]) -> None:
         """Writes what `read_static` returned, behind the row of zeros."""
-        first = self.pool.bases[RESULTS] * 4
+        first = self.pool.bases[PARAMETERS] * 4
         self.backend.write(first, words[first:])

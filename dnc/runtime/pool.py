@@ -1,7 +1,7 @@
 """The pool: where everything lies in the one array of words that a kernel works on.
 
 In: a plan and the sizes known when data is seen. Out: addresses (units of 4 words) of the static
-places: the row of zeros, results, parameters, gradients, optimizer state, schedules; activations
+places: the row of zeros, parameters, gradients, optimizer state, schedules; activations
 follow behind. Guaranteed: areas are disjoint and start at multiples of 64 bytes.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import fail
-from dnc.ir.isa import GRADIENTS, OPTIMIZER, PARAMETERS, RESULT_WORDS, RESULTS, trained
+from dnc.ir.isa import GRADIENTS, OPTIMIZER, PARAMETERS, trained
 from dnc.ir.plan import Plan, padded
 from dnc.ir.program import TABLE
 
@@ -49,8 +49,7 @@ def static_pool(plan: Plan, table_rows: dict[str, int], schedule_words: int) -> 
     """Lays out the static part of a pool."""
     widest = max([buffer.width for buffer in plan.buffers] + [1024])
     at = units(widest * 2)
-    bases: dict[str, int] = {RESULTS: at}
-    at += units(RESULT_WORDS)
+    bases: dict[str, int] = {}
     sizes = trained(plan)
     learned = {p.name for p in plan.program.parameters if not p.frozen}
     dense = sum(floats for name, floats in sizes if name in learned)

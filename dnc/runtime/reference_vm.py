@@ -141,7 +141,7 @@ class ReferenceVM:
         self.replicas, self.per_replica = field["replicas"], field["workers"]
         self.header = field
         total = self.replicas * self.per_replica
-        self.zero_words = self._base(isa.RESULTS)
+        self.zero_words = self._base(isa.PARAMETERS)
         self.memory = _Memory(pool, activations)
         self.replica_epoch = np.zeros(self.replicas, np.int64)
         self.grid_epoch = 0

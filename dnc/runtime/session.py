@@ -1,14 +1,15 @@
 """A session: parameters in a pool on one device, and batches that run on them.
 
 In: a plan, a backend, first values of the parameters, and prepared data sets. Out: losses, metrics
-and outputs. Guaranteed: one launch per batch (or per part of a batch that does not fit); a batch is
-encoded while the one before it runs; the same calls give the same bits; memory grows by need.
+and outputs. Guaranteed: one launch per batch (or per part of a batch that does not fit); batches are
+encoded while those before them run, small ones several at a time; the same batches give the same
+bits, however they are grouped; memory grows by need.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -33,6 +34,9 @@ Floats = NDArray[np.float32]
 
 # Samples of one launch in evaluation and prediction.
 CHUNK = 256
+# Batches that are encoded together have at most so many samples, and there are at most so many.
+GROUP_SAMPLES = 128
+GROUP_BATCHES = 32
 
 
 class NotFinite(DiagnosticError):
@@ -106,10 +110,10 @@ class Session:
     ) -> None:
         self.plan, self.backend = plan, backend
         self.memory = Memory(plan, backend, table_rows, memory_words)
-        self.steps = 0
+        self.steps_done = 0
         self._slot = 0
         self._verifies = os.environ.get("DNC_VERIFY") == "1"  # tests look at every schedule
-        self._flying: list[tuple[Schedule, _Batch] | None] = [None, None]
+        self._flying: list[list[tuple[Schedule, _Batch]]] = [[], []]
         self._waiting: list[_Batch] = []
         self._unclaimed: StepResult | None = None
         self.write_arrays(values)
@@ -157,27 +161,75 @@ class Session:
         The batch is encoded while earlier launches run. NotFinite if the step before made no
         update, because its gradient or loss was not finite.
         """
-        data, chosen = self._distinct(data, samples)
-        schedules = self._encode(data, chosen, TRAIN, hyper)
-        batch = _Batch(self.steps + 1, len(chosen), len(schedules))
-        for schedule in schedules:
-            self._launch(schedule, batch)
-        self.steps += 1
-        self._waiting.append(batch)
+        self._train_alone(data, samples, hyper)
         self._settle(1)
         return self._claim()
+
+    def steps(
+        self, data: Encoder, batches: Iterable[Sequence[int] | Ints], hyper: Hyper = Hyper()
+    ) -> Iterator[StepResult]:
+        """Trains on batches in order; their results in order, some batches late.
+
+        Small batches are encoded and copied several at a time; each is a launch of its own.
+        """
+        for group in _groups(batches):
+            if len(group) == 1 or not self._train_together(data, group, hyper):
+                for samples in group:
+                    self._train_alone(data, samples, hyper)
+                    yield from self._settle(1)
+            else:
+                yield from self._settle(len(group))
+        yield from self._settle(0)
+        self._unclaimed = None
 
     def sync(self) -> StepResult | None:
         """Waits for all launches; the result of the last step, unless it was handed out."""
         self._settle(0)
         return self._claim()
 
+    def _train_alone(self, data: Encoder, samples: Sequence[int] | Ints, hyper: Hyper) -> None:
+        """Launches a batch, in parts if it does not fit."""
+        data, chosen = self._distinct(data, samples)
+        schedules = self._encode(data, chosen, TRAIN, hyper)
+        batch = _Batch(self.steps_done + 1, len(chosen), len(schedules))
+        for schedule in schedules:
+            self._launch([(schedule, batch)])
+        self.steps_done += 1
+        self._waiting.append(batch)
+
+    def _train_together(self, data: Encoder, batches: list[Ints], hyper: Hyper) -> bool:
+        """Launches batches of one size that have no sample twice; False if they do not fit together."""
+        replicas, workers = self.backend.grid(len(batches[0]))
+        self._check_samples(data, np.concatenate(batches))
+        while True:
+            data.pool = self.memory.pool
+            try:
+                schedules = data.encode_group(
+                    batches,
+                    replicas=replicas,
+                    workers=workers,
+                    hyper=hyper,
+                    buffer=self._slot,
+                    pool_words=self.memory.words,
+                )
+                break
+            except DoesNotFit as problem:
+                self._drain()
+                if not self.memory.grow(problem.schedule_words, problem.activations):
+                    return False
+        found = [_Batch(self.steps_done + 1 + i, len(each), 1) for i, each in enumerate(batches)]
+        self._launch(list(zip(schedules, found, strict=True)))
+        self.steps_done += len(found)
+        self._waiting += found
+        return True
+
     def _claim(self) -> StepResult | None:
         result, self._unclaimed = self._unclaimed, None
         return result
 
-    def _settle(self, keep: int) -> None:
-        """Waits for the oldest steps until only `keep` are under way."""
+    def _settle(self, keep: int) -> list[StepResult]:
+        """Waits for the oldest steps until only `keep` are under way; their results."""
+        results = []
         try:
             while len(self._waiting) > keep:
                 batch = self._waiting[0]
@@ -187,11 +239,13 @@ class Session:
                 loss = batch.loss()
                 if not (batch.updated and np.isfinite(loss)):
                     raise NotFinite(batch.step, loss, batch.norm)
-                self._unclaimed = StepResult(batch.step, batch.samples, loss, batch.norm, batch.parts)
+                results.append(StepResult(batch.step, batch.samples, loss, batch.norm, batch.parts))
+                self._unclaimed = results[-1]
         except BaseException:
-            self._flying, self._unclaimed = [None, None], None
+            self._flying, self._unclaimed = [[], []], None
             self._waiting.clear()
             raise
+        return results
 
     # ---- evaluation and prediction --------------------------------------------------------------
 
@@ -203,7 +257,7 @@ class Session:
         for begin in range(0, len(chosen), CHUNK):
             part, numbers = self._distinct(data, chosen[begin : begin + CHUNK])
             for schedule in self._encode(part, numbers, EVALUATE, Hyper()):
-                self._launch(schedule, whole)
+                self._launch([(schedule, whole)])
         self._drain()
         metrics = {
             name.removeprefix("metric:"): total / rows if rows else float("nan")
@@ -219,7 +273,7 @@ class Session:
         found: dict[str, list[Any]] = {r.name: [] for r in self.plan.results if r.kind == "output"}
         for begin in range(0, len(distinct), CHUNK):
             for schedule in self._encode(data, distinct[begin : begin + CHUNK], PREDICT, Hyper()):
-                self._launch(schedule, _Batch(0, 1, 1))
+                self._launch([(schedule, _Batch(0, 1, 1))])
                 self._drain()
                 outputs = collect(self.backend, data, schedule, np.sort(schedule.samples))
                 for name, values in outputs.items():
@@ -231,13 +285,17 @@ class Session:
     def _distinct(self, data: Encoder, samples: Sequence[int] | Ints) -> tuple[Encoder, Ints]:
         """The batch's data and sample numbers; a sample that occurs twice gets vertices of its own."""
         chosen = np.asarray(samples, np.int32)
-        if not len(chosen):
-            raise fail("a batch holds no samples")
-        if chosen.min() < 0 or chosen.max() >= data.prepared.samples:
-            raise fail(f"a batch holds sample {chosen.max()}; the data has {data.prepared.samples}")
+        self._check_samples(data, chosen)
         if len(np.unique(chosen)) == len(chosen):
             return data, chosen
         return self.attach(data.prepared.forest.select(chosen)), np.arange(len(chosen), dtype=np.int32)
+
+    def _check_samples(self, data: Encoder, chosen: Ints) -> None:
+        if not len(chosen):
+            raise fail("a batch holds no samples")
+        if chosen.min() < 0 or chosen.max() >= data.prepared.samples:
+            wrong = chosen.min() if chosen.min() < 0 else chosen.max()
+            raise fail(f"a batch holds sample {wrong}; the data has {data.prepared.samples}")
 
     def _encode(self, data: Encoder, samples: Ints, mode: str, hyper: Hyper) -> list[Schedule]:
         """The schedules of a batch: one, or as many parts as it takes to fit."""
@@ -272,24 +330,26 @@ class Session:
                 room = max(self.memory.most() - self.memory.pool.words, 1)
                 parts = min(len(samples), max(parts + 1, parts * problem.activations // room))
 
-    def _launch(self, schedule: Schedule, batch: _Batch) -> None:
-        """Starts a launch in the slot whose turn it is, once that slot's last one is over."""
+    def _launch(self, launches: list[tuple[Schedule, _Batch]]) -> None:
+        """Starts launches in the slot whose turn it is, once that slot's last ones are over."""
         self._collect(self._slot)
+        schedules = [schedule for schedule, _ in launches]
         if self._verifies:
-            verify(schedule)
-        self.backend.launch(schedule, self._slot)
-        self._flying[self._slot] = (schedule, batch)
+            for schedule in schedules:
+                verify(schedule)
+        self.backend.launch(schedules, self._slot)
+        self._flying[self._slot] = launches
         self._slot = 1 - self._slot
 
     def _collect(self, slot: int) -> None:
-        """Waits for a slot's launch, if there is one, and adds its results to its batch."""
-        flying, self._flying[slot] = self._flying[slot], None
-        if flying is not None:
-            schedule, batch = flying
-            batch.add(schedule, self.backend.finish(slot))
+        """Waits for a slot's launches, if there are any, and adds their results to their batches."""
+        flying, self._flying[slot] = self._flying[slot], []
+        if flying:
+            for (schedule, batch), words in zip(flying, self.backend.finish(slot), strict=True):
+                batch.add(schedule, words)
 
     def _collect_oldest(self) -> None:
-        self._collect(self._slot if self._flying[self._slot] is not None else 1 - self._slot)
+        self._collect(self._slot if self._flying[self._slot] else 1 - self._slot)
 
     def _drain(self) -> None:
         """Waits for everything that runs; results stay with their batches."""
@@ -300,6 +360,26 @@ class Session:
 def _all_or(data: Encoder, samples: Sequence[int] | Ints | None) -> Ints:
     chosen = np.arange(data.prepared.samples) if samples is None else np.asarray(samples)
     return chosen.astype(np.int32)
+
+
+def _groups(batches: Iterable[Sequence[int] | Ints]) -> Iterator[list[Ints]]:
+    """Batches in groups that can be encoded together: of one size, and no sample occurs twice."""
+    group: list[Ints] = []
+    seen: set[int] = set()
+    for batch in batches:
+        samples = np.asarray(batch, np.int32)
+        own = set(samples.tolist())
+        repeats = len(own) < len(samples)
+        if group and (repeats or len(samples) != len(group[0]) or not seen.isdisjoint(own)):
+            yield group
+            group, seen = [], set()
+        group.append(samples)
+        seen |= own
+        if repeats or len(group) >= min(GROUP_BATCHES, GROUP_SAMPLES // max(len(samples), 1)):
+            yield group
+            group, seen = [], set()
+    if group:
+        yield group
 
 
 def _parts(data: Encoder, samples: Ints, mode: str, parts: int) -> Iterator[tuple[Ints, Part]]:

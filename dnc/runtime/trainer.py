@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import attrs
@@ -82,14 +81,26 @@ class Trainer:
     def _epoch(self, samples: int) -> bool:
         epoch, begin = self.position.epoch, time.perf_counter()
         self._sum, self._seen = 0.0, 0
-        for numbers in self._batches(samples):
-            if self.stop():
-                self._finish(self.session.sync)
-                return False
-            before = self._finish(partial(self.session.step, self.data, numbers, self.options.hyper))
-            self.position = Position(epoch, self.position.batch + 1, self.position.step + 1)
-            self._measure(before)
-        self._measure(self._finish(self.session.sync))
+        stopped = False
+
+        def batches() -> Iterator[Ints]:
+            nonlocal stopped
+            for numbers in self._batches(samples):
+                if self.stop():
+                    stopped = True
+                    return
+                self.position = Position(epoch, self.position.batch + 1, self.position.step + 1)
+                yield numbers
+
+        try:
+            for result in self.session.steps(self.data, batches(), self.options.hyper):
+                self._measure(result)
+        except NotFinite:
+            with suppress(DiagnosticError):  # weights that an update spoilt are not written
+                self.save("last")
+            raise
+        if stopped:
+            return False
         seconds = time.perf_counter() - begin
         self.position = Position(epoch + 1, 0, self.position.step)
         event: Event = {"event": "epoch", "epoch": epoch + 1, "step": self.position.step}
@@ -114,18 +125,7 @@ class Trainer:
         for begin in range(self.position.batch * size, samples, size):
             yield order[begin : begin + size]
 
-    def _finish(self, work: Callable[[], StepResult | None]) -> StepResult | None:
-        """Runs `work`; a gradient that is not finite ends training with what there was before."""
-        try:
-            return work()
-        except NotFinite:
-            with suppress(DiagnosticError):  # weights that an update spoilt are not written
-                self.save("last")
-            raise
-
-    def _measure(self, result: StepResult | None) -> None:
-        if result is None:
-            return
+    def _measure(self, result: StepResult) -> None:
         self._sum += result.loss * result.samples
         self._seen += result.samples
         if result.step % self.options.log_every == 0:

@@ -113,6 +113,8 @@ class _Verifier:
         inside = self.body <= sync <= size - length and sync % isa.SYNC_STRIDE == 0
         _need(inside, f"the words for synchronisation at {sync} are outside the schedule or not aligned")
         _need(not words[sync : sync + length].any(), "the words for synchronisation are not zero")
+        results = self.schedule.address + (sync - isa.RESULT_WORDS) // 4
+        _need(self.bases[isa.RESULTS] == results, "the results do not lie before the counters")
         rates = words[: len(where.header)].view(np.float32)
         scale = float(rates[where.header["loss_scale"]])
         _need(0 < scale <= 1, f"the loss scale {scale:g} is not in (0, 1]")
@@ -263,7 +265,7 @@ class _Verifier:
             self._slots(name, item.sources, at, rows)
         elif isinstance(item, ChildrenList):
             begin = self._part(at, rows + 1, name)
-            right = begin[0] == at + rows + 1 and (np.diff(begin) >= 0).all() and begin[-1] <= len(self.words)
+            right = begin[0] > at + rows and (np.diff(begin) >= 0).all() and begin[-1] <= len(self.words)
             _need(right, f"list '{name}': its begins do not rise, or lie outside the schedule")
             self.entries[name] = int(begin[-1] - begin[0])
             self._records(
@@ -358,7 +360,7 @@ class _Verifier:
         learned = {p.name for p in self.program.parameters if not p.frozen}
         sizes[isa.GRADIENTS] = sum(size for name, size in isa.trained(self.plan) if name in learned)
         sizes[isa.OPTIMIZER] = (self.bases[isa.GRADIENTS] - self.bases[isa.PARAMETERS]) * 4
-        sizes[isa.RESULTS], sizes[isa.NORMS] = isa.RESULT_WORDS, self.norms
+        sizes[isa.NORMS] = self.norms
         for table in self.plan.table_gradients:
             name = isa.table_base(table.parameter)
             sizes[name] = self.tokens.get(table.parameter, 0) * padded(table.width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -44,9 +45,10 @@ def model(name: str, without: tuple[str, ...]) -> tuple[Program, Plan]:
 class Verified(VMBackend):
     """The VM; every schedule is verified before."""
 
-    def launch(self, schedule: Schedule, slot: int) -> None:
-        verify(schedule)
-        super().launch(schedule, slot)
+    def launch(self, schedules: Sequence[Schedule], slot: int) -> None:
+        for schedule in schedules:
+            verify(schedule)
+        super().launch(schedules, slot)
 
 
 def compare(

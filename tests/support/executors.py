@@ -58,8 +58,8 @@ class Bench:
         words = np.zeros(schedule.static_words, np.float32)
         load_parameters(self.plan, self.pool, self.values, words)
         self.backend.write(0, words)
-        self.backend.launch(schedule, 0)
-        return schedule, self.backend.finish(0)
+        self.backend.launch([schedule], 0)
+        return schedule, self.backend.finish(0)[0]
 
     def parameter(self, name: str, place: str = isa.PARAMETERS) -> Array:
         """A parameter as it is in the pool."""

@@ -22,6 +22,7 @@ SMALL = {
     "treelstm": {"vocab": VOCABULARY, "embed": 4, "hidden": 4},
     "bilstm_tagger": {"vocab": VOCABULARY, "embed": 4, "hidden": 4, "tags": 3},
     "dag": {"width": 3, "hidden": 4},
+    "childsum": {"vocab": VOCABULARY, "embed": 4, "hidden": 4},
 }
 
 

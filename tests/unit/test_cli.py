@@ -114,17 +114,18 @@ def test_going_on_from_a_checkpoint(command, workplace):
 
 
 def test_an_interrupt_saves_and_can_be_resumed(command, workplace, monkeypatch):
-    step, count = Session.step, []
+    launch, count = Session._launch, []
 
-    def interrupted(self, *arguments):
+    def interrupted(self, launches):
         count.append(1)
         if len(count) == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        return step(self, *arguments)
+        return launch(self, launches)
 
     command(f"{TRAIN} --epochs 2 --run-dir whole")
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "step", interrupted)
+        patch.setattr(Session, "_launch", interrupted)
+        patch.setattr("dnc.runtime.session.GROUP_BATCHES", 1)
         done = command(f"{TRAIN} --epochs 2 --run-dir parts")
     assert done.code == 130 and "to go on: --checkpoint parts/last.safetensors" in done.error
     assert done.events[-1] == {"event": "end", "finished": False, "step": 2}

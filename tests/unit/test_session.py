@@ -43,6 +43,35 @@ def test_steps_follow_the_interpreter(name):
         np.testing.assert_allclose(value, expected[parameter], atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["treelstm", "bilstm_tagger", "dag", "childsum"])
+@pytest.mark.parametrize("replicas, workers", [(1, 1), (3, 2)])
+def test_groups_of_batches_give_the_same_bits(name, replicas, workers):
+    """Encoded together or alone; a batch of another size and a sample seen before end a group."""
+    forest = forest_of(name, samples=9)
+    batches = [[4], [0], [7], [2, 1], [8, 3], [5], [6], [5], [0, 1, 2, 3], [4, 5, 6, 7]]
+    together, alone = (small_session(name, replicas, workers) for _ in range(2))
+    found = list(together.steps(together.attach(forest), batches, SGD))
+    data, expected = alone.attach(forest), []
+    for batch in batches:
+        alone.step(data, batch, SGD)
+        expected.append(alone.sync())
+    assert found == expected and together.backend.launches == len(batches)
+    for parameter, value in alone.read_arrays().items():
+        assert np.array_equal(together.read_arrays()[parameter], value)
+    assert together.sync() is None
+
+
+def test_groups_that_do_not_fit_run_alone():
+    forest = forest_of("treelstm")
+    whole = small_session("treelstm")
+    expected = list(whole.steps(whole.attach(forest), [[0], [1], [2]], SGD))
+    room = whole.attach(forest).encode(np.array([0])).activations * 2
+    tight = small_session("treelstm", memory=whole.memory.pool.words + room)
+    tight.memory.limit = tight.memory.words + room
+    found = list(tight.steps(tight.attach(forest), [[0], [1], [2]], SGD))
+    assert [result.loss for result in found] == pytest.approx([result.loss for result in expected], 1e-5)
+
+
 def test_one_launch_a_batch():
     session = small_session("treelstm")
     data = session.attach(forest_of("treelstm"))

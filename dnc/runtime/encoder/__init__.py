@@ -1,0 +1,371 @@
+"""The encoder: batches of samples in, the words of a schedule for each of them out.
+
+In: prepared data and sample numbers. Out: a `Schedule` a batch, for a number of replicas and
+workers. Guaranteed: NumPy over flat arrays, never Python per vertex; the words depend on nothing
+but the arguments. Several batches are encoded at once, because a batch of one sentence is too
+little work for an array: their schedules have the same layout, that of the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+
+from dnc.diagnostics import Diagnostic, DiagnosticError
+from dnc.ir import isa
+from dnc.ir.forest import Ints
+from dnc.ir.plan import Buffer, ChildrenList, IndexList, Plan, TableGradient, padded
+from dnc.ir.program import LEVEL
+from dnc.runtime.encoder.lists import Group, Lists, Touched
+from dnc.runtime.encoder.queues import Columns, columns, encode_queues
+from dnc.runtime.encoder.rows import Rows, assign, space_rows
+from dnc.runtime.encoder.words import Numbers, Words
+from dnc.runtime.phases import TRAIN, Step, sequence
+from dnc.runtime.pool import MAX_ADDRESS, StaticPool, units
+from dnc.runtime.prepared import Prepared
+from dnc.runtime.schedule import Schedule
+
+# A field of an instruction: the same in every batch, or one per batch.
+Field = int | Numbers
+
+
+class DoesNotFit(DiagnosticError):
+    """Batches too large for the pool: the words their schedules and their activations need."""
+
+    def __init__(self, message: str, schedule_words: int, activations: int) -> None:
+        super().__init__(Diagnostic(message))
+        self.schedule_words, self.activations = schedule_words, activations
+
+
+@attrs.frozen
+class Hyper:
+    """What a launch takes beside data: rates and the optimizer's name."""
+
+    optimizer: str = isa.SGD
+    learning_rate: float = 0.01
+    clip_norm: float = float("inf")
+    epsilon: float = 1e-10
+
+
+@attrs.frozen
+class Part:
+    """Which part of an accumulated batch a launch is: `tokens` per table are those of all parts."""
+
+    accumulate: bool = False
+    update: bool = True
+    total_samples: int | None = None
+    tokens: dict[str, Ints] | None = None
+
+
+@attrs.frozen(eq=False)
+class _Mode:
+    """What training, evaluation or prediction needs of a plan."""
+
+    columns: Columns
+    spaces: tuple[str, ...]
+    buffers: tuple[Buffer, ...]
+    lists: tuple[IndexList, ...]
+
+
+class Encoder:
+    """Encodes batches of one prepared data set for one static pool."""
+
+    def __init__(self, prepared: Prepared, pool: StaticPool) -> None:
+        self.prepared, self.pool = prepared, pool
+        self.plan: Plan = prepared.plan
+        self.layout = isa.layout(self.plan)
+        self.lists = Lists(prepared)
+        self._modes: dict[str, _Mode] = {}
+        self._buffer = {buffer.name: buffer for buffer in self.plan.buffers}
+        self._number = {opcode.name: opcode.number for opcode in self.plan.opcodes}
+        self._leveled = {stage.space for stage in self.plan.program.stages if stage.placement == LEVEL}
+
+    def _mode(self, mode: str) -> _Mode:
+        if mode not in self._modes:
+            steps = sequence(self.plan, mode)
+            written = {s.buffer for step in steps for s in step.segment.stores}
+            written |= {s[0] for step in steps for t in step.segment.transposed for s in t.stores}
+            used = {name for step in steps for name in _lists_of(step)}
+            if mode == TRAIN:
+                for gradient in self.plan.dense_gradients:
+                    used |= {getattr(p.address, "list", "") for p in gradient.pieces}
+            self._modes[mode] = _Mode(
+                columns(self.plan, steps),
+                tuple(dict.fromkeys(step.segment.space for step in steps)),
+                tuple(buffer for buffer in self.plan.buffers if buffer.name in written),
+                tuple(item for item in self.plan.lists if item.name in used),
+            )
+        return self._modes[mode]
+
+    # ---- batches --------------------------------------------------------------------------------
+
+    def encode(
+        self,
+        samples: Ints,
+        *,
+        mode: str = TRAIN,
+        replicas: int = 1,
+        workers: int = 1,
+        hyper: Hyper = Hyper(),
+        part: Part = Part(),
+        buffer: int = 0,
+        pool_words: int | None = None,
+    ) -> Schedule:
+        """The schedule of `samples` (numbers in the data set) on replicas × workers workers.
+
+        `buffer` chooses one of the pool's two places for schedules. DoesNotFit when the batch
+        does not fit into `pool_words`, or its schedule into the place for schedules.
+        """
+        chosen = [np.asarray(samples, np.int32)]
+        return self._encode(chosen, mode, replicas, workers, hyper, part, buffer, pool_words)[0]
+
+    def encode_group(
+        self,
+        batches: Sequence[Ints],
+        *,
+        replicas: int = 1,
+        workers: int = 1,
+        hyper: Hyper = Hyper(),
+        buffer: int = 0,
+        pool_words: int | None = None,
+    ) -> list[Schedule]:
+        """Training schedules of several batches, one behind the other in the place for schedules.
+
+        No sample may occur twice. Their activations share memory: they run one after another.
+        """
+        chosen = [np.asarray(batch, np.int32) for batch in batches]
+        return self._encode(chosen, TRAIN, replicas, workers, hyper, Part(), buffer, pool_words)
+
+    def _encode(
+        self,
+        batches: list[Ints],
+        mode: str,
+        replicas: int,
+        workers: int,
+        hyper: Hyper,
+        part: Part,
+        buffer: int,
+        pool_words: int | None,
+    ) -> list[Schedule]:
+        known = self._mode(mode)
+        assigned = assign(batches, self.prepared.weight, replicas)
+        rows = {
+            name: space_rows(self.prepared.spaces[name], assigned, name in self._leveled)
+            for name in known.spaces
+        }
+        touched = self._touched(mode, rows, part)
+        bases, used = self._allocate(known, mode, rows, workers, touched)
+        body = Words(len(batches), self.layout.queues_at + replicas * workers)
+        group = Group(rows, bases, workers, self.pool.schedules[buffer], body)
+        self.lists.number_calls(group)
+        lists = self.lists.encode(known.lists, group)
+        if mode == TRAIN:
+            for table in self.plan.table_gradients:
+                lists |= self.lists.encode_table(table, touched[table.parameter], group)
+        tail, results = self._tail(mode, group, replicas * workers, hyper, part, touched)
+        queues = encode_queues(self.plan, known.columns, rows, replicas, workers, tail, body)
+        samples = assigned.spread.counts
+        words = self._assemble(group, lists, queues, (replicas, workers), hyper, part, samples)
+        activations = (used - self.pool.activations) * 4
+        self._check_room(words.size, activations, used, pool_words)
+        size = words.shape[1]
+        result_base = bases[isa.RESULTS]
+        return [
+            Schedule(
+                self.plan,
+                words[index],
+                group.address + index * size // 4,
+                {name: int(found.spread.counts[index]) for name, found in rows.items()},
+                {**bases, isa.RESULTS: result_base + index * size // 4},
+                bases[isa.NORMS] * 4 if part.accumulate else self.pool.words,
+                activations,
+                {name: (word, int(counts[index])) for name, (word, counts) in results.items()},
+                assigned.samples[assigned.spread.of(index)],
+                {name: found.positions[found.spread.of(index)] for name, found in rows.items()},
+            )
+            for index in range(len(batches))
+        ]
+
+    def _check_room(self, words: int, activations: int, used: int, pool_words: int | None) -> None:
+        if words > self.pool.schedule_words:
+            have = self.pool.schedule_words
+            message = f"the schedule of the batch has {words} words; {have} were set aside"
+            raise DoesNotFit(message, words, activations)
+        if used > MAX_ADDRESS or (pool_words is not None and used * 4 > pool_words):
+            have = MAX_ADDRESS * 4 if pool_words is None else pool_words
+            message = f"the batch needs {used * 4} words of memory; {have} are there"
+            raise DoesNotFit(message, words, activations)
+
+    # ---- addresses ------------------------------------------------------------------------------
+
+    def _touched(self, mode: str, rows: dict[str, Rows], part: Part) -> dict[str, Touched]:
+        """The touched rows of every trained table."""
+        if mode != TRAIN:
+            return {}
+        known, sizes = part.tokens or {}, self.pool.table_rows
+        return {
+            table.parameter: self.lists.touched(
+                table, rows, sizes[table.parameter], known.get(table.parameter)
+            )
+            for table in self.plan.table_gradients
+        }
+
+    def tokens(self, table: TableGradient, samples: Ints) -> Ints:
+        """The sorted distinct rows of a table that `samples` touch."""
+        return self.lists.sample_tokens(table, samples)
+
+    def _allocate(
+        self,
+        known: _Mode,
+        mode: str,
+        rows: dict[str, Rows],
+        workers: int,
+        touched: dict[str, Touched],
+    ) -> tuple[dict[str, int], int]:
+        """Bases of everything dynamic behind the static pool, and the first free address."""
+        bases = dict(self.pool.bases)
+        at = self.pool.activations
+        if mode == TRAIN:
+            total = -(-self.pool.dense // isa.NORM_CHUNK)
+            for table in self.plan.table_gradients:
+                tokens = touched[table.parameter].spread.most
+                total += tokens
+                bases[isa.table_base(table.parameter)] = at
+                at += units(tokens * padded(table.width))
+            bases[isa.NORMS] = at
+            at += units(total)
+        for buffer in known.buffers:
+            count = rows[buffer.space].spread.most
+            if buffer.children is not None:
+                path = self._children(buffer.children).path
+                count = self.lists.most_entries(buffer.space, path, rows[buffer.space])
+            bases[buffer.name] = at
+            at += units(count * buffer.width * (workers if buffer.partial else 1))
+        return bases, at
+
+    def _children(self, name: str) -> ChildrenList:
+        found = next(item for item in self.plan.lists if item.name == name)
+        assert isinstance(found, ChildrenList)
+        return found
+
+    # ---- behind the recursion -------------------------------------------------------------------
+
+    def _tail(
+        self,
+        mode: str,
+        group: Group,
+        grid: int,
+        hyper: Hyper,
+        part: Part,
+        touched: dict[str, Touched],
+    ) -> tuple[Ints, dict[str, tuple[int, Numbers]]]:
+        """What every worker runs behind the recursion, and where the results are."""
+        number, bases = self._number, group.bases
+        tail: list[list[Field]] = [[number[isa.GRID_BARRIER], 1]]
+        results: dict[str, tuple[int, Numbers]] = {}
+        for result in self.plan.results:
+            if result.kind in ("loss", "metric") and result.buffer in bases:
+                word = isa.RESULT_FIRST + len(results)
+                counts = group.rows[result.space].spread.counts
+                stride = self._buffer[result.buffer].width
+                tail.append([number[isa.REDUCE], bases[result.buffer], counts, stride, word])
+                results[f"{result.kind}:{result.name}"] = (word, counts)
+        if mode == TRAIN:
+            tail += self._gradients(group, grid, hyper, part, touched)
+        tail.append([number[isa.END]])
+        words = np.zeros((group.body.batches, len(tail), isa.INSTRUCTION_WORDS), np.int32)
+        for at, instruction in enumerate(tail):
+            for field, value in enumerate(instruction):
+                words[:, at, field] = value
+        return words, results
+
+    def _gradients(
+        self, group: Group, grid: int, hyper: Hyper, part: Part, touched: dict[str, Touched]
+    ) -> list[list[Field]]:
+        """Weight gradients, their norm, the update."""
+        number, found = self._number, list[list[Field]]()
+        # A parameter's tiles keep their workers, so that its gradients add up in order.
+        first, workers_of = 0, dict[str, int]()
+        for gradient in self.plan.dense_gradients:
+            again = int(part.accumulate or gradient.parameter in workers_of)
+            worker = workers_of.setdefault(gradient.parameter, first % grid)
+            rows = group.rows[gradient.space].spread.counts
+            found.append([number[gradient.name], rows, worker, again])
+            width = sum(piece.width for piece in gradient.pieces)
+            first += -(-gradient.rows // 64) * max(1, -(-width // 64))
+        norms: Field = -(-self.pool.dense // isa.NORM_CHUNK)
+        for table in self.plan.table_gradients:
+            tokens = touched[table.parameter].spread.counts
+            found.append([number[f"gradient {table.parameter}"], tokens, norms, int(part.accumulate)])
+            norms = norms + tokens
+        if part.update:
+            barriers: list[list[Field]] = [[number[isa.GRID_BARRIER], ordinal] for ordinal in (2, 3)]
+            found += [barriers[0], [number[isa.NORM], self.pool.dense], barriers[1]]
+            found.append([number[hyper.optimizer], self.pool.dense, norms])
+            for table in self.plan.table_gradients:
+                tokens = touched[table.parameter].spread.counts
+                found.append([number[f"{hyper.optimizer} {table.parameter}"], tokens, norms])
+        return found
+
+    # ---- the whole ------------------------------------------------------------------------------
+
+    def _assemble(
+        self,
+        group: Group,
+        lists: dict[str, int],
+        queues: Ints,
+        grid: tuple[int, int],
+        hyper: Hyper,
+        part: Part,
+        samples: Numbers,
+    ) -> Ints:
+        """Joins the words, and fills in header and tables."""
+        body, where = group.body, self.layout
+        # Results lie just before the counters, so that both come back in one copy.
+        body.align(isa.SYNC_STRIDE)
+        results = body.add(np.zeros((body.batches, isa.RESULT_WORDS), np.int32))
+        sync = (isa.SYNC_REPLICAS + grid[0]) * isa.SYNC_STRIDE
+        body.add(np.zeros((body.batches, sync), np.int32))
+        words = body.finish()
+        group.bases[isa.RESULTS] = group.address + results // 4
+        words[:, where.bases_at : where.lists_at] = [group.bases.get(name, 0) for name in where.bases]
+        shift = np.arange(body.batches) * (words.shape[1] // 4)
+        words[:, where.bases_at + where.bases[isa.RESULTS]] += shift.astype(np.int32)
+        words[:, where.lists_at : where.queues_at] = [lists.get(name, 0) for name in where.lists]
+        words[:, where.queues_at : where.queues_at + queues.shape[1]] = queues
+        values: dict[str, Field] = {
+            "version": isa.VERSION,
+            "words": words.shape[1],
+            "replicas": grid[0],
+            "workers": grid[1],
+            "bases": where.bases_at,
+            "lists": where.lists_at,
+            "queues": where.queues_at,
+            "sync": results + isa.RESULT_WORDS,
+            "samples": samples,
+        }
+        for name, value in values.items():
+            words[:, where.header[name]] = value
+        floats = words.view(np.float32)
+        total = part.total_samples or samples
+        floats[:, where.header["loss_scale"]] = 1.0 / np.maximum(total, 1)
+        floats[:, where.header["learning_rate"]] = hyper.learning_rate
+        floats[:, where.header["clip_norm"]] = hyper.clip_norm
+        floats[:, where.header["epsilon"]] = hyper.epsilon
+        return words
+
+
+def _lists_of(step: Step) -> set[str]:
+    """Names of the lists that a segment reads."""
+    found: set[str] = set()
+    addresses = [load.address for load in step.segment.loads]
+    addresses += [piece.address for product in step.segment.products for piece in product.pieces]
+    for address in addresses:
+        for field in ("list", "plain", "partial"):
+            name = getattr(address, field, None)
+            if isinstance(name, str):
+                found.add(name)
+    found.update(store.children for store in step.segment.stores if store.children is not None)
+    return found

@@ -1,0 +1,297 @@
+"""Index lists of a group of batches: where every row finds its states, table rows, data and slots.
+
+In: the rows of every space and the bases. Out: the lists' words, and their offsets by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.ir import isa
+from dnc.ir.forest import Ints, path_struct
+from dnc.ir.plan import (
+    Buffer,
+    ChildrenList,
+    ClassList,
+    GatherList,
+    IndexList,
+    Plan,
+    SlotList,
+    SlotSource,
+    TableGradient,
+    TableList,
+    VectorList,
+    padded,
+    state_layout,
+)
+from dnc.ir.structure import Path
+from dnc.runtime.encoder.rows import Rows, sample_rows
+from dnc.runtime.encoder.words import Numbers, Spread, Words
+from dnc.runtime.prepared import Prepared
+
+
+@attrs.frozen(eq=False)
+class Touched:
+    """The rows of a table that every batch touches, and for every slot source its slots' rows.
+
+    tokens: of all batches, rising within each. targets: as `Words.slots` takes them.
+    """
+
+    tokens: Ints
+    spread: Spread
+    targets: list[Numbers]
+
+
+@attrs.frozen(eq=False)
+class Group:
+    """What the lists of a group are made from: rows by space, bases by name, workers of a replica.
+
+    address: where the first batch's schedule will lie.
+    """
+
+    rows: dict[str, Rows]
+    bases: dict[str, int]
+    workers: int
+    address: int
+    body: Words
+
+
+class Lists:
+    """Encodes lists; what depends on the plan and the data alone is worked out once."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared, self.plan = prepared, prepared.plan
+        self.program = self.plan.program
+        self._buffers = {buffer.name: buffer for buffer in self.plan.buffers}
+        self._sources = _source_numbers(self.plan)
+        self._spaces: dict[str, list[str]] = {}  # of every function
+        for stage in self.program.stages:
+            if stage.function is not None:
+                spaces = self._spaces.setdefault(stage.function, [])
+                if stage.space not in spaces:
+                    spaces.append(stage.space)
+        self._owner = {space: f for f, spaces in self._spaces.items() for space in spaces}
+        self._stride = {name: state_layout(self.program, name)[""] // 4 for name in self._spaces}
+        # By vertex, the last entry standing for none: its record, and its number among the calls of
+        # its function. Only what a group writes is read for that group.
+        self._record = {name: np.zeros(self._vertices(name) + 1, np.int32) for name in self._spaces}
+        self._call = {name: np.full(self._vertices(name) + 1, -1, np.int32) for name in self._spaces}
+
+    def _vertices(self, function: str) -> int:
+        return len(self.prepared.forest.tables[self.program.function(function).struct])
+
+    # ---- calls of functions ---------------------------------------------------------------------
+
+    def number_calls(self, group: Group) -> None:
+        """Notes where every call's record lies, and its number among the calls of its function."""
+        for function, spaces in self._spaces.items():
+            calls, first, stride = self._calls(function, group.rows), 0, np.int32(self._stride[function])
+            for space in spaces:
+                if space not in group.rows:
+                    continue
+                rows = group.rows[space]
+                vertex = self.prepared.spaces[space].vertex[rows.positions]
+                base = group.bases.get(f"{space}:state")
+                if base is not None:
+                    self._record[function][vertex] = base + rows.spread.local * stride
+                self._call[function][vertex] = first + calls * rows.spread.batch + rows.spread.local
+                first += rows.spread.most
+
+    def _calls(self, function: str, rows: dict[str, Rows]) -> int:
+        """Calls of a function in a batch, in numbers that hold for all batches of the group."""
+        return sum(rows[space].spread.most for space in self._spaces[function] if space in rows)
+
+    # ---- lists of the recursion -----------------------------------------------------------------
+
+    def encode(self, items: Iterable[IndexList], group: Group) -> dict[str, int]:
+        """Appends lists to the words; the offset of every one."""
+        found: dict[str, int] = {}
+        slots: dict[tuple[int, str], dict[str, int]] = {}
+        for item in items:
+            rows = group.rows[item.space]
+            if isinstance(item, SlotList):
+                function = self._owner[item.space]
+                key = (self._sources[item.name], function)
+                if key not in slots:
+                    slots[key] = self._slot_list(item, function, group)
+                found[item.name] = slots[key][item.space]
+            elif isinstance(item, ChildrenList):
+                counts, target = self._entries(item.space, item.path, rows.positions)
+                records = self._record[item.function][target]
+                found[item.name] = group.body.ragged(counts, rows.spread, records)
+            elif isinstance(item, GatherList):
+                target = self.prepared.targets[item.space, item.path][rows.positions]
+                found[item.name] = group.body.add(rows.spread.matrix(self._record[item.function][target]))
+            else:
+                found[item.name] = self._data_list(item, rows, group)
+        return found
+
+    def _entries(self, space: str, path: Path, positions: Ints) -> tuple[Numbers, Ints]:
+        """Entries of every row in a list of children, and the vertices they are."""
+        begin, target = self.prepared.ragged[space, path]
+        counts = begin[positions + 1] - begin[positions]
+        ends = np.cumsum(counts)
+        total = int(ends[-1]) if len(ends) else 0
+        at = np.repeat(begin[positions] - (ends - counts), counts) + np.arange(total)
+        return counts, target[at]
+
+    def most_entries(self, space: str, path: Path, rows: Rows) -> int:
+        """The most entries that a batch has in a list of children."""
+        counts, _ = self._entries(space, path, rows.positions)
+        return self._entry_spread(counts, rows).most
+
+    def _entry_spread(self, counts: Numbers, rows: Rows) -> Spread:
+        before = np.zeros(len(counts) + 1, np.int64)
+        np.cumsum(counts, out=before[1:])
+        first = rows.spread.first
+        return Spread(before[first + rows.spread.counts] - before[first])
+
+    def _field(self, space: str, path: Path, field: str, positions: Ints) -> tuple[NDArray[Any], Ints]:
+        """A field's values over the data, and of every row the vertex at `path` (-1: none)."""
+        struct = self.program.space(space).struct
+        table = self.prepared.forest.tables[path_struct(self.prepared.forest.structs, struct, path)]
+        return _some(table.data[field]), self.prepared.targets[space, path][positions]
+
+    def _data_list(self, item: IndexList, rows: Rows, group: Group) -> int:
+        assert isinstance(item, TableList | ClassList | VectorList)
+        body, spread = group.body, rows.spread
+        values, target = self._field(item.space, item.path, item.field, rows.positions)
+        if isinstance(item, ClassList):
+            found = values[target].astype(np.int32)
+            return body.add(spread.matrix(np.where(target >= 0, found, np.int32(-1))))
+        if isinstance(item, TableList):
+            token = values[target]
+            found = group.bases[item.parameter] + token * np.int32(self._table_stride(item.parameter))
+            return body.add(spread.matrix(np.where((target >= 0) & (token >= 0), found, 0)))
+        stride = padded(item.width)
+        filled = np.zeros((spread.batches, spread.most, stride), np.float32)
+        found = values.reshape(len(values), item.width)[target]
+        filled[spread.batch, spread.local, : item.width] = np.where((target >= 0)[:, None], found, 0)
+        body.align(4)
+        at = body.add(filled.reshape(spread.batches, -1).view(np.int32))
+        return body.add_addresses(spread.matrix(group.address + at // 4 + spread.local * (stride // 4)))
+
+    def _table_stride(self, parameter: str) -> int:
+        return padded(int(self.program.parameter(parameter).dimensions[1].size or 0)) // 4
+
+    # ---- slots ----------------------------------------------------------------------------------
+
+    def _slot_list(self, item: SlotList, function: str, group: Group) -> dict[str, int]:
+        """One list over all calls of a function; every space's part of it by name."""
+        targets, addresses = [], []
+        for source in item.sources:
+            if source.space in group.rows:
+                targets.append(self._call[function][self._slot_targets(source, group)])
+                addresses.append(self._slot_addresses(source, group))
+        at = group.body.slots(targets, addresses, self._calls(function, group.rows))
+        found = {}
+        for space in self._spaces[function]:
+            if space in group.rows:
+                found[space] = at
+                at += group.rows[space].spread.most
+        return found
+
+    def _slot_targets(self, source: SlotSource, group: Group) -> Ints:
+        """The vertex that each of a source's slots belongs to."""
+        positions = group.rows[source.space].positions
+        if source.is_list:
+            return self._entries(source.space, source.path, positions)[1]
+        return self.prepared.targets[source.space, source.path][positions]
+
+    def _slot_addresses(self, source: SlotSource, group: Group) -> Numbers:
+        """The addresses of a source's slots, in order."""
+        rows, buffer = group.rows[source.space], self._buffers[source.buffer]
+        spread = rows.spread
+        if source.is_list:
+            spread = self._entry_spread(self._entries(source.space, source.path, rows.positions)[0], rows)
+        return group.bases[source.buffer] + spread.local * np.int32(_slot_stride(buffer, group.workers))
+
+    # ---- gradients of tables --------------------------------------------------------------------
+
+    def touched(
+        self, table: TableGradient, rows: dict[str, Rows], table_rows: int, tokens: Ints | None
+    ) -> Touched:
+        """The rows of a table that the batches touch; `tokens` where they are known (one batch)."""
+        sources, keys = (*table.plain, *table.partial), []
+        for source in sources:
+            found = self._source_tokens(source, rows[source.space].positions)
+            batch = rows[source.space].spread.batch
+            keys.append(found if len(batch) == 1 else np.where(found >= 0, found + batch * table_rows, -1))
+        ends = np.cumsum([len(one) for one in keys])[:-1]
+        merged = np.concatenate(keys)
+        batches = rows[sources[0].space].spread.batches
+        if tokens is not None:
+            inverse = np.where(merged >= 0, np.searchsorted(tokens, merged), -1)
+            spread, own = Spread(np.array([len(tokens)])), tokens
+        else:
+            distinct, inverse = distinct_keys(merged, batches * table_rows)
+            batch, own = np.divmod(distinct, np.int32(table_rows))
+            spread = Spread(np.bincount(batch, minlength=batches))
+        if batches > 1:
+            inverse = np.append(spread.place, -1)[inverse]
+        return Touched(own, spread, np.split(inverse, ends))
+
+    def sample_tokens(self, table: TableGradient, samples: Ints) -> Ints:
+        """The sorted distinct rows of a table that `samples` touch."""
+        found = [
+            self._source_tokens(source, sample_rows(self.prepared.spaces[source.space], samples)[0])
+            for source in (*table.plain, *table.partial)
+        ]
+        merged = np.unique(np.concatenate(found)) if found else np.zeros(0, np.int32)
+        return merged[merged >= 0].astype(np.int32)
+
+    def _source_tokens(self, source: SlotSource, positions: Ints) -> Ints:
+        assert source.field is not None
+        values, target = self._field(source.space, source.path, source.field, positions)
+        return np.where(target >= 0, values[target], -1).astype(np.int32)
+
+    def encode_table(self, table: TableGradient, touched: Touched, group: Group) -> dict[str, int]:
+        """Appends the lists of a table's gradient."""
+        names, body, spread = isa.table_lists(table.parameter), group.body, touched.spread
+        stride = np.int32(self._table_stride(table.parameter))
+        found = {names[0]: body.add(spread.matrix(group.bases[table.parameter] + touched.tokens * stride))}
+        targets = iter(touched.targets)
+        for name, sources in ((names[1], table.plain), (names[2], table.partial)):
+            addresses = [self._slot_addresses(source, group) for source in sources]
+            found[name] = body.slots([next(targets) for _ in sources], addresses, spread.most)
+        return found
+
+
+def distinct_keys(keys: Ints, bound: int) -> tuple[Ints, Ints]:
+    """The sorted distinct keys of 0..bound - 1, and of every key its number there (-1 for -1)."""
+    if bound > 64 * len(keys):  # sorting few keys is cheaper than looking through all
+        found, inverse = np.unique(keys, return_inverse=True)
+        absent = int(len(found) > 0 and found[0] < 0)
+        return found[absent:].astype(np.int32), (inverse - absent).astype(np.int32)
+    marks = np.zeros(bound + 1, bool)  # the last one stands for -1
+    marks[keys] = True
+    marks[bound] = False
+    found = np.flatnonzero(marks).astype(np.int32)
+    rank = np.empty(bound + 1, np.int32)
+    rank[found] = np.arange(len(found), dtype=np.int32)
+    rank[bound] = -1
+    return found, rank[keys]
+
+
+def _slot_stride(buffer: Buffer, workers: int) -> int:
+    return buffer.width // 4 * (workers if buffer.partial else 1)
+
+
+def _some(values: NDArray[Any]) -> NDArray[Any]:
+    """`values`, or one row of zeros where there are none, so that the index -1 picks something."""
+    return values if len(values) else np.zeros((1, *values.shape[1:]), values.dtype)
+
+
+def _source_numbers(plan: Plan) -> dict[str, int]:
+    """A number for every slot list; lists with the same sources have the same one."""
+    numbers: dict[tuple[SlotSource, ...], int] = {}
+    return {
+        item.name: numbers.setdefault(item.sources, len(numbers))
+        for item in plan.lists
+        if isinstance(item, SlotList)
+    }

@@ -1,0 +1,120 @@
+"""Queues of a group of batches: the instructions of every replica, in order, with their exchanges.
+
+In: the steps of a mode, the rows of their spaces, what every worker runs behind the recursion.
+Out: the queues' words, and the offset of every worker's queue.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from dnc.ir import isa
+from dnc.ir.forest import Ints
+from dnc.ir.plan import Plan
+from dnc.runtime.encoder.rows import Rows, wavefronts
+from dnc.runtime.encoder.words import Numbers, Spread, Words
+from dnc.runtime.phases import BACKWARD_LEVELS, PHASES, Step
+
+WIDTH = isa.INSTRUCTION_WORDS
+
+
+@attrs.frozen(eq=False)
+class Columns:
+    """The steps of a mode as arrays: phase, place within it, opcode; and which have wavefronts."""
+
+    steps: tuple[Step, ...]
+    phase: Numbers
+    within: Numbers
+    opcode: Numbers
+    longest: int
+
+
+def columns(plan: Plan, steps: tuple[Step, ...]) -> Columns:
+    """Worked out once a mode."""
+    within = np.array([step.step for step in steps])
+    return Columns(
+        steps,
+        np.array([step.phase for step in steps]),
+        within,
+        np.array([plan.opcode(step.segment.name).number for step in steps]),
+        int(within.max(initial=0)) + 1,
+    )
+
+
+def encode_queues(
+    plan: Plan,
+    mode: Columns,
+    rows: dict[str, Rows],
+    replicas: int,
+    workers: int,
+    tail: Ints,
+    body: Words,
+) -> Ints:
+    """Appends the queues, one a replica; [batches, replicas * workers] offsets.
+
+    tail: [batches, count, INSTRUCTION_WORDS]. Instructions are sorted by (batch, replica, phase,
+    level, step, place in the sequence); an exchange stands where anything before the place changes.
+    """
+    steps, batches = mode.steps, body.batches
+    depth = max((rows[step.segment.space].counts.shape[2] for step in steps), default=1)
+    groups: dict[tuple[str, bool], tuple[Numbers, ...]] = {}
+    found = []
+    for step in steps:
+        where = (step.segment.space, step.phase % 3 == 1)
+        if where not in groups:
+            groups[where] = wavefronts(rows[where[0]], where[1])
+        found.append(groups[where])
+    owner, level, start, count = (np.concatenate(column) for column in zip(*found, strict=True))
+    index = np.repeat(np.arange(len(steps)), [len(group[0]) for group in found])
+    phase = mode.phase[index]
+    level = np.where(phase == BACKWARD_LEVELS, depth - 1 - level, level)
+    place = ((owner * PHASES + phase) * depth + level) * mode.longest + mode.within[index]
+    order = np.argsort(place * len(steps) + index)
+    place, owner = place[order], owner[order]
+    made = np.stack((mode.opcode[index], start, count))[:, order]
+    at, ends, out = _merge(plan, place, owner, made, tail, owner // replicas, workers)
+    spread = Spread(np.diff(ends[np.searchsorted(owner // replicas, np.arange(batches + 1))]))
+    body.align(4)
+    first = body.add(_matrix(spread, out))
+    # A replica without samples only does the work of the grid: it starts at its batch's last tail.
+    last = first + (spread.counts - tail.shape[1]) * WIDTH
+    offsets = np.repeat(last, replicas).astype(np.int32)
+    begin = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
+    offsets[owner[begin]] = first + (at[begin] - spread.first[owner[begin] // replicas]) * WIDTH
+    return np.repeat(offsets.reshape(batches, replicas), workers, axis=1)
+
+
+def _merge(
+    plan: Plan, place: Numbers, owner: Numbers, made: Numbers, tail: Ints, batch: Numbers, workers: int
+) -> tuple[Numbers, Numbers, Ints]:
+    """All queues behind each other: instructions, exchanges between places, the tails.
+
+    Out: where each instruction stands; where each one's queue begins, and the end of all; the
+    instructions [count, WIDTH].
+    """
+    count, length = len(place), tail.shape[1]
+    change = owner[1:] != owner[:-1]
+    exchange = (place[1:] != place[:-1]) & ~change if workers > 1 else np.zeros(count - 1, bool)
+    at = np.zeros(count, np.int64)
+    np.cumsum(1 + exchange + length * change, out=at[1:])
+    ends = np.append(at[:-1][change], at[-1]) + 1
+    out = np.zeros((int(ends[-1]) + length, WIDTH), np.int32)
+    out[at, :3] = made.T
+    closing = np.append(batch[:-1][change], batch[-1])
+    out[ends[:, None] + np.arange(length)] = tail[closing]
+    barriers = at[1:][exchange] - 1
+    ordinal = np.cumsum(exchange)
+    before = np.maximum.accumulate(np.where(change, ordinal, 0))
+    out[barriers, 0] = plan.opcode(isa.REPLICA_BARRIER).number
+    out[barriers, 1] = (ordinal - before)[exchange]
+    return at, np.append(at, len(out)), out
+
+
+def _matrix(spread: Spread, instructions: Ints) -> Ints:
+    """[batches, words]: every batch's instructions, then nothing."""
+    if spread.batches == 1:
+        return instructions.reshape(1, -1)
+    out = np.zeros((spread.batches * spread.most, WIDTH), np.int32)
+    out[spread.place] = instructions
+    return out.reshape(spread.batches, -1)

@@ -1,0 +1,89 @@
+"""Rows of a space in a group of batches: which vertices they are, replica by replica, level by level.
+
+Rows are ordered by (batch, replica, level, sample), so a wavefront of a replica, and everything of
+a replica, lie side by side (Cavs's dynamic tensor).
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from dnc.ir.forest import Ints
+from dnc.runtime.encoder.words import Numbers, Spread
+from dnc.runtime.prepared import SpaceRows
+
+
+@attrs.frozen(eq=False)
+class Rows:
+    """A space in a group of batches.
+
+    positions: of every row its row in the prepared data. counts, starts: [batches, replicas,
+    levels], how many rows a wavefront has and the first one's number in its batch.
+    """
+
+    positions: Ints
+    spread: Spread
+    counts: Numbers
+    starts: Numbers
+
+
+@attrs.frozen(eq=False)
+class Assignment:
+    """The samples of a group ordered by (batch, replica), and of each the batch * replicas + replica."""
+
+    samples: Ints
+    owner: Numbers
+    spread: Spread
+    replicas: int
+
+
+def assign(batches: list[Ints], weight: Ints, replicas: int) -> Assignment:
+    """A replica for every sample: in each batch by falling weight, back and forth over the replicas."""
+    spread = Spread(np.array([len(batch) for batch in batches]))
+    samples = batches[0] if len(batches) == 1 else np.concatenate(batches)
+    if replicas == 1:
+        return Assignment(samples, np.broadcast_to(spread.batch, len(samples)), spread, 1)
+    rank = np.lexsort((-weight[samples], np.broadcast_to(spread.batch, len(samples))))
+    turn, place = np.divmod(spread.local, replicas)
+    owner = np.empty(len(samples), np.int32)
+    owner[rank] = spread.batch * replicas + np.where(turn % 2 == 0, place, replicas - 1 - place)
+    order = np.argsort(owner, kind="stable")
+    return Assignment(samples[order], owner[order], spread, replicas)
+
+
+def sample_rows(space: SpaceRows, samples: Ints) -> tuple[Ints, Numbers]:
+    """Positions of all rows of the samples, and how many each sample has."""
+    begin = space.begin[samples]
+    counts = space.begin[samples + 1] - begin
+    ends = np.cumsum(counts)
+    positions = np.repeat(begin - (ends - counts), counts) + np.arange(int(ends[-1]), dtype=np.int32)
+    return positions.astype(np.int32, copy=False), counts
+
+
+def space_rows(space: SpaceRows, assigned: Assignment, leveled: bool) -> Rows:
+    """The rows of a space; without levels everything is one wavefront."""
+    positions, counts = sample_rows(space, assigned.samples)
+    batches, replicas = assigned.spread.batches, assigned.replicas
+    owner, groups, depth = np.repeat(assigned.owner, counts), batches * replicas, 1
+    if leveled:
+        level = space.level[positions]
+        depth = int(level.max(initial=0)) + 1
+        owner = owner * depth + level
+        small = owner.astype(np.uint16) if groups * depth < 65536 else owner
+        positions = positions[np.argsort(small, kind="stable")]
+    per = np.bincount(owner, minlength=groups * depth).reshape(batches, -1)
+    ends = np.cumsum(per, axis=1)
+    shape = (batches, replicas, depth)
+    return Rows(positions, Spread(ends[:, -1]), per.reshape(shape), (ends - per).reshape(shape))
+
+
+def wavefronts(rows: Rows, leveled: bool) -> tuple[Numbers, ...]:
+    """(batch * replicas + replica, level, first row, rows) of every wavefront that is not empty."""
+    counts, starts = rows.counts, rows.starts
+    if not leveled and counts.shape[2] > 1:
+        counts, starts = counts.sum(axis=2, keepdims=True), starts[:, :, :1]
+    depth = counts.shape[2]
+    found = np.flatnonzero(counts)
+    owner, level = np.divmod(found, depth)
+    return owner, level, starts.ravel()[found], counts.ravel()[found]
