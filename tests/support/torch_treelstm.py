@@ -294,6 +294,7 @@ class Graph:
     """Forward, backward and update of one fixed batch, replayed without the host; CUDA only."""
 
     def __init__(self, twin: Twin, batch: Batch) -> None:
+        self._kept = twin, batch  # a replay reads their memory
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):  # type: ignore[no-untyped-call]
