@@ -36,6 +36,7 @@ from dnc.ir.ops import OPS
 from dnc.ir.plan import (
     BufferAddress,
     ChildrenAddress,
+    IndexAddress,
     Load,
     ParameterAddress,
     Segment,
@@ -255,7 +256,10 @@ class VertexCell:
             return
         read = self.access.reader(address, self.row)
         if not tensor(value).shape:
-            self.scalars[value] = let(value.name, read(0))
+            found = read(0)
+            if tensor(value).dtype == "i32" and not isinstance(address, IndexAddress):
+                found = T.cast(found, "int32")  # `_store` keeps integers as floats
+            self.scalars[value] = let(value.name, found)
         elif _materialised(load):
             self.vectors[value] = self._keep(value, read)
         else:

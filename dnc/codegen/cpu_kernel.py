@@ -21,7 +21,7 @@ from dnc.codegen.access import Access
 from dnc.codegen.bodies import cpu_gradients, cpu_segments
 from dnc.codegen.bodies.cpu_subroutines import define_products
 from dnc.codegen.bodies.cpu_worker import MEMORY, Functions, Worker
-from dnc.codegen.emit import Expr, dispatch, let, local, locals_in, named, put, when
+from dnc.codegen.emit import Expr, both, dispatch, let, local, locals_in, named, put, when
 from dnc.ir import isa
 from dnc.ir.plan import UNIT, Plan
 
@@ -92,7 +92,9 @@ class Kernel:
         self.at, self.running = local("at", "int32", 0), local("running", "int32", 1)
         with T.While(self.running[0] != 0):
             self.entry = let("entry", queue + self.at[0] * isa.INSTRUCTION_WORDS)
-            dispatch(let("opcode", self.words[self.entry]), self._cases())
+            opcode, beyond = let("opcode", self.words[self.entry]), len(self.plan.opcodes)
+            known = both(opcode >= 0, opcode < beyond)
+            dispatch(let("known", T.Select(known, opcode, beyond)), self._cases())
             put(self.at, 0, self.at[0] + 1)
 
     def _cases(self) -> dict[int, Callable[[], None]]:
