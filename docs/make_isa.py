@@ -59,6 +59,7 @@ HEADER = {
 PLACES = {
     "@parameters": "all parameters: trained dense ones, frozen dense ones, tables",
     "@gradients": "gradients of the trained dense parameters, in the same order",
+    "@chunks": "in training: weight gradients of all chunks of rows but the first, an arena each",
     "@optimizer": "state of the optimizer: a word for every word of the parameters",
     "@norms": "sums of squares: one per chunk of the dense gradients, then one per touched table row",
     "@results": "what the host reads back: words of the schedule, just before those for synchronisation",
@@ -102,6 +103,7 @@ FIELDS = {
     "norms": "words of `@norms` to add up, in order, for the norm of the whole gradient",
     "tokens": "touched rows of the table",
     "first_norm": "the word of `@norms` for the first touched row",
+    "chunks": "chunks of rows that are summed apart",
     "accumulate": "1: add to what is there (a later part of a batch, or a second use of the parameter); "
     "0: overwrite",
     "base": "address of the first record",

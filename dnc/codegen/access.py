@@ -1,8 +1,9 @@
 """Access: reads and writes of the pool and the schedule, as every target emits them.
 
 In: a plan, the buffers `pool` (float32) and `words` (int32, from the start of the schedule), the
-worker's rank. Out: TIRx expressions for every kind of address of `dnc.ir.plan`. Guaranteed: the
-positions are those of `dnc.ir.isa`; sums over slots run in the order of the list.
+worker's rank; maybe `tables`, a nearer copy of the schedule's header and tables. Out: TIRx
+expressions for every kind of address of `dnc.ir.plan`. Guaranteed: the positions are those of
+`dnc.ir.isa`; sums over slots run in the order of the list.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import attrs
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.emit import Expr, floats, let, local, loop, put, shift, when, wide
+from dnc.codegen.emit import Expr, floats, let, local, loop, put, shift, stride_loop, when, wide
 from dnc.ir import isa
 from dnc.ir.plan import (
     Address,
@@ -38,14 +39,17 @@ class Access:
     words: Any
     workers: Any
     rank: Any
+    tables: Any = None
     layout: isa.Layout = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         object.__setattr__(self, "layout", isa.layout(self.plan))
+        if self.tables is None:
+            object.__setattr__(self, "tables", self.words)
 
     def header(self, name: str) -> Expr:
         """A word of the header."""
-        return self.words[self.layout.header[name]]
+        return self.tables[self.layout.header[name]]
 
     def header_float(self, name: str) -> Expr:
         """A header word that holds the bits of a float."""
@@ -53,11 +57,11 @@ class Access:
 
     def base(self, name: str) -> Expr:
         """Position in the pool (int64, in words) of a base."""
-        return wide(self.words[self.layout.bases_at + self.layout.bases[name]]) * 4
+        return wide(self.tables[self.layout.bases_at + self.layout.bases[name]]) * 4
 
     def list_at(self, name: str) -> Expr:
         """Offset in the schedule of a list."""
-        return self.words[self.layout.lists_at + self.layout.lists[name]]
+        return self.tables[self.layout.lists_at + self.layout.lists[name]]
 
     def entry(self, at: Expr) -> Expr:
         """Position in the pool that the list word at `at` names."""
@@ -118,29 +122,19 @@ class Access:
         return summed
 
     def _slots_reader(self, address: SlotsAddress, row: Expr) -> Callable[[Expr], Expr]:
+        return self.slots(address, row).sum
+
+    def slots(self, address: SlotsAddress, row: Expr) -> SlotsReader:
+        """The slots of a row."""
         heads = {
             name: let("head", self.words[self.list_at(name) + row])
             for name in (address.plain, address.partial)
             if name is not None
         }
+        return SlotsReader(self, address, heads)
 
-        def summed(i: Expr) -> Expr:
-            total = local("total", *floats(0.0, i))
-            for name, head in heads.items():
-                with T.If(head < 0):  # one slot: its address stands in the list itself
-                    with T.Then():
-                        at = let("at", wide(-1 - head) * 4 + address.offset)
-                        self._add_slot(total, at, i, address, name == address.partial)
-                    with T.Else(), when(head > 0):
-                        count = let("count", self.words[head])
-                        with loop("slot", count) as slot:
-                            at = let("at", self.entry(head + 1 + slot) + address.offset)
-                            self._add_slot(total, at, i, address, name == address.partial)
-            return let("summed", total[0])
-
-        return summed
-
-    def _add_slot(self, total: Any, at: Expr, i: Expr, address: SlotsAddress, partial: bool) -> None:
+    def add_slot(self, total: Any, at: Expr, i: Expr, address: SlotsAddress, partial: bool) -> None:
+        """Adds element i of the slot at a position, of a partial slot that of all its runs."""
         if not partial:
             put(total, 0, total[0] + self.pool[shift(at, i)])
             return
@@ -187,3 +181,47 @@ class ListReader:
 
     count: Expr
     read: Callable[[Expr, Expr], Expr]
+
+
+@attrs.frozen(eq=False)
+class SlotsReader:
+    """The gradient slots of a row: heads of its lists, by name."""
+
+    access: Access
+    address: SlotsAddress
+    heads: dict[str, Expr]
+
+    def count(self) -> Expr:
+        """How many there are."""
+        total = local("slots", "int32", 0)
+        for head in self.heads.values():
+            with T.If(head < 0):
+                with T.Then():
+                    put(total, 0, total[0] + 1)
+                with T.Else(), when(head > 0):
+                    put(total, 0, total[0] + self.access.words[head])
+        return let("slots", total[0])
+
+    def sum(self, i: Expr) -> Expr:
+        """Element i of their sum, in order."""
+        return self.every(0, 1, i)
+
+    def every(self, first: Expr, step: int, i: Expr) -> Expr:
+        """Element i of the sum of every step-th slot of each list, from the one numbered `first`."""
+        total = local("total", *floats(0.0, i))
+        for name, head in self.heads.items():
+            partial = name == self.address.partial
+            with T.If(head < 0):  # one slot: its address stands in the list itself
+                with T.Then():
+                    at = let("at", wide(-1 - head) * 4 + self.address.offset)
+                    if step == 1:
+                        self.access.add_slot(total, at, i, self.address, partial)
+                    else:
+                        with when(first == 0):
+                            self.access.add_slot(total, at, i, self.address, partial)
+                with T.Else(), when(head > 0):
+                    count = let("count", self.access.words[head])
+                    with stride_loop("slot", first, count, step) as slot:
+                        at = let("at", self.access.entry(head + 1 + slot) + self.address.offset)
+                        self.access.add_slot(total, at, i, self.address, partial)
+        return let("summed", total[0])

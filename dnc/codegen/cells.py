@@ -181,6 +181,9 @@ class UnitCell:
 # ---- vertices --------------------------------------------------------------------------------------
 
 
+SUMS_TOGETHER = 8  # rows of a small product that are summed in one pass over the vector
+
+
 class VectorTarget(Protocol):
     """What a target offers for one row of a VERTEX segment: lanes that share loops."""
 
@@ -189,6 +192,9 @@ class VectorTarget(Protocol):
 
     def sum(self, extent: int, term: Element) -> Expr:
         """The sum of the terms, on every lane."""
+
+    def sums(self, count: int, extent: int, term: Callable[[int, Expr], Expr]) -> list[Expr]:
+        """The sums of term(0, i), .., term(count - 1, i) over i < extent, on every lane."""
 
     def max(self, extent: int, term: Element) -> Expr:
         """The largest term, on every lane."""
@@ -354,7 +360,13 @@ def _matmul(cell: VertexCell, op: Op) -> Element:
     a, b = op.operands
     (rows, inner), result = tensor(a).shape, op.result
     buffer, first = cell.target.scratch(tensor(result).size)
-    if len(tensor(b).shape) == 1:
+    if len(tensor(b).shape) == 1 and rows <= SUMS_TOGETHER:
+        vector = cell.vectors[b]
+        totals = cell.target.sums(rows, inner, lambda r, k: cell._at(a, r, k) * vector(k))
+        for r, total in enumerate(totals):
+            cell.target.once(partial(put, buffer, first + r, total))
+        cell.target.synchronize()
+    elif len(tensor(b).shape) == 1:
         with loop("r", rows) as r:
             total = cell.target.sum(inner, lambda k: cell._at(a, r, k) * cell.vectors[b](k))
             cell.target.once(lambda: put(buffer, first + r, total))
@@ -376,9 +388,12 @@ def _matmul_t(cell: VertexCell, op: Op) -> Element:
     a, b = op.operands
     rows, _ = tensor(a).shape
     if len(tensor(b).shape) == 1:
-        return cell._keep(
-            op.result, lambda i: _serial(rows, lambda r: cell._at(a, r, i) * cell.vectors[b](r))
-        )
+        vector = cell.vectors[b]
+        if rows <= SUMS_TOGETHER:  # independent loads
+            return cell._keep(
+                op.result, lambda i: _chain([cell._at(a, r, i) * vector(r) for r in range(rows)])
+            )
+        return cell._keep(op.result, lambda i: _serial(rows, lambda r: cell._at(a, r, i) * vector(r)))
     columns = tensor(b).shape[1]
     return cell._keep(
         op.result,
@@ -400,6 +415,15 @@ def _serial(extent: int, term: Element) -> Expr:
     with loop("k", extent) as k:
         put(total, 0, total[0] + term(k))
     return let("summed", total[0])
+
+
+def _chain(terms: list[Expr]) -> Expr:
+    """The sum of terms, first to last."""
+    bound = [let("term", term) for term in terms]
+    total = bound[0]
+    for term in bound[1:]:
+        total = total + term
+    return total
 
 
 def _outer(cell: VertexCell, op: Op) -> Element:

@@ -21,7 +21,7 @@ from dnc.codegen import sync
 from dnc.codegen.access import Access
 from dnc.codegen.bodies import cuda_gradients, cuda_segments
 from dnc.codegen.bodies.cuda_worker import THREADS, Worker, load_resident, make_view
-from dnc.codegen.emit import Expr, any_of, both, dispatch, let, local, named, put, when
+from dnc.codegen.emit import Expr, any_of, both, dispatch, let, local, named, put, stride_loop, when
 from dnc.codegen.math import TirMath
 from dnc.codegen.nvrtc import compiled
 from dnc.codegen.tirx_cuda import emit_cuda
@@ -90,19 +90,22 @@ class Kernel:
         shared = named(
             "shared", T.alloc_buffer((self.shape.shared_bytes,), "uint8", scope="shared.dyn", align=128)
         )
-        window_words, weight_words = self.tiling.window, self._shared_words()
-        staging_words = self.shape.shared_bytes // 4 - window_words - weight_words - STATE_WORDS
-        self.window = make_view(shared, "window", 0, window_words, "int32")
-        weights = make_view(shared, "weights", window_words, weight_words)
-        staging = make_view(shared, "staging", window_words + weight_words, staging_words)
+        layout = isa.layout(self.plan)
+        table_words, weight_words = -(-layout.queues_at // 32) * 32, self._shared_words()
+        fixed_words = self.tiling.window + table_words
+        staging_words = self.shape.shared_bytes // 4 - fixed_words - weight_words - STATE_WORDS
+        self.window = make_view(shared, "window", 0, self.tiling.window, "int32")
+        tables = make_view(shared, "tables", self.tiling.window, table_words, "int32")
+        weights = make_view(shared, "weights", fixed_words, weight_words)
+        staging = make_view(shared, "staging", fixed_words + weight_words, staging_words)
         # Registers are for weights: the abort flag lives in shared memory.
-        self.aborted = make_view(shared, "aborted", window_words + weight_words + staging_words, 1, "int32")
+        self.aborted = make_view(shared, "aborted", fixed_words + weight_words + staging_words, 1, "int32")
         registers = named("resident", T.alloc_local((max(self._registers(), 1),), "float32"))
         self.at = local("at", "int32", 0)
         self.running = local("running", "int32", 1)
         workers = self.tiling.workers
         rank, self.replica = let("rank", number % workers), let("replica", number // workers)
-        access = Access(self.plan, pool, words, workers, rank)
+        access = Access(self.plan, pool, words, workers, rank, tables)
         self.worker = Worker(
             plan=self.plan, access=access, math=TirMath(), pool=pool, words=words, staging=staging,
             staging_words=staging_words, shared_weights=weights, registers=registers, thread=thread,
@@ -111,7 +114,10 @@ class Kernel:
         )  # fmt: skip
         with when(thread == 0):
             put(self.aborted, 0, 0)
-        self.queue = let("queue", words[access.layout.queues_at + number])
+        with stride_loop("word", thread, layout.queues_at, THREADS) as word:
+            put(tables, word, words[word])
+        T.evaluate(T.cuda.cta_sync())
+        self.queue = let("queue", words[layout.queues_at + number])
 
     def _shared_words(self) -> int:
         return max(

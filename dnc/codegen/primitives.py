@@ -106,6 +106,55 @@ __device__ __forceinline__ float dnc_sigmoid_approx(float x) {
 )
 
 
+# 16 bytes from global to shared memory without a register, past L1; seen after `copy_wait` and a
+# block barrier. Zeros where it is not valid, and then nothing is read: reads of one line by all
+# workers take their turns in L2.
+_COPY4_ASYNC = Primitive(
+    "dnc_copy4_async",
+    """
+__device__ __forceinline__ void dnc_copy4_async(float* to, const float* from, int valid) {
+  unsigned at = (unsigned)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :: "r"(at), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+""",
+)
+_COPY_COMMIT = Primitive(
+    "dnc_copy_commit",
+    """
+__device__ __forceinline__ void dnc_copy_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+""",
+)
+
+
+def _copy_wait(groups: int) -> Primitive:
+    return Primitive(
+        f"dnc_copy_wait{groups}",
+        f"""
+__device__ __forceinline__ void dnc_copy_wait{groups}() {{
+  asm volatile("cp.async.wait_group {groups};" ::: "memory");
+}}
+""",
+    )
+
+
+def copy4_async(to: Any, source: Any, valid: Any) -> None:
+    """Starts copying 4 words from the global address `source`, or zeros, to the shared address `to`."""
+    T.evaluate(_COPY4_ASYNC(to, source, T.cast(valid, "int32")))
+
+
+def copy_commit() -> None:
+    """Closes a group of copies of this thread; it may be empty."""
+    T.evaluate(_COPY_COMMIT())
+
+
+def copy_wait(groups: int) -> None:
+    """Waits until at most the last `groups` groups of this thread are under way."""
+    T.evaluate(_copy_wait(groups)())
+
+
 def fma(a: Any, b: Any, c: Any) -> Any:
     """``a * b + c`` rounded once (``T.fma`` has no lowering for CUDA)."""
     return T.call_pure_extern("float32", "fmaf", a, b, c)

@@ -54,14 +54,15 @@ ABORT_FIELDS = ("waiter", "instruction", "exchange", "missing")
 ABORT_EXCHANGES = ("barrier of the whole grid", "barrier of a replica", "none: an unknown opcode")
 
 # Places in the pool beside buffers and parameters; each has a base in the base table.
-PARAMETERS, GRADIENTS, OPTIMIZER, NORMS, RESULTS = (
+PARAMETERS, GRADIENTS, CHUNKS, OPTIMIZER, NORMS, RESULTS = (
     "@parameters",
     "@gradients",
+    "@chunks",
     "@optimizer",
     "@norms",
     "@results",
 )
-PLACES = (PARAMETERS, GRADIENTS, OPTIMIZER, NORMS, RESULTS)
+PLACES = (PARAMETERS, GRADIENTS, CHUNKS, OPTIMIZER, NORMS, RESULTS)
 
 # Words of the results: the norm of the gradient, 1 if the update was made (0 if the norm was not
 # finite), then what `reduce` instructions sum up.
@@ -70,6 +71,12 @@ RESULT_WORDS = 64
 
 # The gradient's norm is summed over chunks of this many floats, then over the chunks in order.
 NORM_CHUNK = 4096
+
+# The rows of a weight gradient are cut into chunks, and every tile of every chunk is a piece of work
+# for a worker: chunk c has rows c * size up to (c + 1) * size, with `chunk_rows` as size. Chunk 0 is
+# summed into GRADIENTS, the others into arenas of their own at CHUNKS; NORM adds them up in order.
+CHUNK_MULTIPLE = 32
+MOST_CHUNKS = 8
 
 NOP, END, REPLICA_BARRIER, GRID_BARRIER = "nop", "end", "replica_barrier", "grid_barrier"
 NORM, REDUCE = "norm", "reduce"
@@ -80,9 +87,16 @@ OPTIMIZERS = (SGD, ADAGRAD)
 # worker has added one for each of them.
 BARRIER_FIELDS = ("ordinal",)
 SEGMENT_FIELDS = ("row", "rows")
-DENSE_GRADIENT_FIELDS = ("rows", "first_worker", "accumulate")
+DENSE_GRADIENT_FIELDS = ("rows", "first_worker", "accumulate", "chunks")
+NORM_FIELDS = ("count", "chunks")
 TABLE_GRADIENT_FIELDS = ("tokens", "first_norm", "accumulate")
 UPDATE_FIELDS = ("count", "norms")
+
+
+def chunk_rows(rows: int, chunks: int) -> int:
+    """Rows of a chunk: whole multiples of CHUNK_MULTIPLE, so the last ones may be short or empty."""
+    size = -(-rows // chunks)
+    return -(-size // CHUNK_MULTIPLE) * CHUNK_MULTIPLE
 
 
 def table_lists(parameter: str) -> tuple[str, str, str]:
@@ -105,7 +119,7 @@ def opcodes(plan: Plan) -> tuple[Opcode, ...]:
         (END, ()),
         (REPLICA_BARRIER, BARRIER_FIELDS),
         (GRID_BARRIER, BARRIER_FIELDS),
-        (NORM, ("count",)),
+        (NORM, NORM_FIELDS),
         (REDUCE, ("base", "rows", "stride", "result")),
     ]
     named += [(optimizer, UPDATE_FIELDS) for optimizer in OPTIMIZERS]
@@ -178,6 +192,12 @@ def trained(plan: Plan) -> tuple[tuple[str, int], ...]:
     dense = [parameter for parameter in plan.program.parameters if parameter.kind == DENSE]
     ordered = [p for p in dense if not p.frozen] + [p for p in dense if p.frozen]
     return tuple((parameter.name, parameter_floats(plan, parameter.name)) for parameter in ordered)
+
+
+def trained_floats(plan: Plan) -> int:
+    """Floats of all trained dense parameters: the size of the arena of gradients."""
+    learned = {parameter.name for parameter in plan.program.parameters if not parameter.frozen}
+    return sum(floats for name, floats in trained(plan) if name in learned)
 
 
 def parameter_floats(plan: Plan, name: str) -> int:

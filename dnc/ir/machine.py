@@ -37,6 +37,11 @@ class Machine:
         """Whether workers are CTAs."""
         return self.threads > 1
 
+    @property
+    def splits_gradients(self) -> bool:
+        """Whether there are so many workers that the rows of weight gradients are cut into chunks."""
+        return self.is_gpu
+
     def cluster_replicas(self, cluster: int) -> int:
         """Clusters of that size that are resident together (an estimate; the driver is asked)."""
         if self.name == "sm_90a":

@@ -24,9 +24,7 @@ class Inline:
     def __call__(self, program: Program) -> Program:
         """The program with every such function gone."""
         while (callee := _candidate(program)) is not None:
-            stages = tuple(
-                _inlined(stage, callee) for stage in program.stages if stage.name != callee.name
-            )
+            stages = tuple(_inlined(stage, callee) for stage in program.stages if stage.name != callee.name)
             program = attrs.evolve(
                 program,
                 stages=stages,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import fail
-from dnc.ir.isa import GRADIENTS, OPTIMIZER, PARAMETERS, trained
+from dnc.ir.isa import GRADIENTS, OPTIMIZER, PARAMETERS, trained, trained_floats
 from dnc.ir.plan import Plan, padded
 from dnc.ir.program import TABLE
 
@@ -51,8 +51,7 @@ def static_pool(plan: Plan, table_rows: dict[str, int], schedule_words: int) -> 
     at = units(widest * 2)
     bases: dict[str, int] = {}
     sizes = trained(plan)
-    learned = {p.name for p in plan.program.parameters if not p.frozen}
-    dense = sum(floats for name, floats in sizes if name in learned)
+    dense = trained_floats(plan)
     bases[PARAMETERS] = at
     for name, floats in sizes:
         bases[name] = at

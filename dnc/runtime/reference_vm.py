@@ -221,7 +221,7 @@ class ReferenceVM:
         elif name.startswith("gradient "):
             self._table_gradient(name.removeprefix("gradient "), fields, worker)
         elif name == isa.NORM:
-            self._norm(fields["count"], worker)
+            self._norm(fields["count"], fields["chunks"], worker)
         elif name == isa.REDUCE:
             if worker.number == 0:
                 at = fields["base"] * 4 + np.arange(fields["rows"]) * fields["stride"]
@@ -392,13 +392,17 @@ class ReferenceVM:
         declared = self.plan.program.parameter(gradient.parameter)
         assert declared.kind == DENSE
         shape = declared.type.shape
-        at = self._base(isa.GRADIENTS) + self._base(gradient.parameter) - self._base(isa.PARAMETERS)
+        into = self._base(gradient.parameter) - self._base(isa.PARAMETERS)
         size = self.plan.weight_format.floats(shape)
         numbers: Any = np.arange(size, dtype=np.float64)
         place = self.plan.weight_format.unpack(numbers, shape).astype(np.int64).reshape(gradient.rows, -1)
-        for begin, end in self._share(gradient.rows, 64, fields["first_worker"], worker):
+        blocks, step = -(-gradient.rows // 64), isa.chunk_rows(fields["rows"], fields["chunks"])
+        for item, _ in self._share(fields["chunks"] * blocks, 1, fields["first_worker"], worker):
+            chunk, block = divmod(item, blocks)
+            begin, end = block * 64, min(gradient.rows, block * 64 + 64)
+            at = self._arena(chunk) + into
             total = np.zeros((end - begin, place.shape[1]))
-            for row in range(fields["rows"]):
+            for row in range(chunk * step, min(fields["rows"], (chunk + 1) * step)):
                 delta = self._load(gradient.delta, row, np.arange(begin, end), worker)
                 x = self._operand(gradient.pieces, row, worker) if gradient.pieces else np.ones(1)
                 total += np.outer(delta, x)
@@ -406,6 +410,12 @@ class ReferenceVM:
             if fields["accumulate"]:
                 total += self._read(where, worker)
             self._write(where, total, worker)
+
+    def _arena(self, chunk: int) -> int:
+        """Where the gradients of a chunk of rows lie."""
+        if chunk == 0:
+            return self._base(isa.GRADIENTS)
+        return self._base(isa.CHUNKS) + (chunk - 1) * isa.trained_floats(self.plan)
 
     def _table_gradient(self, parameter: str, fields: dict[str, int], worker: _Worker) -> None:
         table = self.tables[parameter]
@@ -421,9 +431,14 @@ class ReferenceVM:
             norm = self._base(isa.NORMS) + fields["first_norm"] + token
             self._write(np.array([norm]), float((total**2).sum()), worker)
 
-    def _norm(self, count: int, worker: _Worker) -> None:
+    def _norm(self, count: int, chunks: int, worker: _Worker) -> None:
         for begin, end in self._share(count, isa.NORM_CHUNK, 0, worker):
-            found = self._read(self._base(isa.GRADIENTS) + np.arange(begin, end), worker)
+            index = np.arange(begin, end)
+            found = self._read(self._arena(0) + index, worker)
+            for chunk in range(1, chunks):
+                found = found + self._read(self._arena(chunk) + index, worker)
+            if chunks > 1:
+                self._write(self._arena(0) + index, found, worker)
             at = self._base(isa.NORMS) + begin // isa.NORM_CHUNK
             self._write(np.array([at]), float((found**2).sum()), worker)
 

@@ -198,19 +198,25 @@ class _Verifier:
         names = [self.plan.opcodes[int(number)].name for number in tail[:, 0]]
         dense = {gradient.name: gradient for gradient in self.plan.dense_gradients}
         tables = {f"gradient {table.parameter}": table for table in self.plan.table_gradients}
-        learned = {p.name for p in self.program.parameters if not p.frozen}
-        floats = sum(size for name, size in isa.trained(self.plan) if name in learned)
+        floats = isa.trained_floats(self.plan)
         norms, sums = -(-floats // isa.NORM_CHUNK), []
         buffers = {
             self.bases[r.buffer]: r
             for r in self.plan.results
             if r.kind in ("loss", "metric") and r.buffer in self.bases
         }
-        for name, row in zip(names, tail.tolist(), strict=True):
+        rows_of = list(zip(names, tail.tolist(), strict=True))
+        chunks = self.chunks = next((row[4] for name, row in rows_of if name in dense), 1)
+        for name, row in rows_of:
             _need(name not in self.segments, f"segment '{name}' stands behind a barrier of the grid")
             fields = dict(zip(self.plan.opcodes[row[0]].fields, row[1:], strict=False))
             _need(
                 fields.get("accumulate", 0) in (0, 1), f"'{name}': 'accumulate' is {fields.get('accumulate')}"
+            )
+            self.chunks = fields.get("chunks", self.chunks)
+            _need(
+                self.chunks == chunks and 0 < chunks <= isa.MOST_CHUNKS,
+                f"'{name}': 'chunks' is {self.chunks}, expected {chunks}",
             )
             if name in dense:
                 rows = self.rows[dense[name].space]
@@ -235,7 +241,8 @@ class _Verifier:
                 sums.append(fields["result"])
             elif name.split(" ")[0] in (isa.NORM, *isa.OPTIMIZERS):
                 table = name.partition(" ")[2]
-                expected = {"count": floats, "norms": norms, "tokens": self.tokens.get(table, 0)}
+                expected = {"count": floats, "chunks": chunks, "norms": norms}
+                expected["tokens"] = self.tokens.get(table, 0)
                 for field, found_word in fields.items():
                     message = f"'{name}': '{field}' is {found_word}, expected {expected[field]}"
                     _need(found_word == expected[field], message)
@@ -357,8 +364,8 @@ class _Verifier:
         for parameter in self.program.parameters:
             if parameter.kind == TABLE:
                 sizes[parameter.name] = 0
-        learned = {p.name for p in self.program.parameters if not p.frozen}
-        sizes[isa.GRADIENTS] = sum(size for name, size in isa.trained(self.plan) if name in learned)
+        sizes[isa.GRADIENTS] = isa.trained_floats(self.plan)
+        sizes[isa.CHUNKS] = (self.chunks - 1) * sizes[isa.GRADIENTS]
         sizes[isa.OPTIMIZER] = (self.bases[isa.GRADIENTS] - self.bases[isa.PARAMETERS]) * 4
         sizes[isa.NORMS] = self.norms
         for table in self.plan.table_gradients:
@@ -372,6 +379,7 @@ class _Verifier:
         dynamic = {
             *self.buffers,
             isa.NORMS,
+            isa.CHUNKS,
             *(isa.table_base(t.parameter) for t in self.plan.table_gradients),
         }
         end, past = (self.schedule.static_words + self.schedule.activations) // 4, 0

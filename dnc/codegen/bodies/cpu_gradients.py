@@ -34,9 +34,9 @@ from dnc.ir.weight_format import LANES
 
 
 def dense_gradient(
-    worker: Worker, gradient: DenseGradient, rows: Expr, first: Expr, accumulate: Expr
+    worker: Worker, gradient: DenseGradient, rows: Expr, first: Expr, accumulate: Expr, _chunks: Expr
 ) -> None:
-    """Blocks of 64 rows, dealt out to the grid."""
+    """Blocks of 64 rows, dealt out to the grid; a CPU's schedules have one chunk."""
     access = worker.access
     base = let(
         "gradient",
@@ -146,7 +146,7 @@ def table_gradient(worker: Worker, table: TableGradient, tokens: Expr, norm: Exp
         put(worker.pool, norms + wide(token), total(table.width, square))
 
 
-def norm(worker: Worker, count: Expr) -> None:
+def norm(worker: Worker, count: Expr, _chunks: Expr) -> None:
     """The sum of squares of every chunk of the dense gradients."""
     gradients = let("gradients", worker.access.base(isa.GRADIENTS))
     norms = let("norms", worker.access.base(isa.NORMS))

@@ -8,6 +8,7 @@ deltas in scratch memory for the transposed products. Every worker has its own s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -228,6 +229,10 @@ class LoopTarget:
     def sum(self, extent: int, term: Element) -> Expr:
         """The terms in order."""
         return self._reduce(extent, term, 0.0, lambda a, b: a + b)
+
+    def sums(self, count: int, extent: int, term: Callable[[int, Expr], Expr]) -> list[Expr]:
+        """Sum by sum."""
+        return [self.sum(extent, partial(term, number)) for number in range(count)]
 
     def max(self, extent: int, term: Element) -> Expr:
         """The largest term."""

@@ -183,4 +183,15 @@ def total(extent: Expr, term: Callable[[Expr], Expr]) -> Expr:
     return let("total", rest[0])
 
 
-__all__ = ["CHUNK", "TILE", "CpuMath", "Functions", "Worker", "elements", "lane_sum", "ramp", "shift", "total"]  # noqa: E501
+__all__ = [
+    "CHUNK",
+    "TILE",
+    "CpuMath",
+    "Functions",
+    "Worker",
+    "elements",
+    "lane_sum",
+    "ramp",
+    "shift",
+    "total",
+]

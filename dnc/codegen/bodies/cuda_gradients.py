@@ -7,16 +7,20 @@ without atomics, so the bits do not depend on timing.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
+from dnc.codegen.access import SlotsReader
+from dnc.codegen.bodies.cuda_products import all_aligned, is_aligned, piece_at
 from dnc.codegen.bodies.cuda_worker import LANES, THREADS, WARPS, Worker
 from dnc.codegen.emit import (  # fmt: skip
     Expr,
     both,
     fixed,
+    floats,
     lane4,
     let,
     local,
@@ -35,78 +39,178 @@ TILE = 64
 QUADS = TILE // 4
 STEP = 32  # rows staged at a time
 STRIDE = TILE + 4
+LINES = THREADS // QUADS
+PARTS = STEP // LINES  # rows of a step that a thread copies 16 bytes of, on either side
+STAGES = 2
+FEW_SLOTS = 8  # of a token of a table
+STAGE = 2 * STEP * STRIDE
 
 
 def dense_gradient(
-    worker: Worker, gradient: DenseGradient, rows: Expr, first: Expr, accumulate: Expr
+    worker: Worker, gradient: DenseGradient, rows: Expr, first: Expr, accumulate: Expr, chunks: Expr
 ) -> None:
-    """Tiles of 64 x 64 elements, 4 x 4 a thread; or 64 rows of a vector parameter."""
+    """Tiles of 64 x 64 elements of every chunk of rows, 4 x 4 a thread; or 64 rows of a vector."""
     columns = sum(piece.width for piece in gradient.pieces)
-    base = let(
-        "gradient",
-        worker.access.base(isa.GRADIENTS)
-        + worker.access.base(gradient.parameter)
-        - worker.access.base(isa.PARAMETERS),
-    )
     across = max(1, -(-columns // TILE))
     tiles = -(-gradient.rows // TILE) * across
+    size = let("size", isa.chunk_rows(rows, chunks))
     begin = let("begin", (worker.number + worker.grid - first) % worker.grid)
-    with stride_loop("tile", begin, tiles, worker.grid) as tile:
+    with stride_loop("item", begin, chunks * tiles, worker.grid) as item:
+        chunk = fixed("chunk", item // tiles)
+        tile = fixed("tile", item - chunk * tiles)
+        base = let("gradient", _arena(worker, chunk) + _offset(worker, gradient.parameter))
+        start = let("start", chunk * size)
+        end = let("end", smaller(rows, start + size))
         row = let("row", tile // across * TILE)
         if gradient.pieces:
             column = let("column", tile % across * TILE)
-            _matrix_tile(worker, gradient, rows, row, column, columns, base, accumulate)
+            _matrix_tile(worker, gradient, start, end, row, column, columns, base, accumulate)
         else:
-            _vector_tile(worker, gradient, rows, row, base, accumulate)
+            _vector_tile(worker, gradient, start, end, row, base, accumulate)
+
+
+def _arena(worker: Worker, chunk: Expr) -> Expr:
+    """Where the gradients of a chunk of rows lie."""
+    others = worker.access.base(isa.CHUNKS) + wide(chunk - 1) * isa.trained_floats(worker.plan)
+    return T.Select(chunk == 0, worker.access.base(isa.GRADIENTS), others)
+
+
+def _offset(worker: Worker, parameter: str) -> Expr:
+    """A parameter's place in every arena."""
+    return worker.access.base(parameter) - worker.access.base(isa.PARAMETERS)
 
 
 def _matrix_tile(
     worker: Worker,
     gradient: DenseGradient,
-    rows: Expr,
+    start: Expr,
+    end: Expr,
     row: Expr,
     column: Expr,
     columns: int,
     base: Expr,
     accumulate: Expr,
 ) -> None:
-    worker.stage(2 * STEP * STRIDE)
-    deltas, operands = 0, STEP * STRIDE
+    """The sum of outer products over rows start .. end: the next rows are loaded during the sums."""
+    worker.stage(STAGES * STAGE)
     sums = local("sums", "float32", T.float32(0.0), 16)
-    own, line = let("own", worker.thread % QUADS * 4), let("line", worker.thread // QUADS)
     i, j = let("i", worker.thread // 16 * 4), let("j", worker.thread % 16 * 4)
-    with stride_loop("from", 0, rows, STEP) as start:
-        for part in range(STEP * QUADS // THREADS):
-            index = let("index", line + part * (THREADS // QUADS))
-            vertex = fixed("vertex", start + index)
-            delta = local("delta", "float32", T.float32(0.0), 4)
-            operand = local("operand", "float32", T.float32(0.0), 4)
-            with when(vertex < rows):
-                _four(worker, gradient.delta, gradient.rows, vertex, row + own, delta)
-                begin = 0
-                for piece in gradient.pieces:
-                    whole = begin % 4 == 0
-                    _four(worker, piece.address, piece.width, vertex, column + own - begin, operand, whole)
-                    begin += piece.width
-            T.buffer_store(
-                worker.staging, delta[T.ramp(0, 1, 4)], [T.ramp(deltas + index * STRIDE + own, 1, 4)]
-            )
-            T.buffer_store(
-                worker.staging, operand[T.ramp(0, 1, 4)], [T.ramp(operands + index * STRIDE + own, 1, 4)]
-            )
+    steps = _Steps(worker, gradient, end, row, column)
+    steps.look_up(start)
+    steps.copy(start, T.int32(0))
+    steps.look_up(start + STEP)
+    with stride_loop("from", start, end, STEP) as now:
+        stage = let("stage", (now - start) // STEP % STAGES * STAGE)
+        steps.copy(now + STEP, (now - start + STEP) // STEP % STAGES * STAGE)
+        steps.look_up(now + 2 * STEP)
+        cuda.copy_wait(1)
         worker.synchronize()
         with loop("k", STEP, unroll=8) as k:
-            a = let("a", worker.staging[T.ramp(deltas + k * STRIDE + i, 1, 4)])
-            b = let("b", worker.staging[T.ramp(operands + k * STRIDE + j, 1, 4)])
+            a = let("a", worker.staging[T.ramp(stage + k * STRIDE + i, 1, 4)])
+            b = let("b", worker.staging[T.ramp(stage + (STEP + k) * STRIDE + j, 1, 4)])
             for p in range(4):
                 for q in range(4):
                     put(sums, p * 4 + q, cuda.fma(lane4(a, p), lane4(b, q), sums[p * 4 + q]))
         worker.synchronize()
-    for p in range(4):
-        for q in range(4):
-            with when(both(row + i + p < gradient.rows, column + j + q < columns)):
-                at = let("at", base + wide(row + i + p) * padded(columns) + (column + j + q))
-                _write(worker, at, sums[p * 4 + q], accumulate)
+    cuda.copy_wait(0)
+    _write_tile(worker, gradient.rows, columns, row + i, column + j, sums, base, accumulate)
+
+
+def _write_tile(
+    worker: Worker, rows: int, columns: int, row: Expr, column: Expr, sums: Any, base: Expr, accumulate: Expr
+) -> None:
+    """A thread's 4 x 4 elements; what they are added to is read before anything is written."""
+    if columns % 4:
+        for p in range(4):
+            for q in range(4):
+                with when(both(row + p < rows, column + q < columns)):
+                    at = let("at", base + wide(row + p) * padded(columns) + (column + q))
+                    _write(worker, at, sums[p * 4 + q], accumulate)
+        return
+    with when(column < columns):
+        places = []
+        for p in range(4):
+            there = T.Select(row + p < rows, base + wide(row + p) * columns + column, T.int64(0))
+            places.append(fixed("at", there, "int64"))
+        with when(accumulate != 0):
+            old = [let("old", worker.pool[T.ramp(at, 1, 4)]) for at in places]
+            for p in range(4):
+                for q in range(4):
+                    put(sums, p * 4 + q, lane4(old[p], q) + sums[p * 4 + q])
+        for p in range(4):
+            with when(row + p < rows):
+                T.buffer_store(worker.pool, sums[T.ramp(p * 4, 1, 4)], [T.ramp(places[p], 1, 4)])
+
+
+class _Steps:
+    """Brings the rows of a tile into shared memory, STEP at a time.
+
+    A stage holds STEP rows of deltas, then STEP rows of operands, 64 elements of each. Places are
+    looked up one step ahead of the copies, copies run one step ahead of the sums.
+    """
+
+    def __init__(self, worker: Worker, gradient: DenseGradient, end: Expr, row: Expr, column: Expr) -> None:
+        self.worker, self.gradient, self.end = worker, gradient, end
+        own = let("own", worker.thread % QUADS * 4)
+        self.line = let("line", worker.thread // QUADS)
+        self.row, self.column = let("delta_row", row + own), let("operand_column", column + own)
+        self.to = let("to", self.line * STRIDE + own)
+        pieces = gradient.pieces
+        whole = gradient.rows % 4 == 0 and is_aligned(worker, gradient.delta)
+        self.aligned = whole and all_aligned(worker, pieces)
+        self.columns = sum(piece.width for piece in pieces)
+        self.operands = local("operand_at", "int64", T.int64(0), PARTS)
+
+    def look_up(self, first: Expr) -> None:
+        """Finds the operands of the rows from `first` on."""
+        if not self.aligned:
+            return
+        for part in range(PARTS):
+            vertex = fixed("vertex", first + self.line + part * LINES)
+            valid = both(vertex < self.end, self.column < self.columns)
+            near = let("near", T.Select(vertex < self.end, vertex, 0))
+            put(
+                self.operands,
+                part,
+                piece_at(self.worker, self.gradient.pieces, near, self.column, valid),
+            )
+
+    def copy(self, first: Expr, stage: Expr) -> None:
+        """Starts the copies of the rows from `first` on, zeros where there are none."""
+        worker, gradient = self.worker, self.gradient
+        for part in range(PARTS):
+            vertex = fixed("vertex", first + self.line + part * LINES)
+            to = fixed("to", stage + self.to + part * LINES * STRIDE)
+            if not self.aligned:
+                self._copy_slowly(vertex, to)
+                continue
+            delta = worker.access.position(gradient.delta, vertex) + self.row
+            valid = both(vertex < self.end, self.row < gradient.rows)
+            source = fixed("delta_at", T.Select(valid, delta, T.int64(0)), "int64")
+            self._start(to, source)
+            self._start(to + STEP * STRIDE, self.operands[part])
+        cuda.copy_commit()
+
+    def _start(self, to: Expr, source: Expr) -> None:
+        worker = self.worker
+        target = T.address_of(worker.staging[to])
+        cuda.copy4_async(target, T.address_of(worker.pool[source]), source != 0)
+
+    def _copy_slowly(self, vertex: Expr, to: Expr) -> None:
+        """Element by element, where they are sums or not aligned."""
+        worker, gradient = self.worker, self.gradient
+        delta = local("delta", "float32", T.float32(0.0), 4)
+        operand = local("operand", "float32", T.float32(0.0), 4)
+        with when(vertex < self.end):
+            _four(worker, gradient.delta, gradient.rows, vertex, self.row, delta)
+            begin = 0
+            for piece in gradient.pieces:
+                _four(
+                    worker, piece.address, piece.width, vertex, self.column - begin, operand, begin % 4 == 0
+                )
+                begin += piece.width
+        for place, value in ((to, delta), (to + STEP * STRIDE, operand)):
+            T.buffer_store(worker.staging, value[T.ramp(0, 1, 4)], [T.ramp(place, 1, 4)])
 
 
 def _four(
@@ -131,14 +235,28 @@ def _four(
 
 
 def _vector_tile(
-    worker: Worker, gradient: DenseGradient, rows: Expr, row: Expr, base: Expr, accumulate: Expr
+    worker: Worker,
+    gradient: DenseGradient,
+    start: Expr,
+    end: Expr,
+    row: Expr,
+    base: Expr,
+    accumulate: Expr,
 ) -> None:
     """Thread (r, q) sums the rows q, q + 4, ... of element r; then the four sums in order."""
     parts = THREADS // TILE
     own, line = let("own", worker.thread % TILE), let("line", worker.thread // TILE)
     total = local("sum", "float32", T.float32(0.0))
-    with when(row + own < gradient.rows), stride_loop("vertex", line, rows, parts) as vertex:
-        put(total, 0, total[0] + worker.access.reader(gradient.delta, vertex)(row + own))
+    with when(row + own < gradient.rows), stride_loop("vertex", start + line, end, parts * 4) as vertex:
+        terms = []
+        for ahead in range(4):  # loads under way together
+            later = let("later", vertex + ahead * parts)
+            term = local("term", "float32", T.float32(0.0))
+            with when(later < end):
+                put(term, 0, worker.access.reader(gradient.delta, later)(row + own))
+            terms.append(term)
+        for term in terms:
+            put(total, 0, total[0] + term[0])
     put(worker.staging, worker.stage(THREADS) + worker.thread, total[0])
     worker.synchronize()
     with when(both(worker.thread < TILE, row + own < gradient.rows)):
@@ -157,49 +275,99 @@ def _write(worker: Worker, at: Expr, value: Expr, accumulate: Expr) -> None:
 
 
 def table_gradient(worker: Worker, table: TableGradient, tokens: Expr, norm: Expr, accumulate: Expr) -> None:
-    """A warp per touched token: the sum of its slots, and the square of its norm."""
+    """The sum of every touched token's slots, and the square of its norm.
+
+    A warp takes a token with few slots; the words that occur in every sentence take a whole worker.
+    """
     names = isa.table_lists(table.parameter)
     width = padded(table.width)
     base = let("compact", worker.access.base(isa.table_base(table.parameter)))
     norms = let("norms", worker.access.base(isa.NORMS) + norm)
-    slots = SlotsAddress(names[1], names[2], width)
+    address = SlotsAddress(names[1], names[2], width)
+    several = WARPS * width + WARPS <= worker.staging_words
     first = let("token_first", worker.number * WARPS + worker.warp)
     with stride_loop("token", first, tokens, worker.grid * WARPS) as token:
-        read = worker.access.reader(slots, token)
-        square = local("square", "float32", T.float32(0.0))
-        with loop("part", -(-table.width // LANES)) as part:
-            index = let("element", part * LANES + worker.lane)
-            with when(index < table.width):
-                at = let("at", base + wide(token) * width + index)
-                value = local("value", "float32", read(index))
-                with when(accumulate != 0):
-                    put(value, 0, value[0] + worker.pool[at])
-                put(worker.pool, at, value[0])
-                put(square, 0, square[0] + value[0] * value[0])
-        for mask in (16, 8, 4, 2, 1):
-            put(square, 0, square[0] + cuda.shuffle_xor(square[0], mask))
-        with when(worker.lane == 0):
-            put(worker.pool, norms + token, square[0])
+        slots = worker.access.slots(address, token)
+        with when(slots.count() <= FEW_SLOTS) if several else nullcontext():
+            square = local("square", "float32", T.float32(0.0))
+            with stride_loop("quad", worker.lane * 4, width, LANES * 4) as quad:
+                at = base + wide(token) * width + quad
+                _keep_quad(worker, at, slots.sum(T.ramp(quad, 1, 4)), accumulate, square)
+            for mask in (16, 8, 4, 2, 1):
+                put(square, 0, square[0] + cuda.shuffle_xor(square[0], mask))
+            with when(worker.lane == 0):
+                put(worker.pool, norms + token, square[0])
+    if several:
+        with stride_loop("many", worker.number, tokens, worker.grid) as token:
+            slots = worker.access.slots(address, token)
+            with when(slots.count() > FEW_SLOTS):
+                _sum_together(worker, slots, width, base + wide(token) * width, norms + token, accumulate)
 
 
-def norm(worker: Worker, count: Expr) -> None:
-    """The sum of squares of every chunk of the dense gradients."""
+def _sum_together(
+    worker: Worker, slots: SlotsReader, width: int, base: Expr, norm: Expr, accumulate: Expr
+) -> None:
+    """A token of the whole worker: every warp sums every eighth slot, then the warps' sums in order."""
+    part = worker.stage(WARPS * width, WARPS)
+    with stride_loop("quad", worker.lane * 4, width, LANES * 4) as quad:
+        to = fixed("to", part + worker.warp * width + quad)
+        found = slots.every(worker.warp, WARPS, T.ramp(quad, 1, 4))
+        T.buffer_store(worker.staging, found, [T.ramp(to, 1, 4)])
+    worker.synchronize()
+    square = local("square", "float32", T.float32(0.0))
+    with stride_loop("quad", worker.thread * 4, width, THREADS * 4) as quad:
+        total = local("total", *floats(0.0, T.ramp(quad, 1, 4)))
+        for warp in range(WARPS):
+            source = fixed("source", part + warp * width + quad)
+            put(total, 0, total[0] + worker.staging[T.ramp(source, 1, 4)])
+        _keep_quad(worker, base + quad, total[0], accumulate, square)
+    whole = worker.block_sum(square[0])
+    with when(worker.thread == 0):
+        put(worker.pool, norm, whole)
+
+
+def _keep_quad(worker: Worker, at: Expr, found: Expr, accumulate: Expr, square: Any) -> None:
+    """Writes four elements of a token's gradient, and adds up their squares."""
+    at = fixed("at", at, "int64")
+    value = named("value", T.alloc_local((4,), "float32"))
+    T.buffer_store(value, found, [T.ramp(0, 1, 4)])
+    with when(accumulate != 0):
+        old = let("old", worker.pool[T.ramp(at, 1, 4)])
+        for i in range(4):
+            put(value, i, value[i] + lane4(old, i))
+    T.buffer_store(worker.pool, value[T.ramp(0, 1, 4)], [T.ramp(at, 1, 4)])
+    for i in range(4):
+        put(square, 0, square[0] + value[i] * value[i])
+
+
+def norm(worker: Worker, count: Expr, chunks: Expr) -> None:
+    """Adds up the arenas of the dense gradients, and the squares of what comes out."""
     gradients = let("gradients", worker.access.base(isa.GRADIENTS))
+    others = let("others", worker.access.base(isa.CHUNKS))
     norms = let("norms", worker.access.base(isa.NORMS))
-    size = isa.NORM_CHUNK
+    size, arena = isa.NORM_CHUNK, isa.trained_floats(worker.plan)
     worker.stage(WARPS)
-    with stride_loop("chunk", worker.number, (count + size - 1) // size, worker.grid) as chunk:
-        length = let("length", smaller(count - chunk * size, size))
+    with stride_loop("span", worker.number, (count + size - 1) // size, worker.grid) as span:
+        length = let("length", smaller(count - span * size, size))
 
-        def square(quad: Expr, chunk: Expr = chunk) -> Expr:
-            at = fixed("at", gradients + wide(chunk) * size + quad * 4, "int64")
-            value = let("value", worker.pool[T.ramp(at, 1, 4)])
-            products = [lane4(value, i) * lane4(value, i) for i in range(4)]
+        def square(quad: Expr, span: Expr = span) -> Expr:
+            offset = let("offset", wide(span) * size + quad * 4)
+            at = fixed("at", gradients + offset, "int64")
+            total = named("total", T.alloc_local((4,), "float32"))
+            T.buffer_store(total, worker.pool[T.ramp(at, 1, 4)], [T.ramp(0, 1, 4)])
+            with when(chunks > 1):
+                with loop("chunk", chunks - 1, unroll=4) as chunk:
+                    other = fixed("other", others + offset + wide(chunk) * arena, "int64")
+                    value = let("value", worker.pool[T.ramp(other, 1, 4)])
+                    for i in range(4):
+                        put(total, i, total[i] + lane4(value, i))
+                T.buffer_store(worker.pool, total[T.ramp(0, 1, 4)], [T.ramp(at, 1, 4)])
+            products = [total[i] * total[i] for i in range(4)]
             return (products[0] + products[1]) + (products[2] + products[3])
 
-        total = worker.strided_sum(length // 4, square)
+        found = worker.strided_sum(length // 4, square)
         with when(worker.thread == 0):
-            put(worker.pool, norms + chunk, total)
+            put(worker.pool, norms + span, found)
 
 
 def reduce(worker: Worker, base: Expr, rows: Expr, stride: Expr, result: Expr) -> None:

@@ -24,10 +24,25 @@ from dnc.codegen.bodies.cuda_worker import (
     share,
     source_row,
 )
-from dnc.codegen.emit import Expr, fixed, lane4, let, loop, named, put, stride_loop, when
+from dnc.codegen.emit import (
+    Expr,
+    both,
+    either,
+    fixed,
+    lane4,
+    let,
+    loop,
+    named,
+    put,
+    smaller,
+    stride_loop,
+    when,
+)
 from dnc.ir.plan import (
     REGISTER,
     SHARED,
+    Address,
+    GatherAddress,
     Piece,
     Placement,
     padded,
@@ -35,7 +50,10 @@ from dnc.ir.plan import (
 
 ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators beside the weights
 COLUMN_GROUP = 4  # chunks of a transposed product that are summed over the warps at a time
-TRANSPOSED_TILE = 2  # vertices of a transposed product at a time
+TRANSPOSED_SUMS = 32  # sums a thread holds in a transposed product
+NARROW = 2  # groups up to this size are multiplied one vertex at a time
+WIDE = 4
+STAGED_TOGETHER = 4  # loads a thread has under way
 
 Weights = Callable[[Any, Any], list[Expr]]  # (row of the warp, chunk) -> four weights
 
@@ -48,47 +66,106 @@ def padded_columns(columns: int) -> int:
 def stage_operand(
     worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, tile: int, at: int
 ) -> None:
-    """Copies the operands of rows first .. first + count into staging, zeros behind them.
+    """Copies the operands of rows first .. first + count into staging.
 
-    Row v lies at `at` + v * padded columns. 16 bytes a load where a piece allows it.
+    Row v lies at `at` + v * padded columns, zeros behind its columns. What a product may read
+    beyond the last row (groups of WIDE are multiplied together) is zero as well.
     """
+    rows = T.Select(count <= NARROW, count, (count + WIDE - 1) // WIDE * WIDE) if tile >= WIDE else count
+    rows = let("staged", rows)
+    if all_aligned(worker, pieces):
+        either(
+            rows <= NARROW,
+            lambda: _stage_quads(worker, pieces, first, count, rows, at, 1),
+            lambda: _stage_quads(worker, pieces, first, count, rows, at, STAGED_TOGETHER),
+        )
+    else:
+        _stage_pieces(worker, pieces, first, count, rows, at)
+
+
+def _stage_quads(
+    worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, rows: Expr, at: int, together: int
+) -> None:
+    """16 bytes a copy; a thread looks up `together` places before it starts the first copy."""
+    columns = sum(piece.width for piece in pieces)
+    stride = padded_columns(columns)
+    quads = stride // 4
+    total = let("quads", rows * quads)
+    with stride_loop("item", worker.thread, total, THREADS * together) as item:
+        places = []
+        for part in range(together):
+            index = fixed("index", item + part * THREADS) if part else item
+            vertex = fixed("vertex", index // quads)
+            element = fixed("element", (index - vertex * quads) * 4)
+            near = let("near", first + smaller(vertex, count - 1))
+            valid = vertex < count
+            if columns % CHUNK:
+                valid = both(valid, element < columns)
+            source = fixed("from", piece_at(worker, pieces, near, element, valid), "int64")
+            places.append((fixed("to", at + vertex * stride + element), source))
+        for part, (to, source) in enumerate(places):
+            with when(item + part * THREADS < total):
+                target = T.address_of(worker.staging[to])
+                cuda.copy4_async(target, T.address_of(worker.pool[source]), source != 0)
+    cuda.copy_commit()
+    cuda.copy_wait(0)
+
+
+def piece_at(worker: Worker, pieces: tuple[Piece, ...], row: Expr, element: Expr, valid: Expr) -> Expr:
+    """Position of an element of an operand of aligned pieces; 0 where there is none or it is not valid."""
+    begins = [sum(piece.width for piece in pieces[:index]) for index in range(len(pieces))]
+
+    def chosen(values: list[Expr]) -> Expr:
+        found = values[0]
+        for begin, value in zip(begins[1:], values[1:], strict=True):
+            found = T.Select(element >= begin, value, found)
+        return found
+
+    addresses = [piece.address for piece in pieces]
+    if all(isinstance(address, GatherAddress) for address in addresses):  # one look-up, whatever the piece
+        lists = [let("list", worker.access.list_at(address.list)) for address in addresses]  # type: ignore[union-attr]
+        shifts = [address.offset - begin for address, begin in zip(addresses, begins, strict=True)]  # type: ignore[union-attr]
+        at = let("piece", worker.access.entry(chosen(lists) + row) + chosen(shifts))
+    else:
+        positions = [
+            let("piece", worker.access.position(address, row) - begin)
+            for address, begin in zip(addresses, begins, strict=True)
+        ]
+        at = chosen(positions)
+    return T.Select(valid, at + element, T.int64(0))
+
+
+def _stage_pieces(
+    worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, rows: Expr, at: int
+) -> None:
+    """One element at a time, for operands that are sums or not aligned."""
     stride = padded_columns(sum(piece.width for piece in pieces))
     begin = 0
     for piece in pieces:
-        fast = piece.width % 4 == 0 and begin % 4 == 0 and _aligned(worker, piece)
-        step = 4 if fast else 1
-        items = piece.width // step
-        with stride_loop("item", worker.thread, tile * items, THREADS) as item:
-            vertex = fixed("vertex", item // items)
-            element = fixed("element", (item - vertex * items) * step)
+        with stride_loop("item", worker.thread, rows * piece.width, THREADS) as item:
+            vertex = fixed("vertex", item // piece.width)
+            element = fixed("element", item - vertex * piece.width)
             to = fixed("to", at + vertex * stride + begin + element)
             with T.If(vertex < count):
                 with T.Then():
-                    if fast:
-                        row_at = worker.access.position(piece.address, first + vertex)
-                        from_ = fixed("from", row_at + element, "int64")
-                        value = let("value", worker.pool[T.ramp(from_, 1, 4)])
-                        T.buffer_store(worker.staging, value, [T.ramp(to, 1, 4)])
-                    else:
-                        put(worker.staging, to, worker.access.reader(piece.address, first + vertex)(element))
+                    put(worker.staging, to, worker.access.reader(piece.address, first + vertex)(element))
                 with T.Else():
-                    _clear(worker, to, step)
+                    put(worker.staging, to, T.float32(0.0))
         begin += piece.width
     rest = stride - begin
     if rest:
-        with stride_loop("item", worker.thread, tile * rest, THREADS) as item:
+        with stride_loop("item", worker.thread, rows * rest, THREADS) as item:
             put(worker.staging, at + item // rest * stride + begin + item % rest, T.float32(0.0))
 
 
-def _aligned(worker: Worker, piece: Piece) -> bool:
-    """Whether every row of a piece starts at a whole address."""
-    address = piece.address
+def all_aligned(worker: Worker, pieces: tuple[Piece, ...]) -> bool:
+    """Whether every piece starts and ends at a whole address in every row."""
+    return all(piece.width % 4 == 0 and is_aligned(worker, piece.address) for piece in pieces)
+
+
+def is_aligned(worker: Worker, address: Address) -> bool:
+    """Whether every row of an address lies in one piece that starts at a whole address."""
     return worker.access.is_plain(address) and address.offset % 4 == 0  # type: ignore[union-attr]
-
-
-def _clear(worker: Worker, to: Expr, step: int) -> None:
-    for index in range(step):
-        put(worker.staging, to + index, T.float32(0.0))
 
 
 def _weights(worker: Worker, placement: Placement) -> Weights:
@@ -191,6 +268,11 @@ def forward(
                     put(worker.staging, sums + row * tile + first + index % vertices, partial[slot])
 
 
+def transposed_step(columns: int, tile: int) -> int:
+    """Vertices of a transposed product that are summed together."""
+    return min(tile, max(1, TRANSPOSED_SUMS // (4 * min(COLUMN_GROUP, chunks(columns)))))
+
+
 def transposed(
     worker: Worker,
     placement: Placement,
@@ -200,7 +282,7 @@ def transposed(
     scratch: int,
     store: Callable[[Expr, Expr, Expr], None],
 ) -> None:
-    """Partial sums over the worker's rows for `tile` vertices, `TRANSPOSED_TILE` at a time.
+    """Partial sums over the worker's rows for `tile` vertices, a few at a time.
 
     deltas: staging of the deltas, local row r and vertex v at r * tile + v (zeros where there is
     none). store(vertex, column, value) writes a result for vertices below `count`. scratch:
@@ -209,7 +291,7 @@ def transposed(
     rows = rows_per_warp(placement, worker.workers)
     total_rows = placement.gates * share(placement.units, worker.workers)
     weights = _weights(worker, placement)
-    step = min(TRANSPOSED_TILE, tile)
+    step = transposed_step(placement.columns, tile)
     all_chunks = chunks(placement.columns)
     with stride_loop("first", 0, count, step) as first:
         for begin in range(0, all_chunks, COLUMN_GROUP):

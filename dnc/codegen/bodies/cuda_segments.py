@@ -16,11 +16,13 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_products import (
     COLUMN_GROUP,
-    TRANSPOSED_TILE,
+    NARROW,
+    WIDE,
     forward,
     padded_columns,
     stage_operand,
     transposed,
+    transposed_step,
 )
 from dnc.codegen.bodies.cuda_worker import CHUNK, LANES, THREADS, WARPS, PlanTooLarge, Worker, share
 from dnc.codegen.cells import Element, UnitCell, VertexCell, scratch_floats, tensor
@@ -42,8 +44,6 @@ from dnc.ir.cell import Value
 from dnc.ir.plan import Product, Segment, TransposedProduct
 
 LOWEST = -3.4028234663852886e38  # of float32
-NARROW = 2  # groups up to this size are multiplied one vertex at a time
-WIDE = 4
 
 
 @attrs.frozen
@@ -64,7 +64,7 @@ def unit_staging(worker: Worker, segment: Segment, tile: int) -> UnitStaging:
         operand = max(operand, tile * padded_columns(columns))
     for turned in segment.transposed:
         group = min(COLUMN_GROUP * CHUNK, padded_columns(turned.columns))
-        operand = max(operand, WARPS * min(TRANSPOSED_TILE, tile) * group)
+        operand = max(operand, WARPS * transposed_step(turned.columns, tile) * group)
     at, sums, deltas = operand, {}, {}
     units = share(segment.units, worker.workers)
     for product in segment.products:
@@ -240,6 +240,19 @@ class WarpTarget:
     def sum(self, extent: int, term: Element) -> Expr:
         """Lanes take every 32nd term, then add in a fixed order."""
         return self._reduce(extent, term, 0.0, lambda a, b: a + b)
+
+    def sums(self, count: int, extent: int, term: Callable[[int, Expr], Expr]) -> list[Expr]:
+        """All sums in one pass, so that their loads are under way together."""
+        total = local("sums", "float32", T.float32(0.0), count)
+        with loop("part", -(-extent // LANES), unroll=2) as part:
+            index = let("element", part * LANES + self.worker.lane)
+            with when(index < extent):
+                for number, value in enumerate([let("term", term(n, index)) for n in range(count)]):
+                    put(total, number, total[number] + value)
+        for mask in (16, 8, 4, 2, 1):
+            for number in range(count):
+                put(total, number, total[number] + cuda.shuffle_xor(total[number], mask))
+        return [let("all", total[number]) for number in range(count)]
 
     def max(self, extent: int, term: Element) -> Expr:
         """The largest term."""

@@ -16,7 +16,8 @@ import numpy as np
 from dnc.diagnostics import Diagnostic, DiagnosticError
 from dnc.ir import isa
 from dnc.ir.forest import Ints
-from dnc.ir.plan import Buffer, ChildrenList, IndexList, Plan, TableGradient, padded
+from dnc.ir.machine import machine
+from dnc.ir.plan import Buffer, ChildrenList, DenseGradient, IndexList, Plan, TableGradient, padded
 from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.lists import Group, Lists, Touched
 from dnc.runtime.encoder.queues import Columns, columns, encode_queues
@@ -26,6 +27,10 @@ from dnc.runtime.phases import TRAIN, Step, sequence
 from dnc.runtime.pool import MAX_ADDRESS, StaticPool, units
 from dnc.runtime.prepared import Prepared
 from dnc.runtime.schedule import Schedule
+
+# Weight gradients are cut into chunks until there are so many pieces of work, or so few rows in each.
+PIECES = 1024
+CHUNK_ROWS = 128
 
 # A field of an instruction: the same in every batch, or one per batch.
 Field = int | Numbers
@@ -79,6 +84,7 @@ class Encoder:
         self.lists = Lists(prepared)
         self._modes: dict[str, _Mode] = {}
         self._buffer = {buffer.name: buffer for buffer in self.plan.buffers}
+        self._splits = machine(self.plan.target).splits_gradients
         self._number = {opcode.name: opcode.number for opcode in self.plan.opcodes}
         self._leveled = {stage.space for stage in self.plan.program.stages if stage.placement == LEVEL}
 
@@ -156,7 +162,8 @@ class Encoder:
             for name in known.spaces
         }
         touched = self._touched(mode, rows, part)
-        bases, used = self._allocate(known, mode, rows, workers, touched)
+        chunks = self._chunks(rows, mode, part)
+        bases, used = self._allocate(known, mode, rows, workers, touched, int(chunks.max()))
         body = Words(len(batches), self.layout.queues_at + replicas * workers)
         group = Group(rows, bases, workers, self.pool.schedules[buffer], body)
         self.lists.number_calls(group)
@@ -164,7 +171,7 @@ class Encoder:
         if mode == TRAIN:
             for table in self.plan.table_gradients:
                 lists |= self.lists.encode_table(table, touched[table.parameter], group)
-        tail, results = self._tail(mode, group, replicas * workers, hyper, part, touched)
+        tail, results = self._tail(mode, group, replicas * workers, hyper, part, touched, chunks)
         queues = encode_queues(self.plan, known.columns, rows, replicas, workers, tail, body)
         samples = assigned.spread.counts
         words = self._assemble(group, lists, queues, (replicas, workers), hyper, part, samples)
@@ -223,6 +230,7 @@ class Encoder:
         rows: dict[str, Rows],
         workers: int,
         touched: dict[str, Touched],
+        chunks: int,
     ) -> tuple[dict[str, int], int]:
         """Bases of everything dynamic behind the static pool, and the first free address."""
         bases = dict(self.pool.bases)
@@ -236,6 +244,9 @@ class Encoder:
                 at += units(tokens * padded(table.width))
             bases[isa.NORMS] = at
             at += units(total)
+            if chunks > 1:
+                bases[isa.CHUNKS] = at
+                at += units((chunks - 1) * self.pool.dense)
         for buffer in known.buffers:
             count = rows[buffer.space].spread.most
             if buffer.children is not None:
@@ -260,6 +271,7 @@ class Encoder:
         hyper: Hyper,
         part: Part,
         touched: dict[str, Touched],
+        chunks: Numbers,
     ) -> tuple[Ints, dict[str, tuple[int, Numbers]]]:
         """What every worker runs behind the recursion, and where the results are."""
         number, bases = self._number, group.bases
@@ -273,7 +285,7 @@ class Encoder:
                 tail.append([number[isa.REDUCE], bases[result.buffer], counts, stride, word])
                 results[f"{result.kind}:{result.name}"] = (word, counts)
         if mode == TRAIN:
-            tail += self._gradients(group, grid, hyper, part, touched)
+            tail += self._gradients(group, grid, hyper, part, touched, chunks)
         tail.append([number[isa.END]])
         words = np.zeros((group.body.batches, len(tail), isa.INSTRUCTION_WORDS), np.int32)
         for at, instruction in enumerate(tail):
@@ -282,19 +294,24 @@ class Encoder:
         return words, results
 
     def _gradients(
-        self, group: Group, grid: int, hyper: Hyper, part: Part, touched: dict[str, Touched]
+        self,
+        group: Group,
+        grid: int,
+        hyper: Hyper,
+        part: Part,
+        touched: dict[str, Touched],
+        chunks: Numbers,
     ) -> list[list[Field]]:
         """Weight gradients, their norm, the update."""
         number, found = self._number, list[list[Field]]()
         # A parameter's tiles keep their workers, so that its gradients add up in order.
-        first, workers_of = 0, dict[str, int]()
+        first, workers_of = np.zeros(group.body.batches, np.int32), dict[str, Numbers]()
         for gradient in self.plan.dense_gradients:
             again = int(part.accumulate or gradient.parameter in workers_of)
             worker = workers_of.setdefault(gradient.parameter, first % grid)
             rows = group.rows[gradient.space].spread.counts
-            found.append([number[gradient.name], rows, worker, again])
-            width = sum(piece.width for piece in gradient.pieces)
-            first += -(-gradient.rows // 64) * max(1, -(-width // 64))
+            found.append([number[gradient.name], rows, worker, again, chunks])
+            first = first + chunks * gradient_tiles(gradient)
         norms: Field = -(-self.pool.dense // isa.NORM_CHUNK)
         for table in self.plan.table_gradients:
             tokens = touched[table.parameter].spread.counts
@@ -302,12 +319,25 @@ class Encoder:
             norms = norms + tokens
         if part.update:
             barriers: list[list[Field]] = [[number[isa.GRID_BARRIER], ordinal] for ordinal in (2, 3)]
-            found += [barriers[0], [number[isa.NORM], self.pool.dense], barriers[1]]
+            found += [barriers[0], [number[isa.NORM], self.pool.dense, chunks], barriers[1]]
             found.append([number[hyper.optimizer], self.pool.dense, norms])
             for table in self.plan.table_gradients:
                 tokens = touched[table.parameter].spread.counts
                 found.append([number[f"{hyper.optimizer} {table.parameter}"], tokens, norms])
         return found
+
+    def _chunks(self, rows: dict[str, Rows], mode: str, part: Part) -> Numbers:
+        """Chunks of rows of the weight gradients, [batches]: enough pieces of work for many workers.
+
+        They depend on the batch alone, and so do the bits. Gradients that add up over launches have one.
+        """
+        gradients = self.plan.dense_gradients
+        if mode != TRAIN or not self._splits or part != Part() or not gradients:
+            return np.ones(1, np.int32)
+        counts = np.stack([rows[gradient.space].spread.counts for gradient in gradients])
+        most = min(isa.MOST_CHUNKS, -(-PIECES // sum(gradient_tiles(gradient) for gradient in gradients)))
+        chunks: Numbers = np.clip(counts.max(axis=0) // CHUNK_ROWS, 1, most)
+        return chunks
 
     # ---- the whole ------------------------------------------------------------------------------
 
@@ -355,6 +385,11 @@ class Encoder:
         floats[:, where.header["clip_norm"]] = hyper.clip_norm
         floats[:, where.header["epsilon"]] = hyper.epsilon
         return words
+
+
+def gradient_tiles(gradient: DenseGradient) -> int:
+    """Tiles of 64 x 64 elements, the pieces of work of one chunk of rows."""
+    return -(-gradient.rows // 64) * max(1, -(-sum(piece.width for piece in gradient.pieces) // 64))
 
 
 def _lists_of(step: Step) -> set[str]:
