@@ -7,6 +7,7 @@ every mistake of the user is a `DiagnosticError`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dnc.explain import explain_plan, explain_schedule
 from dnc.ir.isa import OPTIMIZER, OPTIMIZERS
 from dnc.ir.plan import Plan
 from dnc.ir.program import TABLE, Program
+from dnc.runtime.atomic import check_output as check_output
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.backend import Backend
 from dnc.runtime.build import Build, read_build
@@ -40,6 +42,8 @@ from dnc.runtime.devices import choose, open_backend
 from dnc.runtime.encoder import Encoder, Hyper
 from dnc.runtime.importers import import_file as import_file
 from dnc.runtime.initialize import check_finite, initialize, load_weights, shapes
+from dnc.runtime.pool import static_pool
+from dnc.runtime.predictions import in_file_order, named_classes
 from dnc.runtime.run_folder import RUNS, RunFolder, new_run, newest_checkpoint, run_checkpoint
 from dnc.runtime.session import Evaluation, Session
 from dnc.runtime.trainer import Event, Trainer, TrainOptions
@@ -47,6 +51,7 @@ from dnc.runtime.trainer import Event, Trainer, TrainOptions
 Floats = NDArray[np.float32]
 Data = str | Path | Dataset | Sequence[Mapping[str, Any]]
 Batch = Data | Sequence[int] | NDArray[np.integer[Any]]
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
 def load(
@@ -65,6 +70,9 @@ def load(
     otherwise. replicas, workers: how the device is divided, None for what suits it. memory_bytes:
     the most memory to take; a batch that does not fit is run in parts.
     """
+    for name, value, least in (("seed", seed, 0), ("replicas", replicas, 1), ("workers", workers, 1)):
+        _whole(name, value, least)
+    _whole("memory_bytes", memory_bytes, 1)
     opened = read_build(build)
     kind, target = choose(opened, device)
     plan = build_plan(opened, target)
@@ -90,7 +98,7 @@ class Model:
         self.memory_words: int | None = None
         self.resumed: Checkpoint | None = None
         self._session: Session | None = None
-        self._attached: Encoder | None = None
+        self._attached: Dataset | None = None
         self._encoders: WeakKeyDictionary[Dataset, Encoder] = WeakKeyDictionary()
 
     @property
@@ -115,13 +123,17 @@ class Model:
 
         The first data give the vocabulary: words that occur `min_count` times or more.
         """
+        _whole("min_count", min_count, 1)
         dataset = self.read(data, min_count=min_count)
-        self._attached = self._encoder(dataset)
+        self._encoder(dataset)
+        self._attached = dataset
         return dataset
 
     def read(self, data: Data, *, labels_required: bool = True, min_count: int = 1) -> Dataset:
         """Data as a `Dataset`, read with the model's vocabulary; without one they give it."""
         if isinstance(data, Dataset):
+            if self.vocabularies is not None and data.vocabularies != self.vocabularies:
+                raise fail(f"{data.path} was read with another vocabulary; read it with this model")
             dataset = data
         elif isinstance(data, str | Path):
             dataset = read(
@@ -148,17 +160,15 @@ class Model:
             self._encoders[dataset] = self.session.attach(dataset.forest)
         return self._encoders[dataset]
 
-    def _batch(self, batch: Batch | None, labels_required: bool) -> tuple[Encoder, NDArray[np.int32] | None]:
-        """The data that a batch refers to, and its sample numbers (None for all)."""
-        if not (batch is None or isinstance(batch, str | Path | Dataset)):
-            numbers = np.asarray(batch) if len(batch) else np.zeros(0, np.int32)
-            if np.issubdtype(numbers.dtype, np.integer):
-                return self._training_data(), numbers.astype(np.int32)
-        if batch is None:
-            return self._training_data(), None
-        return self._encoder(self.read(batch, labels_required=labels_required)), None  # type: ignore[arg-type]
+    def _batch(self, batch: Batch | None, labels_required: bool) -> tuple[Dataset, NDArray[np.int32]]:
+        """The data that a batch refers to, and its sample numbers."""
+        if batch is None or _are_numbers(batch):
+            data = self._training_data()
+            return data, _numbers(batch, data.samples)
+        data = self.read(batch, labels_required=labels_required)  # type: ignore[arg-type]
+        return data, _numbers(None, data.samples)
 
-    def _training_data(self) -> Encoder:
+    def _training_data(self) -> Dataset:
         if self._attached is None:
             raise fail("no data are attached: call attach(data) first, or pass samples")
         return self._attached
@@ -175,10 +185,29 @@ class Model:
     def _start(self, vocabularies: dict[str, Vocabulary], values: Mapping[str, Floats] | None = None) -> None:
         """Makes the session, now that the sizes of the tables are known."""
         rows = table_rows(self.program, vocabularies)
+        self._check_memory(rows)
         first = values or initialize(self.program, rows, self.seed)
         self._session = Session(self.plan, self.backend, rows, first, self.memory_words)
+        if vocabularies != self.vocabularies:
+            self._attached = None  # its numbers are of another vocabulary
         self.vocabularies = vocabularies
         self._encoders.clear()
+
+    def _check_memory(self, rows: dict[str, int]) -> None:
+        """DiagnosticError if the parameters cannot be there, before they are made."""
+        need = static_pool(self.plan, rows, 1).words
+        have = max(self.backend.capacity(), 0)
+        have = have if self.memory_words is None else min(have, self.memory_words)
+        if need > have:
+            sizes = shapes(self.program, rows)
+            largest = max(sizes, key=lambda name: math.prod(sizes[name]))
+            mib = 2**20 / 4
+            raise fail(
+                f"{self.backend.name}: the parameters with their gradients need {need / mib:,.1f} MiB; "
+                f"{have / mib:,.1f} MiB are there",
+                f"the largest is {largest} {list(sizes[largest])}: "
+                f"{math.prod(sizes[largest]) / mib:,.1f} MiB",
+            )
 
     def parameters(self) -> dict[str, Floats]:
         """Every parameter's values by name, as NumPy arrays (which speak DLPack)."""
@@ -191,10 +220,11 @@ class Model:
         for name, value in values.items():
             if name not in expected:
                 raise fail(f"no parameter is called {name}; known: {', '.join(expected)}")
-            array = np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+            array = _array(name, value)
             if array.shape != expected[name]:
                 raise fail(f"{name} is {list(array.shape)}, expected {list(expected[name])}")
-            arrays[name] = np.asarray(array, np.float32)
+            with np.errstate(over="ignore"):
+                arrays[name] = np.asarray(array, np.float32)
         check_finite(arrays, "set_parameters")
         self.session.write_arrays(arrays)
 
@@ -207,7 +237,9 @@ class Model:
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
-    def save(self, path: str | Path, *, batch_size: int = 0, best: float | None = None) -> None:
+    def save(
+        self, path: str | Path, *, batch_size: int = 0, samples: int = 0, best: float | None = None
+    ) -> None:
         """Writes a checkpoint: weights, optimizer state, vocabulary, place in training."""
         arrays, state = self.session.read_arrays(), self.session.read_arrays(OPTIMIZER)
         assert self.vocabularies is not None
@@ -224,6 +256,7 @@ class Model:
                 self.position,
                 self.hyper,
                 best,
+                samples,
             ),
         )
 
@@ -251,8 +284,12 @@ class Model:
         if optimizer is not None and optimizer not in OPTIMIZERS:
             raise fail(f"unknown optimizer '{optimizer}'; optimizers: {', '.join(OPTIMIZERS)}")
         for name, value in (("learning rate", learning_rate), ("clip", clip)):
-            if value is not None and not value > 0:
-                raise fail(f"the {name} is {value:g}, expected a positive number")
+            if value is None or (name == "clip" and value == np.inf):
+                continue
+            if not isinstance(value, int | float | np.number):
+                raise fail(f"the {name} is {value!r}, expected a number")
+            if not 0 < value <= LARGEST_FLOAT or np.float32(value) == 0:
+                raise fail(f"the {name} is {value:g}, expected a positive number that a 32-bit float holds")
         self.hyper = Hyper(
             optimizer or self.hyper.optimizer,
             self.hyper.learning_rate if learning_rate is None else learning_rate,
@@ -267,8 +304,7 @@ class Model:
         before made no update because its gradient was not finite.
         """
         data, numbers = self._batch(batch, labels_required=True)
-        chosen = np.arange(data.prepared.samples, dtype=np.int32) if numbers is None else numbers
-        result = self.session.step(data, chosen, self.hyper)
+        result = self.session.step(self._encoder(data), numbers, self.hyper)
         self.position = attrs.evolve(self.position, step=self.session.steps_done)
         return None if result is None else result.loss
 
@@ -277,8 +313,9 @@ class Model:
 
         Faster than `step` for small batches: they are encoded and copied several at a time.
         """
-        numbers = (np.asarray(batch, np.int32) for batch in batches)
-        for result in self.session.steps(self._training_data(), numbers, self.hyper):
+        data = self._training_data()
+        numbers = (_numbers(batch, data.samples) for batch in batches)
+        for result in self.session.steps(self._encoder(data), numbers, self.hyper):
             self.position = attrs.evolve(self.position, step=result.step)
             yield result.loss
 
@@ -289,11 +326,20 @@ class Model:
 
     def evaluate(self, data: Batch | None = None) -> Evaluation:
         """Loss and metrics over data (by default those attached)."""
-        return self.session.evaluate(*self._batch(data, labels_required=True))
+        dataset, numbers = self._batch(data, labels_required=True)
+        if not len(numbers):
+            raise fail("there are no samples to evaluate")
+        return self.session.evaluate(self._encoder(dataset), numbers)
 
     def predict(self, batch: Batch | None = None) -> dict[str, list[Any]]:
-        """The declared outputs by name, one entry a sample, in order; labels may be missing."""
-        return self.session.predict(*self._batch(batch, labels_required=False))
+        """The declared outputs by name, one entry a sample, in order; labels may be missing.
+
+        An output of many vertices is an array in the order of the data: that of the file for flat
+        samples, children before parents for nested ones.
+        """
+        dataset, numbers = self._batch(batch, labels_required=False)
+        found = self.session.predict(self._encoder(dataset), numbers)
+        return in_file_order(found, self.plan, dataset, numbers)
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -316,13 +362,23 @@ class Model:
         report: gets every event that goes to metrics.jsonl. tick: see `Trainer`. stop: asked before
         every batch; True ends training with a checkpoint. resumed: the checkpoint's path.
         """
-        if epochs < 1 or batch < 1:
-            raise fail(f"found {epochs} epochs and batches of {batch}, expected at least 1")
+        for name, value in (("epochs", epochs), ("batch", batch), ("log_every", log_every)):
+            _whole(name, value, 1)
+        if self.position.epoch >= epochs:
+            raise fail(
+                f"nothing to train: {self.position.epoch} of {epochs} epochs are done",
+                "epochs count from the first one, those before a checkpoint included",
+            )
         known = self.resumed
         if known is not None and self.position.batch and known.batch_size != batch:
             raise fail(f"the checkpoint is inside an epoch with batches of {known.batch_size}, not {batch}")
-        dataset = self.attach(data) if not isinstance(data, Dataset) else data
-        self._attached = self._encoder(dataset)
+        dataset = self.attach(data)
+        if known is not None and self.position.batch and known.samples not in (0, dataset.samples):
+            raise fail(
+                f"the checkpoint is inside an epoch over {known.samples:,} samples; "
+                f"{dataset.path} has {dataset.samples:,}"
+            )
+        encoder = self._encoder(dataset)
         measured = None if dev is None else self._encoder(self.read(dev))
         folder = RunFolder(run_dir or new_run(self.build.model), resumed)
         assert self.vocabularies is not None
@@ -334,12 +390,12 @@ class Model:
 
         def save(kind: str) -> None:
             self.position = trainer.position
-            self.save(folder.checkpoint(kind), batch_size=batch, best=trainer.best)
+            self.save(folder.checkpoint(kind), batch_size=batch, samples=dataset.samples, best=trainer.best)
 
         options = TrainOptions(epochs, batch, self.hyper, self.seed, log_every)
         best = None if known is None else known.best
         trainer = Trainer(
-            self.session, self._attached, options, record, save, measured, self.position, best, stop, tick
+            self.session, encoder, options, record, save, measured, self.position, best, stop, tick
         )
         record(_start_event(self, dataset, options, folder.path))
         try:
@@ -349,6 +405,57 @@ class Model:
             self.position = trainer.position
             folder.close()
         return folder.path
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    """DiagnosticError unless `value` is None or a whole number from `least` on."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise fail(f"{name} is {value!r}, expected a whole number")
+    if not least <= value < 2**63:
+        expected = f"{least} or more" if value < least else "less than 2**63"
+        raise fail(f"{name} is {value}, expected {expected}")
+
+
+def _are_numbers(batch: object) -> bool:
+    """Whether a batch names samples by their numbers; DiagnosticError if it is no batch at all."""
+    if isinstance(batch, str | Path | Dataset):
+        return False
+    if isinstance(batch, Mapping | bytes) or not isinstance(batch, Sequence | np.ndarray):
+        found = "one sample" if isinstance(batch, Mapping) else type(batch).__name__
+        raise fail(f"found {found}, expected a path, a list of samples, or a list of their numbers")
+    try:
+        return not len(batch) or bool(np.issubdtype(np.asarray(batch).dtype, np.integer))
+    except (TypeError, ValueError):  # no array can be made of it, so these are no numbers
+        return False
+
+
+def _numbers(batch: Any, samples: int) -> NDArray[np.int32]:
+    """The numbers of a batch, all below `samples`; None means all."""
+    if batch is None:
+        return np.arange(samples, dtype=np.int32)
+    numbers = np.asarray(batch) if len(batch) else np.zeros(0, np.int32)
+    if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
+        raise fail(f"a batch of numbers is {list(numbers.shape)} of {numbers.dtype}, expected a list of int")
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < samples:
+        wrong = numbers.min() if numbers.min() < 0 else numbers.max()
+        raise fail(f"a batch holds sample {wrong}; the data have 0..{samples - 1}")
+    return numbers.astype(np.int32)
+
+
+def _array(name: str, value: Any) -> NDArray[Any]:
+    """A parameter's new values, from anything that NumPy or DLPack understands."""
+    try:
+        if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
+            array: NDArray[Any] = np.from_dlpack(value)
+        else:
+            array = np.asarray(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise fail(f"{name}: no array can be made of {type(value).__name__}: {error}") from None
+    if not np.issubdtype(array.dtype, np.number) or np.issubdtype(array.dtype, np.complexfloating):
+        raise fail(f"{name} holds {array.dtype}, expected real numbers")
+    return array
 
 
 @attrs.frozen
@@ -421,12 +528,15 @@ def find_checkpoint(build: str | Path, run_dir: str | Path | None = None) -> Pat
 
 def predict_to_file(model: Model, data: str | Path, path: str | Path) -> int:
     """Writes the outputs for every sample of `data` as a line of JSON; how many lines."""
-    outputs = model.predict(data)
-    count = len(next(iter(outputs.values()), ()))
-    if not outputs:
+    check_output(path, data)
+    if not any(result.kind == "output" for result in model.plan.results):
         raise fail(f"model {model.build.model} declares no output")
+    outputs = model.predict(data)
+    count = len(next(iter(outputs.values())))
+    words = named_classes(model.program, model.vocabularies or {})
     lines = (
-        msgspec.json.encode({name: plain(values[at]) for name, values in outputs.items()}) + b"\n"
+        msgspec.json.encode({name: plain(values[at], words.get(name)) for name, values in outputs.items()})
+        + b"\n"
         for at in range(count)
     )
     try:
@@ -436,13 +546,18 @@ def predict_to_file(model: Model, data: str | Path, path: str | Path) -> int:
     return count
 
 
-def plain(value: Any) -> Any:
-    """An output as JSON: numbers with the digits that a float32 holds."""
+def plain(value: Any, words: Sequence[str] | None = None) -> Any:
+    """An output as JSON: numbers with the digits that a float32 holds, classes as in the data.
+
+    words: the labels of the classes; None, or a class that the training data lack: its number.
+    """
     if value is None:
         return None
     if value.ndim:
-        return [plain(each) for each in value]
-    return int(value) if np.issubdtype(value.dtype, np.integer) else float(f"{value:.8g}")
+        return [plain(each, words) for each in value]
+    if np.issubdtype(value.dtype, np.integer):
+        return words[value] if words is not None and 0 <= value < len(words) else int(value)
+    return float(f"{value:.8g}")
 
 
 def _start_event(model: Model, dataset: Dataset, options: TrainOptions, folder: Path) -> Event:

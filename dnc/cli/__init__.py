@@ -2,14 +2,17 @@
 
 Guaranteed: a user's mistake is a message on standard error and exit code 2, an interrupt is exit
 code 130; a traceback is a bug of dnc. Standard output holds results only. A command imports what it
-needs when it runs, so that none waits for the others' imports.
+needs when it runs, so that none waits for the others' imports. Help is plain text: it is right on
+every terminal, 40 columns wide or a pipe.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +22,7 @@ from dnc.cli.explain import explain
 from dnc.cli.importing import import_command
 from dnc.cli.run import run
 from dnc.diagnostics import DiagnosticError
+from dnc.version import VERSION
 
 # Typer brings its own click in some versions, so the class is taken from where it surely is.
 USAGE_ERROR: Any = typer.BadParameter.__base__
@@ -28,12 +32,54 @@ app = typer.Typer(
     help="A compiler for dynamic neural networks: trees, sequences, DAGs.",
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
-app.command("compile")(compile_command)
-app.command("run")(run)
-app.command("check")(check)
-app.command("explain")(explain)
-app.command("import")(import_command)
+
+
+class _Stopped(Exception):
+    """Ctrl-C, or nobody reads our output any more. Typer would answer both without a word."""
+
+    def __init__(self, code: int, message: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _guarded(command: Callable[..., int | None]) -> Callable[..., int | None]:
+    @wraps(command)
+    def guarded(*arguments: Any, **options: Any) -> int | None:
+        try:
+            code = command(*arguments, **options)
+            sys.stdout.flush()
+            return code
+        except KeyboardInterrupt:
+            raise _Stopped(130, "interrupted") from None
+        except BrokenPipeError:  # the reader has gone, as in `dnc explain build | head -1`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise _Stopped(0) from None
+
+    return guarded
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dnc {VERSION}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """A compiler for dynamic neural networks: trees, sequences, DAGs."""
+
+
+app.command("check")(_guarded(check))
+app.command("compile")(_guarded(compile_command))
+app.command("explain")(_guarded(explain))
+app.command("import")(_guarded(import_command))
+app.command("run")(_guarded(run))
 
 
 def main() -> None:
@@ -49,15 +95,15 @@ def execute(arguments: list[str]) -> int:
     except DiagnosticError as error:
         print(error, file=sys.stderr)
     except USAGE_ERROR as error:
-        print(f"error: {error.format_message().rstrip('.')} (see dnc --help)", file=sys.stderr)
+        context = getattr(error, "ctx", None)
+        where = context.command_path if context is not None else "dnc"
+        print(f"error: {error.format_message().rstrip('.')} (see {where} --help)", file=sys.stderr)
     except typer.Exit as error:
         return int(error.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output has gone, as in `dnc explain | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except _Stopped as stop:
+        if str(stop):
+            print(stop, file=sys.stderr)
+        return stop.code
     except MemoryError:
         print("error: out of memory", file=sys.stderr)
     except OSError as error:

@@ -15,9 +15,11 @@ def check(
     program: Annotated[Path, typer.Argument(help="The model, a .dn file.")],
     data: Annotated[Path | None, typer.Option(help="Data to check, JSONL.")] = None,
     settings: Settings = None,
-    labels: Annotated[bool, typer.Option(help="Whether every label has to be there.")] = True,
+    labels: Annotated[
+        bool, typer.Option("--labels/--no-labels", help="Whether every label has to be there.")
+    ] = True,
 ) -> None:
-    """Check a program, and data for it; show what a line of data looks like."""
+    """Check a program, and data for it."""
     from dnc.api import check_data
 
     result = check_data(program, data, settings_of(settings), labels_required=labels)

@@ -20,7 +20,9 @@ Names = list[str] | None
 def compile_command(
     program: Annotated[Path, typer.Argument(help="The model, a .dn file.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="The build folder to write.")] = Path("build"),
-    target: Annotated[Names, typer.Option(help="cpu, cuda, cuda:sm_90a, ...; several by commas.")] = None,
+    target: Annotated[
+        Names, typer.Option(help="cpu, cuda, cuda:sm_90a, ...; several by commas. [default: cpu]")
+    ] = None,
     settings: Settings = None,
     precision: Annotated[str, typer.Option(help="Of weights and arithmetic: fp32.")] = "fp32",
     without: Annotated[Names, typer.Option(help="Leave out an optional pass.")] = None,
@@ -28,10 +30,14 @@ def compile_command(
         int | None, typer.Option(help="Workers of a cluster; 0: the whole GPU is one replica.")
     ] = None,
     print_ir_after: Annotated[Names, typer.Option(help="Print the IR behind these passes.")] = None,
-    print_ir_after_all: Annotated[bool, typer.Option(help="Print the IR behind every pass.")] = False,
+    print_ir_after_all: Annotated[
+        bool, typer.Option("--print-ir-after-all", help="Print the IR behind every pass.")
+    ] = False,
     stop_after: Annotated[str | None, typer.Option(help="Stop behind this pass; no build.")] = None,
     dump_dir: Annotated[Path | None, typer.Option(help="Write the IR behind every pass there.")] = None,
-    time_passes: Annotated[bool, typer.Option(help="Print how long every pass took.")] = False,
+    time_passes: Annotated[
+        bool, typer.Option("--time-passes", help="Print how long every pass took.")
+    ] = False,
 ) -> None:
     """Compile a model for one or several targets."""
     from dnc.compiler import PlanOptions, compile_model

@@ -22,7 +22,7 @@ def settings_of(given: list[str] | None) -> dict[str, int]:
     found: dict[str, int] = {}
     for item in (piece for text in given or [] for piece in text.split(",")):
         name, equals, value = (part.strip() for part in item.partition("="))
-        if not name or not equals or not value.isdecimal():
+        if not name or not equals or not (value.isascii() and value.isdecimal()):
             raise fail(f"--set: found '{item}', expected a dimension and its size, as hidden=512")
         if name in found:
             raise fail(f"--set: {name} is set twice")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 def run(
     build: Annotated[Path, typer.Argument(help="The build folder; it is only read.")],
     data: Annotated[Path, typer.Option(help="The data, JSONL.")],
-    epochs: Annotated[int, typer.Option(help="Epochs in all, those before a checkpoint too.")] = 1,
+    epochs: Annotated[int, typer.Option(help="Epochs in all; those before a checkpoint count too.")] = 1,
     batch: Annotated[int | None, typer.Option(help="Samples of a batch. [default: 32]")] = None,
     optimizer: Annotated[str | None, typer.Option(help="sgd or adagrad. [default: adagrad]")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate. [default: 0.05]")] = None,
@@ -38,16 +39,20 @@ def run(
     replicas: Annotated[int | None, typer.Option(help="Copies of the weights.", min=1, hidden=True)] = None,
     workers: Annotated[int | None, typer.Option(help="Workers of a replica.", min=1, hidden=True)] = None,
 ) -> int:
-    """Train on data; or with --eval measure, with --predict write outputs."""
+    """Train a build, measure it, or predict with it."""
     from dnc import api
+    from dnc.api import check_output
     from dnc.cli.interrupts import Interrupts
     from dnc.cli.progress import Progress
 
     if eval_ and predict is not None:
         raise fail("--eval and --predict exclude each other")
     measuring = eval_ or predict is not None
-    if seed is not None and seed < 0:
-        raise fail(f"--seed: found {seed}, expected 0 or more")
+    _check("--seed", seed, 0)
+    _check("--epochs", epochs, 1)
+    _check("--batch", batch, 1)
+    if predict is not None:
+        check_output(predict, data, checkpoint, weights)
     if measuring and checkpoint is None and weights is None:
         checkpoint = api.find_checkpoint(build, run_dir)
     model = api.load(
@@ -89,13 +94,18 @@ def run(
             log_every=log_every,
             report=progress.report,
             tick=progress.tick,
-            stop=interrupts.asked,
+            stop=lambda: interrupts.asked() or progress.lost(),
         )
-    if interrupts.asked():
-        _say(f"stopped; to go on: --checkpoint {folder / 'last.safetensors'}")
-        return 130
-    _say(f"wrote {folder}")
-    return 0
+    finished = model.position.epoch >= epochs
+    if progress.problem is not None:
+        _say(f"standard output cannot be written to: {progress.problem.strerror}")
+    if interrupts.asked() or not finished:
+        _say(f"stopped; to go on: --checkpoint {folder / 'last.safetensors'} --epochs {epochs}")
+    else:
+        _say(f"wrote {folder}")
+    if progress.problem is not None:
+        return 141 if progress.problem.errno == errno.EPIPE else 2
+    return interrupts.code
 
 
 def _evaluate(model: Model, data: Path) -> None:
@@ -109,6 +119,12 @@ def _evaluate(model: Model, data: Path) -> None:
         print(as_line(values))
     else:
         print(msgspec.json.encode(values).decode())
+
+
+def _check(option: str, value: int | None, least: int) -> None:
+    if value is not None and not least <= value < 2**31:
+        expected = f"{least} or more" if value < least else f"less than {2**31}"
+        raise fail(f"{option}: found {value}, expected {expected}")
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,7 @@
 """Files that are written whole or not at all.
 
 In: a path and the pieces of its content. Out: the file. Guaranteed: a reader sees the old file or
-the new one; an interrupted write leaves the old one and no rest.
+the new one; an interrupted write leaves the old one and no rest. No output replaces an input.
 """
 
 from __future__ import annotations
@@ -11,9 +11,19 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from dnc.diagnostics import fail
+
 
 def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
-    """Write the pieces to a file beside `path`, then rename it; OSError where that fails."""
+    """Write the pieces to a file beside `path`, then rename it; OSError where that fails.
+
+    A link is followed, and what is no file (/dev/null, a pipe) is written to, not replaced.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            stream.writelines(pieces)
+        return
+    path = Path(os.path.realpath(path))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -27,3 +37,22 @@ def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def check_output(path: str | Path, *inputs: object) -> None:
+    """DiagnosticError if no file can be written to `path`, or if it is one of the inputs.
+
+    To be called before the work whose result goes there. inputs: only paths count.
+    """
+    out = Path(path)
+    if out.is_dir():
+        raise fail(f"{path}: is a directory, expected a file to write")
+    if out.exists() and not out.is_file():
+        return
+    if not out.parent.is_dir():
+        raise fail(f"{path}: there is no directory {out.parent}")
+    if not os.access(out.parent, os.W_OK):
+        raise fail(f"{path}: cannot be written: no permission to write in {out.parent}")
+    for each in inputs:
+        if isinstance(each, str | Path) and out.exists() and Path(each).exists() and out.samefile(each):
+            raise fail(f"{path}: is read here too and would be lost; choose another file to write")

@@ -42,6 +42,7 @@ class Checkpoint:
     """Weights and optimizer state by parameter, and what training was when it was written.
 
     digest: of the model's program. best: the best score on the dev set so far, None without one.
+    samples: of the training data; 0 if unknown.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Checkpoint:
     position: Position
     hyper: Hyper
     best: float | None = None
+    samples: int = 0
 
 
 class _Stored(msgspec.Struct, forbid_unknown_fields=True):
@@ -71,6 +73,7 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     epsilon: float
     clip_norm: float | None = None
     best: float | None = None
+    samples: int = 0
 
 
 def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
@@ -94,6 +97,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         hyper.epsilon,
         hyper.clip_norm if np.isfinite(hyper.clip_norm) else None,
         checkpoint.best,
+        checkpoint.samples,
     )
     write_tensors(path, tensors, msgspec.to_builtins(stored))
 
@@ -121,6 +125,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         Position(stored.epoch, stored.batch, stored.step),
         Hyper(stored.optimizer, stored.learning_rate, clip, stored.epsilon),
         stored.best,
+        stored.samples,
     )
 
 

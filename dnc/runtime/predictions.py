@@ -2,19 +2,26 @@
 
 In: words of the pool behind a prediction launch. Out: per output one value a sample, or for an
 output over all vertices one array a sample. Guaranteed: the order is that of the samples asked
-for; within a sample that of its vertices in the data.
+for; within a sample that of its vertices in the data: for flat samples the order of the file
+(`in_file_order`), for nested ones children before parents.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.ir.forest import Ints
-from dnc.ir.program import ROOT
+from dnc.ir.forest import Ints, path_struct
+from dnc.ir.plan import Plan
+from dnc.ir.program import ROOT, DeclaredOutput, FieldInput, Program, Stage
+from dnc.ir.structure import CLASS, Dimension
+from dnc.ir.types import TensorType
 from dnc.runtime.backend import Backend
+from dnc.runtime.data import Dataset, Vocabulary
+from dnc.runtime.data.layout import struct_fields
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.schedule import Schedule
 
@@ -54,3 +61,64 @@ def _by_sample(data: Encoder, schedule: Schedule, space: str, values: Array, sam
     if schedule.plan.program.space(space).selection == ROOT:
         return [rows[a] if a < b else None for a, b in zip(first, last, strict=True)]
     return [rows[a:b] for a, b in zip(first, last, strict=True)]
+
+
+def in_file_order(
+    outputs: Mapping[str, list[Any]], plan: Plan, dataset: Dataset, samples: Ints
+) -> dict[str, list[Any]]:
+    """What `collect` found, with the vertices of flat samples in the order of the file."""
+    found = dict(outputs)
+    for result in plan.results:
+        if result.kind != "output":
+            continue
+        space = plan.program.space(result.space)
+        positions = dataset.positions.get(space.struct)
+        if positions is None or space.selection == ROOT:
+            continue
+        rows, begin = dataset.forest.vertices(space), dataset.forest.tables[space.struct].begin
+        first, last = np.searchsorted(rows, begin[samples]), np.searchsorted(rows, begin[samples + 1])
+        found[result.name] = [
+            values[np.argsort(positions[rows[a:b]])]
+            for values, a, b in zip(outputs[result.name], first, last, strict=True)
+        ]
+    return found
+
+
+def named_classes(program: Program, vocabularies: Mapping[str, Vocabulary]) -> dict[str, tuple[str, ...]]:
+    """The words behind the numbers of outputs that are classes or tokens, by output.
+
+    `argmax` chooses among as many classes as its vector has elements; where exactly one dimension
+    of classes has that size, its labels are meant. Outputs without an entry are numbers in the data.
+    """
+    found = {}
+    for stage in program.stages:
+        for position, output in enumerate(stage.outputs):
+            if isinstance(output, DeclaredOutput):
+                dimension = _dimension(program, stage, position)
+                known = None if dimension is None else vocabularies.get(dimension.name)
+                if known is not None and known.words is not None:
+                    found[output.output] = known.words
+    return found
+
+
+def _dimension(program: Program, stage: Stage, position: int) -> Dimension | None:
+    """The dimension that the result at `position` is a number of."""
+    value = stage.cell.results[position]
+    structs = {struct.name: struct for struct in program.structs}
+    for given, source in zip(stage.cell.inputs, stage.inputs, strict=True):
+        if given == value and isinstance(source, FieldInput):
+            start = program.space(stage.space).struct
+            return struct_fields(structs[path_struct(structs, start, source.path)])[source.field].dimension
+    for op in stage.cell.ops:
+        if op.result == value and op.opcode == "argmax":
+            classes = {
+                field.dimension
+                for struct in program.structs
+                for field in struct_fields(struct).values()
+                if field.kind == CLASS and field.dimension is not None
+            }
+            vector = op.operands[0].type
+            assert isinstance(vector, TensorType)
+            fitting = [each for each in classes if vector.shape == (each.size,)]
+            return fitting[0] if len(fitting) == 1 else None
+    return None

@@ -35,6 +35,8 @@ def write_tensors(path: str | Path, tensors: Mapping[str, NDArray[Any]], metadat
 
 def read_tensors(path: str | Path) -> tuple[dict[str, NDArray[Any]], Any]:
     """The arrays of a file and its metadata, None where there is none of ours."""
+    if Path(path).is_dir():
+        raise fail(f"{path}: is a directory, expected a file")
     try:
         with safetensors.safe_open(str(path), "numpy") as file:
             metadata = (file.metadata() or {}).get(KEY)

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+import dnc
+from dnc.runtime.checkpoint import Position
 from tests.support.command_line import TREE
 
 RUN = "run build --device vm --data"
@@ -11,6 +13,9 @@ SIZE = "expected a dimension and its size, as hidden=512"
 PASSES = "canonicalize, inline, hoist, differentiate, fuse, select-tiles, plan-weights, select-instructions"
 OPTIONAL = "canonicalize, inline, hoist, fuse"
 TARGETS = "cuda:sm_80, cuda:sm_86, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_120"
+
+FLOAT = "expected a positive number that a 32-bit float holds"
+LOST = "is read here too and would be lost; choose another file to write"
 
 COMMANDS = [
     (
@@ -35,8 +40,8 @@ COMMANDS = [
     ("run thesis --data train.jsonl", "error: thesis: not a build: manifest.json is missing"),
     ("run train.jsonl --data train.jsonl", "error: train.jsonl: is a file, expected the folder of a build"),
     ("run build --data train.jsonl --device tpu", "error: unknown device 'tpu'; devices: cpu, cuda, vm"),
-    ("run build --data train.jsonl --bogus", "error: No such option: --bogus (see dnc --help)"),
-    ("run build", "error: Missing option '--data' (see dnc --help)"),
+    ("run build --data train.jsonl --bogus", "error: No such option: --bogus (see dnc run --help)"),
+    ("run build", "error: Missing option '--data' (see dnc run --help)"),
     ("explain build --target cuda:sm_80", "error: build: has no target cuda:sm_80, only cpu, cuda:sm_90a"),
     (
         f"{RUN} train.jsonl --eval",
@@ -47,10 +52,22 @@ COMMANDS = [
     (f"{RUN} train.jsonl --optimizer adam", "error: unknown optimizer 'adam'; optimizers: sgd, adagrad"),
     (f"{RUN} train.jsonl --lr 0", "error: the learning rate is 0, expected a positive number"),
     (f"{RUN} train.jsonl --clip nan", "error: the clip is nan, expected a positive number"),
+    (f"{RUN} train.jsonl --lr inf", f"error: the learning rate is inf, {FLOAT}"),
+    (f"{RUN} train.jsonl --lr 1e39", f"error: the learning rate is 1e+39, {FLOAT}"),
+    (f"{RUN} train.jsonl --lr 1e-60", f"error: the learning rate is 1e-60, {FLOAT}"),
+    (f"{RUN} train.jsonl --batch 0", "error: --batch: found 0, expected 1 or more"),
+    (f"{RUN} train.jsonl --batch 9999999999", "error: --batch: found 9999999999, expected less than"),
     (f"{RUN} train.jsonl --seed -1", "error: --seed: found -1, expected 0 or more"),
-    (f"{RUN} train.jsonl --epochs 0", "error: found 0 epochs and batches of 32, expected at least 1"),
+    (f"{RUN} train.jsonl --epochs 0", "error: --epochs: found 0, expected 1 or more"),
     (f"{RUN} train.jsonl --checkpoint none", "error: none: there is no such file"),
     (f"{RUN} train.jsonl --weights thesis/chapter", "error: thesis/chapter: not a safetensors file"),
+    (f"{RUN} train.jsonl --checkpoint thesis", "error: thesis: is a directory, expected a file"),
+    (f"{RUN} train.jsonl --weights thesis", "error: thesis: is a directory, expected a file"),
+    (f"{RUN} train.jsonl --predict thesis", "error: thesis: is a directory, expected a file to write"),
+    (f"{RUN} train.jsonl --predict no/out", "error: no/out: there is no directory no"),
+    (f"{RUN} train.jsonl --predict train.jsonl", f"error: train.jsonl: {LOST}"),
+    ("import ptb-trees thesis/chapter -o ./thesis/chapter", f"error: thesis/chapter: {LOST}"),
+    (f"compile {TREE} --set hidden=\u0663", f"error: --set: found 'hidden=\u0663', {SIZE}"),
     (f"{RUN} none.jsonl", "none.jsonl: error: there is no such file"),
     (f"{RUN} dags.jsonl", "dags.jsonl:1:"),
     (f"{RUN} train.jsonl --dev broken.jsonl", "broken.jsonl:2:"),
@@ -178,6 +195,43 @@ def test_memory(command, workplace):
     command("compile long.dn -o big --set hidden=256,embed=4")
     done = command("run big --device vm --data train.jsonl --memory 1")
     assert done.code == 2 and "the parameters with their gradients need" in done.error
+    assert "the largest is U [1280, 512]: 2.5 MiB" in done.error
+
+
+def test_parameters_that_no_memory_holds(command, workplace):
+    """The numbers are told before anything is allocated."""
+    assert command(f"compile {TREE} -o big --set hidden=5000,embed=4").code == 0
+    done = command("run big --device vm --data train.jsonl --memory 1000")
+    assert done.code == 2 and "MiB are there" in done.error
+    assert "the largest is U [25000, 10000]: 953.7 MiB" in done.error
+    assert command(f"compile {TREE} -o huge --set hidden=100000000,embed=4").code == 0
+    done = command("run huge --device vm --data train.jsonl")
+    assert done.code == 2 and "a pool holds at most 32 GiB" in done.error
+    (workplace / "far.jsonl").write_text('{"word": 400000000, "label": 1}\n')
+    done = command(f"{RUN} far.jsonl --memory 1000")
+    assert done.code == 2 and "the largest is E [400000001, 4]" in done.error
+    assert not (workplace / "runs").exists()
+
+
+def test_nothing_to_train(command, workplace):
+    assert command(f"{RUN} train.jsonl --run-dir first").code == 0
+    before = snapshot(workplace)
+    done = command(f"{RUN} train.jsonl --run-dir first --checkpoint first/last.safetensors")
+    assert done.code == 2 and "error: nothing to train: 1 of 1 epochs are done" in done.error
+    assert snapshot(workplace) == before
+
+
+def test_going_on_inside_an_epoch_needs_the_same_data(command, workplace):
+    model = dnc.load("build", "vm")
+    model.attach("train.jsonl")
+    model.step([0, 1])
+    model.sync()
+    model.position = Position(0, 1, 1)
+    model.save("mid.safetensors", batch_size=2, samples=12)
+    done = command(f"{RUN} dev.jsonl --checkpoint mid.safetensors")
+    assert done.code == 2
+    assert "the checkpoint is inside an epoch over 12 samples; dev.jsonl has 5" in done.error
+    assert command(f"{RUN} train.jsonl --checkpoint mid.safetensors").code == 0
 
 
 def test_training_that_diverges(command, workplace):

@@ -3,14 +3,17 @@
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import dnc
+from dnc.runtime.atomic import write_atomically
 from dnc.runtime.session import Session
 from tests.support.command_line import TREE
 
@@ -19,6 +22,36 @@ TRAIN = "run build --data train.jsonl --device vm --batch 4"
 
 def contents(folder):
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+COMMANDS = ("compile", "run", "check", "explain", "import")
+
+
+def start(*arguments, **options):
+    """A command line in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(TREE.parents[1])}
+    command = [sys.executable, "-m", "dnc", *arguments]
+    return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE, **options)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_fits_a_narrow_terminal(command, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "40")
+    done = command(f"{name} --help")
+    assert done.code == 0 and done.out.isascii()
+    usage, *lines = done.out.splitlines()
+    assert usage.startswith(f"Usage: dnc {name}") and max(map(len, lines)) <= 50
+
+
+def test_help_shows_the_defaults(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = command("run --help").out
+    for default in ("32", "adagrad", "0.05", "runs/...", "the best there is"):
+        assert f"[default: {default}]" in text
+    assert "[default: cpu]" in command("compile --help").out
+    summary = command("--help").out
+    assert all(name in summary for name in COMMANDS) and "..." not in summary.split("\n", 1)[1]
+    assert command("--version").out == f"dnc {dnc.__version__}\n"
 
 
 def test_compile(command, workplace):
@@ -113,13 +146,14 @@ def test_going_on_from_a_checkpoint(command, workplace):
     assert all(np.array_equal(whole[name], half[name]) for name in whole)
 
 
-def test_an_interrupt_saves_and_can_be_resumed(command, workplace, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_saves_and_can_be_resumed(command, workplace, monkeypatch, number):
     launch, count = Session._launch, []
 
     def interrupted(self, launches):
         count.append(1)
         if len(count) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return launch(self, launches)
 
     command(f"{TRAIN} --epochs 2 --run-dir whole")
@@ -127,11 +161,39 @@ def test_an_interrupt_saves_and_can_be_resumed(command, workplace, monkeypatch):
         patch.setattr(Session, "_launch", interrupted)
         patch.setattr("dnc.runtime.session.GROUP_BATCHES", 1)
         done = command(f"{TRAIN} --epochs 2 --run-dir parts")
-    assert done.code == 130 and "to go on: --checkpoint parts/last.safetensors" in done.error
+    assert done.code == 128 + number
+    assert "to go on: --checkpoint parts/last.safetensors --epochs 2\n" in done.error
     assert done.events[-1] == {"event": "end", "finished": False, "step": 2}
     assert command(f"{TRAIN} --epochs 2 --run-dir parts --checkpoint parts/last.safetensors").code == 0
     whole, parts = (load_file(workplace / name / "last.safetensors") for name in ("whole", "parts"))
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
+
+
+def test_an_interrupt_before_training_is_told(command, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dnc.api.load", interrupted)
+    done = command(TRAIN)
+    assert (done.code, done.out, done.error) == (130, "", "interrupted\n")
+
+
+def test_training_outlives_its_reader_by_a_checkpoint(workplace):
+    line = [*TRAIN.split(), "--epochs", "100000", "--run-dir", "cut"]
+    with start(*line, stdout=subprocess.PIPE) as running:
+        first = json.loads(running.stdout.readline())
+        running.stdout.close()
+        error = running.stderr.read()
+        assert first["event"] == "start" and running.wait(60) == 141
+    assert "standard output cannot be written to: Broken pipe" in error
+    assert "to go on: --checkpoint cut/last.safetensors --epochs 100000\n" in error
+    assert (workplace / "cut" / "last.safetensors").exists() and "Traceback" not in error
+
+
+def test_explain_into_a_closed_pipe(workplace):
+    with start("explain", "build", "--schedule", stdout=subprocess.PIPE) as running:
+        running.stdout.close()
+        assert running.stderr.read() == "" and running.wait(60) == 0
 
 
 def test_evaluation_and_prediction_take_the_newest_run(command, workplace):
@@ -162,6 +224,80 @@ def test_predictions_need_no_labels_and_keep_the_order(command, workplace):
     for each in found:
         assert sum(each["p"]) == pytest.approx(1, abs=1e-5)
         assert each["label"] == int(np.argmax(each["p"]))
+
+
+def test_predictions_into_a_pipe_and_through_a_link(command, workplace):
+    command(TRAIN)
+    os.mkfifo("pipe")
+    read = []
+    reader = threading.Thread(target=lambda: read.append((workplace / "pipe").read_text()), daemon=True)
+    reader.start()
+    assert command("run build --data dev.jsonl --device vm --predict pipe").code == 0
+    reader.join(10)
+    assert stat.S_ISFIFO(os.stat("pipe").st_mode) and len(read[0].splitlines()) == 5
+    (workplace / "link").symlink_to("target.jsonl")
+    assert command("run build --data dev.jsonl --device vm --predict link").code == 0
+    assert (workplace / "link").is_symlink() and (workplace / "target.jsonl").read_text() == read[0]
+
+
+def test_what_is_written_is_whole(tmp_path):
+    def broken():
+        yield b"half"
+        raise RuntimeError("no more")
+
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(RuntimeError):
+        write_atomically(tmp_path / "file", broken())
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "old"
+
+
+TAGGER = """model Tagger(vocab, width = 4, tags = 3)
+struct Word = Word(form: token<vocab>, tag: class<tags>)
+struct Sentence = Sentence(words: [Word])
+param E: table[vocab, width], V: [tags, width]
+fn scores(w: Word) = V @ E[w.form]
+loss sum(w in all(Word)) cross_entropy(scores(w), w.tag)
+output tags = [argmax(scores(w)) for w in all(Word)], forms = [w.form for w in all(Word)]
+"""
+
+
+def test_predictions_speak_the_language_of_the_data(command, workplace):
+    (workplace / "tagger.dn").write_text(TAGGER)
+    sentence = {"words": [{"form": "a", "tag": "Det"}, {"form": "dog", "tag": "Noun"}]}
+    (workplace / "words.jsonl").write_text(json.dumps(sentence) + "\n")
+    assert command("compile tagger.dn -o tagger").code == 0
+    run = "run tagger --device vm --data words.jsonl"
+    assert command(f"{run} --epochs 20 --lr 0.5 --run-dir r").code == 0
+    assert command(f"{run} --run-dir r --predict out.jsonl").code == 0
+    assert json.loads((workplace / "out.jsonl").read_text()) == {
+        "tags": ["Det", "Noun"],
+        "forms": ["a", "dog"],
+    }
+    model = dnc.load("tagger", "vm", checkpoint="r/last.safetensors")
+    assert model.predict("words.jsonl")["forms"][0].tolist() == [1, 2]
+
+
+def test_outputs_of_vertices_are_in_the_order_of_the_file(command, workplace):
+    """The readers put children first; a flat sample may have them in any order."""
+    (workplace / "every.dn").write_text(TREE.read_text() + "\noutput w = [t.label for t in all(Tree)]\n")
+    assert command("compile every.dn -o every --set hidden=4,embed=4").code == 0
+    model = dnc.load("every", "vm")
+    down = {
+        "Tree": {
+            "arm": ["Node", "Leaf", "Node", "Leaf", "Leaf"],
+            "word": [None, "a", None, "b", "c"],
+            "label": [0, 1, 2, 3, 4],
+            "left": [1, None, 3, None, None],
+            "right": [2, None, 4, None, None],
+        },
+        "root": 0,
+    }
+    nested = {"word": "a", "label": 3}
+    model.attach([nested, down, nested, down])
+    found = model.predict()["w"]
+    assert [each.tolist() for each in found] == [[3], [0, 1, 2, 3, 4], [3], [0, 1, 2, 3, 4]]
+    assert model.predict([1, 0])["w"][0].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_weights_by_name(command, workplace):
@@ -228,3 +364,89 @@ def test_the_python_interface(workplace):
     ):
         with pytest.raises(dnc.DiagnosticError, match=message):
             model.set_parameters(wrong)
+
+
+SAMPLE = {"word": "good", "label": 4}
+
+WRONG_BATCHES = [
+    ([12], "a batch holds sample 12; the data have 0..11"),
+    ([2**40], "a batch holds sample 1099511627776; the data have 0..11"),
+    ([0, -1], "a batch holds sample -1"),
+    ([[0]], r"a batch of numbers is \[1, 1\] of int64, expected a list of int"),
+    (np.array([[0]]), r"a batch of numbers is \[1, 1\]"),
+    ([[0], [1, 2]], "a sample must be an object, found an array"),
+    (SAMPLE, "found one sample, expected a path, a list of samples, or a list of their numbers"),
+    (5, "found int, expected a path"),
+    (iter([SAMPLE]), "found list_iterator, expected a path"),
+    ([1.5], "a sample must be an object, found a fractional number"),
+    ([SAMPLE, 0], "samples:2: error: a sample must be an object, found a number"),
+    ([], "holds no samples"),
+]
+
+
+@pytest.mark.parametrize("batch, message", WRONG_BATCHES, ids=[message for _, message in WRONG_BATCHES])
+def test_wrong_batches(workplace, batch, message):
+    model = dnc.load("build", "vm")
+    model.attach("train.jsonl")
+    with pytest.raises(dnc.DiagnosticError, match=message):
+        model.step(batch)
+    assert model.sync() is None
+    if len(message) > 20 and "number" in message:
+        with pytest.raises(dnc.DiagnosticError):
+            model.predict(batch)
+
+
+def test_wrong_arguments_in_python(workplace):
+    for options, message in (
+        ({"replicas": 0}, "replicas is 0, expected 1 or more"),
+        ({"workers": -1}, "workers is -1, expected 1 or more"),
+        ({"seed": -1}, "seed is -1, expected 0 or more"),
+        ({"seed": "x"}, "seed is 'x', expected a whole number"),
+        ({"memory_bytes": 0}, "memory_bytes is 0, expected 1 or more"),
+    ):
+        with pytest.raises(dnc.DiagnosticError, match=message):
+            dnc.load("build", "vm", **options)
+    model = dnc.load("build", "vm")
+    model.attach("train.jsonl")
+    for arguments, message in (
+        ({"learning_rate": "x"}, "the learning rate is 'x', expected a number"),
+        ({"learning_rate": float("inf")}, "the learning rate is inf, expected a positive number"),
+    ):
+        with pytest.raises(dnc.DiagnosticError, match=message):
+            model.configure(**arguments)
+    for value, message in (
+        (np.zeros((5, 4), complex), "V holds complex128, expected real numbers"),
+        (np.zeros((5, 4), object), "V holds object, expected real numbers"),
+        ("x", "expected real numbers"),
+        ([[1], [1, 2]], "V: no array can be made of list"),
+        (np.full((5, 4), 1e300), "not finite"),
+    ):
+        with pytest.raises(dnc.DiagnosticError, match=message):
+            model.set_parameters({"V": value})
+    fixed = np.ones((5, 4))
+    fixed.flags.writeable = False
+    model.set_parameters({"V": fixed})
+    with pytest.raises(dnc.DiagnosticError, match=r"batch is 2\.5, expected a whole number"):
+        model.train("train.jsonl", batch=2.5)
+    with pytest.raises(dnc.DiagnosticError, match="no samples to evaluate"):
+        model.evaluate([])
+    assert not (workplace / "runs").exists()
+
+
+def test_a_checkpoint_brings_its_vocabulary(workplace):
+    """Data that were attached before keep their numbers only if the words do."""
+    model = dnc.load("build", "vm")
+    other = model.attach([{"word": "x", "label": 1}])
+    model.save("x.safetensors")
+    model.attach("train.jsonl")
+    model.restore("x.safetensors")
+    assert model.step([0]) is None
+    trained = dnc.load("build", "vm")
+    trained.attach("train.jsonl")
+    trained.restore("x.safetensors")
+    with pytest.raises(dnc.DiagnosticError, match="no data are attached"):
+        trained.step([0])
+    trained = dnc.load("build", "vm")
+    trained.attach("train.jsonl")
+    with pytest.raises(dnc.DiagnosticError, match="read with another vocabulary"):
+        trained.evaluate(other)

@@ -79,7 +79,7 @@ def test_no_source_and_no_place(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("(2 a)")
     with pytest.raises(DiagnosticError) as caught:
         import_file("ptb-trees", tmp_path / "a", tmp_path / "no" / "b")
-    assert str(caught.value) == f"{tmp_path}/no/b: error: cannot be written: No such file or directory"
+    assert str(caught.value) == f"error: {tmp_path}/no/b: there is no directory {tmp_path}/no"
 
 
 @pytest.mark.skipif(not (DATA / "sst").is_dir(), reason=f"no treebank in {DATA} (set DNC_DATA)")

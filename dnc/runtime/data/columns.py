@@ -125,6 +125,24 @@ def _empty(field: Field, rows: int) -> Any:
     return np.full(rows, -1, np.int32)
 
 
+def file_positions(columns: Columns) -> dict[str, Ints]:
+    """Where the vertices of the forest stood in the file, for structs where that is another order.
+
+    Per struct a number for every row; they compare inside a sample. Flat samples may have parents
+    first; in a nested sample the order of the forest counts as that of the file.
+    """
+    found = {}
+    for name, table in columns.structs.items():
+        moved = {sample: rows for sample, rows in table.order.items() if not isinstance(rows, range)}
+        if moved:
+            positions = np.arange(len(table.arms), dtype=np.int32)
+            for sample, rows in moved.items():
+                first = table.begin[sample]
+                positions[first : first + len(rows)] = first + np.asarray(rows, np.int32)
+            found[name] = positions
+    return found
+
+
 def assemble(columns: Columns, converted: dict[tuple[str, int, str], Any]) -> Forest:
     """The forest of everything that was read.
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import attrs
 
-from dnc.ir.forest import Forest
+from dnc.ir.forest import Forest, Ints
 from dnc.ir.program import Program
-from dnc.runtime.data.columns import Columns, assemble, empty_columns
+from dnc.runtime.data.columns import Columns, assemble, empty_columns, file_positions
 from dnc.runtime.data.flat import is_flat, read_flat
 from dnc.runtime.data.lines import load, objects
 from dnc.runtime.data.nested import nested_reader
@@ -29,13 +29,17 @@ from dnc.runtime.data.vocabulary import Vocabulary
 
 @attrs.frozen(eq=False)
 class Dataset:
-    """Samples as one forest. lines: the line of the file that each sample stood in."""
+    """Samples as one forest. lines: the line of the file that each sample stood in.
+
+    positions: see `file_positions`.
+    """
 
     forest: Forest
     vocabularies: dict[str, Vocabulary]
     samples: int
     path: str
     lines: tuple[int, ...]
+    positions: dict[str, Ints] = attrs.field(factory=dict)
 
 
 def read(
@@ -88,7 +92,8 @@ def _read(
     converted, known = convert(columns, vocabularies, min_count, problems)
     problems.check()
     forest = assemble(columns, converted)
-    return Dataset(forest, known, forest.samples, problems.path, tuple(columns.lines))
+    lines, positions = tuple(columns.lines), file_positions(columns)
+    return Dataset(forest, known, forest.samples, problems.path, lines, positions)
 
 
 @contextmanager

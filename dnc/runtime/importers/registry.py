@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from dnc.diagnostics import fail
-from dnc.runtime.atomic import write_atomically
+from dnc.runtime.atomic import check_output, write_atomically
 from dnc.runtime.data.lines import load
 from dnc.runtime.data.problems import file_problem, names, suggestion
 from dnc.runtime.importers.ptb_trees import read_ptb_trees
@@ -46,6 +46,7 @@ def import_file(format: str, source: str | Path, destination: str | Path) -> Rep
     if format not in FORMATS:
         hint = suggestion(format, FORMATS) or f"; the formats are {names(sorted(FORMATS))}"
         raise fail(f"unknown format '{format}'{hint}")
+    check_output(destination, source)
     counts = Counts()
     lines = list(FORMATS[format](Source(str(source), load(source).decode("utf-8")), counts))
     if not lines:
