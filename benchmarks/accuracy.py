@@ -138,9 +138,8 @@ def train_dnc(run: Run, seed: int, folder: Path | None) -> dict[str, Any]:
     accuracies, seconds = [], 0.0
     for epoch in range(run.epochs):
         begin = time.perf_counter()
-        for batch in batches_of(run, train.samples, seed, epoch):
-            model.step(batch)
-        model.sync()
+        for _ in model.steps(batches_of(run, train.samples, seed, epoch)):
+            pass
         seconds += time.perf_counter() - begin
         accuracies.append(model.evaluate(dev).metrics[METRIC])
     print(

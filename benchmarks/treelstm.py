@@ -16,7 +16,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ import dnc
 from benchmarks import common
 from dnc.api import Model
 from dnc.runtime.encoder import Encoder
-from dnc.runtime.phases import TRAIN
+from dnc.runtime.session import GROUP_BATCHES, GROUP_SAMPLES
 
 GPU_BATCHES, CPU_BATCHES = (1, 8, 32, 128), (1, 10, 50)
 ENCODED, IDLE_STEPS, WARM_UP = 40, 200, 3
@@ -59,8 +59,6 @@ def main() -> None:
             for name, measure in measures.items():
                 found[name].append(measure())
         point: dict[str, Any] = {"batch": size, "runs": found}
-        # dnc may keep the schedules of single samples: its first epoch is told apart.
-        point["first"] = {name: runs[0] for name, runs in found.items()}
         point["median"] = {name: statistics.median(runs) for name, runs in found.items()}
         point["encode"] = {name: encode_times(model, size) for name, model in models.items()}
         if options.device == "cuda":
@@ -133,7 +131,7 @@ def samples_of(model: Model) -> int:
 
 def attached(model: Model) -> Encoder:
     """The prepared training data."""
-    return model._training_data()
+    return model._encoder(model._training_data())
 
 
 def batches_of(model: Model, size: int, seed: int) -> list[Any]:
@@ -150,46 +148,50 @@ def dnc_measure(model: Model, size: int, seconds: float) -> Measure:
     def measure() -> float:
         nonlocal seed
         seed += 1
-        batches, done = batches_of(model, size, seed), 0
-        for batch in batches[-WARM_UP:]:
-            model.step(batch)
-        model.sync()
+        batches, done, taken = batches_of(model, size, seed), 0, 0
+        for _ in model.steps(batches[-WARM_UP * (1 + GROUP_SAMPLES // size) :]):
+            pass
         begin = time.perf_counter()
-        for batch in batches:
-            model.step(batch)
-            done += len(batch)
-            if time.perf_counter() - begin > seconds:
-                break
-        model.sync()
-        return done / (time.perf_counter() - begin)
+
+        def in_time() -> Iterator[Any]:
+            nonlocal done, taken
+            for batch in batches:
+                if time.perf_counter() - begin > seconds:
+                    return
+                done, taken = done + len(batch), taken + 1
+                yield batch
+
+        losses = sum(1 for _ in model.steps(in_time()))
+        elapsed = time.perf_counter() - begin
+        assert losses == taken
+        return done / elapsed
 
     return measure
 
 
 def encode_times(model: Model, size: int) -> dict[str, float]:
-    """The host's work on a batch not seen before: median time, and words of the schedule."""
+    """The host's work on batches not seen before: median time a batch, and words of a schedule.
+
+    Batches are encoded as training does it: several at a time where they are small.
+    """
     session = model.session
     session.reserve(attached(model), size)
-    data = session.attach(attached(model).prepared.forest)  # a fresh one, which keeps no schedules yet
+    data = attached(model)
     times, words = [], []
-    for batch in batches_of(model, size, 77)[:ENCODED]:
-        replicas, workers = model.backend.grid(len(batch))
-        begin = time.perf_counter()
-        schedule = data.encode(
-            batch,
-            mode=TRAIN,
-            replicas=replicas,
-            workers=workers,
-            hyper=model.hyper,
-            pool_words=session.memory.words,
-        )
-        times.append(time.perf_counter() - begin)
-        words.append(len(schedule.words))
+    batches = [batch for batch in batches_of(model, size, 77) if len(batch) == size]
+    count = min(GROUP_BATCHES, max(1, GROUP_SAMPLES // size))
+    for begin in range(0, min(len(batches) - count, ENCODED * count), count):
+        replicas, workers = model.backend.grid(size)
+        group = batches[begin : begin + count]
+        start = time.perf_counter()
+        schedules = data.encode_group(group, replicas=replicas, workers=workers, hyper=model.hyper)
+        times.append((time.perf_counter() - start) / count)
+        words.append(len(schedules[0].words))
     return {"milliseconds": statistics.median(times) * 1e3, "words": statistics.median(words)}
 
 
 class TimedDevice:
-    """A CUDA device that puts an event before and behind every launch."""
+    """A CUDA device that puts an event before and behind every launch of its calls."""
 
     def __init__(self, device: Any, most: int) -> None:
         self._device, self.used = device, 0
@@ -198,32 +200,40 @@ class TimedDevice:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
-    def launch(self, *arguments: Any, **named: Any) -> None:
-        before, after = self.events[self.used]
-        self._device.stream.mark(before)
-        self._device.launch(*arguments, **named)
-        self._device.stream.mark(after)
-        self.used += 1
+    def call(self, *arguments: Any, **named: Any) -> Any:
+        made = self._device.call(*arguments, **named)
+        launch = made.launch
+
+        def timed() -> None:
+            before, after = self.events[self.used]
+            self._device.stream.mark(before)
+            launch()
+            self._device.stream.mark(after)
+            self.used += 1
+
+        made.launch = timed
+        return made
 
 
 def idle_share(model: Model, size: int) -> dict[str, float]:
     """The share of the time between the first launch and the last in which no kernel ran."""
     backend: Any = model.backend
-    batches = batches_of(model, size, 78)[: IDLE_STEPS + WARM_UP]
-    for batch in batches[:WARM_UP]:
-        model.step(batch)
-    model.sync()
+    batches = batches_of(model, size, 78)
+    batches = [batch for batch in batches if len(batch) == size][: IDLE_STEPS * (1 + GROUP_SAMPLES // size)]
+    for _ in model.steps(batches[: 2 * GROUP_BATCHES]):
+        pass
     device, timed = backend.device, TimedDevice(backend.device, 2 * len(batches))
     device.stream.synchronize()
     backend.device = timed
+    backend.forget_calls()
     try:
         begin = time.perf_counter()
-        for batch in batches[WARM_UP:]:
-            model.step(batch)
-        model.sync()
+        for _ in model.steps(batches):
+            pass
         wall = (time.perf_counter() - begin) * 1e6
     finally:
         backend.device = device
+        backend.forget_calls()
     pairs = timed.events[: timed.used]
     kernels = [after.microseconds_since(before) for before, after in pairs]
     whole = pairs[-1][1].microseconds_since(pairs[0][0])
@@ -324,11 +334,10 @@ class Torch:
 def print_table(result: dict[str, Any]) -> None:
     """One line a batch size: medians, ratio to level-batched, host and idle of the first build."""
     names = list(result["points"][0]["median"])
-    print(" | ".join(["batch", *names, "dnc first", "ratio", "encode ms", "idle"]))
+    print(" | ".join(["batch", *names, "ratio", "encode ms", "idle"]))
     for point in result["points"]:
         median = point["median"]
         cells = [str(point["batch"]), *(f"{median[name]:,.0f}" for name in names)]
-        cells.append(f"{point['first']['dnc']:,.0f}")
         level = median.get("torch level-batched")
         cells.append(f"{median['dnc'] / level:.2f}" if level else "-")
         cells.append(f"{point['encode']['dnc']['milliseconds']:.2f}")

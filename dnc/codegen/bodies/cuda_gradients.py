@@ -105,7 +105,7 @@ def _matrix_tile(
         steps.look_up(now + 2 * STEP)
         cuda.copy_wait(1)
         worker.synchronize()
-        with loop("k", STEP, unroll=8) as k:
+        with loop("k", STEP, unroll=4) as k:
             a = let("a", worker.staging[T.ramp(stage + k * STRIDE + i, 1, 4)])
             b = let("b", worker.staging[T.ramp(stage + (STEP + k) * STRIDE + j, 1, 4)])
             for p in range(4):
