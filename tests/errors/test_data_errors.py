@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dnc.diagnostics import DiagnosticError
@@ -189,6 +190,32 @@ LINES = {
         '{"word": "a", "label": true}',
         "1: error: field 'label' must be a number or a label, found a truth value",
     ),
+    "key_twice": (
+        TREE,
+        f'{LEAF}\n{{"left": {{"word": "a", "label": 1, "word": "b"}}, "right": {LEAF}, "label": 1}}',
+        "2: error: the key 'word' occurs twice in an object",
+    ),
+    "root_beside_fields": (
+        TREE,
+        '{"word": "a", "label": 1, "root": 0}',
+        "1: error: Leaf has no field 'root'; its fields are 'label', 'word'",
+    ),
+    "very_long_key": (
+        TREE,
+        f'{{"{"x" * 100000}": "a", "label": 1}}',
+        f"1: error: no arm of Tree matches: found the fields 'label', '{'x' * 37}...'; {ARMS}; "
+        "is this the data of another program?",
+    ),
+    "arm_is_object": (
+        TREE,
+        '{"arm": {"word": "a"}, "word": "a", "label": 1}',
+        "1: error: Tree has no arm an object, only 'Leaf', 'Node'",
+    ),
+    "flat_label_out_of_range": (
+        TREE,
+        LEAF + "\n" + tree(label="[1, 7, 1]"),
+        "2: error: Tree[1].label is 7, but class<classes> has 0..4",
+    ),
     "label_out_of_range": (
         TREE,
         LEAF + '\n{"word": "a", "label": 5}',
@@ -364,7 +391,20 @@ def test_several_at_once(tmp_path: Path) -> None:
     lines = str(caught.value).split("\n")
     assert lines[0] == f"{path}:2: error: Leaf: field 'label' is missing"
     assert lines[1] == f"{path}:3: error: a sample must be an object, found an array"
-    assert len(lines) == 10
+    assert lines[2] == (
+        f"{path}:4:2: error: broken JSON: the line ends too early (and in lines 5..11, perhaps more)"
+    )
+    assert len(lines) == 3
+
+
+def test_the_same_in_several_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "data.jsonl", *[LEAF, "[]", LEAF, "[]", "[]", "{", "[]"])
+    with pytest.raises(DiagnosticError) as caught:
+        read(path, TREE)
+    assert str(caught.value).split("\n") == [
+        f"{path}:2: error: a sample must be an object, found an array (and in lines 4..5, 7)",
+        f"{path}:6:2: error: broken JSON: the line ends too early",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -400,3 +440,19 @@ def test_reserved_field_name() -> None:
     with pytest.raises(DiagnosticError) as caught:
         layout_of(program(struct("Body", Body=[token("arm")])))
     assert str(caught.value) == "error: struct Body: a field cannot be called 'arm', data files use that key"
+
+
+def test_numpy_in_samples_of_memory() -> None:
+    given = {"x": np.arange(3, dtype=np.float32), "energy": np.float32(0.5)}
+    dataset = read_samples([{"frames": [given], "label": np.int64(1)}], SPEECH)
+    assert dataset.forest.tables["Frame"].data["x"].tolist() == [[0, 1, 2]]
+    for wrong, message in (
+        ({**given, "x": np.array([1.0, np.nan, 2.0])}, "field 'x' is nan, numbers are finite"),
+        ({**given, "energy": float("inf")}, "field 'energy' is inf, numbers are finite"),
+        ({**given, "x": np.zeros((1, 3))}, "field 'x' must be a list of 3 numbers, found 1"),
+        ({**given, "energy": b"1"}, "field 'energy' must be a number, found bytes"),
+        ({**given, "energy": object()}, "holds what JSON has not: a object"),
+    ):
+        with pytest.raises(DiagnosticError) as caught:
+            read_samples([{"frames": [wrong], "label": 1}], SPEECH)
+        assert str(caught.value) == f"samples:1: error: {message}"

@@ -61,11 +61,13 @@ class Columns:
         for each in self.structs.values():
             each.begin.append(len(each.arms))
 
-    def line_of(self, struct: str, arm: int, position: int) -> int:
-        """The line in the file of the `position`-th vertex of an arm."""
+    def place_of(self, struct: str, arm: int, position: int) -> tuple[int, str]:
+        """The line in the file of the `position`-th vertex of an arm, and its name in a flat sample."""
         table = self.structs[struct]
         row = int(np.flatnonzero(np.asarray(table.arms) == arm)[position])
-        return self.lines[int(np.searchsorted(table.begin, row, side="right")) - 1]
+        sample = int(np.searchsorted(table.begin, row, side="right")) - 1
+        vertex = f"{struct}[{row - table.begin[sample]}]" if sample in table.order else ""
+        return self.lines[sample], vertex
 
 
 def empty_columns(layout: Layout) -> Columns:

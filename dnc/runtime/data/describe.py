@@ -12,7 +12,7 @@ import numpy as np
 
 from dnc.ir.forest import target_of
 from dnc.ir.program import Program
-from dnc.ir.structure import CHILD, LIST, OPTIONAL, VECTOR, Field
+from dnc.ir.structure import CHILD, LIST, OPTIONAL, TOKEN, VECTOR, Field
 from dnc.runtime.data.examples import examples
 from dnc.runtime.data.reader import Dataset
 
@@ -61,8 +61,24 @@ def summarize(dataset: Dataset) -> str:
             if vocabulary.unknown
             else "labels"
         )
-        lines.append(f"  {name}: {vocabulary.size:,} {what}")
+        tokens, unknown = _tokens(dataset, name)
+        rare = f"; {unknown:,} of {tokens:,} tokens are <unk>" if unknown and vocabulary.words else ""
+        lines.append(f"  {name}: {vocabulary.size:,} {what}{rare}")
     return "\n".join(lines)
+
+
+def _tokens(dataset: Dataset, dimension: str) -> tuple[int, int]:
+    """How many tokens of a dimension there are, and how many of them have the number 0."""
+    tokens = unknown = 0
+    for name, struct in dataset.forest.structs.items():
+        for arm, each in enumerate(struct.arms):
+            for field in each.fields:
+                if field.kind == TOKEN and field.dimension is not None and field.dimension.name == dimension:
+                    table = dataset.forest.tables[name]
+                    found = table.data[field.name][table.arm == arm]
+                    tokens += len(found)
+                    unknown += int(np.count_nonzero(found == 0))
+    return tokens, unknown
 
 
 def depths(dataset: Dataset) -> dict[str, Any]:

@@ -17,12 +17,14 @@ from dnc.ir.structure import DATA_KINDS, LIST, Field, Struct
 from dnc.runtime.data.columns import Columns
 from dnc.runtime.data.graph import Edges, post_order
 from dnc.runtime.data.layout import ARM, ROOT, Layout, field_names, struct_fields, unknown_field
-from dnc.runtime.data.problems import Problem, kind_of, names, shown, suggestion
+from dnc.runtime.data.problems import Problem, kind_of, names, shortened, shown, suggestion
 
 
 def is_flat(sample: Mapping[str, Any], layout: Layout) -> bool:
     """Whether a sample is in flat form: its keys are structs and "root", not the root's fields."""
-    return any((key == ROOT or key in layout.structs) and key not in layout.root_fields for key in sample)
+    if any(key in layout.structs and key not in layout.root_fields for key in sample):
+        return True
+    return ROOT in sample and not any(key in layout.root_fields for key in sample)
 
 
 @attrs.frozen(eq=False)
@@ -41,7 +43,7 @@ def read_flat(sample: Mapping[str, Any], columns: Columns) -> None:
     for key in sample:
         if key != ROOT and key not in layout.structs:
             hint = suggestion(key, layout.structs) or f"; its structs are {names(layout.structs)}"
-            raise Problem(f"the program has no struct '{key}'{hint}")
+            raise Problem(f"the program has no struct '{shortened(key)}'{hint}")
     tables = {name: _table(struct, sample.get(name), layout) for name, struct in layout.structs.items()}
     root = _index(sample.get(ROOT), "'root'", tables[layout.root])
     base = {name: len(table.arms) for name, table in columns.structs.items()}

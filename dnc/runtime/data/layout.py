@@ -12,7 +12,7 @@ from collections.abc import Collection
 import attrs
 
 from dnc.ir.structure import CLASS, OPTIONAL, Arm, Field, Struct
-from dnc.runtime.data.problems import Problem, names, suggestion
+from dnc.runtime.data.problems import Problem, names, shortened, shown, suggestion
 
 ARM, ROOT = "arm", "root"
 """The keys with a meaning of their own: the arm of an object, the root of a flat sample."""
@@ -69,7 +69,8 @@ class Layout:
         known = [arm.name for arm in struct.arms]
         if not isinstance(name, str) or name not in known:
             hint = suggestion(name, known) if isinstance(name, str) else ""
-            raise Problem(f"{struct.name} has no arm {name!r}, only {names(known)}{hint}")
+            found = f"'{shortened(name)}'" if isinstance(name, str) else shown(name)
+            raise Problem(f"{struct.name} has no arm {found}, only {names(known)}{hint}")
         return known.index(name)
 
     def _fits(self, struct: Struct, arm: Arm, keys: frozenset[str]) -> None:
@@ -124,4 +125,4 @@ def unknown_field(owner: str, key: str, known: Collection[str]) -> str:
     hint = suggestion(key, known)
     if not hint:
         hint = f"; its fields are {names(sorted(known))}" if known else "; it has no fields"
-    return f"{owner} has no field '{key}'{hint}"
+    return f"{owner} has no field '{shortened(key)}'{hint}"

@@ -6,14 +6,16 @@ not blank. Guaranteed: whatever the file holds, the user gets values or a diagno
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dnc.runtime.data.problems import Problem, ProblemList, file_problem, kind_of
+from dnc.runtime.data.problems import Problem, ProblemList, file_problem, kind_of, shortened
 
 _MARK = b"\xef\xbb\xbf"  # some editors start a UTF-8 file with it
 
@@ -61,7 +63,24 @@ def _decode(line: bytes) -> dict[str, Any]:
         raise _broken(line, str(error)) from None
     if type(value) is not dict:
         raise Problem(f"a sample must be an object, found {kind_of(value)}")
+    # What comes out again has as many quotes as what went in, unless an object lost a key.
+    if line.count(b'"') != msgspec.json.encode(value).count(b'"'):
+        _find_duplicate(line)
     return value
+
+
+def _find_duplicate(line: bytes) -> None:
+    """A problem if a key occurs twice in an object of the line."""
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        seen = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise Problem(f"the key '{shortened(key)}' occurs twice in an object")
+            seen.add(key)
+
+    with suppress(RecursionError):  # the parser of the standard library reads fewer levels
+        json.loads(line, object_pairs_hook=check)
 
 
 def _broken(line: bytes, message: str) -> Problem:

@@ -2,7 +2,8 @@
 
 In: a message, and the line (and column) it belongs to. Out: one-line diagnostics of the form
 ``path:line: error: message``. Guaranteed: the readers raise `Problem` for a user's mistake inside
-a line; `ProblemList` turns them into one `DiagnosticError`, sorted by line, ten at most.
+a line; `ProblemList` turns them into one `DiagnosticError`, sorted by line, ten at most, what many
+lines say alike only once.
 """
 
 from __future__ import annotations
@@ -63,7 +64,34 @@ class ProblemList:
         """Raise what was found, if anything."""
         if self.found:
             self.found.sort(key=lambda each: (each.line or 0, each.column or 0))
-            raise DiagnosticError(*self.found[:MOST_SHOWN])
+            raise DiagnosticError(*_merged(self.found[:MOST_SHOWN], self.full))
+
+
+def _merged(found: list[DataDiagnostic], more: bool) -> list[DataDiagnostic]:
+    """The findings, those with the same message on several lines as one.
+
+    more: whether reading stopped, so that lines behind may be wrong too.
+    """
+    groups: dict[str, list[DataDiagnostic]] = {}
+    for each in found:
+        groups.setdefault(each.message, []).append(each)
+    merged, perhaps = [], ", perhaps more" if more else ""
+    for message, group in groups.items():
+        lines = [each.line for each in group if each.line != group[0].line]
+        also = f" (and in line{'s' if len(lines) > 1 else ''} {_ranges(lines)}{perhaps})" if lines else ""
+        merged.append(attrs.evolve(group[0], message=message + also))
+    return merged
+
+
+def _ranges(lines: list[int | None]) -> str:
+    """Line numbers, neighbours as 2..5."""
+    runs: list[list[int]] = []
+    for line in filter(None, lines):
+        if runs and line == runs[-1][-1] + 1:
+            runs[-1][1:] = [line]
+        elif not runs or line != runs[-1][-1]:
+            runs.append([line])
+    return ", ".join("..".join(map(str, run)) for run in runs)
 
 
 def file_problem(path: str, message: str) -> DiagnosticError:
@@ -88,12 +116,22 @@ def shown(value: Any) -> str:
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 4]}...{text[-1]}"
 
 
+def shortened(name: str) -> str:
+    """A name, cut where it is longer than a person reads."""
+    return name if len(name) <= _LONGEST_VALUE else f"{name[: _LONGEST_VALUE - 3]}..."
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
     """ "; did you mean 'x'?" for the closest known name, else nothing."""
+    if len(name) > _LONGEST_VALUE:
+        return ""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def names(items: Iterable[str]) -> str:
-    """Names in quotes, separated by commas."""
-    return ", ".join(f"'{item}'" for item in items)
+    """Names in quotes, separated by commas; of very many the first ones."""
+    given = list(items)
+    more = f" and {len(given) - MOST_SHOWN} more" if len(given) > MOST_SHOWN + 1 else ""
+    given = given[:MOST_SHOWN] if more else given
+    return ", ".join(f"'{shortened(item)}'" for item in given) + more

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
+import numpy as np
 
 from dnc.ir.forest import Forest, Ints
 from dnc.ir.program import Program
@@ -70,9 +72,38 @@ def read_samples(
     min_count: int = 1,
     name: str = "samples",
 ) -> Dataset:
-    """The same for samples in memory, as decoded JSON; errors count them from 1."""
+    """The same for samples in memory, as decoded JSON; errors count them from 1.
+
+    Arrays and numbers of NumPy, or of anything else that speaks DLPack, count as lists and numbers.
+    """
     problems = ProblemList(name)
-    return _read(enumerate(samples, 1), problems, program, vocabularies, labels_required, min_count)
+    plain = _plain_samples(samples, problems)
+    return _read(plain, problems, program, vocabularies, labels_required, min_count)
+
+
+def _plain_samples(samples: Iterable[Any], problems: ProblemList) -> Iterator[tuple[int, Any]]:
+    """The samples with their numbers, of nothing but what JSON has."""
+    for number, sample in enumerate(samples, 1):
+        try:
+            yield (
+                number,
+                msgspec.to_builtins(sample, enc_hook=_plain, builtin_types=(bytes, bytearray, memoryview))
+                if isinstance(sample, dict)
+                else sample,
+            )
+        except RecursionError:
+            problems.add("nested too deeply; write it in the flat form", number)
+        except TypeError as error:
+            problems.add(f"holds what JSON has not: {error}", number)
+
+
+def _plain(value: Any) -> Any:
+    """An array as a list, a number of NumPy as a number."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if hasattr(value, "__dlpack__"):
+        return np.from_dlpack(value).tolist()
+    raise TypeError(f"a {type(value).__name__}")
 
 
 def _read(
@@ -119,7 +150,7 @@ def _collect(
     for line, sample in samples:
         columns.start_sample(line)
         try:
-            if not isinstance(sample, dict):
+            if type(sample) is not dict:
                 raise Problem(f"a sample must be an object, found {kind_of(sample)}")
             if is_flat(sample, layout):
                 read_flat(sample, columns)

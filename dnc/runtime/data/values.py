@@ -42,8 +42,9 @@ class _Conversion:
 
     def report(self, column: _Column, position: int, message: str) -> None:
         """A mistake in an entry of a column."""
-        line = self.columns.line_of(column.key[0], column.key[1], position)
-        self.problems.add(f"field '{column.field.name}' {message}", line)
+        line, vertex = self.columns.place_of(column.key[0], column.key[1], position)
+        what = f"{vertex}.{column.field.name}" if vertex else f"field '{column.field.name}'"
+        self.problems.add(f"{what} {message}", line)
 
     def first(self, column: _Column, accepted: tuple[type, ...], expected: str) -> bool:
         """Report the first entry whose type is not accepted; whether there was one."""
@@ -222,6 +223,11 @@ def _vectors(conversion: _Conversion, column: _Column) -> Any:
         narrow = wide.astype(np.float32)
     if not np.isfinite(narrow).all():
         at, where = (int(number) for number in np.argwhere(~np.isfinite(narrow))[0])
-        conversion.report(column, at, f"is {shown(rows[at][where])}, too large for 32-bit floats")
+        wrong = rows[at][where]
+        known = isinstance(wrong, int) or np.isfinite(wrong)
+        text = (
+            f"is {shown(wrong)}, too large for 32-bit floats" if known else f"is {wrong}, numbers are finite"
+        )
+        conversion.report(column, at, text)
         return None
     return narrow
