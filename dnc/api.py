@@ -27,7 +27,7 @@ from dnc.ir.program import TABLE, Program
 from dnc.runtime.atomic import check_output as check_output
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.backend import Backend
-from dnc.runtime.build import Build, read_build
+from dnc.runtime.build import Build, check_outside, read_build
 from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
 from dnc.runtime.data import (
     Dataset,
@@ -529,6 +529,7 @@ def find_checkpoint(build: str | Path, run_dir: str | Path | None = None) -> Pat
 def predict_to_file(model: Model, data: str | Path, path: str | Path) -> int:
     """Writes the outputs for every sample of `data` as a line of JSON; how many lines."""
     check_output(path, data)
+    check_outside(path)
     if not any(result.kind == "output" for result in model.plan.results):
         raise fail(f"model {model.build.model} declares no output")
     outputs = model.predict(data)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import attrs
 
-from dnc.diagnostics import Diagnostic, Source, fail
+from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail
+from dnc.ir.isa import layout
 from dnc.ir.machine import MACHINES, Machine, machine
 from dnc.ir.plan import Plan, WeightFormat
 from dnc.ir.plan_text import print_plan
@@ -31,6 +32,7 @@ from dnc.passes.plan_weights import PlanWeights
 from dnc.passes.select_instructions import SelectInstructions
 from dnc.passes.select_tiles import SelectTiles
 from dnc.runtime.build import Build, Target, check_place, write_build
+from dnc.version import VERSION
 
 # Rows of a panel of a weight matrix on the CPU: what one product keeps in vector registers.
 CPU_PANEL = 64
@@ -124,8 +126,11 @@ def make_plan(
 
 
 def digest(plan: Plan) -> str:
-    """A name for everything a kernel depends on; spans of the source do not count."""
-    return hashlib.sha256(repr(plan).encode()).hexdigest()[:16]
+    """A name for everything a kernel and its host have to agree on; spans of the source do not count.
+
+    The version stands for what is in neither the plan nor the layout of a schedule.
+    """
+    return hashlib.sha256(f"{VERSION}\n{layout(plan)!r}\n{plan!r}".encode()).hexdigest()[:16]
 
 
 def pass_names() -> tuple[str, ...]:
@@ -260,9 +265,16 @@ def build_plan(build: Build, target: str) -> Plan:
     from dnc.ir.parser import parse_program
 
     stored = build.targets[target]
-    stored_options = {**stored.options, "without": tuple(stored.options.get("without", ()))}
+    try:
+        options = PlanOptions(**{**stored.options, "without": tuple(stored.options.get("without", ()))})
+    except TypeError:  # options that this version does not have
+        raise _foreign(build) from None
     program = parse_program(build.program, str(build.path / "program.ir"))
-    plan = make_plan(program, stored.machine, PlanOptions(**stored_options))
+    plan = make_plan(program, stored.machine, options)
     if digest(plan) != stored.plan:
-        raise fail(f"{build.path}: its kernels are of another version of dnc than this one; compile it again")
+        raise _foreign(build)
     return plan
+
+
+def _foreign(build: Build) -> DiagnosticError:
+    return fail(f"{build.path}: its kernels are of another version of dnc than this one; compile it again")

@@ -5,8 +5,8 @@
     model.dn        the source, for people
     cpu/, cuda-sm_90a/, ...  the kernels of a target
 
-Guaranteed: a build is written whole or not at all and replaces nothing but a build; a missing,
-damaged or foreign folder is refused in words.
+Guaranteed: a build is written whole or not at all and replaces nothing but a build, and that only if
+it holds nothing else; a missing, damaged or foreign folder is refused in words.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import attrs
 import msgspec
 
 from dnc.diagnostics import fail
+from dnc.ir.machine import MACHINES
 from dnc.version import VERSION
 
 FORMAT = 1
@@ -54,7 +55,7 @@ class Build:
 
     def folder(self, target: str) -> Path:
         """Where the kernels of a target lie."""
-        return self.path / target.replace(":", "-")
+        return self.path / _folder_name(target)
 
     def kernels(self, target: str) -> dict[str, bytes]:
         """The kernel files of a target, checked against the manifest."""
@@ -91,8 +92,31 @@ def write_build(build: Build, kernels: Mapping[str, Mapping[str, bytes]]) -> Non
 
 def check_place(out: Path) -> None:
     """DiagnosticError where a build would replace something else."""
-    if out.exists() and not is_build(out) and not (out.is_dir() and not any(out.iterdir())):
-        raise fail(f"{out}: exists and is not a build; nothing was written")
+    if not out.exists():
+        return
+    manifest = _manifest(out)
+    if manifest is None:
+        if not (out.is_dir() and not any(out.iterdir())):
+            raise fail(f"{out}: exists and is not a build; nothing was written")
+        return
+    own = {MANIFEST, PROGRAM, SOURCE, *(_folder_name(str(name)) for name in manifest.get("targets", ()))}
+    foreign = sorted(path.name for path in out.iterdir() if path.name not in own)
+    if foreign:
+        raise fail(
+            f"{out}: holds {', '.join(foreign)} beside the build, which would be lost; nothing was written"
+        )
+
+
+def check_outside(path: str | Path, shown: str | Path | None = None) -> None:
+    """DiagnosticError if `path` lies in a build, where the next compilation would lose it.
+
+    shown: what the user calls it.
+    """
+    for folder in Path(path).absolute().parents:
+        if is_build(folder):
+            raise fail(
+                f"{shown or path}: lies in the build {folder}, which is only read; choose another place"
+            )
 
 
 def _fill(folder: Path, build: Build, kernels: Mapping[str, Mapping[str, bytes]]) -> None:
@@ -141,11 +165,20 @@ def _replace(made: Path, out: Path) -> None:
 
 def is_build(path: str | Path) -> bool:
     """Whether a folder holds a build, of whatever version."""
+    return _manifest(path) is not None
+
+
+def _manifest(path: str | Path) -> dict[str, Any] | None:
+    """The manifest of a build of whatever version; None if the folder holds none."""
     try:
         values = msgspec.json.decode((Path(path) / MANIFEST).read_bytes())
     except (OSError, ValueError):
-        return False
-    return isinstance(values, dict) and {"format", "dnc", "model"} <= set(values)
+        return None
+    return values if isinstance(values, dict) and {"format", "dnc", "model"} <= set(values) else None
+
+
+def _folder_name(target: str) -> str:
+    return target.replace(":", "-")
 
 
 def read_build(path: str | Path) -> Build:
@@ -173,6 +206,14 @@ def read_build(path: str | Path) -> Build:
         targets = {name: msgspec.convert(found, Target) for name, found in manifest.targets.items()}
     except (msgspec.ValidationError, TypeError):
         raise _damaged(folder / MANIFEST) from None
+    if not targets or any(Path(file).name != file for each in targets.values() for file in each.files):
+        raise _damaged(folder / MANIFEST)
+    for each in targets.values():
+        if each.machine not in MACHINES:
+            raise fail(
+                f"{path}: has kernels for {each.machine}, which this dnc ({VERSION}) does not know",
+                "use the version that compiled it, or compile it again",
+            )
     texts = {
         name: _checked(folder / name, manifest.files.get(name, "")).decode() for name in (PROGRAM, SOURCE)
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 import msgspec
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
+from dnc.ir.isa import OPTIMIZERS
 from dnc.ir.program import Program
 from dnc.runtime.data import Vocabulary, vocabularies_from_json, vocabularies_to_json
 from dnc.runtime.encoder import Hyper
@@ -58,27 +59,33 @@ class Checkpoint:
     samples: int = 0
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Optimizer = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(OPTIMIZERS)})$")]
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
 class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     model: str
     digest: str
     vocabularies: Any
-    seed: int
-    batch_size: int
-    epoch: int
-    batch: int
-    step: int
-    optimizer: str
-    learning_rate: float
-    epsilon: float
-    clip_norm: float | None = None
+    seed: _Count
+    batch_size: _Count
+    epoch: _Count
+    batch: _Count
+    step: _Count
+    optimizer: _Optimizer
+    learning_rate: _Positive
+    epsilon: _Positive
+    clip_norm: _Positive | None = None
     best: float | None = None
-    samples: int = 0
+    samples: _Count = 0
 
 
 def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     """Writes a checkpoint; DiagnosticError, with the old file in place, if that cannot be done."""
-    check_finite(checkpoint.weights, f"{path}: not written, the weights")
+    hint = "a smaller learning rate (--lr) or clipping (--clip) may help"
+    check_finite(checkpoint.weights, f"{path}: not written, the weights", hint)
     tensors = {**checkpoint.weights}
     tensors |= {_STATE + name: value for name, value in checkpoint.optimizer_state.items()}
     hyper, place = checkpoint.hyper, checkpoint.position
@@ -137,15 +144,20 @@ def check_model(
         raise fail(f"{path}: a checkpoint of model {checkpoint.model}; this build is of {program.name}")
     expected = shapes(program, table_rows)
     problems = []
-    for name, shape in expected.items():
-        found = checkpoint.weights.get(name)
-        if found is None:
-            problems.append(f"{path}: {name} is missing")
-        elif found.shape != shape:
-            problems.append(f"{path}: {name} is {list(found.shape)}, expected {list(shape)}")
-    problems += [f"{path}: no parameter is called {n}" for n in checkpoint.weights if n not in expected]
+    for prefix, arrays in (("", checkpoint.weights), (_STATE, checkpoint.optimizer_state)):
+        for name, shape in expected.items():
+            found = arrays.get(name)
+            if found is None:
+                problems.append(f"{path}: {prefix}{name} is missing")
+            elif found.shape != shape:
+                problems.append(f"{path}: {prefix}{name} is {list(found.shape)}, expected {list(shape)}")
+        problems += [f"{path}: no parameter is called {prefix}{n}" for n in arrays if n not in expected]
     if problems:
         raise DiagnosticError(*map(Diagnostic, problems))
+    check_finite(checkpoint.weights, f"{path}: the weights")
+    check_finite(checkpoint.optimizer_state, f"{path}: the optimizer state")
+    if any((array < 0).any() for array in checkpoint.optimizer_state.values()):
+        raise fail(f"{path}: the optimizer state, sums of squares, holds negative numbers")
     if checkpoint.digest != digest:
         raise fail(
             f"{path}: a checkpoint of another program called {program.name}, though the shapes agree",

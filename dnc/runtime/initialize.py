@@ -100,11 +100,11 @@ def load_weights(
     return {**values, **replaced}, tuple(given)
 
 
-def check_finite(values: Mapping[str, NDArray[np.generic]], where: str) -> None:
+def check_finite(values: Mapping[str, NDArray[np.generic]], where: str, *notes: str) -> None:
     """DiagnosticError that names the arrays which hold infinities or NaN."""
     broken = [name for name, value in values.items() if not np.isfinite(value).all()]
     if broken:
-        raise fail(f"{where}: {', '.join(broken)} hold numbers that are not finite")
+        raise fail(f"{where}: {', '.join(broken)} hold numbers that are not finite", *notes)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import msgspec
 
 from dnc.diagnostics import DiagnosticError, fail
+from dnc.runtime.build import check_outside
 from dnc.runtime.checkpoint import load_checkpoint
 from dnc.runtime.data import Vocabulary, save_vocabularies
 
@@ -31,6 +32,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path, resumed: str | Path | None = None) -> None:
         self.path = Path(path)
+        check_outside(self.path / METRICS, self.path)
         own = resumed is not None and Path(resumed).resolve().parent == self.path.resolve()
         if (self.path / METRICS).exists() and not own:
             raise fail(

@@ -71,6 +71,8 @@ COMMANDS = [
     (f"{RUN} none.jsonl", "none.jsonl: error: there is no such file"),
     (f"{RUN} dags.jsonl", "dags.jsonl:1:"),
     (f"{RUN} train.jsonl --dev broken.jsonl", "broken.jsonl:2:"),
+    (f"{RUN} train.jsonl --run-dir build/run", "error: build/run: lies in the build"),
+    (f"{RUN} train.jsonl --run-dir build", "error: build: lies in the build"),
     (f"{RUN} train.jsonl --run-dir train.jsonl", "error: train.jsonl: cannot be written"),
 ]
 
@@ -142,7 +144,11 @@ def test_a_run_is_not_overwritten(command, workplace):
     assert done.code == 2 and "--seed 5: the run of first/last.safetensors has seed 1" in done.error
 
 
-def test_builds_of_another_version(command, workplace):
+def test_builds_of_another_version(command, workplace, monkeypatch):
+    foreign = "error: build: its kernels are of another version of dnc than this one; compile it again\n"
+    with monkeypatch.context() as patch:
+        patch.setattr("dnc.compiler.VERSION", "9.0")
+        assert command(f"{RUN} train.jsonl").error == foreign
     manifest = workplace / "build" / "manifest.json"
     values = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**values, "format": 7, "dnc": "9.0"}))
@@ -155,7 +161,11 @@ def test_builds_of_another_version(command, workplace):
     values["targets"]["cpu"]["plan"] = "0"
     manifest.write_text(json.dumps(values))
     done = command(f"{RUN} train.jsonl")
-    assert done.code == 2 and "its kernels are of another version of dnc than this one" in done.error
+    assert done.code == 2 and done.error == foreign
+    values["targets"]["cpu"]["options"]["later"] = 1
+    manifest.write_text(json.dumps(values))
+    done = command(f"{RUN} train.jsonl")
+    assert done.code == 2 and done.error == foreign
 
 
 def test_no_gpu(command, workplace, monkeypatch):

@@ -1,6 +1,8 @@
 """Checkpoints, initial values, weights by name, builds: what is on disk."""
 
 import json
+import tempfile
+from pathlib import Path
 
 import attrs
 import numpy as np
@@ -10,11 +12,12 @@ from safetensors.numpy import load_file, save_file
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.program import Initializer, Parameter
 from dnc.ir.structure import Dimension
-from dnc.runtime.build import Build, Target, is_build, read_build, write_build
+from dnc.runtime.build import Build, Target, check_outside, is_build, read_build, write_build
 from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
 from dnc.runtime.data import Vocabulary
 from dnc.runtime.encoder import Hyper
 from dnc.runtime.initialize import generator, initial_values, initialize, load_weights
+from dnc.runtime.tensors import read_tensors
 from tests.support.models import rows_of, small_plan
 
 PROGRAM = small_plan("treelstm").program
@@ -131,6 +134,14 @@ def test_a_checkpoint_without_a_clip(tmp_path):
         ({"weights": {k: v for k, v in VALUES.items() if k != "V"}}, "V is missing"),
         ({"weights": {**VALUES, "X": np.ones(1)}}, "no parameter is called X"),
         ({"digest": "def"}, "another program called TreeLSTM, though the shapes agree"),
+        ({"optimizer_state": {}}, "optimizer/E is missing"),
+        (
+            {"optimizer_state": {**VALUES, "V": np.ones((1, 1))}},
+            r"optimizer/V is \[1, 1\], expected \[5, 4\]",
+        ),
+        ({"optimizer_state": {**VALUES, "X": np.ones(1)}}, "no parameter is called optimizer/X"),
+        ({"weights": {**VALUES, "V": np.full((5, 4), np.nan)}}, "V hold numbers that are not finite"),
+        ({"optimizer_state": VALUES}, "sums of squares, holds negative numbers"),
     ],
 )
 def test_checkpoints_of_another_model(changes, message):
@@ -161,6 +172,12 @@ def test_other_metadata(tmp_path):
     for metadata, message in (
         ({"version": 9}, "a checkpoint of version 9, expected 1"),
         ({"version": 1}, "its metadata is broken"),
+        (stored(seed=-1), r"its metadata is broken: .*seed"),
+        (stored(epoch=-1), r"its metadata is broken: .*epoch"),
+        (stored(step=10**30), r"its metadata is broken: .*step"),
+        (stored(optimizer="adam"), r"its metadata is broken: .*optimizer"),
+        (stored(learning_rate=0), r"its metadata is broken: .*learning_rate"),
+        (stored(vocabularies={"vocab": {"size": -1, "unknown": True}}), "not a vocabulary file: .*size"),
     ):
         save_file(VALUES, tmp_path / "c", {"dnc": json.dumps(metadata)})
         with pytest.raises(DiagnosticError, match=message):
@@ -169,6 +186,13 @@ def test_other_metadata(tmp_path):
     (tmp_path / "c").write_bytes((tmp_path / "c").read_bytes()[:-7])
     with pytest.raises(DiagnosticError, match="not a safetensors file"):
         load_checkpoint(tmp_path / "c")
+
+
+def stored(**changes):
+    """The metadata of a checkpoint, some changed."""
+    with tempfile.TemporaryDirectory() as folder:
+        save_checkpoint(Path(folder) / "c", checkpoint())
+        return {**read_tensors(Path(folder) / "c")[1], **changes}
 
 
 # ---- builds ----------------------------------------------------------------------------------------
@@ -200,6 +224,18 @@ def test_a_build_replaces_nothing_else(tmp_path):
     assert (tmp_path / "work" / "thesis.tex").read_text() == "x" and not is_build(tmp_path / "work")
 
 
+def test_a_build_with_something_else_in_it_is_kept(tmp_path):
+    write_build(build(tmp_path / "b"), {"cpu": {"kernel.txt": b"work"}})
+    (tmp_path / "b" / "notes.txt").write_text("x")
+    with pytest.raises(DiagnosticError, match=r"b: holds notes.txt beside the build, which would be lost"):
+        write_build(build(tmp_path / "b"), {})
+    assert (tmp_path / "b" / "notes.txt").read_text() == "x"
+    for place in ("b/run/metrics.jsonl", "b/out"):
+        with pytest.raises(DiagnosticError, match="lies in the build"):
+            check_outside(tmp_path / place)
+    check_outside(tmp_path / "b2")
+
+
 def test_damaged_builds(tmp_path):
     write_build(build(tmp_path / "b"), {"cpu": {"kernel.txt": b"work"}})
     kernel, manifest = tmp_path / "b" / "cpu" / "kernel.txt", tmp_path / "b" / "manifest.json"
@@ -217,6 +253,14 @@ def test_damaged_builds(tmp_path):
         manifest.write_text(text)
         with pytest.raises(DiagnosticError, match=r"manifest.json: the build is damaged here"):
             read_build(tmp_path / "b")
+    values = json.loads(whole)
+    for targets in ({}, {"cpu": {**values["targets"]["cpu"], "files": {"../../secret": "0"}}}):
+        manifest.write_text(json.dumps({**values, "targets": targets}))
+        with pytest.raises(DiagnosticError, match=r"manifest.json: the build is damaged here"):
+            read_build(tmp_path / "b")
+    manifest.write_text(whole.replace('"machine": "cpu"', '"machine": "sm_999"'))
+    with pytest.raises(DiagnosticError, match=r"has kernels for sm_999, which this dnc .* does not know"):
+        read_build(tmp_path / "b")
     manifest.write_text(whole.replace('"format": 1', '"format": 2'))
     with pytest.raises(DiagnosticError, match=r"a build of format 2 \(dnc .*\), expected 1"):
         read_build(tmp_path / "b")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 import msgspec
@@ -75,7 +75,7 @@ def vocabularies_to_json(vocabularies: Mapping[str, Vocabulary]) -> dict[str, An
 
 
 class _Stored(msgspec.Struct, forbid_unknown_fields=True):
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
     unknown: bool
     words: tuple[str, ...] | None = None
 
