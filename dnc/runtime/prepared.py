@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from dnc.ir.forest import Forest, Ints
 from dnc.ir.plan import (
@@ -20,6 +21,8 @@ from dnc.ir.plan import (
 from dnc.ir.program import FORWARD, LEVEL, Program, Space, Stage, StateInput
 from dnc.ir.structure import Path
 
+Indices = NDArray[np.intp]
+
 
 @attrs.frozen(eq=False)
 class SpaceRows:
@@ -29,20 +32,23 @@ class SpaceRows:
     [samples + 1], the rows of each sample, ordered by level.
     """
 
-    vertex: Ints
+    vertex: Indices
     level: Ints
-    begin: Ints
+    begin: Indices
 
 
 @attrs.frozen(eq=False)
 class Prepared:
-    """Spaces by name, targets by (space, path), ragged targets by (space, path)."""
+    """Spaces by name, targets by (space, path), ragged targets by (space, path).
+
+    What is used as an index is of the machine's index type: NumPy converts any other at every use.
+    """
 
     plan: Plan
     forest: Forest
     spaces: dict[str, SpaceRows]
-    targets: dict[tuple[str, Path], Ints]
-    ragged: dict[tuple[str, Path], tuple[Ints, Ints]]
+    targets: dict[tuple[str, Path], Indices]
+    ragged: dict[tuple[str, Path], tuple[Indices, Indices]]
     weight: Ints
 
     @property
@@ -56,6 +62,7 @@ def prepare(plan: Plan, forest: Forest) -> Prepared:
     program = plan.program
     levels = stage_levels(program, forest)
     spaces: dict[str, SpaceRows] = {}
+    vertices: dict[str, Ints] = {}
     weight = np.zeros(forest.samples, np.int64)
     for space in program.spaces:
         vertex, level = levels[space.name]
@@ -65,17 +72,19 @@ def prepare(plan: Plan, forest: Forest) -> Prepared:
         counts = np.bincount(sample, minlength=forest.samples)
         rows = np.zeros(forest.samples + 1, np.int32)
         np.cumsum(counts, out=rows[1:])
-        spaces[space.name] = SpaceRows(vertex[order], level[order].astype(np.int32), rows)
+        vertices[space.name] = vertex[order]
+        spaces[space.name] = SpaceRows(vertex[order].astype(np.intp), level[order], rows.astype(np.intp))
         weight += counts
-    targets: dict[tuple[str, Path], Ints] = {}
-    ragged: dict[tuple[str, Path], tuple[Ints, Ints]] = {}
+    targets: dict[tuple[str, Path], Indices] = {}
+    ragged: dict[tuple[str, Path], tuple[Indices, Indices]] = {}
 
     def need(space: str, path: Path, is_list: bool) -> None:
         struct = program.space(space).struct
         if is_list and (space, path) not in ragged:
-            ragged[space, path] = forest.resolve_list(struct, path, spaces[space].vertex)
+            begin, target = forest.resolve_list(struct, path, vertices[space])
+            ragged[space, path] = begin.astype(np.intp), target.astype(np.intp)
         elif not is_list and (space, path) not in targets:
-            targets[space, path] = forest.resolve(struct, path, spaces[space].vertex)
+            targets[space, path] = forest.resolve(struct, path, vertices[space]).astype(np.intp)
 
     for item in plan.lists:
         if isinstance(item, SlotList):

@@ -36,7 +36,7 @@ class Schedule:
     activations: int
     results: dict[str, tuple[int, int]]
     samples: Words
-    positions: dict[str, Words]
+    positions: dict[str, NDArray[np.intp]]
 
 
 def header(words: Words, plan: Plan) -> dict[str, int]:

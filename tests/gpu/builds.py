@@ -31,6 +31,7 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         PlanOptions(residency="streamed", window=256),
     ),
     "treelstm-unfused": ("treelstm", {"hidden": 16, "embed": 16}, PlanOptions(without=("fuse", "hoist"))),
+    "treelstm-1024": ("treelstm", {"hidden": 1024, "embed": 1024}, PlanOptions()),
     "bilstm": ("bilstm_tagger", {"hidden": 24, "embed": 20}, PlanOptions()),
     "lstm2": ("lstm2", {"hidden": 24, "embed": 20}, PlanOptions(cluster=8)),
     "lstm": ("lstm_classifier", {"hidden": 24, "embed": 20}, PlanOptions(cluster=0, workers=64)),

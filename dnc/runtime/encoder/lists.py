@@ -32,7 +32,7 @@ from dnc.ir.plan import (
 from dnc.ir.structure import Path
 from dnc.runtime.encoder.rows import Rows, sample_rows
 from dnc.runtime.encoder.words import Numbers, Spread, Words
-from dnc.runtime.prepared import Prepared
+from dnc.runtime.prepared import Indices, Prepared
 
 
 @attrs.frozen(eq=False)
@@ -42,7 +42,7 @@ class Touched:
     tokens: of all batches, rising within each. targets: as `Words.slots` takes them.
     """
 
-    tokens: Ints
+    tokens: Numbers
     spread: Spread
     targets: list[Numbers]
 
@@ -80,7 +80,8 @@ class Lists:
         # By vertex, the last entry standing for none: its record, and its number among the calls of
         # its function. Only what a group writes is read for that group.
         self._record = {name: np.zeros(self._vertices(name) + 1, np.int32) for name in self._spaces}
-        self._call = {name: np.full(self._vertices(name) + 1, -1, np.int32) for name in self._spaces}
+        self._call = {name: np.full(self._vertices(name) + 1, -1, np.intp) for name in self._spaces}
+        self._known: dict[tuple[str, Path, str], tuple[NDArray[Any], bool]] = {}
 
     def _vertices(self, function: str) -> int:
         return len(self.prepared.forest.tables[self.program.function(function).struct])
@@ -90,7 +91,7 @@ class Lists:
     def number_calls(self, group: Group) -> None:
         """Notes where every call's record lies, and its number among the calls of its function."""
         for function, spaces in self._spaces.items():
-            calls, first, stride = self._calls(function, group.rows), 0, np.int32(self._stride[function])
+            calls, first, stride = self._calls(function, group.rows), 0, self._stride[function]
             for space in spaces:
                 if space not in group.rows:
                     continue
@@ -131,7 +132,7 @@ class Lists:
                 found[item.name] = self._data_list(item, rows, group)
         return found
 
-    def _entries(self, space: str, path: Path, positions: Ints) -> tuple[Numbers, Ints]:
+    def _entries(self, space: str, path: Path, positions: Indices) -> tuple[Numbers, Indices]:
         """Entries of every row in a list of children, and the vertices they are."""
         begin, target = self.prepared.ragged[space, path]
         counts = begin[positions + 1] - begin[positions]
@@ -151,23 +152,37 @@ class Lists:
         first = rows.spread.first
         return Spread(before[first + rows.spread.counts] - before[first])
 
-    def _field(self, space: str, path: Path, field: str, positions: Ints) -> tuple[NDArray[Any], Ints]:
-        """A field's values over the data, and of every row the vertex at `path` (-1: none)."""
+    def _field(self, space: str, path: Path, field: str) -> tuple[NDArray[Any], Indices]:
+        """A field's values over the data, and of every prepared row the vertex at `path` (-1: none)."""
         struct = self.program.space(space).struct
         table = self.prepared.forest.tables[path_struct(self.prepared.forest.structs, struct, path)]
-        return _some(table.data[field]), self.prepared.targets[space, path][positions]
+        return _some(table.data[field]), self.prepared.targets[space, path]
+
+    def _numbers(self, space: str, path: Path, field: str) -> tuple[NDArray[Any], bool]:
+        """A field's number of every prepared row, -1 for none; and whether every row has one."""
+        key = space, path, field
+        if key not in self._known:
+            values, target = self._field(*key)
+            found = np.where(target >= 0, values[target], -1).astype(np.intp)
+            self._known[key] = found, bool((found >= 0).all())
+        return self._known[key]
 
     def _data_list(self, item: IndexList, rows: Rows, group: Group) -> int:
         assert isinstance(item, TableList | ClassList | VectorList)
         body, spread = group.body, rows.spread
-        values, target = self._field(item.space, item.path, item.field, rows.positions)
-        if isinstance(item, ClassList):
-            found = values[target].astype(np.int32)
-            return body.add(spread.matrix(np.where(target >= 0, found, np.int32(-1))))
+        if isinstance(item, VectorList):
+            return self._vectors(item, rows, group)
+        numbers, everywhere = self._numbers(item.space, item.path, item.field)
+        number = numbers[rows.positions]
         if isinstance(item, TableList):
-            token = values[target]
-            found = group.bases[item.parameter] + token * np.int32(self._table_stride(item.parameter))
-            return body.add(spread.matrix(np.where((target >= 0) & (token >= 0), found, 0)))
+            found = group.bases[item.parameter] + number * self._table_stride(item.parameter)
+            number = found if everywhere else np.where(number >= 0, found, 0)
+        return body.add(spread.matrix(number))
+
+    def _vectors(self, item: VectorList, rows: Rows, group: Group) -> int:
+        body, spread = group.body, rows.spread
+        values, targets = self._field(item.space, item.path, item.field)
+        target = targets[rows.positions]
         stride = padded(item.width)
         filled = np.zeros((spread.batches, spread.most, stride), np.float32)
         found = values.reshape(len(values), item.width)[target]
@@ -196,7 +211,7 @@ class Lists:
                 at += group.rows[space].spread.most
         return found
 
-    def _slot_targets(self, source: SlotSource, group: Group) -> Ints:
+    def _slot_targets(self, source: SlotSource, group: Group) -> Indices:
         """The vertex that each of a source's slots belongs to."""
         positions = group.rows[source.space].positions
         if source.is_list:
@@ -209,7 +224,7 @@ class Lists:
         spread = rows.spread
         if source.is_list:
             spread = self._entry_spread(self._entries(source.space, source.path, rows.positions)[0], rows)
-        return group.bases[source.buffer] + spread.local * np.int32(_slot_stride(buffer, group.workers))
+        return group.bases[source.buffer] + spread.local * _slot_stride(buffer, group.workers)
 
     # ---- gradients of tables --------------------------------------------------------------------
 
@@ -230,7 +245,7 @@ class Lists:
             spread, own = Spread(np.array([len(tokens)])), tokens
         else:
             distinct, inverse = distinct_keys(merged, batches * table_rows)
-            batch, own = np.divmod(distinct, np.int32(table_rows))
+            batch, own = np.divmod(distinct, table_rows)
             spread = Spread(np.bincount(batch, minlength=batches))
         if batches > 1:
             inverse = np.append(spread.place, -1)[inverse]
@@ -243,17 +258,17 @@ class Lists:
             for source in (*table.plain, *table.partial)
         ]
         merged = np.unique(np.concatenate(found)) if found else np.zeros(0, np.int32)
-        return merged[merged >= 0].astype(np.int32)
+        tokens: Ints = merged[merged >= 0].astype(np.int32)
+        return tokens
 
-    def _source_tokens(self, source: SlotSource, positions: Ints) -> Ints:
+    def _source_tokens(self, source: SlotSource, positions: Indices) -> Indices:
         assert source.field is not None
-        values, target = self._field(source.space, source.path, source.field, positions)
-        return np.where(target >= 0, values[target], -1).astype(np.int32)
+        return self._numbers(source.space, source.path, source.field)[0][positions]
 
     def encode_table(self, table: TableGradient, touched: Touched, group: Group) -> dict[str, int]:
         """Appends the lists of a table's gradient."""
         names, body, spread = isa.table_lists(table.parameter), group.body, touched.spread
-        stride = np.int32(self._table_stride(table.parameter))
+        stride = self._table_stride(table.parameter)
         found = {names[0]: body.add(spread.matrix(group.bases[table.parameter] + touched.tokens * stride))}
         targets = iter(touched.targets)
         for name, sources in ((names[1], table.plain), (names[2], table.partial)):
@@ -262,18 +277,18 @@ class Lists:
         return found
 
 
-def distinct_keys(keys: Ints, bound: int) -> tuple[Ints, Ints]:
+def distinct_keys(keys: Indices, bound: int) -> tuple[Indices, Indices]:
     """The sorted distinct keys of 0..bound - 1, and of every key its number there (-1 for -1)."""
     if bound > 64 * len(keys):  # sorting few keys is cheaper than looking through all
         found, inverse = np.unique(keys, return_inverse=True)
         absent = int(len(found) > 0 and found[0] < 0)
-        return found[absent:].astype(np.int32), (inverse - absent).astype(np.int32)
+        return found[absent:], inverse - absent
     marks = np.zeros(bound + 1, bool)  # the last one stands for -1
     marks[keys] = True
     marks[bound] = False
-    found = np.flatnonzero(marks).astype(np.int32)
-    rank = np.empty(bound + 1, np.int32)
-    rank[found] = np.arange(len(found), dtype=np.int32)
+    found = np.flatnonzero(marks)
+    rank = np.empty(bound + 1, np.intp)
+    rank[found] = np.arange(len(found))
     rank[bound] = -1
     return found, rank[keys]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dnc.ir.forest import Ints
 from dnc.runtime.encoder.words import Numbers, Spread
-from dnc.runtime.prepared import SpaceRows
+from dnc.runtime.prepared import Indices, SpaceRows
 
 
 @attrs.frozen(eq=False)
@@ -22,7 +22,7 @@ class Rows:
     levels], how many rows a wavefront has and the first one's number in its batch.
     """
 
-    positions: Ints
+    positions: Indices
     spread: Spread
     counts: Numbers
     starts: Numbers
@@ -46,19 +46,18 @@ def assign(batches: list[Ints], weight: Ints, replicas: int) -> Assignment:
         return Assignment(samples, np.broadcast_to(spread.batch, len(samples)), spread, 1)
     rank = np.lexsort((-weight[samples], np.broadcast_to(spread.batch, len(samples))))
     turn, place = np.divmod(spread.local, replicas)
-    owner = np.empty(len(samples), np.int32)
+    owner = np.empty(len(samples), np.intp)
     owner[rank] = spread.batch * replicas + np.where(turn % 2 == 0, place, replicas - 1 - place)
     order = np.argsort(owner, kind="stable")
     return Assignment(samples[order], owner[order], spread, replicas)
 
 
-def sample_rows(space: SpaceRows, samples: Ints) -> tuple[Ints, Numbers]:
+def sample_rows(space: SpaceRows, samples: Ints) -> tuple[Indices, Numbers]:
     """Positions of all rows of the samples, and how many each sample has."""
     begin = space.begin[samples]
     counts = space.begin[samples + 1] - begin
     ends = np.cumsum(counts)
-    positions = np.repeat(begin - (ends - counts), counts) + np.arange(int(ends[-1]), dtype=np.int32)
-    return positions.astype(np.int32, copy=False), counts
+    return np.repeat(begin - (ends - counts), counts) + np.arange(ends[-1]), counts
 
 
 def space_rows(space: SpaceRows, assigned: Assignment, leveled: bool) -> Rows:

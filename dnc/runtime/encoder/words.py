@@ -27,13 +27,12 @@ class Spread:
         ends = np.cumsum(counts)
         self.first = ends - counts
         self.total, self.most = int(ends[-1]), int(counts.max())
-        self.local: Numbers = np.arange(self.total, dtype=np.int32)
-        self.batch, self.place = np.zeros(1, np.int32), self.local
+        self.local: Numbers = np.arange(self.total)
+        self.batch, self.place = np.zeros(1, np.intp), self.local
         if self.batches > 1:
-            number = np.arange(self.batches, dtype=np.int32)
-            self.batch = np.repeat(number, counts)
-            self.local = self.local - self.first.astype(np.int32)[self.batch]
-            self.place = self.batch * np.int32(self.most) + self.local
+            self.batch = np.repeat(np.arange(self.batches), counts)
+            self.place = self.local + np.repeat(np.arange(self.batches) * self.most - self.first, counts)
+            self.local = self.place - self.batch * self.most
 
     def matrix(self, values: NDArray[Any]) -> Ints:
         """[batches, most]: every batch's values, then zeros."""
