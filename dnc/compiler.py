@@ -190,7 +190,7 @@ def read_program(
     from dnc.frontend.build import load_program
 
     try:
-        source = Source(str(path), Path(path).read_text(encoding="utf-8"))
+        source = Source(str(path), Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise fail(f"{path}: there is no such file") from None
     except UnicodeDecodeError as error:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import attrs
 
+# Characters of a source line that a message shows.
+LONGEST_LINE = 160
+
 
 @attrs.frozen
 class Source:
@@ -47,11 +50,19 @@ class Diagnostic:
         if self.span is None:
             return f"{self.severity}: {self.message}{notes}"
         span = self.span
-        line = span.source.line_text(span.line)
-        shown = line.expandtabs(1)
-        caret = " " * (span.column - 1) + "^" * max(1, min(span.length, len(shown) - span.column + 1))
+        shown, column = _window(span.source.line_text(span.line).expandtabs(1), span.column)
+        caret = " " * (column - 1) + "^" * max(1, min(span.length, len(shown) - column + 1))
         head = f"{span.source.name}:{span.line}:{span.column}: {self.severity}: {self.message}"
         return f"{head}\n  {shown}\n  {caret}{notes}"
+
+
+def _window(line: str, column: int) -> tuple[str, int]:
+    """What is shown of a line, and the column in it: of a very long line, the part around the column."""
+    if len(line) <= LONGEST_LINE:
+        return line, column
+    start = max(0, min(column - 1 - LONGEST_LINE // 3, len(line) - LONGEST_LINE))
+    before, after = "..." if start else "", "..." if start + LONGEST_LINE < len(line) else ""
+    return f"{before}{line[start : start + LONGEST_LINE]}{after}", column - start + len(before)
 
 
 class DiagnosticError(Exception):

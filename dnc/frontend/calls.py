@@ -15,11 +15,26 @@ from dnc.frontend import syntax, typed
 from dnc.frontend.declarations import BUILTINS, Declarations
 from dnc.frontend.operations import apply, no_value
 from dnc.frontend.report import counted
+from dnc.frontend.structs import LINKS
 from dnc.frontend.typed import Expression, Index, Vertex, VertexList, VertexUse, describe
 from dnc.frontend.vertices import whole
+from dnc.ir.program import TABLE
 from dnc.ir.types import TensorType
 
 Names = Mapping[str, Expression | None]
+CALLS_ELSEWHERE = {
+    "return": "a block has the value of the expression on its last line, without 'return'",
+    **dict.fromkeys(("matmul", "dot", "mm", "linear", "dense"), "the product is W @ x"),
+    **dict.fromkeys(("cat", "concatenate", "stack"), "vectors are joined with concat(a, b)"),
+    **dict.fromkeys(
+        ("nll", "nll_loss", "crossentropy"), "the loss of a class is cross_entropy(logits, class)"
+    ),
+    **dict.fromkeys(("mse", "mse_loss", "l2"), "the squared difference is squared_error(a, b)"),
+    **dict.fromkeys(("chunk", "unpack"), "equal parts are a, b = split(x, 2)"),
+    **dict.fromkeys(("embedding", "embed", "lookup"), "a row of a table is E[token]"),
+}
+"""What other languages call what this one has."""
+
 REDUCTIONS = {"sum": "list_sum", "mean": "list_mean", "max": "list_max"}
 
 
@@ -66,16 +81,29 @@ class Calls:
             )
             return None
         if name not in BUILTINS:
-            if name in declarations.parameters or name in names:
-                self.report.error(f"'{name}' is a value and cannot be called", call.function.span)
-            else:
-                known = [*declarations.cells, *declarations.functions, *sorted(BUILTINS)]
-                self.report.unknown("function", name, known, call.function.span)
+            self._unknown(call.function, names)
             return None
         operands = [argument for argument in arguments if argument is not None]
         if len(operands) != len(arguments):
             return None
         return apply(self.report, name, name, operands, call.function.span, call.span)
+
+    def _unknown(self, function: syntax.Identifier, names: Names) -> None:
+        """Reports a call of what is no function."""
+        name, declarations = function.text, self.declarations
+        parameter = declarations.parameters.get(name)
+        if name in names or name in declarations.parameters:
+            table = name not in names and parameter is not None and parameter.kind == TABLE
+            hint = f"; a row of a table is {name}[token]" if table else ""
+            self.report.error(f"'{name}' is a value and cannot be called{hint}", function.span)
+        elif name.lower() in CALLS_ELSEWHERE:
+            self.report.error(f"unknown function '{name}'; {CALLS_ELSEWHERE[name.lower()]}", function.span)
+        elif name in LINKS:
+            self.report.error(f"'{name}' is a link, expected it behind a vertex: t.{name}", function.span)
+        else:
+            known = [*declarations.cells, *declarations.functions, *sorted(BUILTINS)]
+            note = f"the builtins are: {', '.join(sorted(BUILTINS))}"
+            self.report.unknown("function", name, known, function.span, notes=(note,))
 
     def _cell_call(self, call: syntax.Call, names: Names) -> Expression | None:
         arguments = [self.expressions.check(argument, names) for argument in call.arguments]

@@ -20,7 +20,7 @@ from dnc.frontend.typed import Parameter, State, Type, Vertex
 from dnc.ir.opdef import SURFACE
 from dnc.ir.ops import OPS
 from dnc.ir.program import DENSE, TABLE, Component
-from dnc.ir.structure import Dimension, Struct
+from dnc.ir.structure import TOKEN, Dimension, Struct
 from dnc.ir.types import TensorType
 
 BUILTINS = frozenset({name for name, entry in OPS.items() if entry.has(SURFACE)} | {"split"})
@@ -150,7 +150,9 @@ class Declarations:
             if kind == TABLE and position == 0:
                 dimensions.append(self.dimensions.open_or_known(expression, f"table '{name}'"))
             else:
-                size = self.dimensions.known(expression, f"parameter {name}")
+                rows = position == 0 and count == 2 and text(expression) in self._token_dimensions()
+                hint = f"; if tokens choose its rows, it is a table[{text(expression)}, ...]" if rows else ""
+                size = self.dimensions.known(expression, f"parameter {name}", hint)
                 dimensions.append(None if size is None else Dimension(text(expression), size))
         known = tuple(dimension for dimension in dimensions if dimension is not None)
         if len(known) != len(dimensions):
@@ -159,6 +161,16 @@ class Declarations:
         if start is None:
             return None
         return Parameter(name, kind, known, start, declared.frozen, declared.name.span)
+
+    def _token_dimensions(self) -> set[str]:
+        """The dimensions of tokens."""
+        return {
+            field.dimension.name
+            for struct in self.structs.values()
+            for arm in struct.arms
+            for field in arm.fields
+            if field.kind == TOKEN and field.dimension is not None
+        }
 
     def _callable(self, declared: syntax.CallableDeclaration) -> None:
         if declared.keyword == "cell" and self._claim(declared.name, "a cell"):
@@ -176,5 +188,10 @@ class Declarations:
             return self.states[name]
         if name in self.structs:
             return Vertex(name, tuple(arm.name for arm in self.structs[name].arms))
+        if name in self.dimensions.sizes:
+            self.report.error(
+                f"'{name}' is a dimension, expected a type; a vector of that size is [{name}]", declared.span
+            )
+            return None
         self.report.unknown("state or struct", name, (*self.states, *self.structs), declared.span)
         return None

@@ -23,6 +23,7 @@ class Dimensions:
         self.report = report
         self.sizes: dict[str, int | None] = {}
         self.broken: set[str] = set()
+        self.missed: set[str] = set()  # open ones that were reported: one place says it for all
         self.undeclared = False  # there is no model line: unknown names are not reported
 
     def declare(self, model: syntax.ModelDeclaration, settings: Mapping[str, int]) -> None:
@@ -45,19 +46,22 @@ class Dimensions:
 
     def _enter(self, name: str, size: int | None, span: Span) -> None:
         if size is not None and not 1 <= size <= LARGEST:
-            self.report.error(f"dimension '{name}' is {size}, expected at least 1", span)
+            self.report.error(f"dimension '{name}' is {size}, expected {_range(size)}", span)
             size = None
         if size is None:
             self.broken.add(name)
         else:
             self.sizes[name] = size
 
-    def known(self, expression: syntax.Expression, user: str) -> int | None:
-        """The size of a dimension that must be known because it shapes `user`; None if it is wrong."""
-        size = self._value(expression, user)
+    def known(self, expression: syntax.Expression, user: str, hint: str = "") -> int | None:
+        """The size of a dimension that must be known because it shapes `user`; None if it is wrong.
+
+        hint: what else the user may have meant by an open one.
+        """
+        size = self._value(expression, user, hint)
         if size is not None and not 1 <= size <= LARGEST:
             how = f"{text(expression)} is {size}" if text(expression) != str(size) else f"found {size}"
-            self.report.error(f"{how}, expected a dimension of at least 1", expression.span)
+            self.report.error(f"{how}, expected a dimension of {_range(size)}", expression.span)
             return None
         return size
 
@@ -72,14 +76,17 @@ class Dimensions:
         """The dimensions of the model line."""
         return tuple(Dimension(name, size) for name, size in self.sizes.items())
 
-    def _value(self, expression: syntax.Expression, user: str) -> int | None:
+    def _value(self, expression: syntax.Expression, user: str, hint: str = "") -> int | None:
         if isinstance(expression, syntax.Number):
             if expression.text.isdigit() and len(expression.text) < 12:
                 return int(expression.text)
-            self.report.error(f"found {expression.text}, expected a whole number", expression.span)
+            whole = expression.text.isdigit()
+            found = f"a number of {len(expression.text)} digits" if whole else expression.text
+            expected = f"at most {LARGEST}" if whole else "a whole number"
+            self.report.error(f"found {found}, expected {expected}", expression.span)
             return None
         if isinstance(expression, syntax.Name):
-            return self._named(expression, user)
+            return self._named(expression, user, hint)
         if isinstance(expression, syntax.Negation):
             operand = self._value(expression.operand, user)
             return None if operand is None else -operand
@@ -88,17 +95,18 @@ class Dimensions:
         self.report.error("a dimension is made of names, whole numbers and + - * //", expression.span)
         return None
 
-    def _named(self, name: syntax.Name, user: str) -> int | None:
+    def _named(self, name: syntax.Name, user: str, hint: str) -> int | None:
         if name.text in self.broken or self.undeclared:
             return None
         if name.text not in self.sizes:
             self.report.unknown("dimension", name.text, self.sizes, name.span)
             return None
         size = self.sizes[name.text]
-        if size is None:
+        if size is None and name.text not in self.missed:
+            self.missed.add(name.text)
             self.report.error(
                 f"dimension '{name.text}' is open but shapes {user}: set it in the model line "
-                f"or with --set {name.text}=N",
+                f"or with --set {name.text}=N{hint}",
                 name.span,
             )
         return size
@@ -119,6 +127,10 @@ class Dimensions:
                 return None
             return left // right
         return {"+": left + right, "-": left - right, "*": left * right}[operator.text]
+
+
+def _range(size: int) -> str:
+    return "at least 1" if size < 1 else f"at most {LARGEST}"
 
 
 def text(expression: syntax.Expression) -> str:

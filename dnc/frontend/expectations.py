@@ -12,7 +12,7 @@ from typing import Any
 
 FORMS = {
     "model": "model Name(open, size = 256)",
-    "struct": "struct Name = Arm(field: kind, ...) | Arm(...)",
+    "struct": "struct Tree = Leaf(word: token<vocab>) | Node(left: Tree, more: [Tree], label: class<n>)",
     "param": "param W: [rows, columns] = uniform(0.1), E: table[rows, columns]",
     "frozen": "frozen param W: [rows, columns]",
     "state": "state S = (h: [hidden], c: [hidden])",

@@ -83,6 +83,8 @@ def _mismatch(report: Report, text: str, symbol: str, operands: Sequence[Express
         if isinstance(operand.type, Index):
             hint = "; look it up in a table: E[...]" if operand.type.kind == TOKEN else ""
             text = text.replace("found i32[]", f"found {describe(operand.type)}") + hint
+        elif symbol == "==" and isinstance(operand.type, TensorType) and operand.type.shape:
+            text += "; argmax(x) gives a class"
     report.error(f"'{symbol}': {_surface(text)}", at)
 
 

@@ -15,6 +15,7 @@ import lark
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, Span
 from dnc.frontend import syntax
+from dnc.frontend.calls import CALLS_ELSEWHERE
 from dnc.frontend.convert import Converter
 from dnc.frontend.expectations import DECLARATION_WORDS, explain_character, explain_token, form_of
 from dnc.frontend.layout import Layout, LayoutError
@@ -116,6 +117,11 @@ def _explain(source: Source, line: int, text: str, error: Any) -> Diagnostic:
         return Diagnostic(f"'{bracket}' is never closed", Span(source, line + row, column + 1))
     accepted = error.interactive_parser.accepts()
     message = explain_token(token, accepted, terminal_texts())
+    first = source.line_text(token.line).split()[:1]
+    if first == ["return"] and token.type not in ("$END", "_NEWLINE"):
+        column = source.line_text(token.line).index("return") + 1
+        message = f"unknown function 'return'; {CALLS_ELSEWHERE['return']}"
+        return Diagnostic(message, Span(source, token.line, column, 6))
     if token.type == "$END":
         row = next(row for row in reversed(range(text.count("\n") + 1)) if _code(text.split("\n")[row]))
         span = Span(source, line + row, len(_code(text.split("\n")[row])) + 1)

@@ -40,9 +40,12 @@ def check_recursion(functions: Mapping[str, Function], declarations: Declaration
             shown = call.span.source.line_text(call.span.line)[call.span.column - 1 :][: call.span.length]
             found = direction(call.path)
             if found is None:
+                way = _way(call.function, name, made)
+                through = (f"{name} calls itself through {', '.join(way)}",) if way else ()
                 report.error(
                     f"recursion not on a child: {shown}, expected a child, .prev, .next or .parent",
                     call.span,
+                    *through,
                 )
                 continue
             first, by = moves.setdefault(group, (found, call))
@@ -56,6 +59,20 @@ def check_recursion(functions: Mapping[str, Function], declarations: Declaration
 
 def _distinct(function: Function) -> tuple[tuple[str, Expression], ...]:
     return function.bodies if function.matched else function.bodies[:1]
+
+
+def _way(start: str, end: str, made: Mapping[str, list[FunctionCall]]) -> tuple[str, ...]:
+    """The functions on the shortest way of calls from `start` to `end`, without `end`."""
+    ways: dict[str, tuple[str, ...]] = {start: ()}
+    todo = [start]
+    for name in todo:
+        if name == end:
+            return ways[name]
+        for call in made.get(name, []):
+            if call.function not in ways:
+                ways[call.function] = (*ways[name], name)
+                todo.append(call.function)
+    return ()
 
 
 def _reachable(name: str, made: Mapping[str, list[FunctionCall]]) -> set[str]:

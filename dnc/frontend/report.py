@@ -31,8 +31,19 @@ class Report:
         """Something odd that does not hinder."""
         self._add(Diagnostic(message, span, "warning", notes))
 
-    def unknown(self, what: str, name: str, known: Iterable[str], span: Span | None, owner: str = "") -> None:
-        """A name that nothing of `owner` is called; proposes the closest one, or lists the known ones."""
+    def unknown(
+        self,
+        what: str,
+        name: str,
+        known: Iterable[str],
+        span: Span | None,
+        owner: str = "",
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        """A name that nothing of `owner` is called; proposes the closest one, or lists the known ones.
+
+        notes: what is said where neither helps.
+        """
         names = list(dict.fromkeys(known))
         close = difflib.get_close_matches(name, names, 1)
         if close:
@@ -41,7 +52,8 @@ class Report:
             hint = f"; known: {', '.join(names)}"
         else:
             hint = "" if names else "; there are none"
-        self.error(f"unknown {what} '{name}'{' of ' if owner else ''}{owner}{hint}", span)
+        notes = notes if not hint else ()
+        self.error(f"unknown {what} '{name}'{' of ' if owner else ''}{owner}{hint}", span, *notes)
 
     def _add(self, diagnostic: Diagnostic) -> None:
         span = diagnostic.span

@@ -32,6 +32,18 @@ from dnc.ir.structure import (
 LINKS = (PREVIOUS, NEXT, PARENT, FIRST, LAST)
 INDEXED_KINDS = (TOKEN, CLASS, VECTOR)
 
+_WORD, _WHOLE = "a word is token<dimension>", "an index is token<dimension>, a label class<dimension>"
+_NUMBER, _LIST = "a number is float", "a list of children is written [Struct]"
+# What other languages call the kinds of fields.
+KINDS_ELSEWHERE = {
+    **dict.fromkeys(("string", "str", "word", "text", "char"), _WORD),
+    **dict.fromkeys(("int", "integer", "label", "bool", "enum"), _WHOLE),
+    **dict.fromkeys(("real", "double", "number", "scalar", "f32", "float32"), _NUMBER),
+    **dict.fromkeys(("list", "array", "seq", "sequence"), _LIST),
+    **dict.fromkeys(("tensor", "matrix", "floats"), "numbers are vector<dimension>"),
+    "optional": "a child that may be missing is written Struct?",
+}
+
 
 def check_structs(
     declared: Sequence[syntax.StructDeclaration], dimensions: Dimensions, report: Report
@@ -39,6 +51,7 @@ def check_structs(
     """The structs by name, the root's name (None where in doubt) and (struct, field) of wrong fields."""
     names = [struct.name.text for struct in declared]
     checker = _Structs(names, dimensions, report)
+    checker.arms = {arm.name.text: struct.name.text for struct in declared for arm in struct.arms}
     structs = {struct.name.text: checker.struct(struct) for struct in declared}
     if not structs:
         report.error("the program has no struct, expected: struct Name = Arm(field: kind, ...)", None)
@@ -55,6 +68,7 @@ class _Structs:
     def __init__(self, names: list[str], dimensions: Dimensions, report: Report) -> None:
         self.names, self.dimensions, self.report = names, dimensions, report
         self.complete = True
+        self.arms: dict[str, str] = {}  # of what struct an arm is
         self.broken: set[tuple[str, str]] = set()
 
     def _error(self, message: str, at: syntax.Identifier, *notes: str) -> None:
@@ -104,6 +118,14 @@ class _Structs:
         if kind.text in INDEXED_KINDS:
             self._error(f"'{kind}' needs a dimension, expected {kind}<dimension>", kind)
             return None
+        if kind.text not in self.names and kind.text in self.arms:
+            struct = self.arms[kind.text]
+            self._error(f"'{kind}' is an arm of '{struct}', expected a struct: write {struct}", kind)
+            return None
+        if kind.text not in self.names and kind.text.lower() in KINDS_ELSEWHERE:
+            meant = KINDS_ELSEWHERE[kind.text.lower()]
+            self._error(f"unknown kind of field '{kind}'; {meant}", kind)
+            return None
         if kind.text not in self.names:
             self.complete = False
             self.report.unknown("struct", kind.text, [*self.names, *INDEXED_KINDS, "float"], kind.span)
@@ -115,6 +137,9 @@ class _Structs:
         name, kind = declared.name.text, declared.kind
         assert declared.dimension is not None
         if kind.text not in INDEXED_KINDS:
+            if kind.text.lower() in KINDS_ELSEWHERE:
+                self._error(f"unknown kind of field '{kind}'; {KINDS_ELSEWHERE[kind.text.lower()]}", kind)
+                return None
             self.complete = False
             self.report.unknown("kind of field", kind.text, INDEXED_KINDS, kind.span)
             return None

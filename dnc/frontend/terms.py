@@ -133,7 +133,15 @@ class _Terms:
             self.report.error("found 'all' without a struct, expected all(Struct)", domain.span)
             return None
         if domain.struct.text not in declarations.structs:
-            self.report.unknown("struct", domain.struct.text, declarations.structs, domain.struct.span)
+            name = domain.struct.text
+            for struct in declarations.structs.values():
+                if name in [arm.name for arm in struct.arms]:
+                    self.report.error(
+                        f"'{name}' is an arm of '{struct.name}', expected all({struct.name}.{name})",
+                        domain.struct.span,
+                    )
+                    return None
+            self.report.unknown("struct", name, declarations.structs, domain.struct.span)
             return None
         vertex = whole(declarations, domain.struct.text)
         if domain.arm is not None:

@@ -15,6 +15,7 @@ from dnc.frontend.calls import Names, Signatures
 from dnc.frontend.declarations import Declarations
 from dnc.frontend.expressions import Expressions
 from dnc.frontend.matches import match_arms
+from dnc.frontend.oddities import warn_of_oddities
 from dnc.frontend.recursion import check_recursion
 from dnc.frontend.report import Report, counted
 from dnc.frontend.terms import check_terms
@@ -79,6 +80,7 @@ class _Checker:
             functions,
             terms,
         )
+        warn_of_oddities(checked, self.report)
         return warn_unused(checked, self.report)
 
     # ---- cells -----------------------------------------------------------------------------------

@@ -52,24 +52,32 @@ def _link(
     declarations: Declarations, base: VertexUse, vertex: Vertex, name: Identifier, span: Span
 ) -> Expression | None:
     """prev and next need a list of the struct; parent needs a struct that refers to itself."""
-    holders = [
-        (struct.name, field.kind)
-        for struct in declarations.structs.values()
-        for arm in struct.arms
-        for field in arm.fields
-        if field.target == vertex.struct
-    ]
-    if name.text == PARENT and vertex.struct not in [struct for struct, _ in holders]:
+    if name.text not in _links(declarations, vertex.struct) and declarations.broken_fields:
+        return None  # the field that would make it a child was reported
+    if name.text == PARENT and PARENT not in _links(declarations, vertex.struct):
         declarations.report.error(
             f"'{vertex.struct}' has no parent: its vertices are not children of '{vertex.struct}'", name.span
         )
         return None
-    if name.text != PARENT and LIST not in [kind for _, kind in holders]:
+    if name.text not in _links(declarations, vertex.struct):
         declarations.report.error(
             f"'{vertex.struct}' has no {name}: its vertices are in no list [{vertex.struct}]", name.span
         )
         return None
     return VertexUse((*base.path, name.text), whole(declarations, vertex.struct), span)
+
+
+def _links(declarations: Declarations, struct: str) -> tuple[str, ...]:
+    """The links that vertices of `struct` have."""
+    holders = [
+        (holder.name, field.kind)
+        for holder in declarations.structs.values()
+        for arm in holder.arms
+        for field in arm.fields
+        if field.target == struct
+    ]
+    parent = (PARENT,) if struct in [holder for holder, _ in holders] else ()
+    return (PREVIOUS, NEXT, *parent) if LIST in [kind for _, kind in holders] else parent
 
 
 def _field(declarations: Declarations, vertex: Vertex, name: Identifier) -> Field | None:
@@ -90,6 +98,6 @@ def _field(declarations: Declarations, vertex: Vertex, name: Identifier) -> Fiel
         )
         return None
     owner = f"'{struct.name}'" if len(arms) != 1 else f"'{arms[0].name}'"
-    known = dict.fromkeys(field.name for arm in arms for field in arm.fields)
+    known = [field.name for arm in arms for field in arm.fields] + list(_links(declarations, struct.name))
     declarations.report.unknown("field", name.text, known, name.span, owner)
     return None

@@ -450,3 +450,10 @@ def test_a_checkpoint_brings_its_vocabulary(workplace):
     trained.attach("train.jsonl")
     with pytest.raises(dnc.DiagnosticError, match="read with another vocabulary"):
         trained.evaluate(other)
+
+
+def test_check_reads_what_other_systems_write(command, workplace):
+    text = TREE.read_text()
+    (workplace / "marked.dn").write_text("\ufeff" + text.replace("\n", "\r\n"), encoding="utf-8", newline="")
+    done = command("check marked.dn --data train.jsonl")
+    assert done.code == 0 and done.error == ""
