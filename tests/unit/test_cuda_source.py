@@ -12,6 +12,7 @@ from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
 from dnc.ir.machine import machine
 from dnc.ir.plan import REGISTER
+from tests.gpu.builds import CASES
 
 pytestmark = pytest.mark.skipif(
     find_spec("cuda") is None or find_spec("cuda.bindings") is None, reason="NVRTC is not installed"
@@ -38,5 +39,19 @@ def test_nothing_spills(arch: str, cluster: int) -> None:
     assert "__restrict__" not in text
     indices = re.findall(r"resident_ptr\[([^\]]*)\]", text)
     assert indices and all(index.isdecimal() for index in indices)
+    binary = compile_cuda(text, arch)
+    assert binary.resident, binary.log
+
+
+@pytest.mark.parametrize("arch, name", [*(("sm_90a", name) for name in CASES), ("sm_80", "treelstm-256")])
+def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str) -> None:
+    from dnc.codegen.cuda_kernel import emit_source
+    from dnc.codegen.nvrtc import compile_cuda
+
+    example, settings, options = CASES[name]
+    path = TREE.with_name(f"{example}.dn")
+    program, _ = load_program(Source(str(path), path.read_text()), settings)
+    text = emit_source(make_plan(transform(program, options), arch, options))["kernel.cu"].decode()
+    assert "__restrict__" not in text
     binary = compile_cuda(text, arch)
     assert binary.resident, binary.log
