@@ -35,7 +35,7 @@ Floats = NDArray[np.float32]
 # Samples of one launch in evaluation and prediction.
 CHUNK = 256
 # Batches that are encoded together have at most so many samples, and there are at most so many.
-GROUP_SAMPLES = 128
+GROUP_SAMPLES = 256
 GROUP_BATCHES = 32
 
 
