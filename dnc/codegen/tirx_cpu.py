@@ -10,8 +10,10 @@ The cache holds LLVM IR after optimisation: loading it leaves only instruction s
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -99,29 +101,55 @@ def from_text(text: str) -> IRModule:
 
 
 def compile_into(cache_folder: Path, text: str, module: IRModule) -> Path:
-    """Compile a module, whose text is `text`, into the cache; the file's path."""
+    """Compile a module, whose text is `text`, into the cache; the file's path.
+
+    Where the cache cannot be written, as in a read-only home, the file goes into a folder of this
+    process.
+    """
     cached = _cached(cache_folder, text)
-    if not cached.exists():
-        compiled = compile_module(module)
+    if cached.exists():
+        return cached
+    compiled = compile_module(module)
+    try:
         cache_folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache_folder) as folder:
-            partial = Path(folder) / cached.name
-            compiled.write_to_file(str(partial), "ll")
-            # TVM marks private functions as exported too, which LLVM does not read back.
-            partial.write_text(partial.read_text().replace("private dllexport", "private"))
-            os.replace(partial, cached)  # whole or not at all, also among processes
+        _write(compiled, cached)
+    except OSError:
+        cached = _own_folder() / cached.name
+        _write(compiled, cached)
     return cached
 
 
 def load(text: str, cache_folder: Path) -> Any:
     """The compiled module of a stored text; compiled here if no such machine did before.
 
-    Always through the file: the first run and later runs execute the same code, bit for bit.
+    Always through the file: the first run and later runs execute the same code, bit for bit. A
+    damaged file is made again.
     """
     cached = _cached(cache_folder, text)
-    if not cached.exists():
-        compile_into(cache_folder, text, from_text(text))
-    return tvm.runtime.load_module(str(cached))
+    if cached.exists():
+        try:
+            return tvm.runtime.load_module(str(cached))
+        except tvm.error.InternalError:
+            cached.unlink()
+    return tvm.runtime.load_module(str(compile_into(cache_folder, text, from_text(text))))
+
+
+def _write(compiled: Any, cached: Path) -> None:
+    """The module as LLVM's text: whole or not at all, also among processes."""
+    with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
+        partial = Path(folder) / cached.name
+        compiled.write_to_file(str(partial), "ll")
+        # TVM marks private functions as exported too, which LLVM does not read back.
+        partial.write_text(partial.read_text().replace("private dllexport", "private"))
+        os.replace(partial, cached)
+
+
+@cache
+def _own_folder() -> Path:
+    """A folder that goes when the process ends."""
+    folder = tempfile.mkdtemp(prefix="dnc-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _cached(cache_folder: Path, text: str) -> Path:

@@ -297,6 +297,13 @@ def test_a_barrier_that_nobody_joins_aborts():
     assert lists[0] == cpu_sync.ABORT_TIMEOUT
 
 
+def damage(folder: Path) -> bool:
+    """Cuts every file in half."""
+    for path in folder.iterdir():
+        path.write_text(path.read_text()[: path.stat().st_size // 2])
+    return True
+
+
 def test_text_and_cache(tmp_path: Path):
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         tirx_cpu.begin_function("kernel")
@@ -314,13 +321,19 @@ def test_text_and_cache(tmp_path: Path):
     words = tirx_cpu.aligned_zeros(128, "int32")
     words[0] = 1
     results = []
-    for compiled in (
-        tirx_cpu.compile_module(module), tirx_cpu.load(text, tmp_path), tirx_cpu.load(text, tmp_path)
-    ):  # fmt: skip
+    unwritable = tmp_path / "file"
+    for load in (
+        lambda: tirx_cpu.compile_module(module),
+        lambda: tirx_cpu.load(text, tmp_path / "cache"),
+        lambda: tirx_cpu.load(text, tmp_path / "cache"),
+        lambda: damage(tmp_path / "cache") and tirx_cpu.load(text, tmp_path / "cache"),
+        lambda: unwritable.write_text("not a folder") and tirx_cpu.load(text, unwritable),
+    ):
+        compiled = load()
         values[16:] = 0
         compiled["kernel"](tirx_cpu.tensor(values), tirx_cpu.tensor(words))
         results.append(values[16:32].copy())
-    assert len(list(tmp_path.iterdir())) == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 1
     assert all((r == results[0]).all() for r in results)
     np.testing.assert_allclose(results[0], np.tanh(values[:16]), rtol=1e-6)
 
