@@ -212,10 +212,16 @@ class VectorTarget(Protocol):
         """All lanes see what any lane wrote."""
 
 
-def scratch_floats(segment: Segment) -> int:
-    """Floats of scratch memory that a row of a VERTEX segment needs (an upper bound)."""
-    total = sum(tensor(load.value).size for load in segment.loads if _materialised(load))
-    return total + sum(tensor(op.result).size for op in segment.cell.ops if tensor(op.result).shape)
+ANY_SIZE = 1 << 30
+
+
+def scratch_floats(segment: Segment, widest: int = ANY_SIZE) -> int:
+    """Floats of scratch memory that a row of a VERTEX segment needs (an upper bound), when values of
+    more than `widest` elements are computed again at every use instead of being kept."""
+    kept = [load.value for load in segment.loads if _materialised(load)]
+    kept += [op.result for op in segment.cell.ops if tensor(op.result).shape]
+    always = {op.result for op in segment.cell.ops if op.opcode in _ALWAYS_KEPT}
+    return sum(size for v in kept if (size := tensor(v).size) <= widest or v in always)
 
 
 def _materialised(load: Load) -> bool:
@@ -228,7 +234,8 @@ def _materialised(load: Load) -> bool:
 class VertexCell:
     """Evaluates a VERTEX segment for one row, on the lanes of `target`.
 
-    Values: a scalar expression for shape (), else a function of the flat element index.
+    Values: a scalar expression for shape (), else a function of the flat element index. Those of
+    more than `widest` elements are not kept in scratch memory, but computed again at every use.
     """
 
     access: Access
@@ -236,6 +243,7 @@ class VertexCell:
     target: VectorTarget
     segment: Segment
     row: Expr
+    widest: int = ANY_SIZE
     scalars: dict[Value, Expr] = attrs.field(factory=dict)
     vectors: dict[Value, Element] = attrs.field(factory=dict)
     lists: dict[Value, Callable[[Expr], tuple[Expr, Element]]] = attrs.field(factory=dict)
@@ -283,8 +291,10 @@ class VertexCell:
         return read
 
     def _keep(self, value: Value, read: Element) -> Element:
-        """Evaluates every element once, into scratch memory."""
+        """Evaluates every element once, into scratch memory, if the value is not too wide for that."""
         size = tensor(value).size
+        if size > self.widest:
+            return read
         buffer, first = self.target.scratch(size)
         self.target.each(size, lambda i: put(buffer, first + i, read(i)))
         return lambda i: buffer[first + i]
@@ -313,7 +323,9 @@ class VertexCell:
                 self.scalars[result] = let(result.name, element(0))
         elif lowering is not None:
             found = lowering(self, op)
-            if shape:
+            if isinstance(result.type, ListType):
+                self.lists[result] = found
+            elif shape:
                 self.vectors[result] = found
             else:
                 self.scalars[result] = found
@@ -523,6 +535,82 @@ def _pad(cell: VertexCell, op: Op) -> Element:
     return cell._keep(op.result, element)
 
 
+# ---- attention: lists of scalars lie in memory, one lane writes them -------------------------------
+
+
+def _scalars_of(cell: VertexCell, value: Value) -> tuple[Expr, Element]:
+    """Count and reader of a list of scalars."""
+    return cell.lists[value](T.int32(0))
+
+
+def _keep_list(cell: VertexCell, op: Op, count: Expr, term: Element) -> Callable[[Expr], Any]:
+    """Evaluates a scalar per child once. `term` may use all lanes."""
+    place = next(item for item in cell.segment.scratch if item.value == op.result)
+    first = cell.access.first_child(place.children, cell.row)
+    at = let("scalars", cell.access.record(place.buffer, first))
+    width = cell.access.plan.buffer(place.buffer).width
+    with loop("child", count) as child:
+        found = let("found", term(child))
+        cell.target.once(partial(put, cell.access.pool, at + wide(child) * width, found))
+    cell.target.synchronize()
+    return lambda i: (count, lambda child: cell.access.pool[at + wide(child) * width])
+
+
+def _list_dot(cell: VertexCell, op: Op) -> Any:
+    query, children = op.operands
+    count, _ = cell.lists[children](T.int32(0))
+
+    def product(child: Expr) -> Expr:
+        return cell.target.sum(
+            tensor(query).size, lambda k: cell.vectors[query](k) * cell.lists[children](k)[1](child)
+        )
+
+    return _keep_list(cell, op, count, product)
+
+
+def _list_softmax(cell: VertexCell, op: Op) -> Any:
+    count, read = _scalars_of(cell, op.operands[0])
+    top = _over_children(count, -3.4e38, lambda child, so_far: T.max(so_far, read(child)))
+    total = _over_children(count, 0.0, lambda child, so_far: so_far + cell.math.exp(read(child) - top))
+    return _keep_list(cell, op, count, lambda child: cell.math.exp(read(child) - top) / total)
+
+
+def _list_softmax_grad(cell: VertexCell, op: Op) -> Any:
+    (count, grad), (_, weight) = (_scalars_of(cell, value) for value in op.operands)
+    mean = _over_children(count, 0.0, lambda child, so_far: so_far + grad(child) * weight(child))
+    return _keep_list(cell, op, count, lambda child: weight(child) * (grad(child) - mean))
+
+
+def _list_weighted(cell: VertexCell, op: Op) -> Element:
+    (count, weight), children = _scalars_of(cell, op.operands[0]), op.operands[1]
+
+    def element(i: Expr) -> Expr:
+        read = cell.lists[children](i)[1]
+        return _over_children(count, 0.0, lambda child, so_far: so_far + weight(child) * read(child))
+
+    return cell._keep(op.result, element)
+
+
+def _list_scaled(cell: VertexCell, op: Op) -> Any:
+    (count, weight), vector = _scalars_of(cell, op.operands[0]), cell.vectors[op.operands[1]]
+
+    def scaled(i: Expr) -> tuple[Expr, Element]:
+        factor = vector(i)
+        return count, lambda child: weight(child) * factor
+
+    return scaled
+
+
+def _over_children(count: Expr, start: float, step: Callable[[Expr, Expr], Expr]) -> Expr:
+    """A fold over the children, the same on every lane."""
+    found = local("folded", "float32", T.float32(start))
+    with loop("child", count) as child:
+        put(found, 0, step(child, found[0]))
+    return let("fold", found[0])
+
+
+_ALWAYS_KEPT = frozenset({"matmul", "concat"})  # lowerings that write scratch memory themselves
+
 _LOWERINGS: dict[str, Callable[[VertexCell, Op], Any]] = {
     "matmul": _matmul,
     "matmul_t": _matmul_t,
@@ -539,4 +627,9 @@ _LOWERINGS: dict[str, Callable[[VertexCell, Op], Any]] = {
     "concat": _concat,
     "slice": _slice,
     "pad": _pad,
+    "list_dot": _list_dot,
+    "list_softmax": _list_softmax,
+    "list_softmax_grad": _list_softmax_grad,
+    "list_weighted": _list_weighted,
+    "list_scaled": _list_scaled,
 }

@@ -19,7 +19,7 @@ from dnc.frontend.structs import LINKS
 from dnc.frontend.typed import Expression, Index, Vertex, VertexList, VertexUse, describe
 from dnc.frontend.vertices import whole
 from dnc.ir.program import TABLE
-from dnc.ir.types import TensorType
+from dnc.ir.types import SCALAR, TensorType
 
 Names = Mapping[str, Expression | None]
 CALLS_ELSEWHERE = {
@@ -36,6 +36,7 @@ CALLS_ELSEWHERE = {
 """What other languages call what this one has."""
 
 REDUCTIONS = {"sum": "list_sum", "mean": "list_mean", "max": "list_max"}
+ATTEND = "attend"
 
 
 @attrs.frozen
@@ -176,35 +177,114 @@ class Calls:
             return None
         return typed.FunctionCall(name, argument.path, result, call.span)
 
+    def fallback(self, fallback: syntax.Fallback, names: Names) -> Expression | None:
+        """A call on a vertex that may be absent, and the call that stands for it there."""
+        value = self.expressions.check(fallback.value, names)
+        instead = self.expressions.check(fallback.instead, names)
+        if value is None or instead is None:
+            return None
+        first, second = _call_of(value), _call_of(instead)
+        if first is None or second is None:
+            side, found = ("left", value) if first is None else ("right", instead)
+            self.report.error(
+                f"the {side} side of 'else' is {describe(found.type)}, expected the call of a function",
+                found.span,
+            )
+            return None
+        if not first.path:
+            self.report.error(
+                f"'{first.function}' is called at the vertex itself, which is never absent", value.span
+            )
+            return None
+        if value.type != instead.type or _component_of(value) != _component_of(instead):
+            self.report.error(
+                f"'else': found {describe(value.type)} and {describe(instead.type)}, expected one type",
+                instead.span,
+            )
+            return None
+        call = attrs.evolve(first, instead=second, span=fallback.span)
+        return attrs.evolve(value, base=call) if isinstance(value, typed.ComponentUse) else call
+
     def comprehension(self, over: syntax.Comprehension, names: Names) -> Expression | None:
-        """sum, mean or max of a component of a call on every child in a list."""
-        source = self.expressions.check(over.source, names)
-        if over.reduction.text not in REDUCTIONS:
-            self.report.unknown("reduction of a list", over.reduction.text, REDUCTIONS, over.reduction.span)
+        """A reduction of what calls on every child in a list give."""
+        source, reduction = self.expressions.check(over.source, names), over.reduction.text
+        if reduction not in (*REDUCTIONS, ATTEND):
+            known = (*REDUCTIONS, ATTEND)
+            self.report.unknown("reduction of a list", reduction, known, over.reduction.span)
             return None
         if source is None:
             return None
         if not isinstance(source, VertexUse) or not isinstance(source.type, VertexList):
             self.report.error(f"found {describe(source.type)}, expected a list field", over.source.span)
             return None
-        variable = over.variable.text
-        child = VertexUse(source.path, whole(self.declarations, source.type.struct), over.variable.span)
-        body = self.expressions.check(over.body, {**names, variable: child})
-        if body is None:
+        expected = 3 if reduction == ATTEND else 1
+        if len(over.bodies) != expected:
+            shown = "3 (query, key, value)" if reduction == ATTEND else "1"
+            self.report.error(
+                f"'{reduction}' of a list has {counted(len(over.bodies), 'argument')}, expected {shown}",
+                over.reduction.span,
+            )
             return None
-        call = body.base if isinstance(body, typed.ComponentUse) else body
-        if not isinstance(call, typed.FunctionCall) or call.path != source.path:
+        child = VertexUse(source.path, whole(self.declarations, source.type.struct), over.variable.span)
+        inside = {**names, over.variable.text: child}
+        query = [self.expressions.check(body, names) for body in over.bodies[: expected - 1][:1]]
+        lists = [self._of_children(over, body, source, inside) for body in over.bodies[len(query) :]]
+        values = [value for value in (*query, *lists) if value is not None]
+        if len(values) != expected:
+            return None
+        if reduction == ATTEND:
+            return self._attend(over, *values)
+        return typed.Apply(REDUCTIONS[reduction], (values[0],), (), values[0].type, over.span)
+
+    def _of_children(
+        self, over: syntax.Comprehension, body: syntax.Expression, source: VertexUse, names: Names
+    ) -> Expression | None:
+        """What a call on the variable, or a component of one, is for every child: a list."""
+        found, variable = self.expressions.check(body, names), over.variable.text
+        if found is None:
+            return None
+        call = _call_of(found)
+        if call is None or call.path != source.path or call.instead is not None:
             self.report.error(
                 f"the body of '{over.reduction}' is more than a call on '{variable}', "
                 f"expected f({variable}) or f({variable}).component",
-                over.body.span,
+                body.span,
                 "move the computation into a function of the child",
             )
             return None
-        if not isinstance(body.type, TensorType):
-            self.report.error(*no_value(over.reduction.text, body))
+        if not isinstance(found.type, TensorType):
+            self.report.error(*no_value(over.reduction.text, found))
             return None
         element: Expression = attrs.evolve(call, is_list=True)
-        if isinstance(body, typed.ComponentUse):
-            element = attrs.evolve(body, base=element)
-        return typed.Apply(REDUCTIONS[over.reduction.text], (element,), (), body.type, over.span)
+        return attrs.evolve(found, base=element) if isinstance(found, typed.ComponentUse) else element
+
+    def _attend(
+        self, over: syntax.Comprehension, query: Expression, keys: Expression, values: Expression
+    ) -> Expression | None:
+        """softmax of the products of query and keys, as weights of the sum of the values."""
+        for what, found in (("query", query), ("key", keys), ("value", values)):
+            if not isinstance(found.type, TensorType) or len(found.type.shape) != 1:
+                self.report.error(
+                    f"the {what} of '{ATTEND}' is {describe(found.type)}, expected a vector", found.span
+                )
+                return None
+        if query.type != keys.type:
+            self.report.error(
+                f"'{ATTEND}': the query is {describe(query.type)} and the key {describe(keys.type)}, "
+                "expected equal shapes",
+                keys.span,
+            )
+            return None
+        scores = typed.Apply("list_dot", (query, keys), (), SCALAR, over.span)
+        weights = typed.Apply("list_softmax", (scores,), (), SCALAR, over.span)
+        return typed.Apply("list_weighted", (weights, values), (), values.type, over.span)
+
+
+def _call_of(expression: Expression) -> typed.FunctionCall | None:
+    """The call that an expression is, or is a component of."""
+    base = expression.base if isinstance(expression, typed.ComponentUse) else expression
+    return base if isinstance(base, typed.FunctionCall) else None
+
+
+def _component_of(expression: Expression) -> str:
+    return expression.name if isinstance(expression, typed.ComponentUse) else ""

@@ -190,14 +190,18 @@ class Converter:
         return syntax.Call(self._identifier(function), self._nodes(arguments), self._span(tree))
 
     def _comprehension(self, tree: Any) -> syntax.Comprehension:
-        reduction, body, variable, source = tree.children
+        reduction, *bodies, variable, source = tree.children
         return syntax.Comprehension(
             self._identifier(reduction),
-            self._node(body),
+            self._nodes(bodies),
             self._identifier(variable),
             self._node(source),
             self._span(tree),
         )
+
+    def _fallback(self, tree: Any) -> syntax.Fallback:
+        value, instead = tree.children
+        return syntax.Fallback(self._node(value), self._node(instead), self._span(tree))
 
     def _member(self, tree: Any) -> syntax.Member:
         base, name = tree.children

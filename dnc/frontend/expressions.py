@@ -51,6 +51,8 @@ class Expressions:
                 return self.calls.call(expression, names)
             case syntax.Comprehension():
                 return self.calls.comprehension(expression, names)
+            case syntax.Fallback():
+                return self.calls.fallback(expression, names)
 
     def _number(self, number: syntax.Number) -> Expression | None:
         value = float(number.text)

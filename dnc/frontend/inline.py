@@ -15,6 +15,7 @@ from dnc.ir import program as ir
 from dnc.ir.builder import Builder
 from dnc.ir.cell import Value
 from dnc.ir.program import Component, Stage
+from dnc.ir.structure import Path, unless
 from dnc.ir.types import ListType, Type
 
 Result = Value | dict[str, Value]
@@ -113,11 +114,25 @@ class StageBuilder:
         """The components of a function at a vertex, each an input."""
         components = self.model.functions[call.function].components
         if not isinstance(call.type, typed.State):
-            return self._state_input(call, components[0])
+            return self.state_input(call, components[0])
         return LazyState(self, call)
 
-    def _state_input(self, call: typed.FunctionCall, component: Component) -> Value:
-        binding = ir.StateInput(call.function, component.name, call.path, call.is_list)
+    def state_input(self, call: typed.FunctionCall, component: Component) -> Value:
+        """The component at the call's vertex, or what stands for it where that is absent.
+
+        Only one of them is there for any row, and the others read zeros: their sum is that one.
+        """
+        found, before = self._read(call, component, ()), call
+        absent: Path = ()
+        while (instead := before.instead) is not None:
+            absent = (*absent, unless(before.path))
+            found = self.builder.op("add", found, self._read(instead, component, absent), span=call.span)
+            before = instead
+        return found
+
+    def _read(self, call: typed.FunctionCall, component: Component, absent: Path) -> Value:
+        """The component at the call's path, from rows where nothing is at the paths in `absent`."""
+        binding = ir.StateInput(call.function, component.name, (*absent, *call.path), call.is_list)
         type: Type = ListType(component.type) if call.is_list else component.type
         parts = (call.function, *call.path, *(() if component.name == "value" else (component.name,)))
         return self._input(binding, type, "_".join(parts))
@@ -134,5 +149,5 @@ class LazyState(dict[str, Value]):
         assert isinstance(self.call.type, typed.State)
         component = self.call.type.component(name)
         assert component is not None
-        self[name] = self.stage._state_input(self.call, component)
+        self[name] = self.stage.state_input(self.call, component)
         return self[name]

@@ -1,7 +1,8 @@
 """Checks that recursion ends: in a group of functions that call one another, every call moves on.
 
 In: checked functions. Out: errors. Guaranteed: all recursive calls of a group go to children, or
-all to prev, or all to next, or all to the parent, so that the structure bounds them.
+all to prev, or all to next, or all to the parent, but for calls at the same vertex that do not lead
+back by such calls alone, so that the structure bounds them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def check_recursion(functions: Mapping[str, Function], declarations: Declaration
         for name, function in functions.items()
     }
     reached = {name: _reachable(name, made) for name in functions}
+    staying = {name: [call for call in found if not call.path] for name, found in made.items()}
+    stays = {name: _reachable(name, staying) for name in functions}
     moves: dict[frozenset[str], tuple[str, FunctionCall]] = {}
     for name in functions:
         for call in made[name]:
@@ -39,6 +42,8 @@ def check_recursion(functions: Mapping[str, Function], declarations: Declaration
             group = frozenset(other for other in reached[name] if name in reached.get(other, ()))
             shown = call.span.source.line_text(call.span.line)[call.span.column - 1 :][: call.span.length]
             found = direction(call.path)
+            if not call.path and name not in {call.function, *stays[call.function]}:
+                continue
             if found is None:
                 way = _way(call.function, name, made)
                 through = (f"{name} calls itself through {', '.join(way)}",) if way else ()

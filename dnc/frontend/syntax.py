@@ -52,10 +52,10 @@ class Call:
 
 @attrs.frozen
 class Comprehension:
-    """`reduction(body for variable in source)`."""
+    """`reduction(bodies for variable in source)`."""
 
     reduction: Identifier
-    body: Expression
+    bodies: tuple[Expression, ...]
     variable: Identifier
     source: Expression
     span: Span = attrs.field(eq=False, repr=False)
@@ -97,7 +97,16 @@ class Binary:
     span: Span = attrs.field(eq=False, repr=False)
 
 
-Expression = Number | Name | Call | Comprehension | Member | Lookup | Negation | Binary
+@attrs.frozen
+class Fallback:
+    """`value else instead`: the second where the first is called at an absent vertex."""
+
+    value: Expression
+    instead: Expression
+    span: Span = attrs.field(eq=False, repr=False)
+
+
+Expression = Number | Name | Call | Comprehension | Member | Lookup | Negation | Binary | Fallback
 
 # ---- types -------------------------------------------------------------------------------------
 

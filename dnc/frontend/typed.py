@@ -146,13 +146,17 @@ class VertexUse:
 
 @attrs.frozen
 class FunctionCall:
-    """What `function` returns at `path`; with `is_list`, at every child in the list at `path`."""
+    """What `function` returns at `path`; with `is_list`, at every child in the list at `path`.
+
+    `instead` is called where nothing is at `path`; without it the value is zeros there.
+    """
 
     function: str
     path: Path
     type: Type
     span: Span = attrs.field(eq=False, repr=False)
     is_list: bool = False
+    instead: FunctionCall | None = None
 
 
 @attrs.frozen

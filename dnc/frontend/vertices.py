@@ -10,6 +10,7 @@ from dnc.diagnostics import Span
 from dnc.frontend.declarations import Declarations
 from dnc.frontend.syntax import Identifier
 from dnc.frontend.typed import Expression, FieldUse, Index, Type, Vertex, VertexList, VertexUse
+from dnc.ir.forest import parent_struct
 from dnc.ir.structure import CLASS, FIRST, LAST, LIST, NEXT, PARENT, PREVIOUS, TOKEN, Field, Path
 from dnc.ir.types import TensorType
 
@@ -51,13 +52,16 @@ def field_use(declarations: Declarations, field: Field, path: Path, span: Span) 
 def _link(
     declarations: Declarations, base: VertexUse, vertex: Vertex, name: Identifier, span: Span
 ) -> Expression | None:
-    """prev and next need a list of the struct; parent needs a struct that refers to itself."""
+    """prev and next need a list of the struct; parent needs one struct that refers to it."""
     if name.text not in _links(declarations, vertex.struct) and declarations.broken_fields:
         return None  # the field that would make it a child was reported
-    if name.text == PARENT and PARENT not in _links(declarations, vertex.struct):
-        declarations.report.error(
-            f"'{vertex.struct}' has no parent: its vertices are not children of '{vertex.struct}'", name.span
-        )
+    if name.text == PARENT:
+        above = parent_struct(declarations.structs, vertex.struct)
+        if above is not None:
+            return VertexUse((*base.path, PARENT), whole(declarations, above), span)
+        holders = [holder for holder, _ in _holders(declarations, vertex.struct)]
+        found = f"{' and '.join(dict.fromkeys(holders))} refer to it" if holders else "no struct refers to it"
+        declarations.report.error(f"'{vertex.struct}' has no parent: {found}, expected one struct", name.span)
         return None
     if name.text not in _links(declarations, vertex.struct):
         declarations.report.error(
@@ -69,15 +73,20 @@ def _link(
 
 def _links(declarations: Declarations, struct: str) -> tuple[str, ...]:
     """The links that vertices of `struct` have."""
-    holders = [
+    parent = (PARENT,) if parent_struct(declarations.structs, struct) is not None else ()
+    kinds = [kind for _, kind in _holders(declarations, struct)]
+    return (PREVIOUS, NEXT, *parent) if LIST in kinds else parent
+
+
+def _holders(declarations: Declarations, struct: str) -> list[tuple[str, str]]:
+    """The structs that refer to `struct`, with the kind of every such field."""
+    return [
         (holder.name, field.kind)
         for holder in declarations.structs.values()
         for arm in holder.arms
         for field in arm.fields
         if field.target == struct
     ]
-    parent = (PARENT,) if struct in [holder for holder, _ in holders] else ()
-    return (PREVIOUS, NEXT, *parent) if LIST in [kind for _, kind in holders] else parent
 
 
 def _field(declarations: Declarations, vertex: Vertex, name: Identifier) -> Field | None:

@@ -17,6 +17,8 @@ def walk(expression: typed.Expression) -> Iterator[typed.Expression]:
         found = todo.pop()
         yield found
         match found:
+            case typed.FunctionCall(instead=instead) if instead is not None:
+                todo.append(instead)
             case typed.CellCall():
                 todo += reversed(found.arguments)
             case typed.ComponentUse():

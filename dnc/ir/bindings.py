@@ -6,6 +6,7 @@ a message for people, where what it names does not exist.
 
 from __future__ import annotations
 
+from dnc.ir.forest import parent_struct
 from dnc.ir.program import (
     DENSE,
     TABLE,
@@ -29,7 +30,19 @@ from dnc.ir.program import (
     TableInput,
     TableSlotOutput,
 )
-from dnc.ir.structure import FIRST, LAST, LIST, NEXT, PARENT, PREVIOUS, VECTOR, VERTEX_KINDS, Field, Path
+from dnc.ir.structure import (
+    FIRST,
+    LAST,
+    LIST,
+    NEXT,
+    PARENT,
+    PREVIOUS,
+    VECTOR,
+    VERTEX_KINDS,
+    Field,
+    Path,
+    unless_path,
+)
 from dnc.ir.types import INDEX, SCALAR, ListType, TensorType, Type
 
 
@@ -66,7 +79,16 @@ class Bindings:
         while position < len(path):
             step = path[position]
             position += 1
-            if step in (PREVIOUS, NEXT, PARENT):
+            if step in (PREVIOUS, NEXT):
+                continue
+            if step == PARENT:
+                above = parent_struct(self.structs, struct)
+                if above is None:
+                    raise ValueError(f"'{struct}' has no parent: not one struct refers to it")
+                struct = above
+                continue
+            if (other := unless_path(step)) is not None:
+                self.end(struct, other)
                 continue
             field = self.field(struct, step)
             if field.kind not in VERTEX_KINDS:

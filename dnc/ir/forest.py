@@ -12,10 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir.program import ROOT, Program, Space
-from dnc.ir.structure import CHILD, FIRST, LAST, LIST, NEXT, OPTIONAL, PARENT, PREVIOUS, Path, Struct
+from dnc.ir.structure import (
+    CHILD,
+    FIRST,
+    LAST,
+    LIST,
+    NEXT,
+    OPTIONAL,
+    PARENT,
+    PREVIOUS,
+    Path,
+    Struct,
+    unless_path,
+)
 
 Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
+
+_NONE = np.iinfo(np.int32).max
 
 
 @attrs.frozen(eq=False)
@@ -50,10 +64,27 @@ def target_of(struct: Struct, field: str) -> str:
     raise KeyError(f"{struct.name} has no vertex field {field}")
 
 
+def parent_struct(structs: dict[str, Struct], struct: str) -> str | None:
+    """The struct of a vertex's parent: its own one if that refers to itself, else the only other
+    one that refers to it; None if there are none or several."""
+    holders = {
+        holder.name
+        for holder in structs.values()
+        for arm in holder.arms
+        for field in arm.fields
+        if field.target == struct
+    }
+    if struct in holders:
+        return struct
+    return holders.pop() if len(holders) == 1 else None
+
+
 def path_struct(structs: dict[str, Struct], struct: str, path: Path) -> str:
     """The struct at the end of `path` seen from `struct` (the element's struct for a list)."""
     for step in path:
-        if step not in (PREVIOUS, NEXT, PARENT, FIRST, LAST):
+        if step == PARENT:
+            struct = parent_struct(structs, struct) or struct
+        elif step not in (PREVIOUS, NEXT, FIRST, LAST) and unless_path(step) is None:
             struct = target_of(structs[struct], step)
     return struct
 
@@ -105,6 +136,9 @@ class Forest:
                 rows = _pick(table.next, rows)
             elif step == PARENT:
                 rows = _pick(table.parent, rows)
+                struct = parent_struct(self.structs, struct) or struct
+            elif (other := unless_path(step)) is not None:
+                rows = np.where(self.resolve(struct, other, rows) < 0, rows, np.int32(-1))
             elif step in table.lists:
                 begin, entries = table.lists[step]
                 position += 1
@@ -177,7 +211,7 @@ class Forest:
                 lists=lists,
                 previous=moved(table.previous[rows], name),
                 next=moved(table.next[rows], name),
-                parent=moved(table.parent[rows], name),
+                parent=moved(table.parent[rows], parent_struct(self.structs, name) or name),
             )
         roots = (self.roots[samples] - shift[self.root]).astype(np.int32)
         return Forest(self.structs, self.root, tables, roots)
@@ -191,17 +225,21 @@ def neighbours(
 ) -> dict[str, tuple[Ints, Ints, Ints]]:
     """previous, next and parent of every vertex, from the declared fields.
 
-    The parent is the vertex of the same struct that refers to a vertex (the first one in table
+    The parent is the vertex of `parent_struct` that refers to a vertex (the first one in table
     order where several do); previous and next are the neighbours in the list that holds it.
     """
-    found = {name: tuple(np.full(sizes[name], -1, np.int32) for _ in range(3)) for name in structs}
+    parents = {name: parent_struct(structs, name) for name in structs}
+    found = {
+        name: (np.full(sizes[name], -1, np.int32), np.full(sizes[name], -1, np.int32)) for name in structs
+    }
+    above = {name: np.full(sizes[name], _NONE, np.int32) for name in structs}
     for name, struct in structs.items():
         kinds = {field.name: field.kind for arm in struct.arms for field in arm.fields}
         for field, kind in kinds.items():
             if kind not in (CHILD, OPTIONAL, LIST):
                 continue
             target = target_of(struct, field)
-            previous, after, parent = found[target]
+            previous, after = found[target]
             if kind == LIST:
                 begin, entries = lists[name][field]
                 owner = np.repeat(np.arange(sizes[name], dtype=np.int32), np.diff(begin))
@@ -212,10 +250,12 @@ def neighbours(
             else:
                 used = np.flatnonzero(children[name][field] >= 0).astype(np.int32)
                 refers = children[name][field][used]
-            if target == name:
-                order = np.arange(len(refers))[::-1]
-                parent[refers[order]] = used[order]
-    return found  # type: ignore[return-value]
+            if parents[target] == name:
+                np.minimum.at(above[target], refers, used)
+    return {
+        name: (previous, after, np.where(above[name] == _NONE, np.int32(-1), above[name]))
+        for name, (previous, after) in found.items()
+    }
 
 
 def program_structs(program: Program) -> dict[str, Struct]:

@@ -30,6 +30,7 @@ PRODUCT = "product"  # sums over a shared dimension of two operands
 VIEW = "view"  # moves elements without arithmetic (slice, concat, pad)
 REDUCTION = "reduction"  # an element of the result needs whole operands
 LIST = "list"  # consumes or produces one tensor per child
+WHOLE = "whole"  # a LIST operation whose elements need whole operands
 CONSTANT = "constant"  # has no operands
 SURFACE = "surface"  # may be called by its name in the language
 

@@ -256,6 +256,16 @@ class TransposedProduct:
 
 
 @attrs.frozen
+class ListScratch:
+    """Where a VERTEX segment keeps a value of one scalar per child: a record per entry of the
+    ragged list `children`."""
+
+    value: Value
+    buffer: str
+    children: str
+
+
+@attrs.frozen
 class Segment:
     """Work of one stage between two exchanges.
 
@@ -277,6 +287,7 @@ class Segment:
     cell: Cell
     stores: tuple[Store, ...]
     transposed: tuple[TransposedProduct, ...] = ()
+    scratch: tuple[ListScratch, ...] = ()
 
 
 @attrs.frozen

@@ -23,6 +23,18 @@ PREVIOUS, NEXT, PARENT, FIRST, LAST = "prev", "next", "parent", "first", "last"
 Path = tuple[str, ...]
 """Steps from a vertex: () is the vertex itself, ("left",), ("words", "last"), ("prev",)."""
 
+UNLESS = "unless "
+
+
+def unless(path: Path) -> str:
+    """The step that stays at a vertex from which `path` leads nowhere, and is absent elsewhere."""
+    return UNLESS + " ".join(path)
+
+
+def unless_path(step: str) -> Path | None:
+    """The path of a step made by `unless`; None for any other step."""
+    return tuple(step.removeprefix(UNLESS).split()) if step.startswith(UNLESS) else None
+
 
 @attrs.frozen
 class Dimension:

@@ -272,11 +272,13 @@ class _Reverse:
         return SavedInput(self.stage.name, self.saved[value])
 
     def _recomputed(self) -> set[Value]:
-        """Forward values that cost nothing to compute again: constants, and views of inputs."""
+        """Forward values that are computed again: constants, views of inputs, and lists, which no
+        buffer holds."""
         found = set(self.stage.cell.inputs)
         for op in self.stage.cell.ops:
             definition = OPS[op.opcode]
-            if definition.has(CONSTANT) or (definition.has(VIEW) and found.issuperset(op.operands)):
+            free = definition.has(CONSTANT) or isinstance(op.result.type, ListType)
+            if free or (definition.has(VIEW) and found.issuperset(op.operands)):
                 found.add(op.result)
         return found
 

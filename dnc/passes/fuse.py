@@ -18,15 +18,17 @@ import math
 import attrs
 
 from dnc.ir.cell import Cell, Op, Value
-from dnc.ir.opdef import ELEMENTWISE, LIST
+from dnc.ir.opdef import ELEMENTWISE, LIST, WHOLE
 from dnc.ir.ops import OPS
 from dnc.ir.plan import (
     UNIT,
     VERTEX,
     Address,
     BufferAddress,
+    ChildrenAddress,
     DenseGradient,
     IndexAddress,
+    ListScratch,
     Load,
     Piece,
     Plan,
@@ -148,6 +150,11 @@ def rank_of(value: Value) -> int:
     return len(found.shape)
 
 
+def _scalars(value: Value) -> bool:
+    """Whether a value is a list of scalars."""
+    return isinstance(value.type, ListType) and not value.type.element.shape
+
+
 def _with_copies(stage: Stage) -> Cell:
     """The stage's cell with every result computed by an operation that may store it.
 
@@ -229,7 +236,7 @@ class _Cutter:
         if op.opcode == "concat":
             return len({width_of(value) for value in op.operands}) == 1
         if LIST in traits:
-            return rank_of(op.result) == 1
+            return rank_of(op.result) == 1 and WHOLE not in traits
         return ELEMENTWISE in traits and rank_of(op.result) == 1
 
     def _classify(self, vertex: set[Value]) -> None:
@@ -278,7 +285,8 @@ class _Cutter:
             return 0
         if have == VIEW:
             return max(self._ready(v, kind, True) for v in self.ops[value].operands)
-        same = have == kind and not whole and self.options.enabled
+        joined = self.options.enabled or isinstance(value.type, ListType)  # no buffer holds a list
+        same = have == kind and not whole and joined
         return self.step[value] + (0 if same else 1)
 
     def _connect(self) -> None:
@@ -297,11 +305,12 @@ class _Cutter:
             if self.kind[value] not in (UNIT, VERTEX, PARTIAL):
                 continue
             find(value)
+            for operand in op.operands:
+                joined = self.options.enabled or isinstance(operand.type, ListType)
+                if joined and self._inside(operand, value):
+                    parent[find(operand)] = find(value)
             if not self.options.enabled:
                 continue
-            for operand in op.operands:
-                if self._inside(operand, value):
-                    parent[find(operand)] = find(value)
             if self.kind[value] == VERTEX:
                 key = (self.step[value], VERTEX)
                 if key in last:
@@ -567,4 +576,16 @@ class _Cutter:
             cell=cell,
             stores=stores,
             transposed=tuple(transposed),
+            scratch=tuple(self._list_scratch(value) for value in values if _scalars(value)),
         )
+
+    def _list_scratch(self, value: Value) -> ListScratch:
+        """The place of a list of scalars: as many as there are children in the lists it is made of."""
+        source = value
+        while self.kind[source] != INPUT:
+            source = next(v for v in self.ops[source].operands if isinstance(v.type, ListType))
+        address = self.address[source]
+        assert isinstance(address, ChildrenAddress)
+        name = f"{self.stage.name}:{value.name}"
+        buffer = self.binder.buffer(name, self.stage.space, 1, children=address.list)
+        return ListScratch(value, buffer.name, address.list)

@@ -344,7 +344,9 @@ class ReferenceVM:
         if op.opcode == "slice":
             begin, end = (int(attributes[name]) // units * own for name in ("begin", "end"))
             return values[op.operands[0]][begin:end]
-        if op.opcode == "constant" and _shape(op.result):
+        if "shape" in attributes and _shape(op.result):
+            if own == 0:
+                return np.zeros(0)
             attributes["shape"] = (_width(op.result) // units * own,)
         return OPS[op.opcode].evaluate([values[v] for v in op.operands], attributes)
 

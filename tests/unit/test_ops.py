@@ -16,6 +16,7 @@ def tensor(*shape):
 
 V3, V4, M34 = tensor(3), tensor(4), tensor(3, 4)
 LIST = ListType(V3)
+SCALARS = ListType(SCALAR)
 
 # opcode, operand types, attributes, expected result type
 CASES = [
@@ -57,6 +58,11 @@ CASES = [
     *((name, (LIST,), {}, V3) for name in ("list_sum", "list_mean", "list_max")),
     *((name, (V3, LIST), {}, LIST) for name in ("list_sum_grad", "list_mean_grad")),
     ("list_max_grad", (V3, LIST, V3), {}, LIST),
+    ("list_dot", (V3, LIST), {}, SCALARS),
+    ("list_softmax", (SCALARS,), {}, SCALARS),
+    ("list_softmax_grad", (SCALARS, SCALARS), {}, SCALARS),
+    ("list_weighted", (SCALARS, LIST), {}, V3),
+    ("list_scaled", (SCALARS, V3), {}, LIST),
 ]
 
 
@@ -116,7 +122,7 @@ def test_gradient_against_finite_differences(case, sign):
     wanted = [i for i, found in enumerate(grads) if found is not None]
     assert wanted == [i for i, type in enumerate(types) if type != INDEX]
     cell = build.finish([result, *(grads[i] for i in wanted)])
-    weights = random.normal(size=expected.shape)
+    weights = random.normal(size=np.shape(OPS[opcode].evaluate(operands, attributes)))
     computed = evaluate_cell(cell, [*operands, weights])[1:]
     for i, gradient in zip(wanted, computed, strict=True):
         numeric = np.zeros_like(operands[i])

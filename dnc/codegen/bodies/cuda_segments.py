@@ -25,7 +25,7 @@ from dnc.codegen.bodies.cuda_products import (
     transposed_step,
 )
 from dnc.codegen.bodies.cuda_worker import CHUNK, LANES, THREADS, WARPS, PlanTooLarge, Worker, share
-from dnc.codegen.cells import Element, UnitCell, VertexCell, scratch_floats, tensor
+from dnc.codegen.cells import ANY_SIZE, Element, UnitCell, VertexCell, scratch_floats, tensor
 from dnc.codegen.emit import (
     Expr,
     any_of,
@@ -286,9 +286,16 @@ class WarpTarget:
         T.evaluate(T.cuda.warp_sync())
 
 
+WIDEST_KEPT = 512  # elements of a value that is kept, where the whole row does not fit
+
+
 def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """The body of a VERTEX segment's instruction: warps of all workers take rows in turn."""
+    widest = ANY_SIZE
     floats = max(scratch_floats(segment), 1)
+    if floats > worker.staging_words:  # the logits of a large vocabulary
+        widest = WIDEST_KEPT
+        floats = max(scratch_floats(segment, widest), 1)
     warps = min(WARPS, worker.staging_words // floats)
     if warps == 0:
         raise PlanTooLarge(f"{segment.name}: {floats * 4} bytes of scratch for one vertex")
@@ -296,5 +303,6 @@ def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
     turn = let("turn", worker.rank * warps + worker.warp)
     with when(worker.warp < warps), stride_loop("row", turn, rows, worker.workers * warps) as index:
         target = WarpTarget(worker, let("scratch", worker.warp * floats))
-        VertexCell(worker.access, worker.math, target, segment, let("vertex", row + index)).run()
+        vertex = let("vertex", row + index)
+        VertexCell(worker.access, worker.math, target, segment, vertex, widest).run()
         target.synchronize()

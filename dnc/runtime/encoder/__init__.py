@@ -92,6 +92,7 @@ class Encoder:
         if mode not in self._modes:
             steps = sequence(self.plan, mode)
             written = {s.buffer for step in steps for s in step.segment.stores}
+            written |= {s.buffer for step in steps for s in step.segment.scratch}
             written |= {s[0] for step in steps for t in step.segment.transposed for s in t.stores}
             used = {name for step in steps for name in _lists_of(step)}
             if mode == TRAIN:
