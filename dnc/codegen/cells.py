@@ -9,6 +9,7 @@ from the op table's `scalar`; an operation has one lowering for all targets.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -519,12 +520,17 @@ def _copy_element(buffer: Any, start: Expr, read: Element, i: Expr) -> None:
 
 
 def _slice(cell: VertexCell, op: Op) -> Element:
-    read, begin = cell.vectors[op.operands[0]], int(op.attribute("begin"))  # type: ignore[arg-type]
+    read, begin = cell.vectors[op.operands[0]], _first(op)
     return lambda i: read(i + begin)
 
 
+def _first(op: Op) -> int:
+    """The first element of a slice, or the place of the operand in a pad; matrices lie row by row."""
+    return int(op.attribute("begin")) * math.prod(tensor(op.result).shape[1:])  # type: ignore[arg-type]
+
+
 def _pad(cell: VertexCell, op: Op) -> Element:
-    read, begin = cell.vectors[op.operands[0]], int(op.attribute("begin"))  # type: ignore[arg-type]
+    read, begin = cell.vectors[op.operands[0]], _first(op)
     size = tensor(op.operands[0]).size
 
     def element(i: Expr) -> Expr:

@@ -138,8 +138,8 @@ class Declarations:
             self.report.unknown("kind of parameter", declared.kind.text, (TABLE,), declared.kind.span)
             return None
         kind = DENSE if declared.kind is None else TABLE
-        expected = "2 (rows and columns)" if kind == TABLE else "1 or 2"
-        if count not in ((2,) if kind == TABLE else (1, 2)):
+        expected = "2 or 3 (rows, and the shape of one)" if kind == TABLE else "1 or 2"
+        if count not in ((2, 3) if kind == TABLE else (1, 2)):
             self.report.error(
                 f"parameter '{name}' has {counted(count, 'dimension')}, expected {expected}",
                 declared.shape.span,

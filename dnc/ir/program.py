@@ -11,6 +11,8 @@ by (function, vertex) and evaluated once.
 
 from __future__ import annotations
 
+import math
+
 import attrs
 
 from dnc.diagnostics import Span
@@ -50,6 +52,11 @@ class Parameter:
     initializer: Initializer
     frozen: bool = False
     span: Span | None = attrs.field(default=None, eq=False, repr=False)
+
+    @property
+    def row_size(self) -> int:
+        """Elements of a table's row, which is a vector or a matrix."""
+        return math.prod(int(dim.size or 0) for dim in self.dimensions[1:])
 
     @property
     def type(self) -> TensorType:

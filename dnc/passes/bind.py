@@ -153,7 +153,7 @@ class Binder:
                 found.append(
                     TableGradient(
                         parameter.name,
-                        int(parameter.dimensions[1].size or 0),
+                        parameter.row_size,
                         tuple(source for source, partial in slots if not partial),
                         tuple(source for source, partial in slots if partial),
                     )

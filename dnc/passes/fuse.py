@@ -229,6 +229,8 @@ class _Cutter:
         traits = OPS[op.opcode].traits
         if op.opcode in ("matmul", "matmul_t"):
             return op.operands[0] in self.matrices and rank_of(op.operands[1]) == 1
+        if op.opcode in ("slice", "concat") and rank_of(op.result) != 1:
+            return False
         if op.opcode == "slice":
             begin, end = int(op.attribute("begin")), int(op.attribute("end"))  # type: ignore[arg-type]
             size = end - begin
@@ -261,6 +263,8 @@ class _Cutter:
 
     def _is_view(self, op: Op, vertex: set[Value]) -> bool:
         """A slice of something complete or partial, or a concat that only products read."""
+        if rank_of(op.result) != 1:
+            return False
         if op.opcode == "slice":
             source = op.operands[0]
             if not self.options.enabled:  # what is stored is an operation, unless it is a partial sum

@@ -59,7 +59,7 @@ def static_pool(plan: Plan, table_rows: dict[str, int], schedule_words: int) -> 
     for parameter in plan.program.parameters:
         if parameter.kind == TABLE:
             bases[parameter.name] = at
-            at += units(table_rows[parameter.name] * padded(int(parameter.dimensions[1].size or 0)))
+            at += units(table_rows[parameter.name] * padded(parameter.row_size))
     arena = at - bases[PARAMETERS]
     bases[GRADIENTS] = at
     at += units(dense)
@@ -80,8 +80,8 @@ def load_parameters(plan: Plan, pool: StaticPool, values: dict[str, Floats], wor
         at = pool.bases[parameter.name] * 4
         value = np.asarray(values[parameter.name], np.float32)
         if parameter.kind == TABLE:
-            rows = np.zeros((value.shape[0], padded(value.shape[1])), np.float32)
-            rows[:, : value.shape[1]] = value
+            rows = np.zeros((value.shape[0], padded(parameter.row_size)), np.float32)
+            rows[:, : parameter.row_size] = value.reshape(len(value), -1)
             words[at : at + rows.size] = rows.ravel()
         else:
             flat = plan.weight_format.pack(value)
@@ -93,9 +93,10 @@ def read_array(plan: Plan, pool: StaticPool, name: str, words: Floats, place: st
     parameter = plan.program.parameter(name)
     at = (pool.bases[name] - pool.bases[PARAMETERS] + pool.bases[place]) * 4
     if parameter.kind == TABLE:
-        width = int(parameter.dimensions[1].size or 0)
+        width = parameter.row_size
         rows = pool.table_rows[name]
         flat = words[at : at + rows * padded(width)]
-        return flat.reshape(rows, padded(width))[:, :width].copy()
+        shape = parameter.type.shape[1:]
+        return flat.reshape(rows, padded(width))[:, :width].reshape(rows, *shape).copy()
     shape = parameter.type.shape
     return plan.weight_format.unpack(words[at : at + plan.weight_format.floats(shape)], shape)

@@ -304,7 +304,7 @@ class _Verifier:
     def _table_rows(self, parameter: str) -> tuple[int, int, int]:
         """(base, stride, rows) of a table: it ends before the next base at the latest."""
         base = self.bases[parameter]
-        stride = padded(int(self.program.parameter(parameter).dimensions[1].size or 0)) // 4
+        stride = padded(self.program.parameter(parameter).row_size) // 4
         end = min(other for other in self.bases.values() if other > base)
         return base, stride, (end - base) // stride
 

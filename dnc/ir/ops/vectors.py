@@ -1,4 +1,5 @@
-"""Operations on whole vectors: reductions, softmax, and the views slice, concat and pad."""
+"""Operations on whole vectors: reductions, softmax, and the views slice, concat and pad, which also
+take the rows of matrices."""
 
 from __future__ import annotations
 
@@ -39,24 +40,36 @@ def _argmax(types: tuple[Type, ...], attributes: Attributes) -> Type:
     return INDEX
 
 
+def _rows(type: Type, what: str) -> tuple[int, tuple[int, ...]]:
+    """Elements of a vector, or rows of a matrix, and the shape of one."""
+    found = floats(type, what, None if isinstance(type, TensorType) and len(type.shape) == 2 else 1)
+    return found.shape[0], found.shape[1:]
+
+
 def _concat(types: tuple[Type, ...], attributes: Attributes) -> Type:
-    return TensorType((sum(floats(type, f"operand {i + 1}", 1).shape[0] for i, type in enumerate(types)),))
+    found = [_rows(type, f"operand {i + 1}") for i, type in enumerate(types)]
+    row = found[0][1]
+    for i, (_, other) in enumerate(found):
+        if other != row:
+            expected = f"rows of {row[0]}, as in {types[0]}" if row else "a vector [n]"
+            raise ValueError(f"operand {i + 1}: found {types[i]}, expected {expected}")
+    return TensorType((sum(count for count, _ in found), *row))
 
 
 def _slice(types: tuple[Type, ...], attributes: Attributes) -> Type:
-    width = floats(types[0], "operand", 1).shape[0]
+    width, row = _rows(types[0], "operand")
     begin, end = integer(attributes, "begin"), integer(attributes, "end")
     if not 0 <= begin < end <= width:
         raise ValueError(f"found [{begin}:{end}] of {types[0]}, expected 0 <= begin < end <= {width}")
-    return TensorType((end - begin,))
+    return TensorType((end - begin, *row))
 
 
 def _pad(types: tuple[Type, ...], attributes: Attributes) -> Type:
-    width = floats(types[0], "operand", 1).shape[0]
+    width, row = _rows(types[0], "operand")
     begin, total = integer(attributes, "begin"), integer(attributes, "size")
     if not 0 <= begin <= begin + width <= total:
         raise ValueError(f"found {types[0]} at {begin} of {total}, expected 0 <= begin <= {total - width}")
-    return TensorType((total,))
+    return TensorType((total, *row))
 
 
 def softmax(x: Array) -> Array:
@@ -72,7 +85,8 @@ def log_softmax(x: Array) -> Array:
 
 
 def _pad_value(operands: Sequence[Array], attributes: Attributes) -> Array:
-    begin, out = integer(attributes, "begin"), np.zeros(integer(attributes, "size"))
+    begin, row = integer(attributes, "begin"), operands[0].shape[1:]
+    out = np.zeros((integer(attributes, "size"), *row))
     out[begin : begin + len(operands[0])] = operands[0]
     return out
 
@@ -98,19 +112,21 @@ def _log_softmax_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value
 def _concat_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
     grads, begin = [], 0
     for operand in op.operands:
-        end = begin + size(operand.type)
+        end = begin + _rows(operand.type, "operand")[0]
         grads.append(build.op("slice", grad, begin=begin, end=end))
         begin = end
     return grads
 
 
 def _slice_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
-    return [build.op("pad", grad, begin=op.attribute("begin"), size=size(op.operands[0].type))]
+    total, _ = _rows(op.operands[0].type, "operand")
+    return [build.op("pad", grad, begin=op.attribute("begin"), size=total)]
 
 
 def _pad_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
     begin = integer(dict(op.attributes), "begin")
-    return [build.op("slice", grad, begin=begin, end=begin + size(op.operands[0].type))]
+    count, _ = _rows(op.operands[0].type, "operand")
+    return [build.op("slice", grad, begin=begin, end=begin + count)]
 
 
 def _slice_value(operands: Sequence[Array], attributes: Attributes) -> Array:
@@ -174,7 +190,7 @@ ENTRIES = (
         flops=lambda types, result: 0,
         traits=frozenset({VIEW, SURFACE}),
     ),
-    OpDef(  # elements begin to end - 1
+    OpDef(  # elements, or rows of a matrix, begin to end - 1
         name="slice",
         arity=1,
         infer=_slice,

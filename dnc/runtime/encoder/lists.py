@@ -192,7 +192,7 @@ class Lists:
         return body.add_addresses(spread.matrix(group.address + at // 4 + spread.local * (stride // 4)))
 
     def _table_stride(self, parameter: str) -> int:
-        return padded(int(self.program.parameter(parameter).dimensions[1].size or 0)) // 4
+        return padded(self.program.parameter(parameter).row_size) // 4
 
     # ---- slots ----------------------------------------------------------------------------------
 
