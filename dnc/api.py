@@ -42,8 +42,9 @@ from dnc.runtime.devices import choose, open_backend
 from dnc.runtime.encoder import Encoder, Hyper
 from dnc.runtime.importers import import_file as import_file
 from dnc.runtime.initialize import check_finite, initialize, load_weights, shapes
+from dnc.runtime.measurements import class_metrics
 from dnc.runtime.pool import static_pool
-from dnc.runtime.predictions import in_file_order, named_classes
+from dnc.runtime.predictions import in_file_order, metric_classes, named_classes
 from dnc.runtime.run_folder import RUNS, RunFolder, new_run, newest_checkpoint, run_checkpoint
 from dnc.runtime.session import Evaluation, Session
 from dnc.runtime.trainer import Event, Trainer, TrainOptions
@@ -187,7 +188,14 @@ class Model:
         rows = table_rows(self.program, vocabularies)
         self._check_memory(rows)
         first = values or initialize(self.program, rows, self.seed)
-        self._session = Session(self.plan, self.backend, rows, first, self.memory_words)
+        classes = metric_classes(self.program, vocabularies)
+        for name in class_metrics(self.program):
+            if name not in classes:
+                raise fail(
+                    f"metric '{name}' has to know what its classes are called, but the data hold numbers",
+                    "the classes are tags, as B-PER, I-PER and O",
+                )
+        self._session = Session(self.plan, self.backend, rows, first, self.memory_words, classes)
         if vocabularies != self.vocabularies:
             self._attached = None  # its numbers are of another vocabulary
         self.vocabularies = vocabularies

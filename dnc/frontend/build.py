@@ -114,12 +114,16 @@ def _term_stages(model: CheckedModel, spaces: list[Space], stages: list[Stage]) 
         stages.append(stage.finish(unique, None, values, tuple(outputs), term.span))
 
     domains: dict[tuple[str, tuple[str, ...], str], list[Term]] = {}
+    metrics: dict[str, list[Term]] = {}
     for term in model.terms:
         if term.kind == "loss":
             add("loss", [term], [ir.LossOutput()])
         elif term.kind == "metric":
-            add(term.name, [term], [ir.MetricOutput(term.name)])
+            metrics.setdefault(term.name, []).append(term)
         else:
             domains.setdefault((term.struct, term.arms, term.selection), []).append(term)
+    for name, terms in metrics.items():
+        measures = (term.measure for term in terms)
+        add(name, terms, [ir.MetricOutput(name, measure, at) for at, measure in enumerate(measures)])
     for terms in domains.values():
         add("output", terms, [ir.DeclaredOutput(term.name) for term in terms])

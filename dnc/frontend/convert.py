@@ -151,9 +151,9 @@ class Converter:
         return syntax.LossDeclaration(factor, self._reduction(reduction), self._node(value), self._span(tree))
 
     def _metric(self, tree: Any) -> syntax.MetricDeclaration:
-        name, reduction, value = tree.children
+        name, reduction, *values = tree.children
         return syntax.MetricDeclaration(
-            self._identifier(name), self._reduction(reduction), self._node(value), self._span(tree)
+            self._identifier(name), self._reduction(reduction), self._nodes(values), self._span(tree)
         )
 
     def _reduction(self, tree: Any) -> syntax.Reduction:

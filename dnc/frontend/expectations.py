@@ -19,7 +19,7 @@ FORMS = {
     "cell": "cell name(x: [d], s: S) -> S: and a block, or cell name(x: [d]) = expression",
     "fn": "fn name(t: Struct) -> S = expression, or = match t: and one line an arm",
     "loss": "loss sum(t in all(Struct)) expression",
-    "metric": "metric name = mean(t in root) expression",
+    "metric": "metric name = mean(t in root) expression, or pearson(t in root) expression, expression",
     "output": "output name = expression, name = [expression for t in all(Struct)]",
 }
 DECLARATION_WORDS = frozenset(FORMS)

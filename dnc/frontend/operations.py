@@ -96,14 +96,19 @@ def _surface(text: str) -> str:
     return re.sub(r"\bf32\b", "a number or a vector", text)
 
 
+def same_classes(left: Index, right: Index) -> bool:
+    """Whether two classes can be compared: they are of one dimension, or of dimensions of one size."""
+    return left.dimension.name == right.dimension.name or left.dimension.size == right.dimension.size
+
+
 def _indices_fit(report: Report, opcode: str, symbol: str, operands: Sequence[Expression], at: Span) -> bool:
     """Classes must range over as many values as there are logits, or as the other side has."""
     found = [operand.type for operand in operands]
-    if opcode == "equal" and isinstance(found[0], Index) and isinstance(found[1], Index):
-        left, right = found[0].dimension, found[1].dimension
-        if left.name != right.name and left.size != right.size:
-            report.error(f"'==': found {found[0]} and {found[1]}, expected classes of one dimension", at)
-            return False
+    left, right = (*found, None)[:2]
+    comparable = not (isinstance(left, Index) and isinstance(right, Index)) or same_classes(left, right)
+    if opcode == "equal" and not comparable:
+        report.error(f"'==': found {left} and {right}, expected classes of one dimension", at)
+        return False
     if opcode == "cross_entropy" and isinstance(found[1], Index) and isinstance(found[0], TensorType):
         dimension, width = found[1].dimension, found[0].shape[0]
         if dimension.size is None:

@@ -305,11 +305,11 @@ class LossDeclaration:
 
 @attrs.frozen
 class MetricDeclaration:
-    """`metric name = reduction value`."""
+    """`metric name = measure value`, or `measure value, value`; the measure has the form of a reduction."""
 
     name: Identifier
     reduction: Reduction
-    value: Expression
+    values: tuple[Expression, ...]
     span: Span = attrs.field(eq=False, repr=False)
 
 

@@ -13,11 +13,20 @@ import attrs
 from dnc.frontend import syntax
 from dnc.frontend.declarations import Declarations
 from dnc.frontend.expressions import Expressions
-from dnc.frontend.operations import apply
+from dnc.frontend.operations import apply, same_classes
+from dnc.frontend.report import counted
 from dnc.frontend.typed import Expression, Index, Term, Vertex, VertexUse, describe
 from dnc.frontend.vertices import whole
+from dnc.ir import measures
 from dnc.ir.program import ALL, ROOT
+from dnc.ir.structure import CLASS, LIST
 from dnc.ir.types import TensorType
+
+_FORMS = {
+    (measures.SCALAR,): "expression",
+    (measures.SCALAR, measures.SCALAR): "prediction, target",
+    (measures.CLASS, measures.CLASS): "argmax(scores(t)), t.tag",
+}
 
 
 def check_terms(
@@ -33,7 +42,7 @@ def check_terms(
                 losses += 1
                 found.append(checker.loss(declared))
             case syntax.MetricDeclaration():
-                found.append(checker.metric(declared))
+                found += checker.metric(declared)
             case syntax.OutputDeclaration():
                 found += [checker.output(item) for item in declared.items]
             case _:
@@ -64,11 +73,57 @@ class _Terms:
             value = None if scaled is None else (value[0], scaled)
         return self._term("loss", "", value, declared.reduction.domain.name.text)
 
-    def metric(self, declared: syntax.MetricDeclaration) -> Term | None:
+    def metric(self, declared: syntax.MetricDeclaration) -> list[Term | None]:
         self._claim("metric", declared.name)
-        self._only(declared.reduction, "mean", "a metric is the mean over its vertices")
-        value = self._scalar("metric", declared.reduction, declared.value)
-        return self._term("metric", declared.name.text, value, declared.reduction.domain.name.text)
+        name, domain = declared.reduction.name, declared.reduction.domain
+        measure = measures.MEASURES.get(name.text)
+        if measure is None:
+            hint = "; a metric is the mean over its vertices" if name.text == "sum" else ""
+            self.report.error(
+                f"found '{name}', expected one of {', '.join(measures.MEASURES)}{hint}", name.span
+            )
+        elif len(declared.values) != len(measure.operands):
+            self.report.error(
+                f"'{name}' measures {counted(len(measure.operands), 'value')}, found {len(declared.values)}",
+                declared.values[min(len(measure.operands), len(declared.values) - 1)].span,
+                f"as in: metric name = {name}(t in ...) {_FORMS[measure.operands]}",
+            )
+            measure = None
+        elif measure.in_lists:
+            self._check_in_lists(name, domain)
+        kinds = measure.operands if measure else (None,) * len(declared.values)
+        values = [
+            self._class(name.text, declared.reduction, value)
+            if kind == measures.CLASS
+            else self._scalar("metric", declared.reduction, value)
+            if kind == measures.SCALAR
+            else None
+            for value, kind in zip(declared.values, kinds, strict=True)
+        ]
+        classes = [v[1].type for v in values if v is not None and isinstance(v[1].type, Index)]
+        if len(classes) == 2 and not same_classes(*classes):
+            self.report.error(
+                f"'{name}': found {classes[0]} and {classes[1]}, expected classes of one dimension",
+                declared.values[0].span,
+            )
+        return [
+            self._term("metric", declared.name.text, value, domain.name.text, name.text) for value in values
+        ]
+
+    def _check_in_lists(self, measure: syntax.Identifier, domain: syntax.Domain) -> None:
+        """The vertices of a domain are elements of lists."""
+        vertex = self._domain(domain)
+        if vertex is None or not isinstance(vertex.type, Vertex):
+            return
+        struct = vertex.type.struct
+        fields = (f for each in self.declarations.structs.values() for arm in each.arms for f in arm.fields)
+        listed = any(field.kind == LIST and field.target == struct for field in fields)
+        if not listed or domain.name.text != ALL:
+            found = "found the roots of samples" if listed else f"'{struct}' is in no list"
+            self.report.error(
+                f"'{measure}' goes along lists: {found}, expected all(Struct) of a struct that is in a list",
+                domain.span,
+            )
 
     def output(self, item: syntax.OutputItem) -> Term | None:
         self._claim("output", item.name)
@@ -101,18 +156,34 @@ class _Terms:
         if reduction.name.text != allowed:
             self.report.error(f"found '{reduction.name}', expected '{allowed}': {why}", reduction.name.span)
 
-    def _scalar(
-        self, kind: str, reduction: syntax.Reduction, expression: syntax.Expression
+    def _value(
+        self, reduction: syntax.Reduction, expression: syntax.Expression
     ) -> tuple[VertexUse, Expression] | None:
         vertex = self._domain(reduction.domain)
         value = self.expressions.check(expression, {reduction.variable.text: vertex})
-        if vertex is None or value is None:
-            return None
-        if value.type != TensorType(()):
-            hint = "; compare it with ==" if kind == "metric" and isinstance(value.type, Index) else ""
-            self.report.error(f"the {kind} is {describe(value.type)}, expected a scalar{hint}", value.span)
-            return None
-        return vertex, value
+        return None if vertex is None or value is None else (vertex, value)
+
+    def _scalar(
+        self, kind: str, reduction: syntax.Reduction, expression: syntax.Expression
+    ) -> tuple[VertexUse, Expression] | None:
+        found = self._value(reduction, expression)
+        if found is None or found[1].type == TensorType(()):
+            return found
+        hint = "; compare it with ==" if kind == "metric" and isinstance(found[1].type, Index) else ""
+        self.report.error(f"the {kind} is {describe(found[1].type)}, expected a scalar{hint}", found[1].span)
+        return None
+
+    def _class(
+        self, measure: str, reduction: syntax.Reduction, expression: syntax.Expression
+    ) -> tuple[VertexUse, Expression] | None:
+        found = self._value(reduction, expression)
+        if found is None or (isinstance(found[1].type, Index) and found[1].type.kind == CLASS):
+            return found
+        hint = "; argmax(x) gives one" if isinstance(found[1].type, TensorType) else ""
+        self.report.error(
+            f"'{measure}': found {describe(found[1].type)}, expected a class{hint}", found[1].span
+        )
+        return None
 
     def _domain(self, domain: syntax.Domain) -> VertexUse | None:
         """A vertex of the domain."""
@@ -154,10 +225,15 @@ class _Terms:
         return VertexUse((), vertex, domain.span)
 
     def _term(
-        self, kind: str, name: str, value: tuple[VertexUse, Expression] | None, selection: str
+        self,
+        kind: str,
+        name: str,
+        value: tuple[VertexUse, Expression] | None,
+        selection: str,
+        measure: str = "",
     ) -> Term | None:
         if value is None:
             return None
         vertex = value[0].type
         assert isinstance(vertex, Vertex)
-        return Term(kind, name, vertex.struct, vertex.arms, selection, value[1], value[1].span)
+        return Term(kind, name, vertex.struct, vertex.arms, selection, value[1], value[1].span, measure)

@@ -277,7 +277,10 @@ class Function:
 
 @attrs.frozen
 class Term:
-    """A loss, a metric or an output. name: "" for losses; kind: "loss", "metric" or "output"."""
+    """A loss, a metric or an output. name: "" for losses; kind: "loss", "metric" or "output".
+
+    measure: how a metric is measured; one of several values has a term for each, in order.
+    """
 
     kind: str
     name: str
@@ -286,6 +289,7 @@ class Term:
     selection: str
     value: Expression
     span: Span = attrs.field(eq=False, repr=False)
+    measure: str = ""
 
 
 @attrs.frozen

@@ -7,6 +7,7 @@ a message for people, where what it names does not exist.
 from __future__ import annotations
 
 from dnc.ir.forest import parent_struct
+from dnc.ir.measures import CLASS, MEASURES
 from dnc.ir.program import (
     DENSE,
     TABLE,
@@ -169,7 +170,9 @@ class Bindings:
                 return self.state(space, function, component, path, is_list)
             case TableSlotOutput(parameter, field, path):
                 return self.row(space, parameter, field, path)
-            case LossOutput() | MetricOutput():
+            case LossOutput():
                 return SCALAR
+            case MetricOutput(_, measure, position):
+                return INDEX if MEASURES[measure].operands[position] == CLASS else SCALAR
             case SavedOutput() | DeclaredOutput():
                 return None

@@ -8,7 +8,7 @@ chain of any length works.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dnc.ir.cell import Cell, Value
 from dnc.ir.dependences import Dependences
 from dnc.ir.forest import Forest, path_struct, program_structs
+from dnc.ir.measures import MEASURES, Rows, in_lists
 from dnc.ir.ops import OPS
 from dnc.ir.program import (
     DeclaredOutput,
@@ -54,8 +55,8 @@ class Results:
     states[function, component]: one entry per row of the struct's table (zeros where no stage
     produces it). state_gradients: the same, the sum of the slots. saved[stage, name], losses[stage]
     and outputs[name]: one entry per row of the stage's space. loss: the sum of the losses over the
-    number of samples. metrics: mean over rows (0 of no rows). gradients: one array per parameter,
-    as large as the parameter.
+    number of samples. metrics: measures over all rows (0 of no rows). gradients: one array per
+    parameter, as large as the parameter.
     """
 
     states: dict[tuple[str, str], Array]
@@ -68,12 +69,18 @@ class Results:
     gradients: dict[str, Array]
 
 
-def interpret(program: Program, forest: Forest, parameters: dict[str, Array]) -> Results:
+def interpret(
+    program: Program,
+    forest: Forest,
+    parameters: dict[str, Array],
+    classes: Mapping[str, Sequence[str]] | None = None,
+) -> Results:
     """Runs every stage of `program` on every vertex of `forest`.
 
     `parameters` holds an array per parameter, of its shape; a table brings its own number of rows.
+    classes: by metric the names of its classes; without them their numbers are their names.
     """
-    return _Interpreter(program, forest, parameters).run()
+    return _Interpreter(program, forest, parameters, classes or {}).run()
 
 
 def evaluate_cell(cell: Cell, arguments: list[Array]) -> list[Array]:
@@ -88,8 +95,15 @@ def evaluate_cell(cell: Cell, arguments: list[Array]) -> list[Array]:
 class _Interpreter:
     """The arrays of one run, and for every input and output of a stage how to read or write it."""
 
-    def __init__(self, program: Program, forest: Forest, parameters: dict[str, Array]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        forest: Forest,
+        parameters: dict[str, Array],
+        classes: Mapping[str, Sequence[str]],
+    ) -> None:
         self.program = program
+        self.classes = classes
         self.forest = forest
         self.structs = program_structs(program)
         self.parameters = {name: np.asarray(value, np.float64) for name, value in parameters.items()}
@@ -104,7 +118,7 @@ class _Interpreter:
                 self.state_gradients[function.name, component.name] = np.zeros(form)
         self.saved: dict[tuple[str, str], Array] = {}
         self.losses: dict[str, Array] = {}
-        self.metrics: dict[str, Array] = {}
+        self.metrics: dict[tuple[str, int], Array] = {}
         self.outputs: dict[str, Array] = {}
 
     def run(self) -> Results:
@@ -143,10 +157,27 @@ class _Interpreter:
             saved=self.saved,
             losses=self.losses,
             loss=float(sum(rows.sum() for rows in self.losses.values()) / max(self.forest.samples, 1)),
-            metrics={name: float(rows.mean()) if len(rows) else 0.0 for name, rows in self.metrics.items()},
+            metrics=self.measured(),
             outputs=self.outputs,
             gradients=self.gradients,
         )
+
+    def measured(self) -> dict[str, float]:
+        """Every metric from the values of its rows."""
+        found = {}
+        for stage in self.program.stages:
+            for output in stage.outputs:
+                if isinstance(output, MetricOutput) and output.position == 0:
+                    measure, rows = MEASURES[output.measure], self.dependences.rows[stage.name]
+                    sequence, place = in_lists(self.forest, self.struct(stage))
+                    order = np.argsort(place[rows], kind="stable")
+                    values = tuple(
+                        self.metrics[output.metric, position][order]
+                        for position in range(len(measure.operands))
+                    )
+                    seen = Rows(values, sequence[rows[order]], self.classes.get(output.metric, ()))
+                    found[output.metric] = measure(seen) if len(rows) else 0.0
+        return found
 
     def struct(self, stage: Stage) -> str:
         return self.program.space(stage.space).struct
@@ -218,8 +249,8 @@ class _Interpreter:
                 self.saved[stage.name, name] = array = self.new(stage, value)
             case LossOutput():
                 self.losses[stage.name] = array = self.new(stage, value)
-            case MetricOutput(name):
-                self.metrics[name] = array = self.new(stage, value)
+            case MetricOutput(name, _, position):
+                self.metrics[name, position] = array = self.new(stage, value)
             case DeclaredOutput(name):
                 self.outputs[name] = array = self.new(stage, value)
         return _setter(array, np.arange(len(rows)))

@@ -12,6 +12,7 @@ import attrs
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source
 from dnc.ir.cell import Attribute, Cell, Op, Value
 from dnc.ir.lexer import Cursor
+from dnc.ir.measures import MEASURES
 from dnc.ir.ops import OPS
 from dnc.ir.program import (
     ALL,
@@ -181,7 +182,7 @@ class _Reader(Cursor):
             case "table":
                 return TableSlotOutput(self.name(), self.name(), self.path())
             case "metric":
-                return MetricOutput(self.name())
+                return MetricOutput(self.name(), self.choice(*MEASURES), self.integer())
             case "output":
                 return DeclaredOutput(self.name())
             case _:

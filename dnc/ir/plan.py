@@ -318,7 +318,11 @@ class TableGradient:
 
 @attrs.frozen
 class Result:
-    """What the host reads back: kind is loss, metric or output; one record of `buffer` a row."""
+    """What the host reads back; one record of `buffer` a row.
+
+    kind: loss and metric are summed over the rows on the device; output and column (the values of
+    a metric that needs every row, called metric.position) are read as they are.
+    """
 
     kind: str
     name: str

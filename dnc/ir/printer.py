@@ -114,8 +114,8 @@ def print_output(output: Output) -> str:
             return f"table {name(parameter)} {name(field)} at {print_path(path)}"
         case LossOutput():
             return "loss"
-        case MetricOutput(metric):
-            return f"metric {name(metric)}"
+        case MetricOutput(metric, measure, position):
+            return f"metric {name(metric)} {measure} {position}"
         case DeclaredOutput(key):
             return f"output {name(key)}"
 

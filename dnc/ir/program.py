@@ -204,9 +204,14 @@ class LossOutput:
 
 @attrs.frozen
 class MetricOutput:
-    """A scalar; the metric is the mean over rows of the whole set."""
+    """A scalar or a class that `measure` (of `dnc.ir.measures`) measures over rows of the whole set.
+
+    position: of the value among those that the measure takes.
+    """
 
     metric: str
+    measure: str = "mean"
+    position: int = 0
 
 
 @attrs.frozen

@@ -18,6 +18,7 @@ import math
 import attrs
 
 from dnc.ir.cell import Cell, Op, Value
+from dnc.ir.measures import MEASURES
 from dnc.ir.opdef import ELEMENTWISE, LIST, WHOLE
 from dnc.ir.ops import OPS
 from dnc.ir.plan import (
@@ -124,7 +125,9 @@ def _dense_gradients(program: Program, binder: Binder) -> tuple[DenseGradient, .
 def _result_name(stage: Stage, output: Output) -> tuple[str, str]:
     """Kind and name of a result."""
     if isinstance(output, MetricOutput):
-        return "metric", output.metric
+        if MEASURES[output.measure].of_mean is not None:
+            return "metric", output.metric
+        return "column", f"{output.metric}.{output.position}"
     if isinstance(output, DeclaredOutput):
         return "output", output.output
     assert isinstance(output, LossOutput)

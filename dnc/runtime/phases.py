@@ -23,7 +23,7 @@ from dnc.ir.program import (
 )
 
 TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"
-RESULT_KINDS = {TRAIN: ("loss",), EVALUATE: ("loss", "metric"), PREDICT: ("output",)}
+RESULT_KINDS = {TRAIN: ("loss",), EVALUATE: ("loss", "metric", "column"), PREDICT: ("output",)}
 
 # Forward early, level, late, then backward early, level, late.
 PHASES = 6

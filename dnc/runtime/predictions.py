@@ -8,15 +8,15 @@ for; within a sample that of its vertices in the data: for flat samples the orde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir.forest import Ints, path_struct
-from dnc.ir.plan import Plan
-from dnc.ir.program import ROOT, DeclaredOutput, FieldInput, Program, Stage
+from dnc.ir.plan import Plan, Result
+from dnc.ir.program import ROOT, DeclaredOutput, FieldInput, MetricOutput, Output, Program, Stage
 from dnc.ir.structure import CLASS, Dimension
 from dnc.ir.types import TensorType
 from dnc.runtime.backend import Backend
@@ -38,15 +38,19 @@ def collect(backend: Backend, data: Encoder, schedule: Schedule, samples: Ints) 
     for result in plan.results:
         if result.kind != "output":
             continue
-        rows = schedule.rows[result.space]
-        width = plan.buffer(result.buffer).width
-        words = backend.read(schedule.bases[result.buffer] * 4, rows * width).reshape(rows, width)
-        size = int(np.prod(result.shape, dtype=np.int64))
-        values: Array = words[:, :size].reshape(rows, *result.shape)
-        if result.dtype == "i32":
-            values = np.rint(values).astype(np.int32)
+        values = read_result(backend, schedule, result)
         found[result.name] = _by_sample(data, schedule, result.space, values, samples)
     return found
+
+
+def read_result(backend: Backend, schedule: Schedule, result: Result) -> Array:
+    """What a launch left for `result`: a value for every row of its space, in the order of the launch."""
+    rows = schedule.rows[result.space]
+    width = schedule.plan.buffer(result.buffer).width
+    words = backend.read(schedule.bases[result.buffer] * 4, rows * width).reshape(rows, width)
+    size = int(np.prod(result.shape, dtype=np.int64))
+    values: Array = words[:, :size].reshape(rows, *result.shape)
+    return np.rint(values).astype(np.int32) if result.dtype == "i32" else values
 
 
 def _by_sample(data: Encoder, schedule: Schedule, space: str, values: Array, samples: Ints) -> list[Any]:
@@ -90,15 +94,32 @@ def named_classes(program: Program, vocabularies: Mapping[str, Vocabulary]) -> d
     `argmax` chooses among as many classes as its vector has elements; where exactly one dimension
     of classes has that size, its labels are meant. Outputs without an entry are numbers in the data.
     """
-    found = {}
+    return {
+        output.output: words
+        for output, words in _classes(program, vocabularies)
+        if isinstance(output, DeclaredOutput)
+    }
+
+
+def metric_classes(program: Program, vocabularies: Mapping[str, Vocabulary]) -> dict[str, tuple[str, ...]]:
+    """The same by metric; what comes last among the values that are measured decides."""
+    return {
+        output.metric: words
+        for output, words in _classes(program, vocabularies)
+        if isinstance(output, MetricOutput)
+    }
+
+
+def _classes(
+    program: Program, vocabularies: Mapping[str, Vocabulary]
+) -> Iterator[tuple[Output, tuple[str, ...]]]:
     for stage in program.stages:
         for position, output in enumerate(stage.outputs):
-            if isinstance(output, DeclaredOutput):
+            if isinstance(output, DeclaredOutput | MetricOutput):
                 dimension = _dimension(program, stage, position)
                 known = None if dimension is None else vocabularies.get(dimension.name)
                 if known is not None and known.words is not None:
-                    found[output.output] = known.words
-    return found
+                    yield output, known.words
 
 
 def _dimension(program: Program, stage: Stage, position: int) -> Dimension | None:

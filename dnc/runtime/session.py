@@ -22,6 +22,7 @@ from dnc.ir.forest import Forest, Ints
 from dnc.ir.plan import Plan
 from dnc.runtime.backend import Backend
 from dnc.runtime.encoder import DoesNotFit, Encoder, Hyper, Part
+from dnc.runtime.measurements import Measurements
 from dnc.runtime.memory import MEGABYTE, Memory
 from dnc.runtime.phases import EVALUATE, PREDICT, TRAIN
 from dnc.runtime.pool import load_parameters, read_array
@@ -64,7 +65,7 @@ class StepResult:
 
 @attrs.frozen
 class Evaluation:
-    """Means over a whole set: the loss over samples, every metric over its rows."""
+    """What was measured over a whole set: the mean loss over its samples, every metric by name."""
 
     samples: int
     loss: float
@@ -107,8 +108,10 @@ class Session:
         table_rows: Mapping[str, int],
         values: Mapping[str, Floats],
         memory_words: int | None = None,
+        classes: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self.plan, self.backend = plan, backend
+        """classes: by metric what its classes are called, for those that have to know."""
+        self.plan, self.backend, self.classes = plan, backend, classes or {}
         self.memory = Memory(plan, backend, table_rows, memory_words)
         self.steps_done = 0
         self._slot = 0
@@ -253,18 +256,16 @@ class Session:
         """Loss and metrics over the samples (all of them by default), chunk by chunk."""
         self._settle(0)
         chosen = _all_or(data, samples)
-        whole = _Batch(0, len(chosen), 0)
+        whole, measurements = _Batch(0, len(chosen), 0), Measurements(self.plan, self.classes)
         for begin in range(0, len(chosen), CHUNK):
             part, numbers = self._distinct(data, chosen[begin : begin + CHUNK])
             for schedule in self._encode(part, numbers, EVALUATE, Hyper()):
                 self._launch([(schedule, whole)])
+                if measurements.need_rows:
+                    self._drain()
+                    measurements.add(self.backend, part, schedule)
         self._drain()
-        metrics = {
-            name.removeprefix("metric:"): total / rows if rows else float("nan")
-            for name, (total, rows) in whole.sums.items()
-            if name.startswith("metric:")
-        }
-        return Evaluation(len(chosen), whole.loss(), metrics)
+        return Evaluation(len(chosen), whole.loss(), measurements.metrics(whole.sums))
 
     def predict(self, data: Encoder, samples: Sequence[int] | Ints | None = None) -> dict[str, list[Any]]:
         """The declared outputs by name, one entry a sample in the order of `samples`."""

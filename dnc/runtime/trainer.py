@@ -8,6 +8,8 @@ gradient that is not finite stops training with the last good weights saved.
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -18,6 +20,7 @@ import numpy as np
 
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.forest import Ints
+from dnc.ir.measures import MEASURES
 from dnc.ir.plan import Plan
 from dnc.ir.program import MetricOutput
 from dnc.runtime.checkpoint import Position
@@ -28,6 +31,8 @@ Event = dict[str, Any]
 
 # Seconds between two calls of `tick`.
 TICK = 0.1
+# Worse than this is no score; a number that JSON has.
+LARGEST = sys.float_info.max
 
 
 @attrs.frozen
@@ -143,12 +148,16 @@ def evaluation_event(name: str, measured: Evaluation) -> Event:
 
 
 def _score(plan: Plan, measured: Evaluation) -> float:
-    """What "best" means: the first metric that counts hits, else the smallest loss."""
+    """What "best" means: the first metric of which more, or less, is better, else the smallest loss.
+
+    A mean is such a metric where it counts hits. One that is not defined (NaN) is the worst.
+    """
     for stage in plan.program.stages:
-        producers = {op.result: op for op in stage.cell.ops}
+        producers = {op.result: op.opcode for op in stage.cell.ops}
         for value, output in zip(stage.cell.results, stage.outputs, strict=True):
-            if isinstance(output, MetricOutput) and value in producers:
-                hits = producers[value].opcode == "equal" and output.metric in measured.metrics
-                if hits:
-                    return measured.metrics[output.metric]
+            if isinstance(output, MetricOutput):
+                better = MEASURES[output.measure].better or producers.get(value) == "equal"
+                score = better * measured.metrics[output.metric]
+                if better:
+                    return score if math.isfinite(score) else -LARGEST
     return -measured.loss

@@ -17,6 +17,7 @@ from dnc.ir.plan import Plan
 from dnc.ir.program import Program
 from dnc.runtime.backend import Backend
 from dnc.runtime.encoder import Encoder, Hyper
+from dnc.runtime.measurements import Measurements
 from dnc.runtime.phases import EVALUATE
 from dnc.runtime.pool import StaticPool, load_parameters, read_array, static_pool
 from dnc.runtime.prepared import prepare
@@ -114,9 +115,12 @@ def check_evaluation(bench: Bench, tolerance: float = 2e-5) -> None:
     """Loss and metrics of an evaluation launch against the interpreter."""
     expected = interpret(bench.program, bench.forest, bench.values)
     schedule, results = bench.launch(EVALUATE)
-    for name, (word, rows) in schedule.results.items():
-        kind, _, what = name.partition(":")
-        if kind == "metric" and rows:
-            assert abs(float(results[word]) / rows - expected.metrics[what]) <= tolerance, what
+    measurements = Measurements(bench.plan, {})
+    measurements.add(bench.backend, bench.encoder, schedule)
+    sums = {name: (float(results[word]), rows) for name, (word, rows) in schedule.results.items()}
+    found = measurements.metrics(sums)
+    assert found.keys() == expected.metrics.keys()
+    for name, value in found.items():
+        assert np.isnan(value) or abs(value - expected.metrics[name]) <= tolerance, name
     for parameter, value in bench.parameters().items():
         assert np.array_equal(value, bench.values[parameter]), parameter
