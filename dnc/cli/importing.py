@@ -7,13 +7,75 @@ from typing import Annotated
 
 import typer
 
+from dnc.cli.options import names_of
+from dnc.diagnostics import fail
+
 
 def import_command(
-    format: Annotated[str, typer.Argument(help="The format, as ptb-trees.")],
-    source: Annotated[Path, typer.Argument(help="The file to read.")],
+    format: Annotated[
+        str,
+        typer.Argument(
+            help="ptb-trees, conllu-trees, conllu-words, sick, tagged, text or csv (docs/data.md has each)."
+        ),
+    ],
+    source: Annotated[Path, typer.Argument(help="The file to read; for sick a folder.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="The JSONL file to write.")],
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(help="What fields are called, as tag=label; tag= leaves it out.", metavar="NAME=NEW"),
+    ] = None,
+    structure: Annotated[
+        str | None, typer.Option(help="Of words: sequence, pyramid, balanced or random.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of random trees. [default: 1]")] = None,
+    rare: Annotated[int | None, typer.Option(help="Words seen fewer times are given as characters.")] = None,
+    counted_in: Annotated[
+        Path | None, typer.Option(help="Where words are counted for --rare. [default: the file itself]")
+    ] = None,
+    longest: Annotated[int | None, typer.Option(help="Leave out sentences of more words.")] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="text, csv: spaces, words or characters. [default: spaces]")
+    ] = None,
+    length: Annotated[int | None, typer.Option(help="text: pieces of so many tokens.")] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="csv: those of the text and the label. [default: text,label]")
+    ] = None,
+    delimiter: Annotated[str | None, typer.Option(help="csv: between cells, or tab. [default: ,]")] = None,
+    numeric: Annotated[bool, typer.Option("--numeric", help="csv: the label is a number.")] = False,
+    separator: Annotated[
+        str | None, typer.Option(help="tagged: between a word and its tag. [default: |]")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(help="sick: scores are 1 to this. [default: 5]")] = None,
 ) -> None:
     """Convert data in another format to JSONL."""
     from dnc.api import import_file
 
-    print(import_file(format, source, out))
+    given = {
+        "structure": structure,
+        "seed": seed,
+        "rare": rare,
+        "counted_in": counted_in,
+        "longest": longest,
+        "tokens": tokens,
+        "length": length,
+        "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
+        "delimiter": delimiter,
+        "numeric": numeric or None,
+        "separator": separator,
+        "classes": classes,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    print(import_file(format, source, out, fields=_renames(fields), **options))
+
+
+def _renames(given: list[str] | None) -> dict[str, str]:
+    """The names in `--fields tag=label,word=form`."""
+    found: dict[str, str] = {}
+    for item in names_of(given):
+        name, equals, new = (part.strip() for part in item.partition("="))
+        if not name or not equals:
+            raise fail(f"--fields: found '{item}', expected a field and its new name, as tag=label")
+        if name in found:
+            raise fail(f"--fields: {name} is named twice")
+        found[name] = new
+    return found

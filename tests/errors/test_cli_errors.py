@@ -35,7 +35,21 @@ COMMANDS = [
     ("compile none.dn", "error: none.dn: there is no such file"),
     (f"compile {TREE} -o thesis", "error: thesis: exists and is not a build; nothing was written"),
     ("check none.dn", "error: none.dn: there is no such file"),
-    ("import latex a -o b", "error: unknown format 'latex'; the formats are 'ptb-trees'"),
+    (
+        "import xml a -o b",
+        "error: unknown format 'xml'; the formats are 'conllu-trees', 'conllu-words', 'csv', 'ptb-trees', "
+        "'sick', 'tagged', 'text'",
+    ),
+    (
+        "import tagged a -o b --fields tag",
+        "error: --fields: found 'tag', expected a field and its new name, as tag=label",
+    ),
+    ("import tagged a -o b --fields tag=a,tag=b", "error: --fields: tag is named twice"),
+    (
+        "import csv a -o b --classes 3",
+        "error: --classes does not go with the format 'csv'; its options are: --columns, --delimiter, "
+        "--numeric, --tokens, --structure, --seed, --rare, --counted-in, --longest",
+    ),
     ("run none --data train.jsonl", "error: none: there is no such build; make one with dnc compile"),
     ("run thesis --data train.jsonl", "error: thesis: not a build: manifest.json is missing"),
     ("run train.jsonl --data train.jsonl", "error: train.jsonl: is a file, expected the folder of a build"),

@@ -1,6 +1,6 @@
 """Format "ptb-trees": binary trees in brackets with a label at every node, as (3 (2 not) (4 bad)).
 
-In: one tree a line, as in the Stanford Sentiment Treebank (Socher et al. 2013). Out: nested JSONL,
+In: one tree a line, as in the Stanford Sentiment Treebank (Socher et al. 2013). Out: nested samples,
 leaves {"word", "label"} and inner nodes {"left", "right", "label"}. Guaranteed: tokens stay as they
 stand in the file (only the ASCII space separates them), and no tree is left out silently.
 """
@@ -11,22 +11,18 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
-from dnc.runtime.importers.source import Counts, Source
+from dnc.runtime.importers.source import MOST_NESTED, Counts, Options, Sample, Source
 
 _PIECE = re.compile(r"[()]|[^() ]+")
-_MOST_NESTED = 500  # deeper JSON could not be read back in nested form
 
 
-def read_ptb_trees(source: Source, counts: Counts) -> Iterator[bytes]:
-    """A JSONL line for every tree."""
-    counts.left_out["blank lines"] = -1 if source.text.endswith("\n") else 0
+def read_ptb_trees(source: Source, options: Options, counts: Counts) -> Iterator[Sample]:
+    """A sample for every tree."""
     for number, line in source.lines():
         if line.strip(" "):
-            yield msgspec.json.encode(_tree(source, number, line, counts)) + b"\n"
+            yield _tree(source, number, line, counts)
         else:
-            counts.left_out["blank lines"] += 1
+            counts.leave_out("blank lines")
 
 
 def _tree(source: Source, number: int, line: str, counts: Counts) -> dict[str, Any]:
@@ -38,8 +34,8 @@ def _tree(source: Source, number: int, line: str, counts: Counts) -> dict[str, A
         if tree is not None:
             raise source.mistake(number, column, f"'{text}' after the end of the tree")
         if text == "(":
-            if len(stack) == _MOST_NESTED:
-                raise source.mistake(number, column, f"a tree of more than {_MOST_NESTED} levels")
+            if len(stack) == MOST_NESTED:
+                raise source.mistake(number, column, f"a tree of more than {MOST_NESTED} levels")
             stack.append((column, []))
         elif not stack:
             raise source.mistake(number, column, f"expected '(', found '{text}'")
@@ -65,7 +61,7 @@ def _node(source: Source, number: int, column: int, parts: list[Any], counts: Co
     if label is None or not re.fullmatch(r"[0-9]{1,9}", label):
         found = f", found '{label}'" if label is not None else ""
         raise source.mistake(number, column, f"a node starts with its label, a number{found}")
-    counts.vertices += 1
+    counts.labels.add(label)
     if not children and len(words) == 2:
         counts.words.add(words[1])
         return {"word": words[1], "label": int(label)}

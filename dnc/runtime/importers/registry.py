@@ -1,27 +1,77 @@
 """The formats that can be imported, and the import itself.
 
-In: a format's name, a text file. Out: JSONL beside a `Report` of what was taken and left out.
-Guaranteed: a mistake in the source is a `DiagnosticError` with its line, and writes nothing.
+In: a format's name, a text file or a folder of them, options. Out: JSONL beside a `Report` of what was
+taken and left out. Guaranteed: a mistake in the source is a `DiagnosticError` with its line, and
+writes nothing.
 """
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
+import msgspec
 
 from dnc.diagnostics import fail
 from dnc.runtime.atomic import check_output, write_atomically
-from dnc.runtime.data.lines import load
 from dnc.runtime.data.problems import file_problem, names, suggestion
-from dnc.runtime.importers.ptb_trees import read_ptb_trees
-from dnc.runtime.importers.source import Counts, Source
+from dnc.runtime.importers import conllu, ptb_trees, sick, structures, table, tagged, text
+from dnc.runtime.importers.naming import Naming
+from dnc.runtime.importers.source import Counts, Options, Sample, Sentence, open_source
+from dnc.runtime.importers.tokens import TOKENIZERS
 
-Importer = Callable[[Source, Counts], Iterator[bytes]]
-"""Yields JSONL lines from a source and counts what it sees; raises Problem through the source."""
+Reader = Callable[[Any, Options, Counts], Iterator[Any]]
+"""Yields sentences or samples from a source (or from several by name) and counts what it sees."""
 
-FORMATS: Mapping[str, Importer] = {"ptb-trees": read_ptb_trees}
+SEQUENCE_OPTIONS = ("structure", "seed", "rare", "counted_in", "longest")
+
+
+@attrs.frozen
+class Format:
+    """A format. fields: the names it writes, "" for those that are only written when they are named.
+
+    files: what its folder holds; without any, it is one file. sentences: whether it yields
+    `Sentence`s, from which structures are derived.
+    """
+
+    read: Reader
+    fields: Mapping[str, str]
+    options: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    sentences: bool = True
+
+    @property
+    def all_options(self) -> tuple[str, ...]:
+        """The options it takes."""
+        return (*self.options, *(SEQUENCE_OPTIONS if self.sentences else ()))
+
+
+def _fields(*written: str, also: tuple[str, ...] = ()) -> dict[str, str]:
+    return {name: name for name in written} | dict.fromkeys(also, "")
+
+
+_WORD = {"also": ("lemma", "xpos", "relation")}
+FORMATS: Mapping[str, Format] = {
+    "ptb-trees": Format(ptb_trees.read_ptb_trees, _fields("word", "label", "left", "right"), sentences=False),
+    "conllu-trees": Format(
+        conllu.read_conllu_trees, _fields("word", "tag", "children", **_WORD), sentences=False
+    ),
+    "conllu-words": Format(conllu.read_conllu_words, _fields("form", "tag", **_WORD)),
+    "sick": Format(
+        sick.read_sick,
+        _fields("left", "right", "word", "children", "score", "target"),
+        ("classes",),
+        sick.FILES,
+        sentences=False,
+    ),
+    "tagged": Format(tagged.read_tagged, _fields("form", "tag"), ("separator",)),
+    "text": Format(text.read_text, _fields("form", "target"), ("tokens", "length")),
+    "csv": Format(table.read_csv, _fields("form", "label"), ("columns", "delimiter", "numeric", "tokens")),
+}
 
 
 @attrs.frozen
@@ -33,27 +83,129 @@ class Report:
     samples: int
     vertices: int
     vocabulary: int
+    labels: int
+    spelled: int
     left_out: tuple[tuple[str, int], ...]
 
     def __str__(self) -> str:
         counts = f"{self.samples:,} samples, {self.vertices:,} vertices, {self.vocabulary:,} different words"
+        counts += f", {self.labels:,} different labels" if self.labels else ""
+        counts += f", {self.spelled:,} words spelled out" if self.spelled else ""
         left = ", ".join(f"{count:,} {what}" for what, count in self.left_out) or "nothing"
         return f"{self.source} -> {self.destination}: {counts}; left out: {left}"
 
 
-def import_file(format: str, source: str | Path, destination: str | Path) -> Report:
-    """Write `source`, a file in `format`, as JSONL to `destination`."""
+def import_file(
+    format: str,
+    source: str | Path,
+    destination: str | Path,
+    *,
+    fields: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Report:
+    """Write `source`, a file (or folder) in `format`, as JSONL to `destination`.
+
+    fields: new names of fields, "" to leave one out. options: those of the format, see `Options`.
+    """
     if format not in FORMATS:
         hint = suggestion(format, FORMATS) or f"; the formats are {names(sorted(FORMATS))}"
         raise fail(f"unknown format '{format}'{hint}")
-    check_output(destination, source)
+    chosen = FORMATS[format]
+    checked = _checked(format, chosen, options)
+    known = dict(chosen.fields)
+    if chosen.sentences:
+        known |= {name: name for name in structures.FIELDS[checked.structure]}
+        known |= {name: name for name in structures.SPELLED_FIELDS if checked.rare}
+        if checked.structure != "sequence":
+            known |= {"target": ""} if "target" in known else {}
+    naming = Naming(format, known, fields or {})
+    checked = attrs.evolve(checked, written=naming.written)
+    inputs = [Path(source) / name for name in chosen.files] or [Path(source)]
+    check_output(destination, *inputs, checked.counted_in)
     counts = Counts()
-    lines = list(FORMATS[format](Source(str(source), load(source).decode("utf-8")), counts))
-    if not lines:
+    found = list(_read(chosen, source, checked, counts))
+    spelled = 0
+    if chosen.sentences:
+        spelled, samples = _derived(chosen, found, checked, counts)
+    else:
+        samples = found
+    if not samples:
         raise file_problem(str(source), "the file holds no samples")
+    flat = chosen.sentences and checked.structure in structures.FLAT
+    vertices = sum(naming.apply(sample, flat) for sample in samples)
+    encoded = [msgspec.json.encode(sample) + b"\n" for sample in samples]
     try:
-        write_atomically(Path(destination), lines)
+        write_atomically(Path(destination), encoded)
     except OSError as error:
         raise file_problem(str(destination), f"cannot be written: {error.strerror}") from None
     left_out = tuple((what, count) for what, count in counts.left_out.items() if count)
-    return Report(str(source), str(destination), len(lines), counts.vertices, len(counts.words), left_out)
+    return Report(
+        str(source),
+        str(destination),
+        len(samples),
+        vertices,
+        len(counts.words),
+        len(counts.labels),
+        spelled,
+        left_out,
+    )
+
+
+def _read(chosen: Format, source: str | Path, options: Options, counts: Counts) -> Iterator[Any]:
+    if chosen.files:
+        return chosen.read({name: open_source(Path(source) / name) for name in chosen.files}, options, counts)
+    return chosen.read(open_source(source), options, counts)
+
+
+def _derived(
+    chosen: Format, sentences: list[Sentence], options: Options, counts: Counts
+) -> tuple[int, list[Sample]]:
+    """The samples of the sentences that are not too long, and how many words were spelled out."""
+    seen: Counter[str] = Counter()
+    if options.rare:
+        counted = sentences
+        if options.counted_in is not None:
+            counted = list(_read(chosen, options.counted_in, options, Counts()))
+        seen.update(word["form"] for sentence in counted for word in sentence.words)
+    longest = options.longest
+    kept = [each for each in sentences if longest is None or len(each.words) <= longest]
+    counts.leave_out(f"sentences of more than {longest} words", len(sentences) - len(kept))
+    spelled = sum(structures.spell(sentence, seen, options.rare) for sentence in kept) if options.rare else 0
+    choice = random.Random(options.seed)
+    return spelled, [structures.STRUCTURES[options.structure](sentence, choice) for sentence in kept]
+
+
+def _checked(format: str, chosen: Format, given: Mapping[str, Any]) -> Options:
+    """The options, each of them one of the format's and in its range."""
+    for name in given:
+        if name not in chosen.all_options:
+            own = ", ".join(f"--{each.replace('_', '-')}" for each in chosen.all_options) or "none"
+            option = name.replace("_", "-")
+            raise fail(f"--{option} does not go with the format '{format}'; its options are: {own}")
+    options = Options(**given)
+    for name, known in (("tokens", TOKENIZERS), ("structure", structures.STRUCTURES)):
+        value = getattr(options, name)
+        if value not in known:
+            hint = suggestion(value, known) or f", expected one of {', '.join(known)}"
+            raise fail(f"--{name}: found '{value}'{hint}")
+    for name, least in (("length", 1), ("classes", 2), ("longest", 1), ("seed", 0), ("rare", 0)):
+        number = getattr(options, name)
+        if number is not None and not least <= number < 2**31:
+            raise fail(f"--{name}: found {number}, expected {least} or more")
+    if len(options.delimiter) != 1 and options.delimiter != "tab":
+        raise fail(f"--delimiter: found '{options.delimiter}', expected one character, or tab")
+    if not options.separator or " " in options.separator:
+        raise fail(f"--separator: found '{options.separator}', expected characters without a blank")
+    columns = options.columns
+    numbers = [column.isdecimal() for column in columns]
+    if not 1 <= len(columns) <= 2 or "0" in columns or (any(numbers) and not all(numbers)):
+        found = ",".join(columns)
+        raise fail(
+            f"--columns: found '{found}', expected the text's and the label's, as review,stars "
+            "(or, without a header, 2,1)"
+        )
+    if options.rare and options.structure != "sequence":
+        raise fail("--rare goes with --structure sequence alone")
+    if options.counted_in is not None and not options.rare:
+        raise fail("--counted-in says where words are counted for --rare, which is not given")
+    return options

@@ -1,16 +1,22 @@
-"""What every importer is given: the text with its name, and counters.
+"""What every importer is given and gives: texts with their names, counters, sequences of words.
 
-In: a file's text. Out: its lines with numbers, and diagnostics at a line and column.
+In: files' texts. Out: their lines with numbers, and diagnostics at a line and column.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import attrs
 
 from dnc.diagnostics import DiagnosticError
+from dnc.runtime.data.lines import load
 from dnc.runtime.data.problems import DataDiagnostic
+
+MOST_NESTED = 500
+"""Levels of objects and arrays; deeper JSON could not be read back in nested form."""
 
 
 @attrs.frozen
@@ -22,18 +28,63 @@ class Source:
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """The lines, counted from 1, without their ends."""
-        for number, line in enumerate(self.text.split("\n"), 1):
+        lines = self.text.split("\n")
+        if not lines[-1]:
+            del lines[-1]
+        for number, line in enumerate(lines, 1):
             yield number, line.removesuffix("\r")
 
-    def mistake(self, line: int, column: int, message: str) -> DiagnosticError:
+    def mistake(self, line: int, column: int | None, message: str) -> DiagnosticError:
         """A mistake at a place in the file."""
         return DiagnosticError(DataDiagnostic(message, path=self.name, line=line, column=column))
+
+
+def open_source(path: str | Path) -> Source:
+    """The text of a file; DiagnosticError if it cannot be read or is not UTF-8."""
+    return Source(str(path), load(path).decode("utf-8"))
 
 
 @attrs.define
 class Counts:
     """What an importer saw. left_out: by kind, what it did not take."""
 
-    vertices: int = 0
     words: set[str] = attrs.field(factory=set)
+    labels: set[str] = attrs.field(factory=set)
     left_out: dict[str, int] = attrs.field(factory=dict)
+
+    def leave_out(self, what: str, count: int = 1) -> None:
+        """Counts what is not taken."""
+        self.left_out[what] = self.left_out.get(what, 0) + count
+
+
+@attrs.frozen
+class Options:
+    """How to read; docs/data.md has the meaning of each, and which format has which.
+
+    written: the fields that go into the file, by their names before `--fields`.
+    """
+
+    tokens: str = "spaces"
+    length: int | None = None
+    columns: tuple[str, ...] = ("text", "label")
+    delimiter: str = ","
+    numeric: bool = False
+    separator: str = "|"
+    classes: int = 5
+    structure: str = "sequence"
+    seed: int = 1
+    rare: int = 0
+    counted_in: str | Path | None = None
+    longest: int | None = None
+    written: frozenset[str] = frozenset()
+
+
+@attrs.frozen
+class Sentence:
+    """Words with what belongs to each ("form" among it), and what belongs to them all."""
+
+    words: list[dict[str, Any]]
+    rest: dict[str, Any] = attrs.field(factory=dict)
+
+
+Sample = dict[str, Any]

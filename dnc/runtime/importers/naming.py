@@ -1,0 +1,60 @@
+"""The names of the fields in the file that is written.
+
+In: what a format calls its fields, and what the user calls them. Out: samples with the user's names.
+Guaranteed: no two fields of a sample get one name; a field without a name is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dnc.diagnostics import fail
+from dnc.runtime.data.layout import ARM
+from dnc.runtime.data.problems import names, suggestion
+
+
+class Naming:
+    """known: the fields of a format by their own names; given: what they are to be called."""
+
+    def __init__(self, format: str, known: Mapping[str, str], given: Mapping[str, str]) -> None:
+        for name, new in given.items():
+            if name not in known:
+                hint = suggestion(name, known) or f"; its fields are {names(known)}"
+                raise fail(f"--fields: the format '{format}' has no field '{name}'{hint}")
+            if new and not (new.isidentifier() and new.isascii()):
+                raise fail(f"--fields: found '{new}' for {name}, expected the name of a field")
+        self.names = {**known, **given}
+        used: dict[str, str] = {}
+        for name, new in self.names.items():
+            if new and new in used:
+                raise fail(f"--fields: {used[new]} and {name} are both called '{new}'")
+            used[new] = name
+        self.written = frozenset(name for name, new in self.names.items() if new)
+        self._changes = any(name != new for name, new in self.names.items())
+
+    def apply(self, sample: dict[str, Any], flat: bool) -> int:
+        """Renames the fields of a sample in place; how many vertices it has.
+
+        flat: the sample holds tables of columns, whose structs and arms have names too.
+        """
+        vertices = 0
+        todo = [sample]
+        while todo:
+            value = todo.pop()
+            for each in value.values():
+                if type(each) is dict:
+                    todo.append(each)
+                elif type(each) is list and each and type(each[0]) is dict:
+                    todo.extend(each)
+            if flat and ARM in value:
+                value[ARM] = [self.names.get(arm, arm) for arm in value[ARM]]
+            if flat and value is not sample:
+                vertices += len(next(iter(value.values())))
+            if self._changes:
+                renamed = {self.names.get(name, name): each for name, each in value.items()}
+                renamed.pop("", None)
+                value.clear()
+                value |= renamed
+            vertices += not flat
+        return vertices

@@ -1,0 +1,110 @@
+"""The structures that are derived from a sentence: what does not stand in the data but follows from it.
+
+In: sentences. Out: samples. Guaranteed: every word stands in its sample once, in order, with all its
+fields; the same seed gives the same random trees.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dnc.diagnostics import fail
+from dnc.runtime.importers.source import MOST_NESTED, Sample, Sentence
+
+Derive = Callable[[Sentence, random.Random], Sample]
+
+
+def sequence(sentence: Sentence, choice: random.Random) -> Sample:
+    """The words in a list."""
+    return {"words": sentence.words, **sentence.rest}
+
+
+def balanced(sentence: Sentence, choice: random.Random) -> Sample:
+    """A binary tree whose halves differ by one word at most: of 2^n words a complete one."""
+    return _topped(_tree(sentence.words, lambda size: (size + 1) // 2), sentence.rest)
+
+
+def randomly(sentence: Sentence, choice: random.Random) -> Sample:
+    """A binary tree that is cut at a random place, again and again."""
+    return _topped(_tree(sentence.words, lambda size: choice.randint(1, size - 1)), sentence.rest)
+
+
+def pyramid(sentence: Sentence, choice: random.Random) -> Sample:
+    """Neighbours are joined in pairs, layer by layer, until one vertex is left; in flat form.
+
+    Every vertex but those at the edges belongs to two pairs: n words make n (n + 1) / 2 vertices.
+    """
+    words = sentence.words
+    names = dict.fromkeys(name for word in words for name in word)
+    leaves, pairs = len(words), len(words) * (len(words) - 1) // 2
+    table: dict[str, list[Any]] = {"arm": ["Leaf"] * leaves + ["Pair"] * pairs}
+    table |= {name: [word.get(name) for word in words] + [None] * pairs for name in names}
+    left: list[int | None] = [None] * leaves
+    right: list[int | None] = [None] * leaves
+    begin = 0
+    for width in range(leaves, 1, -1):
+        left += range(begin, begin + width - 1)
+        right += range(begin + 1, begin + width)
+        begin += width
+    table |= {"left": left, "right": right}
+    top = leaves + pairs - 1
+    if not sentence.rest:
+        return {"Node": table, "root": top}
+    rest = {name: [value] for name, value in sentence.rest.items()}
+    return {"Node": table, "Sample": {"top": [top], **rest}, "root": 0}
+
+
+STRUCTURES: Mapping[str, Derive] = {
+    "sequence": sequence,
+    "pyramid": pyramid,
+    "balanced": balanced,
+    "random": randomly,
+}
+FLAT = ("pyramid",)
+
+_TREE_FIELDS = ("left", "right", "top")
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "sequence": ("words",),
+    "pyramid": (*_TREE_FIELDS, "Node", "Leaf", "Pair", "Sample"),
+    "balanced": _TREE_FIELDS,
+    "random": _TREE_FIELDS,
+}
+"""The names that each structure adds to those of the format."""
+
+SPELLED_FIELDS = ("characters", "character")
+
+
+def spell(sentence: Sentence, seen: Counter[str], least: int) -> int:
+    """Gives the words seen fewer than `least` times as their characters; how many those are."""
+    spelled = 0
+    for at, word in enumerate(sentence.words):
+        if seen[word["form"]] < least:
+            characters = [{"character": each} for each in word["form"]]
+            sentence.words[at] = {"characters": characters} | {k: v for k, v in word.items() if k != "form"}
+            spelled += 1
+    return spelled
+
+
+def _topped(tree: dict[str, Any], rest: dict[str, Any]) -> Sample:
+    return {"top": tree, **rest} if rest else tree
+
+
+def _tree(words: list[dict[str, Any]], cut: Callable[[int], int]) -> dict[str, Any]:
+    """A binary tree over words; `cut` says how many of so many words go to the left."""
+    top: dict[str, Any] = {}
+    stack = [(top, 0, len(words), 1)]
+    while stack:
+        vertex, begin, end, level = stack.pop()
+        if level > MOST_NESTED:
+            raise fail(f"a random tree over {len(words)} words has more than {MOST_NESTED} levels")
+        if end - begin == 1:
+            vertex |= words[begin]
+            continue
+        middle = begin + cut(end - begin)
+        vertex |= {"left": {}, "right": {}}
+        stack.append((vertex["right"], middle, end, level + 1))
+        stack.append((vertex["left"], begin, middle, level + 1))
+    return top

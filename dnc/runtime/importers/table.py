@@ -1,0 +1,80 @@
+"""Format "csv": a text and its label a row.
+
+In: a table with a header (or columns by number), as RFC 4180 has it. Out: the tokens of the text, and
+the label as a string, or as a number. Guaranteed: every row has as many cells as the first one; rows
+without a text or a label are counted.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from dnc.runtime.data.problems import names, suggestion
+from dnc.runtime.importers.source import Counts, Options, Sentence, Source
+from dnc.runtime.importers.tokens import TOKENIZERS
+
+
+def read_csv(source: Source, options: Options, counts: Counts) -> Iterator[Sentence]:
+    """A sentence for every row."""
+    delimiter = "\t" if options.delimiter == "tab" else options.delimiter
+    reader = csv.reader(io.StringIO(source.text, newline=""), delimiter=delimiter, strict=True)
+    rows = _rows(source, reader, counts)
+    numbers = all(column.isdecimal() for column in options.columns)
+    where: list[int] = [int(column) - 1 for column in options.columns] if numbers else []
+    width = 0
+    for line, row in rows:
+        if not where:
+            where = [_column(source, row, column) for column in options.columns]
+            width = len(row)
+            continue
+        width = width or len(row)
+        if len(row) != width or max(where) >= width:
+            expected = width if len(row) != width else max(where) + 1
+            raise source.mistake(line, None, f"found {len(row)} cells, expected {expected}")
+        tokens = TOKENIZERS[options.tokens](row[where[0]])
+        label = row[where[1]].strip() if len(where) > 1 else None
+        if not tokens or label == "":
+            counts.leave_out("rows without a text" if not tokens else "rows without a label")
+            continue
+        counts.words.update(tokens)
+        rest: dict[str, Any] = {}
+        if label is not None:
+            counts.labels.add(label)
+            rest["label"] = _number(source, line, label) if options.numeric else label
+        yield Sentence([{"form": token} for token in tokens], rest)
+
+
+def _rows(source: Source, reader: Any, counts: Counts) -> Iterator[tuple[int, list[str]]]:
+    """The rows that are not blank, with the lines they begin in."""
+    line = 1
+    try:
+        for row in reader:
+            if row:
+                yield line, row
+            else:
+                counts.leave_out("blank lines")
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise source.mistake(line, None, f"this row cannot be read: {error}") from None
+
+
+def _column(source: Source, header: list[str], name: str) -> int:
+    known = [cell.strip() for cell in header]
+    if name not in known:
+        hint = suggestion(name, known) or f"; the columns are {names(known)}"
+        raise source.mistake(1, None, f"there is no column '{name}'{hint} (--columns TEXT,LABEL)")
+    return known.index(name)
+
+
+def _number(source: Source, line: int, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise source.mistake(line, None, f"found the label '{text}', expected a number")
+    return number
