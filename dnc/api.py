@@ -195,7 +195,7 @@ class Model:
                     f"metric '{name}' has to know what its classes are called, but the data hold numbers",
                     "the classes are tags, as B-PER, I-PER and O",
                 )
-        self._session = Session(self.plan, self.backend, rows, first, self.memory_words, classes)
+        self._session = Session(self.plan, self.backend, rows, first, self.memory_words, classes, self.seed)
         if vocabularies != self.vocabularies:
             self._attached = None  # its numbers are of another vocabulary
         self.vocabularies = vocabularies
@@ -275,7 +275,7 @@ class Model:
         check_model(checkpoint, self.program, self.build.digest, rows, path)
         self._start(checkpoint.vocabularies, checkpoint.weights)
         self.session.write_arrays(checkpoint.optimizer_state, OPTIMIZER)
-        self.session.steps_done = checkpoint.position.step
+        self.session.steps_done, self.session.seed = checkpoint.position.step, checkpoint.seed
         self.seed, self.hyper, self.position = checkpoint.seed, checkpoint.hyper, checkpoint.position
         self.resumed = checkpoint
         return checkpoint

@@ -33,6 +33,7 @@ from dnc.codegen.emit import (
     wide,
 )
 from dnc.ir.cell import Op, Value
+from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
 from dnc.ir.plan import (
     BufferAddress,
@@ -157,7 +158,14 @@ class UnitCell:
         if definition.scalar is None:
             return [list_op(op, at(gate), floats(0.0, self.unit)[1]) for gate in range(count)]
         scalar, attributes = definition.scalar, dict(op.attributes)
-        return [let(op.result.name, scalar(self.math, *at(gate), **attributes)) for gate in range(count)]
+
+        def element(gate: int) -> list[Expr]:
+            return [self._element(op.result, gate)] if definition.has(INDEXED) else []
+
+        return [
+            let(op.result.name, scalar(self.math, *element(gate), *at(gate), **attributes))
+            for gate in range(count)
+        ]
 
     def store(self) -> None:
         """Emits the stores of the segment."""
@@ -316,7 +324,8 @@ class VertexCell:
             scalar, attributes = definition.scalar, dict(op.attributes)
 
             def element(i: Expr) -> Expr:
-                return scalar(self.math, *[self._read(value, i) for value in op.operands], **attributes)
+                number = [i] if definition.has(INDEXED) else []
+                return scalar(self.math, *number, *[self._read(v, i) for v in op.operands], **attributes)
 
             if shape:
                 self.vectors[result] = self._keep(result, element) if op.operands else element
@@ -491,6 +500,19 @@ def _cross_entropy_grad(cell: VertexCell, op: Op) -> Element:
     return cell._keep(op.result, element)
 
 
+def _kl_divergence(cell: VertexCell, op: Op) -> Expr:
+    target = cell.vectors[op.operands[0]]
+    read, top, total = _normalizer(cell, op.operands[1])
+    shift = let("shift", top + cell.math.log(total))
+
+    def term(i: Expr) -> Expr:
+        wanted = let("wanted", target(i))
+        known = cell.math.log(T.Select(wanted > 0, wanted, T.float32(1.0)))
+        return T.Select(wanted > 0, wanted * (known - (read(i) - shift)), T.float32(0.0))
+
+    return cell.target.sum(tensor(op.operands[0]).size, term)
+
+
 def _squared_error(cell: VertexCell, op: Op) -> Expr:
     a, b = op.operands
 
@@ -628,6 +650,7 @@ _LOWERINGS: dict[str, Callable[[VertexCell, Op], Any]] = {
     "log_softmax": _log_softmax,
     "cross_entropy": _cross_entropy,
     "cross_entropy_grad": _cross_entropy_grad,
+    "kl_divergence": _kl_divergence,
     "squared_error": _squared_error,
     "argmax": _argmax,
     "concat": _concat,

@@ -7,7 +7,8 @@ inputs of a stage are shared; nothing is computed that no loss, metric or output
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source
 from dnc.frontend.demand import Demand, demands
@@ -39,10 +40,11 @@ def build(model: CheckedModel) -> Program:
     needed = demands(model)
     spaces: list[Space] = []
     stages: list[Stage] = []
+    sites = count()
     order = _callees_first(model)
     for function in order:
-        _function_stages(model, function, needed[function.name], spaces, stages)
-    _term_stages(model, spaces, stages)
+        _function_stages(model, function, needed[function.name], spaces, stages, sites)
+    _term_stages(model, spaces, stages, sites)
     functions = tuple(
         ir.Function(function.name, function.struct, function.components, function.span) for function in order
     )
@@ -80,7 +82,12 @@ def _callees_first(model: CheckedModel) -> list[Function]:
 
 
 def _function_stages(
-    model: CheckedModel, function: Function, needed: Demand, spaces: list[Space], stages: list[Stage]
+    model: CheckedModel,
+    function: Function,
+    needed: Demand,
+    spaces: list[Space],
+    stages: list[Stage],
+    sites: Iterator[int],
 ) -> None:
     bodies = [(arm, body) for arm, body in function.bodies if arm in needed.arms]
     if function.matched:
@@ -92,12 +99,12 @@ def _function_stages(
     outputs = tuple(ir.StateOutput(component.name) for component in function.components)
     for name, arms, body in parts:
         spaces.append(Space(name, function.struct, arms, needed.selection))
-        stage = StageBuilder(model)
+        stage = StageBuilder(model, sites)
         values = stage.components(body, function.components)
         stages.append(stage.finish(name, function.name, values, outputs, function.span))
 
 
-def _term_stages(model: CheckedModel, spaces: list[Space], stages: list[Stage]) -> None:
+def _term_stages(model: CheckedModel, spaces: list[Space], stages: list[Stage], sites: Iterator[int]) -> None:
     """A stage per loss, per metric, and per domain of outputs."""
     used = {stage.name for stage in stages}
 
@@ -109,7 +116,7 @@ def _term_stages(model: CheckedModel, spaces: list[Space], stages: list[Stage]) 
         used.add(unique)
         term = terms[0]
         spaces.append(Space(unique, term.struct, term.arms, term.selection))
-        stage = StageBuilder(model)
+        stage = StageBuilder(model, sites)
         values = [stage.value(term.value, term.name or "loss") for term in terms]
         stages.append(stage.finish(unique, None, values, tuple(outputs), term.span))
 

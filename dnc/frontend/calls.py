@@ -37,6 +37,7 @@ CALLS_ELSEWHERE = {
 
 REDUCTIONS = {"sum": "list_sum", "mean": "list_mean", "max": "list_max"}
 ATTEND = "attend"
+DROPOUT = "dropout"
 
 
 @attrs.frozen
@@ -87,7 +88,29 @@ class Calls:
         operands = [argument for argument in arguments if argument is not None]
         if len(operands) != len(arguments):
             return None
+        if name == DROPOUT:
+            return self._dropout(call, operands)
         return apply(self.report, name, name, operands, call.function.span, call.span)
+
+    def _dropout(self, call: syntax.Call, operands: list[Expression]) -> Expression | None:
+        """`dropout(x, rate)`; the rate is a number in the text."""
+        if len(operands) != 2:
+            self.report.error(
+                f"'{DROPOUT}' has {counted(len(operands), 'argument')}, expected 2 (a value and a rate)",
+                call.function.span,
+            )
+            return None
+        value, rate = operands
+        if not isinstance(rate, typed.Constant) or not 0 <= rate.value < 1:
+            found = f"{rate.value:g}" if isinstance(rate, typed.Constant) else describe(rate.type)
+            self.report.error(
+                f"the rate of '{DROPOUT}' is {found}, expected a number from 0 to below 1", rate.span
+            )
+            return None
+        noise = typed.Noise(call.span)
+        return apply(
+            self.report, DROPOUT, DROPOUT, [value, noise], value.span, call.span, rate=rate.value, site=0
+        )
 
     def _unknown(self, function: syntax.Identifier, names: Names) -> None:
         """Reports a call of what is no function."""

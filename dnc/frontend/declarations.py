@@ -23,7 +23,7 @@ from dnc.ir.program import DENSE, TABLE, Component
 from dnc.ir.structure import TOKEN, Dimension, Struct
 from dnc.ir.types import TensorType
 
-BUILTINS = frozenset({name for name, entry in OPS.items() if entry.has(SURFACE)} | {"split"})
+BUILTINS = frozenset({name for name, entry in OPS.items() if entry.has(SURFACE)} | {"split", "dropout"})
 
 
 class Declarations:

@@ -6,7 +6,7 @@ to. Guaranteed: equal inputs and repeated calls of a function at one vertex beco
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dnc.diagnostics import Span
 from dnc.frontend import typed
@@ -14,19 +14,23 @@ from dnc.frontend.typed import CheckedModel, Expression, ir_type
 from dnc.ir import program as ir
 from dnc.ir.builder import Builder
 from dnc.ir.cell import Value
+from dnc.ir.ops import OPS
 from dnc.ir.program import Component, Stage
 from dnc.ir.structure import Path, unless
-from dnc.ir.types import ListType, Type
+from dnc.ir.types import INDEX, ListType, Type
 
 Result = Value | dict[str, Value]
 """A tensor, or the components of a state."""
 
 
 class StageBuilder:
-    """Builds one stage; `value` and `components` may be called several times before `finish`."""
+    """Builds one stage; `value` and `components` may be called several times before `finish`.
 
-    def __init__(self, model: CheckedModel) -> None:
-        self.model = model
+    `sites` numbers the uses of random numbers in the whole program.
+    """
+
+    def __init__(self, model: CheckedModel, sites: Iterator[int]) -> None:
+        self.model, self.sites = model, sites
         self.builder = Builder()
         self.bindings: dict[ir.Input, Value] = {}
 
@@ -68,6 +72,8 @@ class StageBuilder:
                 return names[expression.name]
             case typed.ParameterUse() | typed.TableRow() | typed.FieldUse():
                 return self._leaf(expression)
+            case typed.Noise():
+                return self._input(ir.NoiseInput(), INDEX, "noise")
             case typed.FunctionCall():
                 return self._gather(expression)
             case typed.ComponentUse():
@@ -93,6 +99,8 @@ class StageBuilder:
                 operands = [self._emit(operand, names) for operand in expression.operands]
                 values_only = [operand for operand in operands if isinstance(operand, Value)]
                 attributes = dict(expression.attributes)
+                if "site" in OPS[expression.opcode].attributes:
+                    attributes["site"] = next(self.sites)
                 return self.builder.op(
                     expression.opcode, *values_only, name=hint, span=expression.span, **attributes
                 )

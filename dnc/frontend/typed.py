@@ -136,6 +136,14 @@ class FieldUse:
 
 
 @attrs.frozen
+class Noise:
+    """The key of the random numbers of the vertex at hand."""
+
+    span: Span = attrs.field(eq=False, repr=False)
+    type: Type = Index("key", Dimension("key", None))
+
+
+@attrs.frozen
 class VertexUse:
     """A vertex, or a list of vertices, at `path`; only an argument of functions."""
 
@@ -215,6 +223,7 @@ Expression = (
     | ParameterUse
     | TableRow
     | FieldUse
+    | Noise
     | VertexUse
     | FunctionCall
     | CellCall

@@ -17,6 +17,7 @@ from dnc.ir.program import (
     Input,
     LossOutput,
     MetricOutput,
+    NoiseInput,
     Output,
     ParameterInput,
     Program,
@@ -159,6 +160,8 @@ class Bindings:
                 return self.state(space, function, component, (), False)
             case SeedInput():
                 return SCALAR
+            case NoiseInput():
+                return INDEX
 
     def output_type(self, stage: Stage, output: Output) -> Type | None:
         """The type of a result bound to `output`; None if any tensor will do."""

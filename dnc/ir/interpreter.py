@@ -19,6 +19,7 @@ from dnc.ir.cell import Cell, Value
 from dnc.ir.dependences import Dependences
 from dnc.ir.forest import Forest, path_struct, program_structs
 from dnc.ir.measures import MEASURES, Rows, in_lists
+from dnc.ir.noise import NONE, vertex_keys
 from dnc.ir.ops import OPS
 from dnc.ir.program import (
     DeclaredOutput,
@@ -27,6 +28,7 @@ from dnc.ir.program import (
     Input,
     LossOutput,
     MetricOutput,
+    NoiseInput,
     Output,
     ParameterInput,
     Program,
@@ -74,13 +76,15 @@ def interpret(
     forest: Forest,
     parameters: dict[str, Array],
     classes: Mapping[str, Sequence[str]] | None = None,
+    noise: int = NONE,
 ) -> Results:
     """Runs every stage of `program` on every vertex of `forest`.
 
     `parameters` holds an array per parameter, of its shape; a table brings its own number of rows.
     classes: by metric the names of its classes; without them their numbers are their names.
+    noise: that of a training step.
     """
-    return _Interpreter(program, forest, parameters, classes or {}).run()
+    return _Interpreter(program, forest, parameters, classes or {}, noise).run()
 
 
 def evaluate_cell(cell: Cell, arguments: list[Array]) -> list[Array]:
@@ -101,8 +105,9 @@ class _Interpreter:
         forest: Forest,
         parameters: dict[str, Array],
         classes: Mapping[str, Sequence[str]],
+        noise: int,
     ) -> None:
-        self.program = program
+        self.program, self.noise = program, noise
         self.classes = classes
         self.forest = forest
         self.structs = program_structs(program)
@@ -200,6 +205,9 @@ class _Interpreter:
             case SeedInput():
                 seed = np.asarray(1.0 / self.forest.samples if self.forest.samples else 0.0)
                 return lambda row: seed
+            case NoiseInput():
+                keys = vertex_keys(np.asarray(self.noise), rows)
+                return lambda row: np.asarray(keys[row])
             case SavedInput(name, key):
                 saved = self.saved[name, key]
                 return lambda row: np.asarray(saved[row])

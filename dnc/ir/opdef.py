@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir.cell import Attribute, Op, Value
+from dnc.ir.noise import uniform
 from dnc.ir.types import ListType, TensorType, Type
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ Expression = Any  # a scalar of a backend: a NumPy array, a TIRx expression, a p
 
 # Traits.
 ELEMENTWISE = "elementwise"  # has `scalar`; element i of the result needs element i of the operands
+INDEXED = "indexed"  # an element-wise operation whose `scalar` also takes the element's number, first
 PRODUCT = "product"  # sums over a shared dimension of two operands
 VIEW = "view"  # moves elements without arithmetic (slice, concat, pad)
 REDUCTION = "reduction"  # an element of the result needs whole operands
@@ -56,6 +58,9 @@ class Math(Protocol):
     def sigmoid(self, a: Expression) -> Expression:
         """1 / (1 + exp(-a))."""
 
+    def sqrt(self, a: Expression) -> Expression:
+        """The square root."""
+
     def maximum(self, a: Expression, b: Expression) -> Expression:
         """The larger one."""
 
@@ -70,6 +75,9 @@ class Math(Protocol):
 
     def to_float(self, a: Expression) -> Expression:
         """An i32 expression as f32."""
+
+    def random(self, key: Expression, counter: Expression) -> Expression:
+        """A number in [0, 1) that depends on two integers: `uniform` of `dnc.ir.noise`."""
 
 
 class NumpyMath:
@@ -95,6 +103,10 @@ class NumpyMath:
         """Element-wise logistic function; does not overflow."""
         return 0.5 * (1.0 + np.tanh(0.5 * a))
 
+    def sqrt(self, a: Expression) -> Expression:
+        """Element-wise square root."""
+        return np.sqrt(a)
+
     def maximum(self, a: Expression, b: Expression) -> Expression:
         """Element-wise maximum."""
         return np.maximum(a, b)
@@ -114,6 +126,10 @@ class NumpyMath:
     def to_float(self, a: Expression) -> Expression:
         """The same numbers as float64."""
         return np.asarray(a).astype(np.float64)
+
+    def random(self, key: Expression, counter: Expression) -> Expression:
+        """The numbers of keys and counters."""
+        return uniform(key, counter)
 
 
 NUMPY_MATH = NumpyMath()

@@ -33,6 +33,7 @@ from dnc.ir.program import (
     Input,
     LossOutput,
     MetricOutput,
+    NoiseInput,
     Output,
     Parameter,
     ParameterInput,
@@ -51,7 +52,7 @@ from dnc.ir.program import (
 )
 from dnc.ir.structure import CHILD, CLASS, LIST, OPTIONAL, TOKEN, VECTOR, Arm, Dimension, Field, Path, Struct
 
-INPUTS = ("parameter", "table", "field", "state", "states", "saved", "gradient", "seed")
+INPUTS = ("parameter", "table", "field", "state", "states", "saved", "gradient", "seed", "noise")
 DECLARATIONS = (
     *("dimension", "struct", "root", "frozen", "parameter"),
     *("function", "space", "stage", "weight_gradient"),
@@ -166,6 +167,8 @@ class _Reader(Cursor):
                 return SavedInput(self.name(), self.name())
             case "gradient":
                 return GradientInput(self.name(), self.name())
+            case "noise":
+                return NoiseInput()
             case _:
                 return SeedInput()
 

@@ -93,6 +93,14 @@ class VectorList:
 
 
 @attrs.frozen
+class NoiseList:
+    """Per row: the key of its random numbers; 0 for none."""
+
+    name: str
+    space: str
+
+
+@attrs.frozen
 class ChildrenList:
     """Ragged: begin[rows + 1], then the addresses of the children's state records."""
 
@@ -126,7 +134,7 @@ class SlotList:
     partial: bool
 
 
-IndexList = GatherList | TableList | ClassList | VectorList | ChildrenList | SlotList
+IndexList = GatherList | TableList | ClassList | VectorList | NoiseList | ChildrenList | SlotList
 
 # ---- addresses: how a segment reads a value ------------------------------------------------------
 

@@ -18,6 +18,7 @@ from dnc.ir.program import (
     Input,
     LossOutput,
     MetricOutput,
+    NoiseInput,
     Output,
     Parameter,
     ParameterInput,
@@ -97,6 +98,8 @@ def print_input(source: Input) -> str:
             return f"gradient {name(function)} {name(component)}"
         case SeedInput():
             return "seed"
+        case NoiseInput():
+            return "noise"
 
 
 def print_output(output: Output) -> str:

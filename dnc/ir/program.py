@@ -156,7 +156,21 @@ class SeedInput:
     """The gradient of the batch loss by this row's loss: a scalar, one over the samples."""
 
 
-Input = ParameterInput | TableInput | FieldInput | StateInput | SavedInput | GradientInput | SeedInput
+@attrs.frozen
+class NoiseInput:
+    """The key of this row's random numbers in this step, i32[]; 0 where there is to be no noise."""
+
+
+Input = (
+    ParameterInput
+    | TableInput
+    | FieldInput
+    | StateInput
+    | SavedInput
+    | GradientInput
+    | SeedInput
+    | NoiseInput
+)
 
 # ---- outputs -----------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from dnc.ir.plan import (
     GatherList,
     IndexAddress,
     IndexList,
+    NoiseList,
     ParameterAddress,
     SeedAddress,
     SlotList,
@@ -37,6 +38,7 @@ from dnc.ir.program import (
     FieldInput,
     GradientInput,
     Input,
+    NoiseInput,
     ParameterInput,
     Program,
     SavedInput,
@@ -84,6 +86,8 @@ class Binder:
             return ParameterAddress(bound.parameter)
         if isinstance(bound, SeedInput):
             return SeedAddress()
+        if isinstance(bound, NoiseInput):
+            return IndexAddress(self._list(NoiseList(f"{space}:noise", space)))
         if isinstance(bound, SavedInput):
             return BufferAddress(f"{bound.stage}:{bound.name}")
         if isinstance(bound, GradientInput):

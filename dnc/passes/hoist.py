@@ -21,6 +21,7 @@ from dnc.ir.program import (
     LEVEL,
     FieldInput,
     Input,
+    NoiseInput,
     ParameterInput,
     Program,
     SavedInput,
@@ -161,7 +162,7 @@ def _free_values(stage: Stage, early: frozenset[tuple[str, str]], placement: dic
             return (source.function, source.component) in early
         if isinstance(source, SavedInput):
             return placement[source.stage] == EARLY
-        return isinstance(source, ParameterInput | TableInput | FieldInput)
+        return isinstance(source, ParameterInput | TableInput | FieldInput | NoiseInput)
 
     free = {value for value, source in zip(stage.cell.inputs, stage.inputs, strict=True) if is_free(source)}
     for op in stage.cell.ops:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from dnc.ir.forest import Forest, Ints
 from dnc.ir.plan import (
     ChildrenList,
+    NoiseList,
     Plan,
     SlotList,
     SlotSource,
@@ -90,7 +91,7 @@ def prepare(plan: Plan, forest: Forest) -> Prepared:
         if isinstance(item, SlotList):
             for source in item.sources:
                 need(source.space, source.path, source.is_list)
-        else:
+        elif not isinstance(item, NoiseList):
             need(item.space, item.path, isinstance(item, ChildrenList))
     for table in plan.table_gradients:
         for source in (*table.plain, *table.partial):

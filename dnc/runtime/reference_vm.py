@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dnc.ir import isa
 from dnc.ir.cell import Op, Value
+from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
 from dnc.ir.plan import (
     UNIT,
@@ -328,7 +329,7 @@ class ReferenceVM:
                 operand = self._operand(product.pieces, row, worker)
                 values[product.result] = matrices[product.parameter][index(product.result)] @ operand
             for op in segment.cell.ops:
-                values[op.result] = self._unit_op(op, values, segment.units, len(own))
+                values[op.result] = self._unit_op(op, values, segment.units, len(own), index(op.result))
             for store in segment.stores:
                 self._store(store, row, index(store.value), values[store.value], worker)
             for transposed in segment.transposed:
@@ -339,8 +340,10 @@ class ReferenceVM:
                     at = self._base(name) + (row * self.per_replica + worker.rank) * width + offset
                     self._write(at + np.arange(high - low), partial[low:high], worker)
 
-    def _unit_op(self, op: Op, values: dict[Value, Any], units: int, own: int) -> Any:
+    def _unit_op(self, op: Op, values: dict[Value, Any], units: int, own: int, elements: Array) -> Any:
         attributes: dict[str, Any] = dict(op.attributes)
+        if OPS[op.opcode].has(INDEXED) and _shape(op.result):
+            attributes["index"] = elements
         if op.opcode == "slice":
             begin, end = (int(attributes[name]) // units * own for name in ("begin", "end"))
             return values[op.operands[0]][begin:end]

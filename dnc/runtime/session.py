@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
 from dnc.ir import isa
 from dnc.ir.forest import Forest, Ints
+from dnc.ir.noise import NONE, step_noise
 from dnc.ir.plan import Plan
 from dnc.runtime.backend import Backend
 from dnc.runtime.encoder import DoesNotFit, Encoder, Hyper, Part
@@ -109,11 +110,13 @@ class Session:
         values: Mapping[str, Floats],
         memory_words: int | None = None,
         classes: Mapping[str, Sequence[str]] | None = None,
+        seed: int = 1,
     ) -> None:
         """classes: by metric what its classes are called, for those that have to know."""
         self.plan, self.backend, self.classes = plan, backend, classes or {}
         self.memory = Memory(plan, backend, table_rows, memory_words)
         self.steps_done = 0
+        self.seed = seed
         self._slot = 0
         self._verifies = os.environ.get("DNC_VERIFY") == "1"  # tests look at every schedule
         self._flying: list[list[tuple[Schedule, _Batch]]] = [[], []]
@@ -214,6 +217,7 @@ class Session:
                     hyper=hyper,
                     buffer=self._slot,
                     pool_words=self.memory.words,
+                    noises=[step_noise(self.seed, self.steps_done + 1 + i) for i in range(len(batches))],
                 )
                 break
             except DoesNotFit as problem:
@@ -315,6 +319,7 @@ class Session:
                         part=part,
                         buffer=(self._slot + index) % 2,
                         pool_words=self.memory.words,
+                        noise=step_noise(self.seed, self.steps_done + 1) if mode == TRAIN else NONE,
                     )
                     for index, (numbers, part) in enumerate(_parts(data, samples, mode, parts))
                 ]

@@ -21,6 +21,7 @@ from dnc.ir.plan import (
     ClassList,
     GatherList,
     IndexList,
+    NoiseList,
     SlotList,
     SlotSource,
     TableGradient,
@@ -284,6 +285,8 @@ class _Verifier:
         elif isinstance(item, TableList):
             found = self._part(at, rows, name)
             self._records(name, found[found != 0], [self._table_rows(item.parameter)])
+        elif isinstance(item, NoiseList):
+            self._part(at, rows, name)
         elif isinstance(item, ClassList):
             _need((self._part(at, rows, name) >= -1).all(), f"list '{name}' holds a class below -1")
         else:

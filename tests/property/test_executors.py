@@ -22,12 +22,26 @@ from tests.support.forests import SHAPES, ForestGrower
 from tests.support.models import EXAMPLES
 
 SIZES = {
-    "treelstm": {"hidden": 6, "embed": 5},
+    "attention": {"hidden": 5, "embed": 4, "targets": 11},
     "bilstm_tagger": {"hidden": 5, "embed": 4},
+    "char_rnn": {"hidden": 4, "embed": 3, "chars": 11},
+    "char_tagger": {"hidden": 4, "embed": 6, "half": 3, "char": 4, "mlp": 5},
+    "childsum": {"hidden": 5, "embed": 4},
+    "dag": {"hidden": 6},
+    "encoder_decoder": {"hidden": 5, "embed": 4, "targets": 11},
+    "gru_classifier": {"hidden": 6, "embed": 5},
+    "language_model": {"hidden": 5, "embed": 4, "vocab": 11},
     "lstm2": {"hidden": 5, "embed": 4},
     "lstm_classifier": {"hidden": 6, "embed": 4},
-    "dag": {"hidden": 6},
-    "childsum": {"hidden": 5, "embed": 4},
+    "mvrnn": {"width": 4},
+    "nary_treelstm": {"hidden": 5, "embed": 4},
+    "rvnn": {"hidden": 6},
+    "similarity": {"hidden": 5, "embed": 4, "mlp": 3},
+    "td_lstm": {"hidden": 5, "embed": 4},
+    "td_rnn": {"hidden": 5},
+    "top_down": {"hidden": 5, "embed": 4},
+    "tree_fc": {"hidden": 6},
+    "treelstm": {"hidden": 6, "embed": 5},
 }
 WITHOUT: tuple[tuple[str, ...], ...] = ((), ("fuse",), ("hoist",), ("inline",), ("fuse", "hoist", "inline"))
 # Vertices of a batch and work of a grid that the VM does in about half a second.
@@ -67,7 +81,7 @@ def compare(
     check_evaluation(bench)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=50, deadline=None, derandomize=True)
 @given(
     name=st.sampled_from(sorted(SIZES)),
     without=st.sampled_from(WITHOUT),

@@ -13,16 +13,19 @@ import numpy as np
 from dnc.ir import isa
 from dnc.ir.forest import Forest
 from dnc.ir.interpreter import Results, interpret
+from dnc.ir.noise import NONE, step_noise
 from dnc.ir.plan import Plan
 from dnc.ir.program import Program
 from dnc.runtime.backend import Backend
 from dnc.runtime.encoder import Encoder, Hyper
 from dnc.runtime.measurements import Measurements
-from dnc.runtime.phases import EVALUATE
+from dnc.runtime.phases import EVALUATE, TRAIN
 from dnc.runtime.pool import StaticPool, load_parameters, read_array, static_pool
 from dnc.runtime.prepared import prepare
 
 Array = np.ndarray[Any, Any]
+
+NOISE = step_noise(seed=3, step=5)
 
 
 def random_parameters(program: Program, seed: int, vocabulary: int = 11) -> dict[str, Array]:
@@ -53,7 +56,12 @@ class Bench:
         """Encodes everything, loads parameters, launches; the schedule and its results."""
         replicas, workers = grid or self.backend.grid(self.forest.samples)
         schedule = self.encoder.encode(
-            self.samples, mode=mode, replicas=replicas, workers=workers, hyper=hyper
+            self.samples,
+            mode=mode,
+            replicas=replicas,
+            workers=workers,
+            hyper=hyper,
+            noise=NOISE if mode == TRAIN else NONE,
         )
         self.backend.allocate(schedule.static_words + schedule.activations + 16)
         words = np.zeros(schedule.static_words, np.float32)
@@ -80,7 +88,7 @@ def relative(found: Array, expected: Array) -> float:
 
 def check_training(bench: Bench, tolerance: float = 2e-5, rate: float = 1.0) -> Results:
     """One training launch against the interpreter; AssertionError names what differs."""
-    expected = interpret(bench.program, bench.forest, bench.values)
+    expected = interpret(bench.program, bench.forest, bench.values, noise=NOISE)
     schedule, results = bench.launch("train", Hyper(learning_rate=rate))
     loss = (
         sum(float(results[word]) for name, (word, _) in schedule.results.items() if name.startswith("loss:"))

@@ -64,6 +64,8 @@ class _Sample:
             return []
         if self.shape == "chain" or self.shape == "comb":
             big = 0 if self.shape == "chain" else int(self.grower.rng.integers(parts))
+            if budget < parts:
+                return [1 if i < budget else 0 for i in range(parts)]
             return [budget - (parts - 1) if i == big else 1 for i in range(parts)]
         if self.shape == "complete":
             return [budget // parts] * parts

@@ -32,10 +32,12 @@ CASES = [
     *((name, (SCALAR, SCALAR), {}, SCALAR) for name in ("add", "sub", "mul", "div")),
     *(
         (name, (type,), {}, type)
-        for name in ("neg", "abs", "sigmoid", "tanh", "relu", "exp", "log", "sign", "step")
+        for name in ("neg", "abs", "sigmoid", "tanh", "relu", "exp", "log", "sqrt", "sign", "step")
         for type in (V3, SCALAR, M34)
     ),
     ("scale", (V3,), {"factor": -2.5}, V3),
+    ("dropout", (V3, INDEX), {"rate": 0.5, "site": 2}, V3),
+    ("dropout", (M34, INDEX), {"rate": 0.25, "site": 0}, M34),
     ("fill", (SCALAR,), {"shape": (3,)}, V3),
     ("fill", (SCALAR,), {"shape": (3, 4)}, M34),
     ("constant", (), {"value": 0.5, "shape": (3,)}, V3),
@@ -56,6 +58,7 @@ CASES = [
     ("pad", (M34,), {"begin": 2, "size": 7}, tensor(7, 4)),
     ("cross_entropy", (V3, INDEX), {}, SCALAR),
     ("cross_entropy_grad", (V3, INDEX), {}, V3),
+    ("kl_divergence", (V3, V3), {}, SCALAR),
     ("squared_error", (V3, V3), {}, SCALAR),
     ("squared_error", (SCALAR, SCALAR), {}, SCALAR),
     *((name, (LIST,), {}, V3) for name in ("list_sum", "list_mean", "list_max")),
@@ -112,7 +115,7 @@ def test_gradient_against_finite_differences(case, sign):
     opcode, types, attributes, expected = case
     random = np.random.default_rng(2)
     operands = [sample(type, random) for type in types]
-    if opcode not in ("log", "div"):
+    if opcode not in ("log", "div", "sqrt", "kl_divergence"):
         operands = [np.asarray(x * sign) if x.dtype == float else x for x in operands]
     build = Builder()
     inputs = [build.input(type) for type in types]

@@ -20,6 +20,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.access import Access
 from dnc.codegen.bodies import cpu_math
 from dnc.codegen.emit import Expr, floats, lanes, let, local, locals_in, loop, named, put, shift, wide
+from dnc.codegen.math import random
 from dnc.ir.plan import Plan
 from dnc.ir.weight_format import LANES
 
@@ -39,6 +40,10 @@ class CpuMath:
     def constant(self, value: float) -> Expr:
         """A float32 literal."""
         return T.float32(value)
+
+    def sqrt(self, a: Expr) -> Expr:
+        """The square root: an instruction of the vector unit."""
+        return T.sqrt(a)
 
     def maximum(self, a: Expr, b: Expr) -> Expr:
         """The larger one."""
@@ -61,6 +66,8 @@ class CpuMath:
     def to_float(self, a: Expr) -> Expr:
         """An int32 as float32."""
         return T.cast(a, "float32")
+
+    random = staticmethod(random)
 
 
 def alike(*values: Expr) -> list[Expr]:

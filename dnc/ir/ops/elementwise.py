@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dnc.ir.cell import Op, Value
+from dnc.ir.noise import SITES
 from dnc.ir.opdef import (
     CONSTANT,
     ELEMENTWISE,
+    INDEXED,
     NUMPY_MATH,
     SURFACE,
     Array,
@@ -23,6 +25,7 @@ from dnc.ir.opdef import (
     OpDef,
     floats,
     index,
+    integer,
     number,
     shape,
     size,
@@ -116,6 +119,33 @@ def _step(m: Expression, a: Expression) -> Expression:
     return m.select(m.greater(a, m.constant(0.0)), m.constant(1.0), m.constant(0.0))
 
 
+def _dropout(types: tuple[Type, ...], attributes: Attributes) -> Type:
+    index(types[1], "key")
+    if not 0 <= number(attributes, "rate") < 1:
+        raise ValueError(f"attribute rate: found {attributes['rate']}, expected at least 0 and below 1")
+    integer(attributes, "site")
+    return floats(types[0], "operand")
+
+
+def _dropped(
+    m: Expression, i: Expression, a: Expression, key: Expression, *, rate: float, site: int
+) -> Expression:
+    """Element i. A key of zero, as in evaluation, drops nothing."""
+    rate = round(rate * 2**24) / 2**24  # a number that random can be, and float32 holds
+    drops = m.greater(m.constant(rate), m.random(key, i + (site * SITES & 0x3FFFFFFF)))
+    factor = m.select(drops, m.constant(0.0), m.constant(1.0 / (1.0 - rate)))
+    return a * m.select(m.equal(key, key * 0), m.constant(1.0), factor)
+
+
+def _dropout_value(operands: Sequence[Array], attributes: Attributes) -> Array:
+    """`index`, among the attributes, is for those who compute some of the elements only."""
+    x, key = operands
+    wanted = attributes.get("index")
+    numbers = np.arange(x.size).reshape(x.shape) if wanted is None else np.asarray(wanted)
+    rate, site = number(attributes, "rate"), integer(attributes, "site")
+    return np.asarray(_dropped(NUMPY_MATH, numbers, x, key, rate=rate, site=site), np.float64)
+
+
 def _entry(
     name: str,
     arity: int,
@@ -187,6 +217,29 @@ ENTRIES = (
         _unary,
         cost=4,
         traits=_NAMED,
+    ),
+    _entry(
+        "sqrt",
+        1,
+        lambda m, a: m.sqrt(a),
+        lambda build, op, grad: [build.op("div", build.op("scale", grad, factor=0.5), op.result)],
+        _unary,
+        cost=4,
+        traits=_NAMED,
+    ),
+    OpDef(  # zero with the probability `rate`, else scaled up; `site` tells one dropout from another
+        name="dropout",
+        arity=2,
+        infer=_dropout,
+        evaluate=_dropout_value,
+        gradient=lambda build, op, grad: [
+            build.op("dropout", grad, op.operands[1], rate=op.attribute("rate"), site=op.attribute("site")),
+            None,
+        ],
+        attributes=("rate", "site"),
+        scalar=_dropped,
+        flops=lambda types, result: 12 * size(result),
+        traits=frozenset({ELEMENTWISE, INDEXED}),
     ),
     _entry("scale", 1, lambda m, a, *, factor: a * m.constant(factor), _scale, _scaled, ("factor",)),
     _entry(  # -1, 0 or 1

@@ -57,7 +57,37 @@ def _squared_error_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Val
     return [by_a, build.op("neg", by_a)]
 
 
+def _kl_divergence(types: tuple[Type, ...], attributes: Attributes) -> Type:
+    target, logits = floats(types[0], "first operand", 1), floats(types[1], "second operand", 1)
+    if target != logits:
+        raise ValueError(f"found {target} and {logits}, expected equal shapes")
+    return SCALAR
+
+
+def _kl_divergence_value(operands: Sequence[Array], attributes: Attributes) -> Array:
+    target, logits = operands
+    some = target > 0
+    return np.asarray(np.sum(target[some] * (np.log(target[some]) - log_softmax(logits)[some])))
+
+
+def _kl_divergence_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
+    target, logits = op.operands
+    surprise = build.op("sub", build.op("log", target), build.op("log_softmax", logits))
+    by_target = build.op("add", surprise, build.constant(1.0))
+    found = build.op("mul", build.op("sum", target), build.op("softmax", logits))
+    return [build.op("mul", grad, by_target), build.op("mul", grad, build.op("sub", found, target))]
+
+
 ENTRIES = (
+    OpDef(  # sum of target * (log target - log softmax(logits)), where the target is not zero
+        name="kl_divergence",
+        arity=2,
+        infer=_kl_divergence,
+        evaluate=_kl_divergence_value,
+        gradient=_kl_divergence_gradient,
+        flops=lambda types, result: 12 * size(types[0]),
+        traits=frozenset({REDUCTION, SURFACE}),
+    ),
     OpDef(  # -log softmax(logits)[class]
         name="cross_entropy",
         arity=2,

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from dnc.diagnostics import Diagnostic, DiagnosticError
 from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.machine import machine
+from dnc.ir.noise import NONE
 from dnc.ir.plan import Buffer, ChildrenList, DenseGradient, IndexList, Plan, TableGradient, padded
 from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.lists import Group, Lists, Touched
@@ -119,14 +121,17 @@ class Encoder:
         part: Part = Part(),
         buffer: int = 0,
         pool_words: int | None = None,
+        noise: int = NONE,
     ) -> Schedule:
         """The schedule of `samples` (numbers in the data set) on replicas × workers workers.
 
+        `noise`: that of a training step; without it nothing is dropped.
         `buffer` chooses one of the pool's two places for schedules. DoesNotFit when the batch
         does not fit into `pool_words`, or its schedule into the place for schedules.
         """
         chosen = [np.asarray(samples, np.int32)]
-        return self._encode(chosen, mode, replicas, workers, hyper, part, buffer, pool_words)[0]
+        noises = np.array([noise], np.uint32)
+        return self._encode(chosen, mode, replicas, workers, hyper, part, buffer, pool_words, noises)[0]
 
     def encode_group(
         self,
@@ -137,13 +142,16 @@ class Encoder:
         hyper: Hyper = Hyper(),
         buffer: int = 0,
         pool_words: int | None = None,
+        noises: Sequence[int] | None = None,
     ) -> list[Schedule]:
         """Training schedules of several batches, one behind the other in the place for schedules.
 
-        No sample may occur twice. Their activations share memory: they run one after another.
+        `noises`: the noise of every step. No sample may occur twice. Their activations share memory:
+        they run one after another.
         """
         chosen = [np.asarray(batch, np.int32) for batch in batches]
-        return self._encode(chosen, TRAIN, replicas, workers, hyper, Part(), buffer, pool_words)
+        noise = np.array([NONE] * len(chosen) if noises is None else noises, np.uint32)
+        return self._encode(chosen, TRAIN, replicas, workers, hyper, Part(), buffer, pool_words, noise)
 
     def _encode(
         self,
@@ -155,6 +163,7 @@ class Encoder:
         part: Part,
         buffer: int,
         pool_words: int | None,
+        noise: NDArray[np.uint32],
     ) -> list[Schedule]:
         known = self._mode(mode)
         assigned = assign(batches, self.prepared.weight, replicas)
@@ -166,7 +175,7 @@ class Encoder:
         chunks = self._chunks(rows, mode, part)
         bases, used = self._allocate(known, mode, rows, workers, touched, int(chunks.max()))
         body = Words(len(batches), self.layout.queues_at + replicas * workers)
-        group = Group(rows, bases, workers, self.pool.schedules[buffer], body)
+        group = Group(rows, bases, workers, self.pool.schedules[buffer], body, noise)
         self.lists.number_calls(group)
         lists = self.lists.encode(known.lists, group)
         if mode == TRAIN:

@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from dnc.ir import isa
 from dnc.ir.forest import Ints, path_struct
+from dnc.ir.noise import vertex_keys
 from dnc.ir.plan import (
     Buffer,
     ChildrenList,
     ClassList,
     GatherList,
     IndexList,
+    NoiseList,
     Plan,
     SlotList,
     SlotSource,
@@ -59,6 +61,7 @@ class Group:
     workers: int
     address: int
     body: Words
+    noise: NDArray[np.uint32]
 
 
 class Lists:
@@ -168,8 +171,11 @@ class Lists:
         return self._known[key]
 
     def _data_list(self, item: IndexList, rows: Rows, group: Group) -> int:
-        assert isinstance(item, TableList | ClassList | VectorList)
+        assert isinstance(item, TableList | ClassList | VectorList | NoiseList)
         body, spread = group.body, rows.spread
+        if isinstance(item, NoiseList):
+            vertex = self.prepared.spaces[item.space].vertex[rows.positions]
+            return body.add(spread.matrix(vertex_keys(group.noise[spread.batch], vertex)))
         if isinstance(item, VectorList):
             return self._vectors(item, rows, group)
         numbers, everywhere = self._numbers(item.space, item.path, item.field)

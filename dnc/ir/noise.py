@@ -1,0 +1,52 @@
+"""Counter-based random numbers for dropout: the same bits on every target and in every executor.
+
+In: the seed of a run, the number of a step, vertices. Out: a key per vertex, and from a key and a
+counter a number in [0, 1). Guaranteed: nothing depends on the batch, its order, or who computes it.
+The mixing function is the finalizer of MurmurHash3; `codegen/math.py` has it in TIRx.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+GOLDEN, FIRST, SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
+SITES = 0x01000193  # distance of the counters of two dropouts of one vertex
+NONE = 0
+"""The key that stands for no noise: evaluation, prediction."""
+
+
+def mix(values: NDArray[Any]) -> NDArray[np.uint32]:
+    """Every bit of the result depends on every bit of a value."""
+    with np.errstate(over="ignore"):
+        x = np.asarray(values).astype(np.uint32)
+        x = (x ^ (x >> np.uint32(16))) * np.uint32(FIRST)
+        x = (x ^ (x >> np.uint32(13))) * np.uint32(SECOND)
+        return np.asarray(x ^ (x >> np.uint32(16)), np.uint32)
+
+
+def step_noise(seed: int, step: int) -> int:
+    """The noise of a training step, not `NONE`."""
+    low, high = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
+    found = np.asarray([low])
+    for word in (high, step & 0xFFFFFFFF, (step >> 32) & 0xFFFFFFFF):
+        found = mix(mix(found) ^ np.uint32(word))
+    return int(found[0]) | 1
+
+
+def vertex_keys(noise: NDArray[Any], vertices: NDArray[Any]) -> NDArray[np.int32]:
+    """A key per vertex: `noise` of its step (one for all, or one each), and its number in the data."""
+    noise = np.asarray(noise).astype(np.uint32)
+    number = np.asarray(vertices).astype(np.uint32) + np.uint32(1)
+    keys = mix(mix(noise) ^ number) | np.uint32(1)
+    return np.where(noise == NONE, np.uint32(NONE), keys).view(np.int32)
+
+
+def uniform(key: NDArray[Any], counter: NDArray[Any]) -> NDArray[np.float64]:
+    """Numbers in [0, 1), multiples of 2**-24."""
+    with np.errstate(over="ignore"):
+        scattered = np.asarray(counter).astype(np.uint32) * np.uint32(GOLDEN)
+    found = mix(np.asarray(key).astype(np.uint32) ^ scattered) >> np.uint32(8)
+    return found.astype(np.float64) * 2.0**-24
