@@ -39,6 +39,7 @@ from dnc.runtime.data import (
     summarize,
 )
 from dnc.runtime.devices import choose, open_backend
+from dnc.runtime.embeddings import Embeddings, read_embeddings, table_of
 from dnc.runtime.encoder import Encoder, Hyper
 from dnc.runtime.importers import import_file as import_file
 from dnc.runtime.initialize import check_finite, initialize, load_weights, shapes
@@ -242,6 +243,15 @@ class Model:
         values, names = load_weights(path, self.program, rows, self.parameters())
         self.session.write_arrays(values)
         return names
+
+    def load_embeddings(self, table: str, path: str | Path) -> Embeddings:
+        """Takes the rows of a table from a text file of word vectors (GloVe's format); what was found."""
+        parameter, vocabularies = table_of(self.program, table), self.vocabularies or {}
+        values = self.parameters()[table]
+        vocabulary = vocabularies.get(parameter.dimensions[0].name)
+        rows, found = read_embeddings(path, parameter, vocabulary, values)
+        self.session.write_arrays({table: rows})
+        return found
 
     # ---- checkpoints ----------------------------------------------------------------------------
 

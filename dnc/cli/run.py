@@ -31,6 +31,10 @@ def run(
     eval_: Annotated[bool, typer.Option("--eval", help="Only measure loss and metrics.")] = False,
     predict: Annotated[Path | None, typer.Option(help="Only write the outputs there, JSONL.")] = None,
     weights: Annotated[Path | None, typer.Option(help="First weights by name, safetensors.")] = None,
+    embeddings: Annotated[
+        list[str] | None,
+        typer.Option(help="First rows of a table, from a text file of vectors.", metavar="TABLE=FILE"),
+    ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Go on from, or measure, this checkpoint.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or vm. [default: the best there is]")] = None,
     min_count: Annotated[int, typer.Option(help="Rarer words of the training data are <unk>.", min=1)] = 1,
@@ -48,6 +52,10 @@ def run(
     if eval_ and predict is not None:
         raise fail("--eval and --predict exclude each other")
     measuring = eval_ or predict is not None
+    vectors = _embeddings(embeddings)
+    if vectors and (measuring or checkpoint is not None):
+        other = "--eval" if eval_ else "--predict" if measuring else "--checkpoint"
+        raise fail(f"--embeddings and {other} exclude each other: a checkpoint has its own vectors")
     _check("--seed", seed, 0)
     _check("--epochs", epochs, 1)
     _check("--batch", batch, 1)
@@ -69,10 +77,12 @@ def run(
         _say(f"weights of {checkpoint}, {model.position.step} steps, seed {model.seed}")
         if not measuring and seed not in (None, model.seed):
             raise fail(f"--seed {seed}: the run of {checkpoint} has seed {model.seed}")
-    if weights is not None and model.vocabularies is None:
+    if (weights is not None or vectors) and model.vocabularies is None:
         model.attach(data, min_count=min_count)
     if weights is not None:
         _say(f"{weights}: {', '.join(model.load_weights(weights))}")
+    for table, path in vectors.items():
+        _say(str(model.load_embeddings(table, path)))
     if eval_:
         _evaluate(model, data)
         return 0
@@ -119,6 +129,19 @@ def _evaluate(model: Model, data: Path) -> None:
         print(as_line(values))
     else:
         print(msgspec.json.encode(values).decode())
+
+
+def _embeddings(given: list[str] | None) -> dict[str, Path]:
+    """The files in `--embeddings E=vectors.txt`, by table."""
+    found: dict[str, Path] = {}
+    for item in given or []:
+        table, _, path = item.partition("=")
+        if not table or not path:
+            raise fail(f"--embeddings: found '{item}', expected a table and a file, as E=vectors.txt")
+        if table in found:
+            raise fail(f"--embeddings: {table} is named twice")
+        found[table] = Path(path)
+    return found
 
 
 def _check(option: str, value: int | None, least: int) -> None:
