@@ -37,6 +37,9 @@ def import_command(
         str | None, typer.Option(help="text, csv: spaces, words or characters. [default: spaces]")
     ] = None,
     length: Annotated[int | None, typer.Option(help="text: pieces of so many tokens.")] = None,
+    marks: Annotated[
+        bool, typer.Option("--marks/--no-marks", help="text: <s> and </s> around a sentence.")
+    ] = True,
     columns: Annotated[
         str | None, typer.Option(help="csv: those of the text and the label. [default: text,label]")
     ] = None,
@@ -58,6 +61,7 @@ def import_command(
         "longest": longest,
         "tokens": tokens,
         "length": length,
+        "marks": None if marks else False,
         "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
         "delimiter": delimiter,
         "numeric": numeric or None,

@@ -69,7 +69,7 @@ FORMATS: Mapping[str, Format] = {
         sentences=False,
     ),
     "tagged": Format(tagged.read_tagged, _fields("form", "tag"), ("separator",)),
-    "text": Format(text.read_text, _fields("form", "target"), ("tokens", "length")),
+    "text": Format(text.read_text, _fields("form", also=("target",)), ("tokens", "length", "marks")),
     "csv": Format(table.read_csv, _fields("form", "label"), ("columns", "delimiter", "numeric", "tokens")),
 }
 
@@ -117,7 +117,7 @@ def import_file(
         known |= {name: name for name in structures.FIELDS[checked.structure]}
         known |= {name: name for name in structures.SPELLED_FIELDS if checked.rare}
         if checked.structure != "sequence":
-            known |= {"target": ""} if "target" in known else {}
+            del known["form"]
     naming = Naming(format, known, fields or {})
     checked = attrs.evolve(checked, written=naming.written)
     inputs = [Path(source) / name for name in chosen.files] or [Path(source)]

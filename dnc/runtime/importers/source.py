@@ -66,6 +66,7 @@ class Options:
 
     tokens: str = "spaces"
     length: int | None = None
+    marks: bool = True
     columns: tuple[str, ...] = ("text", "label")
     delimiter: str = ","
     numeric: bool = False

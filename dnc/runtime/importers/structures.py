@@ -24,12 +24,12 @@ def sequence(sentence: Sentence, choice: random.Random) -> Sample:
 
 def balanced(sentence: Sentence, choice: random.Random) -> Sample:
     """A binary tree whose halves differ by one word at most: of 2^n words a complete one."""
-    return _topped(_tree(sentence.words, lambda size: (size + 1) // 2), sentence.rest)
+    return _topped(_tree(_leaves(sentence), lambda size: (size + 1) // 2), sentence.rest)
 
 
 def randomly(sentence: Sentence, choice: random.Random) -> Sample:
     """A binary tree that is cut at a random place, again and again."""
-    return _topped(_tree(sentence.words, lambda size: choice.randint(1, size - 1)), sentence.rest)
+    return _topped(_tree(_leaves(sentence), lambda size: choice.randint(1, size - 1)), sentence.rest)
 
 
 def pyramid(sentence: Sentence, choice: random.Random) -> Sample:
@@ -37,10 +37,10 @@ def pyramid(sentence: Sentence, choice: random.Random) -> Sample:
 
     Every vertex but those at the edges belongs to two pairs: n words make n (n + 1) / 2 vertices.
     """
-    words = sentence.words
+    words = _leaves(sentence)
     names = dict.fromkeys(name for word in words for name in word)
     leaves, pairs = len(words), len(words) * (len(words) - 1) // 2
-    table: dict[str, list[Any]] = {"arm": ["Leaf"] * leaves + ["Pair"] * pairs}
+    table: dict[str, list[Any]] = {"arm": ["Word"] * leaves + ["Pair"] * pairs}
     table |= {name: [word.get(name) for word in words] + [None] * pairs for name in names}
     left: list[int | None] = [None] * leaves
     right: list[int | None] = [None] * leaves
@@ -52,9 +52,9 @@ def pyramid(sentence: Sentence, choice: random.Random) -> Sample:
     table |= {"left": left, "right": right}
     top = leaves + pairs - 1
     if not sentence.rest:
-        return {"Node": table, "root": top}
+        return {"Span": table, "root": top}
     rest = {name: [value] for name, value in sentence.rest.items()}
-    return {"Node": table, "Sample": {"top": [top], **rest}, "root": 0}
+    return {"Span": table, "Sentence": {"top": [top], **rest}, "root": 0}
 
 
 STRUCTURES: Mapping[str, Derive] = {
@@ -65,16 +65,17 @@ STRUCTURES: Mapping[str, Derive] = {
 }
 FLAT = ("pyramid",)
 
-_TREE_FIELDS = ("left", "right", "top")
+_TREE_FIELDS = ("word", "left", "right", "tree")
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "sequence": ("words",),
-    "pyramid": (*_TREE_FIELDS, "Node", "Leaf", "Pair", "Sample"),
+    "pyramid": ("word", "left", "right", "top", "Span", "Word", "Pair", "Sentence"),
     "balanced": _TREE_FIELDS,
     "random": _TREE_FIELDS,
 }
-"""The names that each structure adds to those of the format."""
+"""The names that each structure adds to those of the format; of vertices that are a word, "word"
+takes the place of "form"."""
 
-SPELLED_FIELDS = ("characters", "character")
+SPELLED_FIELDS = ("letters", "letter")
 
 
 def spell(sentence: Sentence, seen: Counter[str], least: int) -> int:
@@ -82,14 +83,18 @@ def spell(sentence: Sentence, seen: Counter[str], least: int) -> int:
     spelled = 0
     for at, word in enumerate(sentence.words):
         if seen[word["form"]] < least:
-            characters = [{"character": each} for each in word["form"]]
-            sentence.words[at] = {"characters": characters} | {k: v for k, v in word.items() if k != "form"}
+            letters = [{"letter": each} for each in word["form"]]
+            sentence.words[at] = {"letters": letters} | {k: v for k, v in word.items() if k != "form"}
             spelled += 1
     return spelled
 
 
 def _topped(tree: dict[str, Any], rest: dict[str, Any]) -> Sample:
-    return {"top": tree, **rest} if rest else tree
+    return {"tree": tree, **rest} if rest else tree
+
+
+def _leaves(sentence: Sentence) -> list[dict[str, Any]]:
+    return [{"word" if name == "form" else name: word[name] for name in word} for word in sentence.words]
 
 
 def _tree(words: list[dict[str, Any]], cut: Callable[[int], int]) -> dict[str, Any]:

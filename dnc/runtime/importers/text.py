@@ -1,9 +1,9 @@
-"""Format "text": plain text for a language model, each token with the one that follows it.
+"""Format "text": plain text, for a language model above all.
 
-In: a sentence a line. Out: sentences of words {"form", "target"}, or pieces of a fixed length.
-Guaranteed: with targets a sentence begins with <s> and its last target is </s>; pieces go on where the
-one before ends, across sentences, and every token but the first is a target once. Without targets a
-sentence is its tokens.
+In: a sentence a line. Out: sentences of words {"form"}, or pieces of a fixed length; with "target" each
+word has the one that follows it. Guaranteed: with marks a sentence stands between <s> and </s>, and in
+pieces every line ends with <eos> (or, of characters, with the end of the line itself). Pieces go on
+where the one before ends, across sentences.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ BEGIN, END, END_OF_LINE = "<s>", "</s>", "<eos>"
 
 def read_text(source: Source, options: Options, counts: Counts) -> Iterator[Sentence]:
     """The sentences, or the pieces."""
-    sentences = _lines(source, options, counts)
+    marks = options.marks and options.structure == "sequence"
+    lines = _lines(source, options, counts)
+    following = 1 if "target" in options.written else 0  # tokens behind the last word
     if options.length is None:
-        for tokens in sentences:
-            if "target" in options.written:
-                yield _with_targets([BEGIN, *tokens, END])
+        for tokens in lines:
+            marked = [BEGIN, *tokens, END] if marks else tokens
+            if len(marked) > following:
+                yield _sentence(marked, following)
             else:
-                yield Sentence([{"form": token} for token in tokens])
+                counts.leave_out("sentences of one word, which none follows")
         return
-    end = "\n" if options.tokens == "characters" else END_OF_LINE
-    stream = [token for tokens in sentences for token in (*tokens, end)]
-    last = len(stream) - 1 if "target" in options.written else len(stream)
-    whole = last - last % options.length
-    for begin in range(0, whole, options.length):
-        if "target" in options.written:
-            yield _with_targets(stream[begin : begin + options.length + 1])
-        else:
-            yield Sentence([{"form": token} for token in stream[begin : begin + options.length]])
-    if last % options.length:
-        counts.leave_out("tokens at the end, too few for a piece", last % options.length)
+    end = [] if not marks else ["\n"] if options.tokens == "characters" else [END_OF_LINE]
+    stream = [token for tokens in lines for token in (*tokens, *end)]
+    last = max(len(stream) - following, 0)
+    rest = last % options.length
+    for begin in range(0, last - rest, options.length):
+        yield _sentence(stream[begin : begin + options.length + following], following)
+    if rest:
+        counts.leave_out("tokens at the end, too few for a piece", rest)
 
 
 def _lines(source: Source, options: Options, counts: Counts) -> Iterator[list[str]]:
@@ -50,5 +50,7 @@ def _lines(source: Source, options: Options, counts: Counts) -> Iterator[list[st
             counts.leave_out("blank lines")
 
 
-def _with_targets(tokens: list[str]) -> Sentence:
-    return Sentence([{"form": token, "target": following} for token, following in pairwise(tokens)])
+def _sentence(tokens: list[str], following: int) -> Sentence:
+    if following:
+        return Sentence([{"form": token, "target": target} for token, target in pairwise(tokens)])
+    return Sentence([{"form": token} for token in tokens])
