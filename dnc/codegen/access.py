@@ -20,6 +20,7 @@ from dnc.ir.plan import (
     Address,
     BufferAddress,
     ChildrenAddress,
+    EntriesAddress,
     GatherAddress,
     IndexAddress,
     ParameterAddress,
@@ -153,6 +154,13 @@ class Access:
             let("children", end - begin),
             lambda child, i: self.pool[shift(self.entry(begin + child) + address.offset, i)],
         )
+
+    def entries(self, address: EntriesAddress, row: Expr) -> ListReader:
+        """The scalars per child that an earlier segment kept for a row."""
+        begin, end = self.bounds(address.children, row)
+        at = let("scalars", self.record(address.buffer, self.first_child(address.children, row)))
+        width = self.plan.buffer(address.buffer).width
+        return ListReader(let("children", end - begin), lambda child, i: self.pool[at + wide(child) * width])
 
     def weight(self, parameter: str) -> Callable[[Expr, Expr], Expr]:
         """Position of element [r, k] of a dense matrix behind its base, in the plan's format."""

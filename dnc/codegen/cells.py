@@ -38,6 +38,7 @@ from dnc.ir.ops import OPS
 from dnc.ir.plan import (
     BufferAddress,
     ChildrenAddress,
+    EntriesAddress,
     IndexAddress,
     Load,
     ParameterAddress,
@@ -270,8 +271,11 @@ class VertexCell:
 
     def _load(self, load: Load) -> None:
         value, address = load.value, load.address
-        if isinstance(address, ChildrenAddress):
-            reader = self.access.children(address, self.row)
+        if isinstance(address, ChildrenAddress | EntriesAddress):
+            if isinstance(address, EntriesAddress):
+                reader = self.access.entries(address, self.row)
+            else:
+                reader = self.access.children(address, self.row)
             self.lists[value] = lambda i: (reader.count, lambda child: reader.read(child, i))
             return
         if isinstance(address, ParameterAddress) and len(tensor(value).shape) == 2:

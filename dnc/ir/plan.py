@@ -192,6 +192,15 @@ class IndexAddress:
 
 
 @attrs.frozen
+class EntriesAddress:
+    """A list of scalars that another segment of the stage keeps in `buffer`: a record per entry of
+    the ragged list `children`."""
+
+    buffer: str
+    children: str
+
+
+@attrs.frozen
 class SeedAddress:
     """The launch's loss scale."""
 
@@ -201,6 +210,7 @@ Address = (
     | BufferAddress
     | GatherAddress
     | ChildrenAddress
+    | EntriesAddress
     | SlotsAddress
     | IndexAddress
     | SeedAddress

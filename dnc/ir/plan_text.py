@@ -11,6 +11,7 @@ from dnc.ir.plan import (
     Address,
     BufferAddress,
     ChildrenAddress,
+    EntriesAddress,
     GatherAddress,
     IndexAddress,
     ParameterAddress,
@@ -66,6 +67,8 @@ def address_text(address: Address) -> str:
         return f"{address.buffer}+{address.offset}"
     if isinstance(address, GatherAddress):
         return f"row[{address.list}]+{address.offset}"
+    if isinstance(address, EntriesAddress):
+        return f"entries[{address.children}] of {address.buffer}"
     if isinstance(address, ChildrenAddress):
         return f"rows[{address.list}]+{address.offset}"
     if isinstance(address, IndexAddress):

@@ -28,6 +28,7 @@ from dnc.ir.plan import (
     BufferAddress,
     ChildrenAddress,
     DenseGradient,
+    EntriesAddress,
     IndexAddress,
     ListScratch,
     Load,
@@ -137,7 +138,7 @@ def _result_name(stage: Stage, output: Output) -> tuple[str, str]:
 def _shifted(address: Address, offset: int) -> Address:
     if offset == 0:
         return address
-    assert not isinstance(address, IndexAddress | SeedAddress)
+    assert not isinstance(address, IndexAddress | SeedAddress | EntriesAddress)
     return attrs.evolve(address, offset=address.offset + offset)
 
 
@@ -393,6 +394,8 @@ class _Cutter:
                         source is operand and self._inside(operand, op.result)
                     )
                     if crosses and self.kind[op.result] != VIEW and source not in self.home:
+                        if _scalars(source):
+                            continue  # it lies in its scratch
                         name = f"{self.stage.name}:{source.name}"
                         self.binder.buffer(
                             name, self.stage.space, width_of(source), partial=self.kind[source] == PARTIAL
@@ -541,6 +544,10 @@ class _Cutter:
                 return value
             if self.kind[value] == CONSTANT:
                 constants[value] = self.ops[value]
+                return value
+            if _scalars(value):
+                place = self._list_scratch(value)
+                loads[value] = Load(value, EntriesAddress(place.buffer, place.children))
                 return value
             pieces = self._pieces(value, 0, width_of(value))
             assert len(pieces) == 1, f"{self.stage.name}: {value} is not one piece"

@@ -25,8 +25,10 @@ from dnc.ir.plan import (
     BufferAddress,
     ChildrenAddress,
     DenseGradient,
+    EntriesAddress,
     GatherAddress,
     IndexAddress,
+    ListScratch,
     ParameterAddress,
     Piece,
     Plan,
@@ -255,6 +257,13 @@ class ReferenceVM:
         begin, end = self._word(at, worker), self._word(at + 1, worker)
         return [self._word(i, worker) * 4 for i in range(begin, end)]
 
+    def _kept(self, place: EntriesAddress | ListScratch, row: int, worker: _Worker) -> Array:
+        """Where a row's scalars per child lie."""
+        base, width = self._base(place.buffer), self.buffers[place.buffer].width
+        start, at = self._word(self._list(place.children), worker), self._list(place.children) + row
+        begin, end = self._word(at, worker) - start, self._word(at + 1, worker) - start
+        return base + np.arange(begin, end) * width
+
     def _slots(self, name: str, row: int, worker: _Worker) -> list[int]:
         head = self._word(self._list(name) + row, worker)
         if head < 0:
@@ -279,6 +288,8 @@ class ReferenceVM:
             found = self._entries(address.list, row, worker)
             children = [self._read(at + address.offset + index, worker) for at in found]
             return np.array(children, np.float64).reshape(len(found), len(index))
+        if isinstance(address, EntriesAddress):
+            return self._read(self._kept(address, row, worker), worker)
         if isinstance(address, SlotsAddress):
             total = np.zeros(len(index))
             for at in self._slots(address.plain, row, worker) if address.plain else ():
@@ -369,6 +380,8 @@ class ReferenceVM:
             for op in segment.cell.ops:
                 operands = [values[v] for v in op.operands]
                 values[op.result] = OPS[op.opcode].evaluate(operands, dict(op.attributes))
+            for place in segment.scratch:
+                self._write(self._kept(place, row, worker), values[place.value], worker)
             for store in segment.stores:
                 self._store(store, row, np.arange(_width(store.value)), values[store.value], worker)
 

@@ -37,6 +37,11 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "lstm": ("lstm_classifier", {"hidden": 24, "embed": 20}, PlanOptions(cluster=0, workers=64)),
     "dag": ("dag", {}, PlanOptions()),
     "childsum": ("childsum", {"hidden": 24, "embed": 20}, PlanOptions()),
+    "attention": ("attention", {"hidden": 40, "embed": 20, "targets": 300}, PlanOptions()),
+    "mvrnn": ("mvrnn", {"width": 12}, PlanOptions()),
+    "similarity": ("similarity", {"hidden": 40, "embed": 24}, PlanOptions()),
+    "char_rnn": ("char_rnn", {"hidden": 24, "embed": 20}, PlanOptions(cluster=8)),
+    "language_model": ("language_model", {"hidden": 40, "embed": 20, "vocab": 12000}, PlanOptions()),
 }
 
 

@@ -49,6 +49,7 @@ from dnc.ir.plan import (
 )
 
 ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators beside the weights
+UNROLLED_ROWS = 40  # of a warp; more, as those of a large vocabulary, are a loop
 COLUMN_GROUP = 4  # chunks of a transposed product that are summed over the warps at a time
 TRANSPOSED_SUMS = 32  # sums a thread holds in a transposed product
 NARROW = 2  # groups up to this size are multiplied one vertex at a time
@@ -229,8 +230,8 @@ def forward(
     total_rows = placement.gates * share(placement.units, worker.workers)
     stride = padded_columns(placement.columns)
     weights = _weights(worker, placement)
-    for row_begin in range(0, rows, ROW_BLOCK):
-        count = min(ROW_BLOCK, rows - row_begin)
+
+    def block(row_begin: Any, count: int) -> None:
         size = count * vertices
         partial = named("partial", T.alloc_local((size,), "float32"))
         for index in range(size):
@@ -240,12 +241,12 @@ def forward(
             at = operand + vertex * stride + chunk * CHUNK + worker.lane * 4
             return let("x", worker.staging[T.ramp(at, 1, 4)])
 
-        def add(row: int, vertex: int, weight: list[Expr], x: Expr, partial: Any = partial) -> None:
+        def add(row: int, vertex: int, weight: list[Expr], x: Expr) -> None:
             index = row * vertices + vertex
             for i in range(4):
                 put(partial, index, cuda.fma(weight[i], lane4(x, i), partial[index]))
 
-        def accumulate(chunk: Any, row_begin: int = row_begin, count: int = count) -> None:
+        def accumulate(chunk: Any) -> None:
             if placement.residency == REGISTER:  # few live operands: the registers hold weights
                 for vertex in range(vertices):
                     x = operand_of(vertex, chunk)
@@ -263,9 +264,17 @@ def forward(
         for slot in range(owned.slots):
             with when(owned.valid[slot]):
                 index = owned.first + slot
-                row = worker.warp * rows + row_begin + index // vertices
-                with when(row < total_rows):
+                own = let("own", row_begin + index // vertices)
+                row = worker.warp * rows + own
+                with when(both(own < rows, row < total_rows)):
                     put(worker.staging, sums + row * tile + first + index % vertices, partial[slot])
+
+    if placement.residency == REGISTER or rows <= UNROLLED_ROWS:
+        for row_begin in range(0, rows, ROW_BLOCK):
+            block(row_begin, min(ROW_BLOCK, rows - row_begin))
+    else:
+        with loop("block", -(-rows // ROW_BLOCK)) as number:
+            block(let("first_row", number * ROW_BLOCK), ROW_BLOCK)
 
 
 def transposed_step(columns: int, tile: int) -> int:

@@ -408,7 +408,7 @@ def _lists_of(step: Step) -> set[str]:
     addresses = [load.address for load in step.segment.loads]
     addresses += [piece.address for product in step.segment.products for piece in product.pieces]
     for address in addresses:
-        for field in ("list", "plain", "partial"):
+        for field in ("list", "plain", "partial", "children"):
             name = getattr(address, field, None)
             if isinstance(name, str):
                 found.add(name)
