@@ -44,6 +44,8 @@ from dnc.runtime.encoder import Encoder, Hyper
 from dnc.runtime.importers import import_file as import_file
 from dnc.runtime.initialize import check_finite, initialize, load_weights, shapes
 from dnc.runtime.measurements import class_metrics
+from dnc.runtime.outside import Arrays, hand_in, pulled_fields, pushed_values
+from dnc.runtime.phases import EVALUATE, RESULT_KINDS, TRAIN
 from dnc.runtime.pool import static_pool
 from dnc.runtime.predictions import in_file_order, metric_classes, named_classes
 from dnc.runtime.run_folder import RUNS, RunFolder, new_run, newest_checkpoint, run_checkpoint
@@ -101,6 +103,7 @@ class Model:
         self.resumed: Checkpoint | None = None
         self._session: Session | None = None
         self._attached: Dataset | None = None
+        self._forwarded: tuple[Dataset, NDArray[np.int32]] | None = None
         self._encoders: WeakKeyDictionary[Dataset, Encoder] = WeakKeyDictionary()
 
     @property
@@ -347,6 +350,8 @@ class Model:
         dataset, numbers = self._batch(data, labels_required=True)
         if not len(numbers):
             raise fail("there are no samples to evaluate")
+        if not any(result.kind in RESULT_KINDS[EVALUATE] for result in self.plan.results):
+            raise fail("there is nothing to evaluate: the program has neither a loss nor a metric")
         return self.session.evaluate(self._encoder(dataset), numbers)
 
     def predict(self, batch: Batch | None = None) -> dict[str, list[Any]]:
@@ -358,6 +363,36 @@ class Model:
         dataset, numbers = self._batch(batch, labels_required=False)
         found = self.session.predict(self._encoder(dataset), numbers)
         return in_file_order(found, self.plan, dataset, numbers)
+
+    # ---- inside another net ------------------------------------------------------------------------
+
+    def forward(self, batch: Batch | None = None, pulled: Arrays | None = None) -> dict[str, list[Any]]:
+        """The declared and the pushed outputs, as `predict`, for vectors that come from elsewhere.
+
+        pulled: by "Struct.field" an array [vertices, width] a sample, for every field declared
+        `pulled<width>`; vertices in the order of `predict`'s outputs.
+        """
+        dataset, numbers = self._batch(batch, labels_required=False)
+        hand_in(dataset, numbers, pulled_fields(self.program), pulled or {}, "pulled vector")
+        found = self.session.predict(self._encoder(dataset), numbers)
+        self._forwarded = dataset, numbers
+        return in_file_order(found, self.plan, dataset, numbers)
+
+    def backward(self, pushed: Arrays | None = None) -> tuple[float, dict[str, list[Any]]]:
+        """Trains on the batch that `forward` was called with: (loss, gradients by pulled vectors).
+
+        pushed: by output an array a sample, the gradient of what is minimised by the pushed vectors,
+        shaped as those; the program's own losses, if any, are added as means over the samples. The
+        gradients come by "Struct.field", shaped as what was pulled. The own parameters are updated.
+        """
+        if self._forwarded is None:
+            raise fail("backward needs a batch: call forward first")
+        dataset, numbers = self._forwarded
+        hand_in(dataset, numbers, pushed_values(self.program), pushed or {}, "gradient of")
+        result, found = self.session.backward(self._encoder(dataset), numbers, self.hyper)
+        self._forwarded = None
+        self.position = attrs.evolve(self.position, step=self.session.steps_done)
+        return result.loss, in_file_order(found, self.plan, dataset, numbers)
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -382,6 +417,8 @@ class Model:
         """
         for name, value in (("epochs", epochs), ("batch", batch), ("log_every", log_every)):
             _whole(name, value, 1)
+        if not any(result.kind in RESULT_KINDS[TRAIN] for result in self.plan.results):
+            raise fail("the program has no loss of its own: train it with forward and backward")
         if self.position.epoch >= epochs:
             raise fail(
                 f"nothing to train: {self.position.epoch} of {epochs} epochs are done",

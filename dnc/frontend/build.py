@@ -14,6 +14,7 @@ from dnc.diagnostics import Diagnostic, DiagnosticError, Source
 from dnc.frontend.demand import Demand, demands
 from dnc.frontend.inline import StageBuilder
 from dnc.frontend.parser import parse_partly
+from dnc.frontend.terms import PUSH, push_field
 from dnc.frontend.typecheck import check
 from dnc.frontend.typed import CheckedModel, Expression, Function, Term
 from dnc.frontend.walk import calls
@@ -127,6 +128,8 @@ def _term_stages(model: CheckedModel, spaces: list[Space], stages: list[Stage], 
             add("loss", [term], [ir.LossOutput()])
         elif term.kind == "metric":
             metrics.setdefault(term.name, []).append(term)
+        elif term.kind == PUSH:
+            add(term.name, [term], [ir.DeclaredOutput(term.name, push_field(term))])
         else:
             domains.setdefault((term.struct, term.arms, term.selection), []).append(term)
     for name, terms in metrics.items():

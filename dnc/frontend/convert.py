@@ -166,7 +166,8 @@ class Converter:
         return syntax.Domain(self._identifier(name), struct, arm, self._span(tree))
 
     def _output(self, tree: Any) -> syntax.OutputDeclaration:
-        return syntax.OutputDeclaration(self._nodes(tree.children), self._span(tree))
+        keyword, *items = tree.children
+        return syntax.OutputDeclaration(str(keyword), self._nodes(items), self._span(tree))
 
     def _output_item(self, tree: Any) -> syntax.OutputItem:
         name, value, *over = tree.children

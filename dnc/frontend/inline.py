@@ -143,7 +143,7 @@ class StageBuilder:
         binding = ir.StateInput(call.function, component.name, (*absent, *call.path), call.is_list)
         type: Type = ListType(component.type) if call.is_list else component.type
         parts = (call.function, *call.path, *(() if component.name == "value" else (component.name,)))
-        return self._input(binding, type, "_".join(parts))
+        return self._input(binding, type, "_".join(parts).replace(" ", "_"))
 
 
 class LazyState(dict[str, Value]):

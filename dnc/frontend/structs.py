@@ -20,6 +20,7 @@ from dnc.ir.structure import (
     LIST,
     NEXT,
     OPTIONAL,
+    OUTSIDE,
     PARENT,
     PREVIOUS,
     TOKEN,
@@ -30,7 +31,8 @@ from dnc.ir.structure import (
 )
 
 LINKS = (PREVIOUS, NEXT, PARENT, FIRST, LAST)
-INDEXED_KINDS = (TOKEN, CLASS, VECTOR)
+PULLED = "pulled"
+INDEXED_KINDS = (TOKEN, CLASS, VECTOR, PULLED)
 
 _WORD, _WHOLE = "a word is token<dimension>", "an index is token<dimension>, a label class<dimension>"
 _NUMBER, _LIST = "a number is float", "a list of children is written [Struct]"
@@ -143,10 +145,11 @@ class _Structs:
             self.complete = False
             self.report.unknown("kind of field", kind.text, INDEXED_KINDS, kind.span)
             return None
-        if kind.text == VECTOR:
+        if kind.text in (VECTOR, PULLED):
             width = self.dimensions.known(declared.dimension, f"field '{name}'")
             self.complete = self.complete and width is not None
-            return None if width is None else Field(name, VECTOR, width=width, span=declared.name.span)
+            form = VECTOR if kind.text == VECTOR else OUTSIDE
+            return None if width is None else Field(name, form, width=width, span=declared.name.span)
         dimension = self.dimensions.open_or_known(declared.dimension, f"field '{name}'")
         self.complete = self.complete and dimension is not None
         return None if dimension is None else Field(name, kind.text, dimension, span=declared.name.span)
@@ -154,6 +157,8 @@ class _Structs:
 
 def field_text(field: Field) -> str:
     """A field's kind as it is written."""
+    if field.kind == OUTSIDE:
+        return f"{PULLED}<{field.width}>"
     if field.kind == VECTOR:
         return f"vector<{field.width}>" if field.width else "float"
     if field.dimension is not None:

@@ -325,8 +325,9 @@ class OutputItem:
 
 @attrs.frozen
 class OutputDeclaration:
-    """An `output` line."""
+    """An `output` or a `push` line (`keyword`)."""
 
+    keyword: str
     items: tuple[OutputItem, ...]
     span: Span = attrs.field(eq=False, repr=False)
 

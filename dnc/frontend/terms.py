@@ -19,7 +19,7 @@ from dnc.frontend.typed import Expression, Index, Term, Vertex, VertexUse, descr
 from dnc.frontend.vertices import whole
 from dnc.ir import measures
 from dnc.ir.program import ALL, ROOT
-from dnc.ir.structure import CLASS, LIST
+from dnc.ir.structure import CLASS, LIST, OUTSIDE, Field, Struct
 from dnc.ir.types import TensorType
 
 _FORMS = {
@@ -44,7 +44,8 @@ def check_terms(
             case syntax.MetricDeclaration():
                 found += checker.metric(declared)
             case syntax.OutputDeclaration():
-                found += [checker.output(item) for item in declared.items]
+                losses += declared.keyword == PUSH
+                found += [checker.output(item, declared.keyword) for item in declared.items]
             case _:
                 pass
     if not losses:
@@ -53,6 +54,9 @@ def check_terms(
             "the program has no loss, expected: loss sum(t in all(Struct)) expression", last
         )
     return tuple(term for term in found if term is not None)
+
+
+OUTPUT, PUSH = "output", "push"
 
 
 class _Terms:
@@ -125,7 +129,8 @@ class _Terms:
                 domain.span,
             )
 
-    def output(self, item: syntax.OutputItem) -> Term | None:
+    def output(self, item: syntax.OutputItem, keyword: str) -> Term | None:
+        """A value for the user; one that is pushed gets a gradient back, as a loss does."""
         self._claim("output", item.name)
         if item.variable is not None and item.domain is not None:
             vertex = self._domain(item.domain)
@@ -142,7 +147,13 @@ class _Terms:
         if not isinstance(value.type, TensorType | Index):
             self.report.error(f"output '{item.name}' is {describe(value.type)}, expected a value", value.span)
             return None
-        return self._term("output", item.name.text, (vertex, value), selection)
+        if keyword == PUSH and not (isinstance(value.type, TensorType) and len(value.type.shape) == 1):
+            self.report.error(
+                f"'{item.name}' is {describe(value.type)}, expected a vector: only vectors are pushed",
+                value.span,
+            )
+            return None
+        return self._term(keyword, item.name.text, (vertex, value), selection)
 
     def _claim(self, kind: str, name: syntax.Identifier) -> None:
         key = (kind, name.text)
@@ -237,3 +248,21 @@ class _Terms:
         vertex = value[0].type
         assert isinstance(vertex, Vertex)
         return Term(kind, name, vertex.struct, vertex.arms, selection, value[1], value[1].span, measure)
+
+
+def push_field(term: Term) -> str:
+    """The field in which the gradient by a pushed value comes back; no name of the language."""
+    return f"push {term.name}"
+
+
+def with_pushes(structs: tuple[Struct, ...], terms: tuple[Term, ...]) -> tuple[Struct, ...]:
+    """The structs with a field for the gradient of every pushed value."""
+    found = []
+    for struct in structs:
+        arms = []
+        for arm in struct.arms:
+            own = [t for t in terms if t.kind == PUSH and t.struct == struct.name and arm.name in t.arms]
+            fields = tuple(Field(push_field(t), OUTSIDE, width=t.value.type.shape[0]) for t in own)  # type: ignore[union-attr]
+            arms.append(attrs.evolve(arm, fields=(*arm.fields, *fields)))
+        found.append(attrs.evolve(struct, arms=tuple(arms)))
+    return tuple(found)

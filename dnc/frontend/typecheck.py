@@ -18,10 +18,10 @@ from dnc.frontend.matches import match_arms
 from dnc.frontend.oddities import warn_of_oddities
 from dnc.frontend.recursion import check_recursion
 from dnc.frontend.report import Report, counted
-from dnc.frontend.terms import check_terms
+from dnc.frontend.terms import check_terms, with_pushes
 from dnc.frontend.typed import CheckedModel, Expression, Local, State, Type, Vertex, VertexUse, describe
 from dnc.frontend.unused import warn_unused
-from dnc.frontend.vertices import whole
+from dnc.frontend.vertices import pulls, whole
 from dnc.ir.types import TensorType
 
 
@@ -67,13 +67,14 @@ class _Checker:
         cells = {name: cell for name, cell in self.cells.items() if cell is not None}
         functions = {name: function for name, function in self.functions.items() if function is not None}
         check_recursion(functions, declarations, self.report)
+        functions |= pulls(declarations)
         if self.report.of("error") or declarations.root is None:
             return None
         parameters = tuple(p for p in declarations.parameters.values() if p is not None)
         checked = CheckedModel(
             declarations.name,
             declarations.dimensions.all(),
-            tuple(declarations.structs.values()),
+            with_pushes(tuple(declarations.structs.values()), terms),
             declarations.root,
             parameters,
             cells,

@@ -286,7 +286,7 @@ class Function:
 
 @attrs.frozen
 class Term:
-    """A loss, a metric or an output. name: "" for losses; kind: "loss", "metric" or "output".
+    """A loss, a metric or an output. name: "" for losses; kind: "loss", "metric", "output" or "push".
 
     measure: how a metric is measured; one of several values has a term for each, in order.
     """

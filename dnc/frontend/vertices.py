@@ -9,9 +9,19 @@ from __future__ import annotations
 from dnc.diagnostics import Span
 from dnc.frontend.declarations import Declarations
 from dnc.frontend.syntax import Identifier
-from dnc.frontend.typed import Expression, FieldUse, Index, Type, Vertex, VertexList, VertexUse
+from dnc.frontend.typed import (
+    Expression,
+    FieldUse,
+    Function,
+    FunctionCall,
+    Index,
+    Type,
+    Vertex,
+    VertexList,
+    VertexUse,
+)
 from dnc.ir.forest import parent_struct
-from dnc.ir.structure import CLASS, FIRST, LAST, LIST, NEXT, PARENT, PREVIOUS, TOKEN, Field, Path
+from dnc.ir.structure import CLASS, FIRST, LAST, LIST, NEXT, OUTSIDE, PARENT, PREVIOUS, TOKEN, Field, Path
 from dnc.ir.types import TensorType
 
 
@@ -33,11 +43,11 @@ def step(declarations: Declarations, base: VertexUse, name: Identifier, span: Sp
     if name.text in (PREVIOUS, NEXT, PARENT):
         return _link(declarations, base, base.type, name, span)
     field = _field(declarations, base.type, name)
-    return None if field is None else field_use(declarations, field, base.path, span)
+    return None if field is None else field_use(declarations, base.type.struct, field, base.path, span)
 
 
-def field_use(declarations: Declarations, field: Field, path: Path, span: Span) -> Expression:
-    """The value or the vertex in `field` of the vertex at `path`."""
+def field_use(declarations: Declarations, struct: str, field: Field, path: Path, span: Span) -> Expression:
+    """The value or the vertex in `field` of the vertex at `path`, which is of `struct`."""
     if field.target is not None:
         kind: Type = whole(declarations, field.target)
         if field.kind == LIST:
@@ -46,7 +56,29 @@ def field_use(declarations: Declarations, field: Field, path: Path, span: Span) 
     if field.kind in (TOKEN, CLASS):
         assert field.dimension is not None
         return FieldUse(field.name, path, Index(field.kind, field.dimension), span)
-    return FieldUse(field.name, path, TensorType((field.width,) if field.width else ()), span)
+    shape = TensorType((field.width,) if field.width else ())
+    if field.kind == OUTSIDE:
+        return FunctionCall(pull_name(struct, field), path, shape, span)
+    return FieldUse(field.name, path, shape, span)
+
+
+def pull_name(struct: str, field: Field) -> str:
+    """The function that stands for a pulled field, so that its gradient is added up as that of any."""
+    return f"pull {struct}.{field.name}"
+
+
+def pulls(declarations: Declarations) -> dict[str, Function]:
+    """A function for every pulled field: its value at the vertex itself."""
+    found = {}
+    for struct in declarations.structs.values():
+        for field in {field.name: field for arm in struct.arms for field in arm.fields}.values():
+            if field.kind == OUTSIDE and field.span is not None:
+                type = TensorType((field.width,))
+                value = FieldUse(field.name, (), type, field.span)
+                bodies = tuple((arm.name, value) for arm in struct.arms if arm.field(field.name))
+                name = pull_name(struct.name, field)
+                found[name] = Function(name, struct.name, type, True, bodies, field.span)
+    return found
 
 
 def _link(

@@ -21,6 +21,7 @@ from dnc.ir.program import (
     Output,
     ParameterInput,
     Program,
+    PulledGradientOutput,
     SavedInput,
     SavedOutput,
     SeedInput,
@@ -37,6 +38,7 @@ from dnc.ir.structure import (
     LAST,
     LIST,
     NEXT,
+    OUTSIDE,
     PARENT,
     PREVIOUS,
     VECTOR,
@@ -124,7 +126,7 @@ class Bindings:
             for arm in space.arms:
                 if self.structs[struct].arm(arm).field(name) is None:
                     raise ValueError(f"arm {arm} has no field '{name}'")
-        if field.kind == VECTOR:
+        if field.kind in (VECTOR, OUTSIDE):
             return TensorType((field.width,)) if field.width else SCALAR
         return INDEX
 
@@ -177,5 +179,7 @@ class Bindings:
                 return SCALAR
             case MetricOutput(_, measure, position):
                 return INDEX if MEASURES[measure].operands[position] == CLASS else SCALAR
+            case PulledGradientOutput(field):
+                return self.data(space, field, ())
             case SavedOutput() | DeclaredOutput():
                 return None

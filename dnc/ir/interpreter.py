@@ -32,6 +32,7 @@ from dnc.ir.program import (
     Output,
     ParameterInput,
     Program,
+    PulledGradientOutput,
     SavedInput,
     SavedOutput,
     SeedInput,
@@ -58,7 +59,8 @@ class Results:
     produces it). state_gradients: the same, the sum of the slots. saved[stage, name], losses[stage]
     and outputs[name]: one entry per row of the stage's space. loss: the sum of the losses over the
     number of samples. metrics: measures over all rows (0 of no rows). gradients: one array per
-    parameter, as large as the parameter.
+    parameter, as large as the parameter. pulled["Struct.field"]: the gradient by a field that is
+    handed in, per row of the struct's table.
     """
 
     states: dict[tuple[str, str], Array]
@@ -69,6 +71,7 @@ class Results:
     metrics: dict[str, float]
     outputs: dict[str, Array]
     gradients: dict[str, Array]
+    pulled: dict[str, Array]
 
 
 def interpret(
@@ -125,6 +128,7 @@ class _Interpreter:
         self.losses: dict[str, Array] = {}
         self.metrics: dict[tuple[str, int], Array] = {}
         self.outputs: dict[str, Array] = {}
+        self.pulled: dict[str, Array] = {}
 
     def run(self) -> Results:
         stages = self.program.stages
@@ -165,6 +169,7 @@ class _Interpreter:
             metrics=self.measured(),
             outputs=self.outputs,
             gradients=self.gradients,
+            pulled=self.pulled,
         )
 
     def measured(self) -> dict[str, float]:
@@ -259,9 +264,15 @@ class _Interpreter:
                 self.losses[stage.name] = array = self.new(stage, value)
             case MetricOutput(name, _, position):
                 self.metrics[name, position] = array = self.new(stage, value)
+            case PulledGradientOutput(field):
+                return _adder(self.pulled.setdefault(f"{struct}.{field}", self.outside(struct, field)), rows)
             case DeclaredOutput(name):
                 self.outputs[name] = array = self.new(stage, value)
         return _setter(array, np.arange(len(rows)))
+
+    def outside(self, struct: str, field: str) -> Array:
+        """Zeros for the gradient by a field, one entry per row of the struct's table."""
+        return np.zeros(self.forest.tables[struct].data[field].shape)
 
     def new(self, stage: Stage, value: Value) -> Array:
         """Zeros: one entry per row of the stage."""

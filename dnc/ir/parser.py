@@ -38,6 +38,7 @@ from dnc.ir.program import (
     Parameter,
     ParameterInput,
     Program,
+    PulledGradientOutput,
     SavedInput,
     SavedOutput,
     SeedInput,
@@ -50,14 +51,27 @@ from dnc.ir.program import (
     TableSlotOutput,
     WeightGradient,
 )
-from dnc.ir.structure import CHILD, CLASS, LIST, OPTIONAL, TOKEN, VECTOR, Arm, Dimension, Field, Path, Struct
+from dnc.ir.structure import (
+    CHILD,
+    CLASS,
+    LIST,
+    OPTIONAL,
+    OUTSIDE,
+    TOKEN,
+    VECTOR,
+    Arm,
+    Dimension,
+    Field,
+    Path,
+    Struct,
+)
 
 INPUTS = ("parameter", "table", "field", "state", "states", "saved", "gradient", "seed", "noise")
 DECLARATIONS = (
     *("dimension", "struct", "root", "frozen", "parameter"),
     *("function", "space", "stage", "weight_gradient"),
 )
-OUTPUTS = ("state", "saved", "slot", "slots", "table", "loss", "metric", "output")
+OUTPUTS = ("state", "saved", "slot", "slots", "table", "loss", "metric", "output", "pushed", "pulled")
 
 
 def parse_cell(text: str, name: str = "<cell>") -> Cell:
@@ -188,6 +202,10 @@ class _Reader(Cursor):
                 return MetricOutput(self.name(), self.choice(*MEASURES), self.integer())
             case "output":
                 return DeclaredOutput(self.name())
+            case "pushed":
+                return DeclaredOutput(self.name(), self.name())
+            case "pulled":
+                return PulledGradientOutput(self.name())
             case _:
                 return LossOutput()
 
@@ -228,11 +246,13 @@ class _Reader(Cursor):
         span = self.token.span
         name = self.name()
         self.expect(":")
-        kind = self.choice(TOKEN, CLASS, VECTOR, CHILD, OPTIONAL, LIST)
+        kind = self.choice(TOKEN, CLASS, VECTOR, OUTSIDE, CHILD, OPTIONAL, LIST)
         self.expect("<")
         field = Field(name, kind, span=span)
         if kind in (TOKEN, CLASS):
             field = attrs.evolve(field, dimension=self.dimension())
+        elif kind == OUTSIDE:
+            field = attrs.evolve(field, width=self.integer())
         elif kind == VECTOR:
             field = attrs.evolve(field, width=self.integer())
             if self.take(","):

@@ -23,6 +23,7 @@ from dnc.ir.program import (
     Parameter,
     ParameterInput,
     Program,
+    PulledGradientOutput,
     SavedInput,
     SavedOutput,
     SeedInput,
@@ -33,7 +34,19 @@ from dnc.ir.program import (
     TableInput,
     TableSlotOutput,
 )
-from dnc.ir.structure import CHILD, CLASS, LIST, OPTIONAL, TOKEN, VECTOR, Dimension, Field, Path, Struct
+from dnc.ir.structure import (
+    CHILD,
+    CLASS,
+    LIST,
+    OPTIONAL,
+    OUTSIDE,
+    TOKEN,
+    VECTOR,
+    Dimension,
+    Field,
+    Path,
+    Struct,
+)
 
 BARE = re.compile(r"[A-Za-z_][\w.]*")
 
@@ -119,8 +132,12 @@ def print_output(output: Output) -> str:
             return "loss"
         case MetricOutput(metric, measure, position):
             return f"metric {name(metric)} {measure} {position}"
-        case DeclaredOutput(key):
+        case DeclaredOutput(key, ""):
             return f"output {name(key)}"
+        case DeclaredOutput(key, gradient):
+            return f"pushed {name(key)} {name(gradient)}"
+        case PulledGradientOutput(field):
+            return f"pulled {name(field)}"
 
 
 def print_stage(stage: Stage) -> str:
@@ -146,6 +163,8 @@ def print_field(field: Field) -> str:
     """A field of an arm, in the notation of the language where that says everything."""
     if field.kind in (TOKEN, CLASS) and field.dimension is not None:
         kind = f"{field.kind}<{print_dimension(field.dimension)}>"
+    elif field.kind == OUTSIDE:
+        kind = f"outside<{field.width}>"
     elif field.kind == VECTOR:
         dimension = f", {print_dimension(field.dimension)}" if field.dimension is not None else ""
         kind = f"vector<{field.width}{dimension}>"

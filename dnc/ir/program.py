@@ -230,12 +230,33 @@ class MetricOutput:
 
 @attrs.frozen
 class DeclaredOutput:
-    """A value that `predict` hands to the user."""
+    """A value that `predict` hands to the user.
+
+    gradient: the field, of kind outside, in which the user hands back the gradient by it; "" if
+    the value is not pushed.
+    """
 
     output: str
+    gradient: str = ""
 
 
-Output = StateOutput | SavedOutput | SlotOutput | TableSlotOutput | LossOutput | MetricOutput | DeclaredOutput
+@attrs.frozen
+class PulledGradientOutput:
+    """The gradient by a field of kind outside of this row's vertex, handed to the user."""
+
+    field: str
+
+
+Output = (
+    StateOutput
+    | SavedOutput
+    | SlotOutput
+    | TableSlotOutput
+    | LossOutput
+    | MetricOutput
+    | DeclaredOutput
+    | PulledGradientOutput
+)
 
 
 @attrs.frozen

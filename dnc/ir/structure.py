@@ -12,6 +12,7 @@ import attrs
 from dnc.diagnostics import Span
 
 TOKEN, CLASS, VECTOR = "token", "class", "vector"
+OUTSIDE = "outside"  # a vector that is handed in for every batch, not read from the data
 CHILD, OPTIONAL, LIST = "child", "optional", "list"
 DATA_KINDS = (TOKEN, CLASS, VECTOR)
 VERTEX_KINDS = (CHILD, OPTIONAL, LIST)
@@ -48,7 +49,7 @@ class Dimension:
 class Field:
     """A field of an arm.
 
-    token, class: `dimension` bounds the value. vector: `width` floats (0 width = scalar written as
+    token, class: `dimension` bounds the value. vector, outside: `width` floats (0 width = scalar written as
     a plain number, stored as one float). child, optional, list: `target` is the struct's name.
     """
 
@@ -79,6 +80,10 @@ class Struct:
     name: str
     arms: tuple[Arm, ...]
     span: Span | None = attrs.field(default=None, eq=False, repr=False)
+
+    def field(self, name: str) -> Field:
+        """The field called `name` in any arm; KeyError if there is none."""
+        return {field.name: field for arm in self.arms for field in arm.fields}[name]
 
     def arm(self, name: str) -> Arm:
         """The arm called `name`; KeyError if there is none."""

@@ -27,6 +27,7 @@ from dnc.ir.program import (
     Input,
     Output,
     Program,
+    PulledGradientOutput,
     SavedInput,
     SavedOutput,
     SeedInput,
@@ -210,7 +211,7 @@ def _order_errors(program: Program, number: int, source: Input) -> Iterator[str]
 
 
 def _direction_errors(stage: Stage, output: Output) -> Iterator[str]:
-    backward = isinstance(output, SlotOutput | TableSlotOutput)
+    backward = isinstance(output, SlotOutput | TableSlotOutput | PulledGradientOutput)
     if backward and stage.direction != BACKWARD:
         yield "a slot in a forward stage"
     if not backward and not isinstance(output, SavedOutput) and stage.direction == BACKWARD:

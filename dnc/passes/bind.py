@@ -47,7 +47,7 @@ from dnc.ir.program import (
     StateInput,
     TableInput,
 )
-from dnc.ir.structure import VECTOR, Path
+from dnc.ir.structure import OUTSIDE, VECTOR, Path
 
 
 def path_text(path: Path) -> str:
@@ -111,7 +111,7 @@ class Binder:
         structs = {struct.name: struct for struct in self.program.structs}
         struct = structs[path_struct(structs, self.program.space(space).struct, bound.path)]
         field = next(found for arm in struct.arms if (found := arm.field(bound.field)) is not None)
-        if field.kind == VECTOR:
+        if field.kind in (VECTOR, OUTSIDE):
             made = VectorList(name, space, bound.field, bound.path, max(field.width, 1))
             return GatherAddress(self._list(made))
         return IndexAddress(self._list(ClassList(name, space, bound.field, bound.path)))

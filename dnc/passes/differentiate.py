@@ -22,6 +22,7 @@ from dnc.ir.program import (
     FORWARD,
     LATE,
     LEVEL,
+    DeclaredOutput,
     FieldInput,
     GradientInput,
     Input,
@@ -29,6 +30,7 @@ from dnc.ir.program import (
     Output,
     ParameterInput,
     Program,
+    PulledGradientOutput,
     SavedInput,
     SavedOutput,
     SeedInput,
@@ -133,6 +135,8 @@ class _Reverse:
             sources: list[Input] = []
             if isinstance(output, LossOutput):
                 sources = [SeedInput()]
+            elif isinstance(output, DeclaredOutput):
+                sources = [FieldInput(output.gradient)]
             elif isinstance(output, StateOutput):
                 function = str(self.stage.function)
                 if (function, output.component) in self.paths.states:
@@ -174,6 +178,9 @@ class _Reverse:
             elif isinstance(source, TableInput):
                 total = self.build.total(contributions)
                 self.outputs.append((total, TableSlotOutput(source.parameter, source.field, source.path)))
+            elif isinstance(source, FieldInput):
+                total = self.build.total(contributions)
+                self.outputs.append((total, PulledGradientOutput(source.field)))
             elif isinstance(source, SavedInput):
                 name = self._save(self.build.total(contributions))
                 key = (source.stage, source.name)

@@ -51,6 +51,7 @@ from dnc.ir.program import (
     Output,
     ParameterInput,
     Program,
+    PulledGradientOutput,
     SavedOutput,
     SlotOutput,
     Stage,
@@ -123,7 +124,7 @@ def _dense_gradients(program: Program, binder: Binder) -> tuple[DenseGradient, .
     return tuple(found)
 
 
-def _result_name(stage: Stage, output: Output) -> tuple[str, str]:
+def _result_name(program: Program, stage: Stage, output: Output) -> tuple[str, str]:
     """Kind and name of a result."""
     if isinstance(output, MetricOutput):
         if MEASURES[output.measure].of_mean is not None:
@@ -131,6 +132,8 @@ def _result_name(stage: Stage, output: Output) -> tuple[str, str]:
         return "column", f"{output.metric}.{output.position}"
     if isinstance(output, DeclaredOutput):
         return "output", output.output
+    if isinstance(output, PulledGradientOutput):
+        return "gradient", f"{program.space(stage.space).struct}.{output.field}"
     assert isinstance(output, LossOutput)
     return "loss", stage.name
 
@@ -477,7 +480,7 @@ class _Cutter:
             source = SlotSource(name, space, output.path, is_list, field)
             binder.add_slots(owner, source, partial)
         else:
-            kind, name = _result_name(stage, output)
+            kind, name = _result_name(self.program, stage, output)
             buffer = binder.buffer(f"{kind}:{name}", space, width)
             assert isinstance(value.type, TensorType)
             self.results.append(Result(kind, name, buffer.name, space, value.type.shape, value.type.dtype))

@@ -12,6 +12,7 @@ import attrs
 
 from dnc.ir.cell import Cell, Op, Value
 from dnc.ir.program import Input, Program, Stage, StateInput, StateOutput
+from dnc.passes.paths import is_pulled
 
 
 @attrs.frozen
@@ -45,7 +46,10 @@ def _candidate(program: Program) -> Stage | None:
             if isinstance(bound, StateInput) and bound.function == function.name
         ]
         alone = len(stages) == 1 and len(stages[0].outputs) == len(function.state)
-        plain = all(isinstance(output, StateOutput) for stage in stages for output in stage.outputs)
+        outside = any(is_pulled(program, stages[0], bound) for bound in stages[0].inputs) if stages else True
+        plain = not outside and all(
+            isinstance(output, StateOutput) for stage in stages for output in stage.outputs
+        )
         same_vertex = all(not bound.path and not bound.is_list for _, bound in calls)
         covered = alone and all(_covers(program, stages[0], stage) for stage, _ in calls)
         recursive = any(stage.name == stages[0].name for stage, _ in calls) if stages else True

@@ -12,6 +12,8 @@ from dnc.ir.cell import Value
 from dnc.ir.ops import OPS
 from dnc.ir.program import (
     FORWARD,
+    DeclaredOutput,
+    FieldInput,
     Input,
     LossOutput,
     Output,
@@ -24,6 +26,7 @@ from dnc.ir.program import (
     StateOutput,
     TableInput,
 )
+from dnc.ir.structure import OUTSIDE
 from dnc.ir.types import ListType, Type
 
 Key = tuple[str, str, str]  # ("state", function, component) or ("saved", stage, name)
@@ -60,11 +63,19 @@ def _written(stage: Stage, output: Output) -> Key | None:
     return ("saved", stage.name, output.name) if isinstance(output, SavedOutput) else None
 
 
-def _reached(stage: Stage, trained: set[str], known: set[Key]) -> set[Value]:
-    """The values of a stage that depend on a trained parameter."""
+def is_pulled(program: Program, stage: Stage, source: Input) -> bool:
+    """Whether an input of a forward stage is a field that is handed in for every batch."""
+    if not isinstance(source, FieldInput) or source.path:
+        return False
+    return program.struct(program.space(stage.space).struct).field(source.field).kind == OUTSIDE
+
+
+def _reached(program: Program, stage: Stage, trained: set[str], known: set[Key]) -> set[Value]:
+    """The values of a stage that depend on a trained parameter or a pulled vector."""
     found = set()
     for value, source in zip(stage.cell.inputs, stage.inputs, strict=True):
         is_trained = isinstance(source, ParameterInput | TableInput) and source.parameter in trained
+        is_trained = is_trained or is_pulled(program, stage, source)
         if _is_float(value.type) and (is_trained or _read(source) in known):
             found.add(value)
     for op in stage.cell.ops:
@@ -77,7 +88,8 @@ def _reaching(stage: Stage, known: set[Key]) -> set[Value]:
     """The values of a stage that the loss depends on."""
     found = set()
     for output, value in zip(stage.outputs, stage.cell.results, strict=True):
-        if isinstance(output, LossOutput) or _written(stage, output) in known:
+        judged = isinstance(output, LossOutput) or (isinstance(output, DeclaredOutput) and output.gradient)
+        if judged or _written(stage, output) in known:
             found.add(value)
     for op in reversed(stage.cell.ops):
         if op.result in found and OPS[op.opcode].gradient is not None:
@@ -94,7 +106,7 @@ def find_paths(program: Program) -> Paths:
     while size != len(after):
         size = len(after)
         for stage in stages:
-            reached = _reached(stage, trained, after)
+            reached = _reached(program, stage, trained, after)
             for output, value in zip(stage.outputs, stage.cell.results, strict=True):
                 key = _written(stage, output)
                 if key is not None and value in reached:
@@ -110,7 +122,8 @@ def find_paths(program: Program) -> Paths:
                 if key is not None and key in after and value in reaching:
                     before.add(key)
     active = {
-        stage.name: frozenset(_reached(stage, trained, after) & _reaching(stage, before)) for stage in stages
+        stage.name: frozenset(_reached(program, stage, trained, after) & _reaching(stage, before))
+        for stage in stages
     }
     states = frozenset((function, component) for kind, function, component in before if kind == "state")
     return Paths(active, states)

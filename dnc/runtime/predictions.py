@@ -28,15 +28,19 @@ from dnc.runtime.schedule import Schedule
 Array = NDArray[Any]
 
 
-def collect(backend: Backend, data: Encoder, schedule: Schedule, samples: Ints) -> dict[str, list[Any]]:
+def collect(
+    backend: Backend, data: Encoder, schedule: Schedule, samples: Ints, kind: str = "output"
+) -> dict[str, list[Any]]:
     """The outputs of a launch: by name a list that matches `samples` (each sample occurs once).
+
+    kind: "output", or "gradient" for those by pulled fields.
 
     Where a sample's root has an arm without this output, the value is None.
     """
     found: dict[str, list[Any]] = {}
     plan = schedule.plan
     for result in plan.results:
-        if result.kind != "output":
+        if result.kind != kind:
             continue
         values = read_result(backend, schedule, result)
         found[result.name] = _by_sample(data, schedule, result.space, values, samples)
@@ -73,7 +77,7 @@ def in_file_order(
     """What `collect` found, with the vertices of flat samples in the order of the file."""
     found = dict(outputs)
     for result in plan.results:
-        if result.kind != "output":
+        if result.name not in found or result.kind not in ("output", "gradient"):
             continue
         space = plan.program.space(result.space)
         positions = dataset.positions.get(space.struct)

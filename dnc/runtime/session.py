@@ -285,6 +285,32 @@ class Session:
                     found[name] += values
         return {name: [values[at] for at in inverse] for name, values in found.items()}
 
+    # ---- values and gradients of others -----------------------------------------------------------
+
+    def backward(
+        self, data: Encoder, samples: Sequence[int] | Ints, hyper: Hyper = Hyper()
+    ) -> tuple[StepResult, dict[str, list[Any]]]:
+        """Trains on a batch and waits: its result, and the gradients by what was handed in.
+
+        By "Struct.field" an array a sample. What was pushed has its gradient in the data. Samples
+        are distinct, and all of them fit into one launch.
+        """
+        self._settle(0)
+        chosen = np.asarray(samples, np.int32)
+        self._check_samples(data, chosen)
+        if len(np.unique(chosen)) < len(chosen):
+            raise fail("a sample occurs twice in the batch, and its gradients would be handed out as one")
+        schedules = self._encode(data, chosen, TRAIN, hyper)
+        if len(schedules) > 1:
+            raise fail("the batch does not fit into memory at once; take fewer samples")
+        batch = _Batch(self.steps_done + 1, len(chosen), 1)
+        self._launch([(schedules[0], batch)])
+        self.steps_done += 1
+        self._waiting.append(batch)
+        result = self._settle(0)[0]
+        self._unclaimed = None
+        return result, collect(self.backend, data, schedules[0], chosen, "gradient")
+
     # ---- launches -------------------------------------------------------------------------------
 
     def _distinct(self, data: Encoder, samples: Sequence[int] | Ints) -> tuple[Encoder, Ints]:

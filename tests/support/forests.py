@@ -8,7 +8,7 @@ import numpy as np
 
 from dnc.ir.forest import Forest, VertexTable, neighbours
 from dnc.ir.program import Program
-from dnc.ir.structure import CHILD, CLASS, LIST, OPTIONAL, TOKEN, VECTOR, Arm, Struct
+from dnc.ir.structure import CHILD, CLASS, LIST, OPTIONAL, OUTSIDE, TOKEN, VECTOR, Arm, Struct
 
 SHAPES = ("single", "chain", "comb", "complete", "random")
 
@@ -114,7 +114,7 @@ class ForestGrower:
                     assert field.dimension is not None
                     size = field.dimension.size or self.vocabulary
                     data[name][field.name] = self.rng.integers(0, size, len(rows)).astype(np.int32)
-                elif field.kind == VECTOR:
+                elif field.kind in (VECTOR, OUTSIDE):
                     width = max(field.width, 1)
                     data[name][field.name] = self.rng.normal(size=(len(rows), width)).astype(np.float32)
         sizes = {name: len(rows) for name, rows in self.rows.items()}

@@ -71,7 +71,7 @@ def _kl_divergence_value(operands: Sequence[Array], attributes: Attributes) -> A
 
 
 def _kl_divergence_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
-    target, logits = op.operands
+    logits, target = op.operands[1], build.op("relu", op.operands[0])
     surprise = build.op("sub", build.op("log", target), build.op("log_softmax", logits))
     by_target = build.op("add", surprise, build.constant(1.0))
     found = build.op("mul", build.op("sum", target), build.op("softmax", logits))

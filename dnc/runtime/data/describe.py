@@ -14,6 +14,7 @@ from dnc.ir.forest import target_of
 from dnc.ir.program import Program
 from dnc.ir.structure import CHILD, LIST, OPTIONAL, TOKEN, VECTOR, Field
 from dnc.runtime.data.examples import examples
+from dnc.runtime.data.layout import in_data
 from dnc.runtime.data.reader import Dataset
 
 
@@ -21,7 +22,7 @@ def describe(program: Program) -> str:
     """The declarations of the data, and one sample in both forms."""
     nested, flat = examples(program)
     lines = ["Data: one sample a line, as JSON."]
-    for struct in program.structs:
+    for struct in map(in_data, program.structs):
         arms = " | ".join(f"{arm.name}({', '.join(map(_declared, arm.fields))})" for arm in struct.arms)
         lines.append(f"  {struct.name}{' (root)' if struct.name == program.root else ''} = {arms}")
     lines += ["Nested form:", f"  {nested}", "Flat form (any depth, shared vertices; children are indices):"]

@@ -11,7 +11,7 @@ from collections.abc import Collection
 
 import attrs
 
-from dnc.ir.structure import CLASS, OPTIONAL, Arm, Field, Struct
+from dnc.ir.structure import CLASS, OPTIONAL, OUTSIDE, Arm, Field, Struct
 from dnc.runtime.data.problems import Problem, names, shortened, shown, suggestion
 
 ARM, ROOT = "arm", "root"
@@ -126,3 +126,12 @@ def unknown_field(owner: str, key: str, known: Collection[str]) -> str:
     if not hint:
         hint = f"; its fields are {names(sorted(known))}" if known else "; it has no fields"
     return f"{owner} has no field '{shortened(key)}'{hint}"
+
+
+def in_data(struct: Struct) -> Struct:
+    """A struct without what is handed in for every batch."""
+    arms = (
+        attrs.evolve(arm, fields=tuple(field for field in arm.fields if field.kind != OUTSIDE))
+        for arm in struct.arms
+    )
+    return attrs.evolve(struct, arms=tuple(arms))

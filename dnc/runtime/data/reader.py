@@ -17,8 +17,9 @@ import attrs
 import msgspec
 import numpy as np
 
-from dnc.ir.forest import Forest, Ints
+from dnc.ir.forest import Forest, Ints, program_structs
 from dnc.ir.program import Program
+from dnc.ir.structure import OUTSIDE
 from dnc.runtime.data.columns import Columns, assemble, empty_columns, file_positions
 from dnc.runtime.data.flat import is_flat, read_flat
 from dnc.runtime.data.lines import load, objects
@@ -122,9 +123,20 @@ def _read(
         problems.check()
     converted, known = convert(columns, vocabularies, min_count, problems)
     problems.check()
-    forest = assemble(columns, converted)
+    forest = _with_outside(assemble(columns, converted), program)
     lines, positions = tuple(columns.lines), file_positions(columns)
     return Dataset(forest, known, forest.samples, problems.path, lines, positions)
+
+
+def _with_outside(forest: Forest, program: Program) -> Forest:
+    """The forest with zeros in the fields that are handed in for every batch."""
+    tables = {}
+    for struct in program.structs:
+        table = forest.tables[struct.name]
+        widths = {f.name: f.width for arm in struct.arms for f in arm.fields if f.kind == OUTSIDE}
+        zeros = {name: np.zeros((len(table), width), np.float32) for name, width in widths.items()}
+        tables[struct.name] = attrs.evolve(table, data={**table.data, **zeros})
+    return attrs.evolve(forest, structs=program_structs(program), tables=tables)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from dnc.ir.program import (
     TableInput,
 )
 from dnc.ir.structure import FIRST, LAST, LIST, NEXT, PREVIOUS, VECTOR, VERTEX_KINDS, Struct
-from dnc.runtime.data.layout import ARM, Layout, struct_fields
+from dnc.runtime.data.layout import ARM, Layout, in_data, struct_fields
 
 
 def reachable(structs: dict[str, Struct], start: str) -> set[str]:
@@ -79,5 +79,11 @@ def layout_of(program: Program, labels_required: bool = True) -> Layout:
     fields = frozenset(struct_fields(structs[program.root]))
     targets = _targets(program, structs)
     return Layout(
-        structs, program.root, fields, labels_required, frozenset(ordered), frozenset(nonempty), targets
+        {name: in_data(struct) for name, struct in structs.items()},
+        program.root,
+        fields,
+        labels_required,
+        frozenset(ordered),
+        frozenset(nonempty),
+        targets,
     )

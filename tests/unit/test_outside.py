@@ -1,0 +1,137 @@
+"""Pulled vectors and pushed states: a Tree-LSTM between two NumPy nets, gradients through all three."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dnc
+import dnc.kernel_cache
+from dnc.compiler import compile_model
+from dnc.diagnostics import DiagnosticError
+from tests.support.models import EXAMPLES
+
+LEAF: dict[str, Any] = {}
+TREES = [
+    LEAF,
+    {"left": LEAF, "right": LEAF},
+    {"left": {"left": LEAF, "right": LEAF}, "right": LEAF},
+]
+LEAVES = (1, 2, 3)
+RATE, WIDTH, HIDDEN, INPUT = 0.5, 3, 4, 5
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch):
+    monkeypatch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
+    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
+    compile_model(
+        EXAMPLES / "token_vectors.dn", tmp_path / "build", ("cpu",), {"width": WIDTH, "hidden": HIDDEN}
+    )
+    return tmp_path / "build"
+
+
+@pytest.fixture
+def model(build):
+    found = dnc.load(build, "vm")
+    found.attach(TREES)
+    found.configure("sgd", RATE)
+    return found
+
+
+class Net:
+    """x -> A x -> the Tree-LSTM -> |B h - y|², summed over the samples."""
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        self.a, self.b = random.normal(size=(WIDTH, INPUT)), random.normal(size=(2, HIDDEN))
+        self.x = [random.normal(size=(leaves, INPUT)) for leaves in LEAVES]
+        self.y = random.normal(size=(len(LEAVES), 2))
+
+    def pulled(self) -> dict[str, list[Any]]:
+        return {"Tree.x": [x @ self.a.T for x in self.x]}
+
+    def loss(self, states: list[Any]) -> float:
+        return float(sum(((self.b @ h - y) ** 2).sum() for h, y in zip(states, self.y, strict=True)))
+
+    def pushed(self, states: list[Any]) -> dict[str, list[Any]]:
+        return {"sentence": [2 * self.b.T @ (self.b @ h - y) for h, y in zip(states, self.y, strict=True)]}
+
+
+def test_gradients_through_three_nets(model):
+    net = Net()
+    before = {name: value.copy() for name, value in model.parameters().items()}
+    states = model.forward([0, 1, 2], net.pulled())["sentence"]
+    _, found = model.backward(net.pushed(states))
+    by_a = sum(g.T @ x for g, x in zip(found["Tree.x"], net.x, strict=True))
+    after = model.parameters()
+
+    def loss() -> float:
+        return net.loss(model.forward([0, 1, 2], net.pulled())["sentence"])
+
+    model.session.write_arrays(before)
+    for at in ((0, 0), (2, 4), (1, 3)):
+        sides = []
+        for step in (1e-2, -1e-2):
+            net.a[at] += step
+            sides.append(loss())
+            net.a[at] -= step
+        assert (sides[0] - sides[1]) / 2e-2 == pytest.approx(by_a[at], rel=2e-3, abs=1e-3)
+    for name, at in (("W", (1, 2)), ("U", (7, 3)), ("b_u", (5,)), ("b_w", (2,))):
+        sides = []
+        for step in (1e-2, -1e-2):
+            moved = {key: value.copy() for key, value in before.items()}
+            moved[name][at] += step
+            model.session.write_arrays(moved)
+            sides.append(loss())
+        found_gradient = (before[name][at] - after[name][at]) / RATE
+        assert (sides[0] - sides[1]) / 2e-2 == pytest.approx(found_gradient, rel=2e-3, abs=1e-3)
+
+
+def test_a_batch_in_another_order_and_again(model):
+    net = Net()
+    pulled = net.pulled()["Tree.x"]
+    first = model.forward([0, 1, 2], {"Tree.x": pulled})["sentence"]
+    turned = model.forward([2, 0], {"Tree.x": [pulled[2], pulled[0]]})["sentence"]
+    assert np.array_equal(turned[0], first[2]) and np.array_equal(turned[1], first[0])
+
+
+@pytest.mark.parametrize(
+    ("pulled", "message"),
+    [
+        ({}, "the pulled vector 'Tree.x' is missing; the program has: Tree.x"),
+        ({"Tree.y": []}, "the pulled vector 'Tree.y' is unknown; the program has: Tree.x"),
+        (
+            {"Tree.x": [np.zeros((1, 3))]},
+            "the pulled vector 'Tree.x' has 1 arrays, expected one for each of 2",
+        ),
+        (
+            {"Tree.x": [np.zeros((1, 3)), np.zeros((2, 4))]},
+            r"the pulled vector 'Tree.x' of sample 2 is \[2, 4\], expected \[2, 3\]",
+        ),
+        (
+            {"Tree.x": [np.zeros((1, 3)), np.full((2, 3), np.nan)]},
+            "the pulled vector 'Tree.x' of sample 2 has numbers that are not finite",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(model, pulled, message):
+    with pytest.raises(DiagnosticError, match=message):
+        model.forward([0, 1], pulled)
+
+
+def test_backward_needs_a_forward(model):
+    with pytest.raises(DiagnosticError, match="backward needs a batch: call forward first"):
+        model.backward({})
+    model.forward([0], {"Tree.x": [np.zeros((1, WIDTH))]})
+    with pytest.raises(DiagnosticError, match="the gradient of 'sentence' is missing"):
+        model.backward({})
+
+
+def test_it_has_nothing_to_train_or_evaluate_alone(model, tmp_path):
+    with pytest.raises(DiagnosticError, match="nothing to evaluate"):
+        model.evaluate([0])
+    with pytest.raises(DiagnosticError, match="no loss of its own"):
+        model.train(TREES, run_dir=tmp_path / "run")
