@@ -54,6 +54,8 @@ def load(path):
     text = path.read_text()
     head = next(line for line in text.split("\n") if line.startswith("model"))
     settings = {name: size for name, size in SMALL.items() if name in head}
+    if "pieces(1, 2" in text:  # a number for each of five classes
+        settings["classes"] = 5
     program, _ = load_program(Source(str(path), text), settings)
     sharing = 0.0 if ".prev" in text else 0.5  # a word that is shared has no one before it
     forest: Forest = ForestGrower(program, 3).grow(samples=3, size=6, sharing=sharing)
