@@ -25,7 +25,7 @@ SIZES = {
     "attention": {"hidden": 5, "embed": 4, "targets": 11},
     "bilstm_tagger": {"hidden": 5, "embed": 4},
     "char_rnn": {"hidden": 4, "embed": 3, "chars": 11},
-    "char_tagger": {"hidden": 4, "embed": 6, "half": 3, "char": 4, "mlp": 5},
+    "char_tagger": {"hidden": 4, "half": 3, "char": 4, "mlp": 5},
     "childsum": {"hidden": 5, "embed": 4},
     "dag": {"hidden": 6},
     "encoder_decoder": {"hidden": 5, "embed": 4, "targets": 11},
