@@ -184,7 +184,8 @@ def encode_times(model: Model, size: int) -> dict[str, float]:
         replicas, workers = model.backend.grid(size)
         group = batches[begin : begin + count]
         start = time.perf_counter()
-        schedules = data.encode_group(group, replicas=replicas, workers=workers, hyper=model.hyper)
+        updates = [model.hyper.update()] * len(group)
+        schedules = data.encode_group(group, replicas=replicas, workers=workers, updates=updates)
         times.append((time.perf_counter() - start) / count)
         words.append(len(schedules[0].words))
     return {"milliseconds": statistics.median(times) * 1e3, "words": statistics.median(words)}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dnc.compiler import build_plan, machine_of, read_program, target_name
 from dnc.diagnostics import Diagnostic, fail
 from dnc.explain import explain_plan, explain_schedule
-from dnc.ir.isa import OPTIMIZER, OPTIMIZERS
+from dnc.ir.optimizers import DEFAULT, OPTIMIZERS, SETTINGS, default_hyper
 from dnc.ir.plan import Plan
 from dnc.ir.program import TABLE, Program
 from dnc.runtime.atomic import check_output as check_output
@@ -40,7 +40,7 @@ from dnc.runtime.data import (
 )
 from dnc.runtime.devices import choose, open_backend
 from dnc.runtime.embeddings import Embeddings, read_embeddings, table_of
-from dnc.runtime.encoder import Encoder, Hyper
+from dnc.runtime.encoder import Encoder
 from dnc.runtime.importers import import_file as import_file
 from dnc.runtime.initialize import check_finite, initialize, load_weights, shapes
 from dnc.runtime.measurements import class_metrics
@@ -96,7 +96,7 @@ class Model:
 
     def __init__(self, build: Build, plan: Plan, backend: Backend, seed: int) -> None:
         self.build, self.plan, self.backend, self.seed = build, plan, backend, seed
-        self.hyper = Hyper("adagrad", 0.05)
+        self.hyper = DEFAULT
         self.vocabularies: dict[str, Vocabulary] | None = None
         self.position = Position()
         self.memory_words: int | None = None
@@ -262,20 +262,23 @@ class Model:
         self, path: str | Path, *, batch_size: int = 0, samples: int = 0, best: float | None = None
     ) -> None:
         """Writes a checkpoint: weights, optimizer state, vocabulary, place in training."""
-        arrays, state = self.session.read_arrays(), self.session.read_arrays(OPTIMIZER)
+        session = self.session
+        if session.optimizer != self.hyper.optimizer:  # no step was made with it: its state is zero
+            session.start_optimizer(self.hyper.optimizer)
         assert self.vocabularies is not None
         save_checkpoint(
             path,
             Checkpoint(
                 self.build.model,
                 self.build.digest,
-                arrays,
-                state,
+                session.read_arrays(),
+                session.read_state(),
                 self.vocabularies,
                 self.seed,
                 batch_size,
                 self.position,
                 self.hyper,
+                session.optimizer_steps,
                 best,
                 samples,
             ),
@@ -287,7 +290,9 @@ class Model:
         rows = table_rows(self.program, checkpoint.vocabularies)
         check_model(checkpoint, self.program, self.build.digest, rows, path)
         self._start(checkpoint.vocabularies, checkpoint.weights)
-        self.session.write_arrays(checkpoint.optimizer_state, OPTIMIZER)
+        self.session.write_state(
+            checkpoint.hyper.optimizer, checkpoint.optimizer_steps, checkpoint.optimizer_state
+        )
         self.session.steps_done, self.session.seed = checkpoint.position.step, checkpoint.seed
         self.seed, self.hyper, self.position = checkpoint.seed, checkpoint.hyper, checkpoint.position
         self.resumed = checkpoint
@@ -300,22 +305,44 @@ class Model:
         optimizer: str | None = None,
         learning_rate: float | None = None,
         clip: float | None = None,
+        *,
+        momentum: float | None = None,
+        beta1: float | None = None,
+        beta2: float | None = None,
+        epsilon: float | None = None,
+        weight_decay: float | None = None,
     ) -> None:
-        """Sets how `step` updates: "sgd" or "adagrad", its rate, the largest norm of a gradient."""
+        """Sets how `step` updates; docs/training.md has the optimizers and their settings.
+
+        What is not named stays as it is; another optimizer begins with its own defaults, and with the
+        next step its state begins as zero. clip: the largest norm of a gradient.
+        """
         if optimizer is not None and optimizer not in OPTIMIZERS:
             raise fail(f"unknown optimizer '{optimizer}'; optimizers: {', '.join(OPTIMIZERS)}")
-        for name, value in (("learning rate", learning_rate), ("clip", clip)):
-            if value is None or (name == "clip" and value == np.inf):
-                continue
-            if not isinstance(value, int | float | np.number):
-                raise fail(f"the {name} is {value!r}, expected a number")
-            if not 0 < value <= LARGEST_FLOAT or np.float32(value) == 0:
-                raise fail(f"the {name} is {value:g}, expected a positive number that a 32-bit float holds")
-        self.hyper = Hyper(
-            optimizer or self.hyper.optimizer,
-            self.hyper.learning_rate if learning_rate is None else learning_rate,
-            self.hyper.clip_norm if clip is None else clip,
-            self.hyper.epsilon,
+        if clip is not None and clip != np.inf:
+            _number("clip", clip, "a positive number", lambda value: value > 0)
+        given = {
+            "learning_rate": learning_rate,
+            "momentum": momentum,
+            "beta1": beta1,
+            "beta2": beta2,
+            "epsilon": epsilon,
+            "weight_decay": weight_decay,
+        }
+        hyper = self.hyper
+        if optimizer is not None and optimizer != hyper.optimizer:
+            hyper = default_hyper(optimizer, hyper.clip_norm)
+        used = OPTIMIZERS[hyper.optimizer].settings
+        chosen = {name: value for name, value in given.items() if value is not None}
+        for name, value in chosen.items():
+            shown = name.replace("_", " ")
+            _number(shown, value, str(SETTINGS[name]), SETTINGS[name].accepts)
+            if name not in used:
+                able = ", ".join(each.name for each in OPTIMIZERS.values() if name in each.settings)
+                raise fail(f"{hyper.optimizer} has no {shown}; these have: {able}")
+        settings: dict[str, Any] = {name: float(value) for name, value in chosen.items()}
+        self.hyper = attrs.evolve(
+            hyper, clip_norm=hyper.clip_norm if clip is None else float(clip), **settings
         )
 
     def step(self, batch: Batch) -> float | None:
@@ -471,6 +498,16 @@ def _whole(name: str, value: object, least: int) -> None:
     if not least <= value < 2**63:
         expected = f"{least} or more" if value < least else "less than 2**63"
         raise fail(f"{name} is {value}, expected {expected}")
+
+
+def _number(name: str, value: object, expected: str, accepts: Callable[[float], bool]) -> None:
+    """DiagnosticError unless `value` is a number that is accepted and that a 32-bit float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise fail(f"the {name} is {value!r}, expected a number")
+    number = float(value)
+    held = abs(number) <= LARGEST_FLOAT and (number == 0 or np.float32(number) != 0)
+    if not held or not accepts(number):
+        raise fail(f"the {name} is {number:g}, expected {expected} that a 32-bit float holds")
 
 
 def _are_numbers(batch: object) -> bool:

@@ -20,6 +20,7 @@ from dnc.compiler import make_plan, transform
 from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
 from dnc.ir import isa
+from dnc.ir.optimizers import OPTIMIZERS
 from dnc.ir.plan import Plan
 from dnc.ir.program import TABLE
 from dnc.runtime.data import read_samples
@@ -52,15 +53,22 @@ HEADER = {
     "sync": "offset of the words for synchronisation",
     "samples": "samples of this launch",
     "loss_scale": "float: one over the samples of the whole batch; the seed of every gradient",
-    "learning_rate": "float",
     "clip_norm": "float: the largest norm of the gradient; infinity for no clipping",
-    "epsilon": "float: added to the root in AdaGrad",
+    "learning_rate": "float",
+    "epsilon": "float: added to the root in AdaGrad and Adam",
+    "weight_decay": "float",
+    "momentum": "float: what a velocity keeps",
+    "gain1": "float: 1 - beta1, the share of the new gradient in its running mean",
+    "gain2": "float: 1 - beta2, the share of the new square in its running mean",
+    "correction1": "float: what the mean is multiplied with, because it began as zero",
+    "correction2": "float: what the root of the mean square is multiplied with, for the same reason",
 }
 PLACES = {
-    "@parameters": "all parameters: trained dense ones, frozen dense ones, tables",
+    "@parameters": "all parameters: trained dense ones, trained tables, frozen ones",
     "@gradients": "gradients of the trained dense parameters, in the same order",
     "@chunks": "in training: weight gradients of all chunks of rows but the first, an arena each",
-    "@optimizer": "state of the optimizer: a word for every word of the parameters",
+    "@state1": "the optimizer's first state: a word for every word of the trained parameters",
+    "@state2": "its second state; 0 where the optimizer has fewer",
     "@norms": "sums of squares: one per chunk of the dense gradients, then one per touched table row",
     "@results": "what the host reads back: words of the schedule, just before those for synchronisation",
 }
@@ -88,10 +96,9 @@ OPCODES = {
     "norm": "sums of squares of the dense gradients, chunk by chunk, into `@norms`; "
     "chunks are dealt out to the grid",
     "reduce": "worker 0 adds up a column of records into a word of the results",
-    "sgd": "clips and updates all trained dense parameters: `p -= rate * g`",
-    "adagrad": "the same with AdaGrad: `s += g * g; p -= rate * g / (sqrt(s) + epsilon)`",
-    "sgd TABLE": "`sgd` of the touched rows of a table",
-    "adagrad TABLE": "`adagrad` of the touched rows of a table",
+    "OPTIMIZER": "clips, and updates the trained dense parameters of one rate: an opcode each for "
+    + ", ".join(f"`{name}`" for name in OPTIMIZERS),
+    "OPTIMIZER TABLE": "the same for the touched rows of a table",
     "SEGMENT": "a segment of the plan on neighbouring rows of its space",
     "gradient PARAMETER #N": "adds up the gradient of a dense parameter; tiles are dealt out to the grid",
     "gradient TABLE": "adds up the slots of every touched row of a table",
@@ -99,7 +106,9 @@ OPCODES = {
 FIELDS = {
     "ordinal": "how many barriers of this kind the queue has had, with this one; "
     "passed when the counter is `ordinal` times the workers that meet",
-    "count": "floats of the trained dense parameters, padding included",
+    "first": "the first float of those parameters, in the arena of trained dense ones",
+    "rate": "bits of a float: the factor of these parameters on the learning rate",
+    "count": "floats of these (of all, in `norm`) trained dense parameters, padding included",
     "norms": "words of `@norms` to add up, in order, for the norm of the whole gradient",
     "tokens": "touched rows of the table",
     "first_norm": "the word of `@norms` for the first touched row",
@@ -143,7 +152,8 @@ def opcode_kind(plan: Plan, name: str) -> str:
     if name in {gradient.name for gradient in plan.dense_gradients}:
         return "gradient PARAMETER #N"
     kind, _, rest = name.partition(" ")
-    return f"{kind} TABLE" if rest in tables else name
+    kind = "OPTIMIZER" if kind in OPTIMIZERS else kind
+    return f"{kind} TABLE" if rest in tables else kind if kind == "OPTIMIZER" else name
 
 
 def meanings(what: str, names: Sequence[str], known: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from dnc.codegen.bodies.cpu_subroutines import define_products
 from dnc.codegen.bodies.cpu_worker import MEMORY, Functions, Worker
 from dnc.codegen.emit import Expr, both, dispatch, let, local, locals_in, named, put, when
 from dnc.ir import isa
-from dnc.ir.plan import UNIT, Plan
+from dnc.ir.plan import UNIT, Plan, TableGradient
 
 # Indices into `isa.ABORT_EXCHANGES`.
 GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
@@ -36,14 +36,12 @@ class Kernel:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.functions = Functions(plan)
+        self.cases: dict[int, Callable[[], None]] = {}
 
     def build(self) -> IRModule:
         """The kernel and its functions."""
         define_products(self.functions)
-        for opcode in self.plan.opcodes:
-            if opcode.name not in (isa.NOP, isa.END, isa.REPLICA_BARRIER, isa.GRID_BARRIER):
-                fields = tuple((field, "int32") for field in opcode.fields)
-                self.functions.define(f"op_{opcode.number}", fields, self._body(opcode.name))
+        self._instructions()
         with locals_in("global"), IRBuilder() as builder, T.prim_func(s_tir=True):
             tirx_cpu.begin_function(SYMBOL)
             self.memory = [named(n, tirx_cpu.flat_argument(n, dtype)) for n, dtype in MEMORY]
@@ -52,12 +50,36 @@ class Kernel:
                 self._interpret()
         return IRModule({**self.functions.made, SYMBOL: builder.get()})
 
+    def _instructions(self) -> None:
+        """A function for every instruction; one for all optimizers' of the same parameters."""
+        for table in (None, *self.plan.table_gradients):
+            parameter = "" if table is None else table.parameter
+            names = isa.UPDATE_FIELDS if table is None else isa.TABLE_UPDATE_FIELDS
+            opcodes = isa.optimizers_of(self.plan, parameter)
+            self._define(min(opcodes), ("opcode", *names), _update(table))
+            self.cases |= dict.fromkeys(opcodes, self.cases[min(opcodes)])
+        own = (isa.NOP, isa.END, isa.REPLICA_BARRIER, isa.GRID_BARRIER)
+        for opcode in self.plan.opcodes:
+            if opcode.name not in own and opcode.number not in self.cases:
+                self._define(opcode.number, opcode.fields, self._body(opcode.name))
+
+    def _define(self, number: int, fields: tuple[str, ...], body: Callable[..., None]) -> None:
+        """The function of an opcode, and its call; fields: words of the instruction, its last ones."""
+        name = f"op_{number}"
+        self.functions.define(name, tuple((field, "int32") for field in fields), body)
+        first = 0 if fields[:1] == ("opcode",) else 1
+
+        def call() -> None:
+            values = [self.words[self.entry + first + at] for at in range(len(fields))]
+            self.functions.call(name, *(m.data for m in self.memory), self.number, *values)
+
+        self.cases[number] = call
+
     def _body(self, name: str) -> Callable[..., None]:
         plan = self.plan
         segments = {segment.name: segment for segment in plan.segments}
         dense = {gradient.name: gradient for gradient in plan.dense_gradients}
-        tables = {table.parameter: table for table in plan.table_gradients}
-        optimizer, _, parameter = name.partition(" ")
+        tables = {f"gradient {table.parameter}": table for table in plan.table_gradients}
 
         def body(worker: Worker, *fields: Expr) -> None:
             if name in segments:
@@ -66,16 +88,13 @@ class Kernel:
                 emit(worker, segments[name], *fields)
             elif name in dense:
                 cpu_gradients.dense_gradient(worker, dense[name], *fields)
-            elif name.startswith("gradient "):
-                cpu_gradients.table_gradient(worker, tables[parameter], *fields)
+            elif name in tables:
+                cpu_gradients.table_gradient(worker, tables[name], *fields)
             elif name == isa.NORM:
                 cpu_gradients.norm(worker, *fields)
-            elif name == isa.REDUCE:
-                cpu_gradients.reduce(worker, *fields)
-            elif parameter:
-                cpu_gradients.update_table(worker, optimizer, tables[parameter], *fields)
             else:
-                cpu_gradients.update(worker, optimizer, *fields)
+                assert name == isa.REDUCE, name
+                cpu_gradients.reduce(worker, *fields)
 
         return body
 
@@ -99,22 +118,12 @@ class Kernel:
 
     def _cases(self) -> dict[int, Callable[[], None]]:
         """What runs by opcode; an opcode beyond the set stops the launch."""
-        cases: dict[int, Callable[[], None]] = {}
-        for opcode in self.plan.opcodes:
-            if opcode.name != isa.NOP:
-                cases[opcode.number] = self._call(opcode.number, len(opcode.fields))
+        cases = dict(self.cases)
         cases[self.plan.opcode(isa.END).number] = self._end
         cases[self.plan.opcode(isa.REPLICA_BARRIER).number] = self._replica_barrier
         cases[self.plan.opcode(isa.GRID_BARRIER).number] = self._grid_barrier
         cases[len(self.plan.opcodes)] = self._unknown
         return cases
-
-    def _call(self, number: int, fields: int) -> Callable[[], None]:
-        def call() -> None:
-            values = [self.words[self.entry + 1 + field] for field in range(fields)]
-            self.functions.call(f"op_{number}", *(m.data for m in self.memory), self.number, *values)
-
-        return call
 
     # ---- barriers -------------------------------------------------------------------------------
 
@@ -163,6 +172,13 @@ class Kernel:
             for name, value in fields.items():
                 put(self.words, self.abort_at + isa.ABORT_FIELDS.index(name), value)
             cpu_sync.store_release(self.words, self.abort_at, self.number + 1)
+
+
+def _update(table: TableGradient | None) -> Callable[..., None]:
+    """The body of the optimizers' instructions, for a table or (None) for the dense parameters."""
+    if table is None:
+        return cpu_gradients.update
+    return lambda worker, opcode, *fields: cpu_gradients.update_table(worker, opcode, table, *fields)
 
 
 def build_cpu(plan: Plan) -> dict[str, bytes]:

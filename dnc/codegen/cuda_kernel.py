@@ -67,8 +67,7 @@ class Kernel:
             self._open()
             load_resident(self.worker)
             with T.While(self.running[0] != 0):
-                opcode = self._fetch()
-                dispatch(opcode, self._cases())
+                dispatch(self._fetch(), self._cases())
                 put(self.at, 0, self.at[0] + 1)
             self._close()
         return builder.get()
@@ -98,8 +97,10 @@ class Kernel:
         tables = make_view(shared, "tables", self.tiling.window, table_words, "int32")
         weights = make_view(shared, "weights", fixed_words, weight_words)
         staging = make_view(shared, "staging", fixed_words + weight_words, staging_words)
-        # Registers are for weights: the abort flag lives in shared memory.
-        self.aborted = make_view(shared, "aborted", fixed_words + weight_words + staging_words, 1, "int32")
+        # Registers are for weights: the abort flag and the queue's place live in shared memory.
+        state = fixed_words + weight_words + staging_words
+        self.aborted = make_view(shared, "aborted", state, 1, "int32")
+        self.queue = make_view(shared, "queue", state + 1, 1, "int32")
         registers = named("resident", T.alloc_local((max(self._registers(), 1),), "float32"))
         self.at = local("at", "int32", 0)
         self.running = local("running", "int32", 1)
@@ -114,10 +115,10 @@ class Kernel:
         )  # fmt: skip
         with when(thread == 0):
             put(self.aborted, 0, 0)
+            put(self.queue, 0, words[layout.queues_at + number])
         with stride_loop("word", thread, layout.queues_at, THREADS) as word:
             put(tables, word, words[word])
         T.evaluate(T.cuda.cta_sync())
-        self.queue = let("queue", words[layout.queues_at + number])
 
     def _shared_words(self) -> int:
         return max(
@@ -148,7 +149,7 @@ class Kernel:
             for part in range(-(-self.tiling.window // THREADS)):
                 index = self.worker.thread + part * THREADS
                 with when(index < self.tiling.window):
-                    word = self.worker.words[self.queue + self.at[0] * size + index]
+                    word = self.worker.words[self.queue[0] + self.at[0] * size + index]
                     put(self.window, index, word)
             T.evaluate(T.cuda.cta_sync())
         self.entry = let("entry", self.at[0] % per_window * size)
@@ -170,6 +171,8 @@ class Kernel:
             self._number(isa.REPLICA_BARRIER): self._replica_barrier,
             self._number(isa.GRID_BARRIER): self._grid_barrier,
         }
+        for table in ("", *(table.parameter for table in self.plan.table_gradients)):
+            cases |= dict.fromkeys(isa.optimizers_of(self.plan, table), self._update(table))
         for opcode in self.plan.opcodes:
             if opcode.number not in cases and opcode.name != isa.NOP:
                 cases[opcode.number] = self._body(opcode.name, opcode.fields)
@@ -180,7 +183,7 @@ class Kernel:
         worker, plan = self.worker, self.plan
 
         def values() -> list[Expr]:
-            return [worker.field(field, self.entry, self.window, fields) for field in fields]
+            return self._values(fields)
 
         segments = {segment.name: segment for segment in plan.segments}
         dense = {gradient.name: gradient for gradient in plan.dense_gradients}
@@ -197,12 +200,24 @@ class Kernel:
             return lambda: cuda_gradients.table_gradient(worker, table, *values())
         if name == isa.NORM:
             return lambda: cuda_gradients.norm(worker, *values())
-        if name == isa.REDUCE:
-            return lambda: cuda_gradients.reduce(worker, *values())
-        optimizer, _, parameter = name.partition(" ")
-        if parameter:
-            return lambda: cuda_gradients.update_table(worker, optimizer, tables[parameter], *values())
-        return lambda: cuda_gradients.update(worker, optimizer, *values())
+        assert name == isa.REDUCE, name
+        return lambda: cuda_gradients.reduce(worker, *values())
+
+    def _values(self, fields: tuple[str, ...]) -> list[Expr]:
+        """The fields of the current instruction."""
+        return [self.worker.field(field, self.entry, self.window, fields) for field in fields]
+
+    def _update(self, parameter: str) -> Callable[[], None]:
+        """All optimizers' instructions for the dense parameters, or for a table."""
+        worker = self.worker
+        if not parameter:
+            return lambda: cuda_gradients.update(
+                worker, self.window[self.entry], *self._values(isa.UPDATE_FIELDS)
+            )
+        table = next(table for table in self.plan.table_gradients if table.parameter == parameter)
+        return lambda: cuda_gradients.update_table(
+            worker, self.window[self.entry], table, *self._values(isa.TABLE_UPDATE_FIELDS)
+        )
 
     # ---- barriers -------------------------------------------------------------------------------
 

@@ -135,17 +135,30 @@ def stride_loop(name: str, begin: Expr, end: Expr, step: Expr) -> Iterator[Expr]
 
 
 def dispatch(opcode: Expr, cases: Mapping[int, Callable[[], None]]) -> None:
-    """A binary tree of branches; an opcode that is not in `cases` does nothing."""
-    codes = sorted(cases)
-    if len(codes) == 1:
-        with when(opcode == codes[0]):
-            cases[codes[0]]()
+    """A binary tree of branches; an opcode that is not in `cases` does nothing.
+
+    Neighbours that share a body (the same object) share a branch.
+    """
+    runs: list[tuple[int, int, Callable[[], None]]] = []
+    for code in sorted(cases):
+        if runs and runs[-1][1] == code - 1 and runs[-1][2] is cases[code]:
+            runs[-1] = (runs[-1][0], code, cases[code])
+        else:
+            runs.append((code, code, cases[code]))
+    _branch(opcode, runs)
+
+
+def _branch(opcode: Expr, runs: list[tuple[int, int, Callable[[], None]]]) -> None:
+    if len(runs) == 1:
+        ((first, last, body),) = runs
+        with when(opcode == first if first == last else both(opcode >= first, opcode <= last)):
+            body()
         return
-    middle = codes[len(codes) // 2]
+    half = len(runs) // 2
     either(
-        opcode < middle,
-        lambda: dispatch(opcode, {code: cases[code] for code in codes if code < middle}),
-        lambda: dispatch(opcode, {code: cases[code] for code in codes if code >= middle}),
+        opcode < runs[half][0],
+        lambda: _branch(opcode, runs[:half]),
+        lambda: _branch(opcode, runs[half:]),
     )
 
 

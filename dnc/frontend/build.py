@@ -50,7 +50,8 @@ def build(model: CheckedModel) -> Program:
         ir.Function(function.name, function.struct, function.components, function.span) for function in order
     )
     parameters = tuple(
-        ir.Parameter(p.name, p.kind, p.dimensions, p.initializer, p.frozen, p.span) for p in model.parameters
+        ir.Parameter(p.name, p.kind, p.dimensions, p.initializer, p.frozen, p.rate, p.span)
+        for p in model.parameters
     )
     return Program(
         model.name,

@@ -72,13 +72,14 @@ class Converter:
         return syntax.ParametersDeclaration(nodes, self._span(tree))
 
     def _parameter(self, tree: Any, frozen: bool) -> syntax.ParameterDeclaration:
-        name, *kind, shape, initializer = tree.children
+        name, *kind, shape, initializer, rate = tree.children
         return syntax.ParameterDeclaration(
             self._identifier(name),
             self._identifier(kind[0]) if kind else None,
             self._shape(shape),
             None if initializer is None else self._initializer(initializer),
             frozen,
+            None if rate is None else syntax.RateSyntax(self._signed(rate.children[-1]), self._span(rate)),
         )
 
     def _initializer(self, tree: Any) -> syntax.InitializerSyntax:

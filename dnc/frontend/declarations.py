@@ -23,6 +23,7 @@ from dnc.ir.program import DENSE, TABLE, Component
 from dnc.ir.structure import TOKEN, Dimension, Struct
 from dnc.ir.types import TensorType
 
+LARGEST_RATE = 1e6
 BUILTINS = frozenset({name for name, entry in OPS.items() if entry.has(SURFACE)} | {"split", "dropout"})
 
 
@@ -158,9 +159,25 @@ class Declarations:
         if len(known) != len(dimensions):
             return None
         start = initializer(declared, kind, known, self.report)
-        if start is None:
+        rate = self._rate(declared)
+        if start is None or rate is None:
             return None
-        return Parameter(name, kind, known, start, declared.frozen, declared.name.span)
+        return Parameter(name, kind, known, start, declared.frozen, rate, declared.name.span)
+
+    def _rate(self, declared: syntax.ParameterDeclaration) -> float | None:
+        """A parameter's factor on the learning rate; None if it is wrong."""
+        if declared.rate is None:
+            return 1.0
+        value, span = declared.rate.value, declared.rate.span
+        if declared.frozen:
+            self.report.error(f"'{declared.name}' is frozen and has no learning rate", span)
+            return None
+        if not 0 < value <= LARGEST_RATE:
+            hint = "; a parameter that is never updated is a frozen param" if value == 0 else ""
+            found = f"found {value:g} as a factor on the learning rate"
+            self.report.error(f"{found}, expected a number above 0, at most {LARGEST_RATE:g}{hint}", span)
+            return None
+        return value
 
     def _token_dimensions(self) -> set[str]:
         """The dimensions of tokens."""

@@ -13,7 +13,7 @@ from typing import Any
 FORMS = {
     "model": "model Name(open, size = 256)",
     "struct": "struct Tree = Leaf(word: token<vocab>) | Node(left: Tree, more: [Tree], label: class<n>)",
-    "param": "param W: [rows, columns] = uniform(0.1), E: table[rows, columns]",
+    "param": "param W: [rows, columns] = uniform(0.1), E: table[rows, columns] lr * 0.1",
     "frozen": "frozen param W: [rows, columns]",
     "state": "state S = (h: [hidden], c: [hidden])",
     "cell": "cell name(x: [d], s: S) -> S: and a block, or cell name(x: [d]) = expression",

@@ -187,13 +187,22 @@ class InitializerSyntax:
 
 @attrs.frozen
 class ParameterDeclaration:
-    """`name: [shape] = initializer`; `kind` is what stands before the shape (table) or None."""
+    """`name: [shape] = initializer lr * rate`; `kind` is what stands before the shape (table) or None."""
 
     name: Identifier
     kind: Identifier | None
     shape: ShapeType
     initializer: InitializerSyntax | None
     frozen: bool
+    rate: RateSyntax | None
+
+
+@attrs.frozen
+class RateSyntax:
+    """`lr * value`."""
+
+    value: float
+    span: Span = attrs.field(eq=False, repr=False)
 
 
 @attrs.frozen

@@ -245,6 +245,7 @@ class Parameter:
     dimensions: tuple[Dimension, ...]
     initializer: Initializer
     frozen: bool
+    rate: float
     span: Span = attrs.field(eq=False, repr=False)
 
     @property

@@ -11,7 +11,9 @@ rows or units of an instruction are theirs follows from their rank.
 from __future__ import annotations
 
 import attrs
+import numpy as np
 
+from dnc.ir.optimizers import COEFFICIENTS, MOST_STATES, OPTIMIZERS
 from dnc.ir.plan import (
     ChildrenList,
     IndexList,
@@ -19,10 +21,10 @@ from dnc.ir.plan import (
     Plan,
     SlotList,
 )
-from dnc.ir.program import DENSE, TABLE
+from dnc.ir.program import DENSE, TABLE, Parameter
 
 INSTRUCTION_WORDS = 8
-VERSION = 2
+VERSION = 3
 
 # Words of the header, by name. Floats are stored as their bits. `lists`, `bases` and `queues` are
 # offsets of the tables; `queues` holds one offset per worker, replica by replica. `sync` is the
@@ -38,9 +40,8 @@ HEADER = (
     "sync",
     "samples",
     "loss_scale",
-    "learning_rate",
     "clip_norm",
-    "epsilon",
+    *COEFFICIENTS,
 )
 
 # Words for synchronisation, zero in every encoded schedule, so that no launch has to clear them:
@@ -54,15 +55,16 @@ ABORT_FIELDS = ("waiter", "instruction", "exchange", "missing")
 ABORT_EXCHANGES = ("barrier of the whole grid", "barrier of a replica", "none: an unknown opcode")
 
 # Places in the pool beside buffers and parameters; each has a base in the base table.
-PARAMETERS, GRADIENTS, CHUNKS, OPTIMIZER, NORMS, RESULTS = (
+PARAMETERS, GRADIENTS, CHUNKS, NORMS, RESULTS = (
     "@parameters",
     "@gradients",
     "@chunks",
-    "@optimizer",
     "@norms",
     "@results",
 )
-PLACES = (PARAMETERS, GRADIENTS, CHUNKS, OPTIMIZER, NORMS, RESULTS)
+# What optimizers keep for every word of the trained parameters, an arena a state.
+STATES = tuple(f"@state{number}" for number in range(1, MOST_STATES + 1))
+PLACES = (PARAMETERS, GRADIENTS, CHUNKS, *STATES, NORMS, RESULTS)
 
 # Words of the results: the norm of the gradient, 1 if the update was made (0 if the norm was not
 # finite), then what `reduce` instructions sum up.
@@ -80,8 +82,6 @@ MOST_CHUNKS = 8
 
 NOP, END, REPLICA_BARRIER, GRID_BARRIER = "nop", "end", "replica_barrier", "grid_barrier"
 NORM, REDUCE = "norm", "reduce"
-SGD, ADAGRAD = "sgd", "adagrad"
-OPTIMIZERS = (SGD, ADAGRAD)
 
 # `ordinal` counts the barriers of one kind in a queue, from 1: a counter has been passed when every
 # worker has added one for each of them.
@@ -90,13 +90,26 @@ SEGMENT_FIELDS = ("row", "rows")
 DENSE_GRADIENT_FIELDS = ("rows", "first_worker", "accumulate", "chunks")
 NORM_FIELDS = ("count", "chunks")
 TABLE_GRADIENT_FIELDS = ("tokens", "first_norm", "accumulate")
-UPDATE_FIELDS = ("count", "norms")
+# `rate` is the factor of these parameters on the learning rate, the bits of a float.
+UPDATE_FIELDS = ("first", "count", "norms", "rate")
+FLOAT_FIELDS = ("rate",)
+TABLE_UPDATE_FIELDS = ("tokens", "norms", "rate")
 
 
 def chunk_rows(rows: int, chunks: int) -> int:
     """Rows of a chunk: whole multiples of CHUNK_MULTIPLE, so the last ones may be short or empty."""
     size = -(-rows // chunks)
     return -(-size // CHUNK_MULTIPLE) * CHUNK_MULTIPLE
+
+
+def optimizers_of(plan: Plan, table: str = "") -> dict[int, str]:
+    """The opcodes that update the dense parameters (or a table), which follow one another: optimizers."""
+    return {plan.opcode(f"{name} {table}".rstrip()).number: name for name in OPTIMIZERS}
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float32, as a field of an instruction holds them."""
+    return int(np.float32(value).view(np.int32))
 
 
 def table_lists(parameter: str) -> tuple[str, str, str]:
@@ -124,7 +137,7 @@ def opcodes(plan: Plan) -> tuple[Opcode, ...]:
     ]
     named += [(optimizer, UPDATE_FIELDS) for optimizer in OPTIMIZERS]
     for table in plan.table_gradients:
-        named += [(f"{optimizer} {table.parameter}", ("tokens", "norms")) for optimizer in OPTIMIZERS]
+        named += [(f"{optimizer} {table.parameter}", TABLE_UPDATE_FIELDS) for optimizer in OPTIMIZERS]
     named += [(segment.name, SEGMENT_FIELDS) for segment in plan.segments]
     named += [(gradient.name, DENSE_GRADIENT_FIELDS) for gradient in plan.dense_gradients]
     named += [(f"gradient {table.parameter}", TABLE_GRADIENT_FIELDS) for table in plan.table_gradients]
@@ -187,17 +200,35 @@ def layout(plan: Plan) -> Layout:
     )
 
 
-def trained(plan: Plan) -> tuple[tuple[str, int], ...]:
-    """Dense parameters in arena order with their floats: trained ones first, then frozen ones."""
+def dense_parameters(plan: Plan) -> tuple[Parameter, ...]:
+    """Dense parameters in arena order: trained ones, those of one rate side by side, then frozen ones."""
     dense = [parameter for parameter in plan.program.parameters if parameter.kind == DENSE]
-    ordered = [p for p in dense if not p.frozen] + [p for p in dense if p.frozen]
-    return tuple((parameter.name, parameter_floats(plan, parameter.name)) for parameter in ordered)
+    return tuple(sorted(dense, key=lambda parameter: (parameter.frozen, parameter.rate)))
 
 
 def trained_floats(plan: Plan) -> int:
     """Floats of all trained dense parameters: the size of the arena of gradients."""
-    learned = {parameter.name for parameter in plan.program.parameters if not parameter.frozen}
-    return sum(floats for name, floats in trained(plan) if name in learned)
+    return sum(count for _, count, _ in rate_groups(plan))
+
+
+def rate_groups(plan: Plan) -> tuple[tuple[int, int, float], ...]:
+    """Runs of trained dense parameters of one rate: first float in the arena, floats, rate.
+
+    One, of no floats, where all that is trained are tables.
+    """
+    groups: list[tuple[int, int, float]] = []
+    at = 0
+    for parameter in dense_parameters(plan):
+        if parameter.frozen:
+            break
+        floats = parameter_floats(plan, parameter.name)
+        if groups and groups[-1][2] == parameter.rate:
+            first, count, rate = groups.pop()
+            groups.append((first, count + floats, rate))
+        else:
+            groups.append((at, floats, parameter.rate))
+        at += floats
+    return tuple(groups) or ((0, 0, 1.0),)
 
 
 def parameter_floats(plan: Plan, name: str) -> int:

@@ -279,7 +279,9 @@ class _Reader(Cursor):
         self.expect("=")
         start = self.name()
         value, *pieces = self.items("(", self.real, ")") or (0.0,)
-        return Parameter(name, kind, dimensions, Initializer(start, value, tuple(pieces)), frozen, span)
+        rate = self.real() if self.take("rate") else 1.0
+        initializer = Initializer(start, value, tuple(pieces))
+        return Parameter(name, kind, dimensions, initializer, frozen, rate, span)
 
     def function(self) -> Function:
         span = self.token.span

@@ -194,7 +194,8 @@ def print_parameter(parameter: Parameter) -> str:
     frozen = "frozen " if parameter.frozen else ""
     dimensions = ", ".join(print_dimension(dimension) for dimension in parameter.dimensions)
     start = print_initializer(parameter.initializer)
-    return f"{frozen}parameter {name(parameter.name)}: {parameter.kind}[{dimensions}] = {start}"
+    rate = "" if parameter.rate == 1.0 else f" rate {parameter.rate!r}"
+    return f"{frozen}parameter {name(parameter.name)}: {parameter.kind}[{dimensions}] = {start}{rate}"
 
 
 def print_program(program: Program) -> str:

@@ -44,13 +44,17 @@ class Initializer:
 
 @attrs.frozen
 class Parameter:
-    """A trained array. A table's first dimension may be open; all others are known."""
+    """A trained array. A table's first dimension may be open; all others are known.
+
+    rate: its factor on the learning rate.
+    """
 
     name: str
     kind: str
     dimensions: tuple[Dimension, ...]
     initializer: Initializer
     frozen: bool = False
+    rate: float = 1.0
     span: Span | None = attrs.field(default=None, eq=False, repr=False)
 
     @property

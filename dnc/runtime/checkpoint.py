@@ -1,8 +1,9 @@
 """Checkpoints: everything that training needs to go on, in one safetensors file.
 
 In: arrays and the place in training. Out: a file in which a weight has its parameter's name and
-its optimizer state the name ``optimizer/<parameter>``. Guaranteed: written whole or not at all,
-never with numbers that are not finite; a checkpoint of another model is refused in words.
+what the optimizer keeps for it the name ``optimizer/<state>/<parameter>``. Guaranteed: written
+whole or not at all, never with numbers that are not finite; a checkpoint of another model is
+refused in words.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
-from dnc.ir.isa import OPTIMIZERS
+from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.program import Program
 from dnc.runtime.data import Vocabulary, vocabularies_from_json, vocabularies_to_json
-from dnc.runtime.encoder import Hyper
 from dnc.runtime.initialize import check_finite, shapes
 from dnc.runtime.tensors import read_tensors, write_tensors
 
 Floats = NDArray[np.float32]
-VERSION = 1
+VERSION = 2
 _STATE = "optimizer/"
 
 
@@ -40,21 +40,22 @@ class Position:
 
 @attrs.frozen(eq=False)
 class Checkpoint:
-    """Weights and optimizer state by parameter, and what training was when it was written.
+    """Weights by parameter, what the optimizer keeps by state and parameter, and the rest of training.
 
-    digest: of the model's program. best: the best score on the dev set so far, None without one.
-    samples: of the training data; 0 if unknown.
+    optimizer_steps: updates since that state was zero. digest: of the model's program. best: the best
+    score on the dev set so far, None without one. samples: of the training data; 0 if unknown.
     """
 
     model: str
     digest: str
     weights: dict[str, Floats]
-    optimizer_state: dict[str, Floats]
+    optimizer_state: dict[str, dict[str, Floats]]
     vocabularies: dict[str, Vocabulary]
     seed: int
     batch_size: int
     position: Position
     hyper: Hyper
+    optimizer_steps: int
     best: float | None = None
     samples: int = 0
 
@@ -62,6 +63,7 @@ class Checkpoint:
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Optimizer = Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(OPTIMIZERS)})$")]
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
+_Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
 
 class _Stored(msgspec.Struct, forbid_unknown_fields=True):
@@ -77,6 +79,11 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     optimizer: _Optimizer
     learning_rate: _Positive
     epsilon: _Positive
+    weight_decay: Annotated[float, msgspec.Meta(ge=0)]
+    momentum: _Share
+    beta1: _Share
+    beta2: _Share
+    optimizer_steps: _Count
     clip_norm: _Positive | None = None
     best: float | None = None
     samples: _Count = 0
@@ -87,7 +94,8 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     hint = "a smaller learning rate (--lr) or clipping (--clip) may help"
     check_finite(checkpoint.weights, f"{path}: not written, the weights", hint)
     tensors = {**checkpoint.weights}
-    tensors |= {_STATE + name: value for name, value in checkpoint.optimizer_state.items()}
+    for state, arrays in checkpoint.optimizer_state.items():
+        tensors |= {f"{_STATE}{state}/{name}": value for name, value in arrays.items()}
     hyper, place = checkpoint.hyper, checkpoint.position
     stored = _Stored(
         VERSION,
@@ -102,6 +110,11 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         hyper.optimizer,
         hyper.learning_rate,
         hyper.epsilon,
+        hyper.weight_decay,
+        hyper.momentum,
+        hyper.beta1,
+        hyper.beta2,
+        checkpoint.optimizer_steps,
         hyper.clip_norm if np.isfinite(hyper.clip_norm) else None,
         checkpoint.best,
         checkpoint.samples,
@@ -121,16 +134,31 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     except msgspec.ValidationError as error:
         raise fail(f"{path}: its metadata is broken: {error}") from None
     clip = float("inf") if stored.clip_norm is None else stored.clip_norm
+    states: dict[str, dict[str, Floats]] = {state.name: {} for state in OPTIMIZERS[stored.optimizer].states}
+    for name, value in tensors.items():
+        if name.startswith(_STATE):
+            state, _, parameter = name.removeprefix(_STATE).partition("/")
+            states.setdefault(state, {})[parameter] = value
     return Checkpoint(
         stored.model,
         stored.digest,
         {name: value for name, value in tensors.items() if not name.startswith(_STATE)},
-        {name.removeprefix(_STATE): value for name, value in tensors.items() if name.startswith(_STATE)},
+        states,
         vocabularies_from_json(stored.vocabularies, str(path)),
         stored.seed,
         stored.batch_size,
         Position(stored.epoch, stored.batch, stored.step),
-        Hyper(stored.optimizer, stored.learning_rate, clip, stored.epsilon),
+        Hyper(
+            stored.optimizer,
+            stored.learning_rate,
+            clip,
+            stored.epsilon,
+            stored.weight_decay,
+            stored.momentum,
+            stored.beta1,
+            stored.beta2,
+        ),
+        stored.optimizer_steps,
         stored.best,
         stored.samples,
     )
@@ -142,9 +170,14 @@ def check_model(
     """DiagnosticError in words if the checkpoint is of another model than `program`."""
     if checkpoint.model != program.name:
         raise fail(f"{path}: a checkpoint of model {checkpoint.model}; this build is of {program.name}")
-    expected = shapes(program, table_rows)
-    problems = []
-    for prefix, arrays in (("", checkpoint.weights), (_STATE, checkpoint.optimizer_state)):
+    whole = shapes(program, table_rows)
+    trained = {p.name: whole[p.name] for p in program.parameters if not p.frozen}
+    states = OPTIMIZERS[checkpoint.hyper.optimizer].states
+    kept = [(f"{_STATE}{name}/", arrays) for name, arrays in checkpoint.optimizer_state.items()]
+    unknown = set(checkpoint.optimizer_state) - {state.name for state in states}
+    problems = [f"{path}: {checkpoint.hyper.optimizer} keeps no '{name}'" for name in sorted(unknown)]
+    for prefix, arrays in (("", checkpoint.weights), *kept):
+        expected = trained if prefix else whole
         for name, shape in expected.items():
             found = arrays.get(name)
             if found is None:
@@ -155,9 +188,11 @@ def check_model(
     if problems:
         raise DiagnosticError(*map(Diagnostic, problems))
     check_finite(checkpoint.weights, f"{path}: the weights")
-    check_finite(checkpoint.optimizer_state, f"{path}: the optimizer state")
-    if any((array < 0).any() for array in checkpoint.optimizer_state.values()):
-        raise fail(f"{path}: the optimizer state, sums of squares, holds negative numbers")
+    for state in states:
+        arrays = checkpoint.optimizer_state[state.name]
+        check_finite(arrays, f"{path}: the optimizer's {state.name}")
+        if state.squares and any((array < 0).any() for array in arrays.values()):
+            raise fail(f"{path}: the optimizer's {state.name} hold negative numbers")
     if checkpoint.digest != digest:
         raise fail(
             f"{path}: a checkpoint of another program called {program.name}, though the shapes agree",

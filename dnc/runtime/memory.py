@@ -1,8 +1,8 @@
 """The pool of a session: one allocation, which grows by need and keeps what is static.
 
-In: a plan, a backend, the rows of the tables, what batches need. Out: a `StaticPool` and a number
-of words. Guaranteed: parameters and optimizer state survive growth; nothing is allocated beyond
-what the device has or the user allows.
+In: a plan, a backend, the rows of the tables, what batches and optimizers need. Out: a `StaticPool`
+and a number of words. Guaranteed: parameters and optimizer state survive growth; nothing is allocated
+beyond what the device has or the user allows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import DiagnosticError, fail
-from dnc.ir.isa import PARAMETERS
+from dnc.ir.isa import PARAMETERS, STATES
 from dnc.ir.plan import Plan
 from dnc.runtime.backend import Backend
 from dnc.runtime.pool import StaticPool, static_pool
@@ -61,19 +61,42 @@ class Memory:
                 return True
         return False
 
+    def clear_states(self, states: int) -> None:
+        """Makes room for so many arenas of optimizer state, if there is less, and fills all with zeros.
+
+        All launches have to be over. DiagnosticError if there is no room.
+        """
+        if states > self.pool.states:
+            pool = static_pool(self.plan, self.table_rows, self.pool.schedule_words, states)
+            words = min(pool.words + self.words - self.pool.words, self.most())
+            if pool.words > words or not self._allocate(pool, words):
+                raise fail(
+                    f"{self.backend.name}: the parameters with their gradients and what the optimizer keeps "
+                    f"need {pool.words * 4 / MEGABYTE:,.1f} MiB; "
+                    f"{self.most() * 4 / MEGABYTE:,.1f} MiB are there"
+                )
+        if self.pool.states:
+            first = self.pool.bases[STATES[0]]
+            zeros = np.zeros((self.pool.schedules[0] - first) * 4, np.float32)
+            self.backend.write(first * 4, zeros)
+
     def _layout(self, schedule_words: int, slack: float) -> StaticPool:
         if schedule_words <= self.pool.schedule_words:
             return self.pool
-        return static_pool(self.plan, self.table_rows, round(schedule_words * slack) + 16)
+        words = round(schedule_words * slack) + 16
+        return static_pool(self.plan, self.table_rows, words, self.pool.states)
 
     def _allocate(self, pool: StaticPool, words: int) -> bool:
         """Replaces the allocation; False, with the old one back in place, if the device refuses."""
-        static = self.read_static()
+        before = self.read_static()
+        # What was static comes first in every layout.
+        static = np.zeros(pool.schedules[0] * 4, np.float32)
+        static[: len(before)] = before
         try:
             self.backend.allocate(words)
         except DiagnosticError:
             self.backend.allocate(self.words)
-            self.write_static(static)
+            self.write_static(before)
             return False
         self.pool, self.words = pool, words
         self.write_static(static)

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import fail
-from dnc.ir.isa import GRADIENTS, OPTIMIZER, PARAMETERS, trained, trained_floats
+from dnc.ir.isa import GRADIENTS, PARAMETERS, STATES, dense_parameters, parameter_floats, trained_floats
 from dnc.ir.plan import Plan, padded
-from dnc.ir.program import TABLE
+from dnc.ir.program import TABLE, Parameter
 
 Floats = NDArray[np.float32]
 MAX_ADDRESS = 2**31 - 1
@@ -29,7 +29,8 @@ def units(words: int) -> int:
 class StaticPool:
     """Addresses of the static places, by base name; `schedules` holds two windows of words.
 
-    dense, frozen: floats of trained and frozen dense parameters. table_rows: rows per table.
+    dense: floats of the trained dense parameters. table_rows: rows per table. states: arenas for what
+    an optimizer keeps, each as large as all trained parameters.
     """
 
     bases: dict[str, int]
@@ -38,6 +39,7 @@ class StaticPool:
     dense: int
     table_rows: dict[str, int]
     activations: int
+    states: int
 
     @property
     def words(self) -> int:
@@ -45,33 +47,39 @@ class StaticPool:
         return self.activations * 4
 
 
-def static_pool(plan: Plan, table_rows: dict[str, int], schedule_words: int) -> StaticPool:
+def static_pool(plan: Plan, table_rows: dict[str, int], schedule_words: int, states: int = 0) -> StaticPool:
     """Lays out the static part of a pool."""
     widest = max([buffer.width for buffer in plan.buffers] + [1024])
     at = units(widest * 2)
     bases: dict[str, int] = {}
-    sizes = trained(plan)
     dense = trained_floats(plan)
     bases[PARAMETERS] = at
-    for name, floats in sizes:
-        bases[name] = at
-        at += floats // 4
-    for parameter in plan.program.parameters:
+    arena = 0
+    for parameter in arena_order(plan):
+        bases[parameter.name] = at
         if parameter.kind == TABLE:
-            bases[parameter.name] = at
             at += units(table_rows[parameter.name] * padded(parameter.row_size))
-    arena = at - bases[PARAMETERS]
-    bases[GRADIENTS] = at
-    at += units(dense)
-    bases[OPTIMIZER] = at
-    at += arena
+        else:
+            at += parameter_floats(plan, parameter.name) // 4
+        if not parameter.frozen:
+            arena = at - bases[PARAMETERS]
+    at += -at % 4
+    for name, size in ((GRADIENTS, units(dense)), *((state, arena) for state in STATES[:states])):
+        bases[name] = at
+        at += size + -size % 4
     schedules = []
     for _ in range(2):
         schedules.append(at)
         at += units(schedule_words)
     if at > MAX_ADDRESS:
         raise fail(f"the parameters need {at * 16 / 2**30:.1f} GiB; a pool holds at most 32 GiB")
-    return StaticPool(bases, (schedules[0], schedules[1]), schedule_words, dense, table_rows, at)
+    return StaticPool(bases, (schedules[0], schedules[1]), schedule_words, dense, table_rows, at, states)
+
+
+def arena_order(plan: Plan) -> list[Parameter]:
+    """All parameters as they lie in the pool: trained dense ones, trained tables, then frozen ones."""
+    tables = [parameter for parameter in plan.program.parameters if parameter.kind == TABLE]
+    return sorted((*dense_parameters(plan), *tables), key=lambda parameter: parameter.frozen)
 
 
 def load_parameters(plan: Plan, pool: StaticPool, values: dict[str, Floats], words: Floats) -> None:

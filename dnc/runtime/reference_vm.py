@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from dnc.ir import isa
 from dnc.ir.cell import Op, Value
-from dnc.ir.opdef import INDEXED
+from dnc.ir.opdef import INDEXED, NUMPY_MATH
 from dnc.ir.ops import OPS
+from dnc.ir.optimizers import COEFFICIENTS, OPTIMIZERS
 from dnc.ir.plan import (
     UNIT,
     Address,
@@ -469,32 +470,37 @@ class ReferenceVM:
             self._write(np.array([results + isa.RESULT_UPDATED]), float(np.isfinite(norm)), worker)
         if not np.isfinite(norm):
             return
-        clip = float(self.floats[self.layout.header["clip_norm"]])
+        clip = self._header_float("clip_norm")
         scale = clip / norm if norm > clip else 1.0
-        parameters, state = self._base(isa.PARAMETERS), self._base(isa.OPTIMIZER)
+        coefficients = {name: self._header_float(name) for name in COEFFICIENTS}
+        coefficients["learning_rate"] *= float(np.int32(fields["rate"]).view(np.float32))
+        parameters = self._base(isa.PARAMETERS)
         if not table:
             for begin, end in self._share(fields["count"], isa.NORM_CHUNK, 0, worker):
-                index = np.arange(begin, end)
+                index = fields["first"] + np.arange(begin, end)
                 gradient = self._read(self._base(isa.GRADIENTS) + index, worker) * scale
-                self._step(optimizer, parameters + index, state + index, gradient, worker)
+                self._step(optimizer, coefficients, parameters + index, gradient, worker)
             return
         width = padded(self.tables[table].width)
         for token, _ in self._share(fields["tokens"], 1, 0, worker):
             index = np.arange(self.tables[table].width)
             gradient = self._read(self._base(isa.table_base(table)) + token * width + index, worker) * scale
             at = self._word(self._list(isa.table_lists(table)[0]) + token, worker) * 4 + index
-            self._step(optimizer, at, at - parameters + state, gradient, worker)
+            self._step(optimizer, coefficients, at, gradient, worker)
 
-    def _step(self, optimizer: str, at: Array, state: Array, gradient: Array, worker: _Worker) -> None:
-        rate = float(self.floats[self.layout.header["learning_rate"]])
-        epsilon = float(self.floats[self.layout.header["epsilon"]])
-        old = self._read(at, worker)
-        if optimizer == isa.ADAGRAD:
-            total = self._read(state, worker) + gradient**2
-            self._write(state, total, worker)
-            self._write(at, old - rate * gradient / (np.sqrt(total) + epsilon), worker)
-        else:
-            self._write(at, old - rate * gradient, worker)
+    def _step(
+        self, optimizer: str, coefficients: dict[str, float], at: Array, gradient: Array, worker: _Worker
+    ) -> None:
+        entry, shift = OPTIMIZERS[optimizer], at - self._base(isa.PARAMETERS)
+        places = [at, *(self._base(isa.STATES[i]) + shift for i in range(len(entry.states)))]
+        old, *state = (self._read(place, worker) for place in places)
+        for place, value in zip(
+            places, entry.step(NUMPY_MATH, coefficients, old, gradient, *state), strict=True
+        ):
+            self._write(place, value, worker)
+
+    def _header_float(self, name: str) -> float:
+        return float(self.floats[self.layout.header[name]])
 
 
 def _shape(value: Value) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.ir.isa import END, INSTRUCTION_WORDS, Layout, layout
+from dnc.ir.isa import END, FLOAT_FIELDS, INSTRUCTION_WORDS, Layout, layout
 from dnc.ir.plan import Plan
 
 Words = NDArray[np.int32]
@@ -66,7 +66,10 @@ def disassemble(words: Words, plan: Plan, worker: int = 0) -> str:
             continue
         opcode = plan.opcodes[number]
         words_of = zip(opcode.fields, instruction[1:], strict=False)
-        fields = " ".join(f"{name}={int(word)}" for name, word in words_of)
+        fields = " ".join(
+            f"{name}={word.view(np.float32) if name in FLOAT_FIELDS else int(word)}"
+            for name, word in words_of
+        )
         lines.append(f"{opcode.name} {fields}".rstrip())
     return "\n".join(lines)
 

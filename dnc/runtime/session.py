@@ -9,7 +9,7 @@ bits, however they are grouped; memory grows by need.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -20,9 +20,10 @@ from dnc.diagnostics import Diagnostic, DiagnosticError, fail
 from dnc.ir import isa
 from dnc.ir.forest import Forest, Ints
 from dnc.ir.noise import NONE, step_noise
+from dnc.ir.optimizers import OPTIMIZERS, Hyper, Update
 from dnc.ir.plan import Plan
 from dnc.runtime.backend import Backend
-from dnc.runtime.encoder import DoesNotFit, Encoder, Hyper, Part
+from dnc.runtime.encoder import DoesNotFit, Encoder, Part
 from dnc.runtime.measurements import Measurements
 from dnc.runtime.memory import MEGABYTE, Memory
 from dnc.runtime.phases import EVALUATE, PREDICT, TRAIN
@@ -117,6 +118,7 @@ class Session:
         self.memory = Memory(plan, backend, table_rows, memory_words)
         self.steps_done = 0
         self.seed = seed
+        self.optimizer, self.optimizer_steps = "sgd", 0
         self._slot = 0
         self._verifies = os.environ.get("DNC_VERIFY") == "1"  # tests look at every schedule
         self._flying: list[list[tuple[Schedule, _Batch]]] = [[], []]
@@ -127,7 +129,7 @@ class Session:
     # ---- parameters -----------------------------------------------------------------------------
 
     def write_arrays(self, values: Mapping[str, Floats], place: str = isa.PARAMETERS) -> None:
-        """Writes arrays by name: parameters, or their optimizer state with `place` OPTIMIZER.
+        """Writes parameters by name, or what lies at their places in another arena.
 
         What is not named stays as it is.
         """
@@ -142,11 +144,30 @@ class Session:
         self.memory.write_static(words)
 
     def read_arrays(self, place: str = isa.PARAMETERS) -> dict[str, Floats]:
-        """Every parameter by name, or what lies at their places in another arena."""
+        """Every parameter by name, or what lies at those of trained ones in another arena."""
         self._settle(0)
         words, pool = self.memory.read_static(), self.memory.pool
-        names = [parameter.name for parameter in self.plan.program.parameters]
+        whole = place == isa.PARAMETERS
+        names = [p.name for p in self.plan.program.parameters if whole or not p.frozen]
         return {name: read_array(self.plan, pool, name, words, place) for name in names}
+
+    def read_state(self) -> dict[str, dict[str, Floats]]:
+        """What the optimizer keeps: state -> trained parameter -> values."""
+        states = OPTIMIZERS[self.optimizer].states
+        return {state.name: self.read_arrays(isa.STATES[at]) for at, state in enumerate(states)}
+
+    def write_state(self, optimizer: str, steps: int, values: Mapping[str, Mapping[str, Floats]]) -> None:
+        """Goes on with an optimizer that has made so many steps, from what `read_state` returned."""
+        self.start_optimizer(optimizer)
+        for at, state in enumerate(OPTIMIZERS[optimizer].states):
+            self.write_arrays(values[state.name], isa.STATES[at])
+        self.optimizer_steps = steps
+
+    def start_optimizer(self, optimizer: str) -> None:
+        """Begins with an optimizer anew: its state is zero."""
+        self._settle(0)
+        self.memory.clear_states(len(OPTIMIZERS[optimizer].states))
+        self.optimizer, self.optimizer_steps = optimizer, 0
 
     # ---- data -----------------------------------------------------------------------------------
 
@@ -157,31 +178,38 @@ class Session:
     def reserve(self, data: Encoder, batch: int) -> None:
         """Makes room for training batches of `batch` samples, measured on the heaviest ones."""
         heaviest = np.argsort(-data.prepared.weight, kind="stable")[:batch]
-        self._encode(data, np.sort(heaviest).astype(np.int32), TRAIN, Hyper())
+        self._encode(data, np.sort(heaviest).astype(np.int32), TRAIN)
 
     # ---- training -------------------------------------------------------------------------------
 
     def step(self, data: Encoder, samples: Sequence[int] | Ints, hyper: Hyper = Hyper()) -> StepResult | None:
         """Starts training on a batch; the result of the step before, or None if there was none.
 
-        The batch is encoded while earlier launches run. NotFinite if the step before made no
-        update, because its gradient or loss was not finite.
+        The batch is encoded while earlier launches run. Another optimizer than that of the step before
+        begins with a state of zeros. NotFinite if the step before made no update, because its gradient
+        or loss was not finite.
         """
         self._train_alone(data, samples, hyper)
         self._settle(1)
         return self._claim()
 
     def steps(
-        self, data: Encoder, batches: Iterable[Sequence[int] | Ints], hyper: Hyper = Hyper()
+        self,
+        data: Encoder,
+        batches: Iterable[Sequence[int] | Ints],
+        hyper: Hyper | Callable[[int], Hyper] = Hyper(),
     ) -> Iterator[StepResult]:
         """Trains on batches in order; their results in order, some batches late.
 
+        hyper: the same for all batches, or what it is for the step of that number (counted from 1).
         Small batches are encoded and copied several at a time; each is a launch of its own.
         """
         for group in _groups(batches):
-            if len(group) == 1 or not self._train_together(data, group, hyper):
-                for samples in group:
-                    self._train_alone(data, samples, hyper)
+            steps = range(self.steps_done + 1, self.steps_done + 1 + len(group))
+            hypers = [hyper(step) if callable(hyper) else hyper for step in steps]
+            if len(group) == 1 or not self._train_together(data, group, hypers):
+                for samples, own in zip(group, hypers, strict=True):
+                    self._train_alone(data, samples, own)
                     yield from self._settle(1)
             else:
                 yield from self._settle(len(group))
@@ -196,17 +224,27 @@ class Session:
     def _train_alone(self, data: Encoder, samples: Sequence[int] | Ints, hyper: Hyper) -> None:
         """Launches a batch, in parts if it does not fit."""
         data, chosen = self._distinct(data, samples)
-        schedules = self._encode(data, chosen, TRAIN, hyper)
+        schedules = self._encode(data, chosen, TRAIN, self._updates([hyper])[0])
         batch = _Batch(self.steps_done + 1, len(chosen), len(schedules))
         for schedule in schedules:
             self._launch([(schedule, batch)])
         self.steps_done += 1
+        self.optimizer_steps += 1
         self._waiting.append(batch)
 
-    def _train_together(self, data: Encoder, batches: list[Ints], hyper: Hyper) -> bool:
+    def _updates(self, hypers: list[Hyper]) -> list[Update]:
+        """What the next steps make of their gradients."""
+        optimizer = hypers[0].optimizer
+        if optimizer != self.optimizer:
+            self.start_optimizer(optimizer)
+        first = self.optimizer_steps + 1
+        return [hyper.update(first + at) for at, hyper in enumerate(hypers)]
+
+    def _train_together(self, data: Encoder, batches: list[Ints], hypers: list[Hyper]) -> bool:
         """Launches batches of one size that have no sample twice; False if they do not fit together."""
         replicas, workers = self.backend.grid(len(batches[0]))
         self._check_samples(data, np.concatenate(batches))
+        updates = self._updates(hypers)
         while True:
             data.pool = self.memory.pool
             try:
@@ -214,7 +252,7 @@ class Session:
                     batches,
                     replicas=replicas,
                     workers=workers,
-                    hyper=hyper,
+                    updates=updates,
                     buffer=self._slot,
                     pool_words=self.memory.words,
                     noises=[step_noise(self.seed, self.steps_done + 1 + i) for i in range(len(batches))],
@@ -227,6 +265,7 @@ class Session:
         found = [_Batch(self.steps_done + 1 + i, len(each), 1) for i, each in enumerate(batches)]
         self._launch(list(zip(schedules, found, strict=True)))
         self.steps_done += len(found)
+        self.optimizer_steps += len(found)
         self._waiting += found
         return True
 
@@ -263,7 +302,7 @@ class Session:
         whole, measurements = _Batch(0, len(chosen), 0), Measurements(self.plan, self.classes)
         for begin in range(0, len(chosen), CHUNK):
             part, numbers = self._distinct(data, chosen[begin : begin + CHUNK])
-            for schedule in self._encode(part, numbers, EVALUATE, Hyper()):
+            for schedule in self._encode(part, numbers, EVALUATE):
                 self._launch([(schedule, whole)])
                 if measurements.need_rows:
                     self._drain()
@@ -277,7 +316,7 @@ class Session:
         distinct, inverse = np.unique(_all_or(data, samples), return_inverse=True)
         found: dict[str, list[Any]] = {r.name: [] for r in self.plan.results if r.kind == "output"}
         for begin in range(0, len(distinct), CHUNK):
-            for schedule in self._encode(data, distinct[begin : begin + CHUNK], PREDICT, Hyper()):
+            for schedule in self._encode(data, distinct[begin : begin + CHUNK], PREDICT):
                 self._launch([(schedule, _Batch(0, 1, 1))])
                 self._drain()
                 outputs = collect(self.backend, data, schedule, np.sort(schedule.samples))
@@ -328,7 +367,7 @@ class Session:
             wrong = chosen.min() if chosen.min() < 0 else chosen.max()
             raise fail(f"a batch holds sample {wrong}; the data has {data.prepared.samples}")
 
-    def _encode(self, data: Encoder, samples: Ints, mode: str, hyper: Hyper) -> list[Schedule]:
+    def _encode(self, data: Encoder, samples: Ints, mode: str, update: Update = Update()) -> list[Schedule]:
         """The schedules of a batch: one, or as many parts as it takes to fit."""
         replicas, workers = self.backend.grid(len(samples))
         parts = 1
@@ -341,7 +380,7 @@ class Session:
                         mode=mode,
                         replicas=replicas,
                         workers=workers,
-                        hyper=hyper,
+                        update=update,
                         part=part,
                         buffer=(self._slot + index) % 2,
                         pool_words=self.memory.words,

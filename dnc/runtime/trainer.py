@@ -21,10 +21,11 @@ import numpy as np
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.forest import Ints
 from dnc.ir.measures import MEASURES
+from dnc.ir.optimizers import DEFAULT, Hyper
 from dnc.ir.plan import Plan
 from dnc.ir.program import MetricOutput
 from dnc.runtime.checkpoint import Position
-from dnc.runtime.encoder import Encoder, Hyper
+from dnc.runtime.encoder import Encoder
 from dnc.runtime.session import Evaluation, NotFinite, Session, StepResult
 
 Event = dict[str, Any]
@@ -41,7 +42,7 @@ class TrainOptions:
 
     epochs: int = 1
     batch: int = 32
-    hyper: Hyper = Hyper("adagrad", 0.05)
+    hyper: Hyper = DEFAULT
     seed: int = 1
     log_every: int = 10
 

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from dnc.diagnostics import Diagnostic, DiagnosticError
 from dnc.ir import isa
+from dnc.ir.isa import float_bits
+from dnc.ir.optimizers import OPTIMIZERS
 from dnc.ir.plan import (
     ChildrenList,
     ClassList,
@@ -200,7 +202,7 @@ class _Verifier:
         dense = {gradient.name: gradient for gradient in self.plan.dense_gradients}
         tables = {f"gradient {table.parameter}": table for table in self.plan.table_gradients}
         floats = isa.trained_floats(self.plan)
-        norms, sums = -(-floats // isa.NORM_CHUNK), []
+        norms, sums, updated = -(-floats // isa.NORM_CHUNK), [], list[tuple[int, int, int]]()
         buffers = {
             self.bases[r.buffer]: r
             for r in self.plan.results
@@ -240,19 +242,36 @@ class _Verifier:
                 found = (fields["rows"], fields["stride"])
                 _need(found == right, f"the sum of '{result.name}': (rows, stride) {found}, expected {right}")
                 sums.append(fields["result"])
-            elif name.split(" ")[0] in (isa.NORM, *isa.OPTIMIZERS):
-                table = name.partition(" ")[2]
-                expected = {"count": floats, "chunks": chunks, "norms": norms}
-                expected["tokens"] = self.tokens.get(table, 0)
-                for field, found_word in fields.items():
-                    message = f"'{name}': '{field}' is {found_word}, expected {expected[field]}"
-                    _need(found_word == expected[field], message)
+            elif name == isa.NORM:
+                self._fields(name, fields, {"count": floats, "chunks": chunks})
+            elif name in OPTIMIZERS:
+                updated.append((fields["first"], fields["count"], fields["rate"]))
+                self._fields(name, fields, {"norms": norms})
+                self._has_states(name)
+            elif name.split(" ")[0] in OPTIMIZERS:
+                optimizer, _, table = name.partition(" ")
+                rate = float_bits(self.program.parameter(table).rate)
+                self._fields(
+                    name, fields, {"tokens": self.tokens.get(table, 0), "norms": norms, "rate": rate}
+                )
+                self._has_states(optimizer)
         right_sums = [word for word, _ in self.schedule.results.values()]
         _need(sums == right_sums, f"sums go to the words {sums} of the results, expected {right_sums}")
+        groups = [(first, count, float_bits(rate)) for first, count, rate in isa.rate_groups(self.plan)]
+        whole = updated in ([], groups)
+        _need(whole, f"(first, count, rate) of the updates are {updated}, expected {groups}")
         if self.mode == TRAIN:
             missing = ({*dense, *tables} - set(names)) or {""}
             _need(missing == {""}, f"'{min(missing)}' is missing")
         self.norms = norms
+
+    def _fields(self, name: str, fields: dict[str, int], expected: dict[str, int]) -> None:
+        for field, right in expected.items():
+            _need(fields[field] == right, f"'{name}': '{field}' is {fields[field]}, expected {right}")
+
+    def _has_states(self, optimizer: str) -> None:
+        for state, _ in zip(isa.STATES, OPTIMIZERS[optimizer].states, strict=False):
+            _need(state in self.bases, f"'{optimizer}': the pool has no '{state}'")
 
     # ---- lists ----------------------------------------------------------------------------------
 
@@ -363,13 +382,15 @@ class _Verifier:
     def _disjoint(self) -> None:
         """Parameters, places, buffers and the schedule itself do not overlap."""
         areas = {"the schedule": (self.schedule.address, len(self.words))}
-        sizes = dict(isa.trained(self.plan))
-        for parameter in self.program.parameters:
-            if parameter.kind == TABLE:
-                sizes[parameter.name] = 0
+        sizes = {
+            parameter.name: 0 if parameter.kind == TABLE else isa.parameter_floats(self.plan, parameter.name)
+            for parameter in self.program.parameters
+        }
         sizes[isa.GRADIENTS] = isa.trained_floats(self.plan)
         sizes[isa.CHUNKS] = (self.chunks - 1) * sizes[isa.GRADIENTS]
-        sizes[isa.OPTIMIZER] = (self.bases[isa.GRADIENTS] - self.bases[isa.PARAMETERS]) * 4
+        ends = [self.bases[parameter.name] for parameter in self.program.parameters if parameter.frozen]
+        arena = min(*ends, self.bases[isa.GRADIENTS]) if ends else self.bases[isa.GRADIENTS]
+        sizes |= dict.fromkeys(isa.STATES, (arena - self.bases[isa.PARAMETERS]) * 4)
         sizes[isa.NORMS] = self.norms
         for table in self.plan.table_gradients:
             name = isa.table_base(table.parameter)

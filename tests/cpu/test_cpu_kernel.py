@@ -18,10 +18,10 @@ from dnc.diagnostics import DiagnosticError, Source
 from dnc.frontend.build import load_program
 from dnc.ir import isa
 from dnc.ir.interpreter import interpret
+from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import Plan
 from dnc.ir.program import Program
 from dnc.runtime.cpu_backend import CpuBackend
-from dnc.runtime.encoder import Hyper
 from dnc.runtime.initialize import initialize
 from dnc.runtime.pool import static_pool
 from dnc.runtime.schedule import Schedule, queue

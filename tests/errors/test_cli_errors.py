@@ -63,7 +63,10 @@ COMMANDS = [
     ),
     (f"{RUN} train.jsonl --eval --run-dir thesis", "error: thesis: holds no checkpoint"),
     (f"{RUN} train.jsonl --eval --predict out", "error: --eval and --predict exclude each other"),
-    (f"{RUN} train.jsonl --optimizer adam", "error: unknown optimizer 'adam'; optimizers: sgd, adagrad"),
+    (
+        f"{RUN} train.jsonl --optimizer adamax",
+        "error: unknown optimizer 'adamax'; optimizers: sgd, momentum, nesterov, adagrad, adam, adamw",
+    ),
     (f"{RUN} train.jsonl --lr 0", "error: the learning rate is 0, expected a positive number"),
     (f"{RUN} train.jsonl --clip nan", "error: the clip is nan, expected a positive number"),
     (f"{RUN} train.jsonl --lr inf", f"error: the learning rate is inf, {FLOAT}"),

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dnc.compiler import PlanOptions, make_plan
+from dnc.ir.optimizers import Hyper
 from dnc.ir.parser import parse_program
-from dnc.runtime.encoder import Hyper
 from tests.support.executors import Bench, check_evaluation, check_training
 from tests.support.forests import SHAPES, ForestGrower
 

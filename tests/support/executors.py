@@ -14,10 +14,11 @@ from dnc.ir import isa
 from dnc.ir.forest import Forest
 from dnc.ir.interpreter import Results, interpret
 from dnc.ir.noise import NONE, step_noise
+from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import Plan
 from dnc.ir.program import Program
 from dnc.runtime.backend import Backend
-from dnc.runtime.encoder import Encoder, Hyper
+from dnc.runtime.encoder import Encoder
 from dnc.runtime.measurements import Measurements
 from dnc.runtime.phases import EVALUATE, RESULT_KINDS, TRAIN
 from dnc.runtime.pool import StaticPool, load_parameters, read_array, static_pool
@@ -46,7 +47,7 @@ class Bench:
         self.program, self.plan, self.backend, self.forest = program, plan, backend, forest
         self.values = random_parameters(program, seed)
         rows = {p.name: p.dimensions[0].size or 11 for p in program.parameters if p.kind == "table"}
-        self.pool: StaticPool = static_pool(plan, rows, 1 << 19)
+        self.pool: StaticPool = static_pool(plan, rows, 1 << 19, len(isa.STATES))
         self.encoder = Encoder(prepare(plan, forest), self.pool)
         self.samples = np.arange(forest.samples, dtype=np.int32)
 
@@ -60,7 +61,7 @@ class Bench:
             mode=mode,
             replicas=replicas,
             workers=workers,
-            hyper=hyper,
+            update=hyper.update(),
             noise=NOISE if mode == TRAIN else NONE,
         )
         self.backend.allocate(schedule.static_words + schedule.activations + 16)

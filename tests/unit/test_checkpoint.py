@@ -10,12 +10,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dnc.diagnostics import DiagnosticError
+from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.program import Initializer, Parameter
 from dnc.ir.structure import Dimension
 from dnc.runtime.build import Build, Target, check_outside, is_build, read_build, write_build
 from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
 from dnc.runtime.data import Vocabulary
-from dnc.runtime.encoder import Hyper
 from dnc.runtime.initialize import generator, initial_values, initialize, load_weights
 from dnc.runtime.tensors import read_tensors
 from tests.support.models import rows_of, small_plan
@@ -27,9 +27,9 @@ VALUES = initialize(PROGRAM, ROWS, 1)
 
 def checkpoint():
     words = Vocabulary("vocab", ("<unk>", "good"), 2, True)
-    state = {name: value + 1 for name, value in VALUES.items()}
+    state = {"squares": {name: value**2 for name, value in VALUES.items()}}
     place, hyper = Position(2, 3, 40), Hyper("adagrad", 0.1, 5.0)
-    return Checkpoint("TreeLSTM", "abc", VALUES, state, {"vocab": words}, 7, 16, place, hyper, 0.5)
+    return Checkpoint("TreeLSTM", "abc", VALUES, state, {"vocab": words}, 7, 16, place, hyper, 3, 0.5)
 
 
 # ---- first values ----------------------------------------------------------------------------------
@@ -99,12 +99,12 @@ def test_a_checkpoint_reads_back(tmp_path):
     path = tmp_path / "last.safetensors"
     save_checkpoint(path, checkpoint())
     found = load_checkpoint(path)
-    for field in ("weights", "optimizer_state"):
-        for name, value in getattr(checkpoint(), field).items():
-            assert np.array_equal(getattr(found, field)[name], value)
+    assert all(np.array_equal(found.weights[name], value) for name, value in VALUES.items())
+    for name, value in checkpoint().optimizer_state["squares"].items():
+        assert np.array_equal(found.optimizer_state["squares"][name], value)
     rest = [a.name for a in attrs.fields(Checkpoint) if a.name not in ("weights", "optimizer_state")]
     assert all(getattr(found, name) == getattr(checkpoint(), name) for name in rest)
-    assert set(load_file(path)) == {*VALUES, *(f"optimizer/{name}" for name in VALUES)}
+    assert set(load_file(path)) == {*VALUES, *(f"optimizer/squares/{name}" for name in VALUES)}
     before = path.read_bytes()
     save_checkpoint(path, checkpoint())
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == [path.name]
@@ -121,9 +121,23 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
 
 
 def test_a_checkpoint_without_a_clip(tmp_path):
-    save_checkpoint(tmp_path / "c", attrs.evolve(checkpoint(), hyper=Hyper("sgd", 0.1), best=None))
+    plain = attrs.evolve(checkpoint(), hyper=Hyper("sgd", 0.1), best=None, optimizer_state={})
+    save_checkpoint(tmp_path / "c", plain)
     found = load_checkpoint(tmp_path / "c")
-    assert found.hyper == Hyper("sgd", 0.1) and found.best is None
+    assert found.hyper == Hyper("sgd", 0.1) and found.best is None and found.optimizer_state == {}
+    check_model(found, PROGRAM, "abc", ROWS, "c")
+
+
+def test_every_setting_of_every_optimizer_reads_back(tmp_path):
+    for entry in OPTIMIZERS.values():
+        hyper = Hyper(entry.name, 0.3, 2.0, 1e-3, 0.1, 0.5, 0.6, 0.7)
+        state = {each.name: {n: v**2 for n, v in VALUES.items()} for each in entry.states}
+        made = attrs.evolve(checkpoint(), hyper=hyper, optimizer_state=state)
+        save_checkpoint(tmp_path / "c", made)
+        found = load_checkpoint(tmp_path / "c")
+        assert (found.hyper, found.optimizer_steps) == (hyper, 3)
+        assert set(found.optimizer_state) == set(state)
+        check_model(found, PROGRAM, "abc", ROWS, "c")
 
 
 @pytest.mark.parametrize(
@@ -134,14 +148,18 @@ def test_a_checkpoint_without_a_clip(tmp_path):
         ({"weights": {k: v for k, v in VALUES.items() if k != "V"}}, "V is missing"),
         ({"weights": {**VALUES, "X": np.ones(1)}}, "no parameter is called X"),
         ({"digest": "def"}, "another program called TreeLSTM, though the shapes agree"),
-        ({"optimizer_state": {}}, "optimizer/E is missing"),
+        ({"optimizer_state": {"squares": {}}}, "optimizer/squares/E is missing"),
         (
-            {"optimizer_state": {**VALUES, "V": np.ones((1, 1))}},
-            r"optimizer/V is \[1, 1\], expected \[5, 4\]",
+            {"optimizer_state": {"squares": {**VALUES, "V": np.ones((1, 1))}}},
+            r"optimizer/squares/V is \[1, 1\], expected \[5, 4\]",
         ),
-        ({"optimizer_state": {**VALUES, "X": np.ones(1)}}, "no parameter is called optimizer/X"),
+        (
+            {"optimizer_state": {"squares": {**VALUES, "X": np.ones(1)}}},
+            "no parameter is called optimizer/squares/X",
+        ),
+        ({"optimizer_state": {"squares": {}, "mean": {}}}, "adagrad keeps no 'mean'"),
         ({"weights": {**VALUES, "V": np.full((5, 4), np.nan)}}, "V hold numbers that are not finite"),
-        ({"optimizer_state": VALUES}, "sums of squares, holds negative numbers"),
+        ({"optimizer_state": {"squares": VALUES}}, "the optimizer's squares hold negative numbers"),
     ],
 )
 def test_checkpoints_of_another_model(changes, message):
@@ -170,12 +188,12 @@ def test_other_metadata(tmp_path):
     with pytest.raises(DiagnosticError, match="not a checkpoint"):
         load_checkpoint(tmp_path / "plain")
     for metadata, message in (
-        ({"version": 9}, "a checkpoint of version 9, expected 1"),
-        ({"version": 1}, "its metadata is broken"),
+        ({"version": 9}, "a checkpoint of version 9, expected 2"),
+        ({"version": 2}, "its metadata is broken"),
         (stored(seed=-1), r"its metadata is broken: .*seed"),
         (stored(epoch=-1), r"its metadata is broken: .*epoch"),
         (stored(step=10**30), r"its metadata is broken: .*step"),
-        (stored(optimizer="adam"), r"its metadata is broken: .*optimizer"),
+        (stored(optimizer="adamax"), r"its metadata is broken: .*optimizer"),
         (stored(learning_rate=0), r"its metadata is broken: .*learning_rate"),
         (stored(vocabularies={"vocab": {"size": -1, "unknown": True}}), "not a vocabulary file: .*size"),
     ):

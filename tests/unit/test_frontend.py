@@ -51,6 +51,17 @@ def example(name: str, **settings: int) -> Program:
     return load((Path(__file__).parents[2] / "examples" / f"{name}.dn").read_text(), **settings)
 
 
+def test_learning_rates_of_parameters() -> None:
+    text = """model M(d = 4)
+struct Text = Text(x: vector<d>)
+param A: [d, d] lr * 0.1, b: [d] = constant(1) lr * 2, C: [d, d]
+param c: [d] = zeros lr * 1e-3
+cell f(x: [d]) = tanh(A @ x + b)
+loss sum(t in root) sum(C @ f(t.x) + c)
+"""
+    assert {p.name: p.rate for p in load(text).parameters} == {"A": 0.1, "b": 2.0, "C": 1.0, "c": 1e-3}
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_build_without_warnings(path: Path) -> None:
     program, warnings = load_program(Source(path.name, path.read_text()), {})

@@ -36,7 +36,8 @@ def test_odd_names_and_numbers_round_trip():
         Initializer("constant", -1e-300, (0.0, 1.5)),
         frozen=True,
     )
-    program = attrs.evolve(program, name="seed", parameters=(*program.parameters, odd))
+    slow = attrs.evolve(odd, name="rate", frozen=False, rate=0.1)
+    program = attrs.evolve(program, name="seed", parameters=(*program.parameters, odd, slow, odd))
     assert parse_program(print_program(program)) == program
 
 

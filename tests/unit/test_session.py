@@ -6,8 +6,7 @@ import pytest
 
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.interpreter import interpret
-from dnc.ir.isa import OPTIMIZER
-from dnc.runtime.encoder import Hyper
+from dnc.ir.optimizers import Hyper
 from dnc.runtime.session import NotFinite
 from tests.support.forests import ForestGrower
 from tests.support.models import rows_of, small_plan, small_session
@@ -119,12 +118,12 @@ def test_growth_keeps_parameters_and_optimizer_state():
     session = small_session("treelstm")
     data = session.attach(forest_of("treelstm"))
     session.step(data, [0], Hyper("adagrad", 0.1))
-    before, state = session.read_arrays(), session.read_arrays(OPTIMIZER)
+    before, state = session.read_arrays(), session.read_state()["squares"]
     words = session.memory.words
     assert session.memory.grow(10 * words, 10 * words) and session.memory.words > 11 * words
     for name, value in session.read_arrays().items():
         assert np.array_equal(value, before[name])
-        assert np.array_equal(session.read_arrays(OPTIMIZER)[name], state[name])
+        assert np.array_equal(session.read_state()["squares"][name], state[name])
     assert any(value.any() for value in state.values())
 
 

@@ -4,9 +4,8 @@ import attrs
 import numpy as np
 import pytest
 
-from dnc.ir.isa import OPTIMIZER
+from dnc.ir.optimizers import Hyper
 from dnc.runtime.checkpoint import Position
-from dnc.runtime.encoder import Hyper
 from dnc.runtime.session import NotFinite
 from dnc.runtime.trainer import Trainer, TrainOptions, shuffled
 from tests.support.forests import ForestGrower
@@ -50,7 +49,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(batches):
     assert stopped.position.step == batches
     again = small_session("treelstm")
     again.write_arrays(stopped.session.read_arrays())
-    again.write_arrays(stopped.session.read_arrays(OPTIMIZER), OPTIMIZER)
+    again.write_state("adagrad", batches, stopped.session.read_state())
     rest, _, _ = trainer(session=again, position=stopped.position)
     assert rest.run() and rest.position == whole.position
     for name, value in whole.session.read_arrays().items():

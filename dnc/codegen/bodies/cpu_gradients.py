@@ -7,6 +7,9 @@ rows, without atomics, so the bits do not depend on timing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
@@ -17,7 +20,9 @@ from dnc.codegen.bodies.cpu_worker import CHUNK, TILE, Worker, alike, elements, 
 from dnc.codegen.emit import (
     Expr,
     both,
+    dispatch,
     either,
+    lanes,
     let,
     local,
     loop,
@@ -29,6 +34,7 @@ from dnc.codegen.emit import (
     wide,
 )
 from dnc.ir import isa
+from dnc.ir.optimizers import COEFFICIENTS, OPTIMIZERS, Optimizer
 from dnc.ir.plan import DenseGradient, SlotsAddress, TableGradient, padded
 from dnc.ir.weight_format import LANES
 
@@ -185,48 +191,85 @@ def _finite(value: Expr) -> Expr:
     return both(value == value, value < T.float32(3.0e38))
 
 
-def update(worker: Worker, optimizer: str, count: Expr, norms: Expr) -> None:
-    """All dense parameters; nothing is changed where the norm is not finite."""
+def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, rate: Expr) -> None:
+    """Dense parameters of one rate; nothing is changed where the norm is not finite.
+
+    All optimizers share what comes before their own step.
+    """
     found, scale = _scale(worker, norms)
     results = let("results", worker.access.base(isa.RESULTS))
     with when(worker.number == 0):
         put(worker.pool, results + isa.RESULT_NORM, found)
         done = T.Select(_finite(found), T.float32(1.0), T.float32(0.0))
         put(worker.pool, results + isa.RESULT_UPDATED, done)
-    places = [let("place", worker.access.base(p)) for p in (isa.PARAMETERS, isa.OPTIMIZER, isa.GRADIENTS)]
     size = isa.NORM_CHUNK
     chunks = tirx.truncdiv(count + (size - 1), size)
-    with when(_finite(found)), stride_loop("chunk", worker.number, chunks, worker.grid) as chunk:
-        at, state, gradients = (let("at", place + wide(chunk) * size) for place in places)
-        length = let("length", smaller(count - chunk * size, size))
-        elements(length, lambda i: _apply(worker, optimizer, at, state, gradients, i, scale))
+
+    def step(optimizer: Optimizer) -> None:
+        coefficients = _coefficients(worker, rate)
+        places = [worker.access.base(isa.PARAMETERS), worker.access.base(isa.GRADIENTS)]
+        places += [worker.access.base(isa.STATES[i]) for i in range(len(optimizer.states))]
+        starts = [let("start", place + wide(first)) for place in places]
+        with stride_loop("chunk", worker.number, chunks, worker.grid) as chunk:
+            at = [let("at", start + wide(chunk) * size) for start in starts]
+            length = let("length", smaller(count - chunk * size, size))
+            elements(length, lambda i: _step(worker, optimizer, coefficients, at, i, scale))
+
+    with when(_finite(found)):
+        _each(worker, opcode, "", step)
 
 
-def update_table(worker: Worker, optimizer: str, table: TableGradient, tokens: Expr, norms: Expr) -> None:
+def update_table(
+    worker: Worker, opcode: Expr, table: TableGradient, tokens: Expr, norms: Expr, rate: Expr
+) -> None:
     """The touched rows of a table."""
     found, scale = _scale(worker, norms)
     rows = let("rows", worker.access.list_at(isa.table_lists(table.parameter)[0]))
     base = let("compact", worker.access.base(isa.table_base(table.parameter)))
-    move = let("shift", worker.access.base(isa.OPTIMIZER) - worker.access.base(isa.PARAMETERS))
-    with when(_finite(found)), stride_loop("token", worker.number, tokens, worker.grid) as token:
-        at = let("table_row", worker.access.entry(rows + token))
-        gradients = let("source", base + wide(token) * padded(table.width))
-        elements(
-            table.width, lambda i: _apply(worker, optimizer, at, let("state", at + move), gradients, i, scale)
-        )
+
+    def step(optimizer: Optimizer) -> None:
+        coefficients = _coefficients(worker, rate)
+        parameters = worker.access.base(isa.PARAMETERS)
+        shifts = [
+            let("shift", worker.access.base(isa.STATES[i]) - parameters) for i in range(len(optimizer.states))
+        ]
+        with stride_loop("token", worker.number, tokens, worker.grid) as token:
+            row = let("table_row", worker.access.entry(rows + token))
+            gradients = let("source", base + wide(token) * padded(table.width))
+            at = [row, gradients, *(let("at", row + shift) for shift in shifts)]
+            elements(table.width, lambda i: _step(worker, optimizer, coefficients, at, i, scale))
+
+    with when(_finite(found)):
+        _each(worker, opcode, table.parameter, step)
 
 
-def _apply(
-    worker: Worker, optimizer: str, at: Expr, state: Expr, gradients: Expr, i: Expr, scale: Expr
+def _each(worker: Worker, opcode: Expr, table: str, step: Callable[[Optimizer], None]) -> None:
+    """The step of the optimizer that the opcode names."""
+    found = isa.optimizers_of(worker.plan, table)
+    dispatch(opcode, {number: partial(step, OPTIMIZERS[name]) for number, name in found.items()})
+
+
+def _coefficients(worker: Worker, rate: Expr) -> dict[str, Expr]:
+    """The coefficients of the header, the learning rate with the parameters' own factor."""
+    found = {name: worker.access.header_float(name) for name in COEFFICIENTS}
+    found["learning_rate"] = found["learning_rate"] * T.reinterpret("float32", rate)
+    return {name: let(name, value) for name, value in found.items()}
+
+
+def _step(
+    worker: Worker,
+    optimizer: Optimizer,
+    coefficients: dict[str, Expr],
+    at: list[Expr],
+    i: Expr,
+    scale: Expr,
 ) -> None:
-    pool = worker.pool
-    rate = worker.access.header_float("learning_rate")
-    gradient = let("g", pool[shift(gradients, i)] * scale)
-    old = let("old", pool[shift(at, i)])
-    if optimizer == isa.ADAGRAD:
-        summed = let("summed", pool[shift(state, i)] + gradient * gradient)
-        put(pool, shift(state, i), summed)
-        root = T.sqrt(summed) + worker.access.header_float("epsilon")
-        put(pool, shift(at, i), old - gradient * rate / root)
-    else:
-        put(pool, shift(at, i), old - gradient * rate)
+    """New values of the elements i; at: where parameter, gradient and state begin."""
+    pool, width = worker.pool, lanes(i)
+    places = [shift(place, i) for place in at]
+    old, found, *state = (let("old", pool[place]) for place in places)
+    spread = {n: tirx.Broadcast(c, width) if width > 1 else c for n, c in coefficients.items()}
+    new = optimizer.step(worker.math, spread, old, let("g", found * scale), *state)
+    values = [let("new", value) for value in new]
+    for place, value in zip([places[0], *places[2:]], values, strict=True):
+        put(pool, place, value)

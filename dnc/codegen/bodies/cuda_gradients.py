@@ -7,7 +7,9 @@ without atomics, so the bits do not depend on timing.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from tvm.tirx.script.builder import ir as T
@@ -19,6 +21,7 @@ from dnc.codegen.bodies.cuda_worker import LANES, THREADS, WARPS, Worker
 from dnc.codegen.emit import (  # fmt: skip
     Expr,
     both,
+    dispatch,
     fixed,
     floats,
     lane4,
@@ -33,6 +36,7 @@ from dnc.codegen.emit import (  # fmt: skip
     wide,
 )
 from dnc.ir import isa
+from dnc.ir.optimizers import COEFFICIENTS, OPTIMIZERS, Optimizer
 from dnc.ir.plan import Address, DenseGradient, SlotsAddress, TableGradient, padded
 
 TILE = 64
@@ -391,70 +395,87 @@ def _finite(value: Expr) -> Expr:
     return both(value == value, value <= T.float32(3.4028234663852886e38))
 
 
-def update(worker: Worker, optimizer: str, count: Expr, norms: Expr) -> None:
-    """All dense parameters; nothing is changed where the norm is not finite."""
+def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, rate: Expr) -> None:
+    """Dense parameters of one rate; nothing is changed where the norm is not finite.
+
+    All optimizers share what comes before their own step.
+    """
     total, scale = _scale(worker, norms)
     results = worker.access.base(isa.RESULTS)
     with when(both(worker.number == 0, worker.thread == 0)):
         put(worker.pool, results + isa.RESULT_NORM, total)
         done = T.Select(_finite(total), T.float32(1.0), T.float32(0.0))
         put(worker.pool, results + isa.RESULT_UPDATED, done)
-    parameters = let("parameters", worker.access.base(isa.PARAMETERS))
-    gradients = let("gradients", worker.access.base(isa.GRADIENTS))
-    state = let("state", worker.access.base(isa.OPTIMIZER))
-    first = let("update_first", (worker.number * THREADS + worker.thread) * 4)
-    with when(_finite(total)), stride_loop("element", first, count, worker.grid * (THREADS * 4)) as i:
-        _apply_four(worker, optimizer, parameters + i, gradients + i, state + i, scale)
+    begin = let("update_first", (worker.number * THREADS + worker.thread) * 4)
+
+    def step(optimizer: Optimizer) -> None:
+        coefficients = _coefficients(worker, rate)
+        places = (isa.PARAMETERS, isa.GRADIENTS, *isa.STATES[: len(optimizer.states)])
+        with stride_loop("element", begin, count, worker.grid * (THREADS * 4)) as element:
+            # Bases are read again for every element: registers are for weights.
+            at = [fixed("at", worker.access.base(p) + wide(first) + element, "int64") for p in places]
+            _step(worker, optimizer, coefficients, at, scale, 4)
+
+    with when(_finite(total)):
+        _each(worker, opcode, "", step)
 
 
-def _apply_four(
-    worker: Worker, optimizer: str, at: Expr, gradient_at: Expr, state_at: Expr, scale: Expr
+def update_table(
+    worker: Worker, opcode: Expr, table: TableGradient, tokens: Expr, norms: Expr, rate: Expr
 ) -> None:
-    """Four neighbouring elements: the arenas are multiples of 16 words."""
-    at, gradient_at = fixed("at", at, "int64"), fixed("gradient_at", gradient_at, "int64")
-    old = let("old", worker.pool[T.ramp(at, 1, 4)])
-    gradient = let("gradient", worker.pool[T.ramp(gradient_at, 1, 4)])
-    new = named("new", T.alloc_local((4,), "float32"))
-    totals = named("totals", T.alloc_local((4,), "float32"))
-    state_at = fixed("state_at", state_at, "int64")
-    sums = let("sums", worker.pool[T.ramp(state_at, 1, 4)]) if optimizer == isa.ADAGRAD else None
-    for i in range(4):
-        scaled = let("g", lane4(gradient, i) * scale)
-        if optimizer == isa.ADAGRAD:
-            put(totals, i, lane4(sums, i) + scaled * scaled)
-        put(new, i, _stepped(worker, optimizer, lane4(old, i), scaled, totals[i]))
-    if optimizer == isa.ADAGRAD:
-        T.buffer_store(worker.pool, totals[T.ramp(0, 1, 4)], [T.ramp(state_at, 1, 4)])
-    T.buffer_store(worker.pool, new[T.ramp(0, 1, 4)], [T.ramp(at, 1, 4)])
-
-
-def _stepped(worker: Worker, optimizer: str, old: Expr, gradient: Expr, total: Expr) -> Expr:
-    """The new value of a parameter; `total` is AdaGrad's sum of squares with this step's."""
-    rate = worker.access.header_float("learning_rate")
-    if optimizer == isa.ADAGRAD:
-        return old - rate * gradient / (T.sqrt(total) + worker.access.header_float("epsilon"))
-    return old - rate * gradient
-
-
-def update_table(worker: Worker, optimizer: str, table: TableGradient, tokens: Expr, norms: Expr) -> None:
     """The touched rows of a table."""
     total, scale = _scale(worker, norms)
     rows = let("rows", worker.access.list_at(isa.table_lists(table.parameter)[0]))
     base = let("compact", worker.access.base(isa.table_base(table.parameter)))
-    shift = let("shift", worker.access.base(isa.OPTIMIZER) - worker.access.base(isa.PARAMETERS))
-    first = let("token_first", worker.number * WARPS + worker.warp)
-    with when(_finite(total)), stride_loop("token", first, tokens, worker.grid * WARPS) as token:
-        at = let("table_row", worker.access.entry(rows + token))
-        with loop("part", -(-table.width // LANES)) as part:
-            index = let("element", part * LANES + worker.lane)
-            with when(index < table.width):
-                found = worker.pool[base + wide(token) * padded(table.width) + index]
-                _apply(worker, optimizer, at + index, at + shift + index, let("g", found * scale))
+    begin = let("token_first", worker.number * WARPS + worker.warp)
+
+    def step(optimizer: Optimizer) -> None:
+        coefficients = _coefficients(worker, rate)
+        parameters = worker.access.base(isa.PARAMETERS)
+        shifts = [
+            let("shift", worker.access.base(isa.STATES[i]) - parameters) for i in range(len(optimizer.states))
+        ]
+        with stride_loop("token", begin, tokens, worker.grid * WARPS) as token:
+            row = let("table_row", worker.access.entry(rows + token))
+            gradients = let("source", base + wide(token) * padded(table.width))
+            with stride_loop("own", worker.lane, table.width, LANES) as own:
+                at = [row + own, gradients + own, *(row + shift + own for shift in shifts)]
+                _step(worker, optimizer, coefficients, [fixed("at", a, "int64") for a in at], scale, 1)
+
+    with when(_finite(total)):
+        _each(worker, opcode, table.parameter, step)
 
 
-def _apply(worker: Worker, optimizer: str, at: Expr, state: Expr, gradient: Expr) -> None:
-    old, total = let("old", worker.pool[at]), None
-    if optimizer == isa.ADAGRAD:
-        total = let("total", worker.pool[state] + gradient * gradient)
-        put(worker.pool, state, total)
-    put(worker.pool, at, _stepped(worker, optimizer, old, gradient, total))
+def _each(worker: Worker, opcode: Expr, table: str, step: Callable[[Optimizer], None]) -> None:
+    """The step of the optimizer that the opcode names."""
+    found = isa.optimizers_of(worker.plan, table)
+    dispatch(opcode, {number: partial(step, OPTIMIZERS[name]) for number, name in found.items()})
+
+
+def _coefficients(worker: Worker, rate: Expr) -> dict[str, Expr]:
+    """The coefficients of the header, the learning rate with the parameters' own factor."""
+    found = {name: worker.access.header_float(name) for name in COEFFICIENTS}
+    found["learning_rate"] = let("rate", found["learning_rate"] * T.reinterpret("float32", rate))
+    return found
+
+
+def _step(
+    worker: Worker,
+    optimizer: Optimizer,
+    coefficients: dict[str, Expr],
+    at: list[Expr],
+    scale: Expr,
+    lanes: int,
+) -> None:
+    """New values of one element, or of four neighbours; at: parameter, gradient, state."""
+    index = [T.ramp(place, 1, 4) if lanes == 4 else place for place in at]
+    old, gradient, *state = (let("old", worker.pool[each]) for each in index)
+    targets = [index[0], *index[2:]]
+    new = [named("new", T.alloc_local((4,), "float32")) for _ in targets]
+    for i in range(lanes):
+        p, g, *s = (lane4(each, i) if lanes == 4 else each for each in (old, gradient, *state))
+        values = optimizer.step(worker.math, coefficients, p, let("g", g * scale), *s)
+        for into, value in zip(new, values, strict=True):
+            put(into, i, value)
+    for into, target in zip(new, targets, strict=True):
+        T.buffer_store(worker.pool, into[T.ramp(0, 1, 4)] if lanes == 4 else into[0], [target])

@@ -19,6 +19,7 @@ from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.machine import machine
 from dnc.ir.noise import NONE
+from dnc.ir.optimizers import Update
 from dnc.ir.plan import Buffer, ChildrenList, DenseGradient, IndexList, Plan, TableGradient, padded
 from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.lists import Group, Lists, Touched
@@ -44,16 +45,6 @@ class DoesNotFit(DiagnosticError):
     def __init__(self, message: str, schedule_words: int, activations: int) -> None:
         super().__init__(Diagnostic(message))
         self.schedule_words, self.activations = schedule_words, activations
-
-
-@attrs.frozen
-class Hyper:
-    """What a launch takes beside data: rates and the optimizer's name."""
-
-    optimizer: str = isa.SGD
-    learning_rate: float = 0.01
-    clip_norm: float = float("inf")
-    epsilon: float = 1e-10
 
 
 @attrs.frozen
@@ -88,6 +79,7 @@ class Encoder:
         self._buffer = {buffer.name: buffer for buffer in self.plan.buffers}
         self._splits = machine(self.plan.target).splits_gradients
         self._number = {opcode.name: opcode.number for opcode in self.plan.opcodes}
+        self._rates = isa.rate_groups(self.plan)
         self._leveled = {stage.space for stage in self.plan.program.stages if stage.placement == LEVEL}
 
     def _mode(self, mode: str) -> _Mode:
@@ -117,7 +109,7 @@ class Encoder:
         mode: str = TRAIN,
         replicas: int = 1,
         workers: int = 1,
-        hyper: Hyper = Hyper(),
+        update: Update = Update(),
         part: Part = Part(),
         buffer: int = 0,
         pool_words: int | None = None,
@@ -131,7 +123,7 @@ class Encoder:
         """
         chosen = [np.asarray(samples, np.int32)]
         noises = np.array([noise], np.uint32)
-        return self._encode(chosen, mode, replicas, workers, hyper, part, buffer, pool_words, noises)[0]
+        return self._encode(chosen, mode, replicas, workers, [update], part, buffer, pool_words, noises)[0]
 
     def encode_group(
         self,
@@ -139,19 +131,21 @@ class Encoder:
         *,
         replicas: int = 1,
         workers: int = 1,
-        hyper: Hyper = Hyper(),
+        updates: Sequence[Update] = (),
         buffer: int = 0,
         pool_words: int | None = None,
         noises: Sequence[int] | None = None,
     ) -> list[Schedule]:
         """Training schedules of several batches, one behind the other in the place for schedules.
 
-        `noises`: the noise of every step. No sample may occur twice. Their activations share memory:
-        they run one after another.
+        updates: one a batch, all of one optimizer; none for plain SGD with a rate of zero. noises: the
+        noise of every step. No sample may occur twice. The activations share memory: the batches run one
+        after another.
         """
         chosen = [np.asarray(batch, np.int32) for batch in batches]
         noise = np.array([NONE] * len(chosen) if noises is None else noises, np.uint32)
-        return self._encode(chosen, TRAIN, replicas, workers, hyper, Part(), buffer, pool_words, noise)
+        updates = updates or [Update()] * len(chosen)
+        return self._encode(chosen, TRAIN, replicas, workers, updates, Part(), buffer, pool_words, noise)
 
     def _encode(
         self,
@@ -159,7 +153,7 @@ class Encoder:
         mode: str,
         replicas: int,
         workers: int,
-        hyper: Hyper,
+        updates: Sequence[Update],
         part: Part,
         buffer: int,
         pool_words: int | None,
@@ -181,10 +175,12 @@ class Encoder:
         if mode == TRAIN:
             for table in self.plan.table_gradients:
                 lists |= self.lists.encode_table(table, touched[table.parameter], group)
-        tail, results = self._tail(mode, group, replicas * workers, hyper, part, touched, chunks)
+        tail, results = self._tail(
+            mode, group, replicas * workers, updates[0].optimizer, part, touched, chunks
+        )
         queues = encode_queues(self.plan, known.columns, rows, replicas, workers, tail, body)
         samples = assigned.spread.counts
-        words = self._assemble(group, lists, queues, (replicas, workers), hyper, part, samples)
+        words = self._assemble(group, lists, queues, (replicas, workers), updates, part, samples)
         activations = (used - self.pool.activations) * 4
         self._check_room(words.size, activations, used, pool_words)
         size = words.shape[1]
@@ -278,7 +274,7 @@ class Encoder:
         mode: str,
         group: Group,
         grid: int,
-        hyper: Hyper,
+        optimizer: str,
         part: Part,
         touched: dict[str, Touched],
         chunks: Numbers,
@@ -295,7 +291,7 @@ class Encoder:
                 tail.append([number[isa.REDUCE], bases[result.buffer], counts, stride, word])
                 results[f"{result.kind}:{result.name}"] = (word, counts)
         if mode == TRAIN:
-            tail += self._gradients(group, grid, hyper, part, touched, chunks)
+            tail += self._gradients(group, grid, optimizer, part, touched, chunks)
         tail.append([number[isa.END]])
         words = np.zeros((group.body.batches, len(tail), isa.INSTRUCTION_WORDS), np.int32)
         for at, instruction in enumerate(tail):
@@ -307,7 +303,7 @@ class Encoder:
         self,
         group: Group,
         grid: int,
-        hyper: Hyper,
+        optimizer: str,
         part: Part,
         touched: dict[str, Touched],
         chunks: Numbers,
@@ -330,10 +326,12 @@ class Encoder:
         if part.update:
             barriers: list[list[Field]] = [[number[isa.GRID_BARRIER], ordinal] for ordinal in (2, 3)]
             found += [barriers[0], [number[isa.NORM], self.pool.dense, chunks], barriers[1]]
-            found.append([number[hyper.optimizer], self.pool.dense, norms])
+            for begin, count, rate in self._rates:
+                found.append([number[optimizer], begin, count, norms, isa.float_bits(rate)])
             for table in self.plan.table_gradients:
                 tokens = touched[table.parameter].spread.counts
-                found.append([number[f"{hyper.optimizer} {table.parameter}"], tokens, norms])
+                rate = isa.float_bits(self.plan.program.parameter(table.parameter).rate)
+                found.append([number[f"{optimizer} {table.parameter}"], tokens, norms, rate])
         return found
 
     def _chunks(self, rows: dict[str, Rows], mode: str, part: Part) -> Numbers:
@@ -357,7 +355,7 @@ class Encoder:
         lists: dict[str, int],
         queues: Ints,
         grid: tuple[int, int],
-        hyper: Hyper,
+        updates: Sequence[Update],
         part: Part,
         samples: Numbers,
     ) -> Ints:
@@ -391,9 +389,9 @@ class Encoder:
         floats = words.view(np.float32)
         total = part.total_samples or samples
         floats[:, where.header["loss_scale"]] = 1.0 / np.maximum(total, 1)
-        floats[:, where.header["learning_rate"]] = hyper.learning_rate
-        floats[:, where.header["clip_norm"]] = hyper.clip_norm
-        floats[:, where.header["epsilon"]] = hyper.epsilon
+        floats[:, where.header["clip_norm"]] = [update.clip_norm for update in updates]
+        for name in updates[0].coefficients:
+            floats[:, where.header[name]] = [update.coefficients[name] for update in updates]
         return words
 
 
