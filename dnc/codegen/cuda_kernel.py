@@ -97,10 +97,12 @@ class Kernel:
         tables = make_view(shared, "tables", self.tiling.window, table_words, "int32")
         weights = make_view(shared, "weights", fixed_words, weight_words)
         staging = make_view(shared, "staging", fixed_words + weight_words, staging_words)
-        # Registers are for weights: the abort flag and the queue's place live in shared memory.
+        # Registers are for weights: the abort flag and the queue's place live in shared memory. So does a
+        # zero, of which the compiler does not know that it is one.
         state = fixed_words + weight_words + staging_words
         self.aborted = make_view(shared, "aborted", state, 1, "int32")
         self.queue = make_view(shared, "queue", state + 1, 1, "int32")
+        self.zero = make_view(shared, "zero", state + 2, 1, "int32")
         registers = named("resident", T.alloc_local((max(self._registers(), 1),), "float32"))
         self.at = local("at", "int32", 0)
         self.running = local("running", "int32", 1)
@@ -115,6 +117,7 @@ class Kernel:
         )  # fmt: skip
         with when(thread == 0):
             put(self.aborted, 0, 0)
+            put(self.zero, 0, 0)
             put(self.queue, 0, words[layout.queues_at + number])
         with stride_loop("word", thread, layout.queues_at, THREADS) as word:
             put(tables, word, words[word])
@@ -180,7 +183,7 @@ class Kernel:
         return cases
 
     def _body(self, name: str, fields: tuple[str, ...]) -> Callable[[], None]:
-        worker, plan = self.worker, self.plan
+        plan = self.plan
 
         def values() -> list[Expr]:
             return self._values(fields)
@@ -192,16 +195,26 @@ class Kernel:
             emit = (
                 cuda_segments.unit_segment if segments[name].mapping == UNIT else cuda_segments.vertex_segment
             )
-            return lambda: emit(worker, segments[name], *values())
+            return lambda: emit(self.worker, segments[name], *values())
         if name in dense:
-            return lambda: cuda_gradients.dense_gradient(worker, dense[name], *values())
+            return lambda: cuda_gradients.dense_gradient(self._behind(), dense[name], *values())
         if name.startswith("gradient "):
             table = tables[name.removeprefix("gradient ")]
-            return lambda: cuda_gradients.table_gradient(worker, table, *values())
+            return lambda: cuda_gradients.table_gradient(self._behind(), table, *values())
         if name == isa.NORM:
-            return lambda: cuda_gradients.norm(worker, *values())
+            return lambda: cuda_gradients.norm(self._behind(), *values())
         assert name == isa.REDUCE, name
-        return lambda: cuda_gradients.reduce(worker, *values())
+        return lambda: cuda_gradients.reduce(self._behind(), *values())
+
+    def _behind(self) -> Worker:
+        """The worker for instructions behind the recursion.
+
+        What depends on the thread alone is worked out in each of them: the compiler would do it once,
+        before the loop, and keep the results in registers that the recursion needs.
+        """
+        thread = let("thread_again", self.worker.thread + self.zero[0])
+        lane, warp = let("lane_again", thread % 32), let("warp_again", thread // 32)
+        return attrs.evolve(self.worker, thread=thread, lane=lane, warp=warp)
 
     def _values(self, fields: tuple[str, ...]) -> list[Expr]:
         """The fields of the current instruction."""
@@ -209,14 +222,13 @@ class Kernel:
 
     def _update(self, parameter: str) -> Callable[[], None]:
         """All optimizers' instructions for the dense parameters, or for a table."""
-        worker = self.worker
         if not parameter:
             return lambda: cuda_gradients.update(
-                worker, self.window[self.entry], *self._values(isa.UPDATE_FIELDS)
+                self._behind(), self.window[self.entry], *self._values(isa.UPDATE_FIELDS)
             )
         table = next(table for table in self.plan.table_gradients if table.parameter == parameter)
         return lambda: cuda_gradients.update_table(
-            worker, self.window[self.entry], table, *self._values(isa.TABLE_UPDATE_FIELDS)
+            self._behind(), self.window[self.entry], table, *self._values(isa.TABLE_UPDATE_FIELDS)
         )
 
     # ---- barriers -------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ def updated(made: Bench, hyper: Hyper) -> dict[str, np.ndarray]:
     after = {}
     for name, before in made.values.items():
         step = gradients[name] * scale
-        if hyper.optimizer == isa.ADAGRAD:
+        if hyper.optimizer == "adagrad":
             # The element's state starts at zero, so its root is the size of the step itself.
             step = step / (np.abs(step) + hyper.epsilon)
         after[name] = before - hyper.learning_rate * step
@@ -177,7 +177,7 @@ def updated(made: Bench, hyper: Hyper) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("clip", [float("inf"), 0.05])
-@pytest.mark.parametrize("optimizer", isa.OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("grid", [(1, 2), (3, 2)])
 def test_the_update_is_that_of_the_optimizer(grid: tuple[int, int], optimizer: str, clip: float) -> None:
     made = bench("childsum", grid, 6, seed=4)
