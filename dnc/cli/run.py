@@ -21,7 +21,7 @@ def run(
     epochs: Annotated[int, typer.Option(help="Epochs in all; those before a checkpoint count too.")] = 1,
     batch: Annotated[int | None, typer.Option(help="Samples of a batch. [default: 32]")] = None,
     optimizer: Annotated[str | None, typer.Option(help="As sgd or adam. [default: adagrad]")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate. [default: 0.05 for adagrad]")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate. [default: that of the optimizer]")] = None,
     clip: Annotated[float | None, typer.Option(help="Largest norm of a batch's gradient.")] = None,
     dev: Annotated[Path | None, typer.Option(help="Data to measure on after every epoch.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of first weights and shuffling. [default: 1]")] = None,

@@ -46,7 +46,7 @@ def test_help_fits_a_narrow_terminal(command, monkeypatch, name):
 def test_help_shows_the_defaults(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     text = command("run --help").out
-    for default in ("32", "adagrad", "0.05", "runs/...", "the best there is"):
+    for default in ("32", "adagrad", "that of the optimizer", "runs/...", "the best there is"):
         assert f"[default: {default}]" in text
     assert "[default: cpu]" in command("compile --help").out
     summary = command("--help").out
