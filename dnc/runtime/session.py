@@ -339,12 +339,13 @@ class Session:
         self._check_samples(data, chosen)
         if len(np.unique(chosen)) < len(chosen):
             raise fail("a sample occurs twice in the batch, and its gradients would be handed out as one")
-        schedules = self._encode(data, chosen, TRAIN, hyper)
+        schedules = self._encode(data, chosen, TRAIN, self._updates([hyper])[0])
         if len(schedules) > 1:
             raise fail("the batch does not fit into memory at once; take fewer samples")
         batch = _Batch(self.steps_done + 1, len(chosen), 1)
         self._launch([(schedules[0], batch)])
         self.steps_done += 1
+        self.optimizer_steps += 1
         self._waiting.append(batch)
         result = self._settle(0)[0]
         self._unclaimed = None
