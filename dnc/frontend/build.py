@@ -42,7 +42,8 @@ def build(model: CheckedModel) -> Program:
     spaces: list[Space] = []
     stages: list[Stage] = []
     sites = count()
-    order = _callees_first(model)
+    # What only arms call that nothing needs is itself not needed.
+    order = [function for function in _callees_first(model) if function.name in needed]
     for function in order:
         _function_stages(model, function, needed[function.name], spaces, stages, sites)
     _term_stages(model, spaces, stages, sites)

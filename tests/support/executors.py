@@ -1,7 +1,7 @@
 """Compares an executor of schedules with the definition: one training launch, every value.
 
 In: a transformed program, its plan, a backend, a forest. Checked: loss, norm of the gradient,
-every parameter after an update with plain SGD (so every gradient), metrics and outputs.
+every parameter after an update with plain SGD (so every gradient), metrics and declared outputs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from dnc.ir.interpreter import Results, interpret
 from dnc.ir.noise import NONE, step_noise
 from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import Plan
-from dnc.ir.program import Program
+from dnc.ir.program import ROOT, DeclaredOutput, Program
 from dnc.runtime.backend import Backend
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.measurements import Measurements
-from dnc.runtime.phases import EVALUATE, RESULT_KINDS, TRAIN
+from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN
 from dnc.runtime.pool import StaticPool, load_parameters, read_array, static_pool
+from dnc.runtime.predictions import collect
 from dnc.runtime.prepared import prepare
 
 Array = np.ndarray[Any, Any]
@@ -126,12 +127,38 @@ def check_evaluation(bench: Bench, tolerance: float = 2e-5) -> None:
     if not any(result.kind in RESULT_KINDS[EVALUATE] for result in bench.plan.results):
         return
     schedule, results = bench.launch(EVALUATE)
+    loss = (
+        sum(float(results[word]) for name, (word, _) in schedule.results.items() if name.startswith("loss:"))
+        / bench.forest.samples
+    )
+    assert abs(loss - expected.loss) <= tolerance * max(1.0, abs(expected.loss)), (loss, expected.loss)
     measurements = Measurements(bench.plan, {})
     measurements.add(bench.backend, bench.encoder, schedule)
     sums = {name: (float(results[word]), rows) for name, (word, rows) in schedule.results.items()}
     found = measurements.metrics(sums)
     assert found.keys() == expected.metrics.keys()
     for name, value in found.items():
-        assert np.isnan(value) or abs(value - expected.metrics[name]) <= tolerance, name
+        wanted = expected.metrics[name]
+        assert np.isnan(value) or abs(value - wanted) <= tolerance * max(1.0, abs(wanted)), (name, value, wanted)
     for parameter, value in bench.parameters().items():
         assert np.array_equal(value, bench.values[parameter]), parameter
+
+
+def check_outputs(bench: Bench, tolerance: float = 2e-5) -> None:
+    """The declared outputs of a prediction launch against the interpreter, sample by sample."""
+    expected = interpret(bench.program, bench.forest, bench.values)
+    schedule, _ = bench.launch(PREDICT)
+    found = collect(bench.backend, bench.encoder, schedule, bench.samples)
+    for stage in bench.program.stages:
+        for output in stage.outputs:
+            if isinstance(output, DeclaredOutput):
+                space, values = bench.program.space(stage.space), found[output.output]
+                if space.selection == ROOT:
+                    rows: list[Array] = [np.asarray(each) for each in values if each is not None]
+                else:
+                    rows = [row for each in values for row in each]
+                wanted = expected.outputs[output.output]
+                shown = np.array(rows).reshape(wanted.shape)
+                assert relative(shown, wanted) <= tolerance or np.allclose(shown, wanted, atol=1e-6), (
+                    output.output
+                )

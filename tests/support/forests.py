@@ -36,9 +36,9 @@ class _Sample:
             elif field.kind == OPTIONAL:
                 record[field.name] = self.grow(field.target, share) if share > 0 else -1
             else:
-                least = 1 if field.target != struct else 0
+                least = 0 if self.grower.leads(field.target, struct) else 1
                 count = int(self.grower.rng.integers(least, max(share, least) + 1)) if share else least
-                if field.target != struct:
+                if least:
                     count = max(share, 1)
                 parts = self._split(share, count)
                 record[field.name] = [self.grow(field.target, part) for part in parts]
@@ -82,8 +82,25 @@ class ForestGrower:
         self.rng = np.random.default_rng(seed)
         self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in self.structs}
 
-    def grow(self, samples: int, size: int, shape: str = "random", sharing: float = 0.0) -> Forest:
-        """`samples` samples of about `size` vertices each."""
+    def leads(self, start: str, end: str) -> bool:
+        """Whether vertices of `start` may have some of `end` below them: then lists may be empty."""
+        found, todo = {start}, [start]
+        while todo:
+            for arm in self.structs[todo.pop()].arms:
+                new = {field.target for field in arm.fields if field.target is not None} - found
+                found |= new
+                todo += new
+        return end in found
+
+    def grow(
+        self,
+        samples: int,
+        size: int,
+        shape: str = "random",
+        sharing: float = 0.0,
+        unlabelled: float = 0.0,
+    ) -> Forest:
+        """`samples` samples of about `size` vertices each; a part of the classes is missing."""
         begins: dict[str, list[int]] = {name: [0] for name in self.structs}
         roots = []
         for _ in range(samples):
@@ -91,7 +108,13 @@ class ForestGrower:
             roots.append(_Sample(self, budget, shape, sharing).grow(self.program.root, budget))
             for name, rows in self.rows.items():
                 begins[name].append(len(rows))
-        return self._forest(begins, roots)
+        forest = self._forest(begins, roots)
+        if unlabelled:
+            for name, struct in self.structs.items():
+                for field in (field for arm in struct.arms for field in arm.fields if field.kind == CLASS):
+                    column = forest.tables[name].data[field.name]
+                    column[self.rng.random(len(column)) < unlabelled] = -1
+        return forest
 
     def _forest(self, begins: dict[str, list[int]], roots: list[int]) -> Forest:
         children: dict[str, dict[str, Any]] = {}

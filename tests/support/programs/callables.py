@@ -1,0 +1,219 @@
+"""Random cells, functions, losses, metrics and outputs.
+
+In: a draft with structs. Out: their texts, in the draft. Guaranteed: recursive functions go one way,
+and what they hand on is bounded, so that long structures neither explode nor vanish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.support.programs.draft import Callable_, Draft, Field, Shape, State
+from tests.support.programs.scope import CHILDREN, Scope, common_fields, links
+from tests.support.programs.values import DEEPEST, Expressions, call_text, class_text, state_text
+
+BOUNDED = ("tanh({})", "sigmoid({})", "(0.5 * tanh({}) + 0.25)", "({} / 4)")
+
+
+def add_cell(draft: Draft, result: Shape | State, states: bool = True) -> Callable_:
+    """A new cell with that result; without `states`, no argument is a state."""
+    scope = Scope(draft, cells=len(draft.cells) > 0 and states)
+    arguments: list[tuple[str, Shape | State]] = []
+    for _ in range(draft.count(1, 3)):
+        if states and draft.chance(25):
+            arguments.append((draft.name("s"), draft.state()))
+        elif draft.chance(15):
+            arguments.append((draft.name("m"), (draft.width(), draft.width())))
+        else:
+            arguments.append((draft.name("a"), draft.shape()))
+    for name, type in arguments:
+        scope.add(name, type)
+    if states and scope.cells:  # a cell may call those before it
+        scope.cells = draft.chance(30)
+    text = body(draft, scope, result, False)
+    name = draft.name("cell")
+    listed = ", ".join(f"{argument}: {draft.type_text(type)}" for argument, type in arguments)
+    shown = f" -> {draft.type_text(result)}" if isinstance(result, State) or draft.chance(50) else ""
+    draft.lines.append(f"cell {name}({listed}){shown}{text}")
+    draft.cells.append(Callable_(name, result, tuple(arguments)))
+    return draft.cells[-1]
+
+
+def body(draft: Draft, scope: Scope, result: Shape | State, bounded: bool) -> str:
+    """` = expression` or a block that returns `result`."""
+    if not isinstance(result, State) and not draft.chance(40):
+        return f" = {_last(draft, scope, result, bounded)}"
+    if isinstance(result, State) and scope.cells and draft.chance(60):
+        return f" = {_state_call(draft, scope, result)}"
+    lines = []
+    for _ in range(draft.pick((0, 1, 2))):
+        if draft.chance(50):
+            count, width = draft.pick((2, 3)), draft.width()
+            names = [draft.name("v") for _ in range(count)]
+            lines.append(f"{', '.join(names)} = split({Expressions(draft, scope).value((count * width,))}, {count})")
+            for name in names:
+                scope.add(name, (width,))
+        else:
+            shape, name = draft.shape(), draft.name("v")
+            lines.append(f"{name} = {Expressions(draft, scope).value(shape)}")
+            scope.add(name, shape)
+    if isinstance(result, State):
+        for component, shape in result.components:
+            lines.append(f"{component} = {_last(draft, scope, shape, bounded)}")
+            scope.add(component, shape)
+    else:
+        lines.append(_last(draft, scope, result, bounded))
+    return ":\n" + "\n".join(f"    {line}" for line in lines)
+
+
+def _last(draft: Draft, scope: Scope, shape: Shape, bounded: bool) -> str:
+    value = Expressions(draft, scope).value(shape)
+    return draft.pick(BOUNDED).format(value) if bounded else value
+
+
+def _state_call(draft: Draft, scope: Scope, state: State) -> str:
+    """A call of a cell that returns the state."""
+    e = Expressions(draft, scope)
+    makers = [cell for cell in draft.cells if cell.result == state]
+    if not makers or draft.chance(40):
+        makers = [_bounded_cell(draft, state)]
+    return call_text(e, draft.pick(makers), DEEPEST - 1)
+
+
+def _bounded_cell(draft: Draft, state: State) -> Callable_:
+    """A cell from a vector and, mostly, the state itself to the state, its components bounded."""
+    arguments: list[tuple[str, Shape | State]] = [(draft.name("a"), (draft.width(),))]
+    arguments += [(draft.name("s"), state) for _ in range(draft.pick((1, 2, 0)))]
+    scope = Scope(draft, cells=False)
+    for name, type in arguments:
+        scope.add(name, type)
+    text = body(draft, scope, state, True)
+    name = draft.name("cell")
+    listed = ", ".join(f"{argument}: {draft.type_text(type)}" for argument, type in arguments)
+    draft.lines.append(f"cell {name}({listed}) -> {state.name}{text}")
+    draft.cells.append(Callable_(name, state, tuple(arguments)))
+    return draft.cells[-1]
+
+
+# ---- functions -----------------------------------------------------------------------------------
+
+
+def add_functions(draft: Draft) -> None:
+    """One to three groups of functions; later ones may call earlier ones anywhere."""
+    for name in draft.structs:
+        for arm in draft.structs[name].arms.values():
+            if any(field.kind == "token" for field in arm) and not draft.tables:
+                draft.table(draft.width())
+    for _ in range(draft.pick((1, 2, 3))):
+        _add_group(draft)
+
+
+def _add_group(draft: Draft) -> None:
+    """A function, or two that call each other, with one way that their recursion goes."""
+    struct = draft.pick(list(draft.structs))
+    ways: list[str | None] = [CHILDREN, *links(draft, struct), None]
+    way = draft.pick(ways)
+    structs = [struct]
+    if way is not None and draft.chance(15):
+        structs.append(draft.pick(list(draft.structs)) if way == CHILDREN else struct)
+    group = []
+    for each in structs:
+        result: Shape | State = draft.state() if draft.chance(55) else draft.shape()
+        group.append(Callable_(draft.name("f"), result, struct=each))
+    for function in group:
+        _write_function(draft, function, group, way)
+    draft.functions += group
+
+
+def _write_function(draft: Draft, function: Callable_, group: Sequence[Callable_], way: str | None) -> None:
+    arms, recursive = draft.structs[function.struct].arms, way is not None
+    shown = f" -> {draft.type_text(function.result)}"
+    if not recursive and not isinstance(function.result, State) and draft.chance(50):
+        shown = ""
+    head = f"fn {function.name}(t: {function.struct}){shown}"
+
+    def scope_of(names: Sequence[str], bound: Sequence[Field] = ()) -> Scope:
+        scope = Scope(draft)
+        scope.add_vertex("t", function.struct, names, bound, group, way)
+        return scope
+
+    if len(arms) == 1 or draft.chance(25):
+        text = body(draft, scope_of(tuple(arms)), function.result, recursive)
+        draft.lines.append(head + text)
+        return
+    lines = []
+    for name in arms:
+        fields = common_fields(draft, function.struct, [name])
+        bound = [field for field in fields if field.kind not in ("list",) and draft.chance(50)]
+        scope = scope_of([name], [field for field in bound if field.target is None])
+        if isinstance(function.result, State):
+            if draft.chance(70):
+                value = _state_call(draft, scope, function.result)
+            else:
+                value = state_text(Expressions(draft, scope), function.result, DEEPEST)
+        else:
+            value = _last(draft, scope, function.result, recursive)
+        pattern = ", ".join([*(field.name for field in bound), "..."])
+        lines.append(f"    {name}({pattern}) -> {value}")
+    draft.lines.append(f"{head} = match t:\n" + "\n".join(lines))
+
+
+# ---- terms ---------------------------------------------------------------------------------------
+
+
+def add_terms(draft: Draft) -> None:
+    """One or two losses, up to two metrics and two outputs."""
+    for _ in range(draft.pick((1, 1, 2))):
+        domain, scope = _domain(draft)
+        weight = draft.pick(("", "", "0.5 * ", "2 * "))
+        draft.lines.append(f"loss {weight}sum(t in {domain}) {_loss(draft, scope)}")
+    for _ in range(draft.pick((0, 1, 2))):
+        domain, scope = _domain(draft)
+        draft.lines.append(f"metric {draft.name('metric')} = mean(t in {domain}) {_loss(draft, scope)}")
+    for _ in range(draft.pick((0, 1, 2))):
+        name = draft.name("out")
+        if draft.chance(50):
+            scope = Scope(draft)
+            root = next(iter(draft.structs))
+            scope.add_vertex("root", root, tuple(draft.structs[root].arms))
+            draft.lines.append(f"output {name} = {_output(draft, scope)}")
+        else:
+            domain, scope = _domain(draft)
+            draft.lines.append(f"output {name} = [{_output(draft, scope)} for t in {domain}]")
+
+
+def _domain(draft: Draft) -> tuple[str, Scope]:
+    """A domain and what its vertex `t` sees."""
+    struct = draft.pick(list(draft.structs))
+    arms = list(draft.structs[struct].arms)
+    ways = [f"all({struct})"]
+    if struct == next(iter(draft.structs)):
+        ways.append("root")
+    if len(arms) > 1:
+        ways.append("arm")
+    way = draft.pick(ways)
+    chosen = [draft.pick(arms)] if way == "arm" else arms
+    scope = Scope(draft)
+    scope.add_vertex("t", struct, chosen)
+    return (f"all({struct}.{chosen[0]})" if way == "arm" else way), scope
+
+
+def _loss(draft: Draft, scope: Scope) -> str:
+    """A scalar, mostly one that reads a function."""
+    e = Expressions(draft, scope)
+    calls = [(shape, text) for shape, texts in scope.values.items() for text in texts if text.startswith("f")]
+    if not calls or draft.chance(25):
+        return e.value((), 2)
+    shape, text = draft.pick(calls)
+    sized = [size for size in scope.classes if len(shape) == 1]
+    if sized and draft.chance(60):
+        size = draft.pick(sized)
+        return f"cross_entropy({draft.parameter((size, shape[0]))} @ {text}, {draft.pick(scope.classes[size])})"
+    return draft.pick((f"squared_error({text}, {e.value(shape, 2)})", f"sum({text} * {text})", f"sum({text})"))
+
+
+def _output(draft: Draft, scope: Scope) -> str:
+    e = Expressions(draft, scope)
+    if draft.chance(30):
+        return class_text(e, int(draft.dimensions["classes"] or 0), 2)
+    return e.value(draft.shape(), 2)

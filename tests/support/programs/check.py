@@ -1,0 +1,208 @@
+"""Runs a program on every executor and compares: the meaning of a program text, from many sides.
+
+In: a text and a `Case` (data, grid, passes left out). Out: nothing, or an error that says what differs;
+`Unsuitable` where float32 cannot show the result. Whether it can is measured: the interpreter runs
+again with the rounding of float32 put on every operation, and a result that this moves (ties, kinks,
+cancellation) is not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import numpy as np
+
+import dnc.ir.interpreter
+from dnc.compiler import PlanOptions, digest, make_plan, transform
+from dnc.diagnostics import Source
+from dnc.frontend.build import load_program
+from dnc.ir.cell import Cell, Value
+from dnc.ir.forest import Forest
+from dnc.ir.interpreter import Results, interpret
+from dnc.ir.opdef import CONSTANT, LIST, VIEW
+from dnc.ir.ops import OPS
+from dnc.ir.parser import parse_program
+from dnc.ir.plan import Plan
+from dnc.ir.printer import print_program
+from dnc.ir.program import ROOT, Program
+from dnc.runtime.backend import Backend
+from dnc.runtime.data.usage import layout_of
+from tests.support.executors import (
+    Bench,
+    check_evaluation,
+    check_outputs,
+    check_training,
+    random_parameters,
+    relative,
+)
+from tests.support.forests import ForestGrower
+
+Array = np.ndarray[Any, Any]
+
+OPTIONAL_PASSES = ("hoist", "inline", "fuse", "canonicalize")
+LARGEST = 1e4
+ROUNDING = 2.0**-23
+TOLERANCE = 2e-5
+"""Of a comparison in float32; rounding may use a fifth of it."""
+
+
+class Unsuitable(Exception):
+    """The results are not finite, too large, or decided by the last bit."""
+
+
+@attrs.frozen
+class Case:
+    """What a program is run on, and how."""
+
+    seed: int = 0
+    samples: int = 2
+    vertices: int = 6
+    shape: str = "random"
+    sharing: float = 0.0
+    replicas: int = 1
+    workers: int = 1
+    without: tuple[str, ...] = ()
+    target: str = "cpu"
+
+
+@attrs.frozen(eq=False)
+class Prepared:
+    """A program with its plan, data and parameters; `expected` is the definition's result."""
+
+    program: Program
+    plan: Plan
+    forest: Forest
+    values: dict[str, Array]
+    expected: Results
+
+
+def load(text: str) -> Program:
+    """The checked program of a text."""
+    return load_program(Source("random.dn", text), {})[0]
+
+
+def prepare(text: str, case: Case) -> Prepared:
+    """Compiles a text, prints and parses it on the way, and interprets it with the passes on and off."""
+    source = load(text)
+    assert parse_program(print_program(source)) == source
+    options = PlanOptions(without=case.without)
+    program = transform(source, options)
+    printed = print_program(program)
+    again = parse_program(printed)
+    assert again == program and print_program(again) == printed
+    plan = make_plan(program, case.target, options)
+    assert digest(make_plan(again, case.target, options)) == digest(plan)
+    forest = grow(source, case)
+    values = random_parameters(source, case.seed)
+    with np.errstate(all="ignore"):
+        expected = interpret(program, forest, values)
+        check_conditioning(program, forest, values, expected, case.seed)
+        plain = interpret(source, forest, values)
+        other = interpret(transform(source, PlanOptions(without=_complement(case.without))), forest, values)
+    _same_meaning(plain, expected, gradients=False)
+    _same_meaning(other, expected, gradients=True)
+    return Prepared(program, plan, forest, values, expected)
+
+
+def grow(program: Program, case: Case) -> Forest:
+    """Random structures; vertices are shared where the program asks for no neighbours."""
+    sharing = 0.0 if layout_of(program).ordered else case.sharing
+    return ForestGrower(program, case.seed).grow(case.samples, case.vertices, case.shape, sharing, 0.1)
+
+
+def run(prepared: Prepared, backend: Backend, case: Case) -> None:
+    """Compares a backend with the definition: training, evaluation, prediction."""
+    bench = Bench(prepared.program, prepared.plan, backend, prepared.forest, case.seed)
+    check_training(bench, TOLERANCE)
+    check_evaluation(bench, TOLERANCE)
+    check_outputs(bench, TOLERANCE)
+
+
+def check_differences(prepared: Prepared, seed: int) -> None:
+    """The gradient along one direction against a central difference, in float64."""
+    random = np.random.default_rng(seed)
+    trained = [p.name for p in prepared.program.parameters if not p.frozen]
+    direction = {name: random.normal(size=prepared.values[name].shape) for name in trained}
+    exact = sum(float((prepared.expected.gradients[name] * direction[name]).sum()) for name in trained)
+
+    def moved(step: float) -> float:
+        values = {n: v + step * direction[n] if n in direction else v for n, v in prepared.values.items()}
+        return interpret(prepared.program, prepared.forest, values).loss
+
+    slopes = [(moved(e) - moved(-e)) / (2 * e) for e in (1e-5, 3e-6)]
+    scale = max(1.0, abs(exact), abs(prepared.expected.loss))
+    if abs(slopes[0] - slopes[1]) > 1e-6 * scale:
+        raise Unsuitable("a kink near the parameters")
+    assert abs(exact - slopes[1]) <= 1e-5 * scale, (exact, slopes)
+
+
+# ---- what float32 can show -----------------------------------------------------------------------
+
+
+def check_conditioning(
+    program: Program, forest: Forest, values: dict[str, Array], expected: Results, seed: int
+) -> None:
+    """Unsuitable, where float32's rounding would move a result by more than a comparison allows."""
+    arrays = _compared(expected)
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise Unsuitable("not finite")
+    if any(np.abs(array).max(initial=0) > LARGEST for array in arrays.values()):
+        raise Unsuitable("too large")
+    for turn in range(2):
+        with _rounding(seed + turn):
+            rounded = _compared(interpret(program, forest, values))
+        for name, array in arrays.items():
+            moved = float(np.linalg.norm(rounded[name] - array))
+            if moved > 0.2 * TOLERANCE * float(np.linalg.norm(array)) + 2e-7 or not np.isfinite(moved):
+                raise Unsuitable(f"{name} is decided by rounding")
+
+
+def _compared(results: Results) -> dict[str, Array]:
+    """Everything of a run that is compared, as arrays."""
+    found = {"loss": np.asarray(results.loss)}
+    found |= {f"metric {name}": np.asarray(value) for name, value in results.metrics.items()}
+    found |= {f"output {name}": array for name, array in results.outputs.items()}
+    return found | {f"gradient {name}": array for name, array in results.gradients.items()}
+
+
+@contextmanager
+def _rounding(seed: int) -> Iterator[None]:
+    """Every operation's result is off by a random part of float32's last bit."""
+    random = np.random.default_rng(seed)
+
+    def evaluate(cell: Cell, arguments: list[Array]) -> list[Array]:
+        known: dict[Value, Array] = dict(zip(cell.inputs, arguments, strict=True))
+        for op in cell.ops:
+            entry = OPS[op.opcode]
+            value = entry.evaluate([known[operand] for operand in op.operands], dict(op.attributes))
+            exact = entry.has(VIEW) or entry.has(CONSTANT) or entry.has(LIST)
+            if value.dtype.kind == "f" and not exact:
+                value = value * (1 + ROUNDING * random.uniform(-1, 1, value.shape))
+            known[op.result] = value
+        return [known[result] for result in cell.results]
+
+    before: Callable[..., list[Array]] = dnc.ir.interpreter.evaluate_cell
+    dnc.ir.interpreter.evaluate_cell = evaluate
+    try:
+        yield
+    finally:
+        dnc.ir.interpreter.evaluate_cell = before
+
+
+def _complement(without: tuple[str, ...]) -> tuple[str, ...]:
+    """The passes left out where the others stay, and the other way round; `fuse` has no program."""
+    return tuple(name for name in OPTIONAL_PASSES if name not in without and name != "fuse")
+
+
+def _same_meaning(found: Results, expected: Results, gradients: bool) -> None:
+    """Two interpretations in float64 agree."""
+    one, other = _compared(found), _compared(expected)
+    for name, array in other.items():
+        if gradients or not name.startswith("gradient"):
+            assert relative(one[name], array) <= 1e-9 or np.allclose(one[name], array, rtol=0, atol=1e-10), name
+
+
+__all__ = ["ROOT", "Case", "Prepared", "Unsuitable", "check_differences", "prepare", "run"]

@@ -1,0 +1,186 @@
+"""Random expressions of a wanted shape: one entry of `PRODUCTIONS` per operation.
+
+In: a scope and a shape. Out: the text of a well-typed expression. Operations with a pole or a steep
+slope get arguments that keep them away from it, so that float32 and float64 can be compared. A new
+operation is one entry: its name, the ranks of its results, and how its text is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+
+from tests.support.programs.draft import Callable_, Draft, Shape, State
+from tests.support.programs.scope import Scope
+
+NUMBERS = ("0.5", "2", "-1", "0.25", ".75", "1e-1", "3")
+DEEPEST = 3
+
+
+class Expressions:
+    """Writes expressions in one scope."""
+
+    def __init__(self, draft: Draft, scope: Scope) -> None:
+        self.draft, self.scope = draft, scope
+        self.pick, self.chance = draft.pick, draft.chance
+
+    def value(self, shape: Shape, depth: int = DEEPEST) -> str:
+        """An expression of the shape."""
+        if depth <= 0 or self.chance(15):
+            return self.atom(shape)
+        fitting = [entry for entry in PRODUCTIONS if len(shape) in entry.ranks and entry.possible(self, shape)]
+        return self.pick(fitting).text(self, shape, depth - 1)
+
+    def atom(self, shape: Shape) -> str:
+        """Something of the shape that needs no computation."""
+        known = self.scope.values.get(shape, [])
+        if known and self.chance(80):
+            return self.pick(known)
+        if not shape:
+            return self.pick(NUMBERS) if not known else self.pick(known)
+        return self.draft.parameter(shape)
+
+    def other(self, shape: Shape, depth: int) -> str:
+        """An operand beside one of the shape: the same shape or a scalar."""
+        return self.value(shape if self.chance(75) else (), depth)
+
+
+@attrs.frozen
+class Production:
+    """An operation. ranks: of its results. text(expressions, shape, depth) writes one."""
+
+    name: str
+    ranks: tuple[int, ...]
+    text: Callable[[Expressions, Shape, int], str]
+    possible: Callable[[Expressions, Shape], bool] = lambda expressions, shape: True
+
+
+def _around(template: str) -> Callable[[Expressions, Shape, int], str]:
+    """A text around one operand of the same shape."""
+    return lambda e, shape, depth: template.format(e.value(shape, depth))
+
+
+def _between(template: str) -> Callable[[Expressions, Shape, int], str]:
+    """A text around two operands, one of which may be a scalar."""
+
+    def text(e: Expressions, shape: Shape, depth: int) -> str:
+        pair = [e.value(shape, depth), e.other(shape, depth)]
+        return template.format(*(reversed(pair) if e.chance(30) else pair))
+
+    return text
+
+
+def _reduced(template: str) -> Callable[[Expressions, Shape, int], str]:
+    """A text around operands of one shape, of which a scalar becomes."""
+
+    def text(e: Expressions, shape: Shape, depth: int) -> str:
+        operand = e.draft.shape()
+        return template.format(*(e.value(operand, depth) for _ in range(template.count("{}"))))
+
+    return text
+
+
+def _product(e: Expressions, shape: Shape, depth: int) -> str:
+    inner = e.draft.width() if len(shape) == 1 else e.draft.narrow()
+    left = (shape[0], inner)
+    matrix = e.value(left, depth - 1) if e.chance(20) else e.draft.parameter(left)
+    return f"({matrix} @ {e.value((inner, *shape[1:]), depth)})"
+
+
+def _concat(e: Expressions, shape: Shape, depth: int) -> str:
+    cut = e.draft.count(1, shape[0] - 1)
+    return f"concat({e.value((cut,), depth)}, {e.value((shape[0] - cut,), depth)})"
+
+
+def _scaled(e: Expressions, shape: Shape, depth: int) -> str:
+    template = e.pick(("{1} * {0}", "{0} * {1}", "{0} / {1}", "{1} + {0}", "{0} - {1}"))
+    return f"({template.format(e.value(shape, depth), e.pick(NUMBERS))})"
+
+
+def _cross_entropy(e: Expressions, shape: Shape, depth: int) -> str:
+    size = e.pick(list(e.scope.classes))
+    return f"cross_entropy({e.value((size,), depth)}, {e.pick(e.scope.classes[size])})"
+
+
+def _equal(e: Expressions, shape: Shape, depth: int) -> str:
+    size = e.pick(list(e.scope.classes))
+    return f"({class_text(e, size, depth)} == {class_text(e, size, depth)})"
+
+
+def class_text(e: Expressions, size: int, depth: int) -> str:
+    """A class among `size`: a field or the largest of a vector."""
+    known = e.scope.classes.get(size, [])
+    return e.pick(known) if known and e.chance(50) else f"argmax({e.value((size,), depth)})"
+
+
+def _cell_call(e: Expressions, shape: Shape, depth: int) -> str:
+    from tests.support.programs.callables import add_cell
+
+    cells = [cell for cell in e.draft.cells if _component(e, cell, shape) is not None]
+    if not cells or (len(e.draft.cells) < 4 and e.chance(50)):
+        cells = [add_cell(e.draft, shape)]
+    cell = e.pick(cells)
+    return call_text(e, cell, depth) + str(_component(e, cell, shape))
+
+
+def _component(e: Expressions, cell: Callable_, shape: Shape) -> str | None:
+    """How to get a value of the shape out of a cell's result; None if it has none."""
+    if not isinstance(cell.result, State):
+        return "" if cell.result == shape else None
+    return next((f".{name}" for name, other in cell.result.components if other == shape), None)
+
+
+def call_text(e: Expressions, cell: Callable_, depth: int) -> str:
+    """A call of a cell with random arguments."""
+    arguments = []
+    for _, type in cell.arguments:
+        arguments.append(state_text(e, type, depth) if isinstance(type, State) else e.value(type, depth))
+    return f"{cell.name}({', '.join(arguments)})"
+
+
+def state_text(e: Expressions, state: State, depth: int) -> str:
+    """An expression of the state: one in scope, or what a cell returns."""
+    from tests.support.programs.callables import add_cell
+
+    known = e.scope.states.get(state.name, [])
+    if known and not e.chance(10):
+        return e.pick(known)
+    makers = [
+        cell
+        for cell in e.draft.cells
+        if cell.result == state and not any(isinstance(type, State) for _, type in cell.arguments)
+    ]
+    return call_text(e, e.pick(makers) if makers else add_cell(e.draft, state, states=False), depth - 1)
+
+
+ANY = (0, 1, 2)
+PRODUCTIONS = (
+    Production("add", ANY, _between("({} + {})")),
+    Production("product", (1, 2), _product),
+    Production("product again", (1,), _product),
+    Production("tanh", ANY, _around("tanh({})")),
+    Production("mul", ANY, _between("({} * {})")),
+    Production("sigmoid", ANY, _around("sigmoid({})")),
+    Production("sub", ANY, _between("({} - {})")),
+    Production("negation", ANY, _around("(-{})")),
+    Production("scaled", ANY, _scaled),
+    Production("relu", ANY, _around("relu({})")),
+    Production("abs", ANY, _around("abs({})")),
+    Production("exp", ANY, _around("exp(tanh({}))")),
+    Production("decay", ANY, _around("exp(-abs({}))")),
+    Production("log", ANY, _around("log(1.5 + tanh({}))")),
+    Production("softplus", ANY, _around("log(1 + exp({}))")),
+    Production("quotient", ANY, _between("({} / (1.5 + tanh({})))"), lambda e, shape: True),
+    Production("softsign", ANY, _between("({} / (1 + abs({})))")),
+    Production("softmax", (1,), _around("softmax({})")),
+    Production("log_softmax", (1,), _around("log_softmax({})")),
+    Production("concat", (1,), _concat, lambda e, shape: shape[0] > 1),
+    Production("sum", (0,), _reduced("sum({})")),
+    Production("mean", (0,), _reduced("mean({})")),
+    Production("squared_error", (0,), _reduced("squared_error({}, {})")),
+    Production("cross_entropy", (0,), _cross_entropy, lambda e, shape: bool(e.scope.classes)),
+    Production("equal", (0,), _equal, lambda e, shape: bool(e.scope.classes)),
+    Production("cell", ANY, _cell_call, lambda e, shape: e.scope.cells),
+    Production("cell again", ANY, _cell_call, lambda e, shape: e.scope.cells),
+)
