@@ -96,6 +96,14 @@ def _pick(table: NDArray[np.int32], rows: Ints) -> Ints:
     return np.where(rows >= 0, table[rows], np.int32(-1))
 
 
+def _spans(begin: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """Begin and end of the entries of each of `rows`; none where a row is absent."""
+    if len(begin) == 1:  # no vertex at all
+        return np.zeros_like(rows), np.zeros_like(rows)
+    safe = np.maximum(rows, 0)
+    return begin[safe], np.where(rows >= 0, begin[safe + 1], begin[safe])
+
+
 @attrs.frozen(eq=False)
 class Forest:
     """The vertices of `samples` samples. roots: int32[samples], rows of the root struct's table."""
@@ -140,14 +148,10 @@ class Forest:
             elif (other := unless_path(step)) is not None:
                 rows = np.where(self.resolve(struct, other, rows) < 0, rows, np.int32(-1))
             elif step in table.lists:
-                begin, entries = table.lists[step]
+                begin, end = _spans(table.lists[step][0], rows)
                 position += 1
-                end = path[position]
-                safe = np.maximum(rows, 0)
-                empty = (rows < 0) | (begin[safe] == begin[safe + 1])
-                at = begin[safe] if end == FIRST else begin[safe + 1] - 1
-                picked = entries[np.where(empty, 0, at)] if len(entries) else np.zeros(len(rows), np.int32)
-                rows = np.where(empty, np.int32(-1), picked).astype(np.int32)
+                at = np.where(begin == end, -1, begin if path[position] == FIRST else end - 1)
+                rows = _pick(table.lists[step][1], at.astype(np.int32))
                 struct = target_of(self.structs[struct], step)
             else:
                 rows = _pick(table.children[step], rows)
@@ -160,12 +164,12 @@ class Forest:
         rows = self.resolve(struct, path[:-1], rows)
         for step in path[:-1]:
             struct = path_struct(self.structs, struct, (step,))
-        begin, entries = self.tables[struct].lists[path[-1]]
-        safe = np.maximum(rows, 0)
-        counts = np.where(rows >= 0, begin[safe + 1] - begin[safe], 0)
+        all_begins, entries = self.tables[struct].lists[path[-1]]
+        begin, end = _spans(all_begins, rows)
+        counts = end - begin
         out = np.zeros(len(rows) + 1, np.int32)
         np.cumsum(counts, out=out[1:])
-        source = np.repeat(begin[safe] - out[:-1], counts) + np.arange(out[-1], dtype=np.int32)
+        source = np.repeat(begin - out[:-1], counts) + np.arange(out[-1], dtype=np.int32)
         return out, entries[source].astype(np.int32)
 
     def select(self, samples: Ints) -> Forest:

@@ -400,6 +400,8 @@ class _Cutter:
                         if _scalars(source):
                             continue  # it lies in its scratch
                         name = f"{self.stage.name}:{source.name}"
+                        if name in self.binder.buffers:  # an output is called so: a copy of this value
+                            name += ":source"
                         self.binder.buffer(
                             name, self.stage.space, width_of(source), partial=self.kind[source] == PARTIAL
                         )

@@ -65,14 +65,17 @@ def encode_queues(
         if where not in groups:
             groups[where] = wavefronts(rows[where[0]], where[1])
         found.append(groups[where])
+    idle = _idle(found, replicas, batches)
+    found.append((idle, *np.zeros((3, len(idle)), np.int64)))
     owner, level, start, count = (np.concatenate(column) for column in zip(*found, strict=True))
-    index = np.repeat(np.arange(len(steps)), [len(group[0]) for group in found])
-    phase = mode.phase[index]
+    index = np.repeat(np.arange(len(found)), [len(group[0]) for group in found])
+    phase = np.append(mode.phase, 0)[index]
     level = np.where(phase == BACKWARD_LEVELS, depth - 1 - level, level)
-    place = ((owner * PHASES + phase) * depth + level) * mode.longest + mode.within[index]
-    order = np.argsort(place * len(steps) + index)
+    place = ((owner * PHASES + phase) * depth + level) * mode.longest + np.append(mode.within, 0)[index]
+    order = np.argsort(place * len(found) + index)
     place, owner = place[order], owner[order]
-    made = np.stack((mode.opcode[index], start, count))[:, order]
+    opcode = np.append(mode.opcode, plan.opcode(isa.NOP).number)[index]
+    made = np.stack((opcode, start, count))[:, order]
     at, ends, out = _merge(plan, place, owner, made, tail, owner // replicas, workers)
     spread = Spread(np.diff(ends[np.searchsorted(owner // replicas, np.arange(batches + 1))]))
     body.align(4)
@@ -83,6 +86,14 @@ def encode_queues(
     begin = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
     offsets[owner[begin]] = first + (at[begin] - spread.first[owner[begin] // replicas]) * WIDTH
     return np.repeat(offsets.reshape(batches, replicas), workers, axis=1)
+
+
+def _idle(found: list[tuple[Numbers, ...]], replicas: int, batches: int) -> Numbers:
+    """The first replica of every batch in which no step has a row: it waits out a no-op."""
+    busy = np.zeros(batches, bool)
+    for owner, *_ in found:
+        busy[owner // replicas] = True
+    return np.flatnonzero(~busy) * replicas
 
 
 def _merge(
