@@ -345,6 +345,8 @@ class VertexCell:
                 self.scalars[result] = found
         elif isinstance(result.type, ListType):
             self.lists[result] = lambda i: list_op(op, self._list_operands(op, i), T.float32(0.0))
+        elif not shape:
+            self.scalars[result] = list_op(op, self._list_operands(op, 0), T.float32(0.0))
         else:
             self.vectors[result] = self._keep(
                 result, lambda i: list_op(op, self._list_operands(op, i), T.float32(0.0))
@@ -459,7 +461,8 @@ def _outer(cell: VertexCell, op: Op) -> Element:
 
 
 def _sum(cell: VertexCell, op: Op) -> Expr:
-    return cell.target.sum(tensor(op.operands[0]).size, cell.vectors[op.operands[0]])
+    value = op.operands[0]
+    return cell.target.sum(tensor(value).size, partial(cell._read, value))
 
 
 def _mean(cell: VertexCell, op: Op) -> Expr:

@@ -84,13 +84,14 @@ class Fuse:
             results.extend(cutter.results)
         binder.finish()
         segments = [_completed(binder, segment) for segment in segments]
+        gradients = _dense_gradients(program, binder)  # may read through lists that no segment has
         return Plan(
             program=program,
             target="",
             buffers=tuple(binder.buffers.values()),
             lists=tuple(binder.lists.values()),
             segments=tuple(segments),
-            dense_gradients=_dense_gradients(program, binder),
+            dense_gradients=gradients,
             table_gradients=binder.table_gradients(),
             results=tuple(results),
         )
