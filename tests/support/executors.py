@@ -139,7 +139,8 @@ def check_evaluation(bench: Bench, tolerance: float = 2e-5) -> None:
     assert found.keys() == expected.metrics.keys()
     for name, value in found.items():
         wanted = expected.metrics[name]
-        assert np.isnan(value) or abs(value - wanted) <= tolerance * max(1.0, abs(wanted)), (name, value, wanted)
+        close = abs(value - wanted) <= tolerance * max(1.0, abs(wanted))
+        assert np.isnan(value) or close, (name, value, wanted)
     for parameter, value in bench.parameters().items():
         assert np.array_equal(value, bench.values[parameter]), parameter
 

@@ -21,19 +21,21 @@ __all__ = ["SMALL_WIDTHS", "WIDTHS", "program_of", "programs"]
 
 
 @st.composite
-def programs(draw: Callable[[st.SearchStrategy[Any]], Any], widths: Sequence[int] = SMALL_WIDTHS) -> str:
-    """The text of a program; the first width is the simplest."""
-    return _text(lambda least, most: int(draw(st.integers(least, most))), widths)
+def programs(
+    draw: Callable[[st.SearchStrategy[Any]], Any], widths: Sequence[int] = SMALL_WIDTHS, groups: int = 3
+) -> str:
+    """The text of a program; the first width is the simplest. groups: of functions, at most."""
+    return _text(lambda least, most: int(draw(st.integers(least, most))), widths, groups)
 
 
 def program_of(seed: int, widths: Sequence[int] = SMALL_WIDTHS) -> str:
     """The program of a seed, for runs of any length."""
-    return _text(random.Random(seed).randint, widths)
+    return _text(random.Random(seed).randint, widths, 3)
 
 
-def _text(number: Callable[[int, int], int], widths: Sequence[int]) -> str:
+def _text(number: Callable[[int, int], int], widths: Sequence[int], groups: int) -> str:
     draft = Draft(number, widths)
     add_structs(draft)
-    add_functions(draft)
+    add_functions(draft, groups)
     add_terms(draft)
     return draft.text()

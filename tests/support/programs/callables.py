@@ -50,7 +50,8 @@ def body(draft: Draft, scope: Scope, result: Shape | State, bounded: bool) -> st
         if draft.chance(50):
             count, width = draft.pick((2, 3)), draft.width()
             names = [draft.name("v") for _ in range(count)]
-            lines.append(f"{', '.join(names)} = split({Expressions(draft, scope).value((count * width,))}, {count})")
+            whole = Expressions(draft, scope).value((count * width,))
+            lines.append(f"{', '.join(names)} = split({whole}, {count})")
             for name in names:
                 scope.add(name, (width,))
         else:
@@ -98,13 +99,13 @@ def _bounded_cell(draft: Draft, state: State) -> Callable_:
 # ---- functions -----------------------------------------------------------------------------------
 
 
-def add_functions(draft: Draft) -> None:
-    """One to three groups of functions; later ones may call earlier ones anywhere."""
+def add_functions(draft: Draft, groups: int) -> None:
+    """Up to `groups` groups of functions; later ones may call earlier ones anywhere."""
     for name in draft.structs:
         for arm in draft.structs[name].arms.values():
             if any(field.kind == "token" for field in arm) and not draft.tables:
                 draft.table(draft.width())
-    for _ in range(draft.pick((1, 2, 3))):
+    for _ in range(draft.count(1, groups)):
         _add_group(draft)
 
 
@@ -208,8 +209,10 @@ def _loss(draft: Draft, scope: Scope) -> str:
     sized = [size for size in scope.classes if len(shape) == 1]
     if sized and draft.chance(60):
         size = draft.pick(sized)
-        return f"cross_entropy({draft.parameter((size, shape[0]))} @ {text}, {draft.pick(scope.classes[size])})"
-    return draft.pick((f"squared_error({text}, {e.value(shape, 2)})", f"sum({text} * {text})", f"sum({text})"))
+        logits = f"{draft.parameter((size, shape[0]))} @ {text}"
+        return f"cross_entropy({logits}, {draft.pick(scope.classes[size])})"
+    form = draft.pick(("squared_error({0}, {1})", "sum({0} * {0})", "sum({0})"))
+    return form.format(text, e.value(shape, 2) if "{1}" in form else "")
 
 
 def _output(draft: Draft, scope: Scope) -> str:

@@ -1,7 +1,8 @@
 """A program while it is made up: what is declared so far, and how choices are drawn.
 
-In: a source of numbers (Hypothesis, or a seed). Out: the text of a program, declaration by declaration. Guaranteed: names
-are unique, and every declaration is well-typed where its maker keeps to the shapes it was asked for.
+In: a source of numbers (Hypothesis, or a seed). Out: the text of a program, by declarations.
+Guaranteed: names are unique, and a declaration is well-typed where its maker keeps to the shapes
+that it was asked for.
 """
 
 from __future__ import annotations

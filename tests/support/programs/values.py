@@ -29,7 +29,8 @@ class Expressions:
         """An expression of the shape."""
         if depth <= 0 or self.chance(15):
             return self.atom(shape)
-        fitting = [entry for entry in PRODUCTIONS if len(shape) in entry.ranks and entry.possible(self, shape)]
+        ranked = [entry for entry in PRODUCTIONS if len(shape) in entry.ranks]
+        fitting = [entry for entry in ranked if entry.possible(self, shape)]
         return self.pick(fitting).text(self, shape, depth - 1)
 
     def atom(self, shape: Shape) -> str:
@@ -171,7 +172,7 @@ PRODUCTIONS = (
     Production("decay", ANY, _around("exp(-abs({}))")),
     Production("log", ANY, _around("log(1.5 + tanh({}))")),
     Production("softplus", ANY, _around("log(1 + exp({}))")),
-    Production("quotient", ANY, _between("({} / (1.5 + tanh({})))"), lambda e, shape: True),
+    Production("quotient", ANY, _between("({} / (1.5 + tanh({})))")),
     Production("softsign", ANY, _between("({} / (1 + abs({})))")),
     Production("softmax", (1,), _around("softmax({})")),
     Production("log_softmax", (1,), _around("log_softmax({})")),

@@ -1,0 +1,102 @@
+"""Random programs: the interpreter against the reference VM and the CPU kernel, in values and gradients.
+
+Each program is printed and parsed, compiled with passes on and off, and run on random structures and
+grids. `DNC_PROGRAMS` sets how many run on the VM (of the CPU kernel, which takes seconds to
+compile, a fortieth). Programs that
+once failed are in `programs/`; docs/testing.md says how to run many more.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from dnc.codegen.cpu_kernel import build_cpu
+from dnc.runtime.backend import VMBackend
+from dnc.runtime.cpu_backend import CpuBackend
+from tests.support.forests import SHAPES
+from tests.support.programs import SMALL_WIDTHS, WIDTHS, programs
+from tests.support.programs.campaign import GRIDS, OnGrid
+from tests.support.programs.check import (
+    OPTIONAL_PASSES,
+    Case,
+    Unsuitable,
+    check_differences,
+    prepare,
+    run,
+)
+
+COUNT = int(os.environ.get("DNC_PROGRAMS", "200"))
+HERE = Path(__file__).parent
+FAILED_ONCE = sorted((HERE / "programs").glob("*.dn"))
+CASES = (
+    Case(seed=1, samples=3, replicas=2, workers=2),
+    Case(seed=2, vertices=9, workers=4, without=("hoist",), shape="chain", target="sm_90a"),
+    Case(seed=3, workers=2, without=("fuse", "inline", "canonicalize"), shape="comb"),
+    Case(seed=4, samples=2, vertices=1, replicas=3, shape="single"),
+)
+
+generated = settings(
+    deadline=None,
+    derandomize="DNC_PROGRAMS" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+cases = st.builds(
+    Case,
+    seed=st.integers(0, 2**16),
+    samples=st.integers(1, 4),
+    vertices=st.sampled_from((3, 6, 10)),
+    shape=st.sampled_from(SHAPES),
+    sharing=st.sampled_from((0.0, 0.4)),
+    replicas=st.sampled_from((1, 2, 3)),
+    workers=st.sampled_from((1, 2, 4)),
+    without=st.sets(st.sampled_from(OPTIONAL_PASSES)).map(lambda names: tuple(sorted(names))),
+    target=st.sampled_from(("cpu", "sm_90a")),
+)
+
+
+def on_the_vm(text: str, case: Case) -> None:
+    prepared = prepare(text, case)
+    check_differences(prepared, case.seed)
+    run(prepared, VMBackend(prepared.plan, case.replicas, case.workers, case.seed), case)
+
+
+def on_the_cpu(text: str, case: Case) -> None:
+    prepared = prepare(text, case)
+    backend = CpuBackend(prepared.plan, build_cpu(prepared.plan))
+    for grid in GRIDS:
+        run(prepared, OnGrid(backend, grid), case)  # type: ignore[arg-type]
+
+
+@settings(generated, max_examples=COUNT)
+@given(text=programs(SMALL_WIDTHS), case=cases)
+def test_reference_vm(text: str, case: Case) -> None:
+    try:
+        on_the_vm(text, case)
+    except Unsuitable:
+        assume(False)
+
+
+@settings(generated, max_examples=max(COUNT // 40, 1))
+@given(text=programs(WIDTHS, groups=1), case=cases.map(lambda case: attrs.evolve(case, target="cpu")))
+def test_cpu_kernel(text: str, case: Case) -> None:
+    try:
+        on_the_cpu(text, case)
+    except Unsuitable:
+        assume(False)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"case{case.seed}")
+@pytest.mark.parametrize("path", FAILED_ONCE, ids=lambda path: path.stem)
+def test_failed_once(path: Path, case: Case) -> None:
+    on_the_vm(path.read_text(), case)
+
+
+@pytest.mark.parametrize("path", [p for p in FAILED_ONCE if "# cpu" in p.read_text()], ids=lambda p: p.stem)
+def test_failed_once_on_the_cpu(path: Path) -> None:
+    on_the_cpu(path.read_text(), CASES[0])
