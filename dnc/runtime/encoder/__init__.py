@@ -8,6 +8,7 @@ little work for an array: their schedules have the same layout, that of the larg
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import attrs
@@ -310,9 +311,17 @@ class Encoder:
     ) -> list[list[Field]]:
         """Weight gradients, their norm, the update."""
         number, found = self._number, list[list[Field]]()
+        ordinals = itertools.count(2)
+
+        def exchange() -> list[Field]:
+            return [number[isa.GRID_BARRIER], next(ordinals)]
+
         # A parameter's tiles keep their workers, so that its gradients add up in order.
         first, workers_of = np.zeros(group.body.batches, np.int32), dict[str, Numbers]()
-        for gradient in self.plan.dense_gradients:
+        alike, others = _by_tiling(self.plan)
+        for gradient in (*alike, *others):
+            if others and gradient is others[0]:  # other workers add to the same elements
+                found.append(exchange())
             again = int(part.accumulate or gradient.parameter in workers_of)
             worker = workers_of.setdefault(gradient.parameter, first % grid)
             rows = group.rows[gradient.space].spread.counts
@@ -324,8 +333,7 @@ class Encoder:
             found.append([number[f"gradient {table.parameter}"], tokens, norms, int(part.accumulate)])
             norms = norms + tokens
         if part.update:
-            barriers: list[list[Field]] = [[number[isa.GRID_BARRIER], ordinal] for ordinal in (2, 3)]
-            found += [barriers[0], [number[isa.NORM], self.pool.dense, chunks], barriers[1]]
+            found += [exchange(), [number[isa.NORM], self.pool.dense, chunks], exchange()]
             for begin, count, rate in self._rates:
                 found.append([number[optimizer], begin, count, norms, isa.float_bits(rate)])
             for table in self.plan.table_gradients:
@@ -393,6 +401,15 @@ class Encoder:
         for name in updates[0].coefficients:
             floats[:, where.header[name]] = [update.coefficients[name] for update in updates]
         return words
+
+
+def _by_tiling(plan: Plan) -> tuple[list[DenseGradient], list[DenseGradient]]:
+    """Gradients that share out a parameter alike; sums of deltas of matrices that products share out."""
+    products = {gradient.parameter for gradient in plan.dense_gradients if gradient.pieces}
+    found: tuple[list[DenseGradient], list[DenseGradient]] = ([], [])
+    for gradient in plan.dense_gradients:
+        found[not gradient.pieces and gradient.parameter in products].append(gradient)
+    return found
 
 
 def gradient_tiles(gradient: DenseGradient) -> int:

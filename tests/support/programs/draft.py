@@ -15,7 +15,7 @@ import attrs
 T = TypeVar("T")
 Shape = tuple[int, ...]
 
-SMALL_WIDTHS = (3, 2, 4, 1, 5, 6)
+SMALL_WIDTHS = (3, 2, 4, 1, 5, 6, 17)
 """Widths for programs that the reference VM runs: it checks every word."""
 WIDTHS = (3, 2, 4, 1, 5, 8, 13, 16, 17, 33, 64, 65, 100)
 """Widths that do and do not fill vectors and panels."""
