@@ -551,7 +551,7 @@ class _Cutter:
             if self.kind[value] == CONSTANT:
                 constants[value] = self.ops[value]
                 return value
-            if _scalars(value):
+            if _scalars(value) and self.kind[value] != INPUT:
                 place = self._list_scratch(value)
                 loads[value] = Load(value, EntriesAddress(place.buffer, place.children))
                 return value

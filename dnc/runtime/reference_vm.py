@@ -514,7 +514,7 @@ def _width(value: Value) -> int:
 def _shaped(value: Value, found: Any) -> Any:
     """A loaded value in its shape: () for scalars, integers for i32, matrices as such."""
     if isinstance(value.type, ListType):
-        return found.reshape(len(found), *value.type.element.shape) if len(_shape(value)) > 1 else found
+        return found if len(_shape(value)) == 1 else found.reshape(len(found), *_shape(value))
     if not value.type.shape:
         scalar = np.asarray(found)[0]
         return np.int64(scalar) if value.type.dtype == "i32" else np.float64(scalar)
