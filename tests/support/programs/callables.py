@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.support.programs.draft import Callable_, Draft, Field, Shape, State
-from tests.support.programs.scope import CHILDREN, Scope, common_fields, links
+from tests.support.programs.scope import CHILDREN, Group, Scope, common_fields, links
 from tests.support.programs.values import DEEPEST, Expressions, call_text, class_text, state_text
 
 BOUNDED = ("tanh({})", "sigmoid({})", "(0.5 * tanh({}) + 0.25)", "({} / 4)")
@@ -104,7 +104,9 @@ def add_functions(draft: Draft, groups: int) -> None:
     for name in draft.structs:
         for arm in draft.structs[name].arms.values():
             if any(field.kind == "token" for field in arm) and not draft.tables:
-                draft.table(draft.width())
+                draft.table((draft.width(),))
+                if draft.chance(15):
+                    draft.table((draft.narrow(), draft.narrow()))
     for _ in range(draft.count(1, groups)):
         _add_group(draft)
 
@@ -121,13 +123,14 @@ def _add_group(draft: Draft) -> None:
     for each in structs:
         result: Shape | State = draft.state() if draft.chance(55) else draft.shape()
         group.append(Callable_(draft.name("f"), result, struct=each))
-    for function in group:
-        _write_function(draft, function, group, way)
+    for number, function in enumerate(group):
+        later = tuple(group[number + 1 :]) if way is not None else ()
+        _write_function(draft, function, Group(tuple(group), way, later))
     draft.functions += group
 
 
-def _write_function(draft: Draft, function: Callable_, group: Sequence[Callable_], way: str | None) -> None:
-    arms, recursive = draft.structs[function.struct].arms, way is not None
+def _write_function(draft: Draft, function: Callable_, group: Group) -> None:
+    arms, recursive = draft.structs[function.struct].arms, group.way is not None
     shown = f" -> {draft.type_text(function.result)}"
     if not recursive and not isinstance(function.result, State) and draft.chance(50):
         shown = ""
@@ -135,7 +138,7 @@ def _write_function(draft: Draft, function: Callable_, group: Sequence[Callable_
 
     def scope_of(names: Sequence[str], bound: Sequence[Field] = ()) -> Scope:
         scope = Scope(draft)
-        scope.add_vertex("t", function.struct, names, bound, group, way)
+        scope.add_vertex("t", function.struct, names, bound, group)
         return scope
 
     if len(arms) == 1 or draft.chance(25):

@@ -22,6 +22,7 @@ from dnc.frontend.build import load_program
 from dnc.ir.cell import Cell, Value
 from dnc.ir.forest import Forest
 from dnc.ir.interpreter import Results, interpret
+from dnc.ir.noise import NONE
 from dnc.ir.opdef import CONSTANT, LIST, VIEW
 from dnc.ir.ops import OPS
 from dnc.ir.parser import parse_program
@@ -31,6 +32,7 @@ from dnc.ir.program import Program
 from dnc.runtime.backend import Backend
 from dnc.runtime.data.usage import layout_of
 from tests.support.executors import (
+    NOISE,
     Bench,
     check_evaluation,
     check_outputs,
@@ -104,10 +106,12 @@ def prepare(text: str, case: Case) -> Prepared:
     forest = grow(source, case)
     values = random_parameters(source, case.seed)
     with np.errstate(all="ignore"):
-        expected = interpret(program, forest, values)
-        check_conditioning(program, forest, values, expected, case.seed)
-        plain = interpret(source, forest, values)
-        other = interpret(transform(source, PlanOptions(without=_complement(case.without))), forest, values)
+        for noise in (NONE, NOISE) if "dropout" in text else (NOISE,):
+            expected = interpret(program, forest, values, noise=noise)
+            check_conditioning(program, forest, values, expected, case.seed, noise)
+        plain = interpret(source, forest, values, noise=NOISE)
+        changed = transform(source, PlanOptions(without=_complement(case.without)))
+        other = interpret(changed, forest, values, noise=NOISE)
     _same_meaning(plain, expected, gradients=False)
     _same_meaning(other, expected, gradients=True)
     return Prepared(program, plan, forest, values, expected)
@@ -136,7 +140,7 @@ def check_differences(prepared: Prepared, seed: int) -> None:
 
     def moved(step: float) -> float:
         values = {n: v + step * direction[n] if n in direction else v for n, v in prepared.values.items()}
-        return interpret(prepared.program, prepared.forest, values).loss
+        return interpret(prepared.program, prepared.forest, values, noise=NOISE).loss
 
     slopes = [(moved(e) - moved(-e)) / (2 * e) for e in (1e-5, 3e-6)]
     scale = max(1.0, abs(exact), abs(prepared.expected.loss))
@@ -149,7 +153,7 @@ def check_differences(prepared: Prepared, seed: int) -> None:
 
 
 def check_conditioning(
-    program: Program, forest: Forest, values: dict[str, Array], expected: Results, seed: int
+    program: Program, forest: Forest, values: dict[str, Array], expected: Results, seed: int, noise: int
 ) -> None:
     """Unsuitable, where float32's rounding would move a result by more than a comparison allows."""
     arrays = _compared(expected)
@@ -159,7 +163,7 @@ def check_conditioning(
         raise Unsuitable("too large")
     for turn in range(2):
         with _rounding(seed + turn):
-            rounded = _compared(interpret(program, forest, values))
+            rounded = _compared(interpret(program, forest, values, noise=noise))
         for name, array in arrays.items():
             moved = float(np.linalg.norm(rounded[name] - array))
             if moved > 0.2 * TOLERANCE * float(np.linalg.norm(array)) + 2e-7 or not np.isfinite(moved):

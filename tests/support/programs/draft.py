@@ -81,7 +81,7 @@ class Draft:
         self.dimensions["vocab"] = self.pick((None, 7))
         self.structs: dict[str, Struct] = {}
         self.parameters: dict[str, Shape] = {}
-        self.tables: dict[str, int] = {}
+        self.tables: dict[str, Shape] = {}
         self.states: list[State] = []
         self.cells: list[Callable_] = []
         self.functions: list[Callable_] = []
@@ -142,15 +142,13 @@ class Draft:
         self.parameter_texts.append(f"{frozen}param {name}: {self.type_text(shape)}{start}")
         return name
 
-    def table(self, width: int) -> str:
-        """A table over the vocabulary with rows of `width`."""
-        known = [name for name, other in self.tables.items() if other == width]
-        if known and not self.chance(30):
-            return self.pick(known)
+    def table(self, shape: Shape) -> str:
+        """A table over the vocabulary with rows of `shape`."""
         name = self.name("E")
-        self.tables[name] = width
+        self.tables[name] = shape
         frozen = "frozen " if self.chance(7) else ""
-        self.parameter_texts.append(f"{frozen}param {name}: table[vocab, {self.size_text(width)}]")
+        sizes = ", ".join(["vocab", *(self.size_text(size) for size in shape)])
+        self.parameter_texts.append(f"{frozen}param {name}: table[{sizes}]")
         return name
 
     def state(self) -> State:

@@ -30,14 +30,24 @@ class Place:
     steps: int = 0
 
 
+@attrs.frozen
+class Group:
+    """Functions that call one another along `way`; those `later` also at the vertex itself."""
+
+    functions: tuple[Callable_, ...] = ()
+    way: str | None = None
+    later: tuple[Callable_, ...] = ()
+
+
 @attrs.define
 class Scope:
-    """Texts that may be read, by what they are. group: functions under way, callable along `way`."""
+    """Texts that may be read, by what they are; `elements`: of the children `k` in a list."""
 
     draft: Draft
     values: dict[Shape, list[str]] = attrs.field(factory=dict)
     states: dict[str, list[str]] = attrs.field(factory=dict)
     classes: dict[int, list[str]] = attrs.field(factory=dict)
+    elements: dict[str, list[tuple[Shape, str]]] = attrs.field(factory=dict)
     cells: bool = True
 
     def add(self, text: str, type: Shape | State, times: int = 1) -> None:
@@ -55,20 +65,29 @@ class Scope:
         struct: str,
         arms: Sequence[str],
         bound: Sequence[Field] = (),
-        group: Sequence[Callable_] = (),
-        way: str | None = None,
+        group: Group = Group(),
     ) -> None:
         """Makes the vertex `variable` readable: its data, its neighbours' data, calls on all of them."""
         draft = self.draft
+        calls: list[tuple[Callable_, str, int]] = []
         for place in self._places(Place(variable, struct, tuple(arms)), bound):
             for field in common_fields(draft, place.struct, place.arms):
                 self._add_field(place, field, bound, variable)
                 if field.kind == "list":
                     ways = place.ways | {CHILDREN}
-                    self._add_lists(f"{place.text}.{field.name}", str(field.target), ways, group, way)
-            for function in callable_at(draft, place.struct, place.ways, group, way):
-                times = OFTEN if function in group else 2 if place.steps < LONGEST_PATH else 1
+                    self._add_lists(f"{place.text}.{field.name}", str(field.target), ways, group)
+            for function in callable_at(draft, place.struct, place.ways, group):
+                times = OFTEN if function in group.functions else 2 if place.steps < LONGEST_PATH else 1
                 self.add(f"{function.name}({place.text})", function.result, times)
+                calls.append((function, f"{function.name}({place.text})", place.steps))
+        self._add_fallbacks(calls)
+
+    def _add_fallbacks(self, calls: Sequence[tuple[Callable_, str, int]]) -> None:
+        """Calls at vertices that may be absent, with others of their type in their place."""
+        for function, text, _ in [call for call in calls if call[2]][:4]:
+            others = [other for found, other, _ in calls if found.result == function.result and other != text]
+            if others:
+                self.add(f"({text} else {self.draft.pick(others)})", function.result)
 
     def _places(self, start: Place, bound: Sequence[Field]) -> Iterator[Place]:
         todo = [start]
@@ -81,24 +100,24 @@ class Scope:
         draft, times = self.draft, OFTEN if not place.steps else 1
         text = field.name if place.text == variable and field in bound else f"{place.text}.{field.name}"
         if field.kind == "token":
-            for table, width in draft.tables.items():
-                self.add(f"{table}[{text}]", (width,), times)
+            for table, shape in draft.tables.items():
+                self.add(f"{table}[{text}]", shape, times)
         elif field.kind == "class":
             self.classes.setdefault(int(field.size or 0), []).append(text)
         elif field.kind in ("float", "vector"):
             self.add(text, () if field.kind == "float" else (int(field.size or 0),), times)
 
-    def _add_lists(
-        self, text: str, struct: str, ways: frozenset[str], group: Sequence[Callable_], way: str | None
-    ) -> None:
-        for function in callable_at(self.draft, struct, ways, group, way):
+    def _add_lists(self, text: str, struct: str, ways: frozenset[str], group: Group) -> None:
+        assert struct in self.draft.structs
+        for function in callable_at(self.draft, struct, ways, group):
             results = [("", function.result)]
             if isinstance(function.result, State):
                 results = [(f".{name}", shape) for name, shape in function.result.components]
             for component, shape in results:
                 reduction = self.draft.pick(REDUCTIONS)
                 assert not isinstance(shape, State)
-                times = OFTEN if function in group else 1
+                self.elements.setdefault(text, []).append((shape, f"{function.name}(k){component}"))
+                times = OFTEN if function in group.functions else 1
                 self.add(f"{reduction}({function.name}(k){component} for k in {text})", shape, times)
 
 
@@ -123,26 +142,34 @@ def around(draft: Draft, place: Place) -> Iterator[Place]:
                 yield at(f"{field.name}.{end}", str(field.target), CHILDREN)
     for way in links(draft, place.struct):
         yield at(way, place.struct, way)
+    parent = {holder for holder, _ in holders(draft, place.struct)}
+    if len(parent) == 1 and place.struct not in parent:
+        yield at(PARENT, parent.pop(), PARENT)
 
 
 def links(draft: Draft, struct: str) -> tuple[str, ...]:
-    """The links that vertices of a struct have."""
-    holders = [
+    """The links from vertices of a struct to others of it."""
+    found = holders(draft, struct)
+    parent = (PARENT,) if any(name == struct for name, _ in found) else ()
+    return (PREVIOUS, NEXT, *parent) if any(kind == "list" for _, kind in found) else parent
+
+
+def holders(draft: Draft, struct: str) -> list[tuple[str, str]]:
+    """The structs that refer to a struct, with the kind of each such field."""
+    return [
         (holder.name, field.kind)
         for holder in draft.structs.values()
         for fields in holder.arms.values()
         for field in fields
         if field.target == struct
     ]
-    parent = (PARENT,) if any(name == struct for name, _ in holders) else ()
-    return (PREVIOUS, NEXT, *parent) if any(kind == "list" for _, kind in holders) else parent
 
 
-def callable_at(
-    draft: Draft, struct: str, ways: frozenset[str], group: Sequence[Callable_], way: str | None
-) -> list[Callable_]:
-    """The functions that may be called on a vertex reached by `ways`: those of a group only one way."""
-    found = [function for function in draft.functions if function.struct == struct]
-    if way is not None and ways == {way}:
-        found += [function for function in group if function.struct == struct]
-    return found
+def callable_at(draft: Draft, struct: str, ways: frozenset[str], group: Group) -> list[Callable_]:
+    """The functions that may be called on a vertex reached by `ways`."""
+    found = list(draft.functions)
+    if group.way is not None and ways == {group.way}:
+        found += group.functions
+    if not ways:
+        found += group.later
+    return [function for function in found if function.struct == struct]

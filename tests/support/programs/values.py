@@ -94,6 +94,28 @@ def _concat(e: Expressions, shape: Shape, depth: int) -> str:
     return f"concat({e.value((cut,), depth)}, {e.value((shape[0] - cut,), depth)})"
 
 
+def _rows(e: Expressions, shape: Shape, depth: int) -> str:
+    cut = e.draft.count(1, shape[0] - 1)
+    parts = [(cut, shape[1]), (shape[0] - cut, shape[1])]
+    return f"concat({', '.join(e.value(part, depth) for part in parts)})"
+
+
+def _kl_divergence(e: Expressions, shape: Shape, depth: int) -> str:
+    width = (e.draft.width(),)
+    return f"kl_divergence(softmax({e.value(width, depth)}), {e.value(width, depth)})"
+
+
+def _attended(e: Expressions, shape: Shape) -> list[tuple[str, str]]:
+    """(list, value) of what attention could give a vector of the shape."""
+    return [(text, value) for text, found in e.scope.elements.items() for one, value in found if one == shape]
+
+
+def _attend(e: Expressions, shape: Shape, depth: int) -> str:
+    text, value = e.pick(_attended(e, shape))
+    width, key = e.pick([each for each in e.scope.elements[text] if len(each[0]) == 1])
+    return f"attend({e.value(width, depth)}, {key}, {value} for k in {text})"
+
+
 def _scaled(e: Expressions, shape: Shape, depth: int) -> str:
     template = e.pick(("{1} * {0}", "{0} * {1}", "{0} / {1}", "{1} + {0}", "{0} - {1}"))
     return f"({template.format(e.value(shape, depth), e.pick(NUMBERS))})"
@@ -182,6 +204,11 @@ PRODUCTIONS = (
     Production("squared_error", (0,), _reduced("squared_error({}, {})")),
     Production("cross_entropy", (0,), _cross_entropy, lambda e, shape: bool(e.scope.classes)),
     Production("equal", (0,), _equal, lambda e, shape: bool(e.scope.classes)),
+    Production("sqrt", ANY, _around("sqrt(1.5 + tanh({}))")),
+    Production("rows", (2,), _rows, lambda e, shape: shape[0] > 1),
+    Production("kl_divergence", (0,), _kl_divergence),
+    Production("dropout", ANY, _around("dropout({}, 0.25)")),
+    Production("attend", (1,), _attend, lambda e, shape: bool(_attended(e, shape))),
     Production("cell", ANY, _cell_call, lambda e, shape: e.scope.cells),
     Production("cell again", ANY, _cell_call, lambda e, shape: e.scope.cells),
 )
