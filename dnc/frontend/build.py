@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import count
 
+import attrs
+
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source
 from dnc.frontend.demand import Demand, demands
 from dnc.frontend.inline import StageBuilder
 from dnc.frontend.parser import parse_partly
 from dnc.frontend.terms import PUSH, push_field
 from dnc.frontend.typecheck import check
-from dnc.frontend.typed import CheckedModel, Expression, Function, Term
-from dnc.frontend.walk import calls
+from dnc.frontend.typed import CheckedModel, Expression, FieldUse, Function, Index, Term
+from dnc.frontend.walk import calls, walk
 from dnc.ir import program as ir
 from dnc.ir.program import Program, Space, Stage
+from dnc.ir.structure import Path
 
 
 def load_program(source: Source, settings: Mapping[str, int]) -> tuple[Program, tuple[Diagnostic, ...]]:
@@ -136,6 +139,17 @@ def _term_stages(model: CheckedModel, spaces: list[Space], stages: list[Stage], 
             domains.setdefault((term.struct, term.arms, term.selection), []).append(term)
     for name, terms in metrics.items():
         measures = (term.measure for term in terms)
-        add(name, terms, [ir.MetricOutput(name, measure, at) for at, measure in enumerate(measures)])
+        outputs = [ir.MetricOutput(name, measure, at) for at, measure in enumerate(measures)]
+        add(name, terms, [attrs.evolve(outputs[0], known=_known(terms)), *outputs[1:]])
     for terms in domains.values():
         add("output", terms, [ir.DeclaredOutput(term.name) for term in terms])
+
+
+def _known(terms: list[Term]) -> tuple[tuple[str, Path], ...]:
+    """The classes and tokens of other vertices that a metric of scalars reads, which may be absent."""
+    found: dict[tuple[str, Path], None] = {}
+    for term in terms:
+        for use in walk(term.value):
+            if isinstance(use, FieldUse) and isinstance(use.type, Index) and use.path:
+                found[use.field, use.path] = None
+    return () if isinstance(terms[0].value.type, Index) else tuple(found)

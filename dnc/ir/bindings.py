@@ -177,7 +177,9 @@ class Bindings:
                 return self.row(space, parameter, field, path)
             case LossOutput():
                 return SCALAR
-            case MetricOutput(_, measure, position):
+            case MetricOutput(_, measure, position, known):
+                for field, path in known:
+                    self.data(space, field, path)
                 return INDEX if MEASURES[measure].operands[position] == CLASS else SCALAR
             case PulledGradientOutput(field):
                 return self.data(space, field, ())

@@ -181,12 +181,14 @@ class _Interpreter:
                     measure, rows = MEASURES[output.measure], self.dependences.rows[stage.name]
                     sequence, place = in_lists(self.forest, self.struct(stage))
                     order = np.argsort(place[rows], kind="stable")
+                    for field, path in output.known:
+                        order = order[self.tokens(stage, field, path)[order] >= 0]
                     values = tuple(
                         self.metrics[output.metric, position][order]
                         for position in range(len(measure.operands))
                     )
                     seen = Rows(values, sequence[rows[order]], self.classes.get(output.metric, ()))
-                    found[output.metric] = measure(seen) if len(rows) else 0.0
+                    found[output.metric] = measure(seen) if len(order) else 0.0
         return found
 
     def struct(self, stage: Stage) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir.forest import Forest, Ints, target_of
+from dnc.ir.program import MetricOutput
 from dnc.ir.structure import LIST
 
 Array = NDArray[np.generic]
@@ -60,6 +61,11 @@ class Measure:
             return self.of_mean(float(values.mean())) if values.size else math.nan
         assert self.of_rows is not None
         return self.of_rows(rows)
+
+
+def is_summed(output: MetricOutput) -> bool:
+    """Whether a metric follows from the sum of its values over all rows."""
+    return MEASURES[output.measure].of_mean is not None and not output.known
 
 
 def perplexity(mean: float) -> float:

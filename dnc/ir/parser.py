@@ -199,7 +199,11 @@ class _Reader(Cursor):
             case "table":
                 return TableSlotOutput(self.name(), self.name(), self.path())
             case "metric":
-                return MetricOutput(self.name(), self.choice(*MEASURES), self.integer())
+                metric, measure, position = self.name(), self.choice(*MEASURES), self.integer()
+                known = []
+                while self.take("where"):
+                    known.append((self.name(), self.path()))
+                return MetricOutput(metric, measure, position, tuple(known))
             case "output":
                 return DeclaredOutput(self.name())
             case "pushed":

@@ -130,8 +130,9 @@ def print_output(output: Output) -> str:
             return f"table {name(parameter)} {name(field)} at {print_path(path)}"
         case LossOutput():
             return "loss"
-        case MetricOutput(metric, measure, position):
-            return f"metric {name(metric)} {measure} {position}"
+        case MetricOutput(metric, measure, position, known):
+            where = "".join(f" where {name(field)} at {print_path(path)}" for field, path in known)
+            return f"metric {name(metric)} {measure} {position}{where}"
         case DeclaredOutput(key, ""):
             return f"output {name(key)}"
         case DeclaredOutput(key, gradient):

@@ -224,12 +224,14 @@ class LossOutput:
 class MetricOutput:
     """A scalar or a class that `measure` (of `dnc.ir.measures`) measures over rows of the whole set.
 
-    position: of the value among those that the measure takes.
+    position: of the value among those that the measure takes. known: classes and tokens, as (field,
+    path), without which a row does not count; only the first value says so.
     """
 
     metric: str
     measure: str = "mean"
     position: int = 0
+    known: tuple[tuple[str, Path], ...] = ()
 
 
 @attrs.frozen

@@ -18,7 +18,7 @@ import math
 import attrs
 
 from dnc.ir.cell import Cell, Op, Value
-from dnc.ir.measures import MEASURES
+from dnc.ir.measures import is_summed
 from dnc.ir.opdef import ELEMENTWISE, LIST, WHOLE
 from dnc.ir.ops import OPS
 from dnc.ir.plan import (
@@ -128,7 +128,7 @@ def _dense_gradients(program: Program, binder: Binder) -> tuple[DenseGradient, .
 def _result_name(program: Program, stage: Stage, output: Output) -> tuple[str, str]:
     """Kind and name of a result."""
     if isinstance(output, MetricOutput):
-        if MEASURES[output.measure].of_mean is not None:
+        if is_summed(output):
             return "metric", output.metric
         return "column", f"{output.metric}.{output.position}"
     if isinstance(output, DeclaredOutput):

@@ -15,10 +15,11 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.ir.forest import Forest, Ints
-from dnc.ir.measures import CLASS, MEASURES, Rows, in_lists
+from dnc.ir.forest import Forest, Ints, path_struct
+from dnc.ir.measures import CLASS, MEASURES, Rows, in_lists, is_summed
 from dnc.ir.plan import Plan
 from dnc.ir.program import MetricOutput, Program
+from dnc.ir.structure import Path
 from dnc.runtime.backend import Backend
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.predictions import read_result
@@ -27,19 +28,19 @@ from dnc.runtime.schedule import Schedule
 Array = NDArray[Any]
 
 
-def measured(program: Program) -> dict[str, str]:
-    """The metrics of a program with the measure of each."""
+def measured(program: Program) -> dict[str, tuple[MetricOutput, str]]:
+    """The metrics of a program by name: the first output of each, and the struct it goes over."""
     return {
-        output.metric: output.measure
+        output.metric: (output, program.space(stage.space).struct)
         for stage in program.stages
         for output in stage.outputs
-        if isinstance(output, MetricOutput)
+        if isinstance(output, MetricOutput) and output.position == 0
     }
 
 
 def class_metrics(program: Program) -> list[str]:
     """The metrics that have to know what their classes are called."""
-    return [name for name, measure in measured(program).items() if CLASS in MEASURES[measure].operands]
+    return [name for name, (o, _) in measured(program).items() if CLASS in MEASURES[o.measure].operands]
 
 
 @attrs.define(eq=False)
@@ -61,19 +62,24 @@ class Measurements:
 
     def add(self, backend: Backend, data: Encoder, schedule: Schedule) -> None:
         """Takes in the rows of a launch that is over."""
-        most = 0
-        for result in self.plan.results:
-            if result.kind != "column":
+        forest, most = data.prepared.forest, 0
+        columns = {each.name: each for each in self.plan.results if each.kind == "column"}
+        for name, (output, struct) in measured(self.plan.program).items():
+            if is_summed(output):
                 continue
-            vertex = data.prepared.spaces[result.space].vertex[schedule.positions[result.space]]
-            forest, struct = data.prepared.forest, self.plan.program.space(result.space).struct
+            space = columns[f"{name}.0"].space
+            vertex = data.prepared.spaces[space].vertex[schedule.positions[space]]
             sequence, place = self._places(forest, struct)
             order = np.argsort(place[vertex], kind="stable")
-            self.columns.setdefault(result.name, []).append(read_result(backend, schedule, result)[order])
-            if result.name.endswith(".0"):  # no list goes on in another launch
-                own = sequence[vertex[order]]
-                self.sequences.setdefault(result.name[:-2], []).append(own + self._lists)
-                most = max(most, int(sequence.max(initial=-1)) + 1)
+            for field, path in output.known:
+                order = order[_is_known(forest, struct, field, path, vertex[order])]
+            for position in range(len(MEASURES[output.measure].operands)):
+                column = f"{name}.{position}"
+                values = read_result(backend, schedule, columns[column])[order]
+                self.columns.setdefault(column, []).append(values)
+            # No list goes on in another launch.
+            self.sequences.setdefault(name, []).append(sequence[vertex[order]] + self._lists)
+            most = max(most, int(sequence.max(initial=-1)) + 1)
         self._lists += most
 
     def _places(self, forest: Forest, struct: str) -> tuple[Ints, Ints]:
@@ -86,16 +92,24 @@ class Measurements:
     def metrics(self, sums: Mapping[str, tuple[float, int]]) -> dict[str, float]:
         """All metrics; sums: per result of the launches its sum, and over how many rows."""
         found = {}
-        for name, measure in measured(self.plan.program).items():
-            of_mean = MEASURES[measure].of_mean
-            if of_mean is not None:
+        for name, (output, _) in measured(self.plan.program).items():
+            measure = MEASURES[output.measure]
+            if is_summed(output):
+                assert measure.of_mean is not None
                 total, rows = sums.get(f"metric:{name}", (0.0, 0))
-                found[name] = of_mean(total / rows) if rows else math.nan
+                found[name] = measure.of_mean(total / rows) if rows else math.nan
             else:
                 parts = [
                     np.concatenate(self.columns[f"{name}.{position}"])
-                    for position in range(len(MEASURES[measure].operands))
+                    for position in range(len(measure.operands))
                 ]
                 sequence = np.concatenate(self.sequences[name])
-                found[name] = MEASURES[measure](Rows(tuple(parts), sequence, self.classes.get(name, ())))
+                found[name] = measure(Rows(tuple(parts), sequence, self.classes.get(name, ())))
         return found
+
+
+def _is_known(forest: Forest, struct: str, field: str, path: Path, rows: Array) -> NDArray[np.bool_]:
+    """Where the class or token at `path` of vertices is there."""
+    at = forest.resolve(struct, path, rows.astype(np.int32))
+    values = forest.tables[path_struct(forest.structs, struct, path)].data[field]
+    return (at >= 0) & (values[at].astype(np.int64) >= 0) if len(values) else np.zeros(len(rows), bool)

@@ -16,6 +16,9 @@ import dnc
 import dnc.kernel_cache
 from dnc.compiler import compile_model
 from dnc.diagnostics import DiagnosticError
+from dnc.ir.interpreter import interpret
+from dnc.ir.parser import parse_program
+from dnc.ir.printer import print_program
 from tests.unit.test_measures import conll_entities
 
 TAGGER = """
@@ -32,6 +35,8 @@ metric  accuracy = mean(w in all(Word)) argmax(scores(w)) == w.tag
 metric  entities = f1(w in all(Word)) argmax(scores(w)), w.tag
 metric  confusion = perplexity(w in all(Word)) cross_entropy(scores(w), w.tag)
 metric  agreement = pearson(w in all(Word)) score(w), w.score
+metric  following = perplexity(w in all(Word)) cross_entropy(scores(w), w.next.tag)
+metric  changes = mean(w in all(Word)) 1 - (w.prev.tag == w.next.tag)
 output  tags = [argmax(scores(w)) for w in all(Word)]
 output  p = [softmax(scores(w)) for w in all(Word)]
 output  s = [score(w) for w in all(Word)]
@@ -91,6 +96,7 @@ def test_metrics_are_those_of_the_predictions(build, flat, monkeypatch):
     outputs = model.predict()
     names = model.vocabularies["tags"].words
     entities, hits, predicted, right, losses, pairs = [0, 0], 0, [], [], [], []
+    following, changes = [], []
     for number, sample in enumerate(data):
         words = sample.get("all") or sample["words"]
         order = sample["Sentence"]["words"][0] if flat else range(len(words))
@@ -103,13 +109,18 @@ def test_metrics_are_those_of_the_predictions(build, flat, monkeypatch):
         for at, word in zip(order, words, strict=True):
             losses.append(-math.log(outputs["p"][number][at][names.index(word["tag"])]))
             pairs.append((outputs["s"][number][at], word["score"]))
+        for at, word in zip(list(order)[:-1], words[1:], strict=True):
+            following.append(-math.log(outputs["p"][number][at][names.index(word["tag"])]))
+        changes += [before["tag"] != after["tag"] for before, after in zip(words, words[2:], strict=False)]
     assert hits and found["entities"] == pytest.approx(2 * hits / sum(entities))
     assert found["accuracy"] == pytest.approx(
         np.mean([a == b for a, b in zip(predicted, right, strict=True)])
     )
     assert found["confusion"] == pytest.approx(math.exp(np.mean(losses)), rel=1e-5)
     assert found["agreement"] == pytest.approx(np.corrcoef(np.array(pairs, float).T)[0, 1], abs=1e-6)
-    assert list(found) == ["accuracy", "entities", "confusion", "agreement"]
+    assert found["following"] == pytest.approx(math.exp(np.mean(following)), rel=1e-5)
+    assert found["changes"] == pytest.approx(np.mean(changes))
+    assert list(found) == ["accuracy", "entities", "confusion", "agreement", "following", "changes"]
 
 
 def test_a_sample_that_occurs_twice_counts_twice(build, monkeypatch):
@@ -149,4 +160,15 @@ def test_the_first_metric_with_a_direction_decides(build, tmp_path):
         score > max([-1.0, *scores[:at]]) for at, score in enumerate(scores)
     ]
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert lines[-2]["dev"].keys() == {"loss", "accuracy", "entities", "confusion", "agreement", "samples"}
+    assert lines[-2]["dev"].keys() == {"loss", "samples", *model.evaluate().metrics}
+
+
+def test_the_interpreter_measures_alike(build):
+    device, folder = build
+    model = dnc.load(folder, device)
+    dataset = model.attach([given(sample) for sample in samples(9, 8, True)])
+    parameters = {name: value.astype(float) for name, value in model.parameters().items()}
+    names = {"entities": model.vocabularies["tags"].words}
+    expected = interpret(model.program, dataset.forest, parameters, names)
+    assert model.evaluate().metrics == pytest.approx(expected.metrics, rel=1e-5)
+    assert parse_program(print_program(model.program)) == model.program
