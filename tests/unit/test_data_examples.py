@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from dnc.diagnostics import DiagnosticError, Source
 from dnc.frontend.build import load_program
 from dnc.runtime.data import examples, read, read_samples
+from dnc.runtime.importers import import_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PAIRS = {
@@ -31,7 +33,9 @@ def script(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["make_sentiment", "make_words", "make_dags", "make_dependencies"])
+@pytest.mark.parametrize(
+    "name", ["make_sentiment", "make_words", "make_dags", "make_dependencies", "make_pairs"]
+)
 def test_files_are_what_the_script_makes(name: str) -> None:
     for file, content in script(name).files():
         assert (EXAMPLES / "data" / file).read_text(encoding="utf-8") == content
@@ -51,6 +55,21 @@ def test_program_reads_its_data(program: str) -> None:
         if name in dev.forest.tables
     ]
     assert all((each == 0).mean() < 0.05 for each in words), "few unknown words"
+
+
+def test_pairs(tmp_path: Path) -> None:
+    """The folders are imported, and the program for pairs reads what comes out."""
+    path = EXAMPLES / "similarity.dn"
+    model, _ = load_program(Source(str(path), path.read_text()), {})
+    for name, count in (("train", 400), ("dev", 100)):
+        report = import_file("sick", EXAMPLES / "data" / f"pairs-{name}", tmp_path / f"{name}.jsonl")
+        assert (report.samples, report.left_out) == (count, ())
+    train = read(tmp_path / "train.jsonl", model)
+    dev = read(tmp_path / "dev.jsonl", model, train.vocabularies)
+    table = dev.forest.tables["Pair"]
+    means = table.data["target"] @ np.arange(1, 6)
+    np.testing.assert_allclose(means, table.data["score"][:, 0], rtol=1e-6)
+    assert 1 <= means.min() < 2 and means.max() == 5
 
 
 def test_dags() -> None:
