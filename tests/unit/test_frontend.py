@@ -292,7 +292,8 @@ def mutate(text: str, other: str, generator: random.Random) -> str:
         lines.insert(generator.randrange(len(lines)), generator.choice(lines))
     elif kind == 6:
         words = sorted({word for word in text.replace("(", " ").replace(")", " ").split() if word.isalpha()})
-        return text.replace(generator.choice(words), generator.choice(words), generator.choice((1, -1)))
+        if words:
+            return text.replace(generator.choice(words), generator.choice(words), generator.choice((1, -1)))
     else:
         return text[:at]
     return "\n".join(lines)
