@@ -361,6 +361,8 @@ def test_tables(tmp_path: Path) -> None:
     assert [(len(s["words"]), s["label"]) for s in samples] == [(2, "1"), (1, "0")]
     _, samples = imported(tmp_path, "csv", "text\ngood\n", columns=("text",))
     assert samples == [{"words": [{"form": "good"}]}]
+    _, samples = imported(tmp_path, "csv", f"text,label\n{'a ' * 100_000},x\n")
+    assert len(samples[0]["words"]) == 100_000
 
 
 @pytest.mark.parametrize(
@@ -542,6 +544,7 @@ def test_fields_are_renamed_or_left_out(tmp_path: Path) -> None:
         ),
         ("text", {"structure": "pyramids"}, "--structure: found 'pyramids'; did you mean 'pyramid'?"),
         ("text", {"tokens": "bytes"}, "--tokens: found 'bytes', expected one of spaces, words, characters"),
+        ("text", {"length": "5"}, "--length: found '5', expected a whole number"),
         ("text", {"length": 0}, "--length: found 0, expected 1 or more"),
         ("text", {"rare": 2, "structure": "random"}, "--rare goes with --structure sequence alone"),
         (

@@ -30,6 +30,15 @@ Reader = Callable[[Any, Options, Counts], Iterator[Any]]
 SEQUENCE_OPTIONS = ("structure", "seed", "rare", "counted_in", "longest")
 
 
+KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("length", "classes", "seed", "rare", "longest"), int),
+    **dict.fromkeys(("marks", "numeric"), bool),
+    **dict.fromkeys(("tokens", "structure", "delimiter", "separator"), str),
+    "columns": tuple,
+}
+"""The types of options, which a caller from Python may get wrong."""
+
+
 @attrs.frozen
 class Format:
     """A format. fields: the names it writes, "" for those that are only written when they are named.
@@ -183,6 +192,11 @@ def _checked(format: str, chosen: Format, given: Mapping[str, Any]) -> Options:
             option = name.replace("_", "-")
             raise fail(f"--{option} does not go with the format '{format}'; its options are: {own}")
     options = Options(**given)
+    for name, type in KINDS.items():
+        value = getattr(options, name)
+        if name in given and (not isinstance(value, type) or (type is int and isinstance(value, bool))):
+            expected = {int: "a whole number", bool: "True or False", tuple: "a tuple of names"}
+            raise fail(f"--{name}: found {value!r}, expected {expected.get(type, 'a text')}")
     for name, known in (("tokens", TOKENIZERS), ("structure", structures.STRUCTURES)):
         value = getattr(options, name)
         if value not in known:

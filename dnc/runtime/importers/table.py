@@ -20,6 +20,7 @@ from dnc.runtime.importers.tokens import TOKENIZERS
 
 def read_csv(source: Source, options: Options, counts: Counts) -> Iterator[Sentence]:
     """A sentence for every row."""
+    csv.field_size_limit(max(csv.field_size_limit(), len(source.text)))
     delimiter = "\t" if options.delimiter == "tab" else options.delimiter
     reader = csv.reader(io.StringIO(source.text, newline=""), delimiter=delimiter, strict=True)
     rows = _rows(source, reader, counts)
