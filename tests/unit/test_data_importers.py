@@ -379,7 +379,7 @@ def test_tables(tmp_path: Path) -> None:
         (
             "text,label\na,x\n",
             {"numeric": True},
-            "source.txt:2: error: found the label 'x', expected a number",
+            'source.txt:2: error: found the label "x", expected a number',
         ),
         ("text,label\n", {}, "source.txt: error: the file holds no samples"),
     ],

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dnc.runtime.data.problems import names, suggestion
+from dnc.runtime.data.problems import names, shown, suggestion
 from dnc.runtime.importers.source import Counts, Options, Sentence, Source
 from dnc.runtime.importers.tokens import TOKENIZERS
 
@@ -64,7 +64,7 @@ def _rows(source: Source, reader: Any, counts: Counts) -> Iterator[tuple[int, li
 
 
 def _column(source: Source, header: list[str], name: str) -> int:
-    known = [cell.strip() for cell in header]
+    known = [" ".join(cell.split()) for cell in header]
     if name not in known:
         hint = suggestion(name, known) or f"; the columns are {names(known)}"
         raise source.mistake(1, None, f"there is no column '{name}'{hint} (--columns TEXT,LABEL)")
@@ -77,5 +77,5 @@ def _number(source: Source, line: int, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise source.mistake(line, None, f"found the label '{text}', expected a number")
+        raise source.mistake(line, None, f"found the label {shown(text)}, expected a number")
     return number
