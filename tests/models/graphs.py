@@ -1,0 +1,45 @@
+"""Graphs with shared vertices, in flat form: time-delay nets, a DAG. Every vertex is computed once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, softmax, tanh
+
+from tests.models.cells import Choice, Dropout, Parameters, Result, Sample, surprise, tree_leaf, tree_node, zeros
+
+
+def _top(p: Parameters, sample: Sample, leaf, pair) -> Result:
+    """The last vertex of a pyramid is classified. leaf: of an embedding; pair: of two neighbours."""
+    words = [word for word in sample["Span"]["word"] if word is not None]
+    layer = [leaf(p.E[word]) for word in words]
+    while len(layer) > 1:
+        layer = [pair(a, b) for a, b in zip(layer[:-1], layer[1:], strict=True)]
+    top = layer[0] if isinstance(layer[0], Tensor) else layer[0][0]
+    logits = p.V @ top + p.b_v
+    label = sample["Sentence"]["label"][0]
+    return Result(surprise(logits, label), {"label": Choice(logits), "p": softmax(logits, 0)})
+
+
+def td_rnn(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """Khorasani et al. 2018, section 4.1: neighbouring vectors are composed until one is left."""
+    return _top(p, sample, lambda x: x, lambda a, b: tanh(p.W @ torch.cat([a, b]) + p.b))
+
+
+def td_lstm(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """The same with the cell of the binary Tree-LSTM."""
+    return _top(
+        p, sample, lambda x: tree_leaf(p.W, p.b_w, x), lambda a, b: tree_node(p.U, p.b_u, a, b)
+    )
+
+
+def dag(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """A vertex sees its own vector and what it refers to; a child that is missing is zero."""
+    gates, states = sample["Gate"], []
+    for arm, x, a, b in zip(gates["arm"], gates["x"], gates["a"], gates["b"], strict=True):
+        h = p.A @ torch.tensor(x, dtype=torch.float64) + p.b
+        if arm == "Join":
+            right = zeros(p.b.shape[0]) if b is None else states[b]
+            h = h + p.B @ torch.cat([states[a], right])
+        states.append(tanh(h))
+    value = (p.v @ states[sample["root"]] + p.b_v).sum()
+    return Result((value - gates["target"][sample["root"]]) ** 2, {"value": value})

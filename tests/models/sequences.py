@@ -1,0 +1,68 @@
+"""Sequences: classifiers, a language model, a stack with dropout."""
+
+from __future__ import annotations
+
+from torch import softmax
+
+from tests.models.cells import (
+    Choice,
+    Dropout,
+    Parameters,
+    Result,
+    Sample,
+    gru,
+    lstm_run,
+    surprise,
+    total,
+    zeros,
+)
+
+
+def lstm_classifier(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """The last state is classified."""
+    states = lstm_run(p.W, p.U, p.b, [p.E[word["form"]] for word in sample["words"]])
+    return _classified(p, sample, states[-1][0])
+
+
+def lstm2(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """Two layers (Graves 2013, without his skip connections)."""
+    first = lstm_run(p.W1, p.U1, p.b1, [p.E[word["form"]] for word in sample["words"]])
+    second = lstm_run(p.W2, p.U2, p.b2, [h for h, _ in first])
+    return _classified(p, sample, second[-1][0])
+
+
+def gru_classifier(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """The last state of a GRU."""
+    h = zeros(p.C.shape[0])
+    for word in sample["words"]:
+        h = gru(p.W, p.U, p.C, p.b, p.E[word["form"]], h)
+    return _classified(p, sample, h)
+
+
+def _classified(p: Parameters, sample: Sample, h) -> Result:
+    logits = p.V @ h + p.b_v
+    loss = surprise(logits, sample["label"])
+    return Result(loss, {"label": Choice(logits), "p": softmax(logits, 0)})
+
+
+def language_model(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """Every word predicts the next one; the last one nothing."""
+    words = [word["form"] for word in sample["words"]]
+    states = lstm_run(p.W, p.U, p.b, [p.E[word] for word in words])
+    return _predicted(p, states, words)
+
+
+def char_rnn(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """Three layers; what goes up is dropped at random (Zaremba et al. 2014), what goes along is not."""
+    letters = sample["letters"]
+    states = lstm_run(p.W1, p.U1, p.b1, [p.E[letter["letter"]] for letter in letters])
+    for site, (W, U, b) in enumerate([(p.W2, p.U2, p.b2), (p.W3, p.U3, p.b3)]):
+        pairs = zip(letters, states, strict=True)
+        states = lstm_run(W, U, b, [dropout(letter, site, h, 0.2) for letter, (h, _) in pairs])
+    return _predicted(p, states, [letter["letter"] for letter in letters])
+
+
+def _predicted(p: Parameters, states, tokens) -> Result:
+    logits = [p.V @ h + p.b_v for h, _ in states]
+    loss = total(surprise(each, token) for each, token in zip(logits, tokens[1:], strict=False))
+    return Result(loss, {"next": [Choice(each) for each in logits]})

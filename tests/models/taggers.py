@@ -1,0 +1,43 @@
+"""Taggers: two directions that meet at every word."""
+
+from __future__ import annotations
+
+import torch
+from torch import tanh
+
+from tests.models.cells import Choice, Dropout, Parameters, Result, Sample, lstm_run, surprise, total
+
+
+def _both(p: Parameters, inputs) -> list[torch.Tensor]:
+    """The states of both directions side by side (Graves and Schmidhuber 2005)."""
+    forward = lstm_run(p.Wf, p.Uf, p.bf, inputs)
+    backward = lstm_run(p.Wb, p.Ub, p.bb, inputs[::-1])[::-1]
+    return [torch.cat([there[0], back[0]]) for there, back in zip(forward, backward, strict=True)]
+
+
+def _tagged(sample: Sample, scores) -> Result:
+    pairs = zip(scores, sample["words"], strict=True)
+    loss = total(surprise(each, word["tag"]) for each, word in pairs)
+    return Result(loss, {"tags": [Choice(each) for each in scores]})
+
+
+def bilstm_tagger(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """A tag for every word."""
+    states = _both(p, [p.E[word["form"]] for word in sample["words"]])
+    return _tagged(sample, [p.V @ h + p.b_v for h in states])
+
+
+def _embedding(p: Parameters, word: Sample) -> torch.Tensor:
+    """A known word's row, or the last states of both directions over a rare word's letters."""
+    if "form" in word:
+        return p.E[word["form"]]
+    letters = [p.C[letter["letter"]] for letter in word["letters"]]
+    right = lstm_run(p.Wr, p.Ur, p.br, letters)[-1]
+    left = lstm_run(p.Wl, p.Ul, p.bl, letters[::-1])[-1]
+    return torch.cat([right[0], left[0]])
+
+
+def char_tagger(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """The same with a layer before the scores, and rare words spelled."""
+    states = _both(p, [_embedding(p, word) for word in sample["words"]])
+    return _tagged(sample, [p.V @ tanh(p.M @ h + p.b_m) + p.b_v for h in states])
