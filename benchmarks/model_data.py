@@ -72,7 +72,7 @@ class Maker:
 
     def vector(self, field: str) -> list[float]:
         """Numbers as a field holds them."""
-        return self.random.normal(size=self.widths[field]).tolist()
+        return [float(number) for number in self.random.normal(size=self.widths[field])]
 
     def words(self, key: str = "form", dimension: str = "vocab", span: tuple[int, int] | None = None) -> Any:
         """A sequence of tokens."""
@@ -203,7 +203,9 @@ MAKERS: dict[str, Callable[[Maker], Sample]] = {
 """How a sample of each example is made."""
 
 
-def samples(name: str, program: Program, count: int, sizes: Sizes = Sizes(), seed: int = SEED) -> list[Sample]:
+def samples(
+    name: str, program: Program, count: int, sizes: Sizes = Sizes(), seed: int = SEED
+) -> list[Sample]:
     """`count` samples for the example `name`."""
     make = Maker(program, sizes, seed)
     return [MAKERS[name](make) for _ in range(count)]

@@ -22,12 +22,13 @@ from dnc.runtime.pool import static_pool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.schedule import disassemble, queue
 
+FORWARD_LEVEL, BACKWARD_LEVEL = "forward, a level of the recursion", "backward, a level of the recursion"
 PHASES = (
     "forward, before the recursion",
-    "forward, a level of the recursion",
+    FORWARD_LEVEL,
     "forward, behind the recursion",
     "backward, before the recursion",
-    "backward, a level of the recursion",
+    BACKWARD_LEVEL,
     "backward, behind the recursion",
 )
 
@@ -102,13 +103,21 @@ def _registers(plan: Plan, parameter: str) -> int:
     return max(s.registers(plan.tiling.workers) for s in slices(plan) if s.parameter == parameter)
 
 
-def _exchanges(plan: Plan) -> Iterator[str]:
+def phase_steps(plan: Plan) -> dict[str, list[Step]]:
+    """What runs in each of the `PHASES` of a training step; an exchange stands behind every number."""
     steps = sequence(plan, TRAIN)
-    for phase, name in enumerate(PHASES):
-        own = [step for step in steps if step.phase == phase]
-        if own:
-            count = len({step.step for step in own})
-            yield f"  {name}: {count} ({_step_names(own)})"
+    return {name: [step for step in steps if step.phase == phase] for phase, name in enumerate(PHASES)}
+
+
+def exchange_count(steps: list[Step]) -> int:
+    """How many exchanges the workers of a replica make for them."""
+    return len({step.step for step in steps})
+
+
+def _exchanges(plan: Plan) -> Iterator[str]:
+    for name, steps in phase_steps(plan).items():
+        if steps:
+            yield f"  {name}: {exchange_count(steps)} ({_step_names(steps)})"
     yield "  whole grid, once a batch: 3 (before the gradients, before the norm, before the update)"
 
 

@@ -177,7 +177,9 @@ def _dropout(vertices: Sequence[Sample]) -> Dropout:
 
 # ---- the record ---------------------------------------------------------------------------------
 
-RECORDED = Sizes(words=(1, 30), leaves=(1, 28), pyramid=(1, 20), complete=(0, 6), steps=(1, 64), vertices=(1, 32))
+RECORDED = Sizes(
+    words=(1, 30), leaves=(1, 28), pyramid=(1, 20), complete=(0, 6), steps=(1, 64), vertices=(1, 32)
+)
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -194,7 +196,8 @@ def main(names: Sequence[str]) -> None:
     for name in names or sorted(REFERENCES):
         known[name] = measure(name)
         print(f"{name}: {known[name]}", flush=True)
-    stamp = common.stamp("CPU", None) | {"torch": torch.__version__, "reference": "float64"}
+    stamp = common.stamp("CPU", None) | {"torch": torch.__version__}
+    stamp["command"] = " ".join(["python -m tests.models.compare", *names])
     common.write(RECORD, stamp | {"models": {name: known[name] for name in sorted(known)}})
 
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, softmax, tanh
 
-from tests.models.cells import Choice, Dropout, Parameters, Result, Sample, surprise, tree_leaf, tree_node, zeros
+from tests.models.cells import (
+    Choice,
+    Dropout,
+    Parameters,
+    Result,
+    Sample,
+    surprise,
+    tree_leaf,
+    tree_node,
+    zeros,
+)
 
 
 def _top(p: Parameters, sample: Sample, leaf, pair) -> Result:
@@ -13,7 +25,7 @@ def _top(p: Parameters, sample: Sample, leaf, pair) -> Result:
     words = [word for word in sample["Span"]["word"] if word is not None]
     layer = [leaf(p.E[word]) for word in words]
     while len(layer) > 1:
-        layer = [pair(a, b) for a, b in zip(layer[:-1], layer[1:], strict=True)]
+        layer = [pair(a, b) for a, b in pairwise(layer)]
     top = layer[0] if isinstance(layer[0], Tensor) else layer[0][0]
     logits = p.V @ top + p.b_v
     label = sample["Sentence"]["label"][0]
@@ -27,9 +39,7 @@ def td_rnn(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
 
 def td_lstm(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
     """The same with the cell of the binary Tree-LSTM."""
-    return _top(
-        p, sample, lambda x: tree_leaf(p.W, p.b_w, x), lambda a, b: tree_node(p.U, p.b_u, a, b)
-    )
+    return _top(p, sample, lambda x: tree_leaf(p.W, p.b_w, x), lambda a, b: tree_node(p.U, p.b_u, a, b))
 
 
 def dag(p: Parameters, sample: Sample, dropout: Dropout) -> Result:

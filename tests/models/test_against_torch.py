@@ -1,16 +1,21 @@
 """Every example computes what an independent PyTorch implementation of its paper computes.
 
-Loss, declared outputs and every gradient, through the public API on the CPU kernel, with sizes that no
-tile divides. `python -m tests.models.compare` does the same at the examples' own sizes and records it.
+Loss, declared outputs and every gradient, through the public API, at sizes that no tile divides: all on
+the reference VM, some on the CPU kernel, whose compilation takes seconds. `python -m
+tests.models.compare` compares all of them on the CPU kernel at the examples' own sizes, and records what
+it finds in docs/models.json.
 """
+
+import json
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
 
+import dnc.kernel_cache  # noqa: E402
 from benchmarks.model_data import MAKERS, Sizes  # noqa: E402
 from dnc.compiler import compile_model  # noqa: E402
-from tests.models.compare import REFERENCES, compare, settings  # noqa: E402
+from tests.models.compare import RECORD, REFERENCES, compare, settings  # noqa: E402
 from tests.support.models import EXAMPLES  # noqa: E402
 
 SMALL = {
@@ -20,17 +25,33 @@ SMALL = {
 SIZES = Sizes(words=(1, 6), leaves=(1, 7), pyramid=(1, 5), complete=(0, 3), steps=(1, 7), vertices=(1, 7))
 TOLERANCE = 1e-4
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.dn"))
+ON_CPU = ("attention", "char_rnn", "dag", "mvrnn", "similarity")
 
 
-def test_every_example_has_a_reference_and_data():
+def test_every_example_has_a_reference_data_and_a_record():
+    recorded = json.loads(RECORD.read_text(encoding="utf-8"))["models"]
     assert sorted(REFERENCES) == NAMES, "tests/models/compare.py: REFERENCES"
     assert sorted(MAKERS) == NAMES, "benchmarks/model_data.py: MAKERS"
+    assert sorted(recorded) == NAMES, "run: python -m tests.models.compare NAME"
+    for name, found in recorded.items():
+        assert max(found["values"], found["gradients"]) < TOLERANCE, name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_values_and_gradients_are_those_of_torch(name, tmp_path):
+def test_the_reference_vm_agrees_with_torch(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
+    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
+    check(name, tmp_path / "build", "vm")
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_the_cpu_kernel_agrees_with_torch(name, tmp_path):
+    check(name, tmp_path / "build", "cpu")
+
+
+def check(name, build, device):
     torch.set_num_threads(1)
-    compile_model(EXAMPLES / f"{name}.dn", tmp_path / "build", ("cpu",), settings(name, SMALL))
-    found = compare(name, tmp_path / "build", SIZES)
+    compile_model(EXAMPLES / f"{name}.dn", build, ("cpu",), settings(name, SMALL))
+    found = compare(name, build, SIZES, device)
     assert found.values < TOLERANCE
     assert not {key: value for key, value in found.gradients.items() if not value < TOLERANCE}

@@ -1,6 +1,7 @@
 """The pages under docs/: generated tables are fresh, files they name exist."""
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -12,12 +13,21 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
 
-@pytest.fixture(scope="module")
-def make_isa():
-    spec = importlib.util.spec_from_file_location("make_isa", DOCS / "make_isa.py")
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def make_isa():
+    return script("make_isa")
+
+
+@pytest.fixture(scope="module")
+def make_models():
+    return script("make_models")
 
 
 def test_isa_page_is_fresh(make_isa):
@@ -37,6 +47,33 @@ def test_a_field_without_a_meaning_is_found(make_isa):
         make_isa.meanings("header", (*isa.HEADER, "surplus"), make_isa.HEADER)
     with pytest.raises(make_isa.Stale, match="version"):
         make_isa.meanings("header", isa.HEADER[1:], make_isa.HEADER)
+
+
+def test_models_page_is_fresh(make_models):
+    page = make_models.PAGE.read_text(encoding="utf-8")
+    assert make_models.render(page) == page, "run: python docs/make_models.py"
+
+
+def test_an_example_that_the_models_page_lacks_is_found(make_models, monkeypatch):
+    monkeypatch.delitem(make_models.MODELS, "dag")
+    with pytest.raises(make_models.Stale, match="dag"):
+        make_models.examples()
+
+
+def test_the_newest_speed_of_every_model_counts(make_models, monkeypatch, tmp_path):
+    def result(name, device, date, **speeds):
+        points = [{"model": key, "batch": 32, "samples_per_second": value} for key, value in speeds.items()]
+        (tmp_path / name).write_text(json.dumps({"device": device, "date": date, "points": points}))
+
+    monkeypatch.setattr(make_models, "RESULTS", tmp_path)
+    result("b-cpu-models.json", "CPU, 2 cores", "2026-01-02", dag=2.5, lstm2=1)
+    result("a-cpu-models-again.json", "CPU, 2 cores", "2026-01-03", dag=1234.6)
+    result("c-h200-models.json", "NVIDIA H200", "2026-01-01", dag=5)
+    found = make_models.speeds()
+    assert make_models.speed(found[False], "dag") == "1,235"
+    assert make_models.speed(found[False], "lstm2") == "1.0"
+    assert make_models.speed(found[True], "dag") == "5.0"
+    assert make_models.speed(found[True], "lstm2") == "-"
 
 
 @pytest.mark.parametrize("page", ["architecture.md", "isa.md"])
