@@ -85,13 +85,23 @@ class Maker:
             return {"letters": self.words("letter", "chars", LETTERS), "tag": tag}
         return {"form": self.word(), "tag": tag}
 
-    def binary(self, leaves: int, label: Callable[[], Sample], halves: bool = False) -> Sample:
-        """A binary tree over words, cut at random places or into halves; `label` adds to vertices."""
+    def binary(self, leaves: int, leaf: Callable[[], Sample], node: Callable[[], Sample] = dict) -> Sample:
+        """A binary tree that is cut at random places; `leaf` and `node` say what vertices hold."""
         if leaves == 1:
-            return {"word": self.word(), **label()}
-        left = leaves // 2 if halves else self.count((1, leaves - 1))
-        parts = {"left": self.binary(left, label, halves), "right": self.binary(leaves - left, label, halves)}
-        return {**parts, **label()}
+            return leaf()
+        left = self.count((1, leaves - 1))
+        return {
+            "left": self.binary(left, leaf, node),
+            "right": self.binary(leaves - left, leaf, node),
+        } | node()
+
+    def complete(self, depth: int) -> Sample:
+        """A complete binary tree over words."""
+        return {side: self.complete(depth - 1) for side in ("left", "right")} if depth else self.leaf()
+
+    def leaf(self) -> Sample:
+        """A word in a tree."""
+        return {"word": self.word()}
 
     def labelled(self) -> Sample:
         """What vertices of a labelled tree hold."""
@@ -166,12 +176,11 @@ def _translated(make: Maker) -> Sample:
 
 
 def _binary_tree(make: Maker) -> Sample:
-    return make.binary(make.count(make.sizes.leaves), make.labelled)
+    return make.binary(make.count(make.sizes.leaves), lambda: make.leaf() | make.labelled(), make.labelled)
 
 
 def _complete_tree(make: Maker) -> Sample:
-    leaves = 2 ** make.count(make.sizes.complete)
-    return {"tree": make.binary(leaves, dict, halves=True), "label": make.label()}
+    return {"tree": make.complete(make.count(make.sizes.complete)), "label": make.label()}
 
 
 def _dependency_tree(make: Maker) -> Sample:
@@ -196,6 +205,7 @@ MAKERS: dict[str, Callable[[Maker], Sample]] = {
     "similarity": Maker.pair_of_trees,
     "td_lstm": Maker.pyramid,
     "td_rnn": Maker.pyramid,
+    "token_vectors": lambda make: make.binary(make.count(make.sizes.leaves), dict),
     "top_down": _dependency_tree,
     "tree_fc": _complete_tree,
     "treelstm": _binary_tree,

@@ -71,6 +71,11 @@ MODELS = {
     ),
     "td_lstm": ("VPPS", "a derived DAG with shared vertices; the cell of the Tree-LSTM", "graphs"),
     "td_rnn": ("VPPS", "a derived DAG with shared vertices: a pyramid over the words", "graphs"),
+    "token_vectors": (
+        "Cavs",
+        "pull and push: vectors from another net, a state to it, gradients both ways",
+        "trees",
+    ),
     "top_down": ("Irsoy and Cardie 2013", "a state handed down after one handed up", "trees"),
     "tree_fc": ("Looks et al. 2017 (Fold); Cavs", "complete trees: wide wavefronts", "trees"),
     "treelstm": (

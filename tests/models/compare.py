@@ -9,11 +9,12 @@ start from the same random parameters; the reference computes in float64.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ from benchmarks.model_data import Sizes
 from dnc.api import Model
 from dnc.compiler import compile_model
 from dnc.ir.noise import SITES, step_noise, uniform, vertex_keys
-from tests.models import graphs, pairs, sequences, taggers, trees
-from tests.models.cells import Choice, Dropout, Parameters, Result, Sample, nothing_dropped
+from tests.models.cells import Dropout, Parameters, Result, Sample, nothing_dropped
+from tests.models.differences import output_differences, relative
+from tests.models.references import DROPPED, PULLED, REFERENCES
 from tests.support.models import EXAMPLES
 
 ROOT = Path(__file__).parents[2]
@@ -37,36 +39,6 @@ RECORD = ROOT / "docs" / "models.json"
 SEED, SAMPLES, BATCH = 3, 7, (5, 0, 6, 2)
 RATE = 256.0
 """Of the step whose change is the gradient: large, so that little of a small one is lost in rounding."""
-TINY = 1e-12
-"""The norm below which an expected array counts as zero, so that the difference itself is taken."""
-
-Run = Callable[[Parameters, Sample, Dropout], Result]
-
-REFERENCES: dict[str, Run] = {
-    "attention": pairs.attention,
-    "bilstm_tagger": taggers.bilstm_tagger,
-    "char_rnn": sequences.char_rnn,
-    "char_tagger": taggers.char_tagger,
-    "childsum": trees.childsum,
-    "dag": graphs.dag,
-    "encoder_decoder": pairs.encoder_decoder,
-    "gru_classifier": sequences.gru_classifier,
-    "language_model": sequences.language_model,
-    "lstm2": sequences.lstm2,
-    "lstm_classifier": sequences.lstm_classifier,
-    "mvrnn": trees.mvrnn,
-    "nary_treelstm": trees.nary_treelstm,
-    "rvnn": trees.rvnn,
-    "similarity": pairs.similarity,
-    "td_lstm": graphs.td_lstm,
-    "td_rnn": graphs.td_rnn,
-    "top_down": trees.top_down,
-    "tree_fc": trees.tree_fc,
-    "treelstm": trees.treelstm,
-}
-
-DROPPED: dict[str, Callable[[Sample], Sequence[Sample]]] = {"char_rnn": lambda sample: sample["letters"]}
-"""The vertices of a sample, in order, at which a model drops something."""
 
 
 @attrs.frozen
@@ -89,6 +61,16 @@ def settings(name: str, sizes: Mapping[str, int]) -> dict[str, int]:
     return {found: sizes[found] for found in re.findall(r"(\w+) = \d+", head[1])}
 
 
+@attrs.frozen(eq=False)
+class Trained:
+    """A training step. values: differences so far; expected: what it minimised, by the reference;
+    handed: gradients that dnc gave back, beside what the reference took the gradient by."""
+
+    values: list[float]
+    expected: Tensor
+    handed: Mapping[str, Sequence[tuple[Any, Tensor]]] = attrs.field(factory=dict)
+
+
 def compare(name: str, build: Path, sizes: Sizes, device: str = "cpu") -> Differences:
     """Loss and outputs in evaluation, loss and gradients of a training step, of a compiled example."""
     model = dnc.load(build, device, seed=SEED)
@@ -96,26 +78,75 @@ def compare(name: str, build: Path, sizes: Sizes, device: str = "cpu") -> Differ
     model.attach(data)
     first = _parameters(model)
     model.set_parameters(first)
-    batch = [data[number] for number in BATCH]
-    values = _outputs(model, REFERENCES[name], first, batch)
     model.configure("sgd", RATE)
+    trained = {p.name for p in model.program.parameters if not p.frozen}
+    leaves = {
+        key: torch.tensor(value, dtype=torch.float64, requires_grad=key in trained)
+        for key, value in first.items()
+    }
+    train = _train_inside if name in PULLED else _train
+    step = train(model, name, Parameters(**leaves), data)
+    step.expected.backward()
+    after = model.parameters()
+    gradients = {
+        key: relative((first[key].astype(np.float64) - after[key]) / RATE, _gradient(leaf))
+        for key, leaf in leaves.items()
+    }
+    for key, handed in step.handed.items():
+        gradients[key] = max(relative(found, _gradient(leaf)) for found, leaf in handed)
+    return Differences(max(step.values), gradients)
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
+def _train(model: Model, name: str, p: Parameters, data: list[Sample]) -> Trained:
+    """Evaluation, prediction and a step on a batch."""
+    run, batch = REFERENCES[name], [data[number] for number in BATCH]
+    with torch.no_grad():
+        evaluated = [run(p, sample, nothing_dropped) for sample in batch]
+    values = [relative(model.evaluate(list(BATCH)).loss, _mean_loss(evaluated))]
+    values += output_differences(model.predict(list(BATCH)), evaluated)
     model.step(list(BATCH))
     loss = model.sync()
-    leaves = {key: torch.tensor(value, dtype=torch.float64) for key, value in first.items()}
-    trained = {p.name for p in model.program.parameters if not p.frozen}
-    for key, leaf in leaves.items():
-        leaf.requires_grad_(key in trained)
     dropout = _dropout([v for sample in data for v in DROPPED[name](sample)]) if name in DROPPED else None
-    results = [REFERENCES[name](Parameters(**leaves), s, dropout or nothing_dropped) for s in batch]
-    expected = torch.stack([result.loss for result in results]).mean()
-    expected.backward()
-    values.append(relative(loss, expected))
-    after = model.parameters()
-    gradients = {}
-    for key, leaf in leaves.items():
-        found = (first[key].astype(np.float64) - after[key]) / RATE
-        gradients[key] = relative(found, torch.zeros_like(leaf) if leaf.grad is None else leaf.grad)
-    return Differences(max(values), gradients)
+    expected = _mean_loss([run(p, sample, dropout or nothing_dropped) for sample in batch])
+    return Trained([*values, relative(loss, expected)], expected)
+
+
+def _train_inside(model: Model, name: str, p: Parameters, data: list[Sample]) -> Trained:
+    """The same inside another net: random vectors are pulled, and random gradients come back."""
+    random, (field, vertices) = np.random.default_rng(SEED), PULLED[name]
+    own = field.partition(".")[2]
+    width = max(f.width for s in model.program.structs for arm in s.arms for f in arm.fields if f.name == own)
+    batch = [copy.deepcopy(data[number]) for number in BATCH]
+    for sample in batch:
+        for vertex in vertices(sample):
+            x = random.normal(size=width).astype(np.float32)
+            vertex[own] = torch.tensor(x, dtype=torch.float64, requires_grad=True)
+    pulled = [[vertex[own] for vertex in vertices(sample)] for sample in batch]
+    expected = [REFERENCES[name](p, sample, nothing_dropped) for sample in batch]
+    found = model.forward(list(BATCH), {field: [[x.detach().numpy() for x in xs] for xs in pulled]})
+    values = output_differences(found, expected)
+    pushed = {key: [random.normal(size=np.shape(each)) for each in outputs] for key, outputs in found.items()}
+    loss, gradients = model.backward(pushed)
+    minimised = [
+        (torch.tensor(np.asarray(gradient, np.float32)).double() * result.outputs[key]).sum()
+        for key, each in pushed.items()
+        for gradient, result in zip(each, expected, strict=True)
+    ]
+    own_loss = _mean_loss(expected)
+    handed = [
+        pair
+        for array, xs in zip(gradients[field], pulled, strict=True)
+        for pair in zip(array, xs, strict=True)
+    ]
+    return Trained([*values, relative(loss, own_loss)], own_loss + sum(minimised), {field: handed})
+
+
+def _mean_loss(results: Sequence[Result]) -> Tensor:
+    return torch.stack([result.loss for result in results]).mean()
 
 
 def _parameters(model: Model) -> dict[str, Any]:
@@ -129,37 +160,6 @@ def _parameters(model: Model) -> dict[str, Any]:
         ).astype(np.float32)
         for name, value in model.parameters().items()
     }
-
-
-def _outputs(model: Model, run: Run, first: Mapping[str, Any], batch: list[Sample]) -> list[float]:
-    """Differences of loss and outputs in evaluation."""
-    values = Parameters(**{key: torch.tensor(value, dtype=torch.float64) for key, value in first.items()})
-    expected = [run(values, sample, nothing_dropped) for sample in batch]
-    loss = torch.stack([result.loss for result in expected]).mean()
-    found, differences = model.predict(list(BATCH)), [relative(model.evaluate(list(BATCH)).loss, loss)]
-    assert set(found) == set(expected[0].outputs), f"outputs: {sorted(found)}"
-    for key, outputs in found.items():
-        for output, result in zip(outputs, expected, strict=True):
-            differences.append(_output_difference(output, result.outputs[key]))
-    return differences
-
-
-def _output_difference(found: Any, expected: Tensor | Choice | Sequence[Choice]) -> float:
-    if isinstance(expected, Tensor):
-        return relative(found, expected)
-    if isinstance(expected, Choice):
-        logits = expected.logits
-        return float((logits.max() - logits[int(found)]) / logits.norm())
-    return max(_output_difference(*each) for each in zip(found, expected, strict=True))
-
-
-def relative(found: Any, expected: Tensor) -> float:
-    """The norm of the difference over that of what is expected."""
-    wanted = expected.detach().numpy()
-    array = np.asarray(found, np.float64)
-    assert array.shape == wanted.shape, f"found {array.shape}, expected {wanted.shape}"
-    norm = float(np.linalg.norm(wanted))
-    return float(np.linalg.norm(array - wanted)) / (norm if norm > TINY else 1.0)
 
 
 def _dropout(vertices: Sequence[Sample]) -> Dropout:

@@ -49,6 +49,22 @@ def treelstm(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
     return _labelled(p, pairs)
 
 
+def leaves(tree: Sample) -> list[Sample]:
+    """The leaves of a binary tree, from left to right."""
+    return [leaf for side in ("left", "right") for leaf in leaves(tree[side])] if "left" in tree else [tree]
+
+
+def token_vectors(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """The binary Tree-LSTM over vectors from elsewhere; the root's state is handed on, there is no loss."""
+
+    def encode(tree: Sample) -> State:
+        if "left" in tree:
+            return tree_node(p.U, p.b_u, encode(tree["left"]), encode(tree["right"]))
+        return tree_leaf(p.W, p.b_w, tree["x"])
+
+    return Result(zeros(), {"sentence": encode(sample)[0]})
+
+
 def rvnn(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
     """A recursive net with other weights for leaves (Socher et al. 2011; Irsoy and Cardie 2014)."""
     pairs: list[tuple[Sample, Tensor]] = []

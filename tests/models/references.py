@@ -1,0 +1,42 @@
+"""The reference of every example, by name, and what a comparison has to know about some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tests.models import graphs, pairs, sequences, taggers, trees
+from tests.models.cells import Dropout, Parameters, Result, Sample
+
+Run = Callable[[Parameters, Sample, Dropout], Result]
+
+REFERENCES: dict[str, Run] = {
+    "attention": pairs.attention,
+    "bilstm_tagger": taggers.bilstm_tagger,
+    "char_rnn": sequences.char_rnn,
+    "char_tagger": taggers.char_tagger,
+    "childsum": trees.childsum,
+    "dag": graphs.dag,
+    "encoder_decoder": pairs.encoder_decoder,
+    "gru_classifier": sequences.gru_classifier,
+    "language_model": sequences.language_model,
+    "lstm2": sequences.lstm2,
+    "lstm_classifier": sequences.lstm_classifier,
+    "mvrnn": trees.mvrnn,
+    "nary_treelstm": trees.nary_treelstm,
+    "rvnn": trees.rvnn,
+    "similarity": pairs.similarity,
+    "td_lstm": graphs.td_lstm,
+    "td_rnn": graphs.td_rnn,
+    "token_vectors": trees.token_vectors,
+    "top_down": trees.top_down,
+    "tree_fc": trees.tree_fc,
+    "treelstm": trees.treelstm,
+}
+
+DROPPED: dict[str, Callable[[Sample], Sequence[Sample]]] = {"char_rnn": lambda sample: sample["letters"]}
+"""The vertices of a sample, in order, at which a model drops something."""
+
+PULLED: dict[str, tuple[str, Callable[[Sample], Sequence[Sample]]]] = {
+    "token_vectors": ("Tree.x", lambda sample: trees.leaves(sample)),
+}
+"""Programs inside another net: the field that is pulled, and the vertices of a sample that have it."""
