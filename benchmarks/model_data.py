@@ -21,6 +21,8 @@ SEED = 5
 OPEN = {"chars": 80}
 """How many there are where the program leaves it open: of all other dimensions `VOCABULARY`."""
 VOCABULARY = 10_000
+ENTITIES = ("O", *(f"{mark}-{kind}" for kind in ("PER", "LOC", "ORG", "MISC") for mark in "BI"))
+"""The tags of a tagger that is measured by entities."""
 RARE = 0.2
 """The share of words that are spelled, where a program reads rare words letter by letter."""
 LETTERS = (3, 10)
@@ -79,8 +81,8 @@ class Maker:
         return [{key: self.word(dimension)} for _ in range(self.count(span or self.sizes.words))]
 
     def spelled(self) -> Sample:
-        """A tagged word, known or as its letters."""
-        tag = self.label("tags")
+        """A word tagged as in an entity, known or as its letters."""
+        tag = ENTITIES[self.label("tags")]
         if self.random.random() < RARE:
             return {"letters": self.words("letter", "chars", LETTERS), "tag": tag}
         return {"form": self.word(), "tag": tag}

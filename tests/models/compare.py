@@ -85,7 +85,7 @@ def compare(name: str, build: Path, sizes: Sizes, device: str = "cpu") -> Differ
         for key, value in first.items()
     }
     train = _train_inside if name in PULLED else _train
-    step = train(model, name, Parameters(**leaves), data)
+    step = train(model, name, Parameters(**leaves), _numbered(model, data))
     step.expected.backward()
     after = model.parameters()
     gradients = {
@@ -95,6 +95,22 @@ def compare(name: str, build: Path, sizes: Sizes, device: str = "cpu") -> Differ
     for key, handed in step.handed.items():
         gradients[key] = max(relative(found, _gradient(leaf)) for found, leaf in handed)
     return Differences(max(step.values), gradients)
+
+
+def _numbered(model: Model, data: Any) -> Any:
+    """Samples with the numbers of words and labels in place of them."""
+    fields = [field for s in model.program.structs for arm in s.arms for field in arm.fields]
+    known = model.vocabularies or {}
+    named = {f.name: known[f.dimension.name] for f in fields if f.dimension and f.dimension.name in known}
+
+    def plain(value: Any, key: str | None = None) -> Any:
+        if isinstance(value, dict):
+            return {name: plain(each, name) for name, each in value.items()}
+        if isinstance(value, list):
+            return [plain(each, key) for each in value]
+        return named[key].number(value) if isinstance(value, str) and key in named else value
+
+    return plain(data)
 
 
 def _gradient(leaf: Tensor) -> Tensor:
