@@ -103,7 +103,7 @@ def check_training(bench: Bench, tolerance: float = 2e-5, rate: float = 1.0) -> 
         if parameter.frozen:
             assert np.array_equal(after[parameter.name], bench.values[parameter.name]), parameter.name
             continue
-        found = (before - after[parameter.name]) / rate
+        found = (before - after[parameter.name]) / (rate * parameter.rate)
         gradient = expected.gradients[parameter.name]
         # What float32 parameters can show of a gradient: half a unit in their last place.
         noise = 1e-7 * float(np.linalg.norm(before))

@@ -173,7 +173,9 @@ def add_terms(draft: Draft) -> None:
         draft.lines.append(f"loss {weight}sum(t in {domain}) {_loss(draft, scope)}")
     for _ in range(draft.pick((0, 1, 2))):
         domain, scope = _domain(draft)
-        draft.lines.append(f"metric {draft.name('metric')} = mean(t in {domain}) {_loss(draft, scope)}")
+        measure, value = draft.pick((("mean", "{}"), ("mean", "{}"), ("perplexity", "abs(tanh({}))")))
+        shown = value.format(_loss(draft, scope))
+        draft.lines.append(f"metric {draft.name('metric')} = {measure}(t in {domain}) {shown}")
     for _ in range(draft.pick((0, 1, 2))):
         name = draft.name("out")
         if draft.chance(50):

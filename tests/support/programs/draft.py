@@ -138,18 +138,21 @@ class Draft:
         name = self.name("P")
         self.parameters[name] = shape
         start = f" = {self.pick(INITIALIZERS[len(shape)])}" if self.chance(30) else ""
-        frozen = "frozen " if self.chance(7) else ""
-        self.parameter_texts.append(f"{frozen}param {name}: {self.type_text(shape)}{start}")
+        self._declare(f"{name}: {self.type_text(shape)}{start}")
         return name
 
     def table(self, shape: Shape) -> str:
         """A table over the vocabulary with rows of `shape`."""
         name = self.name("E")
         self.tables[name] = shape
-        frozen = "frozen " if self.chance(7) else ""
         sizes = ", ".join(["vocab", *(self.size_text(size) for size in shape)])
-        self.parameter_texts.append(f"{frozen}param {name}: table[{sizes}]")
+        self._declare(f"{name}: table[{sizes}]")
         return name
+
+    def _declare(self, parameter: str) -> None:
+        """Declares a parameter; it may be frozen, or have its own learning rate."""
+        way = self.pick((*("param {}",) * 8, "frozen param {}", "param {} lr * 0.5"))
+        self.parameter_texts.append(way.format(parameter))
 
     def state(self) -> State:
         """A state: one there is, or a new one of one to three components."""
