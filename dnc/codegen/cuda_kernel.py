@@ -28,6 +28,7 @@ from dnc.codegen.tirx_cuda import emit_cuda
 from dnc.ir import isa
 from dnc.ir.machine import machine
 from dnc.ir.plan import REGISTER, SHARED, UNIT, Plan
+from dnc.ir.program import LEVEL
 
 STATE_WORDS = 4
 # Indices into `isa.ABORT_EXCHANGES`.
@@ -195,7 +196,8 @@ class Kernel:
             emit = (
                 cuda_segments.unit_segment if segments[name].mapping == UNIT else cuda_segments.vertex_segment
             )
-            return lambda: emit(self.worker, segments[name], *values())
+            recursive = plan.program.stage(segments[name].stage).placement == LEVEL
+            return lambda: emit(self.worker if recursive else self._behind(), segments[name], *values())
         if name in dense:
             return lambda: cuda_gradients.dense_gradient(self._behind(), dense[name], *values())
         if name.startswith("gradient "):
@@ -207,7 +209,7 @@ class Kernel:
         return lambda: cuda_gradients.reduce(self._behind(), *values())
 
     def _behind(self) -> Worker:
-        """The worker for instructions behind the recursion.
+        """The worker for instructions outside the recursion.
 
         What depends on the thread alone is worked out in each of them: the compiler would do it once,
         before the loop, and keep the results in registers that the recursion needs.

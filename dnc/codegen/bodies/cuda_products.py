@@ -52,6 +52,9 @@ ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators b
 UNROLLED_ROWS = 40  # of a warp; more, as those of a large vocabulary, are a loop
 COLUMN_GROUP = 4  # chunks of a transposed product that are summed over the warps at a time
 TRANSPOSED_SUMS = 32  # sums a thread holds in a transposed product
+COLUMN_VERTICES = 16  # vertices whose sums a thread holds that has a column to itself
+ROWS_TOGETHER = 2  # rows whose weights such a thread loads together
+FEW = 4  # vertices for which it is not worth giving every thread a column
 NARROW = 2  # groups up to this size are multiplied one vertex at a time
 WIDE = 4
 STAGED_TOGETHER = 4  # loads a thread has under way
@@ -297,6 +300,71 @@ def transposed(
     none). store(vertex, column, value) writes a result for vertices below `count`. scratch:
     staging for one group of columns of every warp. Barriers inside; ends with one.
     """
+    if placement.residency == REGISTER or tile % 4 or tile <= FEW:
+        _transposed_rows(worker, placement, deltas, tile, count, scratch, store)
+    else:
+        either(
+            count <= FEW,
+            lambda: _transposed_rows(worker, placement, deltas, tile, count, scratch, store),
+            lambda: _transposed_columns(worker, placement, deltas, tile, count, store),
+        )
+
+
+def _transposed_columns(
+    worker: Worker,
+    placement: Placement,
+    deltas: int,
+    tile: int,
+    count: Expr,
+    store: Callable[[Expr, Expr, Expr], None],
+) -> None:
+    """A column a thread, over all rows of the worker: nothing to add up between warps."""
+    total_rows = placement.gates * share(placement.units, worker.workers)
+    weight_at = _weight_at(worker, placement)
+    step = min(tile, COLUMN_VERTICES)
+    blocks = stride_loop("column", worker.thread, placement.columns, THREADS)
+    with stride_loop("first", 0, count, step) as first, blocks as column:
+        sums = named("sums", T.alloc_local((step,), "float32"))
+        for v in range(step):
+            put(sums, v, T.float32(0.0))
+        with loop("row", total_rows, unroll=ROWS_TOGETHER) as row:
+            weight = let("weight", weight_at(row, column))
+            for quad in range(0, step, 4):
+                at = deltas + row * tile + first + quad
+                delta = let("delta", worker.staging[T.ramp(at, 1, 4)])
+                for i in range(4):
+                    put(sums, quad + i, cuda.fma(weight, lane4(delta, i), sums[quad + i]))
+        for v in range(step):
+            with when(first + v < count):
+                store(first + v, column, sums[v])
+    worker.synchronize()
+
+
+def _weight_at(worker: Worker, placement: Placement) -> Callable[[Expr, Expr], Expr]:
+    """One weight of a local row, from shared memory or the L2 cache."""
+    columns = padded(placement.columns)
+    if placement.residency == SHARED:
+        return lambda row, column: worker.shared_weights[placement.slot + row * columns + column]
+    base = let("weights", worker.access.base(placement.parameter))
+
+    def streamed(row: Expr, column: Expr) -> Expr:
+        source, valid = source_row(worker, placement, row)
+        at = T.Select(valid != 0, base + source * columns + column, T.int64(0))
+        return worker.pool[fixed("from", at, "int64")]
+
+    return streamed
+
+
+def _transposed_rows(
+    worker: Worker,
+    placement: Placement,
+    deltas: int,
+    tile: int,
+    count: Expr,
+    scratch: int,
+    store: Callable[[Expr, Expr, Expr], None],
+) -> None:
+    """Rows spread over the warps, whose sums are added up through staging."""
     rows = rows_per_warp(placement, worker.workers)
     total_rows = placement.gates * share(placement.units, worker.workers)
     weights = _weights(worker, placement)
