@@ -62,7 +62,8 @@ cases = st.builds(
 
 def on_the_vm(text: str, case: Case) -> None:
     prepared = prepare(text, case)
-    check_differences(prepared, case.seed)
+    if case.seed % 4 == 0:  # four interpretations more
+        check_differences(prepared, case.seed)
     run(prepared, VMBackend(prepared.plan, case.replicas, case.workers, case.seed), case)
 
 
@@ -71,6 +72,11 @@ def on_the_cpu(text: str, case: Case) -> None:
     backend = CpuBackend(prepared.plan, build_cpu(prepared.plan))
     for grid in GRIDS:
         run(prepared, OnGrid(backend, grid), case)  # type: ignore[arg-type]
+
+
+def fused(case: Case) -> Case:
+    """The same for the CPU, with no pass left out: without `fuse` a kernel takes far longer to compile."""
+    return attrs.evolve(case, target="cpu", without=())
 
 
 @settings(generated, max_examples=COUNT)
@@ -83,7 +89,7 @@ def test_reference_vm(text: str, case: Case) -> None:
 
 
 @settings(generated, max_examples=max(COUNT // 40, 1))
-@given(text=programs(WIDTHS, groups=1), case=cases.map(lambda case: attrs.evolve(case, target="cpu")))
+@given(text=programs(WIDTHS, groups=1, depth=2), case=cases.map(fused))
 def test_cpu_kernel(text: str, case: Case) -> None:
     try:
         on_the_cpu(text, case)

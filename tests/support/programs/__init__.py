@@ -22,19 +22,25 @@ __all__ = ["SMALL_WIDTHS", "WIDTHS", "program_of", "programs"]
 
 @st.composite
 def programs(
-    draw: Callable[[st.SearchStrategy[Any]], Any], widths: Sequence[int] = SMALL_WIDTHS, groups: int = 3
+    draw: Callable[[st.SearchStrategy[Any]], Any],
+    widths: Sequence[int] = SMALL_WIDTHS,
+    groups: int = 3,
+    depth: int = 3,
 ) -> str:
-    """The text of a program; the first width is the simplest. groups: of functions, at most."""
-    return _text(lambda least, most: int(draw(st.integers(least, most))), widths, groups)
+    """The text of a program; the first width is the simplest.
+
+    groups: of functions, at most. depth: of expressions.
+    """
+    return _text(lambda least, most: int(draw(st.integers(least, most))), widths, groups, depth)
 
 
 def program_of(seed: int, widths: Sequence[int] = SMALL_WIDTHS) -> str:
     """The program of a seed, for runs of any length."""
-    return _text(random.Random(seed).randint, widths, 3)
+    return _text(random.Random(seed).randint, widths, 3, 3)
 
 
-def _text(number: Callable[[int, int], int], widths: Sequence[int], groups: int) -> str:
-    draft = Draft(number, widths)
+def _text(number: Callable[[int, int], int], widths: Sequence[int], groups: int, depth: int) -> str:
+    draft = Draft(number, widths, depth)
     add_structs(draft)
     add_functions(draft, groups)
     add_terms(draft)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tests.support.programs.draft import Callable_, Draft, Field, Shape, State
 from tests.support.programs.scope import CHILDREN, Group, Scope, common_fields, links
-from tests.support.programs.values import DEEPEST, Expressions, call_text, class_text, state_text
+from tests.support.programs.values import Expressions, call_text, class_text, state_text
 
 BOUNDED = ("tanh({})", "sigmoid({})", "(0.5 * tanh({}) + 0.25)", "({} / 4)")
 
@@ -78,7 +78,7 @@ def _state_call(draft: Draft, scope: Scope, state: State) -> str:
     makers = [cell for cell in draft.cells if cell.result == state]
     if not makers or draft.chance(40):
         makers = [_bounded_cell(draft, state)]
-    return call_text(e, draft.pick(makers), DEEPEST - 1)
+    return call_text(e, draft.pick(makers), draft.depth - 1)
 
 
 def _bounded_cell(draft: Draft, state: State) -> Callable_:
@@ -154,7 +154,7 @@ def _write_function(draft: Draft, function: Callable_, group: Group) -> None:
             if draft.chance(70):
                 value = _state_call(draft, scope, function.result)
             else:
-                value = state_text(Expressions(draft, scope), function.result, DEEPEST)
+                value = state_text(Expressions(draft, scope), function.result, draft.depth)
         else:
             value = _last(draft, scope, function.result, recursive)
         pattern = ", ".join([*(field.name for field in bound), "..."])

@@ -73,8 +73,9 @@ class Callable_:
 class Draft:
     """The declarations so far; `lines` are the texts of cells, functions and terms in order."""
 
-    def __init__(self, number: Callable[[int, int], int], widths: Sequence[int]) -> None:
+    def __init__(self, number: Callable[[int, int], int], widths: Sequence[int], depth: int) -> None:
         self.count = number  # a number from the first to the second, both included
+        self.depth = depth  # of expressions, at most
         self.widths = [self.pick(widths) for _ in range(self.count(1, 3))]
         self.dimensions: dict[str, int | None] = {f"d{i}": width for i, width in enumerate(self.widths)}
         self.dimensions["classes"] = self.pick((3, 2, 5))

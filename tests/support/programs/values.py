@@ -15,7 +15,6 @@ from tests.support.programs.draft import Callable_, Draft, Shape, State
 from tests.support.programs.scope import Scope
 
 NUMBERS = ("0.5", "2", "-1", "0.25", ".75", "1e-1", "3")
-DEEPEST = 3
 
 
 class Expressions:
@@ -25,8 +24,9 @@ class Expressions:
         self.draft, self.scope = draft, scope
         self.pick, self.chance = draft.pick, draft.chance
 
-    def value(self, shape: Shape, depth: int = DEEPEST) -> str:
+    def value(self, shape: Shape, depth: int | None = None) -> str:
         """An expression of the shape."""
+        depth = self.draft.depth if depth is None else depth
         if depth <= 0 or self.chance(15):
             return self.atom(shape)
         ranked = [entry for entry in PRODUCTIONS if len(shape) in entry.ranks]
