@@ -29,6 +29,8 @@ from dnc.runtime.atomic import write_atomically
 from dnc.runtime.backend import Backend
 from dnc.runtime.build import Build, check_outside, read_build
 from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
+from dnc.runtime.curves import CURVES, TensorBoard, draw_curves, read_events
+from dnc.runtime.curves import Missing as Missing
 from dnc.runtime.data import (
     Dataset,
     Vocabulary,
@@ -48,7 +50,21 @@ from dnc.runtime.outside import Arrays, hand_in, pulled_fields, pushed_values
 from dnc.runtime.phases import EVALUATE, RESULT_KINDS, TRAIN
 from dnc.runtime.pool import static_pool
 from dnc.runtime.predictions import in_file_order, metric_classes, named_classes
-from dnc.runtime.run_folder import RUNS, RunFolder, new_run, newest_checkpoint, run_checkpoint
+from dnc.runtime.rates import RateSchedule
+from dnc.runtime.rates import rate_schedule as rate_schedule
+from dnc.runtime.run_config import RunConfig as RunConfig
+from dnc.runtime.run_config import read_config as read_config
+from dnc.runtime.run_config import with_values as with_values
+from dnc.runtime.run_folder import (
+    CONFIG,
+    LAST,
+    METRICS,
+    RUNS,
+    RunFolder,
+    new_run,
+    newest_checkpoint,
+    run_checkpoint,
+)
 from dnc.runtime.session import Evaluation, Session
 from dnc.runtime.trainer import Event, Trainer, TrainOptions
 
@@ -259,7 +275,13 @@ class Model:
     # ---- checkpoints ----------------------------------------------------------------------------
 
     def save(
-        self, path: str | Path, *, batch_size: int = 0, samples: int = 0, best: float | None = None
+        self,
+        path: str | Path,
+        *,
+        batch_size: int = 0,
+        samples: int = 0,
+        best: float | None = None,
+        best_epoch: int = 0,
     ) -> None:
         """Writes a checkpoint: weights, optimizer state, vocabulary, place in training."""
         session = self.session
@@ -281,6 +303,7 @@ class Model:
                 session.optimizer_steps,
                 best,
                 samples,
+                best_epoch,
             ),
         )
 
@@ -433,17 +456,29 @@ class Model:
         run_dir: str | Path | None = None,
         resumed: str | Path | None = None,
         log_every: int = 10,
+        schedule: RateSchedule | None = None,
+        patience: int | None = None,
+        save_every: int | None = None,
+        tensorboard: bool = False,
+        config: RunConfig | None = None,
+        again: bool = False,
         report: Callable[[Event], None] = lambda event: None,
         tick: Callable[[int, float], None] = lambda samples, loss: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Path:
         """Trains for `epochs` (those before a checkpoint included) and writes a run folder; its path.
 
-        report: gets every event that goes to metrics.jsonl. tick: see `Trainer`. stop: asked before
-        every batch; True ends training with a checkpoint. resumed: the checkpoint's path.
+        schedule, patience, save_every: see `TrainOptions`. report: gets every event that goes to
+        metrics.jsonl. tick: see `Trainer`. stop: asked before every batch; True ends training with a
+        checkpoint. resumed: the checkpoint's path. again: the folder may hold a run without a checkpoint.
+        config: what the run was asked for; with what training adds to it, it becomes run.toml.
         """
-        for name, value in (("epochs", epochs), ("batch", batch), ("log_every", log_every)):
+        counts = {"epochs": epochs, "batch": batch, "log_every": log_every}
+        counts |= {"patience": patience, "save_every": save_every}  # type: ignore[dict-item]
+        for name, value in counts.items():
             _whole(name, value, 1)
+        if patience is not None and dev is None:
+            raise fail("patience counts epochs without a better score on the dev set, and there is none")
         if not any(result.kind in RESULT_KINDS[TRAIN] for result in self.plan.results):
             raise fail("the program has no loss of its own: train it with forward and backward")
         if self.position.epoch >= epochs:
@@ -462,22 +497,56 @@ class Model:
             )
         encoder = self._encoder(dataset)
         measured = None if dev is None else self._encoder(self.read(dev))
-        folder = RunFolder(run_dir or new_run(self.build.model), resumed)
+        folder = RunFolder(
+            run_dir or new_run(self.build.model),
+            resumed,
+            self.position.step,
+            again,
+            None if config is None else self._effective(config, batch),
+        )
         assert self.vocabularies is not None
         folder.keep_vocabularies(self.vocabularies)
+        board = TensorBoard(folder.path) if tensorboard else None
 
         def record(event: Event) -> None:
             folder.record(event)
+            if board is not None:
+                board.record(event)
             report(event)
 
         def save(kind: str) -> None:
             self.position = trainer.position
-            self.save(folder.checkpoint(kind), batch_size=batch, samples=dataset.samples, best=trainer.best)
+            self.save(
+                folder.checkpoint(kind),
+                batch_size=batch,
+                samples=dataset.samples,
+                best=trainer.best,
+                best_epoch=trainer.best_epoch,
+            )
 
-        options = TrainOptions(epochs, batch, self.hyper, self.seed, log_every)
-        best = None if known is None else known.best
+        options = TrainOptions(
+            epochs,
+            batch,
+            self.hyper,
+            self.seed,
+            log_every,
+            schedule or RateSchedule(),
+            patience,
+            save_every,
+        )
+        best, best_epoch = (None, 0) if known is None else (known.best, known.best_epoch)
         trainer = Trainer(
-            self.session, encoder, options, record, save, measured, self.position, best, stop, tick
+            self.session,
+            encoder,
+            options,
+            record,
+            save,
+            measured,
+            self.position,
+            best,
+            best_epoch,
+            stop,
+            tick,
         )
         record(_start_event(self, dataset, options, folder.path))
         try:
@@ -485,8 +554,20 @@ class Model:
             record({"event": "end", "finished": done, "step": trainer.position.step})
         finally:
             self.position = trainer.position
+            if board is not None:
+                board.close()
             folder.close()
         return folder.path
+
+    def _effective(self, config: RunConfig, batch: int) -> RunConfig:
+        """A configuration with the defaults that the run has chosen."""
+        hyper = self.hyper
+        values: dict[str, Any] = {name: getattr(hyper, name) for name in OPTIMIZERS[hyper.optimizer].settings}
+        values["lr"] = values.pop("learning_rate")
+        clip = hyper.clip_norm if np.isfinite(hyper.clip_norm) else None
+        return with_values(
+            config, optimizer=hyper.optimizer, batch=batch, seed=self.seed, clip=clip, **values
+        )
 
 
 def _whole(name: str, value: object, least: int) -> None:
@@ -616,6 +697,23 @@ def find_checkpoint(build: str | Path, run_dir: str | Path | None = None) -> Pat
     if found is None:
         raise fail(f"{build}: no run of this model in {RUNS}/; train it first, or give --checkpoint")
     return found
+
+
+def run_of(folder: str | Path) -> tuple[RunConfig, Path | None]:
+    """The configuration of a run folder and its last checkpoint, None if there is none yet."""
+    config = read_config(Path(folder) / CONFIG)
+    last = Path(folder) / f"{LAST}.safetensors"
+    return config, last if last.exists() else None
+
+
+def draw_run(folder: str | Path) -> Path:
+    """Draws the curves of a run folder; the picture. Missing without matplotlib."""
+    path = Path(folder) / CURVES
+    try:
+        draw_curves(read_events(Path(folder) / METRICS), path)
+    except OSError as error:
+        raise fail(f"{path}: cannot be written: {error.strerror}") from None
+    return path
 
 
 def predict_to_file(model: Model, data: str | Path, path: str | Path) -> int:

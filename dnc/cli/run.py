@@ -12,21 +12,42 @@ import typer
 from dnc.diagnostics import fail
 
 if TYPE_CHECKING:
-    from dnc.api import Model
+    from dnc.api import Model, RunConfig
+
+OPTIMIZER = "sgd, momentum, nesterov, adagrad, adam, adamw. [default: adagrad]"
+SCHEDULE = "Of the learning rate: constant, step, exponential, cosine. [default: constant]"
 
 
 def run(
-    build: Annotated[Path, typer.Argument(help="The build folder; it is only read.")],
-    data: Annotated[Path, typer.Option(help="The data, JSONL.")],
-    epochs: Annotated[int, typer.Option(help="Epochs in all; those before a checkpoint count too.")] = 1,
+    build: Annotated[Path | None, typer.Argument(help="The build folder; it is only read.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The data, JSONL.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Epochs in all; those before a checkpoint count too. [default: 1]")
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Samples of a batch. [default: 32]")] = None,
-    optimizer: Annotated[str | None, typer.Option(help="As sgd or adam. [default: adagrad]")] = None,
+    optimizer: Annotated[str | None, typer.Option(help=OPTIMIZER)] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate. [default: that of the optimizer]")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Of momentum, nesterov. [default: 0.9]")] = None,
+    beta1: Annotated[float | None, typer.Option(help="Of adam, adamw. [default: 0.9]")] = None,
+    beta2: Annotated[float | None, typer.Option(help="Of adam, adamw. [default: 0.999]")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Of adagrad, adam, adamw.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="[default: 0; 0.01 for adamw]")] = None,
     clip: Annotated[float | None, typer.Option(help="Largest norm of a batch's gradient.")] = None,
+    schedule: Annotated[str | None, typer.Option(help=SCHEDULE)] = None,
+    decay: Annotated[float | None, typer.Option(help="Factor of the schedule.")] = None,
+    decay_every: Annotated[int | None, typer.Option(help="Epochs of step, exponential. [default: 1]")] = None,
+    warmup: Annotated[int | None, typer.Option(help="Steps in which the rate rises. [default: 0]")] = None,
     dev: Annotated[Path | None, typer.Option(help="Data to measure on after every epoch.")] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="End after so many epochs that are no better on the dev set.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of first weights and shuffling. [default: 1]")] = None,
     run_dir: Annotated[
         Path | None, typer.Option(help="What is written goes there. [default: runs/...]")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="Options from a TOML file; those here win.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder.", metavar="RUN")
     ] = None,
     eval_: Annotated[bool, typer.Option("--eval", help="Only measure loss and metrics.")] = False,
     predict: Annotated[Path | None, typer.Option(help="Only write the outputs there, JSONL.")] = None,
@@ -37,85 +58,183 @@ def run(
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Go on from, or measure, this checkpoint.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or vm. [default: the best there is]")] = None,
-    min_count: Annotated[int, typer.Option(help="Rarer words of the training data are <unk>.", min=1)] = 1,
-    log_every: Annotated[int, typer.Option(help="Batches between two lines of metrics.", min=1)] = 10,
+    min_count: Annotated[
+        int | None, typer.Option(help="Rarer words of the training data are <unk>. [default: 1]")
+    ] = None,
+    log_every: Annotated[
+        int | None, typer.Option(help="Batches between two lines of metrics. [default: 10]")
+    ] = None,
+    save_every: Annotated[
+        int | None, typer.Option(help="Batches between two checkpoints inside an epoch.")
+    ] = None,
+    tensorboard: Annotated[
+        bool | None, typer.Option("--tensorboard", help="Write events for TensorBoard too.")
+    ] = None,
     memory: Annotated[int | None, typer.Option(help="Use at most so many MiB.", min=1)] = None,
     replicas: Annotated[int | None, typer.Option(help="Copies of the weights.", min=1, hidden=True)] = None,
     workers: Annotated[int | None, typer.Option(help="Workers of a replica.", min=1, hidden=True)] = None,
 ) -> int:
     """Train a build, measure it, or predict with it."""
     from dnc import api
-    from dnc.api import check_output
-    from dnc.cli.interrupts import Interrupts
-    from dnc.cli.progress import Progress
 
     if eval_ and predict is not None:
         raise fail("--eval and --predict exclude each other")
     measuring = eval_ or predict is not None
-    vectors = _embeddings(embeddings)
-    if vectors and (measuring or checkpoint is not None):
-        other = "--eval" if eval_ else "--predict" if measuring else "--checkpoint"
-        raise fail(f"--embeddings and {other} exclude each other: a checkpoint has its own vectors")
-    _check("--seed", seed, 0)
-    _check("--epochs", epochs, 1)
-    _check("--batch", batch, 1)
-    if predict is not None:
-        check_output(predict, data, checkpoint, weights)
-    if measuring and checkpoint is None and weights is None:
-        checkpoint = api.find_checkpoint(build, run_dir)
+    given = {
+        "build": build, "data": data, "dev": dev, "epochs": epochs, "batch": batch, "optimizer": optimizer,
+        "lr": lr, "momentum": momentum, "beta1": beta1, "beta2": beta2, "epsilon": epsilon,
+        "weight_decay": weight_decay, "clip": clip, "schedule": schedule, "decay": decay,
+        "decay_every": decay_every, "warmup": warmup, "patience": patience, "seed": seed,
+        "min_count": min_count, "weights": weights, "embeddings": _embeddings(embeddings) or None,
+        "log_every": log_every, "save_every": save_every, "tensorboard": tensorboard, "device": device,
+        "memory": memory, "replicas": replicas, "workers": workers,
+    }  # fmt: skip
+    base, last = api.RunConfig(), None
+    if resume is not None:
+        others = {"--config": config, "--checkpoint": checkpoint, "--run-dir": run_dir}
+        for name, value in {**others, "--eval or --predict": measuring or None}.items():
+            if value is not None:
+                raise fail(f"--resume and {name} exclude each other")
+        base, last = api.run_of(resume)
+    elif config is not None:
+        base = api.read_config(config)
+    if measuring:  # what a configuration says of training does not matter here
+        base = api.RunConfig(
+            build=base.build, data=base.data, device=base.device, memory=base.memory, replicas=base.replicas,
+            workers=base.workers,
+        )  # fmt: skip
+    texts = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+    wanted = api.with_values(base, **texts)
+    for name, least in (("seed", 0), ("epochs", 1), ("batch", 1), ("min_count", 1), ("log_every", 1)):
+        _check(f"--{name.replace('_', '-')}", getattr(wanted, name), least)
+    if wanted.build is None:
+        raise fail("Missing argument 'build' (see dnc run --help)")
+    if wanted.data is None:
+        raise fail("Missing option '--data' (see dnc run --help)")
+    if measuring:
+        return _measure(wanted, predict, checkpoint, run_dir)
+    return _train(wanted, checkpoint or last, resume or run_dir, resume is not None)
+
+
+def _open(config: RunConfig) -> Model:
+    """The model of a configuration, without weights."""
+    from dnc import api
+
+    assert config.build is not None
     model = api.load(
-        build,
-        device,
-        seed=1 if seed is None else seed,
-        replicas=replicas,
-        workers=workers,
-        memory_bytes=None if memory is None else memory * 2**20,
+        config.build,
+        config.device,
+        seed=1 if config.seed is None else config.seed,
+        replicas=config.replicas,
+        workers=config.workers,
+        memory_bytes=None if config.memory is None else config.memory * 2**20,
     )
     _say(f"{model.build.model} on {model.device}")
+    return model
+
+
+def _measure(config: RunConfig, predict: Path | None, checkpoint: Path | None, run_dir: Path | None) -> int:
+    """Loss and metrics on standard output, or the outputs into a file."""
+    from dnc import api
+
+    assert config.build is not None and config.data is not None
+    if config.embeddings:
+        other = "--eval" if predict is None else "--predict"
+        raise fail(f"--embeddings and {other} exclude each other: a checkpoint has its own vectors")
+    if predict is not None:
+        api.check_output(predict, config.data, checkpoint, config.weights)
+    if checkpoint is None and config.weights is None:
+        checkpoint = api.find_checkpoint(config.build, run_dir)
+    model = _open(config)
+    _start(model, config, checkpoint)
+    if predict is None:
+        _evaluate(model, Path(config.data))
+    else:
+        lines = api.predict_to_file(model, config.data, predict)
+        _say(f"wrote {predict}: {lines} lines")
+    return 0
+
+
+def _start(model: Model, config: RunConfig, checkpoint: Path | None) -> None:
+    """Weights from a checkpoint, by name, from vectors of words."""
+    assert config.data is not None
     if checkpoint is not None:
         model.restore(checkpoint)
         _say(f"weights of {checkpoint}, {model.position.step} steps, seed {model.seed}")
-        if not measuring and seed not in (None, model.seed):
-            raise fail(f"--seed {seed}: the run of {checkpoint} has seed {model.seed}")
-    if (weights is not None or vectors) and model.vocabularies is None:
-        model.attach(data, min_count=min_count)
-    if weights is not None:
-        _say(f"{weights}: {', '.join(model.load_weights(weights))}")
+    vectors = config.embeddings or {}
+    if (config.weights is not None or vectors) and model.vocabularies is None:
+        model.attach(config.data, min_count=config.min_count or 1)
+    if config.weights is not None:
+        _say(f"{config.weights}: {', '.join(model.load_weights(config.weights))}")
     for table, path in vectors.items():
         _say(str(model.load_embeddings(table, path)))
-    if eval_:
-        _evaluate(model, data)
-        return 0
-    if predict is not None:
-        lines = api.predict_to_file(model, data, predict)
-        _say(f"wrote {predict}: {lines} lines")
-        return 0
-    model.configure(optimizer, lr, clip)
-    size = batch or (model.resumed.batch_size if model.resumed else 0) or 32
-    samples = model.attach(data, min_count=min_count)
+
+
+def _train(config: RunConfig, checkpoint: Path | None, run_dir: Path | None, resumes: bool) -> int:
+    """Trains; the exit code."""
+    from dnc import api
+    from dnc.cli.interrupts import Interrupts
+    from dnc.cli.progress import Progress
+
+    assert config.data is not None
+    if config.embeddings and checkpoint is not None and not resumes:
+        raise fail("--embeddings and --checkpoint exclude each other: a checkpoint has its own vectors")
+    schedule = api.rate_schedule(config.schedule, config.decay, config.decay_every, config.warmup)
+    model = _open(config)
+    first = api.with_values(api.RunConfig(), data=config.data) if resumes and checkpoint else config
+    _start(model, first, checkpoint)
+    if checkpoint is not None and config.seed not in (None, model.seed):
+        raise fail(f"--seed {config.seed}: the run of {checkpoint} has seed {model.seed}")
+    model.configure(
+        config.optimizer,
+        config.lr,
+        config.clip,
+        momentum=config.momentum,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        epsilon=config.epsilon,
+        weight_decay=config.weight_decay,
+    )
+    epochs = config.epochs or 1
+    samples = model.attach(config.data, min_count=config.min_count or 1)
     with Interrupts() as interrupts, Progress(samples.samples, epochs) as progress:
         folder = model.train(
             samples,
             epochs=epochs,
-            batch=size,
-            dev=dev,
+            batch=config.batch or (model.resumed.batch_size if model.resumed else 0) or 32,
+            dev=config.dev,
             run_dir=run_dir,
             resumed=checkpoint,
-            log_every=log_every,
+            log_every=config.log_every or 10,
+            schedule=schedule,
+            patience=config.patience,
+            save_every=config.save_every,
+            tensorboard=bool(config.tensorboard),
+            config=config,
+            again=resumes,
             report=progress.report,
             tick=progress.tick,
             stop=lambda: interrupts.asked() or progress.lost(),
         )
-    finished = model.position.epoch >= epochs
     if progress.problem is not None:
         _say(f"standard output cannot be written to: {progress.problem.strerror}")
-    if interrupts.asked() or not finished:
-        _say(f"stopped; to go on: --checkpoint {folder / 'last.safetensors'} --epochs {epochs}")
+    if interrupts.asked() or progress.problem is not None:
+        _say(f"stopped; to go on: --resume {folder}")
     else:
+        _draw(folder)
         _say(f"wrote {folder}")
     if progress.problem is not None:
         return 141 if progress.problem.errno == errno.EPIPE else 2
     return interrupts.code
+
+
+def _draw(folder: Path) -> None:
+    from dnc import api
+
+    try:
+        api.draw_run(folder)
+    except api.Missing as missing:
+        _say(missing.diagnostics[0].message)
 
 
 def _evaluate(model: Model, data: Path) -> None:
@@ -131,16 +250,16 @@ def _evaluate(model: Model, data: Path) -> None:
         print(msgspec.json.encode(values).decode())
 
 
-def _embeddings(given: list[str] | None) -> dict[str, Path]:
+def _embeddings(given: list[str] | None) -> dict[str, str]:
     """The files in `--embeddings E=vectors.txt`, by table."""
-    found: dict[str, Path] = {}
+    found: dict[str, str] = {}
     for item in given or []:
         table, _, path = item.partition("=")
         if not table or not path:
             raise fail(f"--embeddings: found '{item}', expected a table and a file, as E=vectors.txt")
         if table in found:
             raise fail(f"--embeddings: {table} is named twice")
-        found[table] = Path(path)
+        found[table] = path
     return found
 
 

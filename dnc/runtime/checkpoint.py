@@ -31,11 +31,16 @@ _STATE = "optimizer/"
 
 @attrs.frozen
 class Position:
-    """A place in training. batch: batches done of `epoch` (counted from 0). step: updates made."""
+    """A place in training. batch: batches done of `epoch` (counted from 0). step: updates made.
+
+    loss, seen: the sum of the losses of the epoch's samples so far, and how many there were.
+    """
 
     epoch: int = 0
     batch: int = 0
     step: int = 0
+    loss: float = 0.0
+    seen: int = 0
 
 
 @attrs.frozen(eq=False)
@@ -43,7 +48,8 @@ class Checkpoint:
     """Weights by parameter, what the optimizer keeps by state and parameter, and the rest of training.
 
     optimizer_steps: updates since that state was zero. digest: of the model's program. best: the best
-    score on the dev set so far, None without one. samples: of the training data; 0 if unknown.
+    score on the dev set so far, None without one; best_epoch: epochs done when it was reached. samples:
+    of the training data; 0 if unknown.
     """
 
     model: str
@@ -58,6 +64,7 @@ class Checkpoint:
     optimizer_steps: int
     best: float | None = None
     samples: int = 0
+    best_epoch: int = 0
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -87,6 +94,9 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     clip_norm: _Positive | None = None
     best: float | None = None
     samples: _Count = 0
+    loss: float = 0.0
+    seen: _Count = 0
+    best_epoch: _Count = 0
 
 
 def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
@@ -118,6 +128,9 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         hyper.clip_norm if np.isfinite(hyper.clip_norm) else None,
         checkpoint.best,
         checkpoint.samples,
+        place.loss,
+        place.seen,
+        checkpoint.best_epoch,
     )
     write_tensors(path, tensors, msgspec.to_builtins(stored))
 
@@ -147,7 +160,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         vocabularies_from_json(stored.vocabularies, str(path)),
         stored.seed,
         stored.batch_size,
-        Position(stored.epoch, stored.batch, stored.step),
+        Position(stored.epoch, stored.batch, stored.step, stored.loss, stored.seen),
         Hyper(
             stored.optimizer,
             stored.learning_rate,
@@ -161,6 +174,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         stored.optimizer_steps,
         stored.best,
         stored.samples,
+        stored.best_epoch,
     )
 
 

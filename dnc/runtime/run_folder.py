@@ -1,46 +1,68 @@
 """The folder of a run: what training writes.
 
+    run.toml           the configuration; `dnc run --config` with it makes the run again
     metrics.jsonl      an event a line
     vocabulary.json    the numbers of words and labels
     last.safetensors   the checkpoint of the last epoch (or of where it was stopped)
     best.safetensors   the checkpoint with the best score on the dev set
+    curves.png         loss and metrics, at the end
 
-Guaranteed: a new run never writes over another one.
+Guaranteed: a new run never writes over another one; one that goes on from a checkpoint drops the
+events behind it, so that metrics.jsonl is that of a run that never stopped.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
 
 from dnc.diagnostics import DiagnosticError, fail
+from dnc.runtime.atomic import write_atomically
 from dnc.runtime.build import check_outside
 from dnc.runtime.checkpoint import load_checkpoint
 from dnc.runtime.data import Vocabulary, save_vocabularies
+from dnc.runtime.run_config import RunConfig, write_config
 
 RUNS = "runs"
-METRICS, VOCABULARY = "metrics.jsonl", "vocabulary.json"
+METRICS, VOCABULARY, CONFIG = "metrics.jsonl", "vocabulary.json", "run.toml"
 LAST, BEST = "last", "best"
 
 
 class RunFolder:
-    """An open run. `resumed`: the checkpoint that the run goes on from, which may lie in it."""
+    """An open run.
 
-    def __init__(self, path: str | Path, resumed: str | Path | None = None) -> None:
+    resumed: the checkpoint that the run goes on from, which may lie in it. again: the folder may hold a
+    run that has no checkpoint yet. step: the steps done. config: what is kept as run.toml.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        resumed: str | Path | None = None,
+        step: int = 0,
+        again: bool = False,
+        config: RunConfig | None = None,
+    ) -> None:
         self.path = Path(path)
         check_outside(self.path / METRICS, self.path)
         own = resumed is not None and Path(resumed).resolve().parent == self.path.resolve()
+        own = own or (again and not self.checkpoint(LAST).exists())
         if (self.path / METRICS).exists() and not own:
             raise fail(
                 f"{path}: holds a run already",
-                f"to go on with it: --checkpoint {self.checkpoint(LAST)}; else choose another --run-dir",
+                f"to go on with it: --resume {path}; else choose another --run-dir",
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if own:
+                self._tidy(step)
+            if config is not None:  # first of all: with it, a run that was killed can be gone on with
+                write_config(self.path / CONFIG, config)
             self._metrics: TextIO = (self.path / METRICS).open("a", encoding="utf-8")
         except OSError as error:
             raise fail(f"{path}: cannot be written: {error.strerror}") from None
@@ -52,17 +74,42 @@ class RunFolder:
     def record(self, event: Mapping[str, Any]) -> str:
         """Appends an event to the metrics; the line."""
         line = msgspec.json.encode(event).decode()
-        self._metrics.write(line + "\n")
-        self._metrics.flush()
+        with self._writing(METRICS):
+            self._metrics.write(line + "\n")
+            self._metrics.flush()
         return line
+
+    def _tidy(self, step: int) -> None:
+        """Removes files that were not written whole, and events behind `step`; a last line may be broken."""
+        for rest in self.path.glob(".*.part"):
+            rest.unlink()
+        if not (self.path / METRICS).exists():
+            return
+        lines = (self.path / METRICS).read_bytes().splitlines(keepends=True)
+        events = [(line, event) for line in lines if (event := _event(line)) is not None]
+        # An end of before: the run was stopped there and goes on now.
+        kept = [
+            line for line, event in events if event.get("step", 0) <= step and event.get("event") != "end"
+        ]
+        write_atomically(self.path / METRICS, kept if step else [])
+
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        """Makes one line of what the system says when the disk is full or not to be written."""
+        try:
+            yield
+        except OSError as error:
+            raise fail(f"{self.path / name}: cannot be written: {error.strerror}") from None
 
     def keep_vocabularies(self, vocabularies: Mapping[str, Vocabulary]) -> None:
         """Writes the vocabularies."""
-        save_vocabularies(self.path / VOCABULARY, vocabularies)
+        with self._writing(VOCABULARY):
+            save_vocabularies(self.path / VOCABULARY, vocabularies)
 
     def close(self) -> None:
         """Closes the metrics."""
-        self._metrics.close()
+        with self._writing(METRICS):
+            self._metrics.close()
 
 
 def new_run(model: str, folder: str | Path = RUNS) -> Path:
@@ -86,6 +133,15 @@ def run_checkpoint(run: str | Path) -> Path | None:
     """The best checkpoint of a run, else its last."""
     found = (Path(run) / f"{kind}.safetensors" for kind in (BEST, LAST))
     return next((path for path in found if path.exists()), None)
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """A line of the metrics; None if it was not written whole."""
+    try:
+        value = msgspec.json.decode(line)
+    except ValueError:
+        return None
+    return value if line.endswith(b"\n") and isinstance(value, dict) else None
 
 
 def _is_of(path: Path, digest: str) -> bool:

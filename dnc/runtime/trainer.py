@@ -26,6 +26,7 @@ from dnc.ir.plan import Plan
 from dnc.ir.program import MetricOutput
 from dnc.runtime.checkpoint import Position
 from dnc.runtime.encoder import Encoder
+from dnc.runtime.rates import RateSchedule
 from dnc.runtime.session import Evaluation, NotFinite, Session, StepResult
 
 Event = dict[str, Any]
@@ -38,13 +39,20 @@ LARGEST = sys.float_info.max
 
 @attrs.frozen
 class TrainOptions:
-    """What a run is. epochs: in all, those before a checkpoint included. log_every: batches."""
+    """What a run is. epochs: in all, those before a checkpoint included. log_every: batches.
+
+    schedule: of the learning rate. patience: epochs without a better score on the dev set after which
+    training ends. save_every: batches between two checkpoints inside an epoch.
+    """
 
     epochs: int = 1
     batch: int = 32
     hyper: Hyper = DEFAULT
     seed: int = 1
     log_every: int = 10
+    schedule: RateSchedule = RateSchedule()
+    patience: int | None = None
+    save_every: int | None = None
 
 
 def shuffled(samples: int, seed: int, epoch: int) -> Ints:
@@ -57,7 +65,8 @@ class Trainer:
     """See the module. save: called with the kind of checkpoint, "last" or "best".
 
     stop: asked before every batch whether to end here; what was done is saved. tick: told now and
-    then how many samples of the epoch are done, and their mean loss.
+    then how many samples of the epoch are done, and their mean loss. best: the best score on the dev set
+    so far, after `best_epoch` epochs.
     """
 
     session: Session
@@ -68,79 +77,101 @@ class Trainer:
     dev: Encoder | None = None
     position: Position = Position()
     best: float | None = None
+    best_epoch: int = 0
     stop: Callable[[], bool] = lambda: False
     tick: Callable[[int, float], None] = lambda samples, loss: None
-    _sum: float = 0.0
-    _seen: int = 0
     _ticked: float = 0.0
 
     def run(self) -> bool:
-        """Trains; whether all epochs were done (False: stopped)."""
+        """Trains; whether training came to its end (False: stopped)."""
         samples = self.data.prepared.samples
         self.session.reserve(self.data, min(self.options.batch, samples))
-        while self.position.epoch < self.options.epochs:
+        while self.position.epoch < self.options.epochs and not self.exhausted():
             if not self._epoch(samples):
                 self.save("last")
                 return False
         return True
 
+    def exhausted(self) -> bool:
+        """Whether so many epochs have brought no better score that training ends early."""
+        patience = self.options.patience
+        waited = self.position.epoch - self.best_epoch
+        return patience is not None and self.best is not None and waited >= patience
+
     def _epoch(self, samples: int) -> bool:
         epoch, begin = self.position.epoch, time.perf_counter()
-        self._sum, self._seen = 0.0, 0
-        stopped = False
-
-        def batches() -> Iterator[Ints]:
-            nonlocal stopped
-            for numbers in self._batches(samples):
-                if self.stop():
-                    stopped = True
-                    return
-                self.position = Position(epoch, self.position.batch + 1, self.position.step + 1)
-                yield numbers
-
-        try:
-            for result in self.session.steps(self.data, batches(), self.options.hyper):
-                self._measure(result)
-        except NotFinite:
-            with suppress(DiagnosticError):  # weights that an update spoilt are not written
-                self.save("last")
-            raise
-        if stopped:
-            return False
-        seconds = time.perf_counter() - begin
-        self.position = Position(epoch + 1, 0, self.position.step)
-        event: Event = {"event": "epoch", "epoch": epoch + 1, "step": self.position.step}
-        event |= {"loss": self._sum / max(self._seen, 1), "samples": self._seen}
-        event |= {"seconds": round(seconds, 3), "samples_per_second": round(self._seen / seconds, 1)}
-        better = False
+        first = self.position.seen
+        while True:
+            before = self.position.batch
+            try:
+                for result in self.session.steps(self.data, self._batches(samples), self._hyper(samples)):
+                    self._measure(result)
+            except NotFinite:
+                with suppress(DiagnosticError):  # weights that an update spoilt are not written
+                    self.save("last")
+                raise
+            if self.position.seen >= samples:
+                break
+            if self.position.batch - before != self.options.save_every:
+                return False
+            self.save("last")
+        seconds, place = time.perf_counter() - begin, self.position
+        event: Event = {"event": "epoch", "epoch": epoch + 1, "step": place.step}
+        event |= {"loss": place.loss / max(place.seen, 1), "samples": place.seen}
+        speed = (place.seen - first) / seconds
+        event |= {"seconds": round(seconds, 3), "samples_per_second": round(speed, 1)}
+        self.position = Position(epoch + 1, 0, place.step)
         if self.dev is not None:
             measured = self.session.evaluate(self.dev)
             event |= evaluation_event("dev", measured)
             score = _score(self.session.plan, measured)
-            better = self.best is None or score > self.best
-            self.best = score if better else self.best
-        self.save("last")
-        if better:
-            self.save("best")
-            event["best"] = True
+            if self.best is None or score > self.best:
+                self.best, self.best_epoch = score, epoch + 1
+                event["best"] = True
+        # The event first, "last" at the end: whoever goes on from "last" has all that belongs to it.
         self.report(event)
+        if event.get("best"):
+            self.save("best")
+        self.save("last")
         return True
 
     def _batches(self, samples: int) -> Iterator[Ints]:
+        """The rest of the epoch, up to the next checkpoint or until training is to stop."""
         order, size = shuffled(samples, self.options.seed, self.position.epoch), self.options.batch
-        for begin in range(self.position.batch * size, samples, size):
-            yield order[begin : begin + size]
+        end, save_every = len(range(0, samples, size)), self.options.save_every
+        if save_every is not None:
+            end = min(end, self.position.batch + save_every)
+        for batch in range(self.position.batch, end):
+            if self.stop():
+                return
+            place = self.position
+            self.position = attrs.evolve(place, batch=place.batch + 1, step=place.step + 1)
+            yield order[batch * size : (batch + 1) * size]
+
+    def _hyper(self, samples: int) -> Callable[[int], Hyper]:
+        """The settings of every step."""
+        options = self.options
+        per_epoch = -(-samples // options.batch)
+
+        def hyper(step: int) -> Hyper:
+            factor = options.schedule.factor(step, per_epoch, options.epochs)
+            return attrs.evolve(options.hyper, learning_rate=options.hyper.learning_rate * factor)
+
+        return hyper
 
     def _measure(self, result: StepResult) -> None:
-        self._sum += result.loss * result.samples
-        self._seen += result.samples
+        place = self.position
+        loss, seen = place.loss + result.loss * result.samples, place.seen + result.samples
+        self.position = attrs.evolve(place, loss=loss, seen=seen)
         if result.step % self.options.log_every == 0:
-            event: Event = {"event": "step", "step": result.step, "epoch": self.position.epoch + 1}
-            self.report(event | {"loss": result.loss, "norm": result.norm, "samples": result.samples})
+            event: Event = {"event": "step", "step": result.step, "epoch": place.epoch + 1}
+            rate = self._hyper(self.data.prepared.samples)(result.step).learning_rate
+            event |= {"loss": result.loss, "norm": result.norm, "learning_rate": rate}
+            self.report(event | {"samples": result.samples})
         now = time.perf_counter()
         if now - self._ticked >= TICK:
             self._ticked = now
-            self.tick(self._seen, self._sum / self._seen)
+            self.tick(seen, loss / seen)
 
 
 def evaluation_event(name: str, measured: Evaluation) -> Event:

@@ -154,8 +154,7 @@ def test_a_run_is_not_overwritten(command, workplace):
     done = command(f"{RUN} train.jsonl --run-dir first")
     assert done.code == 2 and snapshot(workplace) == before
     assert last_lines(done.error) == (
-        "error: first: holds a run already\n"
-        "  to go on with it: --checkpoint first/last.safetensors; else choose another --run-dir"
+        "error: first: holds a run already\n  to go on with it: --resume first; else choose another --run-dir"
     )
     done = command(f"{RUN} train.jsonl --checkpoint first/last.safetensors --seed 5 --epochs 2")
     assert done.code == 2 and "--seed 5: the run of first/last.safetensors has seed 1" in done.error

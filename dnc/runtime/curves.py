@@ -1,0 +1,101 @@
+"""Curves of a run: a picture with matplotlib, events for TensorBoard; both are optional extras.
+
+In: the events of metrics.jsonl. Out: curves.png; event files. Guaranteed: where the library is
+missing, `Missing` says in one line what to install.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dnc.diagnostics import Diagnostic, DiagnosticError, fail
+
+CURVES = "curves.png"
+
+
+class Missing(DiagnosticError):
+    """A library that is not installed."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(Diagnostic(f"{what}: {package} is not installed (pip install 'dnc[{extra}]')"))
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The events of a metrics.jsonl, without a last line that was not written whole."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise fail(f"{path}: cannot be read: {error.strerror}") from None
+    found = []
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            found.append(msgspec.json.decode(line))
+        except ValueError:
+            raise fail(f"{path}:{number}: not JSON") from None
+    return found
+
+
+def scalars(event: Mapping[str, Any]) -> dict[str, float]:
+    """The curves an event adds a point to: "batch/loss", "train/loss", "dev/accuracy", ..."""
+    kind = event.get("event")
+    if kind == "step":
+        return {f"batch/{name}": event[name] for name in ("loss", "norm", "learning_rate") if name in event}
+    if kind == "epoch":
+        dev = {f"dev/{name}": value for name, value in event.get("dev", {}).items() if name != "samples"}
+        return {"train/loss": event["loss"], **dev}
+    return {}
+
+
+def draw_curves(events: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Loss, metrics and learning rate over the steps, a panel each; nothing without a point."""
+    try:
+        figures = importlib.import_module("matplotlib.figure")
+    except ImportError:
+        raise Missing("no curves", "matplotlib", "plot") from None
+    curves: dict[str, tuple[list[int], list[float]]] = {}
+    for event in events:
+        for name, value in scalars(event).items():
+            steps, values = curves.setdefault(name, ([], []))
+            steps.append(event["step"])
+            values.append(value)
+    panels: dict[str, list[str]] = {}
+    for name in sorted(curves):
+        if name != "batch/norm":
+            panels.setdefault(name.partition("/")[2], []).append(name)
+    if not panels:
+        return
+    figure = figures.Figure(figsize=(5 * len(panels), 3.5), layout="constrained")
+    for axes, (title, names) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
+    ):
+        for name in names:
+            thin = name.startswith("batch/") and len(names) > 1
+            axes.plot(*curves[name], label=name, linewidth=0.6 if thin else 1.8, marker="" if thin else ".")
+        axes.set(title=title.replace("_", " "), xlabel="step")
+        axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+class TensorBoard:
+    """Writes events for TensorBoard into a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            library = importlib.import_module("tensorboardX")
+        except ImportError:
+            raise Missing("no TensorBoard events", "tensorboardX", "tensorboard") from None
+        self._writer = library.SummaryWriter(str(folder))
+
+    def record(self, event: Mapping[str, Any]) -> None:
+        """Adds an event's points."""
+        for name, value in scalars(event).items():
+            self._writer.add_scalar(name, value, event["step"])
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self._writer.close()

@@ -1,0 +1,102 @@
+"""The configuration of a run: every option of `dnc run` that says what is trained, and how.
+
+In: a TOML file, whose keys are the options with `_` for `-`. Out: a `RunConfig`; and back. Guaranteed:
+a key that does not exist, or a value of a wrong type, is a DiagnosticError; relative paths in a file
+count from the folder it is in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tomli_w
+
+from dnc.diagnostics import fail
+from dnc.runtime.atomic import write_atomically
+
+PATHS = ("build", "data", "dev", "weights")
+HEAD = "# The configuration of a run. To make it again: dnc run --config {name}\n"
+
+
+class RunConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """None stands for the default, which the documentation of `dnc run` has."""
+
+    build: str | None = None
+    data: str | None = None
+    dev: str | None = None
+    epochs: int | None = None
+    batch: int | None = None
+    optimizer: str | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    epsilon: float | None = None
+    weight_decay: float | None = None
+    clip: float | None = None
+    schedule: str | None = None
+    decay: float | None = None
+    decay_every: int | None = None
+    warmup: int | None = None
+    patience: int | None = None
+    seed: int | None = None
+    min_count: int | None = None
+    weights: str | None = None
+    embeddings: dict[str, str] | None = None
+    log_every: int | None = None
+    save_every: int | None = None
+    tensorboard: bool | None = None
+    device: str | None = None
+    memory: int | None = None
+    replicas: int | None = None
+    workers: int | None = None
+
+
+def with_values(config: RunConfig, **values: Any) -> RunConfig:
+    """The configuration with those values that are not None."""
+    return msgspec.structs.replace(config, **{k: v for k, v in values.items() if v is not None})
+
+
+def read_config(path: str | Path) -> RunConfig:
+    """The configuration in a TOML file."""
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise fail(f"{path}: there is no such file") from None
+    except OSError as error:
+        raise fail(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise fail(f"{path}: not TOML: {error}") from None
+    known = RunConfig.__struct_fields__
+    for key in values:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(known)}"
+            raise fail(f"{path}: there is no option '{key}'{hint}")
+    try:
+        config = msgspec.convert(values, RunConfig)
+    except msgspec.ValidationError as error:
+        raise fail(f"{path}: {str(error).replace('$.', '')}") from None
+    return _from_folder(config, Path(path).absolute().parent)
+
+
+def write_config(path: Path, config: RunConfig) -> None:
+    """Writes a configuration, its paths absolute; OSError where that fails."""
+    values = msgspec.to_builtins(_from_folder(config, Path.cwd()))
+    text = HEAD.format(name=path.name) + tomli_w.dumps({k: v for k, v in values.items() if v is not None})
+    write_atomically(path, [text.encode()])
+
+
+def _from_folder(config: RunConfig, folder: Path) -> RunConfig:
+    """The configuration with paths that count from `folder`."""
+    changes: dict[str, Any] = {}
+    for name in PATHS:
+        path = getattr(config, name)
+        changes[name] = None if path is None else str(folder / path)
+    if config.embeddings is not None:
+        changes["embeddings"] = {table: str(folder / path) for table, path in config.embeddings.items()}
+    return msgspec.structs.replace(config, **changes)

@@ -1,0 +1,383 @@
+"""Training as a user has it: schedules, early stopping, configurations, resuming, kills, full disks."""
+
+import errno
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import attrs
+import numpy as np
+import pytest
+
+import dnc
+from dnc import api
+from dnc.diagnostics import DiagnosticError
+from dnc.ir.optimizers import Hyper
+from dnc.runtime.checkpoint import load_checkpoint
+from dnc.runtime.rates import RateSchedule, rate_schedule
+from dnc.runtime.run_folder import RunFolder
+from dnc.runtime.session import Evaluation
+from dnc.runtime.trainer import Trainer, TrainOptions
+from tests.support.command_line import TREE, command, finished_build, workplace
+from tests.support.forests import ForestGrower
+from tests.support.models import small_plan, small_session
+
+__all__ = ["command", "finished_build", "workplace"]
+TRAIN = "run build --data train.jsonl --device vm --batch 4"
+FOREST = ForestGrower(small_plan("treelstm").program, 5).grow(7, 4, "random")
+KILLS = int(os.environ.get("DNC_KILLS", "4"))  # 50 outside CI
+
+
+# ---- learning rates --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "schedule, expected",
+    [
+        (rate_schedule(), [1] * 12),
+        (rate_schedule("step", 0.5, 2), [1] * 6 + [0.5] * 6),
+        (rate_schedule("exponential", 0.5), [0.5 ** (s / 3) for s in range(12)]),
+        (rate_schedule("cosine", 0.2), [0.6 + 0.4 * math.cos(math.pi * s / 12) for s in range(12)]),
+        (rate_schedule(warmup=4), [0.25, 0.5, 0.75] + [1] * 9),
+        (
+            rate_schedule("cosine", warmup=4),
+            [0.25, 0.5, 0.75, 1] + [0.5 + 0.5 * math.cos(math.pi * s / 8) for s in range(8)],
+        ),
+    ],
+)
+def test_schedules(schedule, expected):
+    """4 epochs of 3 steps."""
+    found = [schedule.factor(step, 3, 4) for step in range(1, 13)]
+    np.testing.assert_allclose(found, expected)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"kind": "cosin"}, "unknown schedule 'cosin'; schedules: constant, step, exponential, cosine"),
+        ({"decay": 0.5}, "a constant learning rate has no decay"),
+        ({"kind": "cosine", "every": 2}, "a cosine learning rate has no steps"),
+        ({"kind": "step", "decay": 1.5}, "the decay is 1.5, expected a number from 1e-06 to 1"),
+        ({"warmup": -1}, "warmup is -1, expected 0 or more"),
+        ({"kind": "step", "every": 0}, "decay every is 0, expected 1 or more"),
+    ],
+)
+def test_schedules_that_cannot_be(arguments, message):
+    with pytest.raises(DiagnosticError, match=message):
+        rate_schedule(**arguments)
+
+
+def test_every_step_has_its_rate():
+    """The same as steps by hand, each with the rate that the schedule says."""
+    schedule, hyper = RateSchedule("cosine", 0.1, warmup=2), Hyper("adam", 0.05)
+    events = []
+    options = TrainOptions(2, 3, hyper, seed=4, log_every=1, schedule=schedule)
+    whole, alone = small_session("treelstm"), small_session("treelstm")
+    trainer = Trainer(whole, whole.attach(FOREST), options, events.append, lambda kind: None)
+    trainer.run()
+    steps = [event for event in events if event["event"] == "step"]
+    rates = [0.05 * schedule.factor(step, 3, 2) for step in range(1, 7)]
+    assert [event["learning_rate"] for event in steps] == rates
+    data, at = alone.attach(FOREST), 0
+    for epoch in range(2):
+        order = dnc.runtime.trainer.shuffled(7, 4, epoch)
+        for begin in range(0, 7, 3):
+            alone.step(data, order[begin : begin + 3], attrs.evolve(hyper, learning_rate=rates[at]))
+            at += 1
+    alone.sync()
+    for name, value in whole.read_arrays().items():
+        assert np.array_equal(value, alone.read_arrays()[name])
+
+
+# ---- early stopping and checkpoints inside an epoch --------------------------------------------------
+
+
+def with_scores(monkeypatch, scores):
+    """A session whose accuracy on the dev set is the next of `scores`."""
+    session, found = small_session("treelstm"), iter(scores)
+    monkeypatch.setattr(
+        session, "evaluate", lambda data: Evaluation(7, 1.0, {"accuracy": next(found)}), raising=True
+    )
+    return session
+
+
+@pytest.mark.parametrize(
+    "scores, epochs, best", [([0.5, 0.4, 0.6, 0.6, 0.1], 5, 3), ([0.9, 0.1, 0.9], 3, 1), ([0.1] * 3, 3, 1)]
+)
+def test_training_ends_when_nothing_gets_better(monkeypatch, scores, epochs, best):
+    session = with_scores(monkeypatch, scores)
+    data, saved = session.attach(FOREST), []
+    options = TrainOptions(10, 3, Hyper("sgd", 0.01), patience=2)
+    made = Trainer(session, data, options, lambda event: None, saved.append, dev=data)
+    assert made.run() and made.position.epoch == epochs and made.best_epoch == best
+    assert made.best == scores[best - 1] and made.exhausted()
+    again = attrs.evolve(made)  # goes on from its end: nothing is left to do
+    assert again.run() and again.position == made.position
+
+
+def test_the_best_is_kept_before_the_last(monkeypatch):
+    """Whoever goes on from "last" finds the "best" that it knows of."""
+    session = with_scores(monkeypatch, [0.5, 0.4])
+    data, order = session.attach(FOREST), []
+    options = TrainOptions(2, 3, Hyper("sgd", 0.01))
+    report = lambda event: order.append(event["event"])  # noqa: E731
+    Trainer(session, data, options, report, order.append, dev=data).run()
+    assert order == ["epoch", "best", "last", "epoch", "last"]
+
+
+def test_checkpoints_inside_an_epoch():
+    session, places = small_session("treelstm"), []
+    options = TrainOptions(2, 1, Hyper("adagrad", 0.1), save_every=3)
+    made = Trainer(session, session.attach(FOREST), options, lambda event: None, lambda kind: None)
+    made.save = lambda kind: places.append((made.position.epoch, made.position.batch, made.position.seen))
+    assert made.run()
+    assert places == [(0, 3, 3), (0, 6, 6), (1, 0, 0), (1, 3, 3), (1, 6, 6), (2, 0, 0)]
+
+
+# ---- configurations and resuming ---------------------------------------------------------------------
+
+
+def events(folder):
+    """What does not depend on the clock, without where the run began and ended."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    clock = ("seconds", "samples_per_second")
+    kept = [{k: v for k, v in event.items() if k not in clock} for event in found]
+    return [event for event in kept if event["event"] in ("step", "epoch")]
+
+
+FULL = (
+    f"{TRAIN} --epochs 3 --dev dev.jsonl --optimizer adamw --lr 0.02 --beta1 0.8 --weight-decay 0.1 --clip 3 "
+    "--schedule cosine --decay 0.1 --warmup 2 --patience 3 --seed 5 --log-every 1 --save-every 2"
+)
+
+
+def test_a_run_is_made_again_from_its_configuration(command, workplace):
+    assert command(f"{FULL} --run-dir first").code == 0
+    values = tomllib.loads((workplace / "first" / "run.toml").read_text())
+    assert values == {
+        "build": str(workplace / "build"),
+        "data": str(workplace / "train.jsonl"),
+        "dev": str(workplace / "dev.jsonl"),
+        "device": "vm",
+        **{"epochs": 3, "batch": 4, "optimizer": "adamw", "lr": 0.02, "beta1": 0.8, "beta2": 0.999},
+        **{"epsilon": 1e-8, "weight_decay": 0.1, "clip": 3.0, "schedule": "cosine", "decay": 0.1},
+        **{"warmup": 2, "patience": 3, "seed": 5, "log_every": 1, "save_every": 2},
+    }
+    assert command("run --config first/run.toml --run-dir second").code == 0
+    for kind in ("last", "best"):
+        first, second = (workplace / name / f"{kind}.safetensors" for name in ("first", "second"))
+        assert first.read_bytes() == second.read_bytes()
+    assert events(workplace / "first") == events(workplace / "second")
+
+
+def test_options_win_over_the_file_and_paths_count_from_it(command, workplace):
+    (workplace / "configs").mkdir()
+    (workplace / "configs" / "small.toml").write_text(
+        'build = "../build"\ndata = "../train.jsonl"\ndevice = "vm"\nlr = 0.5\noptimizer = "sgd"\nbatch = 6\n'
+    )
+    done = command("run --config configs/small.toml --lr 0.25 --run-dir made")
+    assert done.code == 0
+    assert (done.events[0]["learning_rate"], done.events[0]["batch"]) == (0.25, 6)
+    assert command("run --config configs/small.toml --eval --run-dir made").code == 0
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("epoch = 3", "run.toml: there is no option 'epoch'; did you mean 'epochs'?"),
+        ("epochs = 'x'", "run.toml: Expected `int | null`, got `str` - at `epochs`"),
+        ("epochs = ", "run.toml: not TOML: Invalid value"),
+        ("epochs = 0", "--epochs: found 0, expected 1 or more"),
+        ("data = 'train.jsonl'", "Missing argument 'build' (see dnc run --help)"),
+        ("build = 'build'", "Missing option '--data' (see dnc run --help)"),
+    ],
+)
+def test_configurations_with_a_mistake(command, workplace, text, message):
+    (workplace / "run.toml").write_text(text)
+    done = command("run --config run.toml")
+    assert done.code == 2 and done.error.startswith(f"error: {message}") and done.error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("--config none.toml", "none.toml: there is no such file"),
+        ("--resume none", "none/run.toml: there is no such file"),
+        ("--resume runs --config x", "--resume and --config exclude each other"),
+        ("--resume runs --eval", "--resume and --eval or --predict exclude each other"),
+    ],
+)
+def test_what_cannot_be_resumed(command, line, message):
+    done = command(f"run {line}")
+    assert done.code == 2 and done.error == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        ("--momentum 0.5", "adagrad has no momentum; these have: momentum, nesterov"),
+        ("--optimizer adam --beta1 1", "the beta1 is 1, expected at least 0 and below 1"),
+        ("--weight-decay -1", "the weight decay is -1, expected a number of at least 0"),
+        ("--patience 2", "patience counts epochs without a better score on the dev set, and there is none"),
+        ("--dev dev.jsonl --patience 0", "patience is 0, expected 1 or more"),
+        ("--schedule linear", "unknown schedule 'linear'"),
+    ],
+)
+def test_options_with_a_mistake(command, workplace, more, message):
+    done = command(f"{TRAIN} {more}")
+    assert done.code == 2 and f"error: {message}" in done.error and not (workplace / "runs").exists()
+
+
+def test_a_stopped_run_is_resumed_to_the_same_bits(command, workplace, monkeypatch):
+    assert command(f"{FULL} --run-dir whole").code == 0
+    stops = iter([False] * 4 + [True])
+    with monkeypatch.context() as patch:
+        patch.setattr("dnc.cli.interrupts.Interrupts.asked", lambda self: next(stops, True))
+        assert "stopped; to go on: --resume parts\n" in command(f"{FULL} --run-dir parts").error
+    assert load_checkpoint(workplace / "parts" / "last.safetensors").position.batch == 1
+    with (workplace / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"event":"step","step":99}\n{"event":"st')  # what a kill leaves
+    done = command("run --resume parts")
+    assert done.code == 0 and "wrote parts" in done.error
+    for kind in ("last", "best"):
+        whole, parts = (workplace / name / f"{kind}.safetensors" for name in ("whole", "parts"))
+        assert whole.read_bytes() == parts.read_bytes()
+    assert events(workplace / "whole") == events(workplace / "parts")
+    done = command("run --resume parts")
+    assert done.code == 2 and "nothing to train: 3 of 3 epochs are done" in done.error
+    assert command("run --resume parts --epochs 4").code == 0
+
+
+def test_a_killed_run_resumes_to_the_same_bits(workplace):
+    """SIGKILL at random moments; DNC_KILLS says how often."""
+    rest = f"--dev dev.jsonl --batch 1 --epochs {8 + KILLS} --save-every 2 --optimizer adam --schedule cosine"
+    first = f"run build --data train.jsonl --device vm {rest}".split()
+
+    def start(*line):
+        environment = {**os.environ, "PYTHONPATH": str(TREE.parents[1])}
+        return subprocess.Popen(
+            [sys.executable, "-m", "dnc", *line],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    with start(*first, "--run-dir", "whole") as whole:
+        whole.stdout.readline()
+        begin = time.perf_counter()
+        whole.communicate()
+        seconds = time.perf_counter() - begin
+    assert whole.returncode == 0
+    folder, choice, killed, steps = workplace / "killed", random.Random(3), 0, set()
+    again = [*first, "--run-dir", "killed"]
+    while killed < KILLS:
+        with start(*again) as running:
+            if choice.random() < 0.8:  # else somewhere in the start
+                running.stdout.readline()
+            time.sleep(choice.random() * seconds / KILLS)
+            running.send_signal(signal.SIGKILL)
+            _, error = running.communicate()
+        if running.returncode != -signal.SIGKILL:
+            assert running.returncode == 0 or b"nothing to train" in error, error.decode()
+            break  # faster than thought: it came to its end
+        killed += 1
+        for kind in ("last", "best"):
+            path = folder / f"{kind}.safetensors"
+            if path.exists():
+                steps.add(load_checkpoint(path).position.step)
+        if (folder / "run.toml").exists():
+            again = ["run", "--resume", "killed"]
+    with start(*again) as running:
+        _, error = running.communicate()
+    assert running.returncode == 0 or b"nothing to train" in error, error.decode()
+    print(f"{killed} kills, checkpoints of {len(steps)} steps")
+    assert killed
+    for kind in ("last", "best"):
+        paths = [workplace / name / f"{kind}.safetensors" for name in ("whole", "killed")]
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert events(workplace / "whole") == events(folder)
+    assert not list(folder.glob(".*"))
+
+
+# ---- disks -------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_one_line(command, workplace, monkeypatch):
+    assert command(f"{TRAIN} --epochs 1 --run-dir run").code == 0
+    before = (workplace / "run" / "last.safetensors").read_bytes()
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dnc.runtime.atomic.os.fsync", full)
+        done = command(f"{TRAIN} --run-dir other")
+        assert done.code == 2
+        assert done.error.splitlines()[-1].endswith("cannot be written: No space left on device")
+        done = command("run --resume run --epochs 2")
+        assert done.code == 2 and "Traceback" not in done.error
+    assert (workplace / "run" / "last.safetensors").read_bytes() == before
+    assert not list((workplace / "run").glob(".*.part"))
+    assert command("run --resume run --epochs 2").code == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_metrics_on_a_full_disk_are_one_line(command, workplace, monkeypatch):
+    opened = RunFolder.__init__
+
+    def full(self, *arguments):
+        opened(self, *arguments)
+        self._metrics = open("/dev/full", "w")  # noqa: SIM115 (the run folder closes it)
+
+    monkeypatch.setattr(RunFolder, "__init__", full)
+    done = command(f"{TRAIN} --run-dir run")
+    line = "error: run/metrics.jsonl: cannot be written: No space left on device"
+    assert done.code == 2 and done.error.splitlines()[-1] == line and "Traceback" not in done.error
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_is_one_line(command, workplace):
+    (workplace / "run").mkdir(mode=0o500)
+    done = command(f"{TRAIN} --run-dir run")
+    assert (
+        done.code == 2 and done.error.splitlines()[-1] == "error: run: cannot be written: Permission denied"
+    )
+
+
+# ---- curves ------------------------------------------------------------------------------------------
+
+
+def test_curves(command, workplace):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install dnc[plot])")
+    assert command(f"{TRAIN} --epochs 2 --dev dev.jsonl --run-dir run --log-every 1").code == 0
+    picture = workplace / "run" / "curves.png"
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 5000
+    picture.unlink()
+    assert api.draw_run(workplace / "run") == picture and picture.exists()
+
+
+def test_curves_and_events_without_their_libraries(command, workplace, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    done = command(f"{TRAIN} --run-dir run")
+    assert done.code == 0
+    assert "no curves: matplotlib is not installed (pip install 'dnc[plot]')\nwrote run\n" in done.error
+    done = command(f"{TRAIN} --run-dir other --tensorboard")
+    assert done.code == 2
+    line = "error: no TensorBoard events: tensorboardX is not installed (pip install 'dnc[tensorboard]')"
+    assert done.error.splitlines()[-1] == line
+
+
+def test_tensorboard_events(command, workplace):
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed (pip install dnc[tensorboard])")
+    assert command(f"{TRAIN} --dev dev.jsonl --run-dir run --log-every 1 --tensorboard").code == 0
+    (path,) = (workplace / "run").glob("events.out.tfevents.*")
+    content = path.read_bytes()
+    for name in (b"batch/loss", b"batch/learning_rate", b"train/loss", b"dev/accuracy"):
+        assert name in content
