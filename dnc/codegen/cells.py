@@ -507,6 +507,17 @@ def _cross_entropy_grad(cell: VertexCell, op: Op) -> Element:
     return cell._keep(op.result, element)
 
 
+def _row(cell: VertexCell, op: Op) -> Element:
+    matrix, chosen = op.operands[0], cell.scalars[op.operands[1]]
+    near = let("row", T.max(smaller(chosen, tensor(matrix).shape[0] - 1), 0))
+    return lambda i: T.Select(chosen >= 0, cell._at(matrix, near, i), T.float32(0.0))
+
+
+def _one_hot(cell: VertexCell, op: Op) -> Element:
+    chosen = cell.scalars[op.operands[0]]
+    return lambda i: T.Select(chosen == T.cast(i, "int32"), T.float32(1.0), T.float32(0.0))
+
+
 def _kl_divergence(cell: VertexCell, op: Op) -> Expr:
     target = cell.vectors[op.operands[0]]
     read, top, total = _normalizer(cell, op.operands[1])
@@ -657,6 +668,8 @@ _LOWERINGS: dict[str, Callable[[VertexCell, Op], Any]] = {
     "log_softmax": _log_softmax,
     "cross_entropy": _cross_entropy,
     "cross_entropy_grad": _cross_entropy_grad,
+    "row": _row,
+    "one_hot": _one_hot,
     "kl_divergence": _kl_divergence,
     "squared_error": _squared_error,
     "argmax": _argmax,

@@ -74,6 +74,7 @@ class Expressions:
                 self.report.error(
                     f"table '{name.text}' is used as a value, expected a row of it: {name.text}[token]",
                     name.span,
+                    f"a matrix {name.text}: [rows, columns] can be used both ways",
                 )
                 return None
             return typed.ParameterUse(name.text, TensorType(parameter.shape), name.span)
@@ -119,7 +120,7 @@ class Expressions:
             table = self.declarations.parameters.get(lookup.base.text)
             if lookup.base.text in self.declarations.parameters and table is None:
                 return None
-        if table is None or table.kind != TABLE:
+        if table is None or len(table.dimensions) < 2:
             base = self.check(lookup.base, names)
             if base is not None:
                 self.report.error(
@@ -128,25 +129,29 @@ class Expressions:
             return None
         if index is None:
             return None
+        what = "table" if table.kind == TABLE else "matrix"
         if (
             not isinstance(index, typed.FieldUse)
             or not isinstance(index.type, Index)
             or index.type.kind != TOKEN
         ):
             self.report.error(
-                f"table '{table.name}' is indexed by {describe(index.type)}, expected a token",
+                f"{what} '{table.name}' is indexed by {describe(index.type)}, expected a token",
                 lookup.index.span,
             )
             return None
         rows, dimension = table.dimensions[0], index.type.dimension
         if rows.name != dimension.name and (rows.size is None or rows.size != dimension.size):
             self.report.error(
-                f"table '{table.name}' has {rows.name} rows, expected {dimension.name} to be indexed by "
+                f"{what} '{table.name}' has {rows.name} rows, expected {dimension.name} to be indexed by "
                 f"{describe(index.type)}",
                 lookup.index.span,
             )
             return None
         row = TensorType(table.shape[1:])
+        if table.kind != TABLE:
+            matrix = typed.ParameterUse(table.name, TensorType(table.shape), lookup.base.span)
+            return typed.Apply("row", (matrix, index), (), row, lookup.span)
         return typed.TableRow(table.name, index.field, index.path, row, lookup.span)
 
     def _negation(self, negation: syntax.Negation, names: Names) -> Expression | None:

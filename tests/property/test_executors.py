@@ -39,6 +39,7 @@ SIZES = {
     "similarity": {"hidden": 5, "embed": 4, "mlp": 3},
     "td_lstm": {"hidden": 5, "embed": 4},
     "td_rnn": {"hidden": 5},
+    "tied_language_model": {"hidden": 5, "vocab": 11},
     "token_vectors": {"width": 4, "hidden": 5},
     "top_down": {"hidden": 5, "embed": 4},
     "tree_fc": {"hidden": 6},

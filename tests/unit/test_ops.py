@@ -58,6 +58,8 @@ CASES = [
     ("pad", (M34,), {"begin": 2, "size": 7}, tensor(7, 4)),
     ("cross_entropy", (V3, INDEX), {}, SCALAR),
     ("cross_entropy_grad", (V3, INDEX), {}, V3),
+    ("row", (M34, INDEX), {}, V4),
+    ("one_hot", (INDEX,), {"size": 5}, tensor(5)),
     ("kl_divergence", (V3, V3), {}, SCALAR),
     ("squared_error", (V3, V3), {}, SCALAR),
     ("squared_error", (SCALAR, SCALAR), {}, SCALAR),

@@ -17,6 +17,7 @@ from dnc.ir.opdef import (
     Attributes,
     OpDef,
     floats,
+    index,
     integer,
     size,
 )
@@ -133,10 +134,52 @@ def _slice_value(operands: Sequence[Array], attributes: Attributes) -> Array:
     return operands[0][integer(attributes, "begin") : integer(attributes, "end")]
 
 
+def _row(types: tuple[Type, ...], attributes: Attributes) -> Type:
+    matrix = floats(types[0], "matrix", 2)
+    index(types[1], "index")
+    return TensorType(matrix.shape[1:])
+
+
+def _row_value(operands: Sequence[Array], attributes: Attributes) -> Array:
+    matrix, chosen = operands[0], int(operands[1])
+    return np.asarray(matrix[chosen] if chosen >= 0 else np.zeros(matrix.shape[1]))
+
+
+def _row_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
+    matrix, chosen = op.operands
+    hot = build.op("one_hot", chosen, size=floats(matrix.type, "matrix", 2).shape[0])
+    return [build.op("outer", hot, grad), None]
+
+
+def _one_hot(types: tuple[Type, ...], attributes: Attributes) -> Type:
+    index(types[0], "index")
+    return TensorType((integer(attributes, "size"),))
+
+
 _VIEW = frozenset({VIEW})
 _NAMED = frozenset({REDUCTION, SURFACE})
 
 ENTRIES = (
+    OpDef(  # the row of a matrix that a token chooses; zeros without one
+        name="row",
+        arity=2,
+        infer=_row,
+        evaluate=_row_value,
+        gradient=_row_gradient,
+        flops=lambda types, result: 0,
+        traits=frozenset({REDUCTION}),
+    ),
+    OpDef(  # one at the index, zeros elsewhere
+        name="one_hot",
+        arity=1,
+        infer=_one_hot,
+        evaluate=lambda operands, attributes: (
+            np.arange(integer(attributes, "size")) == int(operands[0])
+        ).astype(np.float64),
+        attributes=("size",),
+        flops=lambda types, result: 0,
+        traits=frozenset({REDUCTION}),
+    ),
     OpDef(
         name="sum",
         arity=1,
