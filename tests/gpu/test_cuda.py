@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,13 @@ import numpy as np
 import pytest
 
 from dnc.compiler import PlanOptions, make_plan
-from dnc.ir.optimizers import Hyper
+from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.parser import parse_program
+from dnc.runtime.initialize import initialize
+from dnc.runtime.session import Session
 from tests.support.executors import Bench, check_evaluation, check_training
 from tests.support.forests import SHAPES, ForestGrower
+from tests.support.optimizers import VOCABULARY, check_many_steps
 
 FOLDER = Path(os.environ.get("DNC_GPU_BUILDS", "/nonexistent"))
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/program.ir"))
@@ -60,6 +64,15 @@ def test_against_the_definition(device: Any, name: str) -> None:
             bench = Bench(program, backend.plan, backend, forest, seed)
             check_training(bench)
             check_evaluation(bench)
+
+
+@pytest.mark.parametrize("decay, clip", [(0.0, math.inf), (0.1, 0.3)])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_optimizer(device: Any, optimizer: str, decay: float, clip: float) -> None:
+    program, backend = _backend(device, "tags")
+    rows = {p.name: VOCABULARY for p in program.parameters if p.kind == "table"}
+    made = Session(backend.plan, backend, rows, initialize(program, rows, 1))
+    check_many_steps(made, optimizer, decay, clip)
 
 
 @pytest.mark.parametrize("name", NAMES or ["none"])
