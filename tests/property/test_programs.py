@@ -39,6 +39,7 @@ CASES = (
     Case(seed=2, vertices=9, workers=4, without=("hoist",), shape="chain", target="sm_90a"),
     Case(seed=3, workers=2, without=("fuse", "inline", "canonicalize"), shape="comb"),
     Case(seed=4, samples=2, vertices=1, replicas=3, shape="single"),
+    Case(seed=8, samples=3),
 )
 
 generated = settings(

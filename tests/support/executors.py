@@ -18,7 +18,7 @@ from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import Plan
 from dnc.ir.program import ROOT, DeclaredOutput, Program
 from dnc.runtime.backend import Backend
-from dnc.runtime.encoder import Encoder
+from dnc.runtime.encoder import Encoder, Part
 from dnc.runtime.measurements import Measurements
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN
 from dnc.runtime.pool import StaticPool, load_parameters, read_array, static_pool
@@ -65,12 +65,16 @@ class Bench:
             update=hyper.update(),
             noise=NOISE if mode == TRAIN else NONE,
         )
-        self.backend.allocate(schedule.static_words + schedule.activations + 16)
-        words = np.zeros(schedule.static_words, np.float32)
-        load_parameters(self.plan, self.pool, self.values, words)
-        self.backend.write(0, words)
+        self.load(schedule.static_words + schedule.activations)
         self.backend.launch([schedule], 0)
         return schedule, self.backend.finish(0)[0]
+
+    def load(self, words: int) -> None:
+        """A pool of so many words, with the parameters in it."""
+        self.backend.allocate(words + 16)
+        static = np.zeros(self.pool.words, np.float32)
+        load_parameters(self.plan, self.pool, self.values, static)
+        self.backend.write(0, static)
 
     def parameter(self, name: str, place: str = isa.PARAMETERS) -> Array:
         """A parameter as it is in the pool."""
@@ -97,6 +101,63 @@ def check_training(bench: Bench, tolerance: float = 2e-5, rate: float = 1.0) -> 
         / bench.forest.samples
     )
     assert abs(loss - expected.loss) <= tolerance * max(1.0, abs(expected.loss)), (loss, expected.loss)
+    _check_update(bench, expected, tolerance, rate)
+    norm = np.sqrt(
+        sum(float((expected.gradients[p.name] ** 2).sum()) for p in bench.program.parameters if not p.frozen)
+    )
+    assert abs(float(results[isa.RESULT_NORM]) - norm) <= 1e-4 * norm + 1e-6, (results[isa.RESULT_NORM], norm)
+    assert results[isa.RESULT_UPDATED] == 1
+    return expected
+
+
+def check_parts(bench: Bench, tolerance: float = 2e-5) -> None:
+    """The same update from a batch that is launched in two parts."""
+    expected = interpret(bench.program, bench.forest, bench.values, noise=NOISE)
+    tokens = {t.parameter: bench.encoder.tokens(t, bench.samples) for t in bench.plan.table_gradients}
+    replicas, workers = bench.backend.grid(bench.forest.samples)
+    schedules = [
+        bench.encoder.encode(
+            numbers,
+            replicas=replicas,
+            workers=workers,
+            update=Hyper(learning_rate=1.0).update(),
+            part=Part(last, last, bench.forest.samples, tokens),
+            noise=NOISE,
+        )
+        for last, numbers in enumerate(np.array_split(bench.samples, 2))
+    ]
+    bench.load(max(schedule.static_words + schedule.activations for schedule in schedules))
+    for schedule in schedules:
+        bench.backend.launch([schedule], 0)
+        bench.backend.finish(0)
+    _check_update(bench, expected, tolerance, 1.0)
+
+
+def check_group(bench: Bench) -> None:
+    """Batches of one sample that are encoded together: the bits of batches encoded one by one."""
+    replicas, workers = bench.backend.grid(1)
+    update, batches = Hyper(learning_rate=0.1).update(), [bench.samples[i : i + 1] for i in bench.samples]
+    noises = [NOISE + step for step in range(len(batches))]
+    alone = [
+        bench.encoder.encode(batch, replicas=replicas, workers=workers, update=update, noise=noise)
+        for batch, noise in zip(batches, noises, strict=True)
+    ]
+    together = bench.encoder.encode_group(
+        batches, replicas=replicas, workers=workers, updates=[update] * len(batches), noises=noises
+    )
+    found = []
+    for schedules in (alone, together):
+        bench.load(max(schedule.static_words + schedule.activations for schedule in schedules))
+        for schedule in schedules:
+            bench.backend.launch([schedule], 0)
+            bench.backend.finish(0)
+        found.append(bench.parameters())
+    for name, value in found[0].items():
+        assert np.array_equal(value, found[1][name]), name
+
+
+def _check_update(bench: Bench, expected: Results, tolerance: float, rate: float) -> None:
+    """Every parameter against one step of plain SGD."""
     after = bench.parameters()
     for parameter in bench.program.parameters:
         before = bench.values[parameter.name].astype(np.float64)
@@ -113,12 +174,6 @@ def check_training(bench: Bench, tolerance: float = 2e-5, rate: float = 1.0) -> 
             difference,
             float(np.linalg.norm(gradient)),
         )
-    norm = np.sqrt(
-        sum(float((expected.gradients[p.name] ** 2).sum()) for p in bench.program.parameters if not p.frozen)
-    )
-    assert abs(float(results[isa.RESULT_NORM]) - norm) <= 1e-4 * norm + 1e-6, (results[isa.RESULT_NORM], norm)
-    assert results[isa.RESULT_UPDATED] == 1
-    return expected
 
 
 def check_evaluation(bench: Bench, tolerance: float = 2e-5) -> None:

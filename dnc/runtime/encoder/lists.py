@@ -241,8 +241,9 @@ class Lists:
         sources, keys = (*table.plain, *table.partial), []
         for source in sources:
             found = self._source_tokens(source, rows[source.space].positions)
-            batch = rows[source.space].spread.batch
-            keys.append(found if len(batch) == 1 else np.where(found >= 0, found + batch * table_rows, -1))
+            spread = rows[source.space].spread
+            shift = spread.batch * table_rows
+            keys.append(found if spread.batches == 1 else np.where(found >= 0, found + shift, -1))
         ends = np.cumsum([len(one) for one in keys])[:-1]
         merged = np.concatenate(keys)
         batches = rows[sources[0].space].spread.batches

@@ -35,7 +35,9 @@ from tests.support.executors import (
     NOISE,
     Bench,
     check_evaluation,
+    check_group,
     check_outputs,
+    check_parts,
     check_training,
     random_parameters,
     relative,
@@ -129,6 +131,9 @@ def run(prepared: Prepared, backend: Backend, case: Case) -> None:
     check_training(bench, TOLERANCE)
     check_evaluation(bench, TOLERANCE)
     check_outputs(bench, TOLERANCE)
+    if case.samples > 1:
+        check_parts(bench, TOLERANCE)
+        check_group(bench)
 
 
 def check_differences(prepared: Prepared, seed: int) -> None:
