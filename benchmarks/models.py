@@ -13,6 +13,7 @@ with random vectors and gradients. Needs neither TVM nor the frontend on a GPU.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -40,6 +41,8 @@ Batches = Iterator[list[int]]
 def main() -> None:
     options = arguments()
     result: dict[str, Any] = common.stamp(options.device, options.commit)
+    result["command"] = " ".join(["python benchmarks/models.py BUILDS", *sys.argv[2:]])
+    result["load"] = os.getloadavg()[0]
     result |= {"what": "training of every example, samples/s", "optimizer": "sgd", "points": []}
     for name in options.models:
         try:
@@ -48,8 +51,9 @@ def main() -> None:
             sys.exit(f"{name}: {error}")
         result["points"].append(point)
         print(f"{name}: {point['samples_per_second']:,.1f} samples/s", flush=True)
-    out = options.out or common.default_out(result["device"] if options.device == "cuda" else "cpu", "models")
-    common.write(out, result)
+        on = result["device"] if options.device == "cuda" else "cpu"
+        out = options.out or common.default_out(on, "models")
+        common.write(out, result)
     print(f"{result['device']}; {out}")
 
 

@@ -203,7 +203,14 @@ def measure(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         compile_model(EXAMPLES / f"{name}.dn", Path(folder) / "build")
         found = compare(name, Path(folder) / "build", RECORDED)
-    return {"values": found.values, "gradients": found.gradients[found.worst], "of": found.worst}
+    stamp = common.stamp("CPU", None)
+    return {
+        "values": found.values,
+        "gradients": found.gradients[found.worst],
+        "of": found.worst,
+        "torch": torch.__version__,
+        **{key: stamp[key] for key in ("date", "processor", "commit")},
+    }
 
 
 def main(names: Sequence[str]) -> None:
@@ -212,9 +219,8 @@ def main(names: Sequence[str]) -> None:
     for name in names or sorted(REFERENCES):
         known[name] = measure(name)
         print(f"{name}: {known[name]}", flush=True)
-    stamp = common.stamp("CPU", None) | {"torch": torch.__version__}
-    stamp["command"] = " ".join(["python -m tests.models.compare", *names])
-    common.write(RECORD, stamp | {"models": {name: known[name] for name in sorted(known)}})
+    ordered = {name: known[name] for name in sorted(known)}
+    common.write(RECORD, {"command": "python -m tests.models.compare", "models": ordered})
 
 
 if __name__ == "__main__":
