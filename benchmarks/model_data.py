@@ -173,6 +173,10 @@ def _tagged(make: Maker) -> Sample:
     return {"words": [word | {"tag": make.label("tags")} for word in make.words()]}
 
 
+def _text(make: Maker) -> Sample:
+    return {"words": make.words(span=make.sizes.steps)}
+
+
 def _translated(make: Maker) -> Sample:
     return {"source": make.words("form", "words"), "target": make.words("form", "targets")}
 
@@ -198,7 +202,7 @@ MAKERS: dict[str, Callable[[Maker], Sample]] = {
     "dag": Maker.dag,
     "encoder_decoder": _translated,
     "gru_classifier": _classified,
-    "language_model": lambda make: {"words": make.words(span=make.sizes.steps)},
+    "language_model": _text,
     "lstm2": _classified,
     "lstm_classifier": _classified,
     "mvrnn": _binary_tree,
@@ -207,6 +211,7 @@ MAKERS: dict[str, Callable[[Maker], Sample]] = {
     "similarity": Maker.pair_of_trees,
     "td_lstm": Maker.pyramid,
     "td_rnn": Maker.pyramid,
+    "tied_language_model": _text,
     "token_vectors": lambda make: make.binary(make.count(make.sizes.leaves), dict),
     "top_down": _dependency_tree,
     "tree_fc": _complete_tree,

@@ -41,7 +41,7 @@ Batches = Iterator[list[int]]
 def main() -> None:
     options = arguments()
     result: dict[str, Any] = common.stamp(options.device, options.commit)
-    result["command"] = " ".join(["python benchmarks/models.py BUILDS", *sys.argv[2:]])
+    result["command"] = result["command"].replace(str(options.builds), "BUILDS")
     result["load"] = os.getloadavg()[0]
     result |= {"what": "training of every example, samples/s", "optimizer": "sgd", "points": []}
     for name in options.models:

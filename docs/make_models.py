@@ -71,6 +71,11 @@ MODELS = {
     ),
     "td_lstm": ("VPPS", "a derived DAG with shared vertices; the cell of the Tree-LSTM", "graphs"),
     "td_rnn": ("VPPS", "a derived DAG with shared vertices: a pyramid over the words", "graphs"),
+    "tied_language_model": (
+        "Press and Wolf 2017",
+        "weight tying: a matrix that is read by tokens and multiplied",
+        "sequences",
+    ),
     "token_vectors": (
         "Cavs",
         "pull and push: vectors from another net, a state to it, gradients both ways",

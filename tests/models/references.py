@@ -27,6 +27,7 @@ REFERENCES: dict[str, Run] = {
     "similarity": pairs.similarity,
     "td_lstm": graphs.td_lstm,
     "td_rnn": graphs.td_rnn,
+    "tied_language_model": sequences.tied_language_model,
     "token_vectors": trees.token_vectors,
     "top_down": trees.top_down,
     "tree_fc": trees.tree_fc,

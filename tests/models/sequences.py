@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import softmax
+from collections.abc import Sequence
+
+from torch import Tensor, softmax
 
 from tests.models.cells import (
     Choice,
@@ -10,6 +12,7 @@ from tests.models.cells import (
     Parameters,
     Result,
     Sample,
+    State,
     gru,
     lstm_run,
     surprise,
@@ -39,7 +42,7 @@ def gru_classifier(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
     return _classified(p, sample, h)
 
 
-def _classified(p: Parameters, sample: Sample, h) -> Result:
+def _classified(p: Parameters, sample: Sample, h: Tensor) -> Result:
     logits = p.V @ h + p.b_v
     loss = surprise(logits, sample["label"])
     return Result(loss, {"label": Choice(logits), "p": softmax(logits, 0)})
@@ -49,7 +52,14 @@ def language_model(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
     """Every word predicts the next one; the last one nothing."""
     words = [word["form"] for word in sample["words"]]
     states = lstm_run(p.W, p.U, p.b, [p.E[word] for word in words])
-    return _predicted(p, states, words)
+    return _predicted(p.V, p.b_v, states, words)
+
+
+def tied_language_model(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """The same with the output matrix that of the words (Press and Wolf 2017)."""
+    words = [word["form"] for word in sample["words"]]
+    states = lstm_run(p.W, p.U, p.b, [p.E[word] for word in words])
+    return _predicted(p.E, p.b_v, states, words)
 
 
 def char_rnn(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
@@ -59,10 +69,10 @@ def char_rnn(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
     for site, (W, U, b) in enumerate([(p.W2, p.U2, p.b2), (p.W3, p.U3, p.b3)]):
         pairs = zip(letters, states, strict=True)
         states = lstm_run(W, U, b, [dropout(letter, site, h, 0.2) for letter, (h, _) in pairs])
-    return _predicted(p, states, [letter["letter"] for letter in letters])
+    return _predicted(p.V, p.b_v, states, [letter["letter"] for letter in letters])
 
 
-def _predicted(p: Parameters, states, tokens) -> Result:
-    logits = [p.V @ h + p.b_v for h, _ in states]
+def _predicted(V: Tensor, b: Tensor, states: Sequence[State], tokens: Sequence[int]) -> Result:
+    logits = [V @ h + b for h, _ in states]
     loss = total(surprise(each, token) for each, token in zip(logits, tokens[1:], strict=False))
     return Result(loss, {"next": [Choice(each) for each in logits]})
