@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import tomli_w
 
 from dnc.diagnostics import fail
 from dnc.runtime.atomic import write_atomically
@@ -86,6 +85,8 @@ def read_config(path: str | Path) -> RunConfig:
 
 def write_config(path: Path, config: RunConfig) -> None:
     """Writes a configuration, its paths absolute; OSError where that fails."""
+    import tomli_w  # a machine that only runs a build through Python needs none
+
     values = msgspec.to_builtins(_from_folder(config, Path.cwd()))
     text = HEAD.format(name=path.name) + tomli_w.dumps({k: v for k, v in values.items() if v is not None})
     write_atomically(path, [text.encode()])
