@@ -121,7 +121,10 @@ print(json.dumps([model.sync(), model.launches]))
 
 
 def test_a_build_runs_without_compiler_and_frontend(tmp_path):
-    """What a GPU machine has: neither TVM nor Lark, and nothing that only the command line needs. The benchmarks import there too."""
+    """What a GPU machine has: neither TVM nor Lark, nor what only the command line needs.
+
+    The benchmarks import there too.
+    """
     build = build_for("vm", tmp_path)
     root = str(EXAMPLES.parent)
     command = [sys.executable, "-c", BLOCKED, str(build), str(DATA)]
