@@ -7,6 +7,7 @@ entry of `PROGRAM_EDITS`, `JSON_EDITS` or `BYTE_EDITS`.
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import re
@@ -182,7 +183,7 @@ def _place(choices: Choices, held: Any) -> tuple[Any, Any]:
 
 def _replace(choices: Choices, held: Any) -> None:
     holder, key = _place(choices, held)
-    holder[key] = choices.pick(VALUES)
+    holder[key] = copy.deepcopy(choices.pick(VALUES))
 
 
 def _other(choices: Choices, held: Any) -> None:
@@ -211,7 +212,7 @@ def _key(choices: Choices, held: Any) -> None:
 def _nest(choices: Choices, held: Any) -> None:
     """A value is wrapped, once or very often."""
     holder, key = _place(choices, held)
-    for _ in range(choices.pick((1, 1, 1, 100))):
+    for _ in range(choices.pick((1, 1, 1, 60))):
         holder[key] = [holder[key]] if choices.number(0, 1) else {"x": holder[key]}
 
 
