@@ -95,7 +95,7 @@ def check_program(text: str, folder: Path, by: Command) -> str:
         assert error.startswith((str(path), "error: ")), error
         return "refused"
     assert code == 0
-    program, _ = load_program(Source(str(path), text), {})
+    program = read_program(path, {})[1]
     sizes = [size for p in program.parameters for size in p.type.shape if size is not None]
     if max(sizes, default=0) <= LARGEST:
         with contextlib.suppress(DiagnosticError), time_limit():
