@@ -415,11 +415,14 @@ class ReferenceVM:
         size = self.plan.weight_format.floats(shape)
         numbers: Any = np.arange(size, dtype=np.float64)
         place = self.plan.weight_format.unpack(numbers, shape).astype(np.int64).reshape(gradient.rows, -1)
+        padding = np.setdiff1d(np.arange(size), place)
         blocks, step = -(-gradient.rows // 64), isa.chunk_rows(fields["rows"], fields["chunks"])
         for item, _ in self._share(fields["chunks"] * blocks, 1, fields["first_worker"], worker):
             chunk, block = divmod(item, blocks)
             begin, end = block * 64, min(gradient.rows, block * 64 + 64)
             at = self._arena(chunk) + into
+            if block == 0:  # arenas are added up whole, and those of chunks are not cleared
+                self._write(at + padding, 0.0, worker)
             total = np.zeros((end - begin, place.shape[1]))
             for row in range(chunk * step, min(fields["rows"], (chunk + 1) * step)):
                 delta = self._load(gradient.delta, row, np.arange(begin, end), worker)

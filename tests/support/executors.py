@@ -72,6 +72,8 @@ class Bench:
     def load(self, words: int) -> None:
         """A pool of so many words, with the parameters in it."""
         self.backend.allocate(words + 16)
+        # Nobody may rely on what lies in memory that is not static.
+        self.backend.write(self.pool.words, np.full(words + 16 - self.pool.words, np.nan, np.float32))
         static = np.zeros(self.pool.words, np.float32)
         load_parameters(self.plan, self.pool, self.values, static)
         self.backend.write(0, static)

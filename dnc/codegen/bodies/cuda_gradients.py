@@ -20,6 +20,7 @@ from dnc.codegen.bodies.cuda_products import all_aligned, is_aligned, piece_at
 from dnc.codegen.bodies.cuda_worker import LANES, THREADS, WARPS, Worker
 from dnc.codegen.emit import (  # fmt: skip
     Expr,
+    any_of,
     both,
     dispatch,
     fixed,
@@ -66,11 +67,30 @@ def dense_gradient(
         start = let("start", chunk * size)
         end = let("end", smaller(rows, start + size))
         row = let("row", tile // across * TILE)
+        with when(both(tile == 0, accumulate == 0)):
+            _clear_padding(worker, gradient, base)
         if gradient.pieces:
             column = let("column", tile % across * TILE)
             _matrix_tile(worker, gradient, start, end, row, column, columns, base, accumulate)
         else:
             _vector_tile(worker, gradient, start, end, row, base, accumulate)
+
+
+def _clear_padding(worker: Worker, gradient: DenseGradient, base: Expr) -> None:
+    """Zeros behind a gradient's elements: arenas are added up whole, and those of chunks are not cleared."""
+    shape = worker.plan.program.parameter(gradient.parameter).type.shape
+    end, stride = isa.parameter_floats(worker.plan, gradient.parameter), padded(shape[-1])
+    behind = shape[0] if len(shape) == 1 else shape[0] * stride
+    # Products write the padding of their rows themselves.
+    first = 0 if len(shape) > 1 and shape[1] % 4 and not gradient.pieces else behind
+    if first == end:
+        return
+    with stride_loop("place", worker.thread + first, end, THREADS) as place:
+        if first == behind:
+            put(worker.pool, base + wide(place), T.float32(0.0))
+        else:
+            with when(any_of(place >= behind, place % stride >= shape[1])):
+                put(worker.pool, base + wide(place), T.float32(0.0))
 
 
 def _arena(worker: Worker, chunk: Expr) -> Expr:
@@ -127,7 +147,8 @@ def _write_tile(
     if columns % 4:
         for p in range(4):
             for q in range(4):
-                with when(both(row + p < rows, column + q < columns)):
+                # Behind the columns the sums are zero: see `_clear_padding`.
+                with when(both(row + p < rows, column + q < padded(columns))):
                     at = let("at", base + wide(row + p) * padded(columns) + (column + q))
                     _write(worker, at, sums[p * 4 + q], accumulate)
         return
@@ -296,7 +317,7 @@ def table_gradient(worker: Worker, table: TableGradient, tokens: Expr, norm: Exp
             square = local("square", "float32", T.float32(0.0))
             with stride_loop("quad", worker.lane * 4, width, LANES * 4) as quad:
                 at = base + wide(token) * width + quad
-                _keep_quad(worker, at, slots.sum(T.ramp(quad, 1, 4)), accumulate, square)
+                _keep_quad(worker, at, slots.sum(T.ramp(quad, 1, 4)), accumulate, square, table.width - quad)
             for mask in (16, 8, 4, 2, 1):
                 put(square, 0, square[0] + cuda.shuffle_xor(square[0], mask))
             with when(worker.lane == 0):
@@ -305,13 +326,15 @@ def table_gradient(worker: Worker, table: TableGradient, tokens: Expr, norm: Exp
         with stride_loop("many", worker.number, tokens, worker.grid) as token:
             slots = worker.access.slots(address, token)
             with when(slots.count() > FEW_SLOTS):
-                _sum_together(worker, slots, width, base + wide(token) * width, norms + token, accumulate)
+                compact = base + wide(token) * width
+                _sum_together(worker, slots, table.width, compact, norms + token, accumulate)
 
 
 def _sum_together(
     worker: Worker, slots: SlotsReader, width: int, base: Expr, norm: Expr, accumulate: Expr
 ) -> None:
     """A token of the whole worker: every warp sums every eighth slot, then the warps' sums in order."""
+    elements, width = width, padded(width)
     part = worker.stage(WARPS * width, WARPS)
     with stride_loop("quad", worker.lane * 4, width, LANES * 4) as quad:
         to = fixed("to", part + worker.warp * width + quad)
@@ -324,14 +347,17 @@ def _sum_together(
         for warp in range(WARPS):
             source = fixed("source", part + warp * width + quad)
             put(total, 0, total[0] + worker.staging[T.ramp(source, 1, 4)])
-        _keep_quad(worker, base + quad, total[0], accumulate, square)
+        _keep_quad(worker, base + quad, total[0], accumulate, square, elements - quad)
     whole = worker.block_sum(square[0])
     with when(worker.thread == 0):
         put(worker.pool, norm, whole)
 
 
-def _keep_quad(worker: Worker, at: Expr, found: Expr, accumulate: Expr, square: Any) -> None:
-    """Writes four elements of a token's gradient, and adds up their squares."""
+def _keep_quad(worker: Worker, at: Expr, found: Expr, accumulate: Expr, square: Any, left: Expr) -> None:
+    """Writes four elements of a token's gradient, and adds up their squares.
+
+    left: elements from here to the end of the row. What stands behind is padding, which nobody wrote.
+    """
     at = fixed("at", at, "int64")
     value = named("value", T.alloc_local((4,), "float32"))
     T.buffer_store(value, found, [T.ramp(0, 1, 4)])
@@ -341,7 +367,7 @@ def _keep_quad(worker: Worker, at: Expr, found: Expr, accumulate: Expr, square: 
             put(value, i, value[i] + lane4(old, i))
     T.buffer_store(worker.pool, value[T.ramp(0, 1, 4)], [T.ramp(at, 1, 4)])
     for i in range(4):
-        put(square, 0, square[0] + value[i] * value[i])
+        put(square, 0, square[0] + T.Select(left > i, value[i] * value[i], T.float32(0.0)))
 
 
 def norm(worker: Worker, count: Expr, chunks: Expr) -> None:
