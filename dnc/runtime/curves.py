@@ -64,7 +64,7 @@ def draw_curves(events: Sequence[Mapping[str, Any]], path: Path) -> None:
             steps.append(event["step"])
             values.append(value)
     panels: dict[str, list[str]] = {}
-    for name in sorted(curves):
+    for name in sorted(curves, key=_place):
         if name != "batch/norm":
             panels.setdefault(name.partition("/")[2], []).append(name)
     if not panels:
@@ -74,11 +74,16 @@ def draw_curves(events: Sequence[Mapping[str, Any]], path: Path) -> None:
         figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True
     ):
         for name in names:
-            thin = name.startswith("batch/") and len(names) > 1
-            axes.plot(*curves[name], label=name, linewidth=0.6 if thin else 1.8, marker="" if thin else ".")
+            style = {"linewidth": 0.6} if name.startswith("batch/") else {"linewidth": 1.8, "marker": "."}
+            axes.plot(*curves[name], label=name, **style)
         axes.set(title=title.replace("_", " "), xlabel="step")
         axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)
+
+
+def _place(name: str) -> tuple[bool, bool, str]:
+    """The loss comes first, the learning rate last; what is measured batch by batch lies below the rest."""
+    return name.endswith("/learning_rate"), not name.endswith("/loss"), name
 
 
 class TensorBoard:
