@@ -49,7 +49,7 @@ def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str) -> None:
     from dnc.codegen.nvrtc import compile_cuda
 
     example, settings, options = CASES[name]
-    path = TREE.with_name(f"{example}.dn")
+    path = TREE.parent / f"{example}.dn"
     program, _ = load_program(Source(str(path), path.read_text()), settings)
     text = emit_source(make_plan(transform(program, options), arch, options))["kernel.cu"].decode()
     assert "__restrict__" not in text
