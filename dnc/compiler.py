@@ -8,6 +8,7 @@ the program from the build plans it again and gets the same one (its digest is c
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ class PlanOptions:
     without: names of optimising passes left out (hoist, fuse). cluster: CTAs of a cluster (0: the
     whole chip is one replica; None: the cheapest). residency: forced for every weight slice
     (tests). workers: of a chip-wide replica. window: words of the schedule held on chip.
+    registers: for weights, a thread (None: as many as the machine has to offer without spills).
     """
 
     without: tuple[str, ...] = ()
@@ -54,6 +56,7 @@ class PlanOptions:
     residency: str | None = None
     workers: int | None = None
     window: int = 1024
+    registers: int | None = None
 
 
 @attrs.frozen
@@ -90,7 +93,7 @@ def plan_passes(options: PlanOptions, target: Machine) -> tuple[Pass[Plan], ...]
     """Passes from plan to plan, in order, behind `fuse`."""
     return (
         SelectTiles(target, options.cluster, options.window, options.workers),
-        PlanWeights(target, options.residency),
+        PlanWeights(target, options.residency, options.registers),
         SelectInstructions(),
     )
 
@@ -229,12 +232,13 @@ def compile_model(
     transformed = transform(program, options, show)
     if show.stop_after in {step.name for step in program_passes()}:
         return CompileReport(program.name, None, warnings, (), time.perf_counter() - start)
-    reports, kernels = [], {}
+    reports, kernels, used = [], {}, dict[str, PlanOptions]()
     for name in machines:
         begin = time.perf_counter()
-        plan = make_plan(transformed, name, options, show)
-        if show.stop_after is None:
-            made, cached = cached_kernels(plan, digest(plan))
+        if show.stop_after is not None:
+            make_plan(transformed, name, options, show)
+        else:
+            used[target_name(name)], plan, made, cached = _without_spills(transformed, name, options, show)
             kernels[target_name(name)] = made
             sizes = {file: len(content) for file, content in made.items()}
             reports.append(TargetReport(target_name(name), plan, sizes, cached, time.perf_counter() - begin))
@@ -249,12 +253,40 @@ def compile_model(
         dict(settings or {}),
         print_program(transformed),
         {
-            report.name: Target(report.plan.target, attrs.asdict(options), digest(report.plan))
+            report.name: Target(report.plan.target, attrs.asdict(used[report.name]), digest(report.plan))
             for report in reports
         },
     )
     write_build(build, kernels)
     return CompileReport(program.name, Path(out), warnings, tuple(reports), time.perf_counter() - start)
+
+
+def _without_spills(
+    program: Program, target: str, options: PlanOptions, show: PassOptions
+) -> tuple[PlanOptions, Plan, dict[str, bytes], bool]:
+    """The kernels of a target: (options that were used, plan, files, whether all were in the cache).
+
+    A model of many different segments leaves fewer registers to weights than one of a few. How many,
+    the target's compiler says: where its code spills, there is a plan with fewer weights in registers.
+    """
+    whole, cached = machine(target), True
+    budgets: list[int | None] = [options.registers]
+    if whole.is_gpu and options.registers is None:
+        budgets += [whole.registers - 32 * step for step in range(1, whole.registers // 32 + 1)]
+    for registers in budgets:
+        tried = attrs.evolve(options, registers=registers)
+        plan = make_plan(program, target, tried, show)
+        made, known = cached_kernels(plan, digest(plan))
+        cached = cached and known
+        if not whole.is_gpu or not spilled(made):
+            break
+    return tried, plan, made, cached
+
+
+def spilled(files: Mapping[str, bytes]) -> int:
+    """Bytes a thread that a GPU's kernel keeps outside its registers, by the compiler's own words."""
+    described = json.loads(files.get("kernel.json", b"{}"))
+    return int(described.get("spill_stores", 0)) + int(described.get("stack", 0))
 
 
 def build_plan(build: Build, target: str) -> Plan:

@@ -78,10 +78,14 @@ def product_parameters(segment: Segment) -> list[str]:
 
 @attrs.frozen
 class PlanWeights:
-    """Places slices on `machine`; `residency` forces one for all (for tests), if it fits."""
+    """Places slices on `machine`; `residency` forces one for all (for tests), if it fits.
+
+    limit: the most registers for weights, if fewer than the machine has to offer.
+    """
 
     machine: Machine
     residency: str | None = None
+    limit: int | None = None
     name: str = attrs.field(default="plan-weights", init=False)
     optional: bool = attrs.field(default=False, init=False)
 
@@ -96,7 +100,8 @@ class PlanWeights:
             )
             return attrs.evolve(plan, placements=made)
         workers = plan.tiling.workers
-        registers, words = self.machine.registers, (self.machine.shared_bytes - STAGING_BYTES) // 4
+        registers = self.machine.registers if self.limit is None else min(self.limit, self.machine.registers)
+        words = (self.machine.shared_bytes - STAGING_BYTES) // 4
         used_registers = used_words = 0
         placements = []
         for piece in slices(plan):

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dnc.compiler import PlanOptions, make_plan, transform
+from dnc.compiler import PlanOptions, build_plan, compile_model, make_plan, transform
 from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
 from dnc.ir.machine import machine
 from dnc.ir.plan import REGISTER
+from dnc.runtime.build import read_build
 from tests.gpu.builds import CASES
 
 pytestmark = pytest.mark.skipif(
@@ -55,3 +56,21 @@ def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str) -> None:
     assert "__restrict__" not in text
     binary = compile_cuda(text, arch)
     assert binary.resident, binary.log
+
+
+def test_a_kernel_that_spills_gets_fewer_registers_for_weights(tmp_path, monkeypatch) -> None:
+    """The compiler's word decides; what was decided is kept in the build."""
+    tried = []
+
+    def emit(plan):
+        used = sum(p.residency == REGISTER for p in plan.placements)
+        tried.append(used)
+        return {"kernel.json": json.dumps({"spill_stores": 8 if used else 0, "stack": 0}).encode()}
+
+    monkeypatch.setattr("dnc.kernel_cache._emit", emit)
+    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
+    report = compile_model(TREE, tmp_path / "build", ("cuda:sm_90a",), {"hidden": 256, "embed": 256})
+    assert tried[0] and not tried[-1] and all(tried[:-1])
+    build = read_build(tmp_path / "build")
+    assert build.targets["cuda:sm_90a"].options["registers"] < machine("sm_90a").registers
+    assert build_plan(build, "cuda:sm_90a") == report.targets[0].plan

@@ -41,6 +41,7 @@ from dnc.codegen.emit import (
 from dnc.ir.plan import (
     REGISTER,
     SHARED,
+    STREAMED,
     Address,
     GatherAddress,
     Piece,
@@ -49,6 +50,7 @@ from dnc.ir.plan import (
 )
 
 ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators beside the weights
+STREAMED_BLOCK = 5  # the same where weights come from L2: their addresses take registers, too
 UNROLLED_ROWS = 40  # of a warp; more, as those of a large vocabulary, are a loop
 COLUMN_GROUP = 4  # chunks of a transposed product that are summed over the warps at a time
 TRANSPOSED_SUMS = 32  # sums a thread holds in a transposed product
@@ -272,12 +274,13 @@ def forward(
                 with when(both(own < rows, row < total_rows)):
                     put(worker.staging, sums + row * tile + first + index % vertices, partial[slot])
 
+    together = STREAMED_BLOCK if placement.residency == STREAMED else ROW_BLOCK
     if placement.residency == REGISTER or rows <= UNROLLED_ROWS:
-        for row_begin in range(0, rows, ROW_BLOCK):
-            block(row_begin, min(ROW_BLOCK, rows - row_begin))
+        for row_begin in range(0, rows, together):
+            block(row_begin, min(together, rows - row_begin))
     else:
-        with loop("block", -(-rows // ROW_BLOCK)) as number:
-            block(let("first_row", number * ROW_BLOCK), ROW_BLOCK)
+        with loop("block", -(-rows // together)) as number:
+            block(let("first_row", number * together), together)
 
 
 def transposed_step(columns: int, tile: int) -> int:
