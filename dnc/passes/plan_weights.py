@@ -140,4 +140,8 @@ class PlanWeights:
                     reason,
                 )
             )
-        return attrs.evolve(plan, placements=tuple(placements))
+        remarks = plan.remarks
+        if registers < self.machine.registers:
+            bound = f"weights: at most {registers} registers a thread; with more the kernel would spill"
+            remarks = (*remarks, bound)
+        return attrs.evolve(plan, placements=tuple(placements), remarks=remarks)
