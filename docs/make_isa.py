@@ -9,12 +9,15 @@ header field, an opcode or a field without a meaning here is an error, and so is
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from generated import Stale, rewrite, with_blocks
 
 from dnc.compiler import make_plan, transform
 from dnc.diagnostics import Source
@@ -122,11 +125,6 @@ FIELDS = {
     "rows": "number of rows",
     "first_worker": "the worker that takes the first tile",
 }
-BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-class Stale(Exception):
-    """The meanings above and the code do not name the same things."""
 
 
 def example_plan() -> Plan:
@@ -239,22 +237,8 @@ def _example(plan: Plan) -> str:
 
 def render(page: str) -> str:
     """The page with its blocks made again; Stale if a block is missing or unknown."""
-    made = blocks()
-    found = [match[2] for match in BLOCK.finditer(page)]
-    if sorted(found) != sorted(made):
-        raise Stale(f"docs/isa.md has the blocks {sorted(found)}, expected {sorted(made)}")
-    return BLOCK.sub(lambda match: match[1] + made[match[2]] + match[3], page)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Rewrites the page, or checks it; the exit code."""
-    page = PAGE.read_text(encoding="utf-8")
-    made = render(page)
-    if "--check" in arguments:
-        return int(made != page)
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
+    return with_blocks("docs/isa.md", page, blocks())
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(rewrite(PAGE, render, sys.argv[1:]))

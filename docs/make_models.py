@@ -11,11 +11,14 @@ Guaranteed: an example without a line in MODELS is an error, and so is a line wi
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from generated import Stale, rewrite, with_blocks
 
 from dnc.compiler import make_plan, read_program, transform
 from dnc.explain import BACKWARD_LEVEL, FORWARD_LEVEL, exchange_count, phase_steps
@@ -26,7 +29,6 @@ DOCS = Path(__file__).parent
 PAGE, RECORD = DOCS / "models.md", DOCS / "models.json"
 EXAMPLES, RESULTS = DOCS.parent / "examples", DOCS.parent / "benchmarks" / "results"
 TARGET = "sm_90a"
-BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # name -> (source, what it exercises, the file of its reference under tests/models)
 MODELS = {
@@ -89,10 +91,6 @@ MODELS = {
         "trees",
     ),
 }
-
-
-class Stale(Exception):
-    """The table above or docs/models.json does not name the examples there are."""
 
 
 def examples() -> list[str]:
@@ -209,22 +207,8 @@ def blocks() -> dict[str, str]:
 
 def render(page: str) -> str:
     """The page with its blocks made again; Stale if a block is missing or unknown."""
-    made = blocks()
-    found = [match[2] for match in BLOCK.finditer(page)]
-    if sorted(found) != sorted(made):
-        raise Stale(f"docs/models.md has the blocks {sorted(found)}, expected {sorted(made)}")
-    return BLOCK.sub(lambda match: match[1] + made[match[2]] + match[3], page)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Rewrites the page, or checks it; the exit code."""
-    page = PAGE.read_text(encoding="utf-8")
-    made = render(page)
-    if "--check" in arguments:
-        return int(made != page)
-    PAGE.write_text(made, encoding="utf-8")
-    return 0
+    return with_blocks("docs/models.md", page, blocks())
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(rewrite(PAGE, render, sys.argv[1:]))

@@ -158,9 +158,14 @@ class Access:
     def entries(self, address: EntriesAddress, row: Expr) -> ListReader:
         """The scalars per child that an earlier segment kept for a row."""
         begin, end = self.bounds(address.children, row)
-        at = let("scalars", self.record(address.buffer, self.first_child(address.children, row)))
-        width = self.plan.buffer(address.buffer).width
-        return ListReader(let("children", end - begin), lambda child, i: self.pool[at + wide(child) * width])
+        place = self.entry_place(address.buffer, address.children, row)
+        return ListReader(let("children", end - begin), lambda child, i: self.pool[place(child)])
+
+    def entry_place(self, buffer: str, children: str, row: Expr) -> Callable[[Expr], Expr]:
+        """Position of the record of a row's child in a buffer with one record per entry of a list."""
+        at = let("entries", self.record(buffer, self.first_child(children, row)))
+        width = self.plan.buffer(buffer).width
+        return lambda child: at + wide(child) * width
 
     def weight(self, parameter: str) -> Callable[[Expr, Expr], Expr]:
         """Position of element [r, k] of a dense matrix behind its base, in the plan's format."""

@@ -592,14 +592,12 @@ def _scalars_of(cell: VertexCell, value: Value) -> tuple[Expr, Element]:
 def _keep_list(cell: VertexCell, op: Op, count: Expr, term: Element) -> Callable[[Expr], Any]:
     """Evaluates a scalar per child once. `term` may use all lanes."""
     place = next(item for item in cell.segment.scratch if item.value == op.result)
-    first = cell.access.first_child(place.children, cell.row)
-    at = let("scalars", cell.access.record(place.buffer, first))
-    width = cell.access.plan.buffer(place.buffer).width
+    at = cell.access.entry_place(place.buffer, place.children, cell.row)
     with loop("child", count) as child:
         found = let("found", term(child))
-        cell.target.once(partial(put, cell.access.pool, at + wide(child) * width, found))
+        cell.target.once(partial(put, cell.access.pool, at(child), found))
     cell.target.synchronize()
-    return lambda i: (count, lambda child: cell.access.pool[at + wide(child) * width])
+    return lambda i: (count, lambda child: cell.access.pool[at(child)])
 
 
 def _list_dot(cell: VertexCell, op: Op) -> Any:

@@ -267,7 +267,10 @@ class Cell:
 
 @attrs.frozen
 class Function:
-    """A checked function: a body per arm, all of them the same one where there is no match."""
+    """A checked function: a body per arm, all of them the same one where there is no match.
+
+    implicit: it stands for a field, and nobody wrote it.
+    """
 
     name: str
     struct: str
@@ -275,6 +278,7 @@ class Function:
     matched: bool
     bodies: tuple[tuple[str, Expression], ...]
     span: Span = attrs.field(eq=False, repr=False)
+    implicit: bool = False
 
     @property
     def components(self) -> tuple[Component, ...]:

@@ -36,7 +36,7 @@ def warn_unused(model: CheckedModel, report: Report) -> CheckedModel:
         if ("cell", cell.name) not in used:
             report.warning(f"cell '{cell.name}' is never used", cell.span)
     for function in model.functions.values():
-        if ("function", function.name) not in used and " " not in function.name:  # pulled: field of data
+        if ("function", function.name) not in used and not function.implicit:
             report.warning(f"function '{function.name}' is never used", function.span)
     return attrs.evolve(
         model,

@@ -20,7 +20,7 @@ from dnc.frontend.typed import (
     VertexList,
     VertexUse,
 )
-from dnc.ir.forest import parent_struct
+from dnc.ir.forest import holders, parent_struct
 from dnc.ir.structure import CLASS, FIRST, LAST, LIST, NEXT, OUTSIDE, PARENT, PREVIOUS, TOKEN, Field, Path
 from dnc.ir.types import TensorType
 
@@ -71,13 +71,13 @@ def pulls(declarations: Declarations) -> dict[str, Function]:
     """A function for every pulled field: its value at the vertex itself."""
     found = {}
     for struct in declarations.structs.values():
-        for field in {field.name: field for arm in struct.arms for field in arm.fields}.values():
+        for field in struct.fields.values():
             if field.kind == OUTSIDE and field.span is not None:
                 type = TensorType((field.width,))
                 value = FieldUse(field.name, (), type, field.span)
                 bodies = tuple((arm.name, value) for arm in struct.arms if arm.field(field.name))
                 name = pull_name(struct.name, field)
-                found[name] = Function(name, struct.name, type, True, bodies, field.span)
+                found[name] = Function(name, struct.name, type, True, bodies, field.span, implicit=True)
     return found
 
 
@@ -91,8 +91,8 @@ def _link(
         above = parent_struct(declarations.structs, vertex.struct)
         if above is not None:
             return VertexUse((*base.path, PARENT), whole(declarations, above), span)
-        holders = [holder for holder, _ in _holders(declarations, vertex.struct)]
-        found = f"{' and '.join(dict.fromkeys(holders))} refer to it" if holders else "no struct refers to it"
+        above_it = dict.fromkeys(holder for holder, _ in holders(declarations.structs, vertex.struct))
+        found = f"{' and '.join(above_it)} refer to it" if above_it else "no struct refers to it"
         declarations.report.error(f"'{vertex.struct}' has no parent: {found}, expected one struct", name.span)
         return None
     if name.text not in _links(declarations, vertex.struct):
@@ -106,19 +106,8 @@ def _link(
 def _links(declarations: Declarations, struct: str) -> tuple[str, ...]:
     """The links that vertices of `struct` have."""
     parent = (PARENT,) if parent_struct(declarations.structs, struct) is not None else ()
-    kinds = [kind for _, kind in _holders(declarations, struct)]
+    kinds = [kind for _, kind in holders(declarations.structs, struct)]
     return (PREVIOUS, NEXT, *parent) if LIST in kinds else parent
-
-
-def _holders(declarations: Declarations, struct: str) -> list[tuple[str, str]]:
-    """The structs that refer to `struct`, with the kind of every such field."""
-    return [
-        (holder.name, field.kind)
-        for holder in declarations.structs.values()
-        for arm in holder.arms
-        for field in arm.fields
-        if field.target == struct
-    ]
 
 
 def _field(declarations: Declarations, vertex: Vertex, name: Identifier) -> Field | None:

@@ -71,11 +71,10 @@ class Bindings:
 
     def field(self, struct: str, name: str) -> Field:
         """The field called `name` in any arm of a struct."""
-        for arm in self.structs[struct].arms:
-            found = arm.field(name)
-            if found is not None:
-                return found
-        raise KeyError(f"struct {struct} has no field '{name}'")
+        found = self.structs[struct].fields.get(name)
+        if found is None:
+            raise KeyError(f"struct {struct} has no field '{name}'")
+        return found
 
     def end(self, struct: str, path: Path, is_list: bool = False) -> str:
         """The struct at the end of a path; with `is_list` its last step is a list field."""

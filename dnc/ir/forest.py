@@ -7,6 +7,8 @@ a sample side by side and samples in order. Indices count rows of the target's t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
@@ -64,19 +66,24 @@ def target_of(struct: Struct, field: str) -> str:
     raise KeyError(f"{struct.name} has no vertex field {field}")
 
 
-def parent_struct(structs: dict[str, Struct], struct: str) -> str | None:
-    """The struct of a vertex's parent: its own one if that refers to itself, else the only other
-    one that refers to it; None if there are none or several."""
-    holders = {
-        holder.name
+def holders(structs: Mapping[str, Struct], struct: str) -> list[tuple[str, str]]:
+    """The structs that refer to `struct`, with the kind of every such field of an arm."""
+    return [
+        (holder.name, field.kind)
         for holder in structs.values()
         for arm in holder.arms
         for field in arm.fields
         if field.target == struct
-    }
-    if struct in holders:
+    ]
+
+
+def parent_struct(structs: dict[str, Struct], struct: str) -> str | None:
+    """The struct of a vertex's parent: its own one if that refers to itself, else the only other
+    one that refers to it; None if there are none or several."""
+    names = {name for name, _ in holders(structs, struct)}
+    if struct in names:
         return struct
-    return holders.pop() if len(holders) == 1 else None
+    return names.pop() if len(names) == 1 else None
 
 
 def path_struct(structs: dict[str, Struct], struct: str, path: Path) -> str:
@@ -238,8 +245,7 @@ def neighbours(
     }
     above = {name: np.full(sizes[name], _NONE, np.int32) for name in structs}
     for name, struct in structs.items():
-        kinds = {field.name: field.kind for arm in struct.arms for field in arm.fields}
-        for field, kind in kinds.items():
+        for field, kind in ((name, each.kind) for name, each in struct.fields.items()):
             if kind not in (CHILD, OPTIONAL, LIST):
                 continue
             target = target_of(struct, field)

@@ -141,7 +141,7 @@ def in_lists(forest: Forest, struct: str) -> tuple[Ints, Ints]:
     lists: list[Ints] = []
     count = 0
     for name, each in forest.structs.items():
-        for field in {field.name: field for arm in each.arms for field in arm.fields}.values():
+        for field in each.fields.values():
             if field.kind == LIST and target_of(each, field.name) == struct:
                 begin, held = forest.tables[name].lists[field.name]
                 entries.append(held)

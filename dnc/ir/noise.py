@@ -27,13 +27,18 @@ def mix(values: NDArray[Any]) -> NDArray[np.uint32]:
         return np.asarray(x ^ (x >> np.uint32(16)), np.uint32)
 
 
+def step_noises(seed: int, first: int, count: int) -> NDArray[np.uint32]:
+    """The noise of `count` training steps from `first` on, none of it `NONE`."""
+    steps = np.arange(first, first + count, dtype=np.uint64)
+    found = np.full(count, seed & 0xFFFFFFFF)
+    for word in (np.uint64(seed >> 32 & 0xFFFFFFFF), steps & 0xFFFFFFFF, steps >> 32):
+        found = mix(mix(found) ^ np.asarray(word).astype(np.uint32))
+    return found | np.uint32(1)
+
+
 def step_noise(seed: int, step: int) -> int:
-    """The noise of a training step, not `NONE`."""
-    low, high = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
-    found = np.asarray([low])
-    for word in (high, step & 0xFFFFFFFF, (step >> 32) & 0xFFFFFFFF):
-        found = mix(mix(found) ^ np.uint32(word))
-    return int(found[0]) | 1
+    """The noise of one training step."""
+    return int(step_noises(seed, step, 1)[0])
 
 
 def vertex_keys(noise: NDArray[Any], vertices: NDArray[Any]) -> NDArray[np.int32]:

@@ -81,9 +81,14 @@ class Struct:
     arms: tuple[Arm, ...]
     span: Span | None = attrs.field(default=None, eq=False, repr=False)
 
+    @property
+    def fields(self) -> dict[str, Field]:
+        """All fields by name (fields of one name are of one kind in every arm)."""
+        return {field.name: field for arm in self.arms for field in arm.fields}
+
     def field(self, name: str) -> Field:
         """The field called `name` in any arm; KeyError if there is none."""
-        return {field.name: field for arm in self.arms for field in arm.fields}[name]
+        return self.fields[name]
 
     def arm(self, name: str) -> Arm:
         """The arm called `name`; KeyError if there is none."""

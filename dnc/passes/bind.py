@@ -110,7 +110,7 @@ class Binder:
     def _field_address(self, space: str, bound: FieldInput, name: str) -> Address:
         structs = {struct.name: struct for struct in self.program.structs}
         struct = structs[path_struct(structs, self.program.space(space).struct, bound.path)]
-        field = next(found for arm in struct.arms if (found := arm.field(bound.field)) is not None)
+        field = struct.field(bound.field)
         if field.kind in (VECTOR, OUTSIDE):
             made = VectorList(name, space, bound.field, bound.path, max(field.width, 1))
             return GatherAddress(self._list(made))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from dnc.diagnostics import DiagnosticError, fail
 from dnc.ir.program import TABLE, Parameter, Program
 from dnc.runtime.data import Vocabulary
+from dnc.runtime.data.lines import reading
 from dnc.runtime.data.problems import DataDiagnostic, file_problem, names, suggestion
 
 Floats = NDArray[np.float32]
@@ -88,30 +89,21 @@ def read_embeddings(
 
 def _lines(path: str | Path, table: Parameter, width: int) -> Iterator[tuple[int, bytes]]:
     """The lines of vectors with their numbers; the first one has the right width, no other is shorter."""
-    try:
-        with Path(path).open("rb") as file:
-            first = True
-            for number, raw in enumerate(file, 1):
-                line = raw.rstrip(b" \r\n")
-                cells = line.count(b" ")
-                if not line or (
-                    number == 1 and cells == 1 and line.replace(b" ", b"").isdigit() and width != 1
-                ):
-                    continue
-                if cells < width or (first and cells != width):
-                    word = line.partition(b" ")[0].decode("utf-8", "replace")
-                    size = table.dimensions[1].name
-                    hint = f" (--set {size}={cells})" if first and cells and size.isidentifier() else ""
-                    what = f"'{word}' has {cells} numbers, but the rows of {table.name} have {width}{hint}"
-                    raise _mistake(path, number, what)
-                first = False
-                yield number, line
-    except FileNotFoundError:
-        raise file_problem(str(path), "there is no such file") from None
-    except IsADirectoryError:
-        raise file_problem(str(path), "is a directory, expected a file") from None
-    except OSError as error:
-        raise file_problem(str(path), f"cannot be read: {error.strerror}") from None
+    with reading(path), Path(path).open("rb") as file:
+        first = True
+        for number, raw in enumerate(file, 1):
+            line = raw.rstrip(b" \r\n")
+            cells = line.count(b" ")
+            if not line or (number == 1 and cells == 1 and line.replace(b" ", b"").isdigit() and width != 1):
+                continue
+            if cells < width or (first and cells != width):
+                word = line.partition(b" ")[0].decode("utf-8", "replace")
+                size = table.dimensions[1].name
+                hint = f" (--set {size}={cells})" if first and cells and size.isidentifier() else ""
+                what = f"'{word}' has {cells} numbers, but the rows of {table.name} have {width}{hint}"
+                raise _mistake(path, number, what)
+            first = False
+            yield number, line
 
 
 def _vector(path: str | Path, number: int, cells: list[bytes]) -> Floats:

@@ -27,7 +27,7 @@ def pulled_fields(program: Program) -> dict[str, tuple[Space, str]]:
     pushed = {field for _, field in pushed_values(program).values()}
     found = {}
     for struct in program.structs:
-        for field in {f.name: f for arm in struct.arms for f in arm.fields}.values():
+        for field in struct.fields.values():
             if field.kind == OUTSIDE and field.name not in pushed:
                 arms = tuple(arm.name for arm in struct.arms if arm.field(field.name) is not None)
                 found[f"{struct.name}.{field.name}"] = Space("", struct.name, arms), field.name

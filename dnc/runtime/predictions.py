@@ -21,7 +21,6 @@ from dnc.ir.structure import CLASS, Dimension
 from dnc.ir.types import TensorType
 from dnc.runtime.backend import Backend
 from dnc.runtime.data import Dataset, Vocabulary
-from dnc.runtime.data.layout import struct_fields
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.schedule import Schedule
 
@@ -133,13 +132,13 @@ def _dimension(program: Program, stage: Stage, position: int) -> Dimension | Non
     for given, source in zip(stage.cell.inputs, stage.inputs, strict=True):
         if given == value and isinstance(source, FieldInput):
             start = program.space(stage.space).struct
-            return struct_fields(structs[path_struct(structs, start, source.path)])[source.field].dimension
+            return structs[path_struct(structs, start, source.path)].fields[source.field].dimension
     for op in stage.cell.ops:
         if op.result == value and op.opcode == "argmax":
             classes = {
                 field.dimension
                 for struct in program.structs
-                for field in struct_fields(struct).values()
+                for field in struct.fields.values()
                 if field.kind == CLASS and field.dimension is not None
             }
             vector = op.operands[0].type

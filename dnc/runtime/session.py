@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
 from dnc.ir import isa
 from dnc.ir.forest import Forest, Ints
-from dnc.ir.noise import NONE, step_noise
+from dnc.ir.noise import NONE, step_noises
 from dnc.ir.optimizers import OPTIMIZERS, Hyper, Update
-from dnc.ir.plan import Plan
+from dnc.ir.plan import NoiseList, Plan
 from dnc.runtime.backend import Backend
 from dnc.runtime.encoder import DoesNotFit, Encoder, Part
 from dnc.runtime.measurements import Measurements
@@ -118,6 +118,7 @@ class Session:
         self.memory = Memory(plan, backend, table_rows, memory_words)
         self.steps_done = 0
         self.seed = seed
+        self._is_noisy = any(isinstance(item, NoiseList) for item in plan.lists)
         self.optimizer, self.optimizer_steps = "sgd", 0
         self._slot = 0
         self._verifies = os.environ.get("DNC_VERIFY") == "1"  # tests look at every schedule
@@ -255,7 +256,7 @@ class Session:
                     updates=updates,
                     buffer=self._slot,
                     pool_words=self.memory.words,
-                    noises=[step_noise(self.seed, self.steps_done + 1 + i) for i in range(len(batches))],
+                    noises=self._noises(len(batches)),
                 )
                 break
             except DoesNotFit as problem:
@@ -268,6 +269,12 @@ class Session:
         self.optimizer_steps += len(found)
         self._waiting += found
         return True
+
+    def _noises(self, count: int) -> NDArray[np.uint32]:
+        """The noise of the next steps; `NONE` for a program that draws no random numbers."""
+        if not self._is_noisy:
+            return np.full(count, NONE, np.uint32)
+        return step_noises(self.seed, self.steps_done + 1, count)
 
     def _claim(self) -> StepResult | None:
         result, self._unclaimed = self._unclaimed, None
@@ -385,7 +392,7 @@ class Session:
                         part=part,
                         buffer=(self._slot + index) % 2,
                         pool_words=self.memory.words,
-                        noise=step_noise(self.seed, self.steps_done + 1) if mode == TRAIN else NONE,
+                        noise=int(self._noises(1)[0]) if mode == TRAIN else NONE,
                     )
                     for index, (numbers, part) in enumerate(_parts(data, samples, mode, parts))
                 ]

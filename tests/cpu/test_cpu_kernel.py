@@ -26,7 +26,7 @@ from dnc.runtime.initialize import initialize
 from dnc.runtime.pool import static_pool
 from dnc.runtime.schedule import Schedule, queue
 from dnc.runtime.session import Session, StepResult
-from tests.support.executors import Bench, check_evaluation, check_training
+from tests.support.executors import Bench, OnGrid, check_evaluation, check_training
 from tests.support.forests import SHAPES, ForestGrower
 from tests.support.models import EXAMPLES, VOCABULARY
 
@@ -68,19 +68,6 @@ def compiled(
     program = transform(load_program(source, dict(sizes))[0], options)
     plan = make_plan(program, "cpu", options)
     return program, plan, CpuBackend(plan, build_cpu(plan))
-
-
-class OnGrid:
-    """A backend that runs every batch on one grid."""
-
-    def __init__(self, backend: CpuBackend, grid: tuple[int, int]) -> None:
-        self._backend, self._grid = backend, grid
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._backend, name)
-
-    def grid(self, samples: int) -> tuple[int, int]:
-        return self._grid
 
 
 def bench(

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from dnc.codegen.cpu_kernel import build_cpu
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cpu_backend import CpuBackend
+from tests.support.executors import OnGrid
 from tests.support.forests import SHAPES
 from tests.support.programs import SMALL_WIDTHS, WIDTHS, programs
-from tests.support.programs.campaign import GRIDS, OnGrid
+from tests.support.programs.campaign import GRIDS
 from tests.support.programs.check import (
     OPTIONAL_PASSES,
     Case,

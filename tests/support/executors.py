@@ -41,6 +41,20 @@ def random_parameters(program: Program, seed: int, vocabulary: int = 11) -> dict
     return values
 
 
+class OnGrid:
+    """A backend that runs every batch on one grid."""
+
+    def __init__(self, backend: Backend, grid: tuple[int, int]) -> None:
+        self._backend, self._grid = backend, grid
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._backend, name)
+
+    def grid(self, samples: int) -> tuple[int, int]:
+        """The one grid."""
+        return self._grid
+
+
 class Bench:
     """A program with its data on a backend."""
 
@@ -145,7 +159,11 @@ def check_group(bench: Bench) -> None:
         for batch, noise in zip(batches, noises, strict=True)
     ]
     together = bench.encoder.encode_group(
-        batches, replicas=replicas, workers=workers, updates=[update] * len(batches), noises=noises
+        batches,
+        replicas=replicas,
+        workers=workers,
+        updates=[update] * len(batches),
+        noises=np.array(noises, np.uint32),
     )
     found = []
     for schedules in (alone, together):

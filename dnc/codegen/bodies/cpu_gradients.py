@@ -7,9 +7,6 @@ rows, without atomics, so the bits do not depend on timing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
@@ -17,10 +14,10 @@ from dnc.codegen.bodies.cpu_products import BLOCK_ROWS
 from dnc.codegen.bodies.cpu_segments import layout_of, place_rows
 from dnc.codegen.bodies.cpu_subroutines import GRADIENT
 from dnc.codegen.bodies.cpu_worker import CHUNK, TILE, Worker, alike, elements, ramp, total
+from dnc.codegen.bodies.optimizers import each_optimizer
 from dnc.codegen.emit import (
     Expr,
     both,
-    dispatch,
     either,
     lanes,
     let,
@@ -34,7 +31,7 @@ from dnc.codegen.emit import (
     wide,
 )
 from dnc.ir import isa
-from dnc.ir.optimizers import COEFFICIENTS, OPTIMIZERS, Optimizer
+from dnc.ir.optimizers import COEFFICIENTS, Optimizer
 from dnc.ir.plan import DenseGradient, SlotsAddress, TableGradient, padded
 from dnc.ir.weight_format import LANES
 
@@ -216,7 +213,7 @@ def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, 
             elements(length, lambda i: _step(worker, optimizer, coefficients, at, i, scale))
 
     with when(_finite(found)):
-        _each(worker, opcode, "", step)
+        each_optimizer(worker.plan, opcode, "", step)
 
 
 def update_table(
@@ -240,13 +237,7 @@ def update_table(
             elements(table.width, lambda i: _step(worker, optimizer, coefficients, at, i, scale))
 
     with when(_finite(found)):
-        _each(worker, opcode, table.parameter, step)
-
-
-def _each(worker: Worker, opcode: Expr, table: str, step: Callable[[Optimizer], None]) -> None:
-    """The step of the optimizer that the opcode names."""
-    found = isa.optimizers_of(worker.plan, table)
-    dispatch(opcode, {number: partial(step, OPTIMIZERS[name]) for number, name in found.items()})
+        each_optimizer(worker.plan, opcode, table.parameter, step)
 
 
 def _coefficients(worker: Worker, rate: Expr) -> dict[str, Expr]:

@@ -7,9 +7,7 @@ without atomics, so the bits do not depend on timing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 from tvm.tirx.script.builder import ir as T
@@ -18,11 +16,11 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.access import SlotsReader
 from dnc.codegen.bodies.cuda_products import all_aligned, is_aligned, piece_at
 from dnc.codegen.bodies.cuda_worker import LANES, THREADS, WARPS, Worker
+from dnc.codegen.bodies.optimizers import each_optimizer
 from dnc.codegen.emit import (  # fmt: skip
     Expr,
     any_of,
     both,
-    dispatch,
     fixed,
     floats,
     lane4,
@@ -37,7 +35,7 @@ from dnc.codegen.emit import (  # fmt: skip
     wide,
 )
 from dnc.ir import isa
-from dnc.ir.optimizers import COEFFICIENTS, OPTIMIZERS, Optimizer
+from dnc.ir.optimizers import COEFFICIENTS, Optimizer
 from dnc.ir.plan import Address, DenseGradient, SlotsAddress, TableGradient, padded
 
 TILE = 64
@@ -443,7 +441,7 @@ def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, 
             _step(worker, optimizer, coefficients, at, scale, 4)
 
     with when(_finite(total)):
-        _each(worker, opcode, "", step)
+        each_optimizer(worker.plan, opcode, "", step)
 
 
 def update_table(
@@ -469,13 +467,7 @@ def update_table(
                 _step(worker, optimizer, coefficients, [fixed("at", a, "int64") for a in at], scale, 1)
 
     with when(_finite(total)):
-        _each(worker, opcode, table.parameter, step)
-
-
-def _each(worker: Worker, opcode: Expr, table: str, step: Callable[[Optimizer], None]) -> None:
-    """The step of the optimizer that the opcode names."""
-    found = isa.optimizers_of(worker.plan, table)
-    dispatch(opcode, {number: partial(step, OPTIMIZERS[name]) for number, name in found.items()})
+        each_optimizer(worker.plan, opcode, table.parameter, step)
 
 
 def _coefficients(worker: Worker, rate: Expr) -> dict[str, Expr]:

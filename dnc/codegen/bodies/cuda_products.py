@@ -303,14 +303,17 @@ def transposed(
     none). store(vertex, column, value) writes a result for vertices below `count`. scratch:
     staging for one group of columns of every warp. Barriers inside; ends with one.
     """
-    if placement.residency == REGISTER or tile % 4 or tile <= FEW:
+
+    def by_rows() -> None:
         _transposed_rows(worker, placement, deltas, tile, count, scratch, store)
+
+    def by_columns() -> None:
+        _transposed_columns(worker, placement, deltas, tile, count, store)
+
+    if placement.residency == REGISTER or tile % 4 or tile <= FEW:
+        by_rows()
     else:
-        either(
-            count <= FEW,
-            lambda: _transposed_rows(worker, placement, deltas, tile, count, scratch, store),
-            lambda: _transposed_columns(worker, placement, deltas, tile, count, store),
-        )
+        either(count <= FEW, by_rows, by_columns)
 
 
 def _transposed_columns(

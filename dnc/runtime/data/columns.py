@@ -15,7 +15,7 @@ import numpy as np
 
 from dnc.ir.forest import Forest, Ints, VertexTable, neighbours, target_of
 from dnc.ir.structure import CLASS, DATA_KINDS, LIST, TOKEN, VECTOR, Arm, Field, Struct
-from dnc.runtime.data.layout import Layout, struct_fields
+from dnc.runtime.data.layout import Layout
 
 
 @attrs.frozen(eq=False)
@@ -164,7 +164,7 @@ def assemble(columns: Columns, converted: dict[tuple[str, int, str], Any]) -> Fo
         arm = np.asarray(table.arms, np.int8)
         own = [np.flatnonzero(arm == index).astype(np.int32) for index in range(len(table.columns))]
         arms[name], data[name], children[name], lists[name] = arm[order[name]], {}, {}, {}
-        for field in struct_fields(table.struct).values():
+        for field in table.struct.fields.values():
             if field.kind == LIST:
                 moves = rank[target_of(table.struct, field.name)]
                 lists[name][field.name] = _list(table, field.name, own, order[name], moves)

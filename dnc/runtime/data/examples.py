@@ -137,7 +137,7 @@ def to_flat(sample: dict[str, Any], layout: Layout) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, rows in tables.items():
         struct = layout.structs[name]
-        fields = dict.fromkeys(field.name for arm in struct.arms for field in arm.fields)
+        fields = struct.fields
         columns = [ARM, *fields] if len(struct.arms) > 1 or not fields else list(fields)
         if rows:
             flat[name] = {column: [row.get(column) for row in rows] for column in columns}

@@ -16,7 +16,7 @@ import attrs
 from dnc.ir.structure import DATA_KINDS, LIST, Field, Struct
 from dnc.runtime.data.columns import Columns
 from dnc.runtime.data.graph import Edges, post_order
-from dnc.runtime.data.layout import ARM, ROOT, Layout, field_names, struct_fields, unknown_field
+from dnc.runtime.data.layout import ARM, ROOT, Layout, field_names, unknown_field
 from dnc.runtime.data.problems import Problem, kind_of, names, shortened, shown, suggestion
 
 
@@ -83,7 +83,7 @@ def _table(struct: Struct, value: Any, layout: Layout) -> _Table:
         return _Table(struct, {}, [], [[] for _ in struct.arms])
     if type(value) is not dict:
         raise Problem(f"'{struct.name}' must be an object of columns, found {kind_of(value)}")
-    known = [*struct_fields(struct), ARM]
+    known = [*struct.fields, ARM]
     columns: dict[str, list[Any]] = {}
     for key, column in value.items():
         if key not in known:
@@ -175,7 +175,7 @@ def _check_neighbours(tables: Mapping[str, _Table], layout: Layout) -> None:
     """Where the program reads prev or next, a vertex stands in one list, once."""
     seen: set[tuple[str, int]] = set()
     for table in tables.values():
-        for field in struct_fields(table.struct).values():
+        for field in table.struct.fields.values():
             if field.kind == LIST and field.target in layout.ordered:
                 for entry in table.columns.get(field.name, []):
                     for vertex in entry or []:

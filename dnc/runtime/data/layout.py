@@ -81,7 +81,7 @@ class Layout:
                 raise Problem(f"{arm.name}: field '{name}' is missing")
 
     def _no_arm(self, struct: Struct, keys: frozenset[str]) -> Problem:
-        known = {field.name: None for arm in struct.arms for field in arm.fields}
+        known = struct.fields
         lacks = [
             (arm, [name for name in self.required(struct, arm) if name not in keys])
             for arm in struct.arms
@@ -113,11 +113,6 @@ class Layout:
 def field_names(arm: Arm) -> frozenset[str]:
     """The names of all fields of an arm."""
     return frozenset(field.name for field in arm.fields)
-
-
-def struct_fields(struct: Struct) -> dict[str, Field]:
-    """All fields of a struct by name (fields of one name are of one kind in every arm)."""
-    return {field.name: field for arm in struct.arms for field in arm.fields}
 
 
 def unknown_field(owner: str, key: str, known: Collection[str]) -> str:

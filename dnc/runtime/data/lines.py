@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,23 @@ from dnc.runtime.data.problems import Problem, ProblemList, file_problem, kind_o
 _MARK = b"\xef\xbb\xbf"  # some editors start a UTF-8 file with it
 
 
-def load(path: str | Path) -> bytes:
-    """A text file's content; DiagnosticError if there is none or it is not UTF-8."""
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """What goes wrong with a file that is read inside, as a DiagnosticError."""
     try:
-        content = Path(path).read_bytes()
+        yield
     except FileNotFoundError:
         raise file_problem(str(path), "there is no such file") from None
     except IsADirectoryError:
         raise file_problem(str(path), "is a directory, expected a file") from None
     except OSError as error:
         raise file_problem(str(path), f"cannot be read: {error.strerror}") from None
+
+
+def load(path: str | Path) -> bytes:
+    """A text file's content; DiagnosticError if there is none or it is not UTF-8."""
+    with reading(path):
+        content = Path(path).read_bytes()
     content = content.removeprefix(_MARK)
     try:
         content.decode("utf-8")

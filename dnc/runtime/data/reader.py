@@ -133,7 +133,7 @@ def _with_outside(forest: Forest, program: Program) -> Forest:
     tables = {}
     for struct in program.structs:
         table = forest.tables[struct.name]
-        widths = {f.name: f.width for arm in struct.arms for f in arm.fields if f.kind == OUTSIDE}
+        widths = {f.name: f.width for f in struct.fields.values() if f.kind == OUTSIDE}
         zeros = {name: np.zeros((len(table), width), np.float32) for name, width in widths.items()}
         tables[struct.name] = attrs.evolve(table, data={**table.data, **zeros})
     return attrs.evolve(forest, structs=program_structs(program), tables=tables)

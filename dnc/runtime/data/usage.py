@@ -19,7 +19,7 @@ from dnc.ir.program import (
     TableInput,
 )
 from dnc.ir.structure import FIRST, LAST, LIST, NEXT, PREVIOUS, VECTOR, VERTEX_KINDS, Struct
-from dnc.runtime.data.layout import ARM, Layout, in_data, struct_fields
+from dnc.runtime.data.layout import ARM, Layout, in_data
 
 
 def reachable(structs: dict[str, Struct], start: str) -> set[str]:
@@ -27,7 +27,7 @@ def reachable(structs: dict[str, Struct], start: str) -> set[str]:
     seen: set[str] = set()
     work = [start]
     while work:
-        for field in struct_fields(structs[work.pop()]).values():
+        for field in structs[work.pop()].fields.values():
             if field.kind in VERTEX_KINDS and field.target is not None and field.target not in seen:
                 seen.add(field.target)
                 work.append(field.target)
@@ -56,7 +56,7 @@ def _targets(program: Program, structs: dict[str, Struct]) -> frozenset[tuple[st
         for source in stage.inputs:
             if isinstance(source, FieldInput) and stage.direction != BACKWARD:
                 struct = path_struct(structs, start[stage.space], source.path)
-                if struct_fields(structs[struct])[source.field].kind == VECTOR:
+                if structs[struct].fields[source.field].kind == VECTOR:
                     read[judges].add((struct, source.field))
     return frozenset(read[True] - read[False])
 
@@ -65,18 +65,18 @@ def layout_of(program: Program, labels_required: bool = True) -> Layout:
     """The layout of a program's data."""
     structs = program_structs(program)
     for struct in program.structs:
-        if ARM in struct_fields(struct):
+        if ARM in struct.fields:
             raise fail(f"struct {struct.name}: a field cannot be called 'arm', data files use that key")
     ordered, nonempty = set(), set()
     for struct_name, step, after in _used_steps(program, structs):
         if step in (PREVIOUS, NEXT):
             ordered.add(struct_name)
-        field = struct_fields(structs[struct_name]).get(step)
+        field = structs[struct_name].fields.get(step)
         if after in (FIRST, LAST) and field is not None and field.kind == LIST and field.target is not None:
             recursive = struct_name == field.target or struct_name in reachable(structs, field.target)
             if not recursive:
                 nonempty.add((struct_name, step))
-    fields = frozenset(struct_fields(structs[program.root]))
+    fields = frozenset(structs[program.root].fields)
     targets = _targets(program, structs)
     return Layout(
         {name: in_data(struct) for name, struct in structs.items()},

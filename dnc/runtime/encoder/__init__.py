@@ -135,7 +135,7 @@ class Encoder:
         updates: Sequence[Update] = (),
         buffer: int = 0,
         pool_words: int | None = None,
-        noises: Sequence[int] | None = None,
+        noises: NDArray[np.uint32] | None = None,
     ) -> list[Schedule]:
         """Training schedules of several batches, one behind the other in the place for schedules.
 
@@ -144,7 +144,7 @@ class Encoder:
         after another.
         """
         chosen = [np.asarray(batch, np.int32) for batch in batches]
-        noise = np.array([NONE] * len(chosen) if noises is None else noises, np.uint32)
+        noise = np.full(len(chosen), NONE, np.uint32) if noises is None else noises
         updates = updates or [Update()] * len(chosen)
         return self._encode(chosen, TRAIN, replicas, workers, updates, Part(), buffer, pool_words, noise)
 

@@ -18,6 +18,7 @@ import attrs
 from dnc.codegen.cpu_kernel import build_cpu
 from dnc.runtime.backend import Backend, VMBackend
 from dnc.runtime.cpu_backend import CpuBackend
+from tests.support.executors import OnGrid
 from tests.support.forests import SHAPES
 from tests.support.programs import SMALL_WIDTHS, WIDTHS, program_of
 from tests.support.programs.check import (
@@ -32,20 +33,6 @@ from tests.support.programs.check import (
 
 GRIDS = ((1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (3, 2))
 REPORT_EVERY = 1000
-
-
-class OnGrid:
-    """A CPU backend that runs every batch on one grid."""
-
-    def __init__(self, backend: CpuBackend, grid: tuple[int, int]) -> None:
-        self._backend, self._grid = backend, grid
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._backend, name)
-
-    def grid(self, samples: int) -> tuple[int, int]:
-        """The one grid."""
-        return self._grid
 
 
 def text_of(executor: str, seed: int) -> str:
