@@ -137,6 +137,12 @@ class Model:
         """Kernels launched so far."""
         return self.backend.launches
 
+    def check_trains(self) -> None:
+        """DiagnosticError if the build was compiled for inference."""
+        if not self.plan.trains:
+            found = f"{self.build.path}: was compiled with --mode infer"
+            raise fail(f"{found}: it neither trains nor writes checkpoints")
+
     # ---- data -----------------------------------------------------------------------------------
 
     def attach(self, data: Data, *, min_count: int = 1) -> Dataset:
@@ -285,6 +291,7 @@ class Model:
     ) -> None:
         """Writes a checkpoint: weights, optimizer state, vocabulary, place in training."""
         session = self.session
+        self.check_trains()
         if session.optimizer != self.hyper.optimizer:  # no step was made with it: its state is zero
             session.start_optimizer(self.hyper.optimizer)
         assert self.vocabularies is not None
@@ -313,9 +320,10 @@ class Model:
         rows = table_rows(self.program, checkpoint.vocabularies)
         check_model(checkpoint, self.program, self.build.digest, rows, path)
         self._start(checkpoint.vocabularies, checkpoint.weights)
-        self.session.write_state(
-            checkpoint.hyper.optimizer, checkpoint.optimizer_steps, checkpoint.optimizer_state
-        )
+        if self.plan.trains:
+            self.session.write_state(
+                checkpoint.hyper.optimizer, checkpoint.optimizer_steps, checkpoint.optimizer_state
+            )
         self.session.steps_done, self.session.seed = checkpoint.position.step, checkpoint.seed
         self.seed, self.hyper, self.position = checkpoint.seed, checkpoint.hyper, checkpoint.position
         self.resumed = checkpoint
@@ -340,6 +348,7 @@ class Model:
         What is not named stays as it is; another optimizer begins with its own defaults, and with the
         next step its state begins as zero. clip: the largest norm of a gradient.
         """
+        self.check_trains()
         if optimizer is not None and optimizer not in OPTIMIZERS:
             raise fail(f"unknown optimizer '{optimizer}'; optimizers: {', '.join(OPTIMIZERS)}")
         if clip is not None and clip != np.inf:
@@ -374,6 +383,7 @@ class Model:
         batch: numbers of attached samples, or samples. NotFinite (a DiagnosticError) if the step
         before made no update because its gradient was not finite.
         """
+        self.check_trains()
         data, numbers = self._batch(batch, labels_required=True)
         result = self.session.step(self._encoder(data), numbers, self.hyper)
         self.position = attrs.evolve(self.position, step=self.session.steps_done)
@@ -384,6 +394,7 @@ class Model:
 
         Faster than `step` for small batches: they are encoded and copied several at a time.
         """
+        self.check_trains()
         data = self._training_data()
         numbers = (_numbers(batch, data.samples) for batch in batches)
         for result in self.session.steps(self._encoder(data), numbers, self.hyper):
@@ -435,6 +446,7 @@ class Model:
         shaped as those; the program's own losses, if any, are added as means over the samples. The
         gradients come by "Struct.field", shaped as what was pulled. The own parameters are updated.
         """
+        self.check_trains()
         if self._forwarded is None:
             raise fail("backward needs a batch: call forward first")
         dataset, numbers = self._forwarded
@@ -473,6 +485,7 @@ class Model:
         checkpoint. resumed: the checkpoint's path. again: the folder may hold a run without a checkpoint.
         config: what the run was asked for; with what training adds to it, it becomes run.toml.
         """
+        self.check_trains()
         counts = {"epochs": epochs, "batch": batch, "log_every": log_every}
         counts |= {"patience": patience, "save_every": save_every}  # type: ignore[dict-item]
         for name, value in counts.items():

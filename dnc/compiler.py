@@ -25,6 +25,7 @@ from dnc.ir.program import Program
 from dnc.kernel_cache import cached_kernels
 from dnc.passes.canonicalize import Canonicalize
 from dnc.passes.differentiate import Differentiate
+from dnc.passes.drop_training import DropTraining
 from dnc.passes.fuse import Fuse
 from dnc.passes.hoist import Hoist
 from dnc.passes.inline import Inline
@@ -39,6 +40,8 @@ from dnc.version import VERSION
 CPU_PANEL = 64
 DEFAULT_GPU = "sm_90a"
 FUSE = "fuse"
+# What a build can do: train, evaluate and predict; or evaluate and predict only.
+TRAIN, INFER = MODES = ("train", "infer")
 
 
 @attrs.frozen
@@ -49,6 +52,7 @@ class PlanOptions:
     whole chip is one replica; None: the cheapest). residency: forced for every weight slice
     (tests). workers: of a chip-wide replica. window: words of the schedule held on chip.
     registers: for weights, a thread (None: as many as the machine has to offer without spills).
+    mode: one of MODES.
     """
 
     without: tuple[str, ...] = ()
@@ -57,6 +61,7 @@ class PlanOptions:
     workers: int | None = None
     window: int = 1024
     registers: int | None = None
+    mode: str = TRAIN
 
 
 @attrs.frozen
@@ -84,9 +89,10 @@ class CompileReport:
 # ---- the pipeline -------------------------------------------------------------------------------
 
 
-def program_passes() -> tuple[Pass[Program], ...]:
+def program_passes(mode: str = TRAIN) -> tuple[Pass[Program], ...]:
     """Passes from program to program, in order."""
-    return (Canonicalize(), Inline(), Hoist(), Differentiate(), Canonicalize())
+    middle: Pass[Program] = Differentiate() if mode == TRAIN else DropTraining()
+    return (Canonicalize(), Inline(), Hoist(), middle, Canonicalize())
 
 
 def plan_passes(options: PlanOptions, target: Machine) -> tuple[Pass[Plan], ...]:
@@ -101,8 +107,8 @@ def plan_passes(options: PlanOptions, target: Machine) -> tuple[Pass[Plan], ...]
 def transform(
     program: Program, options: PlanOptions = PlanOptions(), show: PassOptions = PassOptions()
 ) -> Program:
-    """The program with its gradients, hoisted and simplified."""
-    passes = program_passes()
+    """The program, hoisted and simplified, with its gradients unless it is for inference."""
+    passes = program_passes(options.mode)
     show = attrs.evolve(show, without=options.without)
     return program_manager(passes, _restrict(show, (step.name for step in passes))).run(program)
 
@@ -115,7 +121,8 @@ def make_plan(
 ) -> Plan:
     """The plan of a transformed program for a machine ("cpu", "sm_90a", ...)."""
     chip = machine(target)
-    plan = attrs.evolve(Fuse(enabled=FUSE not in options.without)(program), target=target)
+    plan = Fuse(enabled=FUSE not in options.without)(program)
+    plan = attrs.evolve(plan, target=target, trains=options.mode == TRAIN)
     if not chip.is_gpu:
         plan = attrs.evolve(plan, weight_format=WeightFormat(CPU_PANEL))
     if FUSE in show.print_after or "all" in show.print_after:
@@ -136,9 +143,9 @@ def digest(plan: Plan) -> str:
     return hashlib.sha256(f"{VERSION}\n{layout(plan)!r}\n{plan!r}".encode()).hexdigest()[:16]
 
 
-def pass_names() -> tuple[str, ...]:
+def pass_names(mode: str = TRAIN) -> tuple[str, ...]:
     """Every name that the pass options know, in order."""
-    stages = [step.name for step in program_passes()]
+    stages = [step.name for step in program_passes(mode)]
     stages += [FUSE, *(step.name for step in plan_passes(PlanOptions(), machine("cpu")))]
     return tuple(dict.fromkeys(stages))
 
@@ -154,9 +161,9 @@ def _restrict(show: PassOptions, names: Iterable[str]) -> PassOptions:
     )
 
 
-def _check_names(show: PassOptions, without: Sequence[str]) -> None:
-    known = pass_names()
-    optional = (*(step.name for step in program_passes() if step.optional), FUSE)
+def _check_names(show: PassOptions, without: Sequence[str], mode: str) -> None:
+    known = pass_names(mode)
+    optional = (*(step.name for step in program_passes(mode) if step.optional), FUSE)
     for name in (*without, *show.print_after, *filter(None, [show.stop_after])):
         if name not in known and name != "all":
             raise fail(f"there is no pass '{name}'", f"passes: {', '.join(known)}")
@@ -223,14 +230,16 @@ def compile_model(
     program and its settings; then nothing is written.
     """
     start = time.perf_counter()
-    _check_names(show, options.without)
+    if options.mode not in MODES:
+        raise fail(f"mode: found '{options.mode}', expected {' or '.join(MODES)}")
+    _check_names(show, options.without, options.mode)
     check_place(Path(out))
     machines = tuple(dict.fromkeys(machine_of(target) for target in targets))
     if options.cluster and not all(options.cluster in machine(name).clusters for name in machines):
         raise fail(f"not every target has clusters of {options.cluster}")
     source, program, warnings = read_program(path, settings or {})
     transformed = transform(program, options, show)
-    if show.stop_after in {step.name for step in program_passes()}:
+    if show.stop_after in {step.name for step in program_passes(options.mode)}:
         return CompileReport(program.name, None, warnings, (), time.perf_counter() - start)
     reports, kernels, used = [], {}, dict[str, PlanOptions]()
     for name in machines:

@@ -17,7 +17,7 @@ from dnc.ir.machine import Machine, machine
 from dnc.ir.plan import REGISTER, SHARED, STREAMED, UNIT, Plan
 from dnc.ir.program import LEVEL, TABLE
 from dnc.runtime.encoder import Encoder
-from dnc.runtime.phases import TRAIN, Step, sequence
+from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
 from dnc.runtime.pool import static_pool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.schedule import disassemble, queue
@@ -32,6 +32,8 @@ PHASES = (
     "backward, behind the recursion",
 )
 
+DOING = {TRAIN: "training", EVALUATE: "evaluation", PREDICT: "prediction"}
+
 
 def explain_plan(plan: Plan) -> str:
     """Stages, weights, exchanges, instructions, registers and predicted cost of a plan."""
@@ -40,7 +42,7 @@ def explain_plan(plan: Plan) -> str:
         [f"target {plan.target}: {_tiling(plan, chip)}"],
         ["", "stages, in order (a segment is one instruction: work between two exchanges)", *_stages(plan)],
         ["", "weights", *_weights(plan, chip)],
-        ["", "exchanges between the workers of a replica, in training", *_exchanges(plan)],
+        ["", f"exchanges between the workers of a replica, in {DOING[mode_of(plan)]}", *_exchanges(plan)],
         ["", f"instructions ({len(plan.opcodes)})", *_instructions(plan)],
         ["", "predicted cost", *_cost(plan, chip)],
     ]
@@ -103,9 +105,16 @@ def _registers(plan: Plan, parameter: str) -> int:
     return max(s.registers(plan.tiling.workers) for s in slices(plan) if s.parameter == parameter)
 
 
+def mode_of(plan: Plan) -> str:
+    """What a plan is looked at in: training if it can train, else prediction if it has outputs."""
+    if plan.trains:
+        return TRAIN
+    return PREDICT if any(result.kind in RESULT_KINDS[PREDICT] for result in plan.results) else EVALUATE
+
+
 def phase_steps(plan: Plan) -> dict[str, list[Step]]:
-    """What runs in each of the `PHASES` of a training step; an exchange stands behind every number."""
-    steps = sequence(plan, TRAIN)
+    """What runs in each of the `PHASES` of a step; an exchange stands behind every number."""
+    steps = sequence(plan, mode_of(plan))
     return {name: [step for step in steps if step.phase == phase] for phase, name in enumerate(PHASES)}
 
 
@@ -118,7 +127,8 @@ def _exchanges(plan: Plan) -> Iterator[str]:
     for name, steps in phase_steps(plan).items():
         if steps:
             yield f"  {name}: {exchange_count(steps)} ({_step_names(steps)})"
-    yield "  whole grid, once a batch: 3 (before the gradients, before the norm, before the update)"
+    if plan.trains:
+        yield "  whole grid, once a batch: 3 (before the gradients, before the norm, before the update)"
 
 
 def _step_names(steps: list[Step]) -> str:
@@ -165,9 +175,10 @@ def explain_schedule(plan: Plan, forest: Forest, table_rows: dict[str, int], bat
     replicas = chip.cluster_replicas(plan.tiling.cluster) if chip.is_gpu and plan.tiling.cluster > 1 else 1
     samples = np.arange(min(batch, forest.samples), dtype=np.int32)
     encoder = Encoder(prepare(plan, forest), static_pool(plan, table_rows, 2**24))
-    size = len(encoder.encode(samples, replicas=replicas, workers=workers).words)
+    mode = mode_of(plan)
+    size = len(encoder.encode(samples, mode=mode, replicas=replicas, workers=workers).words)
     encoder.pool = static_pool(plan, table_rows, size)
-    schedule = encoder.encode(samples, replicas=replicas, workers=workers)
+    schedule = encoder.encode(samples, mode=mode, replicas=replicas, workers=workers)
     barrier = plan.opcode(REPLICA_BARRIER).number
     lines = [
         f"schedule of {len(samples)} samples on {replicas} replicas of {workers} workers: "

@@ -24,6 +24,9 @@ def compile_command(
         Names, typer.Option(help="cpu, cuda, cuda:sm_90a, ...; several by commas. [default: cpu]")
     ] = None,
     settings: Settings = None,
+    mode: Annotated[
+        str, typer.Option(help="train, or infer: a smaller and faster build that cannot train.")
+    ] = "train",
     precision: Annotated[str, typer.Option(help="Of weights and arithmetic: fp32.")] = "fp32",
     without: Annotated[Names, typer.Option(help="Leave out an optional pass.")] = None,
     cluster: Annotated[
@@ -40,9 +43,11 @@ def compile_command(
     ] = False,
 ) -> None:
     """Compile a model for one or several targets."""
-    from dnc.compiler import PlanOptions, compile_model
+    from dnc.compiler import MODES, PlanOptions, compile_model
     from dnc.passes.pass_manager import PassOptions
 
+    if mode not in MODES:
+        raise fail(f"--mode: found '{mode}', expected {' or '.join(MODES)}")
     if precision != "fp32":
         raise fail(f"--precision: found '{precision}', expected fp32")
     print_after = ("all",) if print_ir_after_all else names_of(print_ir_after)
@@ -54,7 +59,7 @@ def compile_command(
         out,
         names_of(target) or ("cpu",),
         settings_of(settings),
-        PlanOptions(without=left_out, cluster=cluster),
+        PlanOptions(without=left_out, cluster=cluster, mode=mode),
         PassOptions(
             print_after=print_after, stop_after=stop_after, dump_dir=dump_dir, time_passes=time_passes
         ),

@@ -181,6 +181,7 @@ def _train(config: RunConfig, checkpoint: Path | None, run_dir: Path | None, res
         raise fail("--embeddings and --checkpoint exclude each other: a checkpoint has its own vectors")
     schedule = api.rate_schedule(config.schedule, config.decay, config.decay_every, config.warmup)
     model = _open(config)
+    model.check_trains()
     first = api.with_values(api.RunConfig(), data=config.data) if resumes and checkpoint else config
     _start(model, first, checkpoint)
     if checkpoint is not None and config.seed not in (None, model.seed):

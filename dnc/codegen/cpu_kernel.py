@@ -56,6 +56,8 @@ class Kernel:
             parameter = "" if table is None else table.parameter
             names = isa.UPDATE_FIELDS if table is None else isa.TABLE_UPDATE_FIELDS
             opcodes = isa.optimizers_of(self.plan, parameter)
+            if not opcodes:
+                continue
             self._define(min(opcodes), ("opcode", *names), _update(table))
             self.cases |= dict.fromkeys(opcodes, self.cases[min(opcodes)])
         own = (isa.NOP, isa.END, isa.REPLICA_BARRIER, isa.GRID_BARRIER)

@@ -176,7 +176,9 @@ class Kernel:
             self._number(isa.GRID_BARRIER): self._grid_barrier,
         }
         for table in ("", *(table.parameter for table in self.plan.table_gradients)):
-            cases |= dict.fromkeys(isa.optimizers_of(self.plan, table), self._update(table))
+            opcodes = isa.optimizers_of(self.plan, table)
+            if opcodes:
+                cases |= dict.fromkeys(opcodes, self._update(table))
         for opcode in self.plan.opcodes:
             if opcode.number not in cases and opcode.name != isa.NOP:
                 cases[opcode.number] = self._body(opcode.name, opcode.fields)

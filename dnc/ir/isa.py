@@ -103,7 +103,12 @@ def chunk_rows(rows: int, chunks: int) -> int:
 
 
 def optimizers_of(plan: Plan, table: str = "") -> dict[int, str]:
-    """The opcodes that update the dense parameters (or a table), which follow one another: optimizers."""
+    """The opcodes that update the dense parameters (or a table), which follow one another: optimizers.
+
+    None in a plan that does not train.
+    """
+    if not plan.trains:
+        return {}
     return {plan.opcode(f"{name} {table}".rstrip()).number: name for name in OPTIMIZERS}
 
 
@@ -132,10 +137,11 @@ def opcodes(plan: Plan) -> tuple[Opcode, ...]:
         (END, ()),
         (REPLICA_BARRIER, BARRIER_FIELDS),
         (GRID_BARRIER, BARRIER_FIELDS),
-        (NORM, NORM_FIELDS),
+        *([(NORM, NORM_FIELDS)] if plan.trains else []),
         (REDUCE, ("base", "rows", "stride", "result")),
     ]
-    named += [(optimizer, UPDATE_FIELDS) for optimizer in OPTIMIZERS]
+    if plan.trains:
+        named += [(optimizer, UPDATE_FIELDS) for optimizer in OPTIMIZERS]
     for table in plan.table_gradients:
         named += [(f"{optimizer} {table.parameter}", TABLE_UPDATE_FIELDS) for optimizer in OPTIMIZERS]
     named += [(segment.name, SEGMENT_FIELDS) for segment in plan.segments]
@@ -207,8 +213,8 @@ def dense_parameters(plan: Plan) -> tuple[Parameter, ...]:
 
 
 def trained_floats(plan: Plan) -> int:
-    """Floats of all trained dense parameters: the size of the arena of gradients."""
-    return sum(count for _, count, _ in rate_groups(plan))
+    """Floats of all trained dense parameters: the size of the arena of gradients, if there is one."""
+    return sum(count for _, count, _ in rate_groups(plan)) if plan.trains else 0
 
 
 def rate_groups(plan: Plan) -> tuple[tuple[int, int, float], ...]:

@@ -394,7 +394,10 @@ class Opcode:
 
 @attrs.frozen
 class Plan:
-    """Everything a target and the runtime need to know of a model."""
+    """Everything a target and the runtime need to know of a model.
+
+    trains: whether it holds what training needs: gradients, their norm, optimizers.
+    """
 
     program: Program
     target: str
@@ -409,6 +412,7 @@ class Plan:
     tiling: Tiling | None = None
     opcodes: tuple[Opcode, ...] = ()
     remarks: tuple[str, ...] = ()
+    trains: bool = True
 
     def buffer(self, name: str) -> Buffer:
         """The buffer called `name`; KeyError if there is none."""

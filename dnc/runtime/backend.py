@@ -32,8 +32,8 @@ class Backend(Protocol):
     def launches(self) -> int:
         """Kernels started so far."""
 
-    def grid(self, samples: int) -> tuple[int, int]:
-        """(replicas, workers of a replica) for a batch of `samples`."""
+    def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
+        """(replicas, workers of a replica) for a batch of `samples` that is trained on or not."""
 
     def allocate(self, words: int) -> None:
         """Makes the pool, `words` words of zeros; contents of an older pool are lost.
@@ -80,7 +80,7 @@ class VMBackend:
         """Schedules executed so far."""
         return self._launches
 
-    def grid(self, samples: int) -> tuple[int, int]:
+    def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
         """The grid asked for, whatever the batch."""
         return self._grid
 

@@ -63,7 +63,7 @@ class CpuBackend:
         """Schedules started so far."""
         return self._launches
 
-    def grid(self, samples: int) -> tuple[int, int]:
+    def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
         """Replicas of one worker where there are samples for all cores; else the workers share."""
         if self._replicas or self._workers:
             return self._replicas or 1, self._workers or 1

@@ -103,9 +103,12 @@ class CudaBackend:
         """Kernels started by this backend."""
         return self.device.launches - self._before
 
-    def grid(self, samples: int) -> tuple[int, int]:
-        """All resident replicas, also for few samples: they share gradients and update."""
-        return self.replicas, self.workers
+    def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
+        """All resident replicas for training, also on few samples: they share gradients and update.
+
+        Otherwise no more than there are samples: one without any would only load its weights.
+        """
+        return self.replicas if trains else max(1, min(self.replicas, samples)), self.workers
 
     def capacity(self) -> int:
         """Words that a pool may have: nine tenths of the memory that is free, or held already."""

@@ -377,7 +377,7 @@ class Session:
 
     def _encode(self, data: Encoder, samples: Ints, mode: str, update: Update = Update()) -> list[Schedule]:
         """The schedules of a batch: one, or as many parts as it takes to fit."""
-        replicas, workers = self.backend.grid(len(samples))
+        replicas, workers = self.backend.grid(len(samples), mode == TRAIN)
         parts = 1
         while True:
             try:

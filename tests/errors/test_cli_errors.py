@@ -11,6 +11,7 @@ from tests.support.command_line import TREE
 RUN = "run build --device vm --data"
 SIZE = "expected a dimension and its size, as hidden=512"
 PASSES = "canonicalize, inline, hoist, differentiate, fuse, select-tiles, plan-weights, select-instructions"
+INFER_PASSES = PASSES.replace("differentiate", "drop-training")
 OPTIONAL = "canonicalize, inline, hoist, fuse"
 TARGETS = "cuda:sm_80, cuda:sm_86, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_120"
 
@@ -26,6 +27,11 @@ COMMANDS = [
     (f"compile {TREE} --set hidden=2.5", f"error: --set: found 'hidden=2.5', {SIZE}"),
     (f"compile {TREE} --set hidden=2,hidden=3", "error: --set: hidden is set twice"),
     (f"compile {TREE} --precision fp16", "error: --precision: found 'fp16', expected fp32"),
+    (f"compile {TREE} --mode fast", "error: --mode: found 'fast', expected train or infer"),
+    (
+        f"compile {TREE} --mode infer --stop-after differentiate",
+        f"error: there is no pass 'differentiate'\n  passes: {INFER_PASSES}",
+    ),
     (f"compile {TREE} --without fusion", f"error: there is no pass 'fusion'\n  passes: {PASSES}"),
     (
         f"compile {TREE} --without differentiate",

@@ -28,6 +28,7 @@ from tests.support.programs.check import (
     Case,
     Unsuitable,
     check_differences,
+    check_inference,
     prepare,
     run,
 )
@@ -67,6 +68,7 @@ def on_the_vm(text: str, case: Case) -> None:
     if case.seed % 4 == 0:  # four interpretations more
         check_differences(prepared, case.seed)
     run(prepared, VMBackend(prepared.plan, case.replicas, case.workers, case.seed), case)
+    check_inference(prepared, VMBackend(prepared.inference[1], case.replicas, case.workers, case.seed), case)
 
 
 def on_the_cpu(text: str, case: Case) -> None:

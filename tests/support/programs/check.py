@@ -28,7 +28,7 @@ from dnc.ir.ops import OPS
 from dnc.ir.parser import parse_program
 from dnc.ir.plan import Plan
 from dnc.ir.printer import print_program
-from dnc.ir.program import Program
+from dnc.ir.program import BACKWARD, Program
 from dnc.runtime.backend import Backend
 from dnc.runtime.data.usage import layout_of
 from tests.support.executors import (
@@ -79,6 +79,7 @@ class Prepared:
 
     program: Program
     plan: Plan
+    inference: tuple[Program, Plan]
     forest: Forest
     values: dict[str, Array]
     expected: Results
@@ -105,6 +106,9 @@ def prepare(text: str, case: Case) -> Prepared:
     assert again == program and print_program(again) == printed
     plan = make_plan(program, case.target, options)
     assert digest(make_plan(again, case.target, options)) == digest(plan)
+    options = attrs.evolve(options, mode="infer")
+    inference = transform(source, options)
+    inference_plan = make_plan(inference, case.target, options)
     forest = grow(source, case)
     values = random_parameters(source, case.seed)
     with np.errstate(all="ignore"):
@@ -116,7 +120,7 @@ def prepare(text: str, case: Case) -> Prepared:
         other = interpret(changed, forest, values, noise=NOISE)
     _same_meaning(plain, expected, gradients=False)
     _same_meaning(other, expected, gradients=True)
-    return Prepared(program, plan, forest, values, expected)
+    return Prepared(program, plan, (inference, inference_plan), forest, values, expected)
 
 
 def grow(program: Program, case: Case) -> Forest:
@@ -134,6 +138,19 @@ def run(prepared: Prepared, backend: Backend, case: Case) -> None:
     if case.samples > 1:
         check_parts(bench, TOLERANCE)
         check_group(bench)
+
+
+def check_inference(prepared: Prepared, backend: Backend, case: Case) -> None:
+    """The program for inference, on a backend of its plan, against its own definition and the other's."""
+    program, plan = prepared.inference
+    assert not plan.trains and not any(stage.direction == BACKWARD for stage in program.stages)
+    bench = Bench(program, plan, backend, prepared.forest, case.seed)
+    check_evaluation(bench, TOLERANCE)
+    check_outputs(bench, TOLERANCE)
+    with np.errstate(all="ignore"):
+        quiet = interpret(prepared.program, prepared.forest, prepared.values, noise=NONE)
+        found = interpret(program, prepared.forest, prepared.values, noise=NOISE)
+    _same_meaning(found, quiet, gradients=False)
 
 
 def check_differences(prepared: Prepared, seed: int) -> None:
