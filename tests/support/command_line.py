@@ -72,7 +72,7 @@ def workplace(tmp_path: Path, finished_build: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / ".cache"))
     monkeypatch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
-    monkeypatch.setattr("dnc.api.draw_curves", lambda events, path: None)  # half a second every time
+    monkeypatch.setattr("dnc.api.runs.draw_curves", lambda events, path: None)  # half a second every time
     shutil.copytree(finished_build, tmp_path / "build")
     write_data(tmp_path / "train.jsonl", 12, 1)
     write_data(tmp_path / "dev.jsonl", 5, 2)

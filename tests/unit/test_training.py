@@ -356,7 +356,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(command, workplace):
 
 def test_curves(command, workplace, monkeypatch):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install dnc[plot])")
-    monkeypatch.setattr("dnc.api.draw_curves", draw_curves)
+    monkeypatch.setattr("dnc.api.runs.draw_curves", draw_curves)
     assert command(f"{TRAIN} --epochs 2 --dev dev.jsonl --run-dir run --log-every 1").code == 0
     picture = workplace / "run" / "curves.png"
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 5000
@@ -365,7 +365,7 @@ def test_curves(command, workplace, monkeypatch):
 
 
 def test_curves_and_events_without_their_libraries(command, workplace, monkeypatch):
-    monkeypatch.setattr("dnc.api.draw_curves", draw_curves)
+    monkeypatch.setattr("dnc.api.runs.draw_curves", draw_curves)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     done = command(f"{TRAIN} --run-dir run")

@@ -11,6 +11,7 @@ from dnc.runtime.data.vocabulary import (
     Vocabulary,
     load_vocabularies,
     save_vocabularies,
+    table_rows,
     vocabularies_from_json,
     vocabularies_to_json,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "read_samples",
     "save_vocabularies",
     "summarize",
+    "table_rows",
     "vocabularies_from_json",
     "vocabularies_to_json",
 ]

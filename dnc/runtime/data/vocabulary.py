@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import attrs
 import msgspec
 
+from dnc.ir.program import TABLE, Program
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.data.problems import file_problem
 
@@ -107,3 +108,14 @@ def load_vocabularies(path: str | Path) -> dict[str, Vocabulary]:
     except (ValueError, RecursionError) as error:
         raise file_problem(str(path), f"not a vocabulary file: {error}") from None
     return vocabularies_from_json(values, str(path))
+
+
+def table_rows(program: Program, vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:
+    """Rows of every table: its dimension's size, or that of the vocabulary where it is open."""
+    found = {}
+    for parameter in program.parameters:
+        if parameter.kind == TABLE:
+            dimension = parameter.dimensions[0]
+            known = vocabularies.get(dimension.name)
+            found[parameter.name] = dimension.size or (len(known) if known is not None else 1)
+    return found

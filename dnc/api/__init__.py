@@ -1,0 +1,74 @@
+"""The Python interface: `dnc.load(build)` gives a `Model` that trains, evaluates and predicts.
+
+In: a build, data as paths, samples or sample numbers. Out: losses, metrics, outputs, arrays.
+Guaranteed: the command line uses nothing else; on the GPU neither TVM nor the frontend is imported;
+every mistake of the user is a `DiagnosticError`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dnc.api.arguments import Batch, Data, check_whole
+from dnc.api.model import Model
+from dnc.api.outputs import predict_to_file
+from dnc.api.reports import DataCheck, check_data, explain_build
+from dnc.api.runs import draw_run, find_checkpoint, run_of
+from dnc.compiler import build_plan
+from dnc.runtime.atomic import check_output
+from dnc.runtime.build import read_build
+from dnc.runtime.curves import Missing
+from dnc.runtime.devices import choose, open_backend
+from dnc.runtime.importers import import_file
+from dnc.runtime.rates import rate_schedule
+from dnc.runtime.run_config import RunConfig, read_config, with_values
+
+__all__ = [
+    "Batch",
+    "Data",
+    "DataCheck",
+    "Missing",
+    "Model",
+    "RunConfig",
+    "check_data",
+    "check_output",
+    "draw_run",
+    "explain_build",
+    "find_checkpoint",
+    "import_file",
+    "load",
+    "predict_to_file",
+    "rate_schedule",
+    "read_config",
+    "run_of",
+    "with_values",
+]
+
+
+def load(
+    build: str | Path,
+    device: str | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    seed: int = 1,
+    replicas: int | None = None,
+    workers: int | None = None,
+    memory_bytes: int | None = None,
+) -> Model:
+    """Opens a build on a device: "cpu", "cuda", "vm" (the reference VM); None takes the best there is.
+
+    checkpoint: weights, optimizer state and vocabulary to start from. seed: of the first weights
+    otherwise. replicas, workers: how the device is divided, None for what suits it. memory_bytes:
+    the most memory to take; a batch that does not fit is run in parts.
+    """
+    for name, value, least in (("seed", seed, 0), ("replicas", replicas, 1), ("workers", workers, 1)):
+        check_whole(name, value, least)
+    check_whole("memory_bytes", memory_bytes, 1)
+    opened = read_build(build)
+    kind, target = choose(opened, device)
+    plan = build_plan(opened, target)
+    model = Model(opened, plan, open_backend(kind, plan, opened, target, replicas, workers), seed)
+    model.memory_words = None if memory_bytes is None else memory_bytes // 4
+    if checkpoint is not None:
+        model.restore(checkpoint)
+    return model

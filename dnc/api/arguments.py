@@ -1,0 +1,108 @@
+"""Checks of what the Python interface is called with: whole numbers, settings, batches, arrays.
+
+In: values as a user has written them. Out: the same as what the runtime takes. Guaranteed: a value
+that cannot be meant is a DiagnosticError that says what was found and what was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.diagnostics import fail
+from dnc.ir.optimizers import OPTIMIZERS, SETTINGS, Hyper, default_hyper
+from dnc.runtime.data import Dataset
+
+Data = str | Path | Dataset | Sequence[Mapping[str, Any]]
+Batch = Data | Sequence[int] | NDArray[np.integer[Any]]
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
+
+
+def check_whole(name: str, value: object, least: int) -> None:
+    """DiagnosticError unless `value` is None or a whole number from `least` on."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise fail(f"{name} is {value!r}, expected a whole number")
+    if not least <= value < 2**63:
+        expected = f"{least} or more" if value < least else "less than 2**63"
+        raise fail(f"{name} is {value}, expected {expected}")
+
+
+def check_number(name: str, value: object, expected: str, accepts: Callable[[float], bool]) -> None:
+    """DiagnosticError unless `value` is a number that is accepted and that a 32-bit float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise fail(f"the {name} is {value!r}, expected a number")
+    number = float(value)
+    held = abs(number) <= LARGEST_FLOAT and (number == 0 or np.float32(number) != 0)
+    if not held or not accepts(number):
+        raise fail(f"the {name} is {number:g}, expected {expected} that a 32-bit float holds")
+
+
+def are_numbers(batch: object) -> bool:
+    """Whether a batch names samples by their numbers; DiagnosticError if it is no batch at all."""
+    if isinstance(batch, str | Path | Dataset):
+        return False
+    if isinstance(batch, Mapping | bytes) or not isinstance(batch, Sequence | np.ndarray):
+        found = "one sample" if isinstance(batch, Mapping) else type(batch).__name__
+        raise fail(f"found {found}, expected a path, a list of samples, or a list of their numbers")
+    try:
+        return not len(batch) or bool(np.issubdtype(np.asarray(batch).dtype, np.integer))
+    except (TypeError, ValueError):  # no array can be made of it, so these are no numbers
+        return False
+
+
+def sample_numbers(batch: Any, samples: int) -> NDArray[np.int32]:
+    """The numbers of a batch, all below `samples`; None means all."""
+    if batch is None:
+        return np.arange(samples, dtype=np.int32)
+    numbers = np.asarray(batch) if len(batch) else np.zeros(0, np.int32)
+    if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
+        raise fail(f"a batch of numbers is {list(numbers.shape)} of {numbers.dtype}, expected a list of int")
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < samples:
+        wrong = numbers.min() if numbers.min() < 0 else numbers.max()
+        raise fail(f"a batch holds sample {wrong}; the data have 0..{samples - 1}")
+    return numbers.astype(np.int32)
+
+
+def as_array(name: str, value: Any) -> NDArray[Any]:
+    """A parameter's new values, from anything that NumPy or DLPack understands."""
+    try:
+        if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
+            array: NDArray[Any] = np.from_dlpack(value)
+        else:
+            array = np.asarray(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise fail(f"{name}: no array can be made of {type(value).__name__}: {error}") from None
+    if not np.issubdtype(array.dtype, np.number) or np.issubdtype(array.dtype, np.complexfloating):
+        raise fail(f"{name} holds {array.dtype}, expected real numbers")
+    return array
+
+
+def with_settings(
+    hyper: Hyper, optimizer: str | None, clip: float | None, chosen: Mapping[str, float]
+) -> Hyper:
+    """`hyper` with what was chosen; another optimizer begins with its own defaults.
+
+    optimizer, clip: None leaves them as they are. chosen: settings of the optimizer by name.
+    """
+    if optimizer is not None and optimizer not in OPTIMIZERS:
+        raise fail(f"unknown optimizer '{optimizer}'; optimizers: {', '.join(OPTIMIZERS)}")
+    if clip is not None and clip != np.inf:
+        check_number("clip", clip, "a positive number", lambda value: value > 0)
+    if optimizer is not None and optimizer != hyper.optimizer:
+        hyper = default_hyper(optimizer, hyper.clip_norm)
+    used = OPTIMIZERS[hyper.optimizer].settings
+    for name, value in chosen.items():
+        shown = name.replace("_", " ")
+        check_number(shown, value, str(SETTINGS[name]), SETTINGS[name].accepts)
+        if name not in used:
+            able = ", ".join(each.name for each in OPTIMIZERS.values() if name in each.settings)
+            raise fail(f"{hyper.optimizer} has no {shown}; these have: {able}")
+    settings: dict[str, Any] = {name: float(value) for name, value in chosen.items()}
+    return attrs.evolve(hyper, clip_norm=hyper.clip_norm if clip is None else float(clip), **settings)

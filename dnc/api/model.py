@@ -1,0 +1,381 @@
+"""A compiled model on a device: its data, parameters, checkpoints, steps and predictions.
+
+In: data as paths, samples or sample numbers. Out: losses, metrics, outputs, arrays. Guaranteed: every
+mistake of the user is a `DiagnosticError`; nothing but `Model.train` writes a run folder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.api import training
+from dnc.api.arguments import Batch, Data, are_numbers, as_array, check_whole, sample_numbers, with_settings
+from dnc.diagnostics import fail
+from dnc.ir.optimizers import DEFAULT
+from dnc.ir.plan import Plan
+from dnc.ir.program import Program
+from dnc.runtime.backend import Backend
+from dnc.runtime.build import Build
+from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
+from dnc.runtime.data import Dataset, Vocabulary, read, read_samples, table_rows
+from dnc.runtime.embeddings import Embeddings, read_embeddings, table_of
+from dnc.runtime.encoder import Encoder
+from dnc.runtime.initialize import check_finite, initialize, load_weights, shapes
+from dnc.runtime.measurements import class_metrics
+from dnc.runtime.outside import Arrays, hand_in, pulled_fields, pushed_values
+from dnc.runtime.phases import EVALUATE, RESULT_KINDS
+from dnc.runtime.pool import static_pool
+from dnc.runtime.predictions import in_file_order, metric_classes
+from dnc.runtime.session import Evaluation, Session
+
+Floats = NDArray[np.float32]
+
+
+class Model:
+    """A compiled model on a device.
+
+    The first data it sees (or a checkpoint) gives it a vocabulary, and with it the sizes of its
+    tables; from then on it has parameters.
+    """
+
+    def __init__(self, build: Build, plan: Plan, backend: Backend, seed: int) -> None:
+        self.build, self.plan, self.backend, self.seed = build, plan, backend, seed
+        self.hyper = DEFAULT
+        self.vocabularies: dict[str, Vocabulary] | None = None
+        self.position = Position()
+        self.memory_words: int | None = None
+        self.resumed: Checkpoint | None = None
+        self._session: Session | None = None
+        self._attached: Dataset | None = None
+        self._forwarded: tuple[Dataset, NDArray[np.int32]] | None = None
+        self._encoders: WeakKeyDictionary[Dataset, Encoder] = WeakKeyDictionary()
+
+    @property
+    def program(self) -> Program:
+        """The model's program, with its gradients."""
+        return self.plan.program
+
+    @property
+    def device(self) -> str:
+        """What it runs on, for people."""
+        return self.backend.name
+
+    @property
+    def launches(self) -> int:
+        """Kernels launched so far."""
+        return self.backend.launches
+
+    def check_trains(self) -> None:
+        """DiagnosticError if the build was compiled for inference."""
+        if not self.plan.trains:
+            found = f"{self.build.path}: was compiled with --mode infer"
+            raise fail(f"{found}: it neither trains nor writes checkpoints")
+
+    # ---- data -----------------------------------------------------------------------------------
+
+    def attach(self, data: Data, *, min_count: int = 1) -> Dataset:
+        """Reads training data; sample numbers in later calls mean its samples.
+
+        The first data give the vocabulary: words that occur `min_count` times or more.
+        """
+        check_whole("min_count", min_count, 1)
+        dataset = self.read(data, min_count=min_count)
+        self.encoder(dataset)
+        self._attached = dataset
+        return dataset
+
+    def read(self, data: Data, *, labels_required: bool = True, min_count: int = 1) -> Dataset:
+        """Data as a `Dataset`, read with the model's vocabulary; without one they give it."""
+        if isinstance(data, Dataset):
+            if self.vocabularies is not None and data.vocabularies != self.vocabularies:
+                raise fail(f"{data.path} was read with another vocabulary; read it with this model")
+            dataset = data
+        elif isinstance(data, str | Path):
+            dataset = read(
+                data,
+                self.program,
+                self.vocabularies,
+                labels_required=labels_required,
+                min_count=min_count,
+            )
+        else:
+            dataset = read_samples(
+                data,
+                self.program,
+                self.vocabularies,
+                labels_required=labels_required,
+                min_count=min_count,
+            )
+        if self.vocabularies is None:
+            self._start(dataset.vocabularies)
+        return dataset
+
+    def encoder(self, dataset: Dataset) -> Encoder:
+        """What turns batches of `dataset` into schedules."""
+        if dataset not in self._encoders:
+            self._encoders[dataset] = self.session.attach(dataset.forest)
+        return self._encoders[dataset]
+
+    def _batch(self, batch: Batch | None, labels_required: bool) -> tuple[Dataset, NDArray[np.int32]]:
+        """The data that a batch refers to, and its sample numbers."""
+        if batch is None or are_numbers(batch):
+            data = self._training_data()
+            return data, sample_numbers(batch, data.samples)
+        data = self.read(batch, labels_required=labels_required)  # type: ignore[arg-type]
+        return data, sample_numbers(None, data.samples)
+
+    def _training_data(self) -> Dataset:
+        if self._attached is None:
+            raise fail("no data are attached: call attach(data) first, or pass samples")
+        return self._attached
+
+    # ---- parameters -----------------------------------------------------------------------------
+
+    @property
+    def session(self) -> Session:
+        """What runs batches; DiagnosticError as long as the vocabulary is unknown."""
+        if self._session is None:
+            raise fail("the model has no vocabulary yet: attach training data, or load it with a checkpoint")
+        return self._session
+
+    def _start(self, vocabularies: dict[str, Vocabulary], values: Mapping[str, Floats] | None = None) -> None:
+        """Makes the session, now that the sizes of the tables are known."""
+        rows = table_rows(self.program, vocabularies)
+        self._check_memory(rows)
+        first = values or initialize(self.program, rows, self.seed)
+        classes = metric_classes(self.program, vocabularies)
+        for name in class_metrics(self.program):
+            if name not in classes:
+                raise fail(
+                    f"metric '{name}' has to know what its classes are called, but the data hold numbers",
+                    "the classes are tags, as B-PER, I-PER and O",
+                )
+        self._session = Session(self.plan, self.backend, rows, first, self.memory_words, classes, self.seed)
+        if vocabularies != self.vocabularies:
+            self._attached = None  # its numbers are of another vocabulary
+        self.vocabularies = vocabularies
+        self._encoders.clear()
+
+    def _check_memory(self, rows: dict[str, int]) -> None:
+        """DiagnosticError if the parameters cannot be there, before they are made."""
+        need = static_pool(self.plan, rows, 1).words
+        have = max(self.backend.capacity(), 0)
+        have = have if self.memory_words is None else min(have, self.memory_words)
+        if need > have:
+            sizes = shapes(self.program, rows)
+            largest = max(sizes, key=lambda name: math.prod(sizes[name]))
+            mib = 2**20 / 4
+            raise fail(
+                f"{self.backend.name}: the parameters with their gradients need {need / mib:,.1f} MiB; "
+                f"{have / mib:,.1f} MiB are there",
+                f"the largest is {largest} {list(sizes[largest])}: "
+                f"{math.prod(sizes[largest]) / mib:,.1f} MiB",
+            )
+
+    def parameters(self) -> dict[str, Floats]:
+        """Every parameter's values by name, as NumPy arrays (which speak DLPack)."""
+        return self.session.read_arrays()
+
+    def set_parameters(self, values: Mapping[str, Any]) -> None:
+        """Replaces parameters by name; arrays of NumPy or anything that speaks DLPack."""
+        expected = shapes(self.program, self.session.memory.table_rows)
+        arrays: dict[str, Floats] = {}
+        for name, value in values.items():
+            if name not in expected:
+                raise fail(f"no parameter is called {name}; known: {', '.join(expected)}")
+            array = as_array(name, value)
+            if array.shape != expected[name]:
+                raise fail(f"{name} is {list(array.shape)}, expected {list(expected[name])}")
+            with np.errstate(over="ignore"):
+                arrays[name] = np.asarray(array, np.float32)
+        check_finite(arrays, "set_parameters")
+        self.session.write_arrays(arrays)
+
+    def load_weights(self, path: str | Path) -> tuple[str, ...]:
+        """Replaces the parameters that a safetensors file holds; their names."""
+        rows = self.session.memory.table_rows
+        values, names = load_weights(path, self.program, rows, self.parameters())
+        self.session.write_arrays(values)
+        return names
+
+    def load_embeddings(self, table: str, path: str | Path) -> Embeddings:
+        """Takes the rows of a table from a text file of word vectors (GloVe's format); what was found."""
+        parameter, vocabularies = table_of(self.program, table), self.vocabularies or {}
+        values = self.parameters()[table]
+        vocabulary = vocabularies.get(parameter.dimensions[0].name)
+        rows, found = read_embeddings(path, parameter, vocabulary, values)
+        self.session.write_arrays({table: rows})
+        return found
+
+    # ---- checkpoints ----------------------------------------------------------------------------
+
+    def save(
+        self,
+        path: str | Path,
+        *,
+        batch_size: int = 0,
+        samples: int = 0,
+        best: float | None = None,
+        best_epoch: int = 0,
+    ) -> None:
+        """Writes a checkpoint: weights, optimizer state, vocabulary, place in training."""
+        session = self.session
+        self.check_trains()
+        if session.optimizer != self.hyper.optimizer:  # no step was made with it: its state is zero
+            session.start_optimizer(self.hyper.optimizer)
+        assert self.vocabularies is not None
+        save_checkpoint(
+            path,
+            Checkpoint(
+                self.build.model,
+                self.build.digest,
+                session.read_arrays(),
+                session.read_state(),
+                self.vocabularies,
+                self.seed,
+                batch_size,
+                self.position,
+                self.hyper,
+                session.optimizer_steps,
+                best,
+                samples,
+                best_epoch,
+            ),
+        )
+
+    def restore(self, path: str | Path) -> Checkpoint:
+        """Takes everything from a checkpoint; DiagnosticError if it is of another model."""
+        checkpoint = load_checkpoint(path)
+        rows = table_rows(self.program, checkpoint.vocabularies)
+        check_model(checkpoint, self.program, self.build.digest, rows, path)
+        self._start(checkpoint.vocabularies, checkpoint.weights)
+        if self.plan.trains:
+            self.session.write_state(
+                checkpoint.hyper.optimizer, checkpoint.optimizer_steps, checkpoint.optimizer_state
+            )
+        self.session.steps_done, self.session.seed = checkpoint.position.step, checkpoint.seed
+        self.seed, self.hyper, self.position = checkpoint.seed, checkpoint.hyper, checkpoint.position
+        self.resumed = checkpoint
+        return checkpoint
+
+    # ---- batches --------------------------------------------------------------------------------
+
+    def configure(
+        self,
+        optimizer: str | None = None,
+        learning_rate: float | None = None,
+        clip: float | None = None,
+        *,
+        momentum: float | None = None,
+        beta1: float | None = None,
+        beta2: float | None = None,
+        epsilon: float | None = None,
+        weight_decay: float | None = None,
+    ) -> None:
+        """Sets how `step` updates; docs/training.md has the optimizers and their settings.
+
+        What is not named stays as it is; another optimizer begins with its own defaults, and with the
+        next step its state begins as zero. clip: the largest norm of a gradient.
+        """
+        self.check_trains()
+        given = {
+            "learning_rate": learning_rate,
+            "momentum": momentum,
+            "beta1": beta1,
+            "beta2": beta2,
+            "epsilon": epsilon,
+            "weight_decay": weight_decay,
+        }
+        chosen = {name: value for name, value in given.items() if value is not None}
+        self.hyper = with_settings(self.hyper, optimizer, clip, chosen)
+
+    def step(self, batch: Batch) -> float | None:
+        """Starts a training step and returns the loss of the step before (None for the first).
+
+        batch: numbers of attached samples, or samples. NotFinite (a DiagnosticError) if the step
+        before made no update because its gradient was not finite.
+        """
+        self.check_trains()
+        data, numbers = self._batch(batch, labels_required=True)
+        result = self.session.step(self.encoder(data), numbers, self.hyper)
+        self.position = attrs.evolve(self.position, step=self.session.steps_done)
+        return None if result is None else result.loss
+
+    def steps(self, batches: Iterable[Sequence[int] | NDArray[np.integer[Any]]]) -> Iterator[float]:
+        """Trains on batches of attached samples, in order; their losses, in order, some batches late.
+
+        Faster than `step` for small batches: they are encoded and copied several at a time.
+        """
+        self.check_trains()
+        data = self._training_data()
+        numbers = (sample_numbers(batch, data.samples) for batch in batches)
+        for result in self.session.steps(self.encoder(data), numbers, self.hyper):
+            self.position = attrs.evolve(self.position, step=result.step)
+            yield result.loss
+
+    def sync(self) -> float | None:
+        """Waits for all steps; the loss of the last one, if it was not returned yet."""
+        result = self.session.sync()
+        return None if result is None else result.loss
+
+    def evaluate(self, data: Batch | None = None) -> Evaluation:
+        """Loss and metrics over data (by default those attached)."""
+        dataset, numbers = self._batch(data, labels_required=True)
+        if not len(numbers):
+            raise fail("there are no samples to evaluate")
+        if not any(result.kind in RESULT_KINDS[EVALUATE] for result in self.plan.results):
+            raise fail("there is nothing to evaluate: the program has neither a loss nor a metric")
+        return self.session.evaluate(self.encoder(dataset), numbers)
+
+    def predict(self, batch: Batch | None = None) -> dict[str, list[Any]]:
+        """The declared outputs by name, one entry a sample, in order; labels may be missing.
+
+        An output of many vertices is an array in the order of the data: that of the file for flat
+        samples, children before parents for nested ones.
+        """
+        dataset, numbers = self._batch(batch, labels_required=False)
+        found = self.session.predict(self.encoder(dataset), numbers)
+        return in_file_order(found, self.plan, dataset, numbers)
+
+    # ---- inside another net ------------------------------------------------------------------------
+
+    def forward(self, batch: Batch | None = None, pulled: Arrays | None = None) -> dict[str, list[Any]]:
+        """The declared and the pushed outputs, as `predict`, for vectors that come from elsewhere.
+
+        pulled: by "Struct.field" an array [vertices, width] a sample, for every field declared
+        `pulled<width>`; vertices in the order of `predict`'s outputs.
+        """
+        dataset, numbers = self._batch(batch, labels_required=False)
+        hand_in(dataset, numbers, pulled_fields(self.program), pulled or {}, "pulled vector")
+        found = self.session.predict(self.encoder(dataset), numbers)
+        self._forwarded = dataset, numbers
+        return in_file_order(found, self.plan, dataset, numbers)
+
+    def backward(self, pushed: Arrays | None = None) -> tuple[float, dict[str, list[Any]]]:
+        """Trains on the batch that `forward` was called with: (loss, gradients by pulled vectors).
+
+        pushed: by output an array a sample, the gradient of what is minimised by the pushed vectors,
+        shaped as those; the program's own losses, if any, are added as means over the samples. The
+        gradients come by "Struct.field", shaped as what was pulled. The own parameters are updated.
+        """
+        self.check_trains()
+        if self._forwarded is None:
+            raise fail("backward needs a batch: call forward first")
+        dataset, numbers = self._forwarded
+        hand_in(dataset, numbers, pushed_values(self.program), pushed or {}, "gradient of")
+        result, found = self.session.backward(self.encoder(dataset), numbers, self.hyper)
+        self._forwarded = None
+        self.position = attrs.evolve(self.position, step=self.session.steps_done)
+        return result.loss, in_file_order(found, self.plan, dataset, numbers)
+
+    # ---- training -------------------------------------------------------------------------------
+
+    train = training.train

@@ -1,0 +1,55 @@
+"""The declared outputs of a model as lines of JSON in a file.
+
+In: a model and data. Out: a file with a line a sample, in order. Guaranteed: the file is written whole
+or not at all, and never over the data or into a build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from dnc.api.model import Model
+from dnc.diagnostics import fail
+from dnc.runtime.atomic import check_output, write_atomically
+from dnc.runtime.build import check_outside
+from dnc.runtime.predictions import named_classes
+
+
+def predict_to_file(model: Model, data: str | Path, path: str | Path) -> int:
+    """Writes the outputs for every sample of `data` as a line of JSON; how many lines."""
+    check_output(path, data)
+    check_outside(path)
+    if not any(result.kind == "output" for result in model.plan.results):
+        raise fail(f"model {model.build.model} declares no output")
+    outputs = model.predict(data)
+    count = len(next(iter(outputs.values())))
+    words = named_classes(model.program, model.vocabularies or {})
+    lines = (
+        msgspec.json.encode({name: plain(values[at], words.get(name)) for name, values in outputs.items()})
+        + b"\n"
+        for at in range(count)
+    )
+    try:
+        write_atomically(Path(path), lines)
+    except OSError as error:
+        raise fail(f"{path}: cannot be written: {error.strerror}") from None
+    return count
+
+
+def plain(value: Any, words: Sequence[str] | None = None) -> Any:
+    """An output as JSON: numbers with the digits that a float32 holds, classes as in the data.
+
+    words: the labels of the classes; None, or a class that the training data lack: its number.
+    """
+    if value is None:
+        return None
+    if value.ndim:
+        return [plain(each, words) for each in value]
+    if np.issubdtype(value.dtype, np.integer):
+        return words[value] if words is not None and 0 <= value < len(words) else int(value)
+    return float(f"{value:.8g}")

@@ -1,0 +1,170 @@
+"""`Model.train`: epochs over data, written into a run folder.
+
+In: a model, data, and how to train. Out: the folder with configuration, metrics and checkpoints.
+Guaranteed: all requests that cannot be met are refused before the folder is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dnc.api.arguments import Data, check_whole
+from dnc.diagnostics import fail
+from dnc.ir.optimizers import OPTIMIZERS
+from dnc.runtime.curves import TensorBoard
+from dnc.runtime.data import Dataset
+from dnc.runtime.phases import RESULT_KINDS, TRAIN
+from dnc.runtime.rates import RateSchedule
+from dnc.runtime.run_config import RunConfig, with_values
+from dnc.runtime.run_folder import RunFolder, new_run
+from dnc.runtime.trainer import Event, Trainer, TrainOptions
+
+if TYPE_CHECKING:
+    from dnc.api.model import Model
+
+
+def train(
+    model: Model,
+    data: Data,
+    *,
+    epochs: int = 1,
+    batch: int = 32,
+    dev: Data | None = None,
+    run_dir: str | Path | None = None,
+    resumed: str | Path | None = None,
+    log_every: int = 10,
+    schedule: RateSchedule | None = None,
+    patience: int | None = None,
+    save_every: int | None = None,
+    tensorboard: bool = False,
+    config: RunConfig | None = None,
+    again: bool = False,
+    report: Callable[[Event], None] = lambda event: None,
+    tick: Callable[[int, float], None] = lambda samples, loss: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Path:
+    """Trains for `epochs` (those before a checkpoint included) and writes a run folder; its path.
+
+    schedule, patience, save_every: see `TrainOptions`. report: gets every event that goes to
+    metrics.jsonl. tick: see `Trainer`. stop: asked before every batch; True ends training with a
+    checkpoint. resumed: the checkpoint's path. again: the folder may hold a run without a checkpoint.
+    config: what the run was asked for; with what training adds to it, it becomes run.toml.
+    """
+    model.check_trains()
+    counts = {"epochs": epochs, "batch": batch, "log_every": log_every}
+    counts |= {"patience": patience, "save_every": save_every}  # type: ignore[dict-item]
+    for name, value in counts.items():
+        check_whole(name, value, 1)
+    if patience is not None and dev is None:
+        raise fail("patience counts epochs without a better score on the dev set, and there is none")
+    if not any(result.kind in RESULT_KINDS[TRAIN] for result in model.plan.results):
+        raise fail("the program has no loss of its own: train it with forward and backward")
+    if model.position.epoch >= epochs:
+        raise fail(
+            f"nothing to train: {model.position.epoch} of {epochs} epochs are done",
+            "epochs count from the first one, those before a checkpoint included",
+        )
+    known = model.resumed
+    if known is not None and model.position.batch and known.batch_size != batch:
+        raise fail(f"the checkpoint is inside an epoch with batches of {known.batch_size}, not {batch}")
+    dataset = model.attach(data)
+    if known is not None and model.position.batch and known.samples not in (0, dataset.samples):
+        raise fail(
+            f"the checkpoint is inside an epoch over {known.samples:,} samples; "
+            f"{dataset.path} has {dataset.samples:,}"
+        )
+    encoder = model.encoder(dataset)
+    measured = None if dev is None else model.encoder(model.read(dev))
+    folder = RunFolder(
+        run_dir or new_run(model.build.model),
+        resumed,
+        model.position.step,
+        again,
+        None if config is None else _effective(model, config, batch),
+    )
+    assert model.vocabularies is not None
+    folder.keep_vocabularies(model.vocabularies)
+    board = TensorBoard(folder.path) if tensorboard else None
+
+    def record(event: Event) -> None:
+        folder.record(event)
+        if board is not None:
+            board.record(event)
+        report(event)
+
+    def save(kind: str) -> None:
+        model.position = trainer.position
+        model.save(
+            folder.checkpoint(kind),
+            batch_size=batch,
+            samples=dataset.samples,
+            best=trainer.best,
+            best_epoch=trainer.best_epoch,
+        )
+
+    options = TrainOptions(
+        epochs,
+        batch,
+        model.hyper,
+        model.seed,
+        log_every,
+        schedule or RateSchedule(),
+        patience,
+        save_every,
+    )
+    best, best_epoch = (None, 0) if known is None else (known.best, known.best_epoch)
+    trainer = Trainer(
+        model.session,
+        encoder,
+        options,
+        record,
+        save,
+        measured,
+        model.position,
+        best,
+        best_epoch,
+        stop,
+        tick,
+    )
+    record(_start_event(model, dataset, options, folder.path))
+    try:
+        done = trainer.run()
+        record({"event": "end", "finished": done, "step": trainer.position.step})
+    finally:
+        model.position = trainer.position
+        if board is not None:
+            board.close()
+        folder.close()
+    return folder.path
+
+
+def _effective(model: Model, config: RunConfig, batch: int) -> RunConfig:
+    """A configuration with the defaults that the run has chosen."""
+    hyper = model.hyper
+    values: dict[str, Any] = {name: getattr(hyper, name) for name in OPTIMIZERS[hyper.optimizer].settings}
+    values["lr"] = values.pop("learning_rate")
+    clip = hyper.clip_norm if np.isfinite(hyper.clip_norm) else None
+    return with_values(config, optimizer=hyper.optimizer, batch=batch, seed=model.seed, clip=clip, **values)
+
+
+def _start_event(model: Model, dataset: Dataset, options: TrainOptions, folder: Path) -> Event:
+    hyper = options.hyper
+    return {
+        "event": "start",
+        "model": model.build.model,
+        "device": model.device,
+        "run": str(folder),
+        "data": dataset.path,
+        "samples": dataset.samples,
+        "epochs": options.epochs,
+        "batch": options.batch,
+        "optimizer": hyper.optimizer,
+        "learning_rate": hyper.learning_rate,
+        "clip": hyper.clip_norm if np.isfinite(hyper.clip_norm) else None,
+        "seed": options.seed,
+        "first_epoch": model.position.epoch + 1,
+    }
