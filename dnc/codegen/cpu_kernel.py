@@ -18,7 +18,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.cache_folder import cache_folder
 from dnc.codegen import cpu_sync, tirx_cpu
 from dnc.codegen.access import Access
-from dnc.codegen.bodies import cpu_gradients, cpu_segments
+from dnc.codegen.bodies import cpu_gradients, cpu_segments, cpu_update
 from dnc.codegen.bodies.cpu_subroutines import define_products
 from dnc.codegen.bodies.cpu_worker import MEMORY, Functions, Worker
 from dnc.codegen.emit import Expr, both, dispatch, let, local, locals_in, named, put, when
@@ -93,10 +93,10 @@ class Kernel:
             elif name in tables:
                 cpu_gradients.table_gradient(worker, tables[name], *fields)
             elif name == isa.NORM:
-                cpu_gradients.norm(worker, *fields)
+                cpu_update.norm(worker, *fields)
             else:
                 assert name == isa.REDUCE, name
-                cpu_gradients.reduce(worker, *fields)
+                cpu_update.reduce(worker, *fields)
 
         return body
 
@@ -179,8 +179,8 @@ class Kernel:
 def _update(table: TableGradient | None) -> Callable[..., None]:
     """The body of the optimizers' instructions, for a table or (None) for the dense parameters."""
     if table is None:
-        return cpu_gradients.update
-    return lambda worker, opcode, *fields: cpu_gradients.update_table(worker, opcode, table, *fields)
+        return cpu_update.update
+    return lambda worker, opcode, *fields: cpu_update.update_table(worker, opcode, table, *fields)
 
 
 def build_cpu(plan: Plan) -> dict[str, bytes]:

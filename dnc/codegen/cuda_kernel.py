@@ -19,7 +19,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen import sync
 from dnc.codegen.access import Access
-from dnc.codegen.bodies import cuda_gradients, cuda_segments
+from dnc.codegen.bodies import cuda_gradients, cuda_segments, cuda_update
 from dnc.codegen.bodies.cuda_worker import THREADS, Worker, load_resident, make_view
 from dnc.codegen.emit import Expr, any_of, both, dispatch, let, local, named, put, stride_loop, when
 from dnc.codegen.math import TirMath
@@ -206,9 +206,9 @@ class Kernel:
             table = tables[name.removeprefix("gradient ")]
             return lambda: cuda_gradients.table_gradient(self._behind(), table, *values())
         if name == isa.NORM:
-            return lambda: cuda_gradients.norm(self._behind(), *values())
+            return lambda: cuda_update.norm(self._behind(), *values())
         assert name == isa.REDUCE, name
-        return lambda: cuda_gradients.reduce(self._behind(), *values())
+        return lambda: cuda_update.reduce(self._behind(), *values())
 
     def _behind(self) -> Worker:
         """The worker for instructions outside the recursion.
@@ -227,11 +227,11 @@ class Kernel:
     def _update(self, parameter: str) -> Callable[[], None]:
         """All optimizers' instructions for the dense parameters, or for a table."""
         if not parameter:
-            return lambda: cuda_gradients.update(
+            return lambda: cuda_update.update(
                 self._behind(), self.window[self.entry], *self._values(isa.UPDATE_FIELDS)
             )
         table = next(table for table in self.plan.table_gradients if table.parameter == parameter)
-        return lambda: cuda_gradients.update_table(
+        return lambda: cuda_update.update_table(
             self._behind(), self.window[self.entry], table, *self._values(isa.TABLE_UPDATE_FIELDS)
         )
 

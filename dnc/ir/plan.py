@@ -1,6 +1,6 @@
 """The plan: a program cut into worker-local segments, with buffers, index lists and placements.
 
-`passes/fuse.py` cuts every stage into `Segment`s exactly where distributions disagree; the later
+`passes/cut.py` cuts every stage into `Segment`s exactly where distributions disagree; the later
 planning passes fill in where weights live, tile sizes and opcodes. Code generators, the encoder,
 the verifier and the reference VM read nothing but a plan, so this file is the border between the
 compiler and every target.
@@ -9,7 +9,7 @@ Memory is one *pool* of 4-byte words, float32 or int32. Addresses in index lists
 header of a schedule count units of 4 words from the start of the pool. The pool starts with a
 row of zeros, so the address 0 reads as an absent vertex.
 
-Distributions (DESIGN, section 4). The workers of a replica share its vertices in one of two ways.
+Distributions (docs/architecture.md). The workers of a replica share its vertices in one of two ways.
 UNIT: every worker takes all rows of a group and its own hidden units, `units` split evenly over
 the workers (rows g * units + u of every gate g of a unit stay together: GRNN's output tiling).
 VERTEX: every worker takes its own rows of the group and computes them whole. A transposed product

@@ -1,8 +1,8 @@
-"""Weight gradients, norm, update and reduction on CUDA: work that the whole grid shares.
+"""Weight gradients on CUDA: work that the whole grid shares.
 
-In: the gradients of a plan and the fields of their instructions. Out: instruction bodies. Tiles,
-tokens and chunks are dealt out to workers; each is summed by one worker in the order of the rows,
-without atomics, so the bits do not depend on timing.
+In: the gradients of a plan and the fields of their instructions. Out: instruction bodies. Tiles and
+tokens are dealt out to workers; each is summed by one worker in the order of the rows, without atomics,
+so the bits do not depend on timing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.access import SlotsReader
 from dnc.codegen.bodies.cuda_products import all_aligned, is_aligned, piece_at
 from dnc.codegen.bodies.cuda_worker import LANES, THREADS, WARPS, Worker
-from dnc.codegen.bodies.optimizers import each_optimizer
 from dnc.codegen.emit import (  # fmt: skip
     Expr,
     any_of,
@@ -35,7 +34,6 @@ from dnc.codegen.emit import (  # fmt: skip
     wide,
 )
 from dnc.ir import isa
-from dnc.ir.optimizers import COEFFICIENTS, Optimizer
 from dnc.ir.plan import Address, DenseGradient, SlotsAddress, TableGradient, padded
 
 TILE = 64
@@ -366,134 +364,3 @@ def _keep_quad(worker: Worker, at: Expr, found: Expr, accumulate: Expr, square: 
     T.buffer_store(worker.pool, value[T.ramp(0, 1, 4)], [T.ramp(at, 1, 4)])
     for i in range(4):
         put(square, 0, square[0] + T.Select(left > i, value[i] * value[i], T.float32(0.0)))
-
-
-def norm(worker: Worker, count: Expr, chunks: Expr) -> None:
-    """Adds up the arenas of the dense gradients, and the squares of what comes out."""
-    gradients = let("gradients", worker.access.base(isa.GRADIENTS))
-    others = let("others", worker.access.base(isa.CHUNKS))
-    norms = let("norms", worker.access.base(isa.NORMS))
-    size, arena = isa.NORM_CHUNK, isa.trained_floats(worker.plan)
-    worker.stage(WARPS)
-    with stride_loop("span", worker.number, (count + size - 1) // size, worker.grid) as span:
-        length = let("length", smaller(count - span * size, size))
-
-        def square(quad: Expr, span: Expr = span) -> Expr:
-            offset = let("offset", wide(span) * size + quad * 4)
-            at = fixed("at", gradients + offset, "int64")
-            total = named("total", T.alloc_local((4,), "float32"))
-            T.buffer_store(total, worker.pool[T.ramp(at, 1, 4)], [T.ramp(0, 1, 4)])
-            with when(chunks > 1):
-                with loop("chunk", chunks - 1, unroll=4) as chunk:
-                    other = fixed("other", others + offset + wide(chunk) * arena, "int64")
-                    value = let("value", worker.pool[T.ramp(other, 1, 4)])
-                    for i in range(4):
-                        put(total, i, total[i] + lane4(value, i))
-                T.buffer_store(worker.pool, total[T.ramp(0, 1, 4)], [T.ramp(at, 1, 4)])
-            products = [total[i] * total[i] for i in range(4)]
-            return (products[0] + products[1]) + (products[2] + products[3])
-
-        found = worker.strided_sum(length // 4, square)
-        with when(worker.thread == 0):
-            put(worker.pool, norms + span, found)
-
-
-def reduce(worker: Worker, base: Expr, rows: Expr, stride: Expr, result: Expr) -> None:
-    """Worker 0 sums a column of records into a word of the results."""
-    with when(worker.number == 0):
-        at = let("column", wide(base) * 4)
-        total = worker.strided_sum(rows, lambda i: worker.pool[at + wide(i) * stride])
-        with when(worker.thread == 0):
-            put(worker.pool, worker.access.base(isa.RESULTS) + result, total)
-
-
-def _scale(worker: Worker, norms: Expr) -> tuple[Expr, Expr]:
-    """The norm of the whole gradient, and the factor that clips it."""
-    at = let("norms", worker.access.base(isa.NORMS))
-    total = let("norm", T.sqrt(worker.strided_sum(norms, lambda i: worker.pool[at + i])))
-    clip = let("clip", worker.access.header_float("clip_norm"))
-    return total, let("scale", T.Select(total > clip, clip / total, T.float32(1.0)))
-
-
-def _finite(value: Expr) -> Expr:
-    return both(value == value, value <= T.float32(3.4028234663852886e38))
-
-
-def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, rate: Expr) -> None:
-    """Dense parameters of one rate; nothing is changed where the norm is not finite.
-
-    All optimizers share what comes before their own step.
-    """
-    total, scale = _scale(worker, norms)
-    results = worker.access.base(isa.RESULTS)
-    with when(both(worker.number == 0, worker.thread == 0)):
-        put(worker.pool, results + isa.RESULT_NORM, total)
-        done = T.Select(_finite(total), T.float32(1.0), T.float32(0.0))
-        put(worker.pool, results + isa.RESULT_UPDATED, done)
-    begin = let("update_first", (worker.number * THREADS + worker.thread) * 4)
-
-    def step(optimizer: Optimizer) -> None:
-        coefficients = _coefficients(worker, rate)
-        places = (isa.PARAMETERS, isa.GRADIENTS, *isa.STATES[: len(optimizer.states)])
-        with stride_loop("element", begin, count, worker.grid * (THREADS * 4)) as element:
-            # Bases are read again for every element: registers are for weights.
-            at = [fixed("at", worker.access.base(p) + wide(first) + element, "int64") for p in places]
-            _step(worker, optimizer, coefficients, at, scale, 4)
-
-    with when(_finite(total)):
-        each_optimizer(worker.plan, opcode, "", step)
-
-
-def update_table(
-    worker: Worker, opcode: Expr, table: TableGradient, tokens: Expr, norms: Expr, rate: Expr
-) -> None:
-    """The touched rows of a table."""
-    total, scale = _scale(worker, norms)
-    rows = let("rows", worker.access.list_at(isa.table_lists(table.parameter)[0]))
-    base = let("compact", worker.access.base(isa.table_base(table.parameter)))
-    begin = let("token_first", worker.number * WARPS + worker.warp)
-
-    def step(optimizer: Optimizer) -> None:
-        coefficients = _coefficients(worker, rate)
-        parameters = worker.access.base(isa.PARAMETERS)
-        shifts = [
-            let("shift", worker.access.base(isa.STATES[i]) - parameters) for i in range(len(optimizer.states))
-        ]
-        with stride_loop("token", begin, tokens, worker.grid * WARPS) as token:
-            row = let("table_row", worker.access.entry(rows + token))
-            gradients = let("source", base + wide(token) * padded(table.width))
-            with stride_loop("own", worker.lane, table.width, LANES) as own:
-                at = [row + own, gradients + own, *(row + shift + own for shift in shifts)]
-                _step(worker, optimizer, coefficients, [fixed("at", a, "int64") for a in at], scale, 1)
-
-    with when(_finite(total)):
-        each_optimizer(worker.plan, opcode, table.parameter, step)
-
-
-def _coefficients(worker: Worker, rate: Expr) -> dict[str, Expr]:
-    """The coefficients of the header, the learning rate with the parameters' own factor."""
-    found = {name: worker.access.header_float(name) for name in COEFFICIENTS}
-    found["learning_rate"] = let("rate", found["learning_rate"] * T.reinterpret("float32", rate))
-    return found
-
-
-def _step(
-    worker: Worker,
-    optimizer: Optimizer,
-    coefficients: dict[str, Expr],
-    at: list[Expr],
-    scale: Expr,
-    lanes: int,
-) -> None:
-    """New values of one element, or of four neighbours; at: parameter, gradient, state."""
-    index = [T.ramp(place, 1, 4) if lanes == 4 else place for place in at]
-    old, gradient, *state = (let("old", worker.pool[each]) for each in index)
-    targets = [index[0], *index[2:]]
-    new = [named("new", T.alloc_local((4,), "float32")) for _ in targets]
-    for i in range(lanes):
-        p, g, *s = (lane4(each, i) if lanes == 4 else each for each in (old, gradient, *state))
-        values = optimizer.step(worker.math, coefficients, p, let("g", g * scale), *s)
-        for into, value in zip(new, values, strict=True):
-            put(into, i, value)
-    for into, target in zip(new, targets, strict=True):
-        T.buffer_store(worker.pool, into[T.ramp(0, 1, 4)] if lanes == 4 else into[0], [target])

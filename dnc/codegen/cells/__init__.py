@@ -1,0 +1,13 @@
+"""Cells: the arithmetic of a segment, emitted from the op table for every target.
+
+In: a segment, addresses (`Access`), the target's scalar functions. Out: TIRx statements. A UNIT
+segment is evaluated for one (row, unit) by `UnitCell`, a VERTEX segment for one row by `VertexCell`.
+Guaranteed: element-wise operations come from the op table's `scalar`; any other has one lowering for
+all targets (`lowerings`).
+"""
+
+from dnc.codegen.cells.unit_cell import UnitCell
+from dnc.codegen.cells.values import Element, tensor
+from dnc.codegen.cells.vertex_cell import ANY_SIZE, VectorTarget, VertexCell, scratch_floats
+
+__all__ = ["ANY_SIZE", "Element", "UnitCell", "VectorTarget", "VertexCell", "scratch_floats", "tensor"]

@@ -1,0 +1,15 @@
+"""Every lowering of a vertex cell: of the operations that the op table gives no `scalar`.
+
+An operation has one lowering, which serves all targets.
+"""
+
+from __future__ import annotations
+
+from dnc.codegen.cells.attention import ATTENTION
+from dnc.codegen.cells.parts import PARTS
+from dnc.codegen.cells.products import PRODUCTS
+from dnc.codegen.cells.reductions import REDUCTIONS
+from dnc.codegen.cells.values import Lowerings
+
+ALWAYS_KEPT = frozenset({"matmul", "concat"})  # lowerings that write scratch memory themselves
+LOWERINGS: Lowerings = {**PRODUCTS, **REDUCTIONS, **PARTS, **ATTENTION}

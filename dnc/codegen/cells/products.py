@@ -1,0 +1,104 @@
+"""Products of a vertex cell: with a matrix, transposed or not, and of two vectors.
+
+In: the cell and an operation. Out: a reader of the result's elements. Sums run in the order of the
+inner dimension, or as the target's lanes add up.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen.cells.values import Element, Lowerings, tensor
+from dnc.codegen.emit import Expr, let, local, loop, put
+from dnc.ir.cell import Op
+
+if TYPE_CHECKING:
+    from dnc.codegen.cells.vertex_cell import VertexCell
+
+
+SUMS_TOGETHER = 8  # rows of a small product that are summed in one pass over the vector
+
+
+def _matmul(cell: VertexCell, op: Op) -> Element:
+    a, b = op.operands
+    (rows, inner), result = tensor(a).shape, op.result
+    buffer, first = cell.target.scratch(tensor(result).size)
+    if len(tensor(b).shape) == 1 and rows <= SUMS_TOGETHER:
+        vector = cell.vectors[b]
+        totals = cell.target.sums(rows, inner, lambda r, k: cell.at(a, r, k) * vector(k))
+        for r, total in enumerate(totals):
+            cell.target.once(partial(put, buffer, first + r, total))
+        cell.target.synchronize()
+    elif len(tensor(b).shape) == 1:
+        with loop("r", rows) as r:
+            total = cell.target.sum(inner, lambda k: cell.at(a, r, k) * cell.vectors[b](k))
+            cell.target.once(lambda: put(buffer, first + r, total))
+        cell.target.synchronize()
+    else:
+        columns = tensor(b).shape[1]
+        cell.target.each(
+            rows * columns,
+            lambda i: put(
+                buffer,
+                first + i,
+                _serial(inner, lambda k: cell.at(a, i // columns, k) * cell.at(b, k, i % columns)),
+            ),
+        )
+    return lambda i: buffer[first + i]
+
+
+def _matmul_t(cell: VertexCell, op: Op) -> Element:
+    a, b = op.operands
+    rows, _ = tensor(a).shape
+    if len(tensor(b).shape) == 1:
+        vector = cell.vectors[b]
+        if rows <= SUMS_TOGETHER:  # independent loads
+            return cell.keep(op.result, lambda i: _chain([cell.at(a, r, i) * vector(r) for r in range(rows)]))
+        return cell.keep(op.result, lambda i: _serial(rows, lambda r: cell.at(a, r, i) * vector(r)))
+    columns = tensor(b).shape[1]
+    return cell.keep(
+        op.result,
+        lambda i: _serial(rows, lambda r: cell.at(a, r, i // columns) * cell.at(b, r, i % columns)),
+    )
+
+
+def _matmul_nt(cell: VertexCell, op: Op) -> Element:
+    a, b = op.operands
+    inner, columns = tensor(a).shape[1], tensor(b).shape[0]
+    return cell.keep(
+        op.result,
+        lambda i: _serial(inner, lambda k: cell.at(a, i // columns, k) * cell.at(b, i % columns, k)),
+    )
+
+
+def _serial(extent: int, term: Element) -> Expr:
+    total = local("total", "float32", T.float32(0.0))
+    with loop("k", extent) as k:
+        put(total, 0, total[0] + term(k))
+    return let("summed", total[0])
+
+
+def _chain(terms: list[Expr]) -> Expr:
+    """The sum of terms, first to last."""
+    bound = [let("term", term) for term in terms]
+    total = bound[0]
+    for term in bound[1:]:
+        total = total + term
+    return total
+
+
+def _outer(cell: VertexCell, op: Op) -> Element:
+    a, b = (cell.vectors[value] for value in op.operands)
+    columns = tensor(op.operands[1]).size
+    return cell.keep(op.result, lambda i: a(i // columns) * b(i % columns))
+
+
+PRODUCTS: Lowerings = {
+    "matmul": _matmul,
+    "matmul_t": _matmul_t,
+    "matmul_nt": _matmul_nt,
+    "outer": _outer,
+}

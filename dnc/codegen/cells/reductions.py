@@ -1,0 +1,106 @@
+"""Reductions of a vertex cell: sums, softmax, and the losses made of them.
+
+In: the cell and an operation. Out: a scalar on every lane, or a reader of elements. Guaranteed: no
+exponential overflows (the maximum is taken off first); a missing label (-1) makes a loss of zero.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen.cells.values import Element, Lowerings, tensor
+from dnc.codegen.emit import Expr, let, smaller
+from dnc.ir.cell import Op, Value
+
+if TYPE_CHECKING:
+    from dnc.codegen.cells.vertex_cell import VertexCell
+
+
+def _sum(cell: VertexCell, op: Op) -> Expr:
+    value = op.operands[0]
+    return cell.target.sum(tensor(value).size, partial(cell.read, value))
+
+
+def _mean(cell: VertexCell, op: Op) -> Expr:
+    size = tensor(op.operands[0]).size
+    return let("mean", _sum(cell, op) * T.float32(1.0 / size))
+
+
+def _normalizer(cell: VertexCell, logits: Value) -> tuple[Element, Expr, Expr]:
+    """The logits, their maximum, and the sum of exp(logit - maximum)."""
+    read, size = cell.vectors[logits], tensor(logits).size
+    top = cell.target.max(size, read)
+    total = cell.target.sum(size, lambda i: cell.math.exp(read(i) - top))
+    return read, top, total
+
+
+def _softmax(cell: VertexCell, op: Op) -> Element:
+    read, top, total = _normalizer(cell, op.operands[0])
+    return cell.keep(op.result, lambda i: cell.math.exp(read(i) - top) / total)
+
+
+def _log_softmax(cell: VertexCell, op: Op) -> Element:
+    read, top, total = _normalizer(cell, op.operands[0])
+    shift = let("shift", top + cell.math.log(total))
+    return cell.keep(op.result, lambda i: read(i) - shift)
+
+
+def _cross_entropy(cell: VertexCell, op: Op) -> Expr:
+    read, top, total = _normalizer(cell, op.operands[0])
+    label, size = cell.scalars[op.operands[1]], tensor(op.operands[0]).size
+    chosen = read(T.max(smaller(label, size - 1), 0))
+    return let("loss", T.Select(label >= 0, cell.math.log(total) + top - chosen, T.float32(0.0)))
+
+
+def _cross_entropy_grad(cell: VertexCell, op: Op) -> Element:
+    read, top, total = _normalizer(cell, op.operands[0])
+    label = cell.scalars[op.operands[1]]
+
+    def element(i: Expr) -> Expr:
+        hot = T.Select(label == T.cast(i, "int32"), T.float32(1.0), T.float32(0.0))
+        return T.Select(label >= 0, cell.math.exp(read(i) - top) / total - hot, T.float32(0.0))
+
+    return cell.keep(op.result, element)
+
+
+def _kl_divergence(cell: VertexCell, op: Op) -> Expr:
+    target = cell.vectors[op.operands[0]]
+    read, top, total = _normalizer(cell, op.operands[1])
+    shift = let("shift", top + cell.math.log(total))
+
+    def term(i: Expr) -> Expr:
+        wanted = let("wanted", target(i))
+        known = cell.math.log(T.Select(wanted > 0, wanted, T.float32(1.0)))
+        return T.Select(wanted > 0, wanted * (known - (read(i) - shift)), T.float32(0.0))
+
+    return cell.target.sum(tensor(op.operands[0]).size, term)
+
+
+def _squared_error(cell: VertexCell, op: Op) -> Expr:
+    a, b = op.operands
+
+    def term(i: Expr) -> Expr:
+        difference = cell.read(a, i) - cell.read(b, i)
+        return difference * difference
+
+    return cell.target.sum(max(tensor(a).size, tensor(b).size), term)
+
+
+def _argmax(cell: VertexCell, op: Op) -> Expr:
+    return cell.target.argmax(tensor(op.operands[0]).size, cell.vectors[op.operands[0]])
+
+
+REDUCTIONS: Lowerings = {
+    "sum": _sum,
+    "mean": _mean,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "cross_entropy": _cross_entropy,
+    "cross_entropy_grad": _cross_entropy_grad,
+    "kl_divergence": _kl_divergence,
+    "squared_error": _squared_error,
+    "argmax": _argmax,
+}

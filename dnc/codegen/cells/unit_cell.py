@@ -1,0 +1,116 @@
+"""The arithmetic of a UNIT segment: one row and one hidden unit at a time.
+
+In: a segment, addresses and the target's scalar functions. Out: TIRx statements. Every value is one
+scalar per gate, so nothing is kept in memory between the products and the stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from dnc.codegen.access import Access, ListReader
+from dnc.codegen.cells.lists import list_op
+from dnc.codegen.cells.values import Element, tensor
+from dnc.codegen.emit import Expr, floats, let, loop, put, shift
+from dnc.ir.cell import Op, Value
+from dnc.ir.opdef import INDEXED
+from dnc.ir.ops import OPS
+from dnc.ir.plan import ChildrenAddress, Load, Segment, Store
+
+
+@attrs.define(eq=False)
+class UnitCell:
+    """Evaluates a UNIT segment for one row and one unit.
+
+    `product(result, gate)` answers with a product's pre-activation. Values: a list of scalars, one
+    per gate; for a list value, per gate (count, child -> scalar).
+    """
+
+    access: Access
+    math: Any
+    segment: Segment
+    row: Expr
+    unit: Expr
+    product: Callable[[Value, int], Expr]
+    values: dict[Value, list[Any]] = attrs.field(factory=dict)
+
+    def gates(self, value: Value) -> int:
+        """Gates of a value; a scalar counts as one."""
+        found = tensor(value)
+        return found.size // self.segment.units if found.shape else 1
+
+    def run(self) -> None:
+        """Emits loads and operations; `values` then holds everything."""
+        for load in self.segment.loads:
+            self.values[load.value] = self._load(load)
+        for product in self.segment.products:
+            count = self.gates(product.result)
+            self.values[product.result] = [self.product(product.result, gate) for gate in range(count)]
+        for op in self.segment.cell.ops:
+            self.values[op.result] = self._op(op)
+
+    def _element(self, value: Value, gate: int) -> Expr:
+        return shift(gate * self.segment.units, self.unit) if tensor(value).shape else 0
+
+    def _load(self, load: Load) -> list[Any]:
+        value, address = load.value, load.address
+        if isinstance(address, ChildrenAddress):
+            reader = self.access.children(address, self.row)
+            return [self._child(reader, self._element(value, gate)) for gate in range(self.gates(value))]
+        read = self.access.reader(address, self.row)
+        return [let(value.name, read(self._element(value, gate))) for gate in range(self.gates(value))]
+
+    @staticmethod
+    def _child(reader: ListReader, element: Expr) -> tuple[Expr, Element]:
+        return reader.count, lambda child: reader.read(child, element)
+
+    def _op(self, op: Op) -> list[Any]:
+        definition = OPS[op.opcode]
+        operands = [self.values[value] for value in op.operands]
+        units = self.segment.units
+        if op.opcode == "slice":
+            begin, end = int(op.attribute("begin")), int(op.attribute("end"))  # type: ignore[arg-type]
+            return operands[0][begin // units : end // units]
+        if op.opcode == "concat":
+            return [gate for operand in operands for gate in operand]
+
+        def at(gate: int) -> list[Any]:
+            return [
+                found[gate if tensor(value).shape else 0]
+                for value, found in zip(op.operands, operands, strict=True)
+            ]
+
+        count = self.gates(op.result)
+        if definition.scalar is None:
+            return [list_op(op, at(gate), floats(0.0, self.unit)[1]) for gate in range(count)]
+        scalar, attributes = definition.scalar, dict(op.attributes)
+
+        def element(gate: int) -> list[Expr]:
+            return [self._element(op.result, gate)] if definition.has(INDEXED) else []
+
+        return [
+            let(op.result.name, scalar(self.math, *element(gate), *at(gate), **attributes))
+            for gate in range(count)
+        ]
+
+    def store(self) -> None:
+        """Emits the stores of the segment."""
+        for store in self.segment.stores:
+            for gate, found in enumerate(self.values[store.value]):
+                element = self._element(store.value, gate)
+                if store.children is None:
+                    at = self.access.record(store.buffer, self.row) + store.offset
+                    put(self.access.pool, shift(at, element), found)
+                else:
+                    self._store_children(store, found, element)
+
+    def _store_children(self, store: Store, found: Any, element: Expr) -> None:
+        count, read = found
+        assert store.children is not None
+        first = let("first_child", self.access.first_child(store.children, self.row))
+        with loop("child", count) as child:
+            at = self.access.record(store.buffer, first + child) + store.offset
+            put(self.access.pool, shift(at, element), read(child))

@@ -1,0 +1,226 @@
+"""The arithmetic of a VERTEX segment: one row at a time, on the lanes of a target.
+
+In: a segment, addresses, the target's scalar functions and its lanes (`VectorTarget`). Out: TIRx
+statements. Vectors are functions of the element's index, or lie in scratch memory of the target, whose
+lanes share the loops. Guaranteed: an operation that is not element-wise has one lowering for all targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import attrs
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen.access import Access
+from dnc.codegen.cells.lists import list_op
+from dnc.codegen.cells.lowerings import ALWAYS_KEPT, LOWERINGS
+from dnc.codegen.cells.values import Element, tensor
+from dnc.codegen.emit import Expr, let, loop, put, wide
+from dnc.ir.cell import Op, Value
+from dnc.ir.opdef import INDEXED
+from dnc.ir.ops import OPS
+from dnc.ir.plan import (
+    BufferAddress,
+    ChildrenAddress,
+    EntriesAddress,
+    IndexAddress,
+    Load,
+    ParameterAddress,
+    Segment,
+    SlotsAddress,
+    Store,
+)
+from dnc.ir.types import ListType
+
+
+class VectorTarget(Protocol):
+    """What a target offers for one row of a VERTEX segment: lanes that share loops."""
+
+    def each(self, extent: int, body: Callable[[Expr], None]) -> None:
+        """Runs body(i) for i in 0..extent, spread over the lanes; then all lanes see the writes."""
+
+    def sum(self, extent: int, term: Element) -> Expr:
+        """The sum of the terms, on every lane."""
+
+    def sums(self, count: int, extent: int, term: Callable[[int, Expr], Expr]) -> list[Expr]:
+        """The sums of term(0, i), .., term(count - 1, i) over i < extent, on every lane."""
+
+    def max(self, extent: int, term: Element) -> Expr:
+        """The largest term, on every lane."""
+
+    def argmax(self, extent: int, term: Element) -> Expr:
+        """The index of the first largest term, on every lane."""
+
+    def once(self, body: Callable[[], None]) -> None:
+        """Runs the body on one lane."""
+
+    def scratch(self, size: int) -> tuple[Any, Expr]:
+        """`size` floats of the row's own scratch memory: buffer and first index."""
+
+    def synchronize(self) -> None:
+        """All lanes see what any lane wrote."""
+
+
+ANY_SIZE = 1 << 30
+
+
+def scratch_floats(segment: Segment, widest: int = ANY_SIZE) -> int:
+    """Floats of scratch memory that a row of a VERTEX segment needs (an upper bound), when values of
+    more than `widest` elements are computed again at every use instead of being kept."""
+    kept = [load.value for load in segment.loads if _materialised(load)]
+    kept += [op.result for op in segment.cell.ops if tensor(op.result).shape]
+    always = {op.result for op in segment.cell.ops if op.opcode in ALWAYS_KEPT}
+    return sum(size for v in kept if (size := tensor(v).size) <= widest or v in always)
+
+
+def _materialised(load: Load) -> bool:
+    return isinstance(load.address, SlotsAddress) or (
+        isinstance(load.address, BufferAddress) and bool(tensor(load.value).shape)
+    )
+
+
+@attrs.define(eq=False)
+class VertexCell:
+    """Evaluates a VERTEX segment for one row, on the lanes of `target`.
+
+    Values: a scalar expression for shape (), else a function of the flat element index. Those of
+    more than `widest` elements are not kept in scratch memory, but computed again at every use.
+    """
+
+    access: Access
+    math: Any
+    target: VectorTarget
+    segment: Segment
+    row: Expr
+    widest: int = ANY_SIZE
+    scalars: dict[Value, Expr] = attrs.field(factory=dict)
+    vectors: dict[Value, Element] = attrs.field(factory=dict)
+    lists: dict[Value, Callable[[Expr], tuple[Expr, Element]]] = attrs.field(factory=dict)
+
+    def run(self) -> None:
+        """Emits loads, operations and stores."""
+        for load in self.segment.loads:
+            self._load(load)
+        for op in self.segment.cell.ops:
+            self._op(op)
+        for store in self.segment.stores:
+            self._store(store)
+
+    # loads
+
+    def _load(self, load: Load) -> None:
+        value, address = load.value, load.address
+        if isinstance(address, ChildrenAddress | EntriesAddress):
+            if isinstance(address, EntriesAddress):
+                reader = self.access.entries(address, self.row)
+            else:
+                reader = self.access.children(address, self.row)
+            self.lists[value] = lambda i: (reader.count, lambda child: reader.read(child, i))
+            return
+        if isinstance(address, ParameterAddress) and len(tensor(value).shape) == 2:
+            self.vectors[value] = self._matrix(address, tensor(value).shape)
+            return
+        read = self.access.reader(address, self.row)
+        if not tensor(value).shape:
+            found = read(0)
+            if tensor(value).dtype == "i32" and not isinstance(address, IndexAddress):
+                found = T.cast(found, "int32")  # `_store` keeps integers as floats
+            self.scalars[value] = let(value.name, found)
+        elif _materialised(load):
+            self.vectors[value] = self.keep(value, read)
+        else:
+            self.vectors[value] = read
+
+    def _matrix(self, address: ParameterAddress, shape: tuple[int, ...]) -> Element:
+        position = self.access.weight(address.parameter)
+        columns = shape[1]
+        base = let("matrix", self.access.base(address.parameter))
+
+        def read(i: Expr) -> Expr:
+            return self.access.pool[base + position(i // columns, i % columns)]
+
+        read.at = lambda r, k: self.access.pool[base + position(r, k)]  # type: ignore[attr-defined]
+        return read
+
+    def keep(self, value: Value, read: Element) -> Element:
+        """Evaluates every element once, into scratch memory, if the value is not too wide for that."""
+        size = tensor(value).size
+        if size > self.widest:
+            return read
+        buffer, first = self.target.scratch(size)
+        self.target.each(size, lambda i: put(buffer, first + i, read(i)))
+        return lambda i: buffer[first + i]
+
+    def at(self, value: Value, row: Expr, column: Expr) -> Expr:
+        """Element [row, column] of a matrix value."""
+        found = self.vectors[value]
+        direct = getattr(found, "at", None)
+        return direct(row, column) if direct else found(row * tensor(value).shape[1] + column)
+
+    # operations
+
+    def _op(self, op: Op) -> None:
+        definition, result = OPS[op.opcode], op.result
+        shape = tensor(result).shape
+        lowering = LOWERINGS.get(op.opcode)
+        if definition.scalar is not None:
+            scalar, attributes = definition.scalar, dict(op.attributes)
+
+            def element(i: Expr) -> Expr:
+                number = [i] if definition.has(INDEXED) else []
+                return scalar(self.math, *number, *[self.read(v, i) for v in op.operands], **attributes)
+
+            if shape:
+                self.vectors[result] = self.keep(result, element) if op.operands else element
+            else:
+                self.scalars[result] = let(result.name, element(0))
+        elif lowering is not None:
+            found = lowering(self, op)
+            if isinstance(result.type, ListType):
+                self.lists[result] = found
+            elif shape:
+                self.vectors[result] = found
+            else:
+                self.scalars[result] = found
+        elif isinstance(result.type, ListType):
+            self.lists[result] = lambda i: list_op(op, self._list_operands(op, i), T.float32(0.0))
+        elif not shape:
+            self.scalars[result] = list_op(op, self._list_operands(op, 0), T.float32(0.0))
+        else:
+            self.vectors[result] = self.keep(
+                result, lambda i: list_op(op, self._list_operands(op, i), T.float32(0.0))
+            )
+
+    def read(self, value: Value, i: Expr) -> Expr:
+        """Element i of a value; a scalar is the same for all."""
+        return self.scalars[value] if value in self.scalars else self.vectors[value](i)
+
+    def _list_operands(self, op: Op, i: Expr) -> list[Any]:
+        return [self.lists[v](i) if v in self.lists else self.read(v, i) for v in op.operands]
+
+    # stores
+
+    def _store(self, store: Store) -> None:
+        value = store.value
+        if store.children is not None:
+            first = let("first_child", self.access.first_child(store.children, self.row))
+
+            def children(i: Expr) -> None:
+                count, read = self.lists[value](i)
+                with loop("child", count) as child:
+                    at = self.access.record(store.buffer, first + child) + store.offset + i
+                    put(self.access.pool, at, read(child))
+
+            self.target.each(tensor(value).size, children)
+            return
+        at = let("stored", self.access.record(store.buffer, self.row) + store.offset)
+        if value in self.scalars:
+            found = self.scalars[value]
+            number = T.cast(found, "float32") if tensor(value).dtype == "i32" else found
+            self.target.once(lambda: put(self.access.pool, at, number))
+        else:
+            self.target.each(
+                tensor(value).size, lambda i: put(self.access.pool, at + wide(i), self.vectors[value](i))
+            )

@@ -1,0 +1,351 @@
+"""Cuts a stage into segments, exactly where distributions disagree.
+
+In: a stage and the `Distribution` of its values. Out: segments, results, and in the `Binder` buffers and
+lists. Guaranteed: a value is exchanged through a buffer only where it crosses segments.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from dnc.ir.cell import Cell, Op, Value
+from dnc.ir.measures import is_summed
+from dnc.ir.plan import (
+    UNIT,
+    VERTEX,
+    Address,
+    BufferAddress,
+    ChildrenAddress,
+    EntriesAddress,
+    IndexAddress,
+    ListScratch,
+    Load,
+    Piece,
+    Product,
+    Result,
+    SeedAddress,
+    Segment,
+    SlotSource,
+    Store,
+    TransposedProduct,
+)
+from dnc.ir.program import (
+    DeclaredOutput,
+    LossOutput,
+    MetricOutput,
+    Output,
+    ParameterInput,
+    Program,
+    PulledGradientOutput,
+    SavedOutput,
+    SlotOutput,
+    Stage,
+    StateOutput,
+    TableSlotOutput,
+)
+from dnc.ir.types import ListType, TensorType
+from dnc.passes.bind import Binder, path_text
+from dnc.passes.distribute import (
+    CONSTANT,
+    INPUT,
+    PARTIAL,
+    VIEW,
+    Distribution,
+    is_scalar_list,
+    rank_of,
+    width_of,
+)
+
+
+def shifted(address: Address, offset: int) -> Address:
+    """The address of what lies `offset` elements behind."""
+    if offset == 0:
+        return address
+    assert not isinstance(address, IndexAddress | SeedAddress | EntriesAddress)
+    return attrs.evolve(address, offset=address.offset + offset)
+
+
+def _with_copies(stage: Stage) -> Cell:
+    """The stage's cell with every result computed by an operation that may store it.
+
+    Inputs, constants and slices that leave the cell are copied (scaled by one); parts of a
+    transposed product that go to gradient slots are not, as they are stored where they arise.
+    """
+    ops = stage.cell.definitions()
+    added: list[Op] = []
+    results = []
+    for index, (value, output) in enumerate(zip(stage.cell.results, stage.outputs, strict=True)):
+        source = value
+        while source in ops and ops[source].opcode == "slice":
+            source = ops[source].operands[0]
+        partial = source in ops and ops[source].opcode == "matmul_t"
+        slot = isinstance(output, SlotOutput | TableSlotOutput)
+        computed = value == source and source in ops and bool(ops[source].operands)
+        if (partial and slot) or (computed and not partial):
+            results.append(value)
+            continue
+        copy = Value(f"copy.{index}.{value.name}", value.type)
+        added.append(Op("scale", (value,), copy, (("factor", 1.0),)))
+        results.append(copy)
+    return Cell(stage.cell.inputs, (*stage.cell.ops, *added), tuple(results))
+
+
+class Cutter:
+    """Cuts one stage; joins, vertex_floats: see `Fuse`. Behind `cut`, `results` are the stage's."""
+
+    def __init__(self, binder: Binder, stage: Stage, joins: bool, vertex_floats: int) -> None:
+        self.binder, self.stage, self.joins = binder, stage, joins
+        self.program = binder.program
+        self.cell = _with_copies(stage)
+        self.ops = self.cell.definitions()
+        self.address: dict[Value, Address] = {
+            value: binder.input_address(stage.space, bound)
+            for value, bound in zip(self.cell.inputs, stage.inputs, strict=True)
+        }
+        self.matrices = {
+            value: bound.parameter
+            for value, bound in zip(self.cell.inputs, stage.inputs, strict=True)
+            if isinstance(bound, ParameterInput) and rank_of(value) == 2
+        }
+        self.found = Distribution(self.cell, self.matrices, stage, joins, vertex_floats)
+        self.kind, self.step, self.group = self.found.kind, self.found.step, self.found.group
+        self.home: dict[Value, BufferAddress] = {}
+        self.results: list[Result] = []
+
+    def cut(self) -> list[Segment]:
+        """The stage's segments in order of their steps."""
+        self._assign_homes()
+        groups = sorted({(self.step[v], self.group[v]) for v in self.group})
+        return [self._segment(step, group, index) for index, (step, group) in enumerate(groups)]
+
+    # ---- where values that leave their segment live --------------------------------------------
+
+    def _assign_homes(self) -> None:
+        """Buffers of outputs, then buffers of what other segments read."""
+        self.output_stores: list[tuple[Value, BufferAddress, str | None]] = []
+        for value, output in self._split_slots():
+            self._bind_output(value, output)
+        for op in self.cell.ops:
+            for operand in op.operands:
+                for source in self._sources(operand):
+                    crosses = self.kind[source] in (UNIT, VERTEX, PARTIAL) and not (
+                        source is operand and self.found.inside(operand, op.result)
+                    )
+                    if crosses and self.kind[op.result] != VIEW and source not in self.home:
+                        if is_scalar_list(source):
+                            continue  # it lies in its scratch
+                        name = f"{self.stage.name}:{source.name}"
+                        if name in self.binder.buffers:  # an output is called so: a copy of this value
+                            name += ":source"
+                        self.binder.buffer(
+                            name, self.stage.space, width_of(source), partial=self.kind[source] == PARTIAL
+                        )
+                        self.home[source] = BufferAddress(name)
+                        if self.kind[source] != PARTIAL:
+                            self.output_stores.append((source, self.home[source], None))
+
+    def _split_slots(self) -> list[tuple[Value, Output]]:
+        """The outputs; a slot for a sum with partial terms becomes a slot for every term."""
+        uses: dict[Value, int] = {}
+        for value in (*self.cell.results, *(v for op in self.cell.ops for v in op.operands)):
+            uses[value] = uses.get(value, 0) + 1
+        found: list[tuple[Value, Output]] = []
+
+        def visit(value: Value, output: Output) -> None:
+            op = self.ops.get(value)
+            splits = (
+                self.joins
+                and isinstance(output, SlotOutput | TableSlotOutput)
+                and op is not None
+                and op.opcode == "add"
+                and uses[value] == 1
+                and all(operand.type == value.type for operand in op.operands)
+                and any(self.found.is_partial(operand) for operand in op.operands)
+            )
+            if splits and op is not None:
+                for operand in op.operands:
+                    visit(operand, output)
+            else:
+                found.append((value, output))
+
+        for value, output in zip(self.cell.results, self.stage.outputs, strict=True):
+            visit(value, output)
+        dropped = self._dead({value for value, _ in found})
+        for value in dropped:
+            self.group.pop(value, None)
+        return found
+
+    def _dead(self, needed: set[Value]) -> set[Value]:
+        live = set(needed)
+        for op in reversed(self.cell.ops):
+            if op.result in live:
+                live.update(op.operands)
+        self.cell = attrs.evolve(self.cell, ops=tuple(op for op in self.cell.ops if op.result in live))
+        return {value for value in self.ops if value not in live}
+
+    def _bind_output(self, value: Value, output: Output) -> None:
+        """Gives an output its buffer and notes the store."""
+        stage, binder, width = self.stage, self.binder, width_of(value)
+        space, children, offset = stage.space, None, 0
+        if isinstance(output, StateOutput):
+            buffer, layout = binder.state_buffer(stage)
+            offset = layout[output.component]
+        elif isinstance(output, SavedOutput):
+            buffer = binder.buffer(f"{stage.name}:{output.name}", space, width)
+        elif isinstance(output, SlotOutput | TableSlotOutput):
+            partial = self.found.is_partial(value) and self.kind[value] in (PARTIAL, VIEW)
+            where = path_text(output.path)
+            is_list = isinstance(output, SlotOutput) and output.is_list
+            if isinstance(output, SlotOutput):
+                owner, field = (output.function, output.component), None
+            else:
+                owner, field = (output.parameter, ""), output.field
+            count = sum(name.startswith(f"{stage.name}>") for name in binder.buffers)
+            name = f"{stage.name}>{owner[0]}.{owner[1] or field}@{where}#{count}"
+            if is_list:
+                assert isinstance(output, SlotOutput)
+                children = f"{space}:{output.function}({where})"
+            buffer = binder.buffer(name, space, width, partial=partial, children=children)
+            source = SlotSource(name, space, output.path, is_list, field)
+            binder.add_slots(owner, source, partial)
+        else:
+            kind, name = _result_name(self.program, stage, output)
+            buffer = binder.buffer(f"{kind}:{name}", space, width)
+            assert isinstance(value.type, TensorType)
+            self.results.append(Result(kind, name, buffer.name, space, value.type.shape, value.type.dtype))
+        home = BufferAddress(buffer.name, offset)
+        reusable = isinstance(output, StateOutput | SavedOutput) and self.kind[value] in (UNIT, VERTEX)
+        if reusable and value not in self.home:
+            self.home[value] = home
+        self.output_stores.append((value, home, children))
+
+    def _sources(self, value: Value) -> list[Value]:
+        """The values behind views."""
+        if self.kind[value] != VIEW:
+            return [value]
+        return [source for operand in self.ops[value].operands for source in self._sources(operand)]
+
+    def _pieces(self, value: Value, begin: int, end: int) -> list[Piece]:
+        """Elements [begin, end) of a complete value as pieces with addresses."""
+        if begin >= end:
+            return []
+        if self.kind[value] != VIEW:
+            return [Piece(shifted(self._complete_address(value), begin), end - begin)]
+        op = self.ops[value]
+        if op.opcode == "slice":
+            start = int(op.attribute("begin"))  # type: ignore[arg-type]
+            return self._pieces(op.operands[0], start + begin, start + end)
+        found, position = [], 0
+        for operand in op.operands:
+            width = width_of(operand)
+            found += self._pieces(operand, max(begin - position, 0), min(end - position, width))
+            position += width
+        return found
+
+    def _complete_address(self, value: Value) -> Address:
+        return self.address[value] if self.kind[value] == INPUT else self.home[value]
+
+    def _partial_stores(self, value: Value) -> tuple[tuple[str, int, int, int], ...]:
+        """Where a transposed product's result goes: (buffer, offset, begin, end) of each store."""
+        found = []
+        if value in self.home:
+            found.append((self.home[value].buffer, 0, 0, width_of(value)))
+        for stored, home, _ in self.output_stores:
+            begin, source = 0, stored
+            while self.kind[source] == VIEW:
+                begin += int(self.ops[source].attribute("begin"))  # type: ignore[arg-type]
+                source = self.ops[source].operands[0]
+            if source == value:
+                found.append((home.buffer, home.offset, begin, begin + width_of(stored)))
+        return tuple(found)
+
+    # ---- segments ------------------------------------------------------------------------------
+
+    def _segment(self, step: int, group: int, index: int) -> Segment:
+        members = [op for op in self.cell.ops if self.group.get(op.result) == group]
+        values = [op.result for op in members]
+        mapping = VERTEX if self.kind[values[0]] == VERTEX else UNIT
+        inside = {op.result for op in members if self.kind[op.result] != PARTIAL}
+        loads: dict[Value, Load] = {}
+        products, transposed, ops = [], [], []
+        constants: dict[Value, Op] = {}
+
+        def use(value: Value) -> Value:
+            """The operand as the segment sees it: its own value, a constant, or a load."""
+            if value in inside:
+                return value
+            if self.kind[value] == CONSTANT:
+                constants[value] = self.ops[value]
+                return value
+            if is_scalar_list(value) and self.kind[value] != INPUT:
+                place = self._list_scratch(value)
+                loads[value] = Load(value, EntriesAddress(place.buffer, place.children))
+                return value
+            pieces = self._pieces(value, 0, width_of(value))
+            assert len(pieces) == 1, f"{self.stage.name}: {value} is not one piece"
+            loads[value] = Load(value, pieces[0].address)
+            return value
+
+        for op in members:
+            if mapping == UNIT and op.opcode == "matmul":
+                pieces = tuple(self._pieces(op.operands[1], 0, width_of(op.operands[1])))
+                products.append(Product(op.result, self.matrices[op.operands[0]], pieces))
+            elif self.kind[op.result] == PARTIAL:
+                delta = use(op.operands[1])
+                transposed.append(
+                    TransposedProduct(
+                        delta,
+                        self.matrices[op.operands[0]],
+                        width_of(op.result),
+                        self._partial_stores(op.result),
+                    )
+                )
+            else:
+                ops.append(attrs.evolve(op, operands=tuple(use(v) for v in op.operands)))
+        stores = tuple(
+            Store(value, home.buffer, home.offset, children)
+            for value, home, children in self.output_stores
+            if value in inside
+        )
+        results = tuple(dict.fromkeys([*(s.value for s in stores), *(t.delta for t in transposed)]))
+        products_in = tuple(product.result for product in products)
+        cell = Cell((*loads, *products_in), (*constants.values(), *ops), tuple(v for v in results))
+        return Segment(
+            name=f"{self.stage.name}/{index}",
+            stage=self.stage.name,
+            space=self.stage.space,
+            mapping=mapping,
+            step=step,
+            units=self.found.units(values) if mapping == UNIT else 0,
+            loads=tuple(loads.values()),
+            products=tuple(products),
+            cell=cell,
+            stores=stores,
+            transposed=tuple(transposed),
+            scratch=tuple(self._list_scratch(value) for value in values if is_scalar_list(value)),
+        )
+
+    def _list_scratch(self, value: Value) -> ListScratch:
+        """The place of a list of scalars: as many as there are children in the lists it is made of."""
+        source = value
+        while self.kind[source] != INPUT:
+            source = next(v for v in self.ops[source].operands if isinstance(v.type, ListType))
+        address = self.address[source]
+        assert isinstance(address, ChildrenAddress)
+        name = f"{self.stage.name}:{value.name}"
+        buffer = self.binder.buffer(name, self.stage.space, 1, children=address.list)
+        return ListScratch(value, buffer.name, address.list)
+
+
+def _result_name(program: Program, stage: Stage, output: Output) -> tuple[str, str]:
+    """Kind and name of a result."""
+    if isinstance(output, MetricOutput):
+        if is_summed(output):
+            return "metric", output.metric
+        return "column", f"{output.metric}.{output.position}"
+    if isinstance(output, DeclaredOutput):
+        return "output", output.output
+    if isinstance(output, PulledGradientOutput):
+        return "gradient", f"{program.space(stage.space).struct}.{output.field}"
+    assert isinstance(output, LossOutput)
+    return "loss", stage.name

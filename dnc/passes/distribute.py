@@ -1,0 +1,232 @@
+"""Which distribution every value of a stage has, and which segment every operation belongs to.
+
+In: a stage's cell. Out: a `Distribution`: for every value how it comes about (its kind), in which step,
+and in which group of operations, which becomes a segment. Guaranteed: an operation reads what another
+distribution made only in a later step; without joining, every operation is a group of its own.
+
+The kind of a value decides: what a stage is given is complete; a product with a parameter needs a
+complete operand and yields units; element-wise operations keep units; a transposed product takes units
+and yields partial sums; everything else needs whole vectors and runs vertex by vertex.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from dnc.ir.cell import Cell, Op, Value
+from dnc.ir.opdef import ELEMENTWISE, LIST, WHOLE
+from dnc.ir.ops import OPS
+from dnc.ir.plan import UNIT, VERTEX
+from dnc.ir.program import LEVEL, Stage
+from dnc.ir.types import ListType
+
+INPUT, CONSTANT, VIEW, PARTIAL = "input", "constant", "view", "partial"
+MAX_GATES = 16
+
+
+def width_of(value: Value) -> int:
+    """Elements of a value; of each child's for a list."""
+    found = value.type.element if isinstance(value.type, ListType) else value.type
+    return found.size
+
+
+def rank_of(value: Value) -> int:
+    """Dimensions of a value; of each child's for a list."""
+    found = value.type.element if isinstance(value.type, ListType) else value.type
+    return len(found.shape)
+
+
+def is_scalar_list(value: Value) -> bool:
+    """Whether a value is a list of scalars."""
+    return isinstance(value.type, ListType) and not value.type.element.shape
+
+
+class Distribution:
+    """`kind` and `step` say for every value how and when it comes about; `group` what it shares."""
+
+    def __init__(
+        self, cell: Cell, matrices: Mapping[Value, str], stage: Stage, joins: bool, vertex_floats: int
+    ) -> None:
+        """matrices: the inputs that are parameters of two dimensions. joins, vertex_floats: see `Fuse`."""
+        self.cell, self.matrices, self.joins = cell, matrices, joins
+        self.ops = cell.definitions()
+        self.kind: dict[Value, str] = {}
+        self.step: dict[Value, int] = {}
+        self.group: dict[Value, int] = {}
+        vertex = set() if stage.placement == LEVEL else self._small_stage(vertex_floats)
+        while True:
+            self._classify(vertex)
+            wide = self._too_wide()
+            if not wide:
+                break
+            vertex |= wide
+
+    def _small_stage(self, vertex_floats: int) -> set[Value]:
+        """All values, if the stage has few weights and anything to gain from whole vectors."""
+        used = {op.operands[0] for op in self.cell.ops if op.operands}
+        if sum(width_of(value) for value in self.matrices if value in used) > vertex_floats:
+            return set()
+        products = [op for op in self.cell.ops if set(op.operands) & set(self.matrices)]
+        reductions = [op for op in self.cell.ops if not self._unit_legal(op)]
+        return {op.result for op in self.cell.ops} if products or reductions else set()
+
+    def _unit_legal(self, op: Op) -> bool:
+        traits = OPS[op.opcode].traits
+        if op.opcode in ("matmul", "matmul_t"):
+            return op.operands[0] in self.matrices and rank_of(op.operands[1]) == 1
+        if op.opcode in ("slice", "concat") and rank_of(op.result) != 1:
+            return False
+        if op.opcode == "slice":
+            begin, end = int(op.attribute("begin")), int(op.attribute("end"))  # type: ignore[arg-type]
+            size = end - begin
+            return width_of(op.operands[0]) % size == 0 and begin % size == 0
+        if op.opcode == "concat":
+            return len({width_of(value) for value in op.operands}) == 1
+        if LIST in traits:
+            return rank_of(op.result) == 1 and WHOLE not in traits
+        return ELEMENTWISE in traits and rank_of(op.result) == 1
+
+    def _classify(self, vertex: set[Value]) -> None:
+        self.kind, self.step = {}, {}
+        for value in self.cell.inputs:
+            self.kind[value], self.step[value] = INPUT, 0
+        for op in self.cell.ops:
+            value = op.result
+            if not op.operands:
+                self.kind[value], self.step[value] = CONSTANT, 0
+            elif op.opcode in ("slice", "concat") and self._is_view(op, vertex):
+                self.kind[value] = VIEW
+                self.step[value] = max(self.step[v] for v in op.operands)
+            elif value not in vertex and self._unit_legal(op):
+                self.kind[value] = PARTIAL if op.opcode == "matmul_t" else UNIT
+                whole = op.opcode == "matmul"
+                self.step[value] = max(self._ready(v, UNIT, whole) for v in op.operands)
+            else:
+                self.kind[value] = VERTEX
+                self.step[value] = max(self._ready(v, VERTEX, False) for v in op.operands)
+        self._connect()
+
+    def _is_view(self, op: Op, vertex: set[Value]) -> bool:
+        """A slice of something complete or partial, or a concat that only products read."""
+        if rank_of(op.result) != 1:
+            return False
+        if op.opcode == "slice":
+            source = op.operands[0]
+            if not self.joins:  # what is stored is an operation, unless it is a partial sum
+                return op.result not in self.cell.results or self.is_partial(source)
+            return self.kind[source] in (INPUT, PARTIAL) or (
+                self.kind[source] == VIEW and self.ops[source].opcode == "slice"
+            )
+        users = [user for user in self.cell.ops if op.result in user.operands]
+        return (
+            op.result not in self.cell.results
+            and bool(users)
+            and all(
+                user.opcode == "matmul" and user.operands[0] in self.matrices and user.result not in vertex
+                for user in users
+            )
+        )
+
+    def _ready(self, value: Value, kind: str, whole: bool) -> int:
+        """The first step in which an operation of `kind` can use `value`."""
+        have = self.kind[value]
+        if have in (INPUT, CONSTANT):
+            return 0
+        if have == VIEW:
+            return max(self._ready(v, kind, True) for v in self.ops[value].operands)
+        joined = self.joins or isinstance(value.type, ListType)  # no buffer holds a list
+        same = have == kind and not whole and joined
+        return self.step[value] + (0 if same else 1)
+
+    def _connect(self) -> None:
+        """Groups the operations of one step and kind that share values: a segment each."""
+        self.group = {}
+        parent: dict[Value, Value] = {}
+
+        def find(value: Value) -> Value:
+            while parent.setdefault(value, value) != value:
+                value = parent[value]
+            return value
+
+        last: dict[tuple[int, str], Value] = {}
+        for op in self.cell.ops:
+            value = op.result
+            if self.kind[value] not in (UNIT, VERTEX, PARTIAL):
+                continue
+            find(value)
+            for operand in op.operands:
+                joined = self.joins or isinstance(operand.type, ListType)
+                if joined and self.inside(operand, value):
+                    parent[find(operand)] = find(value)
+            if not self.joins:
+                continue
+            if self.kind[value] == VERTEX:
+                key = (self.step[value], VERTEX)
+                if key in last:
+                    parent[find(last[key])] = find(value)
+                last[key] = value
+            elif op.opcode == "matmul":  # products of one operand share its staging
+                key = (self.step[value], f"{op.operands[1].name} {width_of(value)}")
+                if key in last:
+                    parent[find(last[key])] = find(value)
+                last[key] = value
+        numbers: dict[Value, int] = {}
+        for op in self.cell.ops:
+            if op.result in parent:
+                self.group[op.result] = numbers.setdefault(find(op.result), len(numbers))
+
+    def inside(self, operand: Value, user: Value) -> bool:
+        """Whether `user` reads `operand` without an exchange."""
+        if self.kind[operand] in (INPUT, CONSTANT, VIEW, PARTIAL):
+            return False
+        want = UNIT if self.kind[user] == PARTIAL else self.kind[user]
+        op = self.ops[user]
+        return (
+            self.kind[operand] == want
+            and self.step[operand] == self.step[user]
+            and not (op.opcode == "matmul" and want == UNIT)
+        )
+
+    def units(self, values: list[Value]) -> int:
+        """The unit width of a segment: what divides every width and every slice."""
+        found = 0
+        for value in values:
+            op = self.ops.get(value)
+            if self.kind[value] == PARTIAL:
+                found = math.gcd(found, width_of(op.operands[1]))  # type: ignore[union-attr]
+                continue
+            if rank_of(value) == 1:
+                found = math.gcd(found, width_of(value))
+            if op is not None and op.opcode == "slice":
+                begin, end = int(op.attribute("begin")), int(op.attribute("end"))  # type: ignore[arg-type]
+                found = math.gcd(math.gcd(found, begin), end)
+            if op is not None and op.opcode not in ("matmul", "matmul_t"):
+                for operand in op.operands:
+                    if rank_of(operand) == 1:
+                        found = math.gcd(found, width_of(operand))
+        return max(found, 1)
+
+    def _too_wide(self) -> set[Value]:
+        """Values of unit groups whose unit width would be too small to be worth sharing out."""
+        found: set[Value] = set()
+        for group in set(self.group.values()):
+            values = [v for v in self.group if self.group[v] == group]
+            if self.kind[values[0]] == VERTEX:
+                continue
+            units = self.units(values)
+            widest = max(
+                width_of(self.ops[v].operands[1]) if self.kind[v] == PARTIAL else width_of(v) for v in values
+            )
+            if widest > MAX_GATES * units:
+                found.update(values)
+        return found
+
+    def is_partial(self, value: Value) -> bool:
+        """Whether a value is a sum that has partial terms."""
+        if self.kind[value] == VIEW and self.ops[value].opcode == "slice":
+            return self.is_partial(self.ops[value].operands[0])
+        if self.kind[value] == PARTIAL:
+            return True
+        op = self.ops.get(value)
+        return op is not None and op.opcode == "add" and any(self.is_partial(v) for v in op.operands)

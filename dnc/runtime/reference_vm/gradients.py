@@ -1,0 +1,139 @@
+"""Weight gradients, norm and update on the VM: work that the whole grid shares.
+
+In: the gradients of a plan and the fields of their instructions. Out: gradients, norms and new
+parameters in the pool. Chunks are dealt out to workers as the kernels deal them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dnc.ir import isa
+from dnc.ir.opdef import NUMPY_MATH
+from dnc.ir.optimizers import COEFFICIENTS, OPTIMIZERS
+from dnc.ir.plan import DenseGradient, SlotsAddress, padded
+from dnc.ir.program import DENSE
+from dnc.runtime.reference_vm.memory import Array, Worker
+from dnc.runtime.reference_vm.operands import load_operand, load_value
+
+if TYPE_CHECKING:
+    from dnc.runtime.reference_vm.machine import ReferenceVM
+
+
+def _share(vm: ReferenceVM, count: int, size: int, first: int, worker: Worker) -> Iterator[tuple[int, int]]:
+    """Chunks [begin, end) of `count` that are this worker's, dealt out over the whole grid."""
+    grid = vm.replicas * vm.per_replica
+    for chunk in range(-(-count // size)):
+        if (chunk + first) % grid == worker.number:
+            yield chunk * size, min(count, (chunk + 1) * size)
+
+
+def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, int], worker: Worker) -> None:
+    """This worker's blocks of rows of a dense parameter's gradient, for its chunks of rows of the space."""
+    declared = vm.plan.program.parameter(gradient.parameter)
+    assert declared.kind == DENSE
+    shape = declared.type.shape
+    into = vm.base(gradient.parameter) - vm.base(isa.PARAMETERS)
+    size = vm.plan.weight_format.floats(shape)
+    numbers: Any = np.arange(size, dtype=np.float64)
+    place = vm.plan.weight_format.unpack(numbers, shape).astype(np.int64).reshape(gradient.rows, -1)
+    padding = np.setdiff1d(np.arange(size), place)
+    blocks, step = -(-gradient.rows // 64), isa.chunk_rows(fields["rows"], fields["chunks"])
+    for item, _ in _share(vm, fields["chunks"] * blocks, 1, fields["first_worker"], worker):
+        chunk, block = divmod(item, blocks)
+        begin, end = block * 64, min(gradient.rows, block * 64 + 64)
+        at = _arena(vm, chunk) + into
+        if block == 0:  # arenas are added up whole, and those of chunks are not cleared
+            vm.write(at + padding, 0.0, worker)
+        total = np.zeros((end - begin, place.shape[1]))
+        for row in range(chunk * step, min(fields["rows"], (chunk + 1) * step)):
+            delta = load_value(vm, gradient.delta, row, np.arange(begin, end), worker)
+            x = load_operand(vm, gradient.pieces, row, worker) if gradient.pieces else np.ones(1)
+            total += np.outer(delta, x)
+        where = at + place[begin:end]
+        if fields["accumulate"]:
+            total += vm.read(where, worker)
+        vm.write(where, total, worker)
+
+
+def _arena(vm: ReferenceVM, chunk: int) -> int:
+    """Where the gradients of a chunk of rows lie."""
+    if chunk == 0:
+        return vm.base(isa.GRADIENTS)
+    return vm.base(isa.CHUNKS) + (chunk - 1) * isa.trained_floats(vm.plan)
+
+
+def table_gradient(vm: ReferenceVM, parameter: str, fields: dict[str, int], worker: Worker) -> None:
+    """The sums of this worker's tokens, and the squares of their norms."""
+    table = vm.tables[parameter]
+    names = isa.table_lists(parameter)
+    index = np.arange(table.width)
+    slots = SlotsAddress(names[1], names[2], padded(table.width))
+    for token, _ in _share(vm, fields["tokens"], 1, 0, worker):
+        total = load_value(vm, slots, token, index, worker)
+        at = vm.base(isa.table_base(parameter)) + token * padded(table.width) + index
+        if fields["accumulate"]:
+            total = total + vm.read(at, worker)
+        vm.write(at, total, worker)
+        norm = vm.base(isa.NORMS) + fields["first_norm"] + token
+        vm.write(np.array([norm]), float((total**2).sum()), worker)
+
+
+def square_norm(vm: ReferenceVM, count: int, chunks: int, worker: Worker) -> None:
+    """Adds up the arenas of this worker's spans, and the squares of what comes out."""
+    for begin, end in _share(vm, count, isa.NORM_CHUNK, 0, worker):
+        index = np.arange(begin, end)
+        found = vm.read(_arena(vm, 0) + index, worker)
+        for chunk in range(1, chunks):
+            found = found + vm.read(_arena(vm, chunk) + index, worker)
+        if chunks > 1:
+            vm.write(_arena(vm, 0) + index, found, worker)
+        at = vm.base(isa.NORMS) + begin // isa.NORM_CHUNK
+        vm.write(np.array([at]), float((found**2).sum()), worker)
+
+
+def update(vm: ReferenceVM, optimizer: str, table: str, fields: dict[str, int], worker: Worker) -> None:
+    """An optimizer's step on this worker's elements; none where the norm is not finite."""
+    norms = vm.read(vm.base(isa.NORMS) + np.arange(fields["norms"]), worker)
+    norm = float(np.sqrt(norms.sum()))
+    results = vm.base(isa.RESULTS)
+    if worker.number == 0 and not table:
+        vm.write(np.array([results + isa.RESULT_NORM]), norm, worker)
+        vm.write(np.array([results + isa.RESULT_UPDATED]), float(np.isfinite(norm)), worker)
+    if not np.isfinite(norm):
+        return
+    clip = vm.header_float("clip_norm")
+    scale = clip / norm if norm > clip else 1.0
+    coefficients = {name: vm.header_float(name) for name in COEFFICIENTS}
+    coefficients["learning_rate"] *= float(np.int32(fields["rate"]).view(np.float32))
+    parameters = vm.base(isa.PARAMETERS)
+    if not table:
+        for begin, end in _share(vm, fields["count"], isa.NORM_CHUNK, 0, worker):
+            index = fields["first"] + np.arange(begin, end)
+            gradient = vm.read(vm.base(isa.GRADIENTS) + index, worker) * scale
+            _step(vm, optimizer, coefficients, parameters + index, gradient, worker)
+        return
+    width = padded(vm.tables[table].width)
+    for token, _ in _share(vm, fields["tokens"], 1, 0, worker):
+        index = np.arange(vm.tables[table].width)
+        gradient = vm.read(vm.base(isa.table_base(table)) + token * width + index, worker) * scale
+        at = vm.word(vm.list(isa.table_lists(table)[0]) + token, worker) * 4 + index
+        _step(vm, optimizer, coefficients, at, gradient, worker)
+
+
+def _step(
+    vm: ReferenceVM,
+    optimizer: str,
+    coefficients: dict[str, float],
+    at: Array,
+    gradient: Array,
+    worker: Worker,
+) -> None:
+    entry, shift = OPTIMIZERS[optimizer], at - vm.base(isa.PARAMETERS)
+    places = [at, *(vm.base(isa.STATES[i]) + shift for i in range(len(entry.states)))]
+    old, *state = (vm.read(place, worker) for place in places)
+    for place, value in zip(places, entry.step(NUMPY_MATH, coefficients, old, gradient, *state), strict=True):
+        vm.write(place, value, worker)

@@ -1,0 +1,160 @@
+"""The VM itself: queues, barriers, and the dispatch of instructions.
+
+In: a schedule and the words of a pool. Out: the pool after the launch. Workers are interleaved at
+random, one instruction at a time. Guaranteed: what no real machine may do is a `MachineError` that
+names worker, instruction and place.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dnc.ir import isa
+from dnc.ir.plan import UNIT, Plan
+from dnc.runtime.reference_vm.gradients import dense_gradient, square_norm, table_gradient, update
+from dnc.runtime.reference_vm.memory import Array, CheckedMemory, MachineError, Worker
+from dnc.runtime.reference_vm.segments import unit_segment, vertex_segment
+from dnc.runtime.schedule import list_words, queue
+
+
+class ReferenceVM:
+    """Executes schedules of one plan. `run` is the launch."""
+
+    def __init__(self, plan: Plan, seed: int = 0) -> None:
+        self.plan = plan
+        self.layout = isa.layout(plan)
+        self.random = np.random.default_rng(seed)
+        self.segments = {segment.name: segment for segment in plan.segments}
+        self.gradients = {gradient.name: gradient for gradient in plan.dense_gradients}
+        self.tables = {table.parameter: table for table in plan.table_gradients}
+        self.buffers = {buffer.name: buffer for buffer in plan.buffers}
+
+    # ---- scheduling -----------------------------------------------------------------------------
+
+    def run(self, words: Array, pool: Array, activations: int) -> None:
+        """Executes a schedule on `pool` (float32, changed in place).
+
+        `activations` is the first word behind the static part. MachineError on any violation.
+        """
+        plan = self.plan
+        self.words = words
+        self.floats = words.view(np.float32)
+        field = {name: int(words[at]) for name, at in self.layout.header.items()}
+        self.replicas, self.per_replica = field["replicas"], field["workers"]
+        self.header = field
+        total = self.replicas * self.per_replica
+        self.zero_words = self.base(isa.PARAMETERS)
+        self.memory = CheckedMemory(pool, activations)
+        self.replica_epoch = np.zeros(self.replicas, np.int64)
+        self.grid_epoch = 0
+        self.workers = [
+            Worker(n, n // self.per_replica, n % self.per_replica, queue(words, plan, n))
+            for n in range(total)
+        ]
+        running = set(range(total))
+        while running:
+            ready = [n for n in running if self.workers[n].waiting is None]
+            if not ready:
+                names = ", ".join(f"{n}: {self.workers[n].waiting}" for n in sorted(running))
+                raise MachineError(f"deadlock: every worker waits ({names})")
+            number = int(self.random.choice(ready))
+            if self._advance(self.workers[number]):
+                running.discard(number)
+            self._release(running)
+
+    def _advance(self, worker: Worker) -> bool:
+        """Executes one instruction; True when the worker has ended."""
+        if worker.counter >= len(worker.instructions):
+            raise self.error(worker, "ran past the end of its queue")
+        instruction = [int(word) for word in worker.instructions[worker.counter]]
+        if not 0 <= instruction[0] < len(self.plan.opcodes):
+            raise self.error(worker, f"unknown opcode {instruction[0]}")
+        opcode = self.plan.opcodes[instruction[0]]
+        fields = dict(zip(opcode.fields, instruction[1:], strict=False))
+        if opcode.name == isa.END:
+            return True
+        if opcode.name in (isa.REPLICA_BARRIER, isa.GRID_BARRIER):
+            worker.waiting = opcode.name
+            return False
+        self._execute(opcode.name, fields, worker)
+        worker.counter += 1
+        return False
+
+    def _release(self, running: set[int]) -> None:
+        for replica in range(self.replicas):
+            mine = [w for w in self.workers if w.replica == replica]
+            if mine and all(w.waiting == isa.REPLICA_BARRIER for w in mine):
+                self._pass(mine)
+                self.replica_epoch[replica] += 1
+        if all(w.waiting == isa.GRID_BARRIER for w in self.workers):
+            self._pass(self.workers)
+            self.replica_epoch += 1
+            self.grid_epoch += 1
+
+    def _pass(self, workers: list[Worker]) -> None:
+        for worker in workers:
+            worker.waiting = None
+            worker.counter += 1
+
+    def epochs(self, worker: Worker) -> tuple[int, int]:
+        """The epochs in which a worker's accesses happen."""
+        return int(self.replica_epoch[worker.replica]), self.grid_epoch
+
+    def error(self, worker: Worker, what: str) -> MachineError:
+        """An error with its place."""
+        name = "?"
+        if worker.counter < len(worker.instructions):
+            number = int(worker.instructions[worker.counter][0])
+            if 0 <= number < len(self.plan.opcodes):
+                name = self.plan.opcodes[number].name
+        return MachineError(f"worker {worker.number}, instruction {worker.counter} ({name}): {what}")
+
+    # ---- instructions ---------------------------------------------------------------------------
+
+    def _execute(self, name: str, fields: dict[str, int], worker: Worker) -> None:
+        if name in self.segments:
+            segment = self.segments[name]
+            if segment.mapping == UNIT:
+                unit_segment(self, segment, fields["row"], fields["rows"], worker)
+            else:
+                vertex_segment(self, segment, fields["row"], fields["rows"], worker)
+        elif name in self.gradients:
+            dense_gradient(self, self.gradients[name], fields, worker)
+        elif name.startswith("gradient "):
+            table_gradient(self, name.removeprefix("gradient "), fields, worker)
+        elif name == isa.NORM:
+            square_norm(self, fields["count"], fields["chunks"], worker)
+        elif name == isa.REDUCE:
+            if worker.number == 0:
+                at = fields["base"] * 4 + np.arange(fields["rows"]) * fields["stride"]
+                total = self.read(at, worker).sum()
+                self.write(np.array([self.base(isa.RESULTS) + fields["result"]]), total, worker)
+        elif name != isa.NOP:
+            optimizer, _, table = name.partition(" ")
+            update(self, optimizer, table, fields, worker)
+
+    def base(self, name: str) -> int:
+        """Word address of a base."""
+        return int(self.words[self.layout.bases_at + self.layout.bases[name]]) * 4
+
+    def list(self, name: str) -> int:
+        """Where a list of the schedule begins."""
+        return list_words(self.words, self.layout, name)
+
+    def word(self, at: int, worker: Worker) -> int:
+        """A word of the schedule."""
+        if not 0 <= at < len(self.words):
+            raise self.error(worker, f"list entry {at} outside the schedule")
+        return int(self.words[at])
+
+    def read(self, at: Array, worker: Worker) -> Array:
+        """Words of the pool, in float64."""
+        return self.memory.read(at, self, worker)
+
+    def write(self, at: Array, values: Array | float, worker: Worker) -> None:
+        """Changes words of the pool."""
+        self.memory.write(at, np.asarray(values), self, worker)
+
+    def header_float(self, name: str) -> float:
+        """A number of the schedule's header."""
+        return float(self.floats[self.layout.header[name]])

@@ -1,0 +1,122 @@
+"""What an instruction reads: the values behind the addresses of a plan.
+
+In: an address and a row. Out: elements in float64, a list of them per child for a list. Every word
+goes through the VM's checked memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dnc.ir.cell import Value
+from dnc.ir.plan import (
+    Address,
+    BufferAddress,
+    ChildrenAddress,
+    EntriesAddress,
+    GatherAddress,
+    IndexAddress,
+    ListScratch,
+    ParameterAddress,
+    Piece,
+    SeedAddress,
+    SlotsAddress,
+)
+from dnc.ir.types import ListType
+from dnc.runtime.reference_vm.memory import Array, Worker
+
+if TYPE_CHECKING:
+    from dnc.runtime.reference_vm.machine import ReferenceVM
+
+
+def shape_of(value: Value) -> tuple[int, ...]:
+    """The shape of a value, of each child's for a list."""
+    return value.type.element.shape if isinstance(value.type, ListType) else value.type.shape
+
+
+def width_of(value: Value) -> int:
+    """Elements of a value, of each child's for a list."""
+    return value.type.element.size if isinstance(value.type, ListType) else value.type.size
+
+
+def shaped(value: Value, found: Any) -> Any:
+    """A loaded value in its shape: () for scalars, integers for i32, matrices as such."""
+    if isinstance(value.type, ListType):
+        return found if len(shape_of(value)) == 1 else found.reshape(len(found), *shape_of(value))
+    if not value.type.shape:
+        scalar = np.asarray(found)[0]
+        return np.int64(scalar) if value.type.dtype == "i32" else np.float64(scalar)
+    return found.reshape(value.type.shape) if len(value.type.shape) > 1 else found
+
+
+def entries(vm: ReferenceVM, name: str, row: int, worker: Worker) -> list[int]:
+    """Where the records of a row's children lie."""
+    at = vm.list(name) + row
+    begin, end = vm.word(at, worker), vm.word(at + 1, worker)
+    return [vm.word(i, worker) * 4 for i in range(begin, end)]
+
+
+def kept(vm: ReferenceVM, place: EntriesAddress | ListScratch, row: int, worker: Worker) -> Array:
+    """Where a row's scalars per child lie."""
+    base, width = vm.base(place.buffer), vm.buffers[place.buffer].width
+    start, at = vm.word(vm.list(place.children), worker), vm.list(place.children) + row
+    begin, end = vm.word(at, worker) - start, vm.word(at + 1, worker) - start
+    return base + np.arange(begin, end) * width
+
+
+def slots(vm: ReferenceVM, name: str, row: int, worker: Worker) -> list[int]:
+    """Where the slots of a row lie: none, one, or as many as a count says."""
+    head = vm.word(vm.list(name) + row, worker)
+    if head < 0:
+        return [(-1 - head) * 4]
+    count = vm.word(head, worker) if head else 0
+    return [vm.word(head + 1 + i, worker) * 4 for i in range(count)]
+
+
+def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker: Worker) -> Any:
+    """Elements `index` of what `address` stands for in `row`; a list of them for a list."""
+    if isinstance(address, ParameterAddress):
+        return vm.read(vm.base(address.parameter) + address.offset + index, worker)
+    if isinstance(address, BufferAddress):
+        buffer = vm.buffers[address.buffer]
+        runs = vm.per_replica if buffer.partial else 1
+        first = vm.base(address.buffer) + row * buffer.width * runs + address.offset + index
+        parts = [vm.read(first + run * buffer.width, worker) for run in range(runs)]
+        return np.add.reduce(parts)
+    if isinstance(address, GatherAddress):
+        record = vm.word(vm.list(address.list) + row, worker) * 4
+        return vm.read(record + address.offset + index, worker)
+    if isinstance(address, ChildrenAddress):
+        found = entries(vm, address.list, row, worker)
+        children = [vm.read(at + address.offset + index, worker) for at in found]
+        return np.array(children, np.float64).reshape(len(found), len(index))
+    if isinstance(address, EntriesAddress):
+        return vm.read(kept(vm, address, row, worker), worker)
+    if isinstance(address, SlotsAddress):
+        total = np.zeros(len(index))
+        for at in slots(vm, address.plain, row, worker) if address.plain else ():
+            total = total + vm.read(at + address.offset + index, worker)
+        for at in slots(vm, address.partial, row, worker) if address.partial else ():
+            for run in range(vm.per_replica):
+                total = total + vm.read(at + run * address.width + address.offset + index, worker)
+        return total
+    if isinstance(address, IndexAddress):
+        return np.array([vm.word(vm.list(address.list) + row, worker)])
+    assert isinstance(address, SeedAddress)
+    return np.array([vm.floats[vm.layout.header["loss_scale"]]], np.float64)
+
+
+def load_matrix(vm: ReferenceVM, parameter: str, worker: Worker) -> Array:
+    """A dense parameter's matrix, out of the plan's weight format."""
+    declared = vm.plan.program.parameter(parameter)
+    shape = declared.type.shape
+    size = vm.plan.weight_format.floats(shape)
+    flat = vm.read(vm.base(parameter) + np.arange(size), worker)
+    return vm.plan.weight_format.unpack(flat, shape).astype(np.float64)
+
+
+def load_operand(vm: ReferenceVM, pieces: tuple[Piece, ...], row: int, worker: Worker) -> Array:
+    """The elements of several pieces, one behind the other."""
+    return np.concatenate([load_value(vm, p.address, row, np.arange(p.width), worker) for p in pieces])

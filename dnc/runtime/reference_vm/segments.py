@@ -1,0 +1,116 @@
+"""Segments on the VM: a worker's units of all rows (UNIT), or its rows in whole (VERTEX).
+
+In: a segment, first row and number of rows. Out: what the segment stores, in the pool. The values of
+operations come from the op table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dnc.ir.cell import Op, Value
+from dnc.ir.opdef import INDEXED
+from dnc.ir.ops import OPS
+from dnc.ir.plan import ParameterAddress, Segment, unit_range
+from dnc.runtime.reference_vm.memory import Array, Worker
+from dnc.runtime.reference_vm.operands import (
+    kept,
+    load_matrix,
+    load_operand,
+    load_value,
+    shape_of,
+    shaped,
+    width_of,
+)
+
+if TYPE_CHECKING:
+    from dnc.runtime.reference_vm.machine import ReferenceVM
+
+
+def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worker: Worker) -> None:
+    """All rows of a group, for this worker's own units."""
+    begin, end = unit_range(segment.units, vm.per_replica, worker.rank)
+    own = np.arange(begin, end)
+    matrices = {
+        name: load_matrix(vm, name, worker)
+        for name in [p.parameter for p in segment.products] + [t.parameter for t in segment.transposed]
+    }
+
+    def index(value: Value) -> Array:
+        width = width_of(value)
+        if not shape_of(value):
+            return np.zeros(1, np.int64)
+        gates = width // segment.units
+        return (np.arange(gates)[:, None] * segment.units + own).ravel()
+
+    for row in range(first, first + rows):
+        values: dict[Value, Any] = {}
+        for load in segment.loads:
+            found = load_value(vm, load.address, row, index(load.value), worker)
+            values[load.value] = shaped(load.value, found)
+        for product in segment.products:
+            operand = load_operand(vm, product.pieces, row, worker)
+            values[product.result] = matrices[product.parameter][index(product.result)] @ operand
+        for op in segment.cell.ops:
+            values[op.result] = _unit_op(op, values, segment.units, len(own), index(op.result))
+        for store in segment.stores:
+            _store(vm, store, row, index(store.value), values[store.value], worker)
+        for transposed in segment.transposed:
+            delta = values[transposed.delta]
+            partial = matrices[transposed.parameter][index(transposed.delta)].T @ delta
+            for name, offset, low, high in transposed.stores:
+                width = vm.buffers[name].width
+                at = vm.base(name) + (row * vm.per_replica + worker.rank) * width + offset
+                vm.write(at + np.arange(high - low), partial[low:high], worker)
+
+
+def _unit_op(op: Op, values: dict[Value, Any], units: int, own: int, elements: Array) -> Any:
+    attributes: dict[str, Any] = dict(op.attributes)
+    if OPS[op.opcode].has(INDEXED) and shape_of(op.result):
+        attributes["index"] = elements
+    if op.opcode == "slice":
+        begin, end = (int(attributes[name]) // units * own for name in ("begin", "end"))
+        return values[op.operands[0]][begin:end]
+    if "shape" in attributes and shape_of(op.result):
+        if own == 0:
+            return np.zeros(0)
+        attributes["shape"] = (width_of(op.result) // units * own,)
+    return OPS[op.opcode].evaluate([values[v] for v in op.operands], attributes)
+
+
+def vertex_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worker: Worker) -> None:
+    """This worker's rows of a group, each in whole."""
+    share = -(-rows // vm.per_replica)
+    begin = min(rows, worker.rank * share)
+    end = min(rows, begin + share)
+    for row in range(first + begin, first + end):
+        values: dict[Value, Any] = {}
+        for load in segment.loads:
+            shape = shape_of(load.value)
+            if isinstance(load.address, ParameterAddress) and len(shape) > 1:
+                values[load.value] = load_matrix(vm, load.address.parameter, worker)
+                continue
+            found = load_value(vm, load.address, row, np.arange(width_of(load.value)), worker)
+            values[load.value] = shaped(load.value, found)
+        for op in segment.cell.ops:
+            operands = [values[v] for v in op.operands]
+            values[op.result] = OPS[op.opcode].evaluate(operands, dict(op.attributes))
+        for place in segment.scratch:
+            vm.write(kept(vm, place, row, worker), values[place.value], worker)
+        for store in segment.stores:
+            _store(vm, store, row, np.arange(width_of(store.value)), values[store.value], worker)
+
+
+def _store(vm: ReferenceVM, store: Any, row: int, index: Array, value: Any, worker: Worker) -> None:
+    width = vm.buffers[store.buffer].width
+    if store.children is None:
+        at = vm.base(store.buffer) + row * width + store.offset + index
+        vm.write(at, np.asarray(value).ravel(), worker)
+        return
+    begin = vm.list(store.children)
+    first = vm.word(begin + row, worker) - vm.word(begin, worker)
+    for entry, found in enumerate(value):
+        at = vm.base(store.buffer) + (first + entry) * width + store.offset + index
+        vm.write(at, np.asarray(found).ravel(), worker)

@@ -1,0 +1,120 @@
+"""Fields, options and damaged files of every format of `dnc import`."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dnc.cli.importing import import_command
+from dnc.diagnostics import DiagnosticError
+from dnc.runtime.importers import FORMATS, import_file
+from tests.support.importing import CSV, TAGGED, UD, imported, mistake
+
+# ---- fields and options ----------------------------------------------------------------------------
+
+
+def test_fields_are_renamed_or_left_out(tmp_path: Path) -> None:
+    fields = {"words": "tokens", "form": "w", "tag": ""}
+    _, samples = imported(tmp_path, "tagged", "a|X b|Y", fields=fields)
+    assert samples == [{"tokens": [{"w": "a"}, {"w": "b"}]}]
+    fields = {"left": "right", "right": "left"}
+    _, samples = imported(tmp_path, "ptb-trees", "(0 (1 a) (2 b))", fields=fields)
+    assert samples[0]["right"] == {"word": "a", "label": 1}
+
+
+@pytest.mark.parametrize(
+    ("format", "options", "message"),
+    [
+        (
+            "tagged",
+            {"fields": {"frm": "x"}},
+            "--fields: the format 'tagged' has no field 'frm'; did you mean 'form'?",
+        ),
+        (
+            "tagged",
+            {"fields": {"lemma": "x"}},
+            "--fields: the format 'tagged' has no field 'lemma'; its fields are 'form', 'tag', 'words'",
+        ),
+        (
+            "tagged",
+            {"fields": {"form": "a b"}},
+            "--fields: found 'a b' for form, expected the name of a field",
+        ),
+        ("tagged", {"fields": {"form": "tag"}}, "--fields: form and tag are both called 'tag'"),
+        (
+            "tagged",
+            {"length": 5},
+            "--length does not go with the format 'tagged'; its options are: --separator, --structure, "
+            "--seed, --rare, --counted-in, --longest",
+        ),
+        (
+            "ptb-trees",
+            {"counted_in": "x"},
+            "--counted-in does not go with the format 'ptb-trees'; its options are: none",
+        ),
+        ("text", {"structure": "pyramids"}, "--structure: found 'pyramids'; did you mean 'pyramid'?"),
+        ("text", {"tokens": "bytes"}, "--tokens: found 'bytes', expected one of spaces, words, characters"),
+        ("text", {"length": "5"}, "--length: found '5', expected a whole number"),
+        ("text", {"length": 0}, "--length: found 0, expected 1 or more"),
+        ("text", {"rare": 2, "structure": "random"}, "--rare goes with --structure sequence alone"),
+        (
+            "text",
+            {"counted_in": "x"},
+            "--counted-in says where words are counted for --rare, which is not given",
+        ),
+        ("csv", {"delimiter": ";;"}, "--delimiter: found ';;', expected one character, or tab"),
+        (
+            "csv",
+            {"columns": ("1", "stars")},
+            "--columns: found '1,stars', expected the text's and the label's, as review,stars "
+            "(or, without a header, 2,1)",
+        ),
+        ("tagged", {"separator": " "}, "--separator: found ' ', expected characters without a blank"),
+    ],
+)
+def test_mistakes_in_options(tmp_path: Path, format: str, options: Any, message: str) -> None:
+    assert mistake(tmp_path, format, "a|O", **options) == f"error: {message}"
+
+
+def test_unknown_format(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        import_file("ptb-tree", tmp_path / "a", tmp_path / "b")
+    assert str(caught.value) == "error: unknown format 'ptb-tree'; did you mean 'ptb-trees'?"
+
+
+def test_the_help_names_every_format() -> None:
+    argument = import_command.__annotations__["format"]
+    assert all(format in argument for format in FORMATS)
+
+
+def test_no_source_and_no_place(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        import_file("ptb-trees", tmp_path / "a", tmp_path / "b")
+    assert str(caught.value) == f"{tmp_path}/a: error: there is no such file"
+    (tmp_path / "a").write_text("(2 a)")
+    with pytest.raises(DiagnosticError) as caught:
+        import_file("ptb-trees", tmp_path / "a", tmp_path / "no" / "b")
+    assert str(caught.value) == f"error: {tmp_path}/no/b: there is no directory {tmp_path}/no"
+
+
+@pytest.mark.parametrize("format", ["ptb-trees", "conllu-trees", "conllu-words", "tagged", "text", "csv"])
+def test_damaged_files_give_messages(tmp_path: Path, format: str) -> None:
+    """Random damage to a right file: it is read, or there is one message with the file's name."""
+    whole = {"ptb-trees": "(3 (2 not) (4 bad))\n", "tagged": TAGGED, "text": "a b\nc d\n", "csv": CSV}
+    text, choice, refused = whole.get(format, UD), random.Random(5), 0
+    for _ in range(150):
+        damaged = list(text)
+        for _ in range(choice.randint(1, 4)):
+            at = choice.randrange(len(damaged))
+            damaged[at] = choice.choice(
+                ["", "\n", "\t", "|", "(", ")", '"', ",", " ", "0", "9", "\x00", "\u00a0", "é"]
+            )
+        try:
+            imported(tmp_path, format, "".join(damaged))
+        except DiagnosticError as error:
+            refused += 1
+            assert str(error).startswith(f"{tmp_path}/source.txt:") and "\n" not in str(error)
+    assert refused or format in ("text",)
