@@ -214,6 +214,7 @@ MAKERS: dict[str, Callable[[Maker], Sample]] = {
     "tied_language_model": _text,
     "token_vectors": lambda make: make.binary(make.count(make.sizes.leaves), dict),
     "top_down": _dependency_tree,
+    "torch_gru": _classified,
     "tree_fc": _complete_tree,
     "treelstm": _binary_tree,
 }

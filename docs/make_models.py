@@ -83,6 +83,11 @@ MODELS = {
         "pull and push: vectors from another net, a state to it, gradients both ways",
         "trees",
     ),
+    "torch_gru": (
+        "PyTorch's nn.GRU, cuDNN",
+        "the reset gate behind the product; one product a step",
+        "sequences",
+    ),
     "top_down": ("Irsoy and Cardie 2013", "a state handed down after one handed up", "trees"),
     "tree_fc": ("Looks et al. 2017 (Fold); Cavs", "complete trees: wide wavefronts", "trees"),
     "treelstm": (

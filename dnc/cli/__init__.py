@@ -21,6 +21,7 @@ from dnc.cli.compile import compile_command
 from dnc.cli.explain import explain
 from dnc.cli.importing import import_command
 from dnc.cli.run import run
+from dnc.cli.weights import export_weights, import_weights
 from dnc.diagnostics import DiagnosticError
 from dnc.version import VERSION
 
@@ -80,6 +81,8 @@ app.command("compile")(_guarded(compile_command))
 app.command("explain")(_guarded(explain))
 app.command("import")(_guarded(import_command))
 app.command("run")(_guarded(run))
+app.command("import-weights")(_guarded(import_weights))
+app.command("export-weights")(_guarded(export_weights))
 
 
 def main() -> None:

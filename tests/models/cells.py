@@ -82,6 +82,13 @@ def gru(W: Tensor, U: Tensor, C: Tensor, b: Tensor, x: Tensor, h: Tensor) -> Ten
     return z * h + (1 - z) * tanh(wn + C @ (r * h))
 
 
+def torch_gru(W: Tensor, U: Tensor, b: Tensor, d: Tensor, x: Tensor, h: Tensor) -> Tensor:
+    """The equations in the documentation of nn.GRU; all have the gates r, z, n."""
+    (xr, xz, xn), (hr, hz, hn) = (W @ x + b).chunk(3), (U @ h + d).chunk(3)
+    r, z = sigmoid(xr + hr), sigmoid(xz + hz)
+    return (1 - z) * tanh(xn + r * hn) + z * h
+
+
 def tree_leaf(W: Tensor, b: Tensor, x: Tensor) -> State:
     """A leaf of a binary Tree-LSTM: it has no children, thus no forget gates."""
     i, o, u = (W @ x + b).chunk(3)

@@ -30,6 +30,7 @@ REFERENCES: dict[str, Run] = {
     "tied_language_model": sequences.tied_language_model,
     "token_vectors": trees.token_vectors,
     "top_down": trees.top_down,
+    "torch_gru": sequences.torch_gru,
     "tree_fc": trees.tree_fc,
     "treelstm": trees.treelstm,
 }

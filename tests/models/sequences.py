@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, softmax
 
+from tests.models import cells
 from tests.models.cells import (
     Choice,
     Dropout,
@@ -39,6 +40,14 @@ def gru_classifier(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
     h = zeros(p.C.shape[0])
     for word in sample["words"]:
         h = gru(p.W, p.U, p.C, p.b, p.E[word["form"]], h)
+    return _classified(p, sample, h)
+
+
+def torch_gru(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """The same for the GRU of PyTorch."""
+    h = zeros(p.U.shape[1])
+    for word in sample["words"]:
+        h = cells.torch_gru(p.W, p.U, p.b, p.d, p.E[word["form"]], h)
     return _classified(p, sample, h)
 
 

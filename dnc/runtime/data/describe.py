@@ -69,8 +69,8 @@ def summarize(dataset: Dataset) -> str:
 
 
 def _tokens(dataset: Dataset, dimension: str) -> tuple[int, int]:
-    """How many tokens of a dimension there are, and how many of them have the number 0."""
-    tokens = unknown = 0
+    """How many tokens of a dimension there are, and how many of them are unknown words."""
+    tokens, unknown, number = 0, 0, dataset.vocabularies[dimension].unknown_number
     for name, struct in dataset.forest.structs.items():
         for arm, each in enumerate(struct.arms):
             for field in each.fields:
@@ -78,7 +78,7 @@ def _tokens(dataset: Dataset, dimension: str) -> tuple[int, int]:
                     table = dataset.forest.tables[name]
                     found = table.data[field.name][table.arm == arm]
                     tokens += len(found)
-                    unknown += int(np.count_nonzero(found == 0))
+                    unknown += int(np.count_nonzero(found == number))
     return tokens, unknown
 
 

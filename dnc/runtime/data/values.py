@@ -156,8 +156,9 @@ def _strings(conversion: _Conversion, column: _Column, name: str, vocabulary: Vo
         return None
     index = vocabulary.index
     if vocabulary.unknown:
+        unknown = vocabulary.unknown_number
         return np.fromiter(
-            (-1 if each is None else index.get(each, 0) for each in column.values),
+            (-1 if each is None else index.get(each, unknown) for each in column.values),
             np.int32,
             len(column.values),
         )

@@ -27,7 +27,7 @@ class Vocabulary:
 
     words: the strings in the order of their numbers; None where the data holds numbers, used as
     they are. size: how many numbers there are. unknown: whether a string that is not among
-    `words` is number 0, "<unk>" (tokens), or a mistake (classes).
+    `words` has the number of "<unk>" (tokens), or is a mistake (classes).
     """
 
     dimension: str
@@ -42,9 +42,14 @@ class Vocabulary:
     def __len__(self) -> int:
         return self.size
 
+    @property
+    def unknown_number(self) -> int:
+        """The number of what is not among the words: 0 unless "<unk>" stands elsewhere among them."""
+        return self.index.get(UNKNOWN, 0)
+
     def number(self, word: str) -> int | None:
-        """The number of a word; 0 for an unknown token, None for an unknown class."""
-        return self.index.get(word, 0 if self.unknown else None)
+        """The number of a word; that of "<unk>" for an unknown token, None for an unknown class."""
+        return self.index.get(word, self.unknown_number if self.unknown else None)
 
     def word(self, number: int) -> str | int:
         """What a number stands for: a word, or the number itself where the data holds numbers."""

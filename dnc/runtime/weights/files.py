@@ -1,0 +1,61 @@
+"""Safetensors files of other programs.
+
+In: a file whose tensors may be of any kind of float. Out: float32 arrays by name; and back, as PyTorch
+writes them. Guaranteed: neither PyTorch nor anything else than safetensors and NumPy is needed; what
+is no float is kept apart by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from dnc.diagnostics import fail
+from dnc.runtime.atomic import check_output, write_atomically
+
+Floats = NDArray[np.float32]
+_KINDS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
+_HINT = "from PyTorch: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+
+
+def read_foreign(path: str | Path) -> tuple[dict[str, Floats], dict[str, str]]:
+    """The tensors of floats as float32, and the kind of every other one."""
+    try:
+        entries: Any = safetensors.deserialize(Path(path).read_bytes())  # type: ignore[no-untyped-call]
+    except FileNotFoundError:
+        raise fail(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise fail(f"{path}: is a directory, expected a file") from None
+    except OSError as error:
+        raise fail(f"{path}: cannot be read: {error.strerror}") from None
+    except safetensors.SafetensorError as error:
+        raise fail(f"{path}: not a safetensors file: {error}", _HINT) from None
+    found, others = dict[str, Floats](), dict[str, str]()
+    for name, entry in entries:
+        kind, shape = str(entry["dtype"]), tuple(entry["shape"])
+        if kind == "BF16":  # the upper half of a float32
+            wide = np.frombuffer(entry["data"], "<u2").astype("<u4") << 16
+            found[name] = wide.view(np.float32).reshape(shape)
+        elif kind in _KINDS:
+            with np.errstate(over="ignore"):
+                values = np.frombuffer(entry["data"], np.dtype(_KINDS[kind]).newbyteorder("<"))
+                found[name] = values.astype(np.float32).reshape(shape)
+        else:
+            others[name] = kind
+    return found, others
+
+
+def write_foreign(path: str | Path, tensors: Mapping[str, Floats], *inputs: str | Path | None) -> None:
+    """Writes a file that PyTorch's libraries read; it is none of the inputs."""
+    check_output(path, *inputs)
+    whole = {name: np.ascontiguousarray(value, np.float32) for name, value in sorted(tensors.items())}
+    try:
+        write_atomically(Path(path), [save(whole, {"format": "pt"})])
+    except OSError as error:
+        raise fail(f"{path}: cannot be written: {error.strerror}") from None

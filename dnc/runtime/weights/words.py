@@ -1,0 +1,110 @@
+"""Vocabularies of other programs: which word is which row.
+
+In: files as they lie about: a word a line, a JSON array of words, a JSON object from words to numbers, a
+`vocabulary.json` of a run folder; or just a size where data hold numbers. Out: vocabularies by
+dimension. Guaranteed: every dimension of the program's tokens and classes has one, or its size is
+known; rows and words agree in number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from dnc.diagnostics import fail
+from dnc.ir.program import Program
+from dnc.ir.structure import CLASS, TOKEN, Dimension
+from dnc.runtime.data import Vocabulary, load_vocabularies
+from dnc.runtime.data.lines import load
+from dnc.runtime.data.problems import kind_of, names, suggestion
+from dnc.runtime.data.vocabulary import UNKNOWN
+
+
+def read_vocabularies(
+    program: Program,
+    given: Mapping[str, str | Path | int],
+    unknown: str = UNKNOWN,
+    saved: str | Path | None = None,
+    rows: Callable[[str], int | None] = lambda dimension: None,
+) -> dict[str, Vocabulary]:
+    """The vocabularies of a program's dimensions.
+
+    given: by dimension a file, or how many numbers there are. unknown: the word that stands for those
+    that are not among them. saved: a vocabulary.json. rows: of tables over an open dimension.
+    """
+    used, tokens = _dimensions(program)
+    for name in given:
+        if name not in used:
+            hint = suggestion(name, used) or f"; the program has {names(used) or 'none'}"
+            raise fail(f"vocabulary of '{name}': there is no such dimension of tokens or classes{hint}")
+    known = {} if saved is None else load_vocabularies(saved)
+    found: dict[str, Vocabulary] = {}
+    for name, dimension in used.items():
+        if name in given:
+            made = _given(name, given[name], unknown, name in tokens)
+        elif name in known:
+            made = known[name]
+        elif dimension.size is not None:
+            continue
+        else:
+            size = rows(name)
+            if size is None:
+                raise fail(f"the size of '{name}' is open: give its words or their number (--vocabulary)")
+            made = Vocabulary(name, None, size, name in tokens)
+        if dimension.size is not None and made.size > dimension.size:
+            raise fail(
+                f"the vocabulary of '{name}' has {made.size:,} entries; the build has {dimension.size:,}"
+            )
+        found[name] = made
+    return found
+
+
+def _dimensions(program: Program) -> tuple[dict[str, Dimension], set[str]]:
+    """The dimensions of tokens and classes, and the names of those of tokens."""
+    found, tokens = dict[str, Dimension](), set[str]()
+    for struct in program.structs:
+        for field in struct.fields.values():
+            if field.kind in (TOKEN, CLASS) and field.dimension is not None:
+                found[field.dimension.name] = field.dimension
+                if field.kind == TOKEN:
+                    tokens.add(field.dimension.name)
+    return found, tokens
+
+
+def _given(name: str, source: str | Path | int, unknown: str, is_token: bool) -> Vocabulary:
+    if isinstance(source, int):
+        return Vocabulary(name, None, source, is_token)
+    words = _words(source)
+    stands = is_token and unknown in words
+    if stands:
+        words = [UNKNOWN if word == unknown else word for word in words]
+    twice = sorted(word for word, count in Counter(words).items() if count > 1)
+    if twice:
+        raise fail(f"{source}: {names(twice)} {'are' if len(twice) > 1 else 'is'} in it more than once")
+    return Vocabulary(name, tuple(words), len(words), stands)
+
+
+def _words(path: str | Path) -> list[str]:
+    """The words of a file in the order of their numbers."""
+    content = load(path).decode("utf-8")
+    if Path(path).suffix.lower() != ".json":
+        lines = content.split("\n")
+        return [line.removesuffix("\r") for line in (lines[:-1] if not lines[-1] else lines)]
+    try:
+        values: Any = msgspec.json.decode(content)
+    except (ValueError, RecursionError) as error:
+        raise fail(f"{path}: not JSON: {error}") from None
+    if isinstance(values, dict) and all(type(number) is int for number in values.values()):
+        ordered = sorted(values.items(), key=lambda item: item[1])
+        wrong = next((item for at, item in enumerate(ordered) if item[1] != at), None)
+        if wrong is not None:
+            numbers = f"0..{len(ordered) - 1}, each once"
+            raise fail(f"{path}: '{wrong[0]}' has the number {wrong[1]}; expected {numbers}")
+        values = [word for word, _ in ordered]
+    if not isinstance(values, list) or not all(isinstance(word, str) for word in values):
+        raise fail(f"{path}: holds {kind_of(values)}, expected an array of words, or their numbers by word")
+    return values

@@ -1,0 +1,116 @@
+"""Weights in and out: `import_weights` makes a run folder of a safetensors file, `export_weights` the
+file of a run.
+
+In: builds, run folders, files, maps (docs/pytorch.md has their language). Out: checkpoints that
+`dnc run` trains, evaluates and predicts with; files that PyTorch loads. Guaranteed: neither PyTorch nor a
+device is needed; every mistake of the user is a `DiagnosticError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import attrs
+import numpy as np
+
+from dnc.api import table_rows
+from dnc.diagnostics import fail
+from dnc.ir.optimizers import DEFAULT, OPTIMIZERS
+from dnc.ir.parser import parse_program
+from dnc.ir.program import TABLE, Program
+from dnc.runtime.build import read_build
+from dnc.runtime.checkpoint import Checkpoint, Position, load_checkpoint, save_checkpoint
+from dnc.runtime.data.vocabulary import UNKNOWN
+from dnc.runtime.initialize import initialize, shapes
+from dnc.runtime.run_folder import LAST, RunFolder, new_run, run_checkpoint
+from dnc.runtime.weights import (
+    Gathered,
+    WeightMap,
+    gather,
+    read_foreign,
+    read_map,
+    read_vocabularies,
+    spread,
+    write_foreign,
+)
+from dnc.runtime.weights.transfer import rows_of
+
+
+@attrs.frozen(eq=False)
+class Imported:
+    """A run folder with the weights of a file: its checkpoint, and what the parameters were made of."""
+
+    folder: Path
+    checkpoint: Path
+    gathered: Gathered
+
+
+def import_weights(
+    build: str | Path,
+    weights: str | Path,
+    map: str | Path | None = None,
+    *,
+    vocabularies: Mapping[str, str | Path | int] | None = None,
+    unknown: str = UNKNOWN,
+    saved: str | Path | None = None,
+    seed: int = 1,
+    run_dir: str | Path | None = None,
+) -> Imported:
+    """Makes a run folder of the weights in a safetensors file.
+
+    map: a TOML file; without one every tensor has the name of a parameter. vocabularies: by dimension a
+    file of words in the order of their rows, or how many numbers there are. unknown: the word that
+    stands for all others. saved: a vocabulary.json. seed: of the first values of parameters that
+    the map keeps.
+    """
+    opened = read_build(build)
+    program = parse_program(opened.program, str(opened.path / "program.ir"))
+    names = WeightMap() if map is None else read_map(map)
+    tensors, others = read_foreign(weights)
+
+    def rows(dimension: str) -> int | None:
+        found = (rows_of(names, table, tensors) for table in _tables(program, dimension))
+        return next((count for count in found if count is not None), None)
+
+    known = read_vocabularies(program, vocabularies or {}, unknown, saved, rows)
+    sizes = table_rows(program, known)
+    gathered = gather(names, tensors, others, shapes(program, sizes), str(weights))
+    first = initialize(program, sizes, seed) if gathered.kept else {}
+    values = {p.name: gathered.values.get(p.name, first.get(p.name)) for p in program.parameters}
+    whole = {name: value for name, value in values.items() if value is not None}
+    zeros = {p.name: np.zeros_like(whole[p.name]) for p in program.parameters if not p.frozen}
+    state = {each.name: zeros for each in OPTIMIZERS[DEFAULT.optimizer].states}
+    folder = RunFolder(run_dir or new_run(opened.model))
+    try:
+        folder.keep_vocabularies(known)
+        checkpoint = folder.checkpoint(LAST)
+        save_checkpoint(
+            checkpoint,
+            Checkpoint(opened.model, opened.digest, whole, state, known, seed, 0, Position(), DEFAULT, 0),
+        )
+        folder.record({"event": "import", "weights": str(weights), "map": names.path})
+    finally:
+        folder.close()
+    return Imported(folder.path, checkpoint, gathered)
+
+
+def _tables(program: Program, dimension: str) -> list[str]:
+    return [p.name for p in program.parameters if p.kind == TABLE and p.dimensions[0].name == dimension]
+
+
+def export_weights(
+    run: str | Path, out: str | Path, map: str | Path | None = None
+) -> dict[str, tuple[int, ...]]:
+    """Writes the weights of a run folder (its best checkpoint, else its last) or of a checkpoint.
+
+    The tensors have the names and shapes that the map reads them with; their shapes by name. Without
+    a map they have those of the parameters.
+    """
+    path = run_checkpoint(run) if Path(run).is_dir() else Path(run)
+    if path is None:
+        raise fail(f"{run}: holds no checkpoint")
+    names = WeightMap() if map is None else read_map(map)
+    tensors = spread(names, load_checkpoint(path).weights)
+    write_foreign(out, tensors, path, map)
+    return {name: value.shape for name, value in sorted(tensors.items())}

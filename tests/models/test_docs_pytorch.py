@@ -1,0 +1,39 @@
+"""docs/pytorch.md: its commands and its code run, one after another, as they stand there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
+
+from dnc.cli import execute
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "pytorch.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_from_top_to_bottom(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    names: dict[str, object] = {"__name__": "page"}
+    for kind, text in BLOCKS:
+        if kind == "python":
+            exec(compile(text, "docs/pytorch.md", "exec"), names)
+        elif kind == "console":
+            for line in text.splitlines():
+                program, *arguments = shlex.split(line.removeprefix("$ "))
+                assert program == "dnc"
+                assert execute(arguments) == 0, line
+        else:
+            assert kind == "toml" and tomllib.loads(text)
+
+
+def test_the_map_shown_is_the_one_shipped():
+    shown = tomllib.loads(next(text for kind, text in BLOCKS if kind == "toml"))
+    assert shown == tomllib.loads((ROOT / "examples/weights/treelstm.toml").read_text())

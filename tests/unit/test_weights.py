@@ -1,0 +1,352 @@
+"""Maps of weights: every node both ways, files of every kind of float, vocabularies, every mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+import dnc
+from dnc.diagnostics import DiagnosticError
+from dnc.runtime.weights import gather, read_foreign, read_map, spread
+
+W = "map.toml: parameters.W"
+SHAPES = {"E": (5, 3), "W": (6, 3), "b": (6,)}
+
+
+def floats(*shape: int, first: float = 1.0) -> np.ndarray:
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + np.float32(first)
+
+
+def mapped(folder: Path, text: str):
+    (folder / "map.toml").write_text(text)
+    return read_map(folder / "map.toml")
+
+
+def one(folder: Path, entry: str, shape: tuple[int, ...], **tensors: np.ndarray) -> np.ndarray:
+    """What an entry makes of tensors; and back again."""
+    weights = mapped(folder, f"[parameters]\np = {entry}\n")
+    made = gather(weights, tensors, {}, {"p": shape}, "m").values["p"]
+    again = gather(weights, spread(weights, {"p": made}), {}, {"p": shape}, "m").values["p"]
+    np.testing.assert_array_equal(again, made)
+    return made
+
+
+def test_every_node(tmp_path: Path) -> None:
+    a, b = floats(4, 3), floats(4, 3, first=100)
+    assert np.array_equal(one(tmp_path, '"a"', (4, 3), a=a), a)
+    assert np.array_equal(one(tmp_path, '{ from = "a", transpose = true }', (3, 4), a=a), a.T)
+    assert np.array_equal(one(tmp_path, '{ sum = ["a", "b"] }', (4, 3), a=a, b=b), a + b)
+    assert np.array_equal(one(tmp_path, '{ from = "a", squeeze = 1 }', (4, 3), a=a[:, None]), a)
+    turned = one(tmp_path, '{ from = "a", gates = "i f -> f i" }', (4, 3), a=a)
+    assert np.array_equal(turned, np.concatenate([a[2:], a[:2]]))
+    twice = one(tmp_path, '{ from = "a", gates = "i f -> f i f" }', (6, 3), a=a)
+    assert np.array_equal(twice, np.concatenate([a[2:], a[:2], a[2:]]))
+    wide = one(tmp_path, '{ concat = ["a", "c"], axis = 1, sizes = [3, 1] }', (4, 4), a=a, c=b[:, :1])
+    assert np.array_equal(wide, np.concatenate([a, b[:, :1]], 1))
+    blocks = '{ concat = ["a", { concat = [{ constant = 2 }, "b"] }], sizes = [1, 2] }'
+    made = one(tmp_path, blocks, (12, 3), a=a, b=b)
+    assert np.array_equal(made, np.concatenate([a, np.full((4, 3), 2), b]))
+    shifted = '{ sum = ["a", { concat = [{ constant = 0 }, { constant = 1 }] }] }'
+    assert np.array_equal(one(tmp_path, shifted, (4, 3), a=a)[2:], a[2:] + 1)
+
+
+NAMES = st.lists(st.sampled_from("ifguo"), min_size=1, max_size=5, unique=True)
+
+
+@given(stored=NAMES, data=st.data(), axes=st.booleans())
+def test_random_maps_both_ways(tmp_path_factory, stored, data, axes) -> None:
+    folder = tmp_path_factory.mktemp("map")
+    wanted = data.draw(st.permutations(stored))
+    inner = f'{{ from = "a", gates = "{" ".join(stored)} -> {" ".join(wanted)}" }}'
+    text = f'{{ concat = [{inner}, "b"], axis = {int(axes)}, transpose = true }}'
+    rows = 2 * len(stored)
+    a, b = floats(rows, 2), floats(rows, 2, first=50)
+    shape = (4, rows) if axes else (2, 2 * rows)
+    weights = mapped(folder, f"[parameters]\np = {text}\n")
+    made = gather(weights, {"a": a, "b": b}, {}, {"p": shape}, "m").values["p"]
+    order = [stored.index(name) for name in wanted]
+    parts = a.reshape(len(stored), 2, 2)[order].reshape(rows, 2)
+    assert np.array_equal(made, np.concatenate([parts, b], int(axes)).T)
+    back = spread(weights, {"p": made})
+    assert np.array_equal(back["a"], a) and np.array_equal(back["b"], b)
+
+
+def test_two_parameters_of_one_tensor(tmp_path: Path) -> None:
+    text = (
+        '[parameters]\nW = { from = "a", gates = "r z n -> r z" }\nC = { from = "a", gates = "r z n -> n" }\n'
+    )
+    weights, a = mapped(tmp_path, text), floats(3, 2)
+    found = gather(weights, {"a": a}, {}, {"W": (2, 2), "C": (1, 2)}, "m").values
+    assert np.array_equal(found["C"], a[2:])
+    assert np.array_equal(spread(weights, found)["a"], a)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            'W = "w"\nx = "y"',
+            "map.toml: parameters.x: there is no such parameter; the parameters are 'E', 'W', 'b'",
+        ),
+        ('W = "q"', "m: there is no 'q', which map.toml: parameters.W names"),
+        ('W = "v"', "m: 'v' is [3, 6], expected [6, 3]"),
+        ('W = { from = "w", gates = "a b c d -> a b c" }', "m: 'w' is [6, 3], expected [8, 3] for W [6, 3]"),
+        (
+            'W = { from = "w", gates = "a b -> a c" }',
+            f"{W}.gates: 'c' is wanted, but what is stored is 'a', 'b'",
+        ),
+        ('W = { from = "w", gates = "a a -> a" }', f"{W}.gates: 'a' is stored twice"),
+        (
+            'W = { from = "w", gates = "ifgo" }',
+            f"{W}.gates is 'ifgo', expected the stored order and the wanted one, as 'i f g o -> i o g f'",
+        ),
+        (
+            'W = { from = "w", gates = "a b c d e -> a b c d" }',
+            f"{W}: [6, 3] has no 4 equal parts along axis 0",
+        ),
+        (
+            'W = { concat = ["w", "w"], sizes = [3, 1] }',
+            f"{W}: the 6 of axis 0 of [6, 3] cannot be cut as 3 : 1",
+        ),
+        (
+            'W = { concat = ["w"], sizes = [3, 1] }',
+            f"{W}.sizes is 2 numbers, expected one for each of 1 parts",
+        ),
+        ('W = { concat = ["w"], axis = 2 }', f"{W}: there is no axis 2 in [6, 3]"),
+        ("W = { concat = [] }", f"{W}.concat is an array, expected an array of names or tables"),
+        ('W = { sum = "w" }', f"{W}.sum is a string, expected an array of names or tables"),
+        (
+            'W = { from = ["w"] }',
+            f"{W}.from is an array, expected one tensor; several are a 'sum' or a 'concat'",
+        ),
+        (
+            'W = { from = "w", sum = ["w"] }',
+            f"{W}: found 'from', 'sum' of 'from', 'sum', 'concat', 'constant', expected one of them",
+        ),
+        (
+            "W = { transpose = true }",
+            f"{W}: found none of 'from', 'sum', 'concat', 'constant', expected one of them",
+        ),
+        ('W = { form = "w" }', f"{W}: there is no key 'form'; did you mean 'from'?"),
+        ('W = { from = "w", axis = 1 }', f"{W}: 'axis' goes with 'concat', found 'from'"),
+        ('W = { from = "w", transpose = 1 }', f"{W}.transpose is a number, expected true or false"),
+        ('W = { from = "w", squeeze = -1 }', f"{W}.squeeze is -1, expected a whole number from 0 on"),
+        ('W = { constant = "0" }', f"{W}.constant is a string, expected a number"),
+        ('W = { keep = true, from = "w" }', f"{W}: keep stands alone, as {{ keep = true }}"),
+        ("W = 3", f"{W} is a number, expected the name of a tensor or a table"),
+        ('W = "n"', "m: 'n' holds I64, expected floats, for W"),
+        ('W = "w"\nb = "w"', "map.toml: parameters.b: 'w' would be [6], but [6, 3] for W; b is [6]"),
+    ],
+)
+def test_mistakes(tmp_path: Path, monkeypatch, entries: str, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "map.toml").write_text(f"ignore = ['*']\n[parameters]\n{entries}\n")
+    tensors = {"E": floats(5, 3), "w": floats(6, 3), "b": floats(6), "v": floats(3, 6)}
+    with pytest.raises(DiagnosticError) as caught:
+        gather(read_map("map.toml"), tensors, {"n": "I64"}, SHAPES, "m")
+    assert str(caught.value) == f"error: {message}"
+
+
+def test_all_mistakes_at_once(tmp_path: Path) -> None:
+    tensors = {"E": floats(4, 3), "B": floats(6), "w": floats(6, 3), "steps": floats(1)}
+    with pytest.raises(DiagnosticError) as caught:
+        gather(mapped(tmp_path, "ignore = ['step?']"), tensors, {"n": "I64"}, SHAPES, "m")
+    assert str(caught.value).replace(f"{tmp_path}/", "") == (
+        "error: m: 'E' is [4, 3], expected [5, 3]\n"
+        "error: m: nothing for W [6, 3]: no tensor has this name, and map.toml says nothing of it\n"
+        "error: m: nothing for b [6]: no tensor has this name, and map.toml says nothing of it\n"
+        "error: m: not used: B [6], w [6, 3], n\n"
+        "  what is not needed is named in the map, as ignore = ['decoder.*']"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[weights]", "map.toml: there is no key 'weights'; a map has 'parameters' and 'ignore'"),
+        ("parameters = 3", "map.toml: parameters is a number, expected a table"),
+        ("ignore = 'x'", "map.toml: ignore is a string, expected an array of names, as ['decoder.*']"),
+        ("x", "map.toml: not TOML: "),
+        ("[parameters]\na = " + 800 * "{from=" + '"x"' + 800 * "}", "map.toml: nested too deeply"),
+    ],
+)
+def test_broken_maps(tmp_path: Path, monkeypatch, text: str, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "map.toml").write_text(text)
+    with pytest.raises(DiagnosticError) as caught:
+        read_map("map.toml")
+    assert str(caught.value).startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("entries", "values", "message"),
+    [
+        (
+            'W = "a"\nC = "a"',
+            {"W": floats(2), "C": floats(2, first=2)},
+            "map.toml: parameters.C: 'a' is 1 and 2 at [0]: W and C share it and differ now",
+        ),
+        (
+            'W = { from = "a", gates = "r z n -> r n" }',
+            {"W": floats(4, 2)},
+            "map.toml: 'a': 4 of its 12 numbers [6, 2] are in no parameter; it is read for W",
+        ),
+        (
+            "W = { constant = 0 }",
+            {"W": floats(2)},
+            "map.toml: parameters.W: W [2]: holds 2 where the map has the constant 0",
+        ),
+    ],
+)
+def test_what_cannot_be_exported(tmp_path: Path, monkeypatch, entries, values, message) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "map.toml").write_text(f"[parameters]\n{entries}\n")
+    with pytest.raises(DiagnosticError) as caught:
+        spread(read_map("map.toml"), values)
+    assert str(caught.value) == f"error: {message}"
+
+
+def test_files_of_every_kind_of_float(tmp_path: Path) -> None:
+    values = np.array([[1.5, -2.0], [0.0, 3.25]])
+    upper = (values.astype(np.float32).view(np.uint32) >> 16).astype("<u2")
+    arrays = {"F16": values.astype("<f2"), "F32": values.astype("<f4"), "F64": values.astype("<f8")}
+    arrays |= {"BF16": upper, "I64": np.zeros(3, "<i8")}
+    header, data = {}, b""
+    for kind, array in arrays.items():
+        place = [len(data), len(data) + array.nbytes]
+        header[kind.lower()] = {"dtype": kind, "shape": array.shape, "data_offsets": place}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    (tmp_path / "m.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    found, others = read_foreign(tmp_path / "m.safetensors")
+    assert others == {"i64": "I64"} and len(found) == 4
+    for array in found.values():
+        assert array.dtype == np.float32 and np.array_equal(array, values)
+
+
+TREE_MAP = """[parameters]
+W = { from = "leaf", gates = "i o u -> i o u" }
+b_w = "leaf_bias"
+V = { keep = true }
+b_v = { constant = 0 }
+"""
+
+
+def tree_tensors(rows: int = 4) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    shapes = {"E": (rows, 4), "leaf": (12, 4), "leaf_bias": (12,), "U": (20, 8), "b_u": (20,)}
+    return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def test_the_commands(command, workplace) -> None:
+    save_file(tree_tensors(), "m.safetensors")
+    Path("map.toml").write_text(TREE_MAP)
+    Path("words.txt").write_text("bad\n[UNK]\nfilm\ngood\n")
+    start = "import-weights m.safetensors --map map.toml"
+    done = command(f"{start} --vocabulary vocab=words.txt --unknown [UNK]")
+    assert (done.code, done.out) == (0, ""), done.error
+    folder = next(Path("runs").iterdir())
+    assert done.error.splitlines() == [
+        "E [4, 4]: E", "W [12, 4]: leaf", "b_w [12]: leaf_bias", "U [20, 8]: U", "b_u [20]: b_u",
+        "b_v [5]: a constant", "first values as declared: V", f"wrote {folder}",
+    ]  # fmt: skip
+    words = json.loads((folder / "vocabulary.json").read_text())["vocab"]
+    assert words == {"words": ["bad", "<unk>", "film", "good"], "size": 4, "unknown": True}
+    measured = command("run build --data dev.jsonl --device vm --eval")
+    assert measured.code == 0 and json.loads(measured.out)["samples"] == 5
+    model = dnc.load("build", "vm", checkpoint=folder / "last.safetensors")
+    unknown, known = model.predict([{"word": "never"}, {"word": "<unk>"}])["p"]
+    assert np.array_equal(unknown, known)
+    trained = command(
+        "run build --data train.jsonl --device vm --run-dir t --checkpoint", f"{folder}/last.safetensors"
+    )
+    assert trained.code == 0, trained.error
+    again = command(f"{start} --run-dir", str(folder))
+    assert again.code == 2 and "holds a run already" in again.error
+
+
+def test_words_as_json_and_from_another_run(command, workplace) -> None:
+    save_file(tree_tensors(3), "m.safetensors")
+    Path("map.toml").write_text(TREE_MAP)
+    Path("words.json").write_text('{"good": 2, "bad": 0, "film": 1}')
+    start = "import-weights m.safetensors --map map.toml"
+    assert command(f"{start} --vocabulary vocab=words.json --run-dir one").code == 0
+    assert command(f"{start} --vocabulary one/vocabulary.json --run-dir two").code == 0
+    one, two = (json.loads(Path(name, "vocabulary.json").read_text()) for name in ("one", "two"))
+    assert one == two == {"vocab": {"words": ["bad", "film", "good"], "size": 3, "unknown": False}}
+    done = command(f"{start} --run-dir three")
+    assert json.loads(Path("three/vocabulary.json").read_text())["vocab"]["words"] is None, done.error
+    done = command("export-weights one -o back.safetensors --map map.toml")
+    assert done.code == 0 and "V" not in load_file("back.safetensors")  # its map keeps it
+    back = command("export-weights one -o back.safetensors")
+    assert back.code == 0 and load_file("back.safetensors")["W"].shape == (12, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("none.safetensors", "none.safetensors: there is no such file"),
+        ("train.jsonl", "train.jsonl: not a safetensors file"),
+        ("m.safetensors --map none.toml", "none.toml: there is no such file"),
+        ("m.safetensors --build none", "none: there is no such build; make one with dnc compile"),
+        (
+            "m.safetensors --vocabulary words=w",
+            "vocabulary of 'words': there is no such dimension of tokens or classes",
+        ),
+        ("m.safetensors --vocabulary vocab=w", "w: error: there is no such file"),
+        (
+            "m.safetensors --vocabulary vocab=",
+            "--vocabulary: found 'vocab=', expected a dimension and a file",
+        ),
+        ("m.safetensors --vocabulary vocab=1 --vocabulary vocab=2", "--vocabulary: vocab is named twice"),
+        (
+            "m.safetensors --vocabulary vocab=7 --map map.toml",
+            "m.safetensors: 'E' is [4, 4], expected [7, 4]",
+        ),
+        ("m.safetensors --vocabulary vocab=twice.txt", "twice.txt: 'a' is in it more than once"),
+        (
+            "m.safetensors --vocabulary vocab=gap.json",
+            "gap.json: 'b' has the number 2; expected 0..1, each once",
+        ),
+        ("m.safetensors --vocabulary vocab=no.json", "no.json: holds a number, expected an array of words"),
+        (
+            "m.safetensors --vocabulary classes=6",
+            "the vocabulary of 'classes' has 6 entries; the build has 5",
+        ),
+        ("m.safetensors", "m.safetensors: nothing for W [12, 4]: no tensor has this name, and the map says"),
+        ("inf.safetensors --map map.toml", "inf.safetensors: E hold numbers that are not finite"),
+        ("m.safetensors --map map.toml --run-dir build/run", "build/run: lies in the build"),
+    ],
+)
+def test_mistakes_on_the_command_line(command, workplace, arguments: str, message: str) -> None:
+    save_file(tree_tensors(), "m.safetensors")
+    save_file({**tree_tensors(), "E": np.full((4, 4), np.inf, np.float32)}, "inf.safetensors")
+    Path("map.toml").write_text(TREE_MAP)
+    Path("twice.txt").write_text("a\nb\na\n")
+    Path("gap.json").write_text('{"a": 0, "b": 2}')
+    Path("no.json").write_text("3")
+    done = command(f"import-weights {arguments}")
+    assert done.code == 2 and message in done.error, done.error
+    assert not Path("runs").exists()
+
+
+def test_mistakes_of_the_export(command, workplace) -> None:
+    save_file(tree_tensors(), "m.safetensors")
+    Path("map.toml").write_text(TREE_MAP)
+    assert command("import-weights m.safetensors --map map.toml --run-dir run").code == 0
+    for arguments, message in (
+        ("none -o x", "error: none: there is no such file"),
+        ("build -o x", "error: build: holds no checkpoint"),
+        ("m.safetensors -o x", "error: m.safetensors: not a checkpoint"),
+        ("run -o run/last.safetensors", "error: run/last.safetensors: is read here too and would be lost"),
+        ("run -o none/x", "error: none/x: there is no directory none"),
+    ):
+        done = command(f"export-weights {arguments}")
+        assert done.code == 2 and done.error.startswith(message), done.error
+    assert not Path("x").exists()
