@@ -31,7 +31,7 @@ def import_weights(
     seed: Annotated[int, typer.Option(help="Of parameters that the map keeps.", min=0)] = 1,
     run_dir: Annotated[Path | None, typer.Option(help="The run folder to write. [default: runs/...]")] = None,
 ) -> None:
-    """Make a run folder of weights that were trained elsewhere."""
+    """Make a run of weights from elsewhere."""
     from dnc.weights import import_weights
 
     given, saved = _vocabularies(vocabulary)
@@ -47,7 +47,7 @@ def export_weights(
     out: Annotated[Path, typer.Option("-o", "--out", help="The safetensors file to write.")],
     map: Map = None,
 ) -> None:
-    """Write the weights of a run as a safetensors file with other names."""
+    """Write weights under other names."""
     from dnc.weights import export_weights
 
     for name, shape in export_weights(run, out, map).items():
