@@ -14,13 +14,13 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from dnc.api import table_rows
 from dnc.diagnostics import fail
 from dnc.ir.optimizers import DEFAULT, OPTIMIZERS
 from dnc.ir.parser import parse_program
 from dnc.ir.program import TABLE, Program
 from dnc.runtime.build import read_build
 from dnc.runtime.checkpoint import Checkpoint, Position, load_checkpoint, save_checkpoint
+from dnc.runtime.data import table_rows
 from dnc.runtime.data.vocabulary import UNKNOWN
 from dnc.runtime.initialize import initialize, shapes
 from dnc.runtime.run_folder import LAST, RunFolder, new_run, run_checkpoint
