@@ -31,6 +31,7 @@ demo: .venv/installed
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
+	$(BIN)/dnc fmt --check examples
 
 types: .venv/installed-test
 	$(BIN)/mypy --strict dnc

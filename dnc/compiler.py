@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail
+from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail, read_source
 from dnc.ir.isa import layout
 from dnc.ir.machine import MACHINES, Machine, machine
 from dnc.ir.plan import Plan, WeightFormat
@@ -199,14 +199,7 @@ def read_program(
     """A `.dn` file's text, its checked program, and warnings."""
     from dnc.frontend.build import load_program
 
-    try:
-        source = Source(str(path), Path(path).read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise fail(f"{path}: there is no such file") from None
-    except UnicodeDecodeError as error:
-        raise fail(f"{path}: not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}") from None
-    except OSError as error:
-        raise fail(f"{path}: cannot be read: {error.strerror}") from None
+    source = read_source(path)
     program, warnings = load_program(source, settings)
     return source, program, warnings
 

@@ -7,6 +7,8 @@ mistake is always reported through `DiagnosticError`, which may carry several di
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import attrs
 
 # Characters of a source line that a message shows.
@@ -76,3 +78,19 @@ class DiagnosticError(Exception):
 def fail(message: str, *notes: str) -> DiagnosticError:
     """A diagnostic without a place in a program, e.g. for data files and builds."""
     return DiagnosticError(Diagnostic(message, notes=tuple(notes)))
+
+
+def read_source(path: str | Path, newline: str | None = None) -> Source:
+    """The text of a `.dn` file; DiagnosticError where it cannot be read.
+
+    newline: "" keeps line breaks as they are, otherwise they become "\\n".
+    """
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline=newline) as file:
+            return Source(str(path), file.read())
+    except FileNotFoundError:
+        raise fail(f"{path}: there is no such file") from None
+    except UnicodeDecodeError as error:
+        raise fail(f"{path}: not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}") from None
+    except OSError as error:
+        raise fail(f"{path}: cannot be read: {error.strerror}") from None

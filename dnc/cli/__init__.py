@@ -19,6 +19,7 @@ import typer
 from dnc.cli.check import check
 from dnc.cli.compile import compile_command
 from dnc.cli.explain import explain
+from dnc.cli.fmt import fmt
 from dnc.cli.importing import import_command
 from dnc.cli.run import run
 from dnc.cli.weights import export_weights, import_weights
@@ -79,6 +80,7 @@ def options(
 app.command("check")(_guarded(check))
 app.command("compile")(_guarded(compile_command))
 app.command("explain")(_guarded(explain))
+app.command("fmt")(_guarded(fmt))
 app.command("import")(_guarded(import_command))
 app.command("run")(_guarded(run))
 app.command("import-weights")(_guarded(import_weights))

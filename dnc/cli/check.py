@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dnc.cli.options import Settings, settings_of
+from dnc.diagnostics import DiagnosticError
 
 
 def check(
@@ -18,10 +19,15 @@ def check(
     labels: Annotated[
         bool, typer.Option("--labels/--no-labels", help="Whether every label has to be there.")
     ] = True,
-) -> None:
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what is wrong as JSON (docs/editing.md has its form).")
+    ] = False,
+) -> int:
     """Check a program, and data for it."""
     from dnc.api import check_data
 
+    if as_json:
+        return _as_json(program, data, settings, labels)
     result = check_data(program, data, settings_of(settings), labels_required=labels)
     for warning in result.warnings:
         print(warning, file=sys.stderr)
@@ -29,3 +35,18 @@ def check(
     print(result.description)
     if result.summary is not None:
         print(result.summary)
+    return 0
+
+
+def _as_json(program: Path, data: Path | None, settings: list[str] | None, labels: bool) -> int:
+    """Prints the result as one line; the exit code is that of a check without it."""
+    from dnc.api import check_data
+    from dnc.editing import check_result
+
+    try:
+        found = check_data(program, data, settings_of(settings), labels_required=labels)
+        result = check_result(str(program), found.model, found.warnings)
+    except DiagnosticError as error:
+        result = check_result(str(program), None, error.diagnostics)
+    print(result.json())
+    return 0 if result.ok else 2

@@ -12,10 +12,11 @@ from itertools import count
 
 import attrs
 
-from dnc.diagnostics import Diagnostic, DiagnosticError, Source
+from dnc.diagnostics import Diagnostic, Source
 from dnc.frontend.demand import Demand, demands
 from dnc.frontend.inline import StageBuilder
 from dnc.frontend.parser import parse_partly
+from dnc.frontend.report import too_deep
 from dnc.frontend.terms import PUSH, push_field
 from dnc.frontend.typecheck import check
 from dnc.frontend.typed import CheckedModel, Expression, FieldUse, Function, Index, Term
@@ -35,8 +36,7 @@ def load_program(source: Source, settings: Mapping[str, int]) -> tuple[Program, 
         checked, warnings = check(model, settings, errors)
         return build(checked), warnings
     except RecursionError:
-        message = f"{source.name}: an expression is nested too deeply; assign parts of it to names"
-        raise DiagnosticError(Diagnostic(message)) from None
+        raise too_deep(source) from None
 
 
 def build(model: CheckedModel) -> Program:

@@ -14,6 +14,7 @@ import attrs
 from lark import Token
 
 OPENING = {"LPAR": "RPAR", "LSQB": "RSQB"}
+CLOSING = frozenset(OPENING.values())
 CONTINUES = frozenset({"COMMA", "EQUAL", "PLUS", "MINUS", "STAR", "SLASH", "FLOOR", "AT", "VBAR"})
 CONTINUING_TEXTS = frozenset({"=", "->", "<", "."})
 
@@ -41,7 +42,7 @@ class Layout:
             if token.type == "_NEWLINE":
                 pending = token if previous is not None else None
                 continue
-            if pending is not None and not brackets and not _joined(previous, token):
+            if pending is not None and not brackets and not is_joined(previous, token):
                 yield Token.new_borrow_pos("_NEWLINE", "\n", previous)
                 width = len(pending) - 1
                 if width > indents[-1]:
@@ -72,6 +73,6 @@ class Layout:
                 yield Token.new_borrow_pos("_DEDENT", "", previous)
 
 
-def _joined(previous: Any, token: Any) -> bool:
+def is_joined(previous: Any, token: Any) -> bool:
     """Whether the line break between the two tokens is none."""
     return previous.type in CONTINUES or str(previous) in CONTINUING_TEXTS or str(token) == "|"

@@ -88,12 +88,16 @@ def _tabs(source: Source) -> list[Diagnostic]:
     return found
 
 
+def begins_declaration(line: str) -> bool:
+    """Whether a declaration begins with the line: in column 1, with what cannot go on with another."""
+    return line[:1] not in ("", " ", "#", "|", ")", "]")
+
+
 def _chunks(text: str) -> list[tuple[int, str]]:
     """The declarations with the numbers of their first lines: each begins with a word in column 1."""
     chunks: list[tuple[int, list[str]]] = []
     for number, line in enumerate(text.split("\n"), start=1):
-        starts = line[:1] not in ("", " ", "#", "|", ")", "]")
-        if starts or (not chunks and line.strip() and not line.strip().startswith("#")):
+        if begins_declaration(line) or (not chunks and line.strip() and not line.strip().startswith("#")):
             chunks.append((number, [line]))
         elif chunks:
             chunks[-1][1].append(line)

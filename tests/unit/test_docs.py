@@ -76,7 +76,7 @@ def test_the_newest_speed_of_every_model_counts(make_models, monkeypatch, tmp_pa
     assert make_models.speed(found[True], "lstm2") == "-"
 
 
-@pytest.mark.parametrize("page", ["architecture.md", "isa.md"])
+@pytest.mark.parametrize("page", ["architecture.md", "editing.md", "isa.md"])
 def test_named_files_exist(page):
     text = (DOCS / page).read_text(encoding="utf-8")
     named = set(re.findall(r"`((?:dnc|docs|tests|examples|benchmarks)/[\w./-]+)`", text))
