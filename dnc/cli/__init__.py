@@ -21,6 +21,7 @@ from dnc.cli.compile import compile_command
 from dnc.cli.explain import explain
 from dnc.cli.fmt import fmt
 from dnc.cli.importing import import_command
+from dnc.cli.lsp import lsp
 from dnc.cli.run import run
 from dnc.cli.weights import export_weights, import_weights
 from dnc.diagnostics import DiagnosticError
@@ -82,6 +83,7 @@ app.command("compile")(_guarded(compile_command))
 app.command("explain")(_guarded(explain))
 app.command("fmt")(_guarded(fmt))
 app.command("import")(_guarded(import_command))
+app.command("lsp")(_guarded(lsp))
 app.command("run")(_guarded(run))
 app.command("import-weights")(_guarded(import_weights))
 app.command("export-weights")(_guarded(export_weights))

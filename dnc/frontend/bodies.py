@@ -117,6 +117,7 @@ class Body:
         values = self._values(line, names)
         complete = True
         for name, value in zip(line.names, values, strict=True):
+            self.expressions.declarations.observer.name(name, value)
             if name.text == "_":
                 continue
             if name.text in assigned:

@@ -250,6 +250,7 @@ class Calls:
             return None
         child = VertexUse(source.path, whole(self.declarations, source.type.struct), over.variable.span)
         inside = {**names, over.variable.text: child}
+        self.declarations.observer.name(over.variable, child)
         query = [self.expressions.check(body, names) for body in over.bodies[: expected - 1][:1]]
         lists = [self._of_children(over, body, source, inside) for body in over.bodies[len(query) :]]
         values = [value for value in (*query, *lists) if value is not None]

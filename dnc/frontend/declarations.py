@@ -14,6 +14,7 @@ from dnc.diagnostics import Span
 from dnc.frontend import syntax
 from dnc.frontend.dimensions import Dimensions, text
 from dnc.frontend.initializers import initializer
+from dnc.frontend.observer import SILENT, Observer
 from dnc.frontend.report import Report, counted
 from dnc.frontend.structs import check_structs
 from dnc.frontend.typed import Parameter, State, Type, Vertex
@@ -34,10 +35,10 @@ class Declarations:
     not reported a second time.
     """
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    def __init__(self, report: Report, observer: Observer = SILENT) -> None:
+        self.report, self.observer = report, observer
         self.name = ""
-        self.dimensions = Dimensions(report)
+        self.dimensions = Dimensions(report, observer)
         self.structs: dict[str, Struct] = {}
         self.root: str | None = None
         self.broken_fields: frozenset[tuple[str, str]] = frozenset()

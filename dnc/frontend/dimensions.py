@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from dnc.diagnostics import Span
 from dnc.frontend import syntax
+from dnc.frontend.observer import SILENT, Observer
 from dnc.frontend.report import Report
 from dnc.ir.structure import Dimension
 
@@ -19,8 +20,8 @@ LARGEST = 2**31 - 1
 class Dimensions:
     """The model's dimensions by name. A size is None while open; a broken one is missing."""
 
-    def __init__(self, report: Report) -> None:
-        self.report = report
+    def __init__(self, report: Report, observer: Observer = SILENT) -> None:
+        self.report, self.observer = report, observer
         self.sizes: dict[str, int | None] = {}
         self.broken: set[str] = set()
         self.missed: set[str] = set()  # open ones that were reported: one place says it for all
@@ -51,7 +52,7 @@ class Dimensions:
         if size is None:
             self.broken.add(name)
         else:
-            self.sizes[name] = size
+            self.sizes[name] = self.observer.size(name, size)
 
     def known(self, expression: syntax.Expression, user: str, hint: str = "") -> int | None:
         """The size of a dimension that must be known because it shapes `user`; None if it is wrong.

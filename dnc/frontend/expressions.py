@@ -34,6 +34,11 @@ class Expressions:
 
     def check(self, expression: syntax.Expression, names: Names) -> Expression | None:
         """The typed expression; None after a mistake."""
+        found = self._check(expression, names)
+        self.declarations.observer.expression(expression, names, found)
+        return found
+
+    def _check(self, expression: syntax.Expression, names: Names) -> Expression | None:
         match expression:
             case syntax.Number():
                 return self._number(expression)

@@ -67,6 +67,7 @@ def _bind(
             report.error(f"field '{binder}' is named twice", binder.span)
         else:
             names[binder.text] = field_use(declarations, struct, field, (), binder.span)
+            declarations.observer.name(binder, names[binder.text])
     missing = [name for name in known if name not in names]
     wrong = any(value is None for value in names.values())
     if not declared.rest and not wrong and len(missing) != skipped:

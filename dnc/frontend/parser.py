@@ -73,6 +73,28 @@ def parse_partly(source: Source) -> tuple[syntax.Model, tuple[Diagnostic, ...]]:
     return syntax.Model(tuple(declarations)), tuple(sorted(errors, key=_position))
 
 
+def accepted_behind(text: str) -> list[str]:
+    """The words of the language that may follow the beginning of a declaration."""
+    tokens: list[Any] = []
+    try:
+        for token in grammar().lex(text):
+            tokens.append(token)
+    except lark.UnexpectedInput:
+        return []
+    except LayoutError:  # a bracket is still open
+        pass
+    while tokens and tokens[-1].type in ("_NEWLINE", "_DEDENT"):
+        tokens.pop()
+    state = grammar().parse_interactive("")
+    try:
+        for token in tokens:
+            state.feed_token(token)
+    except lark.UnexpectedInput:
+        return []
+    words = (terminal_texts()[name] for name in state.accepts() if name in terminal_texts())
+    return sorted(word for word in words if word.isidentifier())
+
+
 def _position(diagnostic: Diagnostic) -> tuple[int, int]:
     return (diagnostic.span.line, diagnostic.span.column) if diagnostic.span else (0, 0)
 

@@ -134,6 +134,7 @@ class _Terms:
         self._claim("output", item.name)
         if item.variable is not None and item.domain is not None:
             vertex = self._domain(item.domain)
+            self.declarations.observer.name(item.variable, vertex)
             names: dict[str, Expression | None] = {item.variable.text: vertex}
             selection = item.domain.name.text
         else:
@@ -171,6 +172,7 @@ class _Terms:
         self, reduction: syntax.Reduction, expression: syntax.Expression
     ) -> tuple[VertexUse, Expression] | None:
         vertex = self._domain(reduction.domain)
+        self.declarations.observer.name(reduction.variable, vertex)
         value = self.expressions.check(expression, {reduction.variable.text: vertex})
         return None if vertex is None or value is None else (vertex, value)
 

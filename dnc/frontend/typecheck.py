@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import attrs
+
 from dnc.diagnostics import Diagnostic, DiagnosticError
 from dnc.frontend import syntax, typed
 from dnc.frontend.bodies import Body
@@ -15,6 +17,7 @@ from dnc.frontend.calls import Names, Signatures
 from dnc.frontend.declarations import Declarations
 from dnc.frontend.expressions import Expressions
 from dnc.frontend.matches import match_arms
+from dnc.frontend.observer import SILENT, Observer
 from dnc.frontend.oddities import warn_of_oddities
 from dnc.frontend.recursion import check_recursion
 from dnc.frontend.report import Report, counted
@@ -44,12 +47,37 @@ def check(
     return checked, report.of("warning")
 
 
+@attrs.frozen(eq=False)
+class Examined:
+    """What is known of a program that may have mistakes: None stands for a cell or function with one."""
+
+    declarations: Declarations
+    cells: Mapping[str, typed.Cell | None]
+    functions: Mapping[str, typed.Function | None]
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def examine(model: syntax.Model, settings: Mapping[str, int], observer: Observer) -> Examined:
+    """Checks as much of a program as there is; `observer` sees every name and expression."""
+    report = Report()
+    checker = _Checker(model, settings, report, observer)
+    checker.run()
+    found = (*report.of("error"), *report.of("warning"))
+    return Examined(checker.declarations, checker.cells, checker.functions, found)
+
+
 class _Checker:
     """Checks bodies on demand, so that their order in the text does not matter."""
 
-    def __init__(self, model: syntax.Model, settings: Mapping[str, int], report: Report) -> None:
+    def __init__(
+        self,
+        model: syntax.Model,
+        settings: Mapping[str, int],
+        report: Report,
+        observer: Observer = SILENT,
+    ) -> None:
         self.model, self.report = model, report
-        self.declarations = Declarations(report)
+        self.declarations = Declarations(report, observer)
         self.declarations.enter(model, settings)
         self.signatures = Signatures(self._cell, self._signature)
         self.cells: dict[str, typed.Cell | None] = {}
@@ -117,6 +145,7 @@ class _Checker:
             names[argument.name.text] = (
                 None if type is None else Local(argument.name.text, type, argument.name.span)
             )
+            self.declarations.observer.name(argument.name, names[argument.name.text])
             if type is not None:
                 arguments.append((argument.name.text, type))
         result, wrong = self._result(declared, owner)
@@ -201,6 +230,9 @@ class _Checker:
         if struct is None:
             return None
         variable = declared.arguments[0].name
+        self.declarations.observer.name(
+            variable, VertexUse((), whole(self.declarations, struct), variable.span)
+        )
         expressions = Expressions(self.declarations, self.signatures, "function")
 
         def body(value: syntax.Expression | syntax.Block, names: Names) -> Expression | None:

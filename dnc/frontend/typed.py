@@ -251,7 +251,7 @@ class Parameter:
     @property
     def shape(self) -> tuple[int, ...]:
         """The sizes, an open one as 0."""
-        return tuple(int(dimension.size or 0) for dimension in self.dimensions)
+        return tuple(dimension.size or 0 for dimension in self.dimensions)
 
 
 @attrs.frozen

@@ -1,0 +1,116 @@
+"""What the language itself brings: signatures and meanings, for hover and completion.
+
+In: the name of a builtin, a reduction, a measure, an initializer, a link or a kind. Out: a `Builtin`.
+Guaranteed: a test holds the names against the op table, the measures, the initializers and the links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+
+from dnc.frontend.expectations import FORMS
+
+
+@attrs.frozen
+class Builtin:
+    """How something is written, and what it means."""
+
+    signature: str
+    meaning: str
+
+
+FUNCTIONS: Mapping[str, Builtin] = {
+    "sigmoid": Builtin("sigmoid(x: [...]) -> [...]", "1 / (1 + exp(-x)), element by element"),
+    "tanh": Builtin("tanh(x: [...]) -> [...]", "the hyperbolic tangent, element by element"),
+    "relu": Builtin("relu(x: [...]) -> [...]", "max(x, 0), element by element"),
+    "exp": Builtin("exp(x: [...]) -> [...]", "e to the x, element by element"),
+    "log": Builtin("log(x: [...]) -> [...]", "the natural logarithm, element by element"),
+    "sqrt": Builtin("sqrt(x: [...]) -> [...]", "the square root, element by element"),
+    "abs": Builtin("abs(x: [...]) -> [...]", "the absolute value, element by element"),
+    "softmax": Builtin("softmax(x: [n]) -> [n]", "positive numbers with the sum 1"),
+    "log_softmax": Builtin("log_softmax(x: [n]) -> [n]", "the logarithm of softmax"),
+    "sum": Builtin(
+        "sum(x: [...]) -> [], sum(f(k) for k in list)", "of all elements; or over the vertices of a list"
+    ),
+    "mean": Builtin(
+        "mean(x: [...]) -> [], mean(f(k) for k in list)", "of all elements; or over the vertices of a list"
+    ),
+    "concat": Builtin(
+        "concat(a: [n], b: [m], ...) -> [n + m + ...]", "one vector of several; of matrices, their rows"
+    ),
+    "split": Builtin("a, b, c = split(x: [3 * n], 3)", "equal parts of a vector; `_` drops a part"),
+    "cross_entropy": Builtin(
+        "cross_entropy(logits: [n], label: class<n>) -> []", "of a class; 0 where the label is missing"
+    ),
+    "kl_divergence": Builtin(
+        "kl_divergence(target: [n], logits: [n]) -> []", "from softmax of the logits to a distribution"
+    ),
+    "squared_error": Builtin("squared_error(a: [...], b: [...]) -> []", "the sum of squared differences"),
+    "dropout": Builtin(
+        "dropout(x: [...], rate) -> [...]",
+        "in training zero with the probability `rate`, else x / (1 - rate)",
+    ),
+    "argmax": Builtin("argmax(x: [n]) -> class<n>", "the class with the largest element"),
+}
+
+REDUCTIONS: Mapping[str, Builtin] = {
+    "sum": FUNCTIONS["sum"],
+    "mean": FUNCTIONS["mean"],
+    "max": Builtin(
+        "max(f(k) for k in list)", "element by element over the vertices of a list; of none zeros"
+    ),
+    "attend": Builtin(
+        "attend(query: [n], key(k): [n], value(k): [m] for k in list) -> [m]",
+        "the values, weighted by the softmax of the products of query and keys",
+    ),
+}
+
+MEASURES: Mapping[str, Builtin] = {
+    "sum": Builtin("loss sum(t in ...) x", "the sum over the vertices of a sample; the mean over samples"),
+    "mean": Builtin("mean(t in ...) x", "the mean over all vertices; of `a == b` the accuracy"),
+    "perplexity": Builtin("perplexity(t in ...) x", "exp of the mean"),
+    "pearson": Builtin("pearson(t in ...) x, y", "the correlation of two scalars"),
+    "f1": Builtin("f1(w in all(Word)) argmax(scores(w)), w.tag", "F1 over the entities in lists"),
+}
+
+INITIALIZERS: Mapping[str, Builtin] = {
+    "zeros": Builtin("zeros", "the default of vectors"),
+    "constant": Builtin("constant(a)", "every element a"),
+    "uniform": Builtin("uniform(a)", "between -a and a"),
+    "normal": Builtin("normal(s)", "mean 0, deviation s; normal(0.1) is the default of tables"),
+    "xavier": Builtin("xavier", "the default of matrices"),
+    "orthogonal": Builtin("orthogonal", "an orthogonal matrix"),
+    "pieces": Builtin("pieces(a, b, ...)", "a vector of equal parts, each constant"),
+}
+
+LINKS: Mapping[str, Builtin] = {
+    "prev": Builtin("t.prev", "the vertex before this one in the list that holds it"),
+    "next": Builtin("t.next", "the vertex behind this one in the list that holds it"),
+    "parent": Builtin("t.parent", "the vertex that refers to this one"),
+    "first": Builtin("t.children.first", "the first vertex of a list"),
+    "last": Builtin("t.children.last", "the last vertex of a list"),
+}
+
+KINDS: Mapping[str, Builtin] = {
+    "token": Builtin("token<dimension>", "an index into tables"),
+    "class": Builtin("class<dimension>", "a label; a missing one costs nothing in cross_entropy"),
+    "vector": Builtin("vector<dimension>", "numbers from the data"),
+    "pulled": Builtin("pulled<dimension>", "numbers that are handed in with every batch"),
+    "float": Builtin("float", "a number, seen as a scalar"),
+}
+
+DOMAINS: Mapping[str, Builtin] = {
+    "root": Builtin("t in root", "the sample's root alone"),
+    "all": Builtin("t in all(Struct), t in all(Struct.Arm)", "all vertices of a struct, or of one arm"),
+}
+
+PARAMETER_KINDS: Mapping[str, Builtin] = {
+    "table": Builtin("table[rows, width]", "a matrix that is read by tokens, row by row"),
+}
+
+DECLARATIONS: Mapping[str, Builtin] = {
+    **{word: Builtin(form, "") for word, form in FORMS.items()},
+    "push": Builtin("push name = expression", "an output that takes a gradient back"),
+}
