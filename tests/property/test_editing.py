@@ -5,6 +5,7 @@ Many more: `python -m tests.property.test_editing 5000`.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
 
@@ -48,10 +49,8 @@ def edit(choices: Choices) -> None:
         document.definitions(line, column)
         complete(text, line, column)
     line = choices.number(1, len(lines))
-    try:
+    with contextlib.suppress(DiagnosticError):
         rename(document.current, line, choices.number(1, len(lines[line - 1]) + 1), "renamed")
-    except DiagnosticError:
-        pass
 
 
 def same_diagnostics(text: str) -> None:
