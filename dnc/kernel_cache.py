@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,11 +26,20 @@ _INDEX = "index.json"
 
 def cached_kernels(plan: Plan, plan_digest: str) -> tuple[dict[str, bytes], bool]:
     """The kernel files of a plan, and whether they came from the cache."""
-    folder = cache_folder() / "kernels" / _key(plan, plan_digest)
+    return _cached(_key(plan, plan_digest), lambda: _emit(plan))
+
+
+def traced_kernels(plan: Plan, plan_digest: str) -> dict[str, bytes]:
+    """The files of the kernel that keeps the times of every instruction; a build does not hold it."""
+    return _cached(_key(plan, plan_digest, "traced"), lambda: _emit_traced(plan))[0]
+
+
+def _cached(key: str, emit: Callable[[], dict[str, bytes]]) -> tuple[dict[str, bytes], bool]:
+    folder = cache_folder() / "kernels" / key
     found = _read(folder)
     if found is not None:
         return found, True
-    files = _emit(plan)
+    files = emit()
     _write(folder, files)
     return files, False
 
@@ -40,8 +50,14 @@ def _emit(plan: Plan) -> dict[str, bytes]:
     return emit_cuda(plan) if machine(plan.target).is_gpu else emit_cpu(plan)
 
 
-def _key(plan: Plan, plan_digest: str) -> str:
-    parts = [plan.target, plan_digest, VERSION, _emitters()]
+def _emit_traced(plan: Plan) -> dict[str, bytes]:
+    from dnc.codegen import emit_cpu, emit_cuda
+
+    return emit_cuda(plan, traced=True) if machine(plan.target).is_gpu else emit_cpu(plan, traced=True)
+
+
+def _key(plan: Plan, plan_digest: str, *variant: str) -> str:
+    parts = [plan.target, plan_digest, VERSION, _emitters(), *variant]
     parts += [_version(package) for package in ("apache-tvm", "nvidia-cuda-nvrtc")]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 

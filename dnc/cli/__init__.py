@@ -23,6 +23,7 @@ from dnc.cli.fmt import fmt
 from dnc.cli.importing import import_command
 from dnc.cli.lsp import lsp
 from dnc.cli.run import run
+from dnc.cli.trace import trace
 from dnc.cli.weights import export_weights, import_weights
 from dnc.diagnostics import DiagnosticError
 from dnc.version import VERSION
@@ -87,6 +88,7 @@ app.command("lsp")(_guarded(lsp))
 app.command("run")(_guarded(run))
 app.command("import-weights")(_guarded(import_weights))
 app.command("export-weights")(_guarded(export_weights))
+app.command("trace")(_guarded(trace))
 
 
 def main() -> None:

@@ -70,6 +70,12 @@ def run(
     tensorboard: Annotated[
         bool | None, typer.Option("--tensorboard", help="Write events for TensorBoard too.")
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a timeline of the first batches there, JSON for Perfetto.")
+    ] = None,
+    trace_batches: Annotated[
+        int | None, typer.Option(help="Batches of that timeline. [default: 4]", min=1)
+    ] = None,
     memory: Annotated[int | None, typer.Option(help="Use at most so many MiB.", min=1)] = None,
     replicas: Annotated[int | None, typer.Option(help="Copies of the weights.", min=1, hidden=True)] = None,
     workers: Annotated[int | None, typer.Option(help="Workers of a replica.", min=1, hidden=True)] = None,
@@ -111,12 +117,27 @@ def run(
         raise fail("Missing argument 'build' (see dnc run --help)")
     if wanted.data is None:
         raise fail("Missing option '--data' (see dnc run --help)")
+    tracing = _tracing(trace, trace_batches, wanted, predict, checkpoint)
     if measuring:
-        return _measure(wanted, predict, checkpoint, run_dir)
-    return _train(wanted, checkpoint or last, resume or run_dir, resume is not None)
+        return _measure(wanted, predict, checkpoint, run_dir, tracing)
+    return _train(wanted, checkpoint or last, resume or run_dir, resume is not None, tracing)
 
 
-def _open(config: RunConfig) -> Model:
+def _tracing(
+    path: Path | None, batches: int | None, config: RunConfig, *inputs: Path | None
+) -> tuple[Path, int] | None:
+    """Where a timeline goes and how many batches it has; None if there is to be none."""
+    from dnc import api
+
+    if path is None:
+        if batches is not None:
+            raise fail("--trace-batches: there is no timeline; ask for one with --trace FILE")
+        return None
+    api.check_trace_path(path, config.data, config.dev, config.weights, *inputs)
+    return path, batches or api.LAUNCHES
+
+
+def _open(config: RunConfig, tracing: tuple[Path, int] | None = None) -> Model:
     """The model of a configuration, without weights."""
     from dnc import api
 
@@ -130,10 +151,34 @@ def _open(config: RunConfig) -> Model:
         memory_bytes=None if config.memory is None else config.memory * 2**20,
     )
     _say(f"{model.build.model} on {model.device}")
+    if tracing is not None:
+        model.trace(tracing[1])
     return model
 
 
-def _measure(config: RunConfig, predict: Path | None, checkpoint: Path | None, run_dir: Path | None) -> int:
+def _tell_trace(model: Model, tracing: tuple[Path, int] | None) -> None:
+    """Writes the timeline, if there is one, and sums it up."""
+    from rich.console import Console
+
+    from dnc import api
+    from dnc.cli.trace import show
+
+    if tracing is None:
+        return
+    path, batches = tracing
+    api.write_trace(model.timeline, path)
+    show(api.read_summary(path), Console(stderr=True))
+    less = "" if len(model.timeline.launches) == batches else f" ({batches} were asked for)"
+    _say(f"wrote {path}: {len(model.timeline.launches)} batches{less}; it opens in https://ui.perfetto.dev")
+
+
+def _measure(
+    config: RunConfig,
+    predict: Path | None,
+    checkpoint: Path | None,
+    run_dir: Path | None,
+    tracing: tuple[Path, int] | None,
+) -> int:
     """Loss and metrics on standard output, or the outputs into a file."""
     from dnc import api
 
@@ -145,13 +190,14 @@ def _measure(config: RunConfig, predict: Path | None, checkpoint: Path | None, r
         api.check_output(predict, config.data, checkpoint, config.weights)
     if checkpoint is None and config.weights is None:
         checkpoint = api.find_checkpoint(config.build, run_dir)
-    model = _open(config)
+    model = _open(config, tracing)
     _start(model, config, checkpoint)
     if predict is None:
         _evaluate(model, Path(config.data))
     else:
         lines = api.predict_to_file(model, config.data, predict)
         _say(f"wrote {predict}: {lines} lines")
+    _tell_trace(model, tracing)
     return 0
 
 
@@ -170,7 +216,13 @@ def _start(model: Model, config: RunConfig, checkpoint: Path | None) -> None:
         _say(str(model.load_embeddings(table, path)))
 
 
-def _train(config: RunConfig, checkpoint: Path | None, run_dir: Path | None, resumes: bool) -> int:
+def _train(
+    config: RunConfig,
+    checkpoint: Path | None,
+    run_dir: Path | None,
+    resumes: bool,
+    tracing: tuple[Path, int] | None,
+) -> int:
     """Trains; the exit code."""
     from dnc import api
     from dnc.cli.interrupts import Interrupts
@@ -180,7 +232,7 @@ def _train(config: RunConfig, checkpoint: Path | None, run_dir: Path | None, res
     if config.embeddings and checkpoint is not None and not resumes:
         raise fail("--embeddings and --checkpoint exclude each other: a checkpoint has its own vectors")
     schedule = api.rate_schedule(config.schedule, config.decay, config.decay_every, config.warmup)
-    model = _open(config)
+    model = _open(config, tracing)
     model.check_trains()
     first = api.with_values(api.RunConfig(), data=config.data) if resumes and checkpoint else config
     _start(model, first, checkpoint)
@@ -224,6 +276,8 @@ def _train(config: RunConfig, checkpoint: Path | None, run_dir: Path | None, res
     else:
         _draw(folder)
         _say(f"wrote {folder}")
+    if model.timeline.launches:
+        _tell_trace(model, tracing)
     if progress.problem is not None:
         return 141 if progress.problem.errno == errno.EPIPE else 2
     return interrupts.code

@@ -22,8 +22,10 @@ from dnc.codegen.bodies import cpu_gradients, cpu_segments, cpu_update
 from dnc.codegen.bodies.cpu_subroutines import define_products
 from dnc.codegen.bodies.cpu_worker import MEMORY, Functions, Worker
 from dnc.codegen.emit import Expr, both, dispatch, let, local, locals_in, named, put, when
+from dnc.codegen.stamps import CpuStamps, cpu_clock
 from dnc.ir import isa
 from dnc.ir.plan import UNIT, Plan, TableGradient
+from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
 # Indices into `isa.ABORT_EXCHANGES`.
 GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
@@ -33,8 +35,8 @@ SYMBOL = "dnc"
 class Kernel:
     """Builds the TIRx module of a plan."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, traced: bool = False) -> None:
+        self.plan, self.traced = plan, traced
         self.functions = Functions(plan)
         self.cases: dict[int, Callable[[], None]] = {}
 
@@ -46,8 +48,14 @@ class Kernel:
             tirx_cpu.begin_function(SYMBOL)
             self.memory = [named(n, tirx_cpu.flat_argument(n, dtype)) for n, dtype in MEMORY]
             self.number, self.limit = T.arg("worker", T.int32()), T.arg("limit", T.int32())
-            with cpu_sync.primitives():
-                self._interpret()
+            if self.traced:
+                runs = named("runs", tirx_cpu.flat_argument("runs", "int64"))
+                stamps, clock = T.arg("stamps", T.int32()), T.arg("clock", T.int32())
+                with cpu_sync.primitives(), cpu_clock():
+                    self._interpret(CpuStamps(runs, self.number, stamps, clock))
+            else:
+                with cpu_sync.primitives():
+                    self._interpret()
         return IRModule({**self.functions.made, SYMBOL: builder.get()})
 
     def _instructions(self) -> None:
@@ -102,7 +110,10 @@ class Kernel:
 
     # ---- the loop -------------------------------------------------------------------------------
 
-    def _interpret(self) -> None:
+    def _interpret(self, stamps: CpuStamps | None = None) -> None:
+        """Runs instructions until END; `stamps`: and keeps the time of each."""
+        if stamps is not None:
+            stamps.anchor(FIRST_ANCHOR)
         self.words = self.memory[1]
         access = Access(self.plan, self.memory[0], self.words, 1, 0)
         self.workers = let("workers", access.header("workers"))
@@ -112,11 +123,19 @@ class Kernel:
         queue = let("queue", self.words[access.layout.queues_at + self.number])
         self.at, self.running = local("at", "int32", 0), local("running", "int32", 1)
         with T.While(self.running[0] != 0):
+            if stamps is not None:
+                stamps.stamp(self.at[0] * 2)
             self.entry = let("entry", queue + self.at[0] * isa.INSTRUCTION_WORDS)
             opcode, beyond = let("opcode", self.words[self.entry]), len(self.plan.opcodes)
             known = both(opcode >= 0, opcode < beyond)
-            dispatch(let("known", T.Select(known, opcode, beyond)), self._cases())
+            case = let("known", T.Select(known, opcode, beyond))
+            if stamps is not None:
+                stamps.stamp(self.at[0] * 2 + 1)
+            dispatch(case, self._cases())
             put(self.at, 0, self.at[0] + 1)
+        if stamps is not None:
+            stamps.stamp(self.at[0] * 2)
+            stamps.anchor(LAST_ANCHOR)
 
     def _cases(self) -> dict[int, Callable[[], None]]:
         """What runs by opcode; an opcode beyond the set stops the launch."""
@@ -183,12 +202,13 @@ def _update(table: TableGradient | None) -> Callable[..., None]:
     return lambda worker, opcode, *fields: cpu_update.update_table(worker, opcode, table, *fields)
 
 
-def build_cpu(plan: Plan) -> dict[str, bytes]:
+def build_cpu(plan: Plan, traced: bool = False) -> dict[str, bytes]:
     """The files of the CPU target: kernel.tirx, kernel.json.
 
+    traced: the kernel that keeps the times of every instruction (`dnc.ir.stamps`).
     What runs is machine code for one CPU, so it is kept in this machine's cache and not in the build.
     """
-    kernel = Kernel(plan)
+    kernel = Kernel(plan, traced)
     module = kernel.build()
     text = tirx_cpu.to_text(module)
     tirx_cpu.compile_into(cache_folder() / "cpu", text, module)  # reading the text back takes longer

@@ -24,11 +24,13 @@ from dnc.codegen.bodies.cuda_worker import THREADS, Worker, load_resident, make_
 from dnc.codegen.emit import Expr, any_of, both, dispatch, let, local, named, put, stride_loop, when
 from dnc.codegen.math import TirMath
 from dnc.codegen.nvrtc import compiled
+from dnc.codegen.stamps import CudaStamps
 from dnc.codegen.tirx_cuda import emit_cuda
 from dnc.ir import isa
 from dnc.ir.machine import machine
 from dnc.ir.plan import REGISTER, SHARED, UNIT, Plan
 from dnc.ir.program import LEVEL
+from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
 STATE_WORDS = 4
 # Indices into `isa.ABORT_EXCHANGES`.
@@ -55,11 +57,12 @@ def kernel_shape(plan: Plan) -> KernelShape:
 class Kernel:
     """Builds the TIRx function of a plan."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, plan: Plan, traced: bool = False) -> None:
+        self.plan, self.traced = plan, traced
         assert plan.tiling is not None
         self.tiling = plan.tiling
         self.shape = kernel_shape(plan)
+        self.stamps: CudaStamps | None = None
 
     def build(self) -> tirx.PrimFunc:
         """The kernel: prologue, interpreter loop, exit."""
@@ -81,12 +84,19 @@ class Kernel:
         sync_pointer = T.arg("counters", T.handle("uint32", "global"))
         self.grid = T.arg("grid", T.int32())
         self.limit_us = T.arg("limit_us", T.uint32())
+        if self.traced:
+            runs_pointer = T.arg("runs", T.handle("int64", "global"))
+            stamps = T.arg("stamps", T.int32())
+            runs = named("runs", T.decl_buffer((1 << 40,), "int64", data=runs_pointer))
         pool = named("pool", T.decl_buffer((1 << 40,), "float32", data=pool_pointer))
         words = named("words", T.decl_buffer((1 << 30,), "int32", data=words_pointer))
         self.counters = named("counters", T.decl_buffer((1 << 20,), "uint32", data=sync_pointer))
         T.device_entry()
         number = named("worker", T.cta_id([self.grid]))
         thread = named("thread", T.thread_id([THREADS]))
+        if self.traced:
+            self.stamps = CudaStamps(runs, stamps)
+            self.stamps.anchor(FIRST_ANCHOR)
         shared = named(
             "shared", T.alloc_buffer((self.shape.shared_bytes,), "uint8", scope="shared.dyn", align=128)
         )
@@ -149,6 +159,7 @@ class Kernel:
         size = isa.INSTRUCTION_WORDS
         per_window = self.tiling.window // size
         T.evaluate(T.cuda.cta_sync())
+        self._stamp(0)
         with when(self.at[0] % per_window == 0):
             for part in range(-(-self.tiling.window // THREADS)):
                 index = self.worker.thread + part * THREADS
@@ -160,7 +171,14 @@ class Kernel:
         fetched = let("fetched", cuda.uniform(self.window[self.entry]))
         keeps = any_of(fetched == self._number(isa.END), self._is_cluster_barrier(fetched))
         skips = both(self.aborted[0] != 0, tirx.Not(keeps))
-        return let("opcode", T.Select(skips, self._number(isa.NOP), fetched))
+        opcode = let("opcode", T.Select(skips, self._number(isa.NOP), fetched))
+        self._stamp(1)
+        return opcode
+
+    def _stamp(self, place: int) -> None:
+        """In a traced kernel the time, as stamp `place` of the instruction at hand."""
+        if self.stamps is not None:
+            self.stamps.stamp(self.at[0] * 2 + place)
 
     def _number(self, name: str) -> int:
         return self.plan.opcode(name).number
@@ -279,11 +297,18 @@ class Kernel:
         """One exit for all; nobody of a cluster leaves before the others."""
         if self.tiling.cluster > 1:
             sync.cluster_barrier()
+        if self.stamps is not None:
+            T.evaluate(T.cuda.cta_sync())
+            self._stamp(0)
+            self.stamps.anchor(LAST_ANCHOR)
 
 
-def emit_source(plan: Plan) -> dict[str, bytes]:
-    """kernel.cu and kernel.json (what the launcher needs), not compiled yet."""
-    kernel = Kernel(plan)
+def emit_source(plan: Plan, traced: bool = False) -> dict[str, bytes]:
+    """kernel.cu and kernel.json (what the launcher needs), not compiled yet.
+
+    traced: the kernel that keeps the times of every instruction (`dnc.ir.stamps`).
+    """
+    kernel = Kernel(plan, traced)
     source = emit_cuda(kernel.build(), plan.target)
     described = {
         "symbol": source.symbol,
@@ -293,6 +318,6 @@ def emit_source(plan: Plan) -> dict[str, bytes]:
     return {"kernel.cu": source.text.encode(), "kernel.json": json.dumps(described, indent=1).encode()}
 
 
-def build_cuda(plan: Plan) -> dict[str, bytes]:
+def build_cuda(plan: Plan, traced: bool = False) -> dict[str, bytes]:
     """The files of a CUDA target: kernel.cu, kernel.cubin, kernel.json with what the compiler said."""
-    return compiled(emit_source(plan), plan.target)
+    return compiled(emit_source(plan, traced), plan.target)

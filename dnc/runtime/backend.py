@@ -14,8 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dnc.diagnostics import fail
 from dnc.ir.isa import RESULT_WORDS, RESULTS
 from dnc.ir.plan import Plan
+from dnc.ir.stamps import Times
 from dnc.runtime.reference_vm import ReferenceVM
 from dnc.runtime.schedule import Schedule
 
@@ -50,10 +52,11 @@ class Backend(Protocol):
     def read(self, at: int, count: int) -> NDArray[np.float32]:
         """Words of the pool after all launches so far (as float32; `view` for integers)."""
 
-    def launch(self, schedules: Sequence[Schedule], slot: int) -> None:
+    def launch(self, schedules: Sequence[Schedule], slot: int, traced: int = 0) -> None:
         """Copies schedules into the pool and starts a kernel for each, in order; does not wait.
 
-        They lie side by side, and have the same layout, as `Encoder.encode_group` makes them.
+        They lie side by side, and have the same layout, as `Encoder.encode_group` makes them. traced:
+        so many of them, the first, run on the traced kernel.
         """
 
     def finish(self, slot: int) -> NDArray[np.float32]:
@@ -61,6 +64,15 @@ class Backend(Protocol):
 
         DiagnosticError when the kernel gave up (names worker, instruction and exchange).
         """
+
+    def trace_with(self, files: dict[str, bytes]) -> bool:
+        """Takes the traced kernel's files; whether its times are of the host's clock.
+
+        DiagnosticError if the device has no clock.
+        """
+
+    def times(self, slot: int) -> list[Times]:
+        """After `finish`: the times of the slot's traced launches, each [workers, words of a run]."""
 
 
 class VMBackend:
@@ -101,7 +113,7 @@ class VMBackend:
         """Words of the pool."""
         return self.pool[at : at + count].copy()
 
-    def launch(self, schedules: Sequence[Schedule], slot: int) -> None:
+    def launch(self, schedules: Sequence[Schedule], slot: int, traced: int = 0) -> None:
         """Runs the schedules at once; activations are poisoned before."""
         for schedule in schedules:
             self.write(schedule.address * 4, schedule.words)
@@ -114,3 +126,11 @@ class VMBackend:
     def finish(self, slot: int) -> NDArray[np.float32]:
         """The results of the slot's last launches."""
         return self._results[slot]
+
+    def trace_with(self, files: dict[str, bytes]) -> bool:
+        """There is nothing to trace: steps of the VM take no time that means anything."""
+        raise fail(f"{self.name}: has no clock; a timeline needs the device cpu or cuda")
+
+    def times(self, slot: int) -> list[Times]:
+        """None."""
+        return []

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import zip_longest
 from typing import Any
 
 import attrs
@@ -21,7 +22,9 @@ from dnc.cache_folder import cache_folder
 from dnc.diagnostics import fail
 from dnc.ir import isa
 from dnc.ir.plan import Plan
-from dnc.runtime.schedule import Schedule
+from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
+from dnc.runtime.schedule import Schedule, longest_queue
+from dnc.runtime.trace.timeline import CLOCK
 
 Array = NDArray[Any]
 
@@ -56,6 +59,7 @@ class CpuBackend:
         self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.name = f"CPU, {self.cores} cores"
         self._pool: Array = np.zeros(0, np.float32)
+        self._traced_kernel: Any = None
         self._slots: list[_Launches | None] = [None, None]
 
     @property
@@ -94,7 +98,19 @@ class CpuBackend:
         self._synchronize()
         return self._pool[at : at + count].copy()
 
-    def launch(self, schedules: Sequence[Schedule], slot: int) -> None:
+    def trace_with(self, files: dict[str, bytes]) -> bool:
+        """Loads the traced kernel."""
+        described, text = json.loads(files["kernel.json"]), files["kernel.tirx"].decode()
+        self._traced_module = self._tirx.load(text, cache_folder() / "cpu")
+        self._traced_kernel = self._traced_module[described["symbol"]]
+        return True
+
+    def times(self, slot: int) -> list[Times]:
+        """The times of the slot's traced launches."""
+        here = self._slots[slot]
+        return [] if here is None else here.times
+
+    def launch(self, schedules: Sequence[Schedule], slot: int, traced: int = 0) -> None:
         """Copies the schedules into the pool and hands them to the threads."""
         header, first, size = isa.layout(self.plan).header, schedules[0], len(schedules[0].words)
         replicas, workers, sync = (int(first.words[header[name]]) for name in ("replicas", "workers", "sync"))
@@ -113,11 +129,15 @@ class CpuBackend:
         results = words[:, sync - isa.RESULT_WORDS : sync].view(np.float32)
         abort = words[:, sync + isa.SYNC_ABORT * isa.SYNC_STRIDE :][:, : len(isa.ABORT_FIELDS)]
         tensors = [self._tirx.tensor(row) for row in words]
+        size = run_words(longest_queue(schedules[:traced])) if traced else 0
+        flat = [self._tirx.aligned_zeros(total * size, "int64") for _ in range(traced)]
+        runs = [self._tirx.tensor(each) for each in flat]
         futures = [
-            thread.submit(self._run, number, tensors, abort)
+            thread.submit(self._run, number, tensors, abort, runs, size - ANCHOR_WORDS)
             for number, thread in enumerate(self._threads[:total])
         ]
-        self._slots[slot] = _Launches(tuple(futures), abort, results, total)
+        times = [each.reshape(total, size) for each in flat]
+        self._slots[slot] = _Launches(tuple(futures), abort, results, total, times)
         self._launches += len(schedules)
 
     def finish(self, slot: int) -> NDArray[np.float32]:
@@ -148,11 +168,18 @@ class CpuBackend:
             name = f"dnc-worker-{len(self._threads)}"
             self._threads.append(ThreadPoolExecutor(1, thread_name_prefix=name))
 
-    def _run(self, worker: int, schedules: list[Any], abort: Array) -> None:
-        """One worker's part of some launches; a launch that was given up ends them."""
+    def _run(self, worker: int, schedules: list[Any], abort: Array, runs: list[Any], stamps: int) -> None:
+        """One worker's part of some launches; a launch that was given up ends them.
+
+        runs: where the first launches, which are traced, keep their times: so many stamps a worker.
+        """
         scratch, places = self._own[worker]
-        for words, given_up in zip(schedules, abort, strict=True):
-            self._kernel(self._tensor, words, scratch, places, worker, self._limit)
+        for words, given_up, times in zip_longest(schedules, abort, runs):
+            if times is not None:
+                arguments = self._tensor, words, scratch, places, worker, self._limit, times, stamps, CLOCK
+                self._traced_kernel(*arguments)
+            else:
+                self._kernel(self._tensor, words, scratch, places, worker, self._limit)
             if given_up[0]:
                 return
 
@@ -164,9 +191,13 @@ class CpuBackend:
 
 @attrs.frozen(eq=False)
 class _Launches:
-    """Launches under way: their calls, and in the pool their abort records and results."""
+    """Launches under way: their calls, and in the pool their abort records and results.
+
+    times: of those that are traced.
+    """
 
     futures: tuple[Future[None], ...]
     abort: Array
     results: Array
     workers: int
+    times: list[Times]

@@ -11,24 +11,27 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import fail
 from dnc.ir import isa
 from dnc.ir.plan import Plan
+from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
 from dnc.runtime.cuda_driver import (
     Call,
     CudaError,
     Device,
     DeviceBuffer,
     Event,
+    Kernel,
     LaunchShape,
     PinnedBuffer,
     open_device,
     raise_on_abort,
 )
-from dnc.runtime.schedule import Schedule
+from dnc.runtime.schedule import Schedule, longest_queue
 
 # How long a worker waits for the others before the launch is given up.
 TIME_LIMIT_US = 2_000_000
@@ -42,6 +45,8 @@ ARGUMENTS = {
     "counters": "pointer",
     "grid": "int32",
     "limit_us": "uint32",
+    "runs": "pointer",
+    "stamps": "int32",
 }
 
 
@@ -56,12 +61,7 @@ class CudaBackend:
             self.device = device or open_device()
             described = json.loads(files["kernel.json"])
             self._check_chip()
-            names = described["parameters"]
-            self.kernel = self.device.load(
-                files["kernel.cubin"],
-                described["symbol"],
-                [(name, ARGUMENTS[name]) for name in names],  # type: ignore[misc]
-            )
+            self.kernel = self._load(files)
         except CudaError as error:
             raise fail(str(error)) from error
         self.workers = int(described["workers"])
@@ -76,8 +76,23 @@ class CudaBackend:
         shape = f"clusters of {self.workers}" if self.cluster > 1 else f"x {self.workers} workers"
         self.name = f"{self.device.name}, {self.replicas} {shape}"
         self._pool: DeviceBuffer | None = None
+        self._traced: Kernel | None = None
         self._slots: list[_Slot | None] = [None, None]
         self._before = self.device.launches
+
+    def _load(self, files: dict[str, bytes]) -> Kernel:
+        described = json.loads(files["kernel.json"])
+        parameters = [(name, ARGUMENTS[name]) for name in described["parameters"]]
+        return self.device.load(files["kernel.cubin"], described["symbol"], parameters)  # type: ignore[arg-type]
+
+    def trace_with(self, files: dict[str, bytes]) -> bool:
+        """Loads the traced kernel."""
+        try:
+            self._traced = self._load(files)
+            self._traced.prepare(self._shape(self.workers))
+        except CudaError as error:
+            raise fail(str(error)) from error
+        return False
 
     def _check_chip(self) -> None:
         want = self.plan.target.rstrip("a")
@@ -151,7 +166,7 @@ class CudaBackend:
         self.device.copy_from(out, self._at(at))
         return out
 
-    def launch(self, schedules: Sequence[Schedule], slot: int) -> None:
+    def launch(self, schedules: Sequence[Schedule], slot: int, traced: int = 0) -> None:
         """One copy of all schedules, a kernel for each, one copy of all results and abort records."""
         first, count, size = schedules[0], len(schedules), len(schedules[0].words)
         here = self._slot(slot, count * size)
@@ -168,10 +183,12 @@ class CudaBackend:
             here.call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
             stream = self.device.stream
             stream.upload(DeviceBuffer(words_at, count * size * 4), here.pinned, count * size * 4)
+            here.times = [self._traced_run(schedule, grid) for schedule in schedules[:traced]]
             for index in range(count):
                 words = words_at + index * size * 4
-                here.call.set(words=words, counters=words + sync * 4)
-                here.call.launch()
+                call = here.call if index >= traced else self._traced_call(grid, here.times[index])
+                call.set(words=words, counters=words + sync * 4)
+                call.launch()
             here.results = here.room[: count * RECORD].reshape(count, RECORD)
             results = DeviceBuffer(words_at + (sync - isa.RESULT_WORDS) * 4, RECORD * 4)
             stream.download_rows(here.back, results, count, size * 4)
@@ -193,6 +210,34 @@ class CudaBackend:
             raise fail(str(error)) from error
         return here.results[:, : isa.RESULT_WORDS].view(np.float32).copy()
 
+    def _traced_run(self, schedule: Schedule, grid: int) -> _Runs:
+        """Memory for the times of a launch."""
+        words = run_words(longest_queue([schedule]))
+        buffer = self.device.allocate(grid * words * 8)
+        self.device.stream.fill_zero(buffer)
+        return _Runs(buffer, grid, words)
+
+    def _traced_call(self, grid: int, runs: _Runs) -> Call:
+        if self._traced is None:
+            raise fail("the traced kernel was not loaded")
+        call = self.device.call(self._traced, self._shape(grid))
+        call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
+        call.set(runs=runs.buffer.address, stamps=runs.words - ANCHOR_WORDS)
+        return call
+
+    def times(self, slot: int) -> list[Times]:
+        """The times of the slot's traced launches; their memory on the GPU is given back."""
+        here = self._slots[slot]
+        found = []
+        for runs in [] if here is None else here.times:
+            times = np.empty((runs.workers, runs.words), np.int64)
+            self.device.copy_from(times, runs.buffer.address)
+            runs.buffer.free()
+            found.append(times)
+        if here is not None:
+            here.times = []
+        return found
+
     def forget_calls(self) -> None:
         """Sets launches up anew, for who has replaced `device` to look at them."""
         for here in self._slots:
@@ -213,6 +258,15 @@ class CudaBackend:
         return here
 
 
+@attrs.frozen
+class _Runs:
+    """Memory on the GPU for a traced launch: a run of `words` int64 words for every worker."""
+
+    buffer: DeviceBuffer
+    workers: int
+    words: int
+
+
 class _Slot:
     """Pinned memory of one of the two groups of launches that may be under way."""
 
@@ -220,4 +274,5 @@ class _Slot:
         self.pinned, self.back, self.done = pinned, back, done
         self.words, self.room = pinned.view(np.int32), back.view(np.int32)
         self.results = self.room[:0].reshape(0, RECORD)
+        self.times: list[_Runs] = []
         self.call: Call | None = None

@@ -6,6 +6,8 @@ In: words made by the encoder. Out: their fields by name. Everything here is der
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +56,19 @@ def queue(words: Words, plan: Plan, worker: int) -> Words:
         if words[start + (count - 1) * INSTRUCTION_WORDS] == end:
             break
     return words[start : start + count * INSTRUCTION_WORDS].reshape(count, INSTRUCTION_WORDS)
+
+
+def longest_queue(schedules: Sequence[Schedule]) -> int:
+    """The most instructions that a worker has in one of some schedules."""
+    found = 1
+    for schedule in schedules:
+        words, plan = schedule.words, schedule.plan
+        head = header(words, plan)
+        first = head["queues"]
+        starts = words[first : first + head["replicas"] * head["workers"]]
+        workers = np.unique(starts, return_index=True)[1]
+        found = max(found, *(len(queue(words, plan, int(worker))) for worker in workers))
+    return found
 
 
 def disassemble(words: Words, plan: Plan, worker: int = 0) -> str:

@@ -31,6 +31,7 @@ from dnc.runtime.pool import load_parameters, read_array
 from dnc.runtime.predictions import collect
 from dnc.runtime.prepared import prepare
 from dnc.runtime.schedule import Schedule
+from dnc.runtime.trace.timeline import ENCODE, LAUNCH, OFF, WAIT, Timeline, now
 from dnc.runtime.verifier import verify
 
 Floats = NDArray[np.float32]
@@ -112,8 +113,10 @@ class Session:
         memory_words: int | None = None,
         classes: Mapping[str, Sequence[str]] | None = None,
         seed: int = 1,
+        timeline: Timeline = OFF,
     ) -> None:
         """classes: by metric what its classes are called, for those that have to know."""
+        self.timeline = timeline
         self.plan, self.backend, self.classes = plan, backend, classes or {}
         self.memory = Memory(plan, backend, table_rows, memory_words)
         self.steps_done = 0
@@ -123,6 +126,7 @@ class Session:
         self._slot = 0
         self._verifies = os.environ.get("DNC_VERIFY") == "1"  # tests look at every schedule
         self._flying: list[list[tuple[Schedule, _Batch]]] = [[], []]
+        self._asked = [0, 0]  # when the traced launches of a slot were started, 0 for none
         self._waiting: list[_Batch] = []
         self._unclaimed: StepResult | None = None
         self.write_arrays(values)
@@ -249,15 +253,16 @@ class Session:
         while True:
             data.pool = self.memory.pool
             try:
-                schedules = data.encode_group(
-                    batches,
-                    replicas=replicas,
-                    workers=workers,
-                    updates=updates,
-                    buffer=self._slot,
-                    pool_words=self.memory.words,
-                    noises=self._noises(len(batches)),
-                )
+                with self.timeline.host(ENCODE, len(batches)):
+                    schedules = data.encode_group(
+                        batches,
+                        replicas=replicas,
+                        workers=workers,
+                        updates=updates,
+                        buffer=self._slot,
+                        pool_words=self.memory.words,
+                        noises=self._noises(len(batches)),
+                    )
                 break
             except DoesNotFit as problem:
                 self._drain()
@@ -382,20 +387,21 @@ class Session:
         while True:
             try:
                 data.pool = self.memory.pool
-                return [
-                    data.encode(
-                        numbers,
-                        mode=mode,
-                        replicas=replicas,
-                        workers=workers,
-                        update=update,
-                        part=part,
-                        buffer=(self._slot + index) % 2,
-                        pool_words=self.memory.words,
-                        noise=int(self._noises(1)[0]) if mode == TRAIN else NONE,
-                    )
-                    for index, (numbers, part) in enumerate(_parts(data, samples, mode, parts))
-                ]
+                with self.timeline.host(ENCODE):
+                    return [
+                        data.encode(
+                            numbers,
+                            mode=mode,
+                            replicas=replicas,
+                            workers=workers,
+                            update=update,
+                            part=part,
+                            buffer=(self._slot + index) % 2,
+                            pool_words=self.memory.words,
+                            noise=int(self._noises(1)[0]) if mode == TRAIN else NONE,
+                        )
+                        for index, (numbers, part) in enumerate(_parts(data, samples, mode, parts))
+                    ]
             except DoesNotFit as problem:
                 self._drain()
                 if self.memory.grow(problem.schedule_words, problem.activations):
@@ -416,7 +422,10 @@ class Session:
         if self._verifies:
             for schedule in schedules:
                 verify(schedule)
-        self.backend.launch(schedules, self._slot)
+        traced = self.timeline.take(len(schedules))
+        self._asked[self._slot] = now() if traced else 0
+        with self.timeline.host(LAUNCH, len(schedules)):
+            self.backend.launch(schedules, self._slot, traced)
         self._flying[self._slot] = launches
         self._slot = 1 - self._slot
 
@@ -424,7 +433,12 @@ class Session:
         """Waits for a slot's launches, if there are any, and adds their results to their batches."""
         flying, self._flying[slot] = self._flying[slot], []
         if flying:
-            for (schedule, batch), words in zip(flying, self.backend.finish(slot), strict=True):
+            with self.timeline.host(WAIT, len(flying)):
+                results = self.backend.finish(slot)
+            if self._asked[slot]:
+                schedules = [schedule for schedule, _ in flying]
+                self.timeline.add(schedules, self.backend.times(slot), self._asked[slot])
+            for (schedule, batch), words in zip(flying, results, strict=True):
                 batch.add(schedule, words)
 
     def _collect_oldest(self) -> None:

@@ -45,6 +45,9 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "language_model": ("language_model", {"hidden": 40, "embed": 20, "vocab": 12000}, PlanOptions()),
 }
 
+# Cases that also have a traced kernel, in a folder `traced` inside theirs.
+TRACED = ("treelstm-256", "treelstm-chip", "bilstm")
+
 
 def emit(folder: Path, names: list[str]) -> None:
     """Writes program, options and kernel text of every case."""
@@ -55,13 +58,18 @@ def emit(folder: Path, names: list[str]) -> None:
         example, settings, options = CASES[name]
         source = Source(f"{example}.dn", (EXAMPLES / f"{example}.dn").read_text())
         program = transform(load_program(source, settings)[0], options)
-        files = emit_source(make_plan(program, "sm_90a", options))
+        plan = make_plan(program, "sm_90a", options)
+        files = emit_source(plan)
         target = folder / name
         target.mkdir(parents=True, exist_ok=True)
         (target / "program.ir").write_text(print_program(program))
         (target / "options.json").write_text(json.dumps(attrs.asdict(options)))
         for file, content in files.items():
             (target / file).write_bytes(content)
+        if name in TRACED:
+            (target / "traced").mkdir(exist_ok=True)
+            for file, content in emit_source(plan, traced=True).items():
+                (target / "traced" / file).write_bytes(content)
         print(f"{name}: {len(files['kernel.cu'])} bytes of CUDA", flush=True)
 
 
@@ -74,13 +82,13 @@ def compile_case(target: Path) -> str:
     for file, content in made.items():
         (target / file).write_bytes(content)
     found = json.loads(made["kernel.json"])
-    return f"{target.name}: {found['registers']} registers, {found['spill_stores']} bytes spilled"
+    return f"{target}: {found['registers']} registers, {found['spill_stores']} bytes spilled"
 
 
 def compile_all(folder: Path) -> None:
     """Compiles every case of the folder, in parallel."""
     with ProcessPoolExecutor() as pool:
-        for line in pool.map(compile_case, sorted(path.parent for path in folder.glob("*/kernel.cu"))):
+        for line in pool.map(compile_case, sorted(path.parent for path in folder.rglob("kernel.cu"))):
             print(line, flush=True)
 
 

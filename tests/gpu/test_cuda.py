@@ -16,9 +16,12 @@ from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.parser import parse_program
 from dnc.runtime.initialize import initialize
 from dnc.runtime.session import Session
+from dnc.runtime.trace.chrome import write_trace
+from dnc.runtime.trace.timeline import OFF, Timeline
 from tests.support.executors import Bench, check_evaluation, check_training
 from tests.support.forests import SHAPES, ForestGrower
 from tests.support.optimizers import VOCABULARY, check_many_steps
+from tests.support.traces import check_instructions, check_nesting, clock_error, load
 
 FOLDER = Path(os.environ.get("DNC_GPU_BUILDS", "/nonexistent"))
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/program.ir"))
@@ -89,3 +92,25 @@ def test_same_bits_twice_and_one_launch(device: Any, name: str) -> None:
     for other in found[1:]:
         for parameter, value in found[0].items():
             assert np.array_equal(value, other[parameter]), parameter
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if (FOLDER / name / "traced").exists()] or ["none"])
+def test_a_timeline_by_the_clock_of_the_gpu(device: Any, name: str, tmp_path: Path) -> None:
+    """Complete, nested, the same bits; the workers' clocks agree within half the cheapest exchange."""
+    program, backend = _backend(device, name)
+    files = {file: (FOLDER / name / "traced" / file).read_bytes() for file in ("kernel.cubin", "kernel.json")}
+    timeline = Timeline(backend.plan, backend.name, 6, backend.trace_with(files))
+    rows = {p.name: 11 for p in program.parameters if p.kind == "table"}
+    forest = ForestGrower(program, 3).grow(24, 10)
+    batches = [range(at, at + 4) for at in range(0, 24, 4)] * 2
+    losses = []
+    for own in (timeline, OFF):
+        made = Session(backend.plan, backend, rows, initialize(program, rows, 1), timeline=own)
+        losses.append([result.loss for result in made.steps(made.attach(forest), batches)])
+    assert losses[0] == losses[1]
+    write_trace(timeline, tmp_path / "out.json")
+    events = load(tmp_path / "out.json")[1]
+    check_nesting(events)
+    check_instructions(timeline, events)
+    print(f"{name}: clocks are off by {clock_error(timeline, events)} ns at most")
+    assert clock_error(timeline, events) <= 100

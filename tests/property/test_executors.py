@@ -61,10 +61,10 @@ def model(name: str, without: tuple[str, ...]) -> tuple[Program, Plan]:
 class Verified(VMBackend):
     """The VM; every schedule is verified before."""
 
-    def launch(self, schedules: Sequence[Schedule], slot: int) -> None:
+    def launch(self, schedules: Sequence[Schedule], slot: int, traced: int = 0) -> None:
         for schedule in schedules:
             verify(schedule)
-        super().launch(schedules, slot)
+        super().launch(schedules, slot, traced)
 
 
 def compare(

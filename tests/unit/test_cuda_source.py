@@ -74,3 +74,24 @@ def test_a_kernel_that_spills_gets_fewer_registers_for_weights(tmp_path, monkeyp
     build = read_build(tmp_path / "build")
     assert build.targets["cuda:sm_90a"].options["registers"] < machine("sm_90a").registers
     assert build_plan(build, "cuda:sm_90a") == report.targets[0].plan
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_the_traced_kernel_does_not_spill_and_the_plain_one_knows_no_clock(arch: str) -> None:
+    from dnc.codegen.cuda_kernel import emit_source
+    from dnc.codegen.nvrtc import compile_cuda
+
+    program, _ = load_program(Source(str(TREE), TREE.read_text()), {"hidden": 256, "embed": 256})
+    plan = make_plan(transform(program), arch)
+    plain, traced = (emit_source(plan, traced) for traced in (False, True))
+    hooks = ("dnc_trace", "clock64", "stamps")
+    assert not any(hook in plain["kernel.cu"].decode() for hook in hooks)
+    text = traced["kernel.cu"].decode()
+    assert all(hook in text for hook in hooks) and "__restrict__" not in text
+    before, after = (json.loads(files["kernel.json"]) for files in (plain, traced))
+    assert set(after["parameters"]) - set(before["parameters"]) == {"runs", "stamps"}
+    assert {key: before[key] for key in before if key != "parameters"} == {
+        key: after[key] for key in after if key != "parameters"
+    }
+    binary = compile_cuda(text, arch)
+    assert binary.resident, binary.log

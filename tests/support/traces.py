@@ -1,0 +1,84 @@
+"""Checks of a trace against the timeline it was written from."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from dnc.ir.isa import GRID_BARRIER, REPLICA_BARRIER
+from dnc.runtime.schedule import disassemble, header, queue
+from dnc.runtime.trace.timeline import Timeline
+
+Event = dict[str, Any]
+
+
+def load(path: Path) -> tuple[dict[str, Any], list[Event]]:
+    """The whole trace, and its events with times in whole ns as `begin` and `end`."""
+    trace = json.loads(path.read_text())
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    for event in events:
+        event["begin"] = round(event["ts"] * 1000)
+        event["end"] = event["begin"] + round(event["dur"] * 1000)
+    return trace, events
+
+
+def threads(events: list[Event]) -> dict[tuple[int, int], list[Event]]:
+    """Events by process and thread, in the order of the file."""
+    found: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in events:
+        found[event["pid"], event["tid"]].append(event)
+    return found
+
+
+def check_nesting(events: list[Event]) -> None:
+    """Events of a thread contain one another or are apart, and none ends before it begins."""
+    for own in threads(events).values():
+        open_ends: list[int] = []
+        for event in sorted(own, key=lambda e: (e["begin"], -e["end"])):
+            assert 0 <= event["begin"] <= event["end"], event
+            while open_ends and open_ends[-1] <= event["begin"]:
+                open_ends.pop()
+            assert not open_ends or event["end"] <= open_ends[-1], event
+            open_ends.append(event["end"])
+
+
+def check_instructions(timeline: Timeline, events: list[Event]) -> int:
+    """Every instruction of every queue occurs once on each of its workers, in order; how many do."""
+    instructions = [event for event in events if "index" in event["args"]]
+    by_worker: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in instructions:
+        by_worker[event["args"]["launch"], event["tid"] - 100].append(event)
+    expected = 0
+    for number, launch in enumerate(timeline.launches):
+        plan, head = timeline.plan, header(launch.words, timeline.plan)
+        for worker in range(head["replicas"] * head["workers"]):
+            own = by_worker.pop((number, worker))
+            texts = disassemble(launch.words, plan, worker).split("\n")
+            assert [event["args"]["index"] for event in own] == list(range(len(texts)))
+            names = sorted((opcode.name for opcode in plan.opcodes), key=len, reverse=True)
+            for event, text in zip(own, texts, strict=True):
+                assert event["name"] == next(
+                    name for name in names if text == name or text.startswith(name + " ")
+                )
+            for before, after in pairwise(own):
+                assert before["end"] <= after["begin"]
+            expected += len(queue(launch.words, plan, worker))
+    assert not by_worker
+    return expected
+
+
+def clock_error(timeline: Timeline, events: list[Event]) -> int:
+    """By how many ns a worker seems to leave a barrier before another has come to it; 0 for never."""
+    meetings: dict[tuple[object, ...], list[Event]] = defaultdict(list)
+    seen: dict[tuple[object, ...], int] = defaultdict(int)
+    for event in events:
+        kind = event["name"]
+        if kind in (GRID_BARRIER, REPLICA_BARRIER):
+            launch, thread = event["args"]["launch"], event["tid"]
+            seen[launch, thread, kind] += 1
+            group = event["pid"] if kind == REPLICA_BARRIER else 0
+            meetings[launch, group, kind, seen[launch, thread, kind]].append(event)
+    return max((max(e["begin"] for e in m) - min(e["end"] for e in m) for m in meetings.values()), default=0)
