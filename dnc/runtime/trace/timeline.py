@@ -98,6 +98,7 @@ class _Off(Timeline):
     """No timeline."""
 
     def __init__(self) -> None:
+        self.spans, self.launches = [], []
         self._asked = self._missing = 0
 
 
