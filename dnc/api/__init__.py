@@ -14,6 +14,7 @@ from dnc.api.model import Model
 from dnc.api.outputs import predict_to_file
 from dnc.api.reports import DataCheck, check_data, explain_build
 from dnc.api.runs import draw_run, find_checkpoint, run_of
+from dnc.api.tracing import LAUNCHES, Summary, WorkerTime, check_trace_path, read_summary, write_trace
 from dnc.compiler import build_plan
 from dnc.runtime.atomic import check_output
 from dnc.runtime.build import read_build
@@ -27,11 +28,15 @@ __all__ = [
     "Batch",
     "Data",
     "DataCheck",
+    "LAUNCHES",
     "Missing",
     "Model",
     "RunConfig",
+    "Summary",
+    "WorkerTime",
     "check_data",
     "check_output",
+    "check_trace_path",
     "draw_run",
     "explain_build",
     "find_checkpoint",
@@ -40,8 +45,10 @@ __all__ = [
     "predict_to_file",
     "rate_schedule",
     "read_config",
+    "read_summary",
     "run_of",
     "with_values",
+    "write_trace",
 ]
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dnc.api import training
 from dnc.api.arguments import Batch, Data, are_numbers, as_array, check_whole, sample_numbers, with_settings
+from dnc.api.tracing import LAUNCHES, start_timeline
 from dnc.diagnostics import fail
 from dnc.ir.optimizers import DEFAULT
 from dnc.ir.plan import Plan
@@ -35,6 +36,7 @@ from dnc.runtime.phases import EVALUATE, RESULT_KINDS
 from dnc.runtime.pool import static_pool
 from dnc.runtime.predictions import in_file_order, metric_classes
 from dnc.runtime.session import Evaluation, Session
+from dnc.runtime.trace.timeline import OFF, Timeline
 
 Floats = NDArray[np.float32]
 
@@ -53,6 +55,7 @@ class Model:
         self.position = Position()
         self.memory_words: int | None = None
         self.resumed: Checkpoint | None = None
+        self.timeline = OFF
         self._session: Session | None = None
         self._attached: Dataset | None = None
         self._forwarded: tuple[Dataset, NDArray[np.int32]] | None = None
@@ -78,6 +81,17 @@ class Model:
         if not self.plan.trains:
             found = f"{self.build.path}: was compiled with --mode infer"
             raise fail(f"{found}: it neither trains nor writes checkpoints")
+
+    def trace(self, launches: int = LAUNCHES) -> Timeline:
+        """Keeps a timeline of the next launches; afterwards `dnc.api.write_trace` writes it.
+
+        They run on a kernel that also keeps times; its results have the same bits.
+        """
+        check_whole("launches", launches, 1)
+        self.timeline = start_timeline(self.plan, self.backend, launches)
+        if self._session is not None:
+            self._session.timeline = self.timeline
+        return self.timeline
 
     # ---- data -----------------------------------------------------------------------------------
 
@@ -158,7 +172,9 @@ class Model:
                     f"metric '{name}' has to know what its classes are called, but the data hold numbers",
                     "the classes are tags, as B-PER, I-PER and O",
                 )
-        self._session = Session(self.plan, self.backend, rows, first, self.memory_words, classes, self.seed)
+        self._session = Session(
+            self.plan, self.backend, rows, first, self.memory_words, classes, self.seed, self.timeline
+        )
         if vocabularies != self.vocabularies:
             self._attached = None  # its numbers are of another vocabulary
         self.vocabularies = vocabularies

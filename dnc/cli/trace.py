@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dnc.tracing import Summary, WorkerTime, read_summary
+if TYPE_CHECKING:
+    from dnc.api import Summary, WorkerTime
 
 # Of more workers than this the table shows the replicas.
 MOST_WORKERS = 16
@@ -22,7 +23,9 @@ def trace(
         bool, typer.Option("--workers", help="A line for every worker, also of many.")
     ] = False,
 ) -> None:
-    """Sum up a timeline: time by opcode, waiting and idle workers."""
+    """Sum up a timeline: time by opcode, idle workers."""
+    from dnc.api import read_summary
+
     show(read_summary(file), Console(), workers)
 
 
