@@ -35,8 +35,8 @@ class Sizes:
     """How large samples are: the least and the most of what there is.
 
     words: of a sentence, of each of a pair, of a dependency tree. leaves: of a binary tree.
-    pyramid: words under a pyramid. complete: how often complete trees are doubled. steps: tokens of
-    a sequence of fixed length. vertices: of a DAG.
+    pyramid: words under a pyramid. complete: how often the leaves of a complete tree are doubled;
+    with random splits it has as many. steps: tokens of a sequence of fixed length. vertices: of a DAG.
     """
 
     words: tuple[int, int] = (15, 30)
@@ -189,6 +189,10 @@ def _complete_tree(make: Maker) -> Sample:
     return {"tree": make.complete(make.count(make.sizes.complete)), "label": make.label()}
 
 
+def _random_tree(make: Maker) -> Sample:
+    return {"tree": make.binary(2 ** make.count(make.sizes.complete), make.leaf), "label": make.label()}
+
+
 def _dependency_tree(make: Maker) -> Sample:
     return make.dependencies(make.labelled)
 
@@ -203,6 +207,7 @@ MAKERS: dict[str, Callable[[Maker], Sample]] = {
     "encoder_decoder": _translated,
     "gru_classifier": _classified,
     "language_model": _text,
+    "layer_norm_lstm": _classified,
     "lstm2": _classified,
     "lstm_classifier": _classified,
     "mvrnn": _binary_tree,
@@ -216,9 +221,18 @@ MAKERS: dict[str, Callable[[Maker], Sample]] = {
     "top_down": _dependency_tree,
     "torch_gru": _classified,
     "tree_fc": _complete_tree,
+    "tree_fc_random": _random_tree,
     "treelstm": _binary_tree,
 }
 """How a sample of each example is made."""
+
+VARIANTS = {"tree_fc_random": "tree_fc"}
+"""Examples on other data than their own: by name the example."""
+
+
+def program_of(name: str) -> str:
+    """The example, without `.dn`, whose data are called `name`."""
+    return VARIANTS.get(name, name)
 
 
 def samples(

@@ -69,7 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--commit", help="where the working tree came from, if git cannot say it")
     options = parser.parse_args()
-    made = sorted(path.name for path in options.builds.iterdir() if path.name in model_data.MAKERS)
+    made = sorted(n for n in model_data.MAKERS if (options.builds / model_data.program_of(n)).is_dir())
     options.models = options.models or made
     if missing := sorted(set(options.models) - set(made)):
         parser.error(f"no build of {', '.join(missing)} in {options.builds}")
@@ -78,10 +78,10 @@ def arguments() -> argparse.Namespace:
 
 def measure(name: str, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """A point of the result, and the device."""
-    model = dnc.load(options.builds / name, options.device)
+    model = dnc.load(options.builds / model_data.program_of(name), options.device)
     model.configure("sgd", LEARNING_RATE)
     data = model.attach(model_data.samples(name, model.program, options.samples))
-    model.session.reserve(model._encoder(data), options.batch)
+    model.session.reserve(model.encoder(data), options.batch)
     train = _inside(model) if pulled_fields(model.program) else _alone(model)
     batches = shuffled(options.samples, options.batch)
     run(train, batches, WARM_UP_SECONDS, WARM_UP_BATCHES if options.device == "cuda" else 1)

@@ -131,7 +131,7 @@ def samples_of(model: Model) -> int:
 
 def attached(model: Model) -> Encoder:
     """The prepared training data."""
-    return model._encoder(model._training_data())
+    return model.encoder(model._training_data())
 
 
 def batches_of(model: Model, size: int, seed: int) -> list[Any]:

@@ -5,7 +5,8 @@
 
 In: examples/*.dn; docs/models.json (differences, from `python -m tests.models.compare`); the newest
 sentences a second of every model in benchmarks/results/*-models*.json (from benchmarks/models.py).
-Guaranteed: an example without a line in MODELS is an error, and so is a line without an example.
+Guaranteed: an example without a line in MODELS is an error, and so is a line without an example
+(or a variant: an example on other data).
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from generated import Stale, rewrite, with_blocks
 
+from benchmarks.model_data import VARIANTS, program_of
 from dnc.compiler import make_plan, read_program, transform
 from dnc.explain import BACKWARD_LEVEL, FORWARD_LEVEL, exchange_count, phase_steps
 from dnc.ir.machine import machine
@@ -61,6 +64,11 @@ MODELS = {
         "a large output layer hoisted out of the recursion; loss at every step",
         "sequences",
     ),
+    "layer_norm_lstm": (
+        "Ba et al. 2016",
+        "layer normalization: means of whole vectors inside the recursion",
+        "sequences",
+    ),
     "lstm2": ("GRNN", "two layers as wavefronts over layers and time", "sequences"),
     "lstm_classifier": ("GRNN", "sequences of any length; loss at the root alone", "sequences"),
     "mvrnn": ("Socher et al. 2012", "matrices as states; products of states; tables of matrices", "trees"),
@@ -90,6 +98,11 @@ MODELS = {
     ),
     "top_down": ("Irsoy and Cardie 2013", "a state handed down after one handed up", "trees"),
     "tree_fc": ("Looks et al. 2017 (Fold); Cavs", "complete trees: wide wavefronts", "trees"),
+    "tree_fc_random": (
+        "Looks et al. 2017 (Fold)",
+        "tree_fc on trees of random splits: deep, narrow",
+        "trees",
+    ),
     "treelstm": (
         "Tai et al. 2015; all five papers",
         "loss at every vertex; own weights for leaves",
@@ -100,7 +113,7 @@ MODELS = {
 
 def examples() -> list[str]:
     """All examples; Stale unless every one is described and recorded."""
-    names = sorted(path.stem for path in EXAMPLES.glob("*.dn"))
+    names = sorted([*(path.stem for path in EXAMPLES.glob("*.dn")), *VARIANTS])
     for what, known in (("MODELS in docs/make_models.py", MODELS), ("docs/models.json", differences())):
         if differing := set(names) ^ set(known):
             raise Stale(f"examples/ and {what} differ in {sorted(differing)}")
@@ -115,13 +128,13 @@ def differences() -> Mapping[str, Any]:
 
 def program_lines(name: str) -> int:
     """Lines that are neither blank nor only a comment."""
-    lines = (EXAMPLES / f"{name}.dn").read_text(encoding="utf-8").splitlines()
+    lines = (EXAMPLES / f"{program_of(name)}.dn").read_text(encoding="utf-8").splitlines()
     return sum(1 for line in lines if line.partition("#")[0].strip())
 
 
 def plan_of(name: str) -> Plan:
     """The plan at the example's own sizes."""
-    _, program, _ = read_program(EXAMPLES / f"{name}.dn", {})
+    _, program, _ = read_program(EXAMPLES / f"{program_of(name)}.dn", {})
     return make_plan(transform(program), TARGET)
 
 
@@ -182,7 +195,7 @@ def blocks() -> dict[str, str]:
             ("model", "source", "exercises", "lines", "reference", "values", "gradients"),
             [
                 (
-                    f"[{name}](../examples/{name}.dn)",
+                    f"[{name}](../examples/{program_of(name)}.dn)",
                     MODELS[name][0],
                     MODELS[name][1],
                     program_lines(name),

@@ -31,7 +31,7 @@ from dnc.runtime.embeddings import Embeddings, read_embeddings, table_of
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.initialize import check_finite, initialize, load_weights, shapes
 from dnc.runtime.measurements import class_metrics
-from dnc.runtime.outside import Arrays, hand_in, pulled_fields, pushed_values
+from dnc.runtime.outside import Arrays, hand_back, hand_in, pulled_fields, pushed_values
 from dnc.runtime.phases import EVALUATE, RESULT_KINDS
 from dnc.runtime.pool import static_pool
 from dnc.runtime.predictions import in_file_order, metric_classes
@@ -390,7 +390,7 @@ class Model:
         result, found = self.session.backward(self.encoder(dataset), numbers, self.hyper)
         self._forwarded = None
         self.position = attrs.evolve(self.position, step=self.session.steps_done)
-        return result.loss, in_file_order(found, self.plan, dataset, numbers)
+        return result.loss, hand_back(dataset, numbers, pulled_fields(self.program), found)
 
     # ---- training -------------------------------------------------------------------------------
 

@@ -210,7 +210,8 @@ class Cutter:
             binder.add_slots(owner, source, partial)
         else:
             kind, name = _result_name(self.program, stage, output)
-            buffer = binder.buffer(f"{kind}:{name}", space, width)
+            whose = f"{name}@{space}" if kind == "gradient" else name  # every arm has a stage of its own
+            buffer = binder.buffer(f"{kind}:{whose}", space, width)
             assert isinstance(value.type, TensorType)
             self.results.append(Result(kind, name, buffer.name, space, value.type.shape, value.type.dtype))
         home = BufferAddress(buffer.name, offset)

@@ -1,8 +1,8 @@
-"""What a batch is handed from outside: pulled vectors, and the gradients of pushed ones.
+"""What a batch is handed from outside, and what goes back: pulled vectors, gradients of pushed ones.
 
-In: a data set, sample numbers, arrays by sample. Out: the data set's columns filled in. Guaranteed:
-the vertices of a sample are in the order in which `predict` hands out values: that of the file for
-flat samples, children before parents for nested ones; a wrong name or shape is refused by name.
+In: a data set, sample numbers, arrays by sample. Out: the data set's columns filled in; gradients.
+Guaranteed: the vertices of a sample are in the order in which `predict` hands out values: that of the
+file for flat samples, children before parents for nested ones; a wrong name or shape is refused by name.
 """
 
 from __future__ import annotations
@@ -71,6 +71,24 @@ def hand_in(
             if not np.isfinite(array).all():
                 raise fail(f"{whose} has numbers that are not finite")
             column[rows] = array
+
+
+def hand_back(
+    dataset: Dataset,
+    samples: Ints,
+    places: Mapping[str, tuple[Space, str]],
+    gradients: Mapping[str, NDArray[Any]],
+) -> dict[str, list[Any]]:
+    """The gradients by what was handed in at `places`, shaped alike.
+
+    gradients: a row for every vertex of the struct; what nothing depends on has none.
+    """
+    found = {}
+    for name, (space, field) in places.items():
+        shape = dataset.forest.tables[space.struct].data[field].shape
+        rows = gradients.get(name, np.zeros(shape, np.float32))
+        found[name] = [rows[vertices] for vertices in vertices_of(dataset, space, samples)]
+    return found
 
 
 def vertices_of(dataset: Dataset, space: Space, samples: Ints) -> list[Ints]:

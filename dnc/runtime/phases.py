@@ -6,6 +6,8 @@ segment comes behind everything it reads, an exchange stands between two steps o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 
 from dnc.ir.plan import Plan, Segment
@@ -14,6 +16,7 @@ from dnc.ir.program import (
     EARLY,
     LEVEL,
     GradientInput,
+    Input,
     Program,
     SavedInput,
     SlotOutput,
@@ -47,8 +50,12 @@ class Step:
 
 def stage_producers(program: Program, stage: Stage) -> set[str]:
     """Names of the stages whose results `stage` reads, in whatever row."""
+    return _producers(program, stage.inputs)
+
+
+def _producers(program: Program, inputs: Iterable[Input]) -> set[str]:
     found: set[str] = set()
-    for bound in stage.inputs:
+    for bound in inputs:
         if isinstance(bound, SavedInput):
             found.add(bound.stage)
         elif isinstance(bound, StateInput):
@@ -76,6 +83,8 @@ def needed_stages(plan: Plan, mode: str) -> set[str]:
     work = {segment.stage for segment in plan.segments if any(s.buffer in wanted for s in segment.stores)}
     if mode == TRAIN:
         work |= {stage.name for stage in program.stages if stage.direction == BACKWARD}
+        for gradient in program.weight_gradients:  # may read what no stage reads
+            work |= _producers(program, (bound for bound, _, _ in gradient.x))
     found: set[str] = set()
     while work:
         name = work.pop()

@@ -27,22 +27,33 @@ from dnc.runtime.schedule import Schedule
 Array = NDArray[Any]
 
 
-def collect(
-    backend: Backend, data: Encoder, schedule: Schedule, samples: Ints, kind: str = "output"
-) -> dict[str, list[Any]]:
+def collect(backend: Backend, data: Encoder, schedule: Schedule, samples: Ints) -> dict[str, list[Any]]:
     """The outputs of a launch: by name a list that matches `samples` (each sample occurs once).
-
-    kind: "output", or "gradient" for those by pulled fields.
 
     Where a sample's root has an arm without this output, the value is None.
     """
     found: dict[str, list[Any]] = {}
     plan = schedule.plan
     for result in plan.results:
-        if result.kind != kind:
-            continue
-        values = read_result(backend, schedule, result)
-        found[result.name] = _by_sample(data, schedule, result.space, values, samples)
+        if result.kind == "output":
+            values = read_result(backend, schedule, result)
+            found[result.name] = _by_sample(data, schedule, result.space, values, samples)
+    return found
+
+
+def collect_gradients(backend: Backend, data: Encoder, schedule: Schedule) -> dict[str, Array]:
+    """By "Struct.field" the gradient by a pulled field: a row for every vertex of the struct.
+
+    Zeros for vertices of other samples, and of arms that have no such field or do not need it.
+    """
+    found: dict[str, Array] = {}
+    for result in schedule.plan.results:
+        if result.kind == "gradient":
+            struct = schedule.plan.program.space(result.space).struct
+            vertices = len(data.prepared.forest.tables[struct].arm)
+            into = found.setdefault(result.name, np.zeros((vertices, *result.shape), np.float32))
+            rows = data.prepared.spaces[result.space].vertex[schedule.positions[result.space]]
+            into[rows] += read_result(backend, schedule, result)
     return found
 
 
@@ -76,7 +87,7 @@ def in_file_order(
     """What `collect` found, with the vertices of flat samples in the order of the file."""
     found = dict(outputs)
     for result in plan.results:
-        if result.name not in found or result.kind not in ("output", "gradient"):
+        if result.name not in found or result.kind != "output":
             continue
         space = plan.program.space(result.space)
         positions = dataset.positions.get(space.struct)

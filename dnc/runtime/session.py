@@ -28,7 +28,7 @@ from dnc.runtime.measurements import Measurements
 from dnc.runtime.memory import MEGABYTE, Memory
 from dnc.runtime.phases import EVALUATE, PREDICT, TRAIN
 from dnc.runtime.pool import load_parameters, read_array
-from dnc.runtime.predictions import collect
+from dnc.runtime.predictions import collect, collect_gradients
 from dnc.runtime.prepared import prepare
 from dnc.runtime.schedule import Schedule
 from dnc.runtime.trace.timeline import ENCODE, LAUNCH, OFF, WAIT, Timeline, now
@@ -340,11 +340,11 @@ class Session:
 
     def backward(
         self, data: Encoder, samples: Sequence[int] | Ints, hyper: Hyper = Hyper()
-    ) -> tuple[StepResult, dict[str, list[Any]]]:
+    ) -> tuple[StepResult, dict[str, NDArray[Any]]]:
         """Trains on a batch and waits: its result, and the gradients by what was handed in.
 
-        By "Struct.field" an array a sample. What was pushed has its gradient in the data. Samples
-        are distinct, and all of them fit into one launch.
+        By "Struct.field" an array with a row for every vertex of the struct in the data. What was
+        pushed has its gradient in the data. Samples are distinct, and all of them fit into one launch.
         """
         self._settle(0)
         chosen = np.asarray(samples, np.int32)
@@ -361,7 +361,7 @@ class Session:
         self._waiting.append(batch)
         result = self._settle(0)[0]
         self._unclaimed = None
-        return result, collect(self.backend, data, schedules[0], chosen, "gradient")
+        return result, collect_gradients(self.backend, data, schedules[0])
 
     # ---- launches -------------------------------------------------------------------------------
 

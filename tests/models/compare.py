@@ -25,7 +25,7 @@ from torch import Tensor
 
 import dnc
 from benchmarks import common, model_data
-from benchmarks.model_data import Sizes
+from benchmarks.model_data import Sizes, program_of
 from dnc.api import Model
 from dnc.compiler import compile_model
 from dnc.ir.noise import SITES, step_noise, uniform, vertex_keys
@@ -56,7 +56,9 @@ class Differences:
 
 def settings(name: str, sizes: Mapping[str, int]) -> dict[str, int]:
     """`sizes` for the dimensions of an example that have a default."""
-    head = re.search(r"^model \w+\(([^)]*)\)", (EXAMPLES / f"{name}.dn").read_text(), re.MULTILINE)
+    head = re.search(
+        r"^model \w+\(([^)]*)\)", (EXAMPLES / f"{program_of(name)}.dn").read_text(), re.MULTILINE
+    )
     assert head is not None
     return {found: sizes[found] for found in re.findall(r"(\w+) = \d+", head[1])}
 
@@ -201,7 +203,7 @@ RECORDED = Sizes(
 def measure(name: str) -> dict[str, Any]:
     """What docs/models.json says about an example, at the sizes that it has by default."""
     with tempfile.TemporaryDirectory() as folder:
-        compile_model(EXAMPLES / f"{name}.dn", Path(folder) / "build")
+        compile_model(EXAMPLES / f"{program_of(name)}.dn", Path(folder) / "build")
         found = compare(name, Path(folder) / "build", RECORDED)
     stamp = common.stamp("CPU", None)
     return {

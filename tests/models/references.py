@@ -19,6 +19,7 @@ REFERENCES: dict[str, Run] = {
     "encoder_decoder": pairs.encoder_decoder,
     "gru_classifier": sequences.gru_classifier,
     "language_model": sequences.language_model,
+    "layer_norm_lstm": sequences.layer_norm_lstm,
     "lstm2": sequences.lstm2,
     "lstm_classifier": sequences.lstm_classifier,
     "mvrnn": trees.mvrnn,
@@ -32,6 +33,7 @@ REFERENCES: dict[str, Run] = {
     "top_down": trees.top_down,
     "torch_gru": sequences.torch_gru,
     "tree_fc": trees.tree_fc,
+    "tree_fc_random": trees.tree_fc,
     "treelstm": trees.treelstm,
 }
 

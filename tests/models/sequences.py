@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, softmax
+from torch import Tensor, sigmoid, softmax, tanh
+from torch.nn.functional import layer_norm
 
 from tests.models import cells
 from tests.models.cells import (
@@ -33,6 +34,21 @@ def lstm2(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
     first = lstm_run(p.W1, p.U1, p.b1, [p.E[word["form"]] for word in sample["words"]])
     second = lstm_run(p.W2, p.U2, p.b2, [h for h, _ in first])
     return _classified(p, sample, second[-1][0])
+
+
+def layer_norm_lstm(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """Ba et al. 2016, equations 20 to 22, with one bias for both sums."""
+
+    def normal(x: Tensor, gain: Tensor) -> Tensor:
+        return layer_norm(x, x.shape, weight=gain, eps=1e-5)
+
+    h, c = zeros(p.gain_c.shape[0]), zeros(p.gain_c.shape[0])
+    for word in sample["words"]:
+        gates = normal(p.W @ p.E[word["form"]], p.gain_w) + normal(p.U @ h, p.gain_u) + p.b
+        i, o, u, f = gates.chunk(4)
+        c = sigmoid(i) * tanh(u) + sigmoid(f) * c
+        h = sigmoid(o) * tanh(normal(c, p.gain_c) + p.b_c)
+    return _classified(p, sample, h)
 
 
 def gru_classifier(p: Parameters, sample: Sample, dropout: Dropout) -> Result:

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
 
 import dnc.kernel_cache  # noqa: E402
-from benchmarks.model_data import MAKERS, Sizes  # noqa: E402
+from benchmarks.model_data import MAKERS, VARIANTS, Sizes, program_of  # noqa: E402
 from dnc.compiler import compile_model  # noqa: E402
 from tests.models.compare import RECORD, REFERENCES, compare, settings  # noqa: E402
 from tests.support.models import EXAMPLES  # noqa: E402
@@ -24,7 +24,7 @@ SMALL = {
 }  # fmt: skip
 SIZES = Sizes(words=(1, 6), leaves=(1, 7), pyramid=(1, 5), complete=(0, 3), steps=(1, 7), vertices=(1, 7))
 TOLERANCE = 1e-4
-NAMES = sorted(path.stem for path in EXAMPLES.glob("*.dn"))
+NAMES = sorted([*(path.stem for path in EXAMPLES.glob("*.dn")), *VARIANTS])
 ON_CPU = ("attention", "char_rnn", "dag", "mvrnn", "similarity")
 
 
@@ -51,7 +51,7 @@ def test_the_cpu_kernel_agrees_with_torch(name, tmp_path):
 
 def check(name, build, device):
     torch.set_num_threads(1)
-    compile_model(EXAMPLES / f"{name}.dn", build, ("cpu",), settings(name, SMALL))
+    compile_model(EXAMPLES / f"{program_of(name)}.dn", build, ("cpu",), settings(name, SMALL))
     found = compare(name, build, SIZES, device)
     assert found.values < TOLERANCE
     assert not {key: value for key, value in found.gradients.items() if not value < TOLERANCE}

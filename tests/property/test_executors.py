@@ -31,6 +31,7 @@ SIZES = {
     "encoder_decoder": {"hidden": 5, "embed": 4, "targets": 11},
     "gru_classifier": {"hidden": 6, "embed": 5},
     "language_model": {"hidden": 5, "embed": 4, "vocab": 11},
+    "layer_norm_lstm": {"hidden": 5, "embed": 4},
     "lstm2": {"hidden": 5, "embed": 4},
     "lstm_classifier": {"hidden": 6, "embed": 4},
     "mvrnn": {"width": 4},

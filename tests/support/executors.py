@@ -22,8 +22,9 @@ from dnc.runtime.encoder import Encoder, Part
 from dnc.runtime.measurements import Measurements
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN
 from dnc.runtime.pool import StaticPool, load_parameters, read_array, static_pool
-from dnc.runtime.predictions import collect
+from dnc.runtime.predictions import collect, collect_gradients
 from dnc.runtime.prepared import prepare
+from dnc.runtime.schedule import Schedule
 
 Array = np.ndarray[Any, Any]
 
@@ -123,7 +124,17 @@ def check_training(bench: Bench, tolerance: float = 2e-5, rate: float = 1.0) -> 
     )
     assert abs(float(results[isa.RESULT_NORM]) - norm) <= 1e-4 * norm + 1e-6, (results[isa.RESULT_NORM], norm)
     assert results[isa.RESULT_UPDATED] == 1
+    _check_pulled(bench, schedule, expected, tolerance)
     return expected
+
+
+def _check_pulled(bench: Bench, schedule: Schedule, expected: Results, tolerance: float) -> None:
+    """The gradients by pulled fields, vertex by vertex."""
+    gradients = collect_gradients(bench.backend, bench.encoder, schedule)
+    assert gradients.keys() == expected.pulled.keys()
+    for name, found in gradients.items():
+        wanted = expected.pulled[name]
+        assert relative(found, wanted) <= tolerance or np.allclose(found, wanted, atol=1e-6), name
 
 
 def check_parts(bench: Bench, tolerance: float = 2e-5) -> None:

@@ -135,3 +135,38 @@ def test_it_has_nothing_to_train_or_evaluate_alone(model, tmp_path):
         model.evaluate([0])
     with pytest.raises(DiagnosticError, match="no loss of its own"):
         model.train(TREES, run_dir=tmp_path / "run")
+
+
+ARMS = """
+model Arms(width = 2)
+struct Tree = Leaf(x: pulled<width>) | Other(x: pulled<width>)
+            | Node(x: pulled<width>, left: Tree, right: Tree)
+param A: [width, width], b: [width]
+fn f(t: Tree) -> [width] = match t:
+    Leaf(x)              -> A @ x
+    Node(x, left, right) -> 3 * x + f(left) + f(right)
+    Other(_)             -> tanh(b)
+loss sum(t in root) sum(f(t))
+"""
+
+
+def test_a_field_of_several_arms_gets_a_gradient_at_each(tmp_path, monkeypatch):
+    """Every arm has a stage of its own; a vertex that nothing depends on gets zeros."""
+    monkeypatch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
+    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "arms.dn").write_text(ARMS)
+    compile_model(tmp_path / "arms.dn", tmp_path / "build", ("cpu",))
+    model = dnc.load(tmp_path / "build", "vm")
+    leaf, other = {"arm": "Leaf"}, {"arm": "Other"}
+    model.attach(
+        [{"arm": "Node", "left": leaf, "right": {"arm": "Node", "left": leaf, "right": other}}, leaf]
+    )
+    a = np.array([[1.0, 2.0], [3.0, 5.0]], np.float32)
+    model.set_parameters({"A": a})
+    model.forward([1, 0], {"Tree.x": [np.ones((1, 2)), np.ones((5, 2))]})
+    _, found = model.backward({})
+    half, by_leaf = 0.5, a.sum(axis=0)  # the loss is the mean over two samples
+    assert np.allclose(found["Tree.x"][0], [half * by_leaf])
+    # Children before parents: leaf, leaf, other, inner node, root.
+    expected = [half * by_leaf, half * by_leaf, np.zeros(2), np.full(2, 1.5), np.full(2, 1.5)]
+    assert np.allclose(found["Tree.x"][1], expected)

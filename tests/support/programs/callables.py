@@ -6,12 +6,18 @@ and what they hand on is bounded, so that long structures neither explode nor va
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tests.support.programs.draft import Callable_, Draft, Field, Shape, State
 from tests.support.programs.scope import CHILDREN, Group, Scope, common_fields, links
 from tests.support.programs.values import Expressions, call_text, class_text, state_text
 
+MEASURED = (
+    ("mean", "{}"),
+    ("mean", "{}"),
+    ("perplexity", "abs(tanh({}))"),
+    ("pearson", "tanh({}), tanh({})"),
+)
 BOUNDED = ("tanh({})", "sigmoid({})", "(0.5 * tanh({}) + 0.25)", "({} / 4)")
 
 
@@ -51,7 +57,9 @@ def body(draft: Draft, scope: Scope, result: Shape | State, bounded: bool) -> st
             count, width = draft.pick((2, 3)), draft.width()
             names = [draft.name("v") for _ in range(count)]
             whole = Expressions(draft, scope).value((count * width,))
-            lines.append(f"{', '.join(names)} = split({whole}, {count})")
+            shown = [*names[:-1], "_"] if draft.chance(20) else names
+            lines.append(f"{', '.join(shown)} = split({whole}, {count})")
+            names = [name for name in names if name in shown]
             for name in names:
                 scope.add(name, (width,))
         else:
@@ -117,7 +125,7 @@ def _add_group(draft: Draft) -> None:
     ways: list[str | None] = [CHILDREN, *links(draft, struct), None]
     way = draft.pick(ways)
     structs = [struct]
-    if way is not None and draft.chance(15):
+    if way is not None and draft.chance(20):
         structs.append(draft.pick(list(draft.structs)) if way == CHILDREN else struct)
     group = []
     for each in structs:
@@ -158,6 +166,8 @@ def _write_function(draft: Draft, function: Callable_, group: Group) -> None:
         else:
             value = _last(draft, scope, function.result, recursive)
         pattern = ", ".join([*(field.name for field in bound), "..."])
+        if draft.chance(30):
+            pattern = ", ".join(field.name if field in bound else "_" for field in fields)
         lines.append(f"    {name}({pattern}) -> {value}")
     draft.lines.append(f"{head} = match t:\n" + "\n".join(lines))
 
@@ -166,26 +176,34 @@ def _write_function(draft: Draft, function: Callable_, group: Group) -> None:
 
 
 def add_terms(draft: Draft) -> None:
-    """One or two losses, up to two metrics and two outputs."""
+    """One or two losses, up to two metrics and two outputs; something may be pushed."""
     for _ in range(draft.pick((1, 1, 2))):
         domain, scope = _domain(draft)
         weight = draft.pick(("", "", "0.5 * ", "2 * "))
         draft.lines.append(f"loss {weight}sum(t in {domain}) {_loss(draft, scope)}")
     for _ in range(draft.pick((0, 1, 2))):
         domain, scope = _domain(draft)
-        measure, value = draft.pick((("mean", "{}"), ("mean", "{}"), ("perplexity", "abs(tanh({}))")))
-        shown = value.format(_loss(draft, scope))
+        measure, value = draft.pick(MEASURED)
+        shown = value.format(*(_loss(draft, scope) for _ in range(value.count("{}"))))
         draft.lines.append(f"metric {draft.name('metric')} = {measure}(t in {domain}) {shown}")
     for _ in range(draft.pick((0, 1, 2))):
-        name = draft.name("out")
-        if draft.chance(50):
-            scope = Scope(draft)
-            root = next(iter(draft.structs))
-            scope.add_vertex("root", root, tuple(draft.structs[root].arms))
-            draft.lines.append(f"output {name} = {_output(draft, scope)}")
-        else:
-            domain, scope = _domain(draft)
-            draft.lines.append(f"output {name} = [{_output(draft, scope)} for t in {domain}]")
+        _add_output(draft, "output", lambda scope: _output(draft, scope))
+    if draft.chance(15):
+        width = (draft.width(),)
+        _add_output(draft, "push", lambda scope: Expressions(draft, scope).value(width, 2))
+
+
+def _add_output(draft: Draft, word: str, write: Callable[[Scope], str]) -> None:
+    """An output of the root or of every vertex of a domain."""
+    name = draft.name("out")
+    if draft.chance(50):
+        scope = Scope(draft)
+        root = next(iter(draft.structs))
+        scope.add_vertex("root", root, tuple(draft.structs[root].arms))
+        draft.lines.append(f"{word} {name} = {write(scope)}")
+    else:
+        domain, scope = _domain(draft)
+        draft.lines.append(f"{word} {name} = [{write(scope)} for t in {domain}]")
 
 
 def _domain(draft: Draft) -> tuple[str, Scope]:

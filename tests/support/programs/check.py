@@ -31,6 +31,7 @@ from dnc.ir.printer import print_program
 from dnc.ir.program import BACKWARD, Program
 from dnc.runtime.backend import Backend
 from dnc.runtime.data.usage import layout_of
+from dnc.runtime.outside import pushed_values
 from tests.support.executors import (
     NOISE,
     Bench,
@@ -160,9 +161,15 @@ def check_differences(prepared: Prepared, seed: int) -> None:
     direction = {name: random.normal(size=prepared.values[name].shape) for name in trained}
     exact = sum(float((prepared.expected.gradients[name] * direction[name]).sum()) for name in trained)
 
+    pushed = {
+        name: prepared.forest.tables[space.struct].data[field][prepared.forest.vertices(space)]
+        for name, (space, field) in pushed_values(prepared.program).items()
+    }
+
     def moved(step: float) -> float:
         values = {n: v + step * direction[n] if n in direction else v for n, v in prepared.values.items()}
-        return interpret(prepared.program, prepared.forest, values, noise=NOISE).loss
+        found = interpret(prepared.program, prepared.forest, values, noise=NOISE)
+        return found.loss + sum(float((found.outputs[name] * g).sum()) for name, g in pushed.items())
 
     slopes = [(moved(e) - moved(-e)) / (2 * e) for e in (1e-5, 3e-6)]
     scale = max(1.0, abs(exact), abs(prepared.expected.loss))
@@ -195,8 +202,10 @@ def check_conditioning(
 def _compared(results: Results) -> dict[str, Array]:
     """Everything of a run that is compared, as arrays."""
     found = {"loss": np.asarray(results.loss)}
-    found |= {f"metric {name}": np.asarray(value) for name, value in results.metrics.items()}
+    # A correlation with a constant is not a number: 2 is no correlation.
+    found |= {f"metric {name}": np.nan_to_num(value, nan=2.0) for name, value in results.metrics.items()}
     found |= {f"output {name}": array for name, array in results.outputs.items()}
+    found |= {f"gradient by {name}": array for name, array in results.pulled.items()}
     return found | {f"gradient {name}": array for name, array in results.gradients.items()}
 
 

@@ -35,7 +35,7 @@ class State:
 
 @attrs.frozen
 class Field:
-    """A field of a struct. kind: token, class, float, vector, child, optional or list."""
+    """A field of a struct. kind: token, class, float, vector, pulled, child, optional or list."""
 
     name: str
     kind: str
@@ -143,11 +143,16 @@ class Draft:
         return name
 
     def table(self, shape: Shape) -> str:
-        """A table over the vocabulary with rows of `shape`."""
-        name = self.name("E")
+        """A table over the vocabulary with rows of `shape`; it may be a matrix that products read too."""
+        name, rows = self.name("E"), self.dimensions["vocab"]
         self.tables[name] = shape
         sizes = ", ".join(["vocab", *(self.size_text(size) for size in shape)])
-        self._declare(f"{name}: table[{sizes}]")
+        if rows is not None and len(shape) == 1 and self.chance(40):
+            self.parameters[name] = (rows, *shape)
+            self.widths.append(rows)  # so that something is as wide as its products
+            self._declare(f"{name}: [{sizes}]")
+        else:
+            self._declare(f"{name}: table[{sizes}]")
         return name
 
     def _declare(self, parameter: str) -> None:

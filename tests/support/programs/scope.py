@@ -104,7 +104,7 @@ class Scope:
                 self.add(f"{table}[{text}]", shape, times)
         elif field.kind == "class":
             self.classes.setdefault(int(field.size or 0), []).append(text)
-        elif field.kind in ("float", "vector"):
+        elif field.kind in ("float", "vector", "pulled"):
             self.add(text, () if field.kind == "float" else (int(field.size or 0),), times)
 
     def _add_lists(self, text: str, struct: str, ways: frozenset[str], group: Group) -> None:

@@ -14,15 +14,16 @@ from tests.support.programs.draft import Draft, Field, Struct
 DATA: dict[str, Callable[[Draft], tuple[str, int | None]]] = {
     "token": lambda draft: ("token<vocab>", None),
     "class": lambda draft: ("class<classes>", draft.dimensions["classes"]),
-    "vector": lambda draft: _vector(draft),
+    "vector": lambda draft: _vector(draft, "vector"),
     "float": lambda draft: ("float", None),
+    "pulled": lambda draft: _vector(draft, "pulled"),
 }
 LINKS = {"child": "{}", "list": "[{}]", "optional": "{}?"}
 
 
-def _vector(draft: Draft) -> tuple[str, int]:
+def _vector(draft: Draft, kind: str) -> tuple[str, int]:
     width = draft.width()
-    return f"vector<{draft.size_text(width)}>", width
+    return f"{kind}<{draft.size_text(width)}>", width
 
 
 def add_structs(draft: Draft) -> None:
