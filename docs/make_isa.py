@@ -232,7 +232,7 @@ def _example(plan: Plan) -> str:
     schedule = example_schedule(plan)
     rows = ", ".join(f"`{name}` {count}" for name, count in schedule.rows.items())
     text = disassemble(schedule.words, plan)
-    return f"Rows of the spaces: {rows}.\n\n```\n{text}\n```\n"
+    return f"Rows of the spaces: {rows}.\n\n```text\n{text}\n```\n"
 
 
 def render(page: str) -> str:
