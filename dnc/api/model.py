@@ -26,7 +26,7 @@ from dnc.ir.program import Program
 from dnc.runtime.backend import Backend
 from dnc.runtime.build import Build
 from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
-from dnc.runtime.data import Dataset, Vocabulary, read, read_samples, table_rows
+from dnc.runtime.data import Dataset, Layout, Vocabulary, layout_of, read, read_samples, table_rows
 from dnc.runtime.embeddings import Embeddings, read_embeddings, table_of
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.initialize import check_finite, initialize, load_weights, shapes
@@ -35,6 +35,7 @@ from dnc.runtime.outside import Arrays, hand_back, hand_in, pulled_fields, pushe
 from dnc.runtime.phases import EVALUATE, RESULT_KINDS
 from dnc.runtime.pool import static_pool
 from dnc.runtime.predictions import in_file_order, metric_classes
+from dnc.runtime.predictor import MOST_SAMPLES, Predictor
 from dnc.runtime.session import Evaluation, Session
 from dnc.runtime.trace.timeline import OFF, Timeline
 
@@ -59,6 +60,8 @@ class Model:
         self._session: Session | None = None
         self._attached: Dataset | None = None
         self._forwarded: tuple[Dataset, NDArray[np.int32]] | None = None
+        self._predictor: Predictor | None = None
+        self._layouts: dict[bool, Layout] = {}
         self._encoders: WeakKeyDictionary[Dataset, Encoder] = WeakKeyDictionary()
 
     @property
@@ -121,12 +124,15 @@ class Model:
                 min_count=min_count,
             )
         else:
+            if labels_required not in self._layouts:
+                self._layouts[labels_required] = layout_of(self.program, labels_required)
             dataset = read_samples(
                 data,
                 self.program,
                 self.vocabularies,
                 labels_required=labels_required,
                 min_count=min_count,
+                layout=self._layouts[labels_required],
             )
         if self.vocabularies is None:
             self._start(dataset.vocabularies)
@@ -358,7 +364,16 @@ class Model:
         samples, children before parents for nested ones.
         """
         dataset, numbers = self._batch(batch, labels_required=False)
-        found = self.session.predict(self.encoder(dataset), numbers)
+        return self._predict(dataset, numbers)
+
+    def _predict(self, dataset: Dataset, numbers: NDArray[np.int32]) -> dict[str, list[Any]]:
+        if dataset.samples <= MOST_SAMPLES and len(numbers) == dataset.samples:
+            if self._predictor is None or self._predictor.session is not self.session:
+                self._predictor = Predictor(self.session)
+            found = self._predictor.predict(dataset.forest)
+            found = {name: [values[at] for at in numbers] for name, values in found.items()}
+        else:
+            found = self.session.predict(self.encoder(dataset), numbers)
         return in_file_order(found, self.plan, dataset, numbers)
 
     # ---- inside another net ------------------------------------------------------------------------
@@ -371,9 +386,9 @@ class Model:
         """
         dataset, numbers = self._batch(batch, labels_required=False)
         hand_in(dataset, numbers, pulled_fields(self.program), pulled or {}, "pulled vector")
-        found = self.session.predict(self.encoder(dataset), numbers)
+        found = self._predict(dataset, numbers)
         self._forwarded = dataset, numbers
-        return in_file_order(found, self.plan, dataset, numbers)
+        return found
 
     def backward(self, pushed: Arrays | None = None) -> tuple[float, dict[str, list[Any]]]:
         """Trains on the batch that `forward` was called with: (loss, gradients by pulled vectors).

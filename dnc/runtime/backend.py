@@ -74,6 +74,15 @@ class Backend(Protocol):
     def times(self, slot: int) -> list[Times]:
         """After `finish`: the times of the slot's traced launches, each [workers, words of a run]."""
 
+    def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
+        """One launch to its end, then copies of words of the pool, (first, count) each.
+
+        The shortest way from a schedule to values: nothing else may be under way. Errors as `finish`.
+        """
+
+    def time_kernels(self) -> list[float] | None:
+        """From now on `run` appends the seconds of every kernel alone; None where that is unknown."""
+
 
 class VMBackend:
     """The reference VM as a backend, for tests and for looking closely."""
@@ -134,3 +143,12 @@ class VMBackend:
     def times(self, slot: int) -> list[Times]:
         """None."""
         return []
+
+    def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
+        """Runs a schedule, and reads."""
+        self.launch([schedule], 0)
+        return [self.read(at, count) for at, count in reads]
+
+    def time_kernels(self) -> list[float] | None:
+        """The VM is no device to be timed."""
+        return None

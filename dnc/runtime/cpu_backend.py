@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import zip_longest
@@ -31,6 +32,7 @@ Array = NDArray[Any]
 # Yields of a waiting worker before the launch is given up: at least ten seconds.
 YIELD_LIMIT = 1 << 25
 MAX_WORKERS = 256
+MOST_VIEWS = 1024
 
 
 class CpuBackend:
@@ -61,6 +63,9 @@ class CpuBackend:
         self._pool: Array = np.zeros(0, np.float32)
         self._traced_kernel: Any = None
         self._slots: list[_Launches | None] = [None, None]
+        self._header = isa.layout(plan).header
+        self._views: dict[tuple[int, int], tuple[Array, Any]] = {}  # of the pool, where schedules lie
+        self._times: list[float] | None = None
 
     @property
     def launches(self) -> int:
@@ -86,6 +91,7 @@ class CpuBackend:
         except MemoryError:
             raise fail(f"{self.name}: there are no {words * 4 / 2**20:,.0f} MiB of memory") from None
         self._tensor = self._tirx.tensor(self._pool)
+        self._views.clear()
 
     def write(self, at: int, values: Array) -> None:
         """Copies words into the pool, after all launches so far."""
@@ -112,12 +118,8 @@ class CpuBackend:
 
     def launch(self, schedules: Sequence[Schedule], slot: int, traced: int = 0) -> None:
         """Copies the schedules into the pool and hands them to the threads."""
-        header, first, size = isa.layout(self.plan).header, schedules[0], len(schedules[0].words)
-        replicas, workers, sync = (int(first.words[header[name]]) for name in ("replicas", "workers", "sync"))
-        total = replicas * workers
-        if not 0 < total <= MAX_WORKERS:
-            raise fail(f"{total} workers; a CPU has at most {MAX_WORKERS}")
-        self._grow(total)
+        first, size = schedules[0], len(schedules[0].words)
+        total, sync = self._grid_of(first)
         last = self._slots[1 - slot]
         for here in (self._slots[slot], last):
             if here is not None and (here is not last or here.workers != total):
@@ -148,14 +150,61 @@ class CpuBackend:
         for future in here.futures:
             future.result()
         for words in here.abort:
-            record = dict(zip(isa.ABORT_FIELDS, words.tolist(), strict=True))
-            if record["waiter"]:
-                exchange = isa.ABORT_EXCHANGES[record["exchange"]]
-                raise fail(
-                    f"{self.name}: worker {record['waiter'] - 1} gave up at instruction "
-                    f"{record['instruction']} ({exchange}, {record['missing']} arrivals missing)"
-                )
+            self._check(words)
         return here.results.copy()
+
+    def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
+        """Runs a schedule in this thread, with the other workers in theirs; then copies words."""
+        self._synchronize()
+        total, sync = self._grid_of(schedule)
+        at, size = schedule.address * 4, len(schedule.words)
+        if (at, size) not in self._views:
+            if len(self._views) >= MOST_VIEWS:
+                self._views.clear()
+            words = self._pool[at : at + size].view(np.int32)
+            self._views[at, size] = words, self._tirx.tensor(words)
+        words, tensor = self._views[at, size]
+        words[:] = schedule.words
+        at = sync + isa.SYNC_ABORT * isa.SYNC_STRIDE
+        abort = words[at : at + len(isa.ABORT_FIELDS)]
+        start = time.perf_counter()
+        others = [
+            thread.submit(self._run, number, [tensor], abort[None])
+            for number, thread in enumerate(self._threads[1:total], 1)
+        ]
+        self._run(0, [tensor], abort[None])
+        for other in others:
+            other.result()
+        if self._times is not None:
+            self._times.append(time.perf_counter() - start)
+        self._launches += 1
+        self._check(abort)
+        return [self._pool[first : first + count].copy() for first, count in reads]
+
+    def time_kernels(self) -> list[float] | None:
+        """The time from the first worker's start to the last one's end."""
+        self._times = []
+        return self._times
+
+    def _grid_of(self, schedule: Schedule) -> tuple[int, int]:
+        """All workers of a schedule, for whom there are threads now; where its counters begin."""
+        words = schedule.words
+        replicas, workers, sync = (int(words[self._header[n]]) for n in ("replicas", "workers", "sync"))
+        total = replicas * workers
+        if not 0 < total <= MAX_WORKERS:
+            raise fail(f"{total} workers; a CPU has at most {MAX_WORKERS}")
+        self._grow(total)
+        return total, sync
+
+    def _check(self, abort: Array) -> None:
+        """DiagnosticError if a launch was given up."""
+        if abort[0]:
+            record = dict(zip(isa.ABORT_FIELDS, abort.tolist(), strict=True))
+            exchange = isa.ABORT_EXCHANGES[record["exchange"]]
+            raise fail(
+                f"{self.name}: worker {record['waiter'] - 1} gave up at instruction "
+                f"{record['instruction']} ({exchange}, {record['missing']} arrivals missing)"
+            )
 
     # ---- threads --------------------------------------------------------------------------------
 

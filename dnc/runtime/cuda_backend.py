@@ -38,6 +38,7 @@ TIME_LIMIT_US = 2_000_000
 # What comes back of a launch: its results, and behind them the words up to the abort record.
 RECORD = isa.RESULT_WORDS + (isa.SYNC_ABORT + 1) * isa.SYNC_STRIDE
 MOST_LAUNCHES = 1024  # in one group
+FIRST_READ = 16  # words before what `run` brings back: the abort record
 
 ARGUMENTS = {
     "pool": "pointer",
@@ -78,6 +79,9 @@ class CudaBackend:
         self._pool: DeviceBuffer | None = None
         self._traced: Kernel | None = None
         self._slots: list[_Slot | None] = [None, None]
+        self._direct: _Direct | None = None
+        self._header = isa.layout(plan).header
+        self._times: list[float] | None = None
         self._before = self.device.launches
 
     def _load(self, files: dict[str, bytes]) -> Kernel:
@@ -173,7 +177,7 @@ class CudaBackend:
         filled = here.words[: count * size].reshape(count, size)
         for row, schedule in zip(filled, schedules, strict=True):
             row[:] = schedule.words
-        header = isa.layout(self.plan).header
+        header = self._header
         sync, replicas = (int(first.words[header[name]]) for name in ("sync", "replicas"))
         words_at = self._at(first.address * 4)
         grid = replicas * self.workers
@@ -238,11 +242,74 @@ class CudaBackend:
             here.times = []
         return found
 
+    def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
+        """One copy there, one launch, one copy back for the abort record and each range; one wait."""
+        words, count = schedule.words, sum(count for _, count in reads)
+        here, stream = self._direct_for(len(words), count), self.device.stream
+        sync, replicas = (int(words[self._header[name]]) for name in ("sync", "replicas"))
+        here.words[: len(words)] = words
+        words_at = self._at(schedule.address * 4)
+        grid = replicas * self.workers
+        try:
+            if grid not in here.calls:
+                here.calls[grid] = self.device.call(self.kernel, self._shape(grid))
+            call = here.calls[grid]
+            call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
+            call.set(words=words_at, counters=words_at + sync * 4)
+            stream.upload(DeviceBuffer(words_at, len(words) * 4), here.pinned, len(words) * 4)
+            if self._times is not None:
+                stream.mark(here.before)
+            call.launch()
+            if self._times is not None:
+                stream.mark(here.after)
+            abort_at = words_at + (sync + isa.SYNC_ABORT * isa.SYNC_STRIDE) * 4
+            stream.download_to(here.back.address, abort_at, len(isa.ABORT_FIELDS) * 4)
+            begin = FIRST_READ
+            for first, size in reads:
+                stream.download_to(here.back.address + begin * 4, self._at(first), size * 4)
+                begin += size
+            stream.synchronize()
+            if self._times is not None:
+                self._times.append(here.after.microseconds_since(here.before) * 1e-6)
+            record = here.back_words[: len(isa.ABORT_FIELDS)].tolist()
+            raise_on_abort(dict(zip(isa.ABORT_FIELDS, record, strict=True)), isa.ABORT_EXCHANGES)
+        except CudaError as error:
+            raise fail(str(error)) from error
+        found, begin = [], FIRST_READ
+        for _, size in reads:
+            found.append(here.back_words[begin : begin + size].view(np.float32).copy())
+            begin += size
+        return found
+
+    def time_kernels(self) -> list[float] | None:
+        """The time between two events around the kernel."""
+        self._times = []
+        return self._times
+
+    def _direct_for(self, words: int, back: int) -> _Direct:
+        """Pinned memory for `run`: so many words there, so many back."""
+        here = self._direct
+        if here is None or len(here.words) < words or len(here.back_words) < back + FIRST_READ:
+            if here is not None:
+                here.pinned.free()
+                here.back.free()
+            device = self.device
+            here = _Direct(
+                device.pinned(max(words * 2, 1 << 14) * 4),
+                device.pinned(max((back + FIRST_READ) * 2, 1 << 12) * 4),
+                device.stream.record(),
+                device.stream.record(),
+            )
+            self._direct = here
+        return here
+
     def forget_calls(self) -> None:
         """Sets launches up anew, for who has replaced `device` to look at them."""
         for here in self._slots:
             if here is not None:
                 here.call = None
+        if self._direct is not None:
+            self._direct.calls.clear()
 
     def _slot(self, slot: int, words: int) -> _Slot:
         here = self._slots[slot]
@@ -276,3 +343,12 @@ class _Slot:
         self.results = self.room[:0].reshape(0, RECORD)
         self.times: list[_Runs] = []
         self.call: Call | None = None
+
+
+class _Direct:
+    """Pinned memory and calls (by workers) of launches that are waited for at once."""
+
+    def __init__(self, pinned: PinnedBuffer, back: PinnedBuffer, before: Event, after: Event) -> None:
+        self.pinned, self.back, self.before, self.after = pinned, back, before, after
+        self.words, self.back_words = pinned.view(np.int32), back.view(np.int32)
+        self.calls: dict[int, Call] = {}

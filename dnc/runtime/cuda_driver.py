@@ -138,6 +138,10 @@ class Stream:
             "copy from the GPU",
         )
 
+    def download_to(self, host: int, address: int, size: int) -> None:
+        """Copy ``size`` bytes from the GPU to page-locked memory at ``host``, asynchronously."""
+        _check(_driver().cuMemcpyDtoHAsync(host, address, size, self.handle), "copy from the GPU")
+
     def download_rows(self, to: PinnedBuffer, source: DeviceBuffer, rows: int, pitch: int) -> None:
         """Copy ``rows`` times ``source.size`` bytes, ``pitch`` bytes apart on the GPU, asynchronously."""
         driver = _driver()

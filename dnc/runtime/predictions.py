@@ -69,16 +69,22 @@ def read_result(backend: Backend, schedule: Schedule, result: Result) -> Array:
 
 def _by_sample(data: Encoder, schedule: Schedule, space: str, values: Array, samples: Ints) -> list[Any]:
     """Splits the rows of a space by sample, in the order of `samples`."""
+    rows = sample_rows(data, schedule, space, samples)
+    return [None if each is None else values[each] for each in rows]
+
+
+def sample_rows(data: Encoder, schedule: Schedule, space: str, samples: Ints) -> list[Any]:
+    """The rows of each sample in a space: their numbers, or of roots the number (None if it has none)."""
     prepared = data.prepared.spaces[space]
     position = schedule.positions[space]
     sample = np.searchsorted(prepared.begin, position, side="right") - 1
     order = np.lexsort((prepared.vertex[position], sample))
-    ordered, rows = sample[order], values[order]
+    ordered = sample[order]
     first = np.searchsorted(ordered, samples, side="left")
     last = np.searchsorted(ordered, samples, side="right")
     if schedule.plan.program.space(space).selection == ROOT:
-        return [rows[a] if a < b else None for a, b in zip(first, last, strict=True)]
-    return [rows[a:b] for a, b in zip(first, last, strict=True)]
+        return [order[a] if a < b else None for a, b in zip(first, last, strict=True)]
+    return [order[a:b] for a, b in zip(first, last, strict=True)]
 
 
 def in_file_order(

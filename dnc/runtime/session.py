@@ -24,6 +24,7 @@ from dnc.ir.optimizers import OPTIMIZERS, Hyper, Update
 from dnc.ir.plan import NoiseList, Plan
 from dnc.runtime.backend import Backend
 from dnc.runtime.encoder import DoesNotFit, Encoder, Part
+from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.measurements import Measurements
 from dnc.runtime.memory import MEGABYTE, Memory
 from dnc.runtime.phases import EVALUATE, PREDICT, TRAIN
@@ -121,6 +122,7 @@ class Session:
         self.memory = Memory(plan, backend, table_rows, memory_words)
         self.steps_done = 0
         self.seed = seed
+        self._modes = Modes(plan)
         self._is_noisy = any(isinstance(item, NoiseList) for item in plan.lists)
         self.optimizer, self.optimizer_steps = "sgd", 0
         self._slot = 0
@@ -178,12 +180,12 @@ class Session:
 
     def attach(self, forest: Forest) -> Encoder:
         """Prepares a data set for this session's plan; the work that is done once per set."""
-        return Encoder(prepare(self.plan, forest), self.memory.pool)
+        return Encoder(prepare(self.plan, forest), self.memory.pool, self._modes)
 
     def reserve(self, data: Encoder, batch: int) -> None:
         """Makes room for training batches of `batch` samples, measured on the heaviest ones."""
         heaviest = np.argsort(-data.prepared.weight, kind="stable")[:batch]
-        self._encode(data, np.sort(heaviest).astype(np.int32), TRAIN)
+        self.encode(data, np.sort(heaviest).astype(np.int32), TRAIN)
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -229,7 +231,7 @@ class Session:
     def _train_alone(self, data: Encoder, samples: Sequence[int] | Ints, hyper: Hyper) -> None:
         """Launches a batch, in parts if it does not fit."""
         data, chosen = self._distinct(data, samples)
-        schedules = self._encode(data, chosen, TRAIN, self._updates([hyper])[0])
+        schedules = self.encode(data, chosen, TRAIN, self._updates([hyper])[0])
         batch = _Batch(self.steps_done + 1, len(chosen), len(schedules))
         for schedule in schedules:
             self._launch([(schedule, batch)])
@@ -314,7 +316,7 @@ class Session:
         whole, measurements = _Batch(0, len(chosen), 0), Measurements(self.plan, self.classes)
         for begin in range(0, len(chosen), CHUNK):
             part, numbers = self._distinct(data, chosen[begin : begin + CHUNK])
-            for schedule in self._encode(part, numbers, EVALUATE):
+            for schedule in self.encode(part, numbers, EVALUATE):
                 self._launch([(schedule, whole)])
                 if measurements.need_rows:
                     self._drain()
@@ -328,7 +330,7 @@ class Session:
         distinct, inverse = np.unique(_all_or(data, samples), return_inverse=True)
         found: dict[str, list[Any]] = {r.name: [] for r in self.plan.results if r.kind == "output"}
         for begin in range(0, len(distinct), CHUNK):
-            for schedule in self._encode(data, distinct[begin : begin + CHUNK], PREDICT):
+            for schedule in self.encode(data, distinct[begin : begin + CHUNK], PREDICT):
                 self._launch([(schedule, _Batch(0, 1, 1))])
                 self._drain()
                 outputs = collect(self.backend, data, schedule, np.sort(schedule.samples))
@@ -351,7 +353,7 @@ class Session:
         self._check_samples(data, chosen)
         if len(np.unique(chosen)) < len(chosen):
             raise fail("a sample occurs twice in the batch, and its gradients would be handed out as one")
-        schedules = self._encode(data, chosen, TRAIN, self._updates([hyper])[0])
+        schedules = self.encode(data, chosen, TRAIN, self._updates([hyper])[0])
         if len(schedules) > 1:
             raise fail("the batch does not fit into memory at once; take fewer samples")
         batch = _Batch(self.steps_done + 1, len(chosen), 1)
@@ -364,6 +366,16 @@ class Session:
         return result, collect_gradients(self.backend, data, schedules[0])
 
     # ---- launches -------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Waits for all training steps; NotFinite if one of them made no update."""
+        self._settle(0)
+
+    def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[Floats]:
+        """One launch to its end, with nothing else under way; then words of the pool: (first, count)."""
+        if self._verifies:
+            verify(schedule)
+        return self.backend.run(schedule, reads)
 
     def _distinct(self, data: Encoder, samples: Sequence[int] | Ints) -> tuple[Encoder, Ints]:
         """The batch's data and sample numbers; a sample that occurs twice gets vertices of its own."""
@@ -380,7 +392,7 @@ class Session:
             wrong = chosen.min() if chosen.min() < 0 else chosen.max()
             raise fail(f"a batch holds sample {wrong}; the data has {data.prepared.samples}")
 
-    def _encode(self, data: Encoder, samples: Ints, mode: str, update: Update = Update()) -> list[Schedule]:
+    def encode(self, data: Encoder, samples: Ints, mode: str, update: Update = Update()) -> list[Schedule]:
         """The schedules of a batch: one, or as many parts as it takes to fit."""
         replicas, workers = self.backend.grid(len(samples), mode == TRAIN)
         parts = 1

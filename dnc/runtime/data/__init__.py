@@ -6,7 +6,9 @@ In: one sample a line, nested or flat, as a program's structs describe it. Out: 
 
 from dnc.runtime.data.describe import describe, summarize
 from dnc.runtime.data.examples import examples
+from dnc.runtime.data.layout import Layout
 from dnc.runtime.data.reader import Dataset, read, read_samples
+from dnc.runtime.data.usage import layout_of
 from dnc.runtime.data.vocabulary import (
     Vocabulary,
     load_vocabularies,
@@ -18,9 +20,11 @@ from dnc.runtime.data.vocabulary import (
 
 __all__ = [
     "Dataset",
+    "Layout",
     "Vocabulary",
     "describe",
     "examples",
+    "layout_of",
     "load_vocabularies",
     "read",
     "read_samples",

@@ -22,6 +22,7 @@ from dnc.ir.program import Program
 from dnc.ir.structure import OUTSIDE
 from dnc.runtime.data.columns import Columns, assemble, empty_columns, file_positions
 from dnc.runtime.data.flat import is_flat, read_flat
+from dnc.runtime.data.layout import Layout
 from dnc.runtime.data.lines import load, objects
 from dnc.runtime.data.nested import nested_reader
 from dnc.runtime.data.problems import Problem, ProblemList, kind_of
@@ -61,7 +62,8 @@ def read(
     """
     problems = ProblemList(str(path))
     samples = objects(load(path), problems)
-    return _read(samples, problems, program, vocabularies, labels_required, min_count)
+    layout = layout_of(program, labels_required)
+    return _read(samples, problems, program, vocabularies, layout, min_count)
 
 
 def read_samples(
@@ -72,14 +74,17 @@ def read_samples(
     labels_required: bool = True,
     min_count: int = 1,
     name: str = "samples",
+    layout: Layout | None = None,
 ) -> Dataset:
     """The same for samples in memory, as decoded JSON; errors count them from 1.
 
+    layout: that of the program with these `labels_required`, where it is known already.
     Arrays and numbers of NumPy, or of anything else that speaks DLPack, count as lists and numbers.
     """
     problems = ProblemList(name)
     plain = _plain_samples(samples, problems)
-    return _read(plain, problems, program, vocabularies, labels_required, min_count)
+    layout = layout or layout_of(program, labels_required)
+    return _read(plain, problems, program, vocabularies, layout, min_count)
 
 
 def _plain_samples(samples: Iterable[Any], problems: ProblemList) -> Iterator[tuple[int, Any]]:
@@ -112,11 +117,11 @@ def _read(
     problems: ProblemList,
     program: Program,
     vocabularies: Mapping[str, Vocabulary] | None,
-    labels_required: bool,
+    layout: Layout,
     min_count: int,
 ) -> Dataset:
     with _no_cycles():
-        columns = _collect(samples, problems, program, labels_required)
+        columns = _collect(samples, problems, layout)
     problems.check()
     if not columns.lines:
         problems.add("the file is empty, expected one sample a line")
@@ -130,13 +135,14 @@ def _read(
 
 def _with_outside(forest: Forest, program: Program) -> Forest:
     """The forest with zeros in the fields that are handed in for every batch."""
-    tables = {}
+    tables = dict(forest.tables)
     for struct in program.structs:
-        table = forest.tables[struct.name]
         widths = {f.name: f.width for f in struct.fields.values() if f.kind == OUTSIDE}
-        zeros = {name: np.zeros((len(table), width), np.float32) for name, width in widths.items()}
-        tables[struct.name] = attrs.evolve(table, data={**table.data, **zeros})
-    return attrs.evolve(forest, structs=program_structs(program), tables=tables)
+        if widths:
+            table = forest.tables[struct.name]
+            zeros = {name: np.zeros((len(table), width), np.float32) for name, width in widths.items()}
+            tables[struct.name] = attrs.evolve(table, data={**table.data, **zeros})
+    return Forest(program_structs(program), forest.root, tables, forest.roots)
 
 
 @contextmanager
@@ -152,11 +158,8 @@ def _no_cycles() -> Iterator[None]:
             gc.enable()
 
 
-def _collect(
-    samples: Iterable[tuple[int, Any]], problems: ProblemList, program: Program, labels_required: bool
-) -> Columns:
+def _collect(samples: Iterable[tuple[int, Any]], problems: ProblemList, layout: Layout) -> Columns:
     """The vertices of all samples as they stand in the file (incomplete where there are problems)."""
-    layout = layout_of(program, labels_required)
     columns = empty_columns(layout)
     nested = nested_reader(columns)
     for line, sample in samples:

@@ -18,16 +18,15 @@ from numpy.typing import NDArray
 from dnc.diagnostics import Diagnostic, DiagnosticError
 from dnc.ir import isa
 from dnc.ir.forest import Ints
-from dnc.ir.machine import machine
 from dnc.ir.noise import NONE
 from dnc.ir.optimizers import Update
-from dnc.ir.plan import Buffer, ChildrenList, DenseGradient, IndexList, Plan, TableGradient, padded
-from dnc.ir.program import LEVEL
+from dnc.ir.plan import ChildrenList, DenseGradient, Plan, TableGradient, padded
 from dnc.runtime.encoder.lists import Group, Lists, Touched
-from dnc.runtime.encoder.queues import Columns, columns, encode_queues
+from dnc.runtime.encoder.modes import Mode, Modes
+from dnc.runtime.encoder.queues import encode_queues
 from dnc.runtime.encoder.rows import Rows, assign, space_rows
 from dnc.runtime.encoder.words import Numbers, Words
-from dnc.runtime.phases import TRAIN, Step, sequence
+from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import MAX_ADDRESS, StaticPool, units
 from dnc.runtime.prepared import Prepared
 from dnc.runtime.schedule import Schedule
@@ -58,48 +57,16 @@ class Part:
     tokens: dict[str, Ints] | None = None
 
 
-@attrs.frozen(eq=False)
-class _Mode:
-    """What training, evaluation or prediction needs of a plan."""
-
-    columns: Columns
-    spaces: tuple[str, ...]
-    buffers: tuple[Buffer, ...]
-    lists: tuple[IndexList, ...]
-
-
 class Encoder:
     """Encodes batches of one prepared data set for one static pool."""
 
-    def __init__(self, prepared: Prepared, pool: StaticPool) -> None:
+    def __init__(self, prepared: Prepared, pool: StaticPool, modes: Modes | None = None) -> None:
+        """modes: what other encoders of the plan know of it too."""
         self.prepared, self.pool = prepared, pool
         self.plan: Plan = prepared.plan
-        self.layout = isa.layout(self.plan)
+        self.modes = modes or Modes(self.plan)
+        self.layout = self.modes.layout
         self.lists = Lists(prepared)
-        self._modes: dict[str, _Mode] = {}
-        self._buffer = {buffer.name: buffer for buffer in self.plan.buffers}
-        self._splits = machine(self.plan.target).splits_gradients
-        self._number = {opcode.name: opcode.number for opcode in self.plan.opcodes}
-        self._rates = isa.rate_groups(self.plan)
-        self._leveled = {stage.space for stage in self.plan.program.stages if stage.placement == LEVEL}
-
-    def _mode(self, mode: str) -> _Mode:
-        if mode not in self._modes:
-            steps = sequence(self.plan, mode)
-            written = {s.buffer for step in steps for s in step.segment.stores}
-            written |= {s.buffer for step in steps for s in step.segment.scratch}
-            written |= {s[0] for step in steps for t in step.segment.transposed for s in t.stores}
-            used = {name for step in steps for name in _lists_of(step)}
-            if mode == TRAIN:
-                for gradient in self.plan.dense_gradients:
-                    used |= {getattr(p.address, "list", "") for p in gradient.pieces}
-            self._modes[mode] = _Mode(
-                columns(self.plan, steps),
-                tuple(dict.fromkeys(step.segment.space for step in steps)),
-                tuple(buffer for buffer in self.plan.buffers if buffer.name in written),
-                tuple(item for item in self.plan.lists if item.name in used),
-            )
-        return self._modes[mode]
 
     # ---- batches --------------------------------------------------------------------------------
 
@@ -160,10 +127,10 @@ class Encoder:
         pool_words: int | None,
         noise: NDArray[np.uint32],
     ) -> list[Schedule]:
-        known = self._mode(mode)
+        known = self.modes.mode(mode)
         assigned = assign(batches, self.prepared.weight, replicas)
         rows = {
-            name: space_rows(self.prepared.spaces[name], assigned, name in self._leveled)
+            name: space_rows(self.prepared.spaces[name], assigned, name in self.modes.leveled)
             for name in known.spaces
         }
         touched = self._touched(mode, rows, part)
@@ -232,7 +199,7 @@ class Encoder:
 
     def _allocate(
         self,
-        known: _Mode,
+        known: Mode,
         mode: str,
         rows: dict[str, Rows],
         workers: int,
@@ -281,14 +248,14 @@ class Encoder:
         chunks: Numbers,
     ) -> tuple[Ints, dict[str, tuple[int, Numbers]]]:
         """What every worker runs behind the recursion, and where the results are."""
-        number, bases = self._number, group.bases
+        number, bases = self.modes.number, group.bases
         tail: list[list[Field]] = [[number[isa.GRID_BARRIER], 1]]
         results: dict[str, tuple[int, Numbers]] = {}
         for result in self.plan.results:
             if result.kind in ("loss", "metric") and result.buffer in bases:
                 word = isa.RESULT_FIRST + len(results)
                 counts = group.rows[result.space].spread.counts
-                stride = self._buffer[result.buffer].width
+                stride = self.modes.buffer[result.buffer].width
                 tail.append([number[isa.REDUCE], bases[result.buffer], counts, stride, word])
                 results[f"{result.kind}:{result.name}"] = (word, counts)
         if mode == TRAIN:
@@ -310,7 +277,7 @@ class Encoder:
         chunks: Numbers,
     ) -> list[list[Field]]:
         """Weight gradients, their norm, the update."""
-        number, found = self._number, list[list[Field]]()
+        number, found = self.modes.number, list[list[Field]]()
         ordinals = itertools.count(2)
 
         def exchange() -> list[Field]:
@@ -334,7 +301,7 @@ class Encoder:
             norms = norms + tokens
         if part.update:
             found += [exchange(), [number[isa.NORM], self.pool.dense, chunks], exchange()]
-            for begin, count, rate in self._rates:
+            for begin, count, rate in self.modes.rates:
                 found.append([number[optimizer], begin, count, norms, isa.float_bits(rate)])
             for table in self.plan.table_gradients:
                 tokens = touched[table.parameter].spread.counts
@@ -348,7 +315,7 @@ class Encoder:
         They depend on the batch alone, and so do the bits. Gradients that add up over launches have one.
         """
         gradients = self.plan.dense_gradients
-        if mode != TRAIN or not self._splits or part != Part() or not gradients:
+        if mode != TRAIN or not self.modes.splits or part != Part() or not gradients:
             return np.ones(1, np.int32)
         counts = np.stack([rows[gradient.space].spread.counts for gradient in gradients])
         most = min(isa.MOST_CHUNKS, -(-PIECES // sum(gradient_tiles(gradient) for gradient in gradients)))
@@ -415,17 +382,3 @@ def _by_tiling(plan: Plan) -> tuple[list[DenseGradient], list[DenseGradient]]:
 def gradient_tiles(gradient: DenseGradient) -> int:
     """Tiles of 64 x 64 elements, the pieces of work of one chunk of rows."""
     return -(-gradient.rows // 64) * max(1, -(-sum(piece.width for piece in gradient.pieces) // 64))
-
-
-def _lists_of(step: Step) -> set[str]:
-    """Names of the lists that a segment reads."""
-    found: set[str] = set()
-    addresses = [load.address for load in step.segment.loads]
-    addresses += [piece.address for product in step.segment.products for piece in product.pieces]
-    for address in addresses:
-        for field in ("list", "plain", "partial", "children"):
-            name = getattr(address, field, None)
-            if isinstance(name, str):
-                found.add(name)
-    found.update(store.children for store in step.segment.stores if store.children is not None)
-    return found

@@ -181,7 +181,7 @@ class Lists:
         numbers, everywhere = self._numbers(item.space, item.path, item.field)
         number = numbers[rows.positions]
         if isinstance(item, TableList):
-            found = group.bases[item.parameter] + number * self._table_stride(item.parameter)
+            found = group.bases[item.parameter] + number * self.table_stride(item.parameter)
             number = found if everywhere else np.where(number >= 0, found, 0)
         return body.add(spread.matrix(number))
 
@@ -197,7 +197,8 @@ class Lists:
         at = body.add(filled.reshape(spread.batches, -1).view(np.int32))
         return body.add_addresses(spread.matrix(group.address + at // 4 + spread.local * (stride // 4)))
 
-    def _table_stride(self, parameter: str) -> int:
+    def table_stride(self, parameter: str) -> int:
+        """The distance of a table's rows, in addresses."""
         return padded(self.program.parameter(parameter).row_size) // 4
 
     # ---- slots ----------------------------------------------------------------------------------
@@ -275,7 +276,7 @@ class Lists:
     def encode_table(self, table: TableGradient, touched: Touched, group: Group) -> dict[str, int]:
         """Appends the lists of a table's gradient."""
         names, body, spread = isa.table_lists(table.parameter), group.body, touched.spread
-        stride = self._table_stride(table.parameter)
+        stride = self.table_stride(table.parameter)
         found = {names[0]: body.add(spread.matrix(group.bases[table.parameter] + touched.tokens * stride))}
         targets = iter(touched.targets)
         for name, sources in ((names[1], table.plain), (names[2], table.partial)):

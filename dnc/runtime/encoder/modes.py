@@ -1,0 +1,81 @@
+"""What an encoder needs of a plan, whatever the data: worked out once a session, not once a data set.
+
+In: a plan. Out: the layout of its schedules, and per mode the steps, spaces, buffers and lists.
+Guaranteed: nothing here depends on data, so encoders of one plan share it.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from dnc.ir import isa
+from dnc.ir.machine import machine
+from dnc.ir.plan import Buffer, IndexList, Plan
+from dnc.ir.program import LEVEL
+from dnc.runtime.encoder.queues import Columns, columns
+from dnc.runtime.phases import RESULT_KINDS, TRAIN, Step, sequence
+
+
+@attrs.frozen(eq=False)
+class Mode:
+    """What training, evaluation or prediction needs of a plan.
+
+    buffers: those that the host reads come first, so that one copy brings them.
+    """
+
+    columns: Columns
+    spaces: tuple[str, ...]
+    buffers: tuple[Buffer, ...]
+    lists: tuple[IndexList, ...]
+
+
+class Modes:
+    """The layout of a plan's schedules and its modes, by need."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.layout = isa.layout(plan)
+        self.buffer = {buffer.name: buffer for buffer in plan.buffers}
+        self.splits = machine(plan.target).splits_gradients
+        self.number = {opcode.name: opcode.number for opcode in plan.opcodes}
+        self.rates = isa.rate_groups(plan)
+        self.leveled = {stage.space for stage in plan.program.stages if stage.placement == LEVEL}
+        self._modes: dict[str, Mode] = {}
+
+    def mode(self, name: str) -> Mode:
+        """What a mode runs, writes and reads."""
+        if name not in self._modes:
+            self._modes[name] = self._make(name)
+        return self._modes[name]
+
+    def _make(self, name: str) -> Mode:
+        steps = sequence(self.plan, name)
+        written = {s.buffer for step in steps for s in step.segment.stores}
+        written |= {s.buffer for step in steps for s in step.segment.scratch}
+        written |= {s[0] for step in steps for t in step.segment.transposed for s in t.stores}
+        used = {item for step in steps for item in _lists_of(step)}
+        if name == TRAIN:
+            for gradient in self.plan.dense_gradients:
+                used |= {getattr(p.address, "list", "") for p in gradient.pieces}
+        read = {result.buffer for result in self.plan.results if result.kind in RESULT_KINDS[name]}
+        buffers = [buffer for buffer in self.plan.buffers if buffer.name in written]
+        return Mode(
+            columns(self.plan, steps),
+            tuple(dict.fromkeys(step.segment.space for step in steps)),
+            tuple(sorted(buffers, key=lambda buffer: buffer.name not in read)),
+            tuple(item for item in self.plan.lists if item.name in used),
+        )
+
+
+def _lists_of(step: Step) -> set[str]:
+    """Names of the lists that a segment reads."""
+    found: set[str] = set()
+    addresses = [load.address for load in step.segment.loads]
+    addresses += [piece.address for product in step.segment.products for piece in product.pieces]
+    for address in addresses:
+        for field in ("list", "plain", "partial", "children"):
+            name = getattr(address, field, None)
+            if isinstance(name, str):
+                found.add(name)
+    found.update(store.children for store in step.segment.stores if store.children is not None)
+    return found

@@ -1,0 +1,247 @@
+"""Predictions of small batches with little work on the host: schedules of shapes that were seen are kept.
+
+In: a session and small forests, one after another. Out: the declared outputs, as `Session.predict`.
+Guaranteed: the same bits. Samples of one shape (arms, links, order) have schedules that differ in
+their data alone: token and class numbers, and vectors. So a schedule is encoded once a shape; later
+only those words are filled in, nothing is allocated for the launch, and one copy brings the results.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.ir.forest import Forest, path_struct
+from dnc.ir.plan import ClassList, TableList, VectorList, padded
+from dnc.runtime.encoder import Encoder
+from dnc.runtime.phases import PREDICT
+from dnc.runtime.pool import StaticPool
+from dnc.runtime.predictions import sample_rows
+from dnc.runtime.prepared import Indices
+from dnc.runtime.schedule import Schedule, list_words
+from dnc.runtime.session import Session
+
+# Batches of more samples rarely have a shape again.
+MOST_SAMPLES = 32
+# Shapes that are kept, and words of schedules at most.
+MOST_SHAPES = 4096
+MOST_WORDS = 1 << 24
+# Results that are closer than this many words come in one copy.
+NEAR = 1024
+
+Range = tuple[int, int]
+
+
+def shape_of(forest: Forest) -> bytes:
+    """What two forests share whose schedules differ in their data alone."""
+    parts: list[NDArray[Any]] = [forest.roots]
+    for table in forest.tables.values():
+        parts += [table.begin, table.arm, table.previous, table.parent, *table.children.values()]
+        for begin, entries in table.lists.values():
+            parts += [begin, entries]
+    return b"".join(
+        [np.array([len(part) for part in parts], np.int32).tobytes(), *(p.tobytes() for p in parts)]
+    )
+
+
+@attrs.frozen(eq=False)
+class _Numbers:
+    """Words that follow from the numbers in a field: base + number * stride; `absent` for none."""
+
+    words: slice
+    struct: str
+    field: str
+    target: Indices
+    base: int
+    stride: int
+    absent: int
+    everywhere: bool
+
+    def fill(self, words: NDArray[np.int32], forest: Forest) -> None:
+        """Writes them for the data of a forest."""
+        values: Any = forest.tables[self.struct].data[self.field]
+        if not len(values):
+            return
+        numbers = values[self.target]
+        found = self.base + numbers * self.stride
+        if self.everywhere and numbers.min() >= 0:
+            words[self.words] = found
+        else:
+            words[self.words] = np.where((self.target >= 0) & (numbers >= 0), found, self.absent)
+
+
+@attrs.frozen(eq=False)
+class _Vectors:
+    """Words that are the vectors in a field, [rows, stride], zeros for none."""
+
+    words: slice
+    struct: str
+    field: str
+    target: Indices
+    width: int
+    stride: int
+
+    def fill(self, words: NDArray[np.int32], forest: Forest) -> None:
+        """Writes them for the data of a forest."""
+        values: Any = forest.tables[self.struct].data[self.field]
+        if not len(values):
+            return
+        rows = words[self.words].view(np.float32).reshape(-1, self.stride)
+        found = values.reshape(len(values), self.width)
+        if len(found) == len(rows) and (self.target == np.arange(len(rows))).all():
+            rows[:, : self.width] = found
+        else:
+            rows[:, : self.width] = np.where((self.target >= 0)[:, None], found[self.target], 0)
+
+
+@attrs.frozen(eq=False)
+class _Output:
+    """Where an output's rows are in what was read, and which of them are a sample's.
+
+    rows: per sample the numbers of its rows; of a root None where the sample has none.
+    """
+
+    name: str
+    part: int
+    begin: int
+    count: int
+    width: int
+    shape: tuple[int, ...]
+    is_integer: bool
+    rows: Sequence[Any]
+
+    def values(self, parts: Sequence[NDArray[np.float32]]) -> list[Any]:
+        """One value or array a sample."""
+        size = int(np.prod(self.shape, dtype=np.int64))
+        words = parts[self.part][self.begin : self.begin + self.count * self.width]
+        found = words.reshape(self.count, self.width)[:, :size].reshape(self.count, *self.shape)
+        values: NDArray[Any] = np.rint(found).astype(np.int32) if self.is_integer else found.copy()
+        return [None if rows is None else values[rows] for rows in self.rows]
+
+
+@attrs.frozen(eq=False)
+class Template:
+    """The schedule of a shape. fills: what follows from the data; reads: what comes back."""
+
+    schedule: Schedule
+    pool: StaticPool
+    fills: tuple[_Numbers | _Vectors, ...]
+    reads: tuple[Range, ...]
+    outputs: tuple[_Output, ...]
+
+
+class Predictor:
+    """See the module."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._templates: OrderedDict[bytes, Template] = OrderedDict()
+        self._words = 0
+
+    def predict(self, forest: Forest) -> dict[str, list[Any]]:
+        """The declared outputs of all samples, in order; they are few."""
+        self.session.settle()
+        shape = shape_of(forest)
+        found = self._templates.get(shape)
+        if found is None or found.pool is not self.session.memory.pool:
+            made = make_template(self.session, forest)
+            if made is None:  # it takes several launches
+                return self.session.predict(self.session.attach(forest))
+            self._keep(shape, made)
+            found = made
+        else:
+            self._templates.move_to_end(shape)
+        return run_template(self.session, found, forest)
+
+    def _keep(self, shape: bytes, made: Template) -> None:
+        old = self._templates.pop(shape, None)
+        self._words += made.schedule.words.size - (0 if old is None else old.schedule.words.size)
+        self._templates[shape] = made
+        while len(self._templates) > MOST_SHAPES or self._words > MOST_WORDS:
+            _, gone = self._templates.popitem(last=False)
+            self._words -= gone.schedule.words.size
+
+
+def run_template(session: Session, template: Template, forest: Forest) -> dict[str, list[Any]]:
+    """One launch for the data of a forest of the template's shape; the declared outputs."""
+    for fill in template.fills:
+        fill.fill(template.schedule.words, forest)
+    parts = session.run(template.schedule, template.reads)
+    return {output.name: output.values(parts) for output in template.outputs}
+
+
+def make_template(session: Session, forest: Forest) -> Template | None:
+    """The template of a forest's shape; None if its samples do not fit into one launch."""
+    data = session.attach(forest)
+    samples = np.arange(forest.samples, dtype=np.int32)
+    schedules = session.encode(data, samples, PREDICT)
+    if len(schedules) > 1:
+        return None
+    schedule = schedules[0]
+    reads, places = _ranges(schedule)
+    outputs = []
+    for result in schedule.plan.results:
+        if result.kind == "output":
+            rows, width = schedule.rows[result.space], schedule.plan.buffer(result.buffer).width
+            part, begin = places[result.name]
+            numbers = sample_rows(data, schedule, result.space, samples)
+            is_integer = result.dtype == "i32"
+            outputs.append(_Output(result.name, part, begin, rows, width, result.shape, is_integer, numbers))
+    fills = _fills(data, schedule)
+    return Template(schedule, session.memory.pool, fills, reads, tuple(outputs))
+
+
+def _ranges(schedule: Schedule) -> tuple[tuple[Range, ...], dict[str, Range]]:
+    """Ranges of the pool (first word, words) that hold all outputs; by output its range and place there."""
+    wanted = sorted(
+        (
+            schedule.bases[result.buffer] * 4,
+            schedule.rows[result.space] * schedule.plan.buffer(result.buffer).width,
+            result.name,
+        )
+        for result in schedule.plan.results
+        if result.kind == "output"
+    )
+    ranges: list[Range] = []
+    places: dict[str, Range] = {}
+    for at, count, name in wanted:
+        if ranges and at - sum(ranges[-1]) <= NEAR:
+            first = ranges[-1][0]
+            ranges[-1] = first, at + count - first
+        else:
+            ranges.append((at, count))
+        places[name] = len(ranges) - 1, at - ranges[-1][0]
+    return tuple(ranges), places
+
+
+def _fills(data: Encoder, schedule: Schedule) -> tuple[_Numbers | _Vectors, ...]:
+    found: list[_Numbers | _Vectors] = []
+    structs, prepared = data.prepared.forest.structs, data.prepared
+    for item in data.modes.mode(PREDICT).lists:
+        if not isinstance(item, TableList | ClassList | VectorList):
+            continue
+        rows, positions = schedule.rows[item.space], schedule.positions[item.space]
+        if not rows:
+            continue
+        at = list_words(schedule.words, data.layout, item.name)
+        struct = path_struct(structs, schedule.plan.program.space(item.space).struct, item.path)
+        target = prepared.targets[item.space, item.path][positions]
+        if isinstance(item, VectorList):
+            stride = padded(item.width)
+            first = (int(schedule.words[at]) - schedule.address) * 4
+            words = slice(first, first + rows * stride)
+            found.append(_Vectors(words, struct, item.field, target, item.width, stride))
+            continue
+        base, stride, absent = 0, 1, -1
+        if isinstance(item, TableList):
+            base, absent = schedule.bases[item.parameter], 0
+            stride = data.lists.table_stride(item.parameter)
+        everywhere = bool((target >= 0).all())
+        words = slice(at, at + rows)
+        found.append(_Numbers(words, struct, item.field, target, base, stride, absent, everywhere))
+    return tuple(found)
