@@ -79,6 +79,11 @@ class Model:
         """Kernels launched so far."""
         return self.backend.launches
 
+    @property
+    def encoded(self) -> int:
+        """Predictions of small batches so far whose shape was new, so that a schedule was encoded."""
+        return 0 if self._predictor is None else self._predictor.encoded
+
     def check_trains(self) -> None:
         """DiagnosticError if the build was compiled for inference."""
         if not self.plan.trains:

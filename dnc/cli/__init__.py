@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
+from dnc.cli.bench import bench
 from dnc.cli.check import check
 from dnc.cli.compile import compile_command
 from dnc.cli.explain import explain
@@ -79,6 +80,7 @@ def options(
     """A compiler for dynamic neural networks: trees, sequences, DAGs."""
 
 
+app.command("bench")(_guarded(bench))
 app.command("check")(_guarded(check))
 app.command("compile")(_guarded(compile_command))
 app.command("explain")(_guarded(explain))

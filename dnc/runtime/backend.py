@@ -80,8 +80,11 @@ class Backend(Protocol):
         The shortest way from a schedule to values: nothing else may be under way. Errors as `finish`.
         """
 
-    def time_kernels(self) -> list[float] | None:
-        """From now on `run` appends the seconds of every kernel alone; None where that is unknown."""
+    def time_kernels(self, on: bool = True) -> list[float] | None:
+        """From now on `run` appends the seconds of every kernel alone to the list; None where it cannot.
+
+        With False it does so no longer.
+        """
 
 
 class VMBackend:
@@ -149,6 +152,6 @@ class VMBackend:
         self.launch([schedule], 0)
         return [self.read(at, count) for at, count in reads]
 
-    def time_kernels(self) -> list[float] | None:
+    def time_kernels(self, on: bool = True) -> list[float] | None:
         """The VM is no device to be timed."""
         return None

@@ -281,9 +281,9 @@ class CudaBackend:
             begin += size
         return found
 
-    def time_kernels(self) -> list[float] | None:
+    def time_kernels(self, on: bool = True) -> list[float] | None:
         """The time between two events around the kernel."""
-        self._times = []
+        self._times = [] if on else None
         return self._times
 
     def _direct_for(self, words: int, back: int) -> _Direct:

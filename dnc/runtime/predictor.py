@@ -136,12 +136,13 @@ class Template:
 
 
 class Predictor:
-    """See the module."""
+    """See the module. encoded: calls so far whose schedule was not known."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._templates: OrderedDict[bytes, Template] = OrderedDict()
         self._words = 0
+        self.encoded = 0
 
     def predict(self, forest: Forest) -> dict[str, list[Any]]:
         """The declared outputs of all samples, in order; they are few."""
@@ -149,6 +150,7 @@ class Predictor:
         shape = shape_of(forest)
         found = self._templates.get(shape)
         if found is None or found.pool is not self.session.memory.pool:
+            self.encoded += 1
             made = make_template(self.session, forest)
             if made is None:  # it takes several launches
                 return self.session.predict(self.session.attach(forest))

@@ -16,6 +16,8 @@ OPTIONAL = "canonicalize, inline, hoist, fuse"
 TARGETS = "cuda:sm_80, cuda:sm_86, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_120"
 
 FLOAT = "expected a positive number that a 32-bit float holds"
+ONE_OF = "error: expected one of --latency and --throughput"
+NO_BUILD = "error: none: there is no such build; make one with dnc compile"
 LOST = "is read here too and would be lost; choose another file to write"
 
 COMMANDS = [
@@ -56,7 +58,31 @@ COMMANDS = [
         "error: --classes does not go with the format 'csv'; its options are: --columns, --delimiter, "
         "--numeric, --tokens, --structure, --seed, --rare, --counted-in, --longest",
     ),
-    ("run none --data train.jsonl", "error: none: there is no such build; make one with dnc compile"),
+    ("bench build --data train.jsonl", ONE_OF),
+    (
+        "bench build --data train.jsonl --latency --throughput",
+        ONE_OF,
+    ),
+    (
+        "bench build --data train.jsonl --throughput --prepared",
+        "error: --prepared goes with --latency: throughput is that of prepared structures anyway",
+    ),
+    (
+        "bench build --data train.jsonl --latency --batch 1,0",
+        "error: --batch: found '0', expected the samples of a call, 1 or more",
+    ),
+    ("bench build --data train.jsonl --latency --calls 0", "error: --calls: found 0, expected 1 or more"),
+    ("bench build --data train.jsonl --latency --warmup -1", "error: --warmup: found -1, expected 0 or more"),
+    (
+        "bench build --data train.jsonl --throughput --seconds 0",
+        "error: --seconds: found 0, expected a positive number",
+    ),
+    (
+        "bench none --data train.jsonl --latency",
+        NO_BUILD,
+    ),
+    ("bench build --data none.jsonl --latency", "error: none.jsonl: there is no such file"),
+    ("run none --data train.jsonl", NO_BUILD),
     ("run thesis --data train.jsonl", "error: thesis: not a build: manifest.json is missing"),
     ("run train.jsonl --data train.jsonl", "error: train.jsonl: is a file, expected the folder of a build"),
     ("run build --data train.jsonl --device tpu", "error: unknown device 'tpu'; devices: cpu, cuda, vm"),
