@@ -81,7 +81,7 @@ COMMANDS = [
         "bench none --data train.jsonl --latency",
         NO_BUILD,
     ),
-    ("bench build --data none.jsonl --latency", "error: none.jsonl: there is no such file"),
+    ("bench build --data none.jsonl --latency", "none.jsonl: error: there is no such file"),
     ("run none --data train.jsonl", NO_BUILD),
     ("run thesis --data train.jsonl", "error: thesis: not a build: manifest.json is missing"),
     ("run train.jsonl --data train.jsonl", "error: train.jsonl: is a file, expected the folder of a build"),
