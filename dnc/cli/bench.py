@@ -12,7 +12,7 @@ from dnc.cli.options import names_of
 from dnc.diagnostics import fail
 
 if TYPE_CHECKING:
-    from dnc.bench import Latency, Throughput
+    from dnc.api.bench import Latency, Throughput
 
 
 def bench(
@@ -38,7 +38,7 @@ def bench(
 ) -> None:
     """Measure how long predictions take, copies and encoding included."""
     from dnc import api
-    from dnc.bench import as_json, measure_latency, measure_throughput, read_structures
+    from dnc.api.bench import as_json, measure_latency, measure_throughput, read_structures
 
     if latency == throughput:
         raise fail("expected one of --latency and --throughput")
@@ -80,7 +80,7 @@ def _show(found: list[Latency | Throughput]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from dnc.bench import Latency
+    from dnc.api.bench import Latency
 
     first = found[0]
     if isinstance(first, Latency):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dnc
-from dnc.bench import measure_latency, measure_throughput, read_structures, times
+from dnc.api.bench import measure_latency, measure_throughput, read_structures, times
 from dnc.compiler import PlanOptions, compile_model
 from dnc.diagnostics import DiagnosticError
 from tests.support.models import EXAMPLES

@@ -26,7 +26,7 @@ from dnc.runtime.outside import pulled_fields, vertices_of
 from dnc.runtime.phases import PREDICT, RESULT_KINDS
 
 if TYPE_CHECKING:
-    from dnc.api import Model
+    from dnc.api.model import Model
 
 PERCENTILES = (50, 90, 99)
 Call = Callable[[], Any]
