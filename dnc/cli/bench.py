@@ -36,7 +36,7 @@ def bench(
     replicas: Annotated[int | None, typer.Option(help="Copies of the weights.", min=1, hidden=True)] = None,
     workers: Annotated[int | None, typer.Option(help="Workers of a replica.", min=1, hidden=True)] = None,
 ) -> None:
-    """Measure how long predictions take, copies and encoding included."""
+    """Time predictions, copies and encoding included."""
     from dnc import api
     from dnc.api.bench import as_json, measure_latency, measure_throughput, read_structures
 
