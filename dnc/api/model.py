@@ -372,7 +372,8 @@ class Model:
         return self._predict(dataset, numbers)
 
     def _predict(self, dataset: Dataset, numbers: NDArray[np.int32]) -> dict[str, list[Any]]:
-        if dataset.samples <= MOST_SAMPLES and len(numbers) == dataset.samples:
+        known = dataset.samples <= MOST_SAMPLES and len(numbers) == dataset.samples
+        if known and not self.timeline.is_recording:
             if self._predictor is None or self._predictor.session is not self.session:
                 self._predictor = Predictor(self.session)
             found = self._predictor.predict(dataset.forest)

@@ -68,6 +68,11 @@ class Timeline:
         self.launches: list[TracedLaunch] = []
         self._asked, self._missing = launches, launches
 
+    @property
+    def is_recording(self) -> bool:
+        """Whether launches are missing."""
+        return self._missing > 0
+
     def host(self, name: str, batches: int = 1) -> AbstractContextManager[None]:
         """Measures what the host does in the block, as long as launches are missing."""
         return self._span(name, batches) if self._missing else _NOTHING
