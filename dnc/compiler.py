@@ -22,6 +22,7 @@ from dnc.ir.plan import Plan, WeightFormat
 from dnc.ir.plan_text import print_plan
 from dnc.ir.printer import print_program
 from dnc.ir.program import Program
+from dnc.ir.remarks import Remark, Remarks
 from dnc.kernel_cache import cached_kernels
 from dnc.passes.canonicalize import Canonicalize
 from dnc.passes.differentiate import Differentiate
@@ -84,6 +85,7 @@ class CompileReport:
     warnings: tuple[Diagnostic, ...]
     targets: tuple[TargetReport, ...]
     seconds: float
+    remarks: tuple[Remark, ...] = ()
 
 
 # ---- the pipeline -------------------------------------------------------------------------------
@@ -121,7 +123,7 @@ def make_plan(
 ) -> Plan:
     """The plan of a transformed program for a machine ("cpu", "sm_90a", ...)."""
     chip = machine(target)
-    plan = Fuse(enabled=FUSE not in options.without)(program)
+    plan = Fuse(enabled=FUSE not in options.without).decide(program, show.remarks or Remarks())
     plan = attrs.evolve(plan, target=target, trains=options.mode == TRAIN)
     if not chip.is_gpu:
         plan = attrs.evolve(plan, weight_format=WeightFormat(CPU_PANEL))
@@ -231,21 +233,28 @@ def compile_model(
     if options.cluster and not all(options.cluster in machine(name).clusters for name in machines):
         raise fail(f"not every target has clusters of {options.cluster}")
     source, program, warnings = read_program(path, settings or {})
-    transformed = transform(program, options, show)
+    of_program = Remarks()
+    transformed = transform(program, options, attrs.evolve(show, remarks=of_program))
+    remarks = of_program.all()
     if show.stop_after in {step.name for step in program_passes(options.mode)}:
-        return CompileReport(program.name, None, warnings, (), time.perf_counter() - start)
+        return CompileReport(program.name, None, warnings, (), time.perf_counter() - start, remarks)
     reports, kernels, used = [], {}, dict[str, PlanOptions]()
     for name in machines:
         begin = time.perf_counter()
         if show.stop_after is not None:
-            make_plan(transformed, name, options, show)
+            of_plan = Remarks(target_name(name))
+            make_plan(transformed, name, options, attrs.evolve(show, remarks=of_plan))
+            remarks += of_plan.all()
         else:
-            used[target_name(name)], plan, made, cached = _without_spills(transformed, name, options, show)
+            used[target_name(name)], plan, made, cached, said = _without_spills(
+                transformed, name, options, show
+            )
+            remarks += said
             kernels[target_name(name)] = made
             sizes = {file: len(content) for file, content in made.items()}
             reports.append(TargetReport(target_name(name), plan, sizes, cached, time.perf_counter() - begin))
     if show.stop_after is not None:
-        return CompileReport(program.name, None, warnings, (), time.perf_counter() - start)
+        return CompileReport(program.name, None, warnings, (), time.perf_counter() - start, remarks)
     build = Build(
         Path(out),
         program.name,
@@ -258,15 +267,18 @@ def compile_model(
             report.name: Target(report.plan.target, attrs.asdict(used[report.name]), digest(report.plan))
             for report in reports
         },
+        remarks,
     )
     write_build(build, kernels)
-    return CompileReport(program.name, Path(out), warnings, tuple(reports), time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    return CompileReport(program.name, Path(out), warnings, tuple(reports), seconds, remarks)
 
 
 def _without_spills(
     program: Program, target: str, options: PlanOptions, show: PassOptions
-) -> tuple[PlanOptions, Plan, dict[str, bytes], bool]:
-    """The kernels of a target: (options that were used, plan, files, whether all were in the cache).
+) -> tuple[PlanOptions, Plan, dict[str, bytes], bool, tuple[Remark, ...]]:
+    """The kernels of a target: (options that were used, plan, files, whether all were in the cache,
+    remarks on that plan).
 
     A model of many different segments leaves fewer registers to weights than one of a few. How many,
     the target's compiler says: where its code spills, there is a plan with fewer weights in registers.
@@ -277,12 +289,13 @@ def _without_spills(
         budgets += [whole.registers - 32 * step for step in range(1, whole.registers // 32 + 1)]
     for registers in budgets:
         tried = attrs.evolve(options, registers=registers)
-        plan = make_plan(program, target, tried, show)
+        said = Remarks(target_name(target))
+        plan = make_plan(program, target, tried, attrs.evolve(show, remarks=said))
         made, known = cached_kernels(plan, digest(plan))
         cached = cached and known
         if not whole.is_gpu or not spilled(made):
             break
-    return tried, plan, made, cached
+    return tried, plan, made, cached, said.all()
 
 
 def spilled(files: Mapping[str, bytes]) -> int:

@@ -24,7 +24,7 @@ from generated import Stale, rewrite, with_blocks
 
 from benchmarks.model_data import VARIANTS, program_of
 from dnc.compiler import make_plan, read_program, transform
-from dnc.explain import BACKWARD_LEVEL, FORWARD_LEVEL, exchange_count, phase_steps
+from dnc.explain.facts import BACKWARD_LEVEL, FORWARD_LEVEL, exchange_count, phase_steps
 from dnc.ir.machine import machine
 from dnc.ir.plan import REGISTER, SHARED, STREAMED, Plan
 

@@ -1,6 +1,6 @@
 """Reports without a device: `check_data` on a program and its data, `explain_build` on a build.
 
-In: paths. Out: text for people. Guaranteed: nothing is compiled, opened on a device or written.
+In: paths. Out: text or a page for people. Guaranteed: nothing is compiled or opened on a device.
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ import msgspec
 
 from dnc.compiler import build_plan, machine_of, read_program, target_name
 from dnc.diagnostics import Diagnostic, fail
-from dnc.explain import explain_plan, explain_schedule
-from dnc.runtime.build import read_build
-from dnc.runtime.data import describe, examples, read, read_samples, summarize, table_rows
+from dnc.explain.facts import PlanFacts, gather
+from dnc.explain.html import as_page
+from dnc.explain.memory import MemoryFacts, memory_facts
+from dnc.explain.text import as_text, explain_schedule
+from dnc.ir.plan import Plan
+from dnc.runtime.atomic import check_output, write_atomically
+from dnc.runtime.build import Build, check_outside, read_build
+from dnc.runtime.data import Dataset, describe, examples, read, read_samples, summarize, table_rows
+
+GPU_MEMORY = 80 * 2**30
 
 
 @attrs.frozen
@@ -43,30 +50,70 @@ def check_data(
     return DataCheck(checked.name, warnings, describe(checked), summary)
 
 
+@attrs.frozen
+class Explained:
+    """A build's targets by name: plan, facts, memory, and the samples that the memory is about."""
+
+    build: Build
+    targets: tuple[tuple[str, Plan, PlanFacts, MemoryFacts, Dataset], ...]
+
+    def text(self, schedule: bool = False, batch: int = 32, remarks: bool = False) -> str:
+        """For a terminal. schedule: with the instructions of the first `batch` samples."""
+        build = self.build
+        settings = ", ".join(f"{name} = {size}" for name, size in build.settings.items()) or "none"
+        parts = [f"model {build.model} of {build.source_name}, settings: {settings}"]
+        for name, plan, facts, memory, data in self.targets:
+            parts.append(as_text(facts, memory))
+            if remarks:
+                own = [remark for remark in build.remarks if remark.target in ("", name)]
+                parts.append("\n".join(str(remark.diagnostic()) for remark in own) or "no remarks")
+            if schedule:
+                rows = table_rows(plan.program, data.vocabularies)
+                parts.append(explain_schedule(plan, data.forest, rows, batch))
+        return "\n\n".join(parts)
+
+    def page(self) -> str:
+        """One self-contained HTML page."""
+        build = self.build
+        targets = [(name, facts, memory) for name, _, facts, memory, _ in self.targets]
+        remarks = [remark for remark in build.remarks if remark.target in ("", *(t[0] for t in targets))]
+        return as_page(build.model, build.source_name, build.source, build.settings, targets, remarks)
+
+    def write_page(self, path: str | Path) -> None:
+        """Writes the page; DiagnosticError if that is not possible."""
+        check_output(path)
+        check_outside(path)
+        try:
+            write_atomically(Path(path), [self.page().encode()])
+        except OSError as error:
+            raise fail(f"{path}: cannot be written: {error.strerror}") from None
+
+
 def explain_build(
     build: str | Path,
     target: str | None = None,
     *,
-    schedule: bool = False,
     data: str | Path | None = None,
-    batch: int = 32,
-) -> str:
-    """What the compiler made of a build, as text; with `schedule` also a batch's instructions.
+    memory_bytes: int = GPU_MEMORY,
+) -> Explained:
+    """What the compiler made of a build.
 
-    The batch is the first of `data`, else one made-up sample.
+    data: what activations are measured on; a made-up sample without. memory_bytes: of the device for
+    which the largest batch is worked out.
     """
     opened = read_build(build)
     names = tuple(opened.targets) if target is None else (target_name(machine_of(target)),)
     if not set(names) <= set(opened.targets):
         raise fail(f"{build}: has no target {names[0]}, only {', '.join(opened.targets)}")
-    settings = ", ".join(f"{name} = {size}" for name, size in opened.settings.items()) or "none"
-    parts = [f"model {opened.model} of {opened.source_name}, settings: {settings}"]
+    found = []
     for name in names:
         plan = build_plan(opened, name)
-        parts.append(explain_plan(plan))
-        if schedule:
+        if data is None:
             example = msgspec.json.decode(examples(plan.program)[1])
-            given = read_samples([example], plan.program) if data is None else read(data, plan.program)
-            rows = table_rows(plan.program, given.vocabularies)
-            parts.append(explain_schedule(plan, given.forest, rows, batch))
-    return "\n\n".join(parts)
+            given, what = read_samples([example], plan.program), "a made-up sample"
+        else:
+            given, what = read(data, plan.program), f"samples as in {data}"
+        rows = table_rows(plan.program, given.vocabularies)
+        memory = memory_facts(plan, given.forest, rows, memory_bytes, what)
+        found.append((name, plan, gather(plan), memory, given))
+    return Explained(opened, tuple(found))

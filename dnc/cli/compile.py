@@ -38,6 +38,9 @@ def compile_command(
     ] = False,
     stop_after: Annotated[str | None, typer.Option(help="Stop behind this pass; no build.")] = None,
     dump_dir: Annotated[Path | None, typer.Option(help="Write the IR behind every pass there.")] = None,
+    remarks: Annotated[
+        bool, typer.Option("--remarks", help="Say what could not be hoisted, fused, kept on the chip.")
+    ] = False,
     time_passes: Annotated[
         bool, typer.Option("--time-passes", help="Print how long every pass took.")
     ] = False,
@@ -64,6 +67,9 @@ def compile_command(
             print_after=print_after, stop_after=stop_after, dump_dir=dump_dir, time_passes=time_passes
         ),
     )
+    if remarks:
+        for remark in report.remarks:
+            print(remark.diagnostic(), file=sys.stderr)
     _tell(report)
 
 

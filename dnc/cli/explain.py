@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,8 +17,20 @@ def explain(
     ] = False,
     data: Annotated[Path | None, typer.Option(help="Data whose first batch is shown.")] = None,
     batch: Annotated[int, typer.Option(help="Samples of that batch.", min=1)] = 32,
+    html: Annotated[Path | None, typer.Option(help="Write one page that needs no network there.")] = None,
+    remarks: Annotated[
+        bool, typer.Option("--remarks", help="Say what could not be hoisted, fused, kept on the chip.")
+    ] = False,
+    memory: Annotated[
+        float, typer.Option(help="GiB of the device, for the largest batch that fits.", min=0)
+    ] = 80.0,
 ) -> None:
     """Show what the compiler made of a model, and why."""
     from dnc.api import explain_build
 
-    print(explain_build(build, target, schedule=schedule, data=data, batch=batch))
+    explained = explain_build(build, target, data=data, memory_bytes=int(min(memory, 2**20) * 2**30))
+    if html is None:
+        print(explained.text(schedule, batch, remarks))
+        return
+    explained.write_page(html)
+    print(f"wrote {html}", file=sys.stderr)

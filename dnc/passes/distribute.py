@@ -19,6 +19,7 @@ from dnc.ir.opdef import ELEMENTWISE, LIST, WHOLE
 from dnc.ir.ops import OPS
 from dnc.ir.plan import UNIT, VERTEX
 from dnc.ir.program import LEVEL, Stage
+from dnc.ir.remarks import Remarks
 from dnc.ir.types import ListType
 
 INPUT, CONSTANT, VIEW, PARTIAL = "input", "constant", "view", "partial"
@@ -54,13 +55,15 @@ class Distribution:
         self.kind: dict[Value, str] = {}
         self.step: dict[Value, int] = {}
         self.group: dict[Value, int] = {}
+        self.too_few: dict[Value, int] = {}  # values not shared out by units, for there are so few
         vertex = set() if stage.placement == LEVEL else self._small_stage(vertex_floats)
         while True:
             self._classify(vertex)
             wide = self._too_wide()
             if not wide:
                 break
-            vertex |= wide
+            vertex |= wide.keys()
+            self.too_few |= wide
 
     def _small_stage(self, vertex_floats: int) -> set[Value]:
         """All values, if the stage has few weights and anything to gain from whole vectors."""
@@ -207,9 +210,9 @@ class Distribution:
                         found = math.gcd(found, width_of(operand))
         return max(found, 1)
 
-    def _too_wide(self) -> set[Value]:
-        """Values of unit groups whose unit width would be too small to be worth sharing out."""
-        found: set[Value] = set()
+    def _too_wide(self) -> dict[Value, int]:
+        """Values of unit groups with too few units to be worth sharing out, and how many these are."""
+        found: dict[Value, int] = {}
         for group in set(self.group.values()):
             values = [v for v in self.group if self.group[v] == group]
             if self.kind[values[0]] == VERTEX:
@@ -219,8 +222,60 @@ class Distribution:
                 width_of(self.ops[v].operands[1]) if self.kind[v] == PARTIAL else width_of(v) for v in values
             )
             if widest > MAX_GATES * units:
-                found.update(values)
+                found |= dict.fromkeys(values, units)
         return found
+
+    # ---- why ------------------------------------------------------------------------------------
+
+    def remark(self, stage: Stage, remarks: Remarks) -> None:
+        """Where the stage is cut, and which products with parameters are not shared out by units."""
+        often = "at every level" if stage.placement == LEVEL else "once a batch"
+        for op in self.cell.ops:
+            if self.group.get(op.result) is None:
+                continue
+            reason = self._cut_before(op)
+            if reason:
+                text = f"'{stage.name}' is cut before this, with an exchange {often}: {reason}"
+                remarks.add(stage.name, text, op.span or stage.span)
+            names = [self.matrices[value] for value in op.operands if value in self.matrices]
+            if self.kind[op.result] == VERTEX and stage.placement == LEVEL and names:
+                text = f"{names[0]} is not shared out among the workers: {self._whole(op)}"
+                remarks.add(stage.name, text, op.span or stage.span)
+
+    def _cut_before(self, op: Op) -> str:
+        """Why an operation cannot follow what makes its operands on the same worker; "" if it can.
+
+        Only the operands that it waits for count, not those that were made long before.
+        """
+        user, whole = self.kind[op.result], op.opcode == "matmul"
+        kind = VERTEX if user == VERTEX else UNIT
+        for operand in op.operands:
+            if self._ready(operand, kind, whole) < self.step[op.result]:
+                continue
+            for source in self._behind_views(operand):
+                have = self.kind[source]
+                if have not in (UNIT, VERTEX, PARTIAL) or self.step[source] == self.step[op.result]:
+                    continue
+                if have == PARTIAL:
+                    return "it reads sums of which every worker has a part"
+                if have == VERTEX:
+                    return "it is shared out by units, and reads what is computed vertex by vertex"
+                if user == VERTEX:
+                    return self._whole(op)
+                return "the product needs a whole vector, of which every worker has made its units"
+        return ""
+
+    def _behind_views(self, value: Value) -> list[Value]:
+        if self.kind[value] != VIEW:
+            return [value]
+        return [source for operand in self.ops[value].operands for source in self._behind_views(operand)]
+
+    def _whole(self, op: Op) -> str:
+        """Why an operation is computed vertex by vertex."""
+        if op.result in self.too_few:
+            few = self.too_few[op.result]
+            return f"its vectors divide into {few} units at most, {MAX_GATES} gates to a unit"
+        return f"'{op.opcode}' needs whole vectors"
 
     def is_partial(self, value: Value) -> bool:
         """Whether a value is a sum that has partial terms."""

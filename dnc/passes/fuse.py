@@ -13,6 +13,7 @@ import attrs
 
 from dnc.ir.plan import BufferAddress, DenseGradient, Piece, Plan, Result, Segment
 from dnc.ir.program import DENSE, Program
+from dnc.ir.remarks import Remarks
 from dnc.passes.bind import Binder
 from dnc.passes.cut import Cutter, shifted
 
@@ -27,12 +28,19 @@ class Fuse:
 
     def __call__(self, program: Program) -> Plan:
         """The plan of `program`: segments, buffers and lists only."""
+        return self.decide(program, Remarks())
+
+    def decide(self, program: Program, remarks: Remarks) -> Plan:
+        """The same; where a stage is cut, and what is computed vertex by vertex, is remarked upon."""
+        remarks.decided_by = "fuse"
         binder = Binder(program)
         segments: list[Segment] = []
         results: list[Result] = []
         for stage in program.stages:
             cutter = Cutter(binder, stage, self.enabled, self.vertex_floats)
             segments.extend(cutter.cut())
+            if self.enabled:
+                cutter.found.remark(stage, remarks)
             results.extend(cutter.results)
         binder.finish()
         segments = [_completed(binder, segment) for segment in segments]

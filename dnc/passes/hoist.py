@@ -31,6 +31,8 @@ from dnc.ir.program import (
     StateOutput,
     TableInput,
 )
+from dnc.ir.remarks import Remarks
+from dnc.ir.structure import unless_path
 from dnc.ir.transform import prune
 
 
@@ -44,16 +46,25 @@ class Hoist:
 
     def __call__(self, program: Program) -> Program:
         """The program with placements, and with `.pre` stages where there is something to move."""
+        return self.decide(program, Remarks())
+
+    def decide(self, program: Program, remarks: Remarks) -> Program:
+        """The same; what stays in the recursion is remarked upon."""
         if any(stage.direction != FORWARD for stage in program.stages):
             raise ValueError("hoist runs before differentiate: the program has backward stages")
         program = place(program)
+        _remark_stages(program, remarks)
         if not self.split:
             return program
         early = early_states(program)
         stages: list[Stage] = []
         for stage in program.stages:
             placement = {known.name: known.placement for known in (*program.stages, *stages)}
-            stages.extend(split(stage, early, placement) if stage.placement == LEVEL else (stage,))
+            if stage.placement == LEVEL:
+                _remark_products(stage, _free_values(stage, early, placement), remarks)
+                stages.extend(split(stage, early, placement))
+            else:
+                stages.append(stage)
         return attrs.evolve(program, stages=tuple(stages))
 
 
@@ -169,6 +180,86 @@ def _free_values(stage: Stage, early: frozenset[tuple[str, str]], placement: dic
         if all(operand in free for operand in op.operands):
             free.add(op.result)
     return free
+
+
+def _remark_stages(program: Program, remarks: Remarks) -> None:
+    """Stages that run wavefront by wavefront without being recursive themselves."""
+    depends = reachable(program)
+    recursive = {name for name, found in depends.items() if name in found}
+    for stage in program.stages:
+        if stage.placement == LEVEL and stage.name not in recursive:
+            before = sorted(depends[stage.name] & recursive)
+            behind = sorted(name for name in recursive if stage.name in depends[name])
+            remarks.add(
+                stage.name,
+                f"'{stage.name}' runs wavefront by wavefront: it waits for the recursion of "
+                f"{', '.join(before)}, and that of {', '.join(behind)} waits for it",
+                stage.span,
+            )
+
+
+def _remark_products(stage: Stage, free: set[Value], remarks: Remarks) -> None:
+    """Products with parameters that stay in a stage of the recursion, and for what they wait."""
+    sources = dict(zip(stage.cell.inputs, stage.inputs, strict=True))
+    made = stage.cell.definitions()
+    for op in stage.cell.ops:
+        parameters = [sources.get(operand) for operand in op.operands]
+        named = [source.parameter for source in parameters if isinstance(source, ParameterInput)]
+        if op.result in free or not OPS[op.opcode].has(PRODUCT) or not named:
+            continue
+        waits, loose = _inputs(op, made, free)
+        text = ", ".join(dict.fromkeys(_words(sources[value]) for value in waits))
+        notes: tuple[str, ...] = ()
+        operand = made.get(op.operands[-1])
+        if operand is not None and operand.opcode == "concat" and loose:
+            parts = ", ".join(dict.fromkeys(_words(sources[value]) for value in loose))
+            columns = f"{named[0]} @ concat(a, b) is {named[0]}_a @ a + {named[0]}_b @ b"
+            notes = (f"{parts} would not wait: {columns}, and what has no part in the recursion leaves it",)
+        remarks.add(
+            stage.name,
+            f"the product with {named[0]} stays in the recursion: it waits for {text}",
+            op.span,
+            *notes,
+        )
+
+
+def _inputs(op: Op, made: dict[Value, Op], free: set[Value]) -> tuple[list[Value], list[Value]]:
+    """The cell's inputs behind an operation that wait for the recursion, and those that do not.
+
+    Parameters are left out.
+    """
+    waits: dict[Value, None] = {}
+    loose: dict[Value, None] = {}
+    todo, seen = list(reversed(op.operands[-1:])), set[Value]()
+    todo += [value for value in op.operands[:-1] if value not in free]
+    while todo:
+        value = todo.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value in made:
+            todo.extend(reversed(made[value].operands))
+        else:
+            (loose if value in free else waits).setdefault(value)
+    return list(waits), list(loose)
+
+
+def _words(source: Input) -> str:
+    """What an input is, for people."""
+    path = source.path if isinstance(source, StateInput | TableInput) else ()
+    steps = ".".join(step for step in path if unless_path(step) is None)
+    absent = [".".join(found) for found in map(unless_path, path) if found is not None]
+    where = (f" at {steps}" if steps else "") + (f" (without {', '.join(absent)})" if absent else "")
+    if isinstance(source, StateInput):
+        component = "" if source.component == "value" else f"{source.component} of "
+        return f"{component}{source.function}{where}"
+    if isinstance(source, TableInput):
+        return f"{source.parameter}[{source.field}]{where}"
+    if isinstance(source, FieldInput):
+        return f"field {source.field}"
+    if isinstance(source, ParameterInput):
+        return source.parameter
+    return f"what {source.stage} makes" if isinstance(source, SavedInput) else "random numbers"
 
 
 def _boundary(stage: Stage, free: set[Value]) -> list[Value]:

@@ -12,6 +12,8 @@ import attrs
 
 from dnc.ir.cell import Cell, Op, Value
 from dnc.ir.program import Input, Program, Stage, StateInput, StateOutput
+from dnc.ir.remarks import Remarks
+from dnc.passes.hoist import reachable
 from dnc.passes.paths import is_pulled
 
 
@@ -24,6 +26,10 @@ class Inline:
 
     def __call__(self, program: Program) -> Program:
         """The program with every such function gone."""
+        return self.decide(program, Remarks())
+
+    def decide(self, program: Program, remarks: Remarks) -> Program:
+        """The same; why a function without recursion stays is remarked upon."""
         while (callee := _candidate(program)) is not None:
             stages = tuple(_inlined(stage, callee) for stage in program.stages if stage.name != callee.name)
             program = attrs.evolve(
@@ -32,32 +38,53 @@ class Inline:
                 spaces=tuple(space for space in program.spaces if any(s.space == space.name for s in stages)),
                 functions=tuple(f for f in program.functions if f.name != callee.function),
             )
+        depends = reachable(program)
+        for function in program.functions:
+            own = [stage for stage in program.stages if stage.function == function.name]
+            reason = _obstacle(program, function.name)
+            if reason and not any(stage.name in depends[stage.name] for stage in own):
+                text = f"'{function.name}' is no part of its callers' stages: {reason}"
+                remarks.add(own[0].name, text, own[0].span)
         return program
 
 
 def _candidate(program: Program) -> Stage | None:
     """The stage of the next function that can be inlined, or None."""
     for function in program.functions:
-        stages = [stage for stage in program.stages if stage.function == function.name]
-        calls = [
-            (stage, bound)
-            for stage in program.stages
-            for bound in stage.inputs
-            if isinstance(bound, StateInput) and bound.function == function.name
-        ]
-        alone = len(stages) == 1 and len(stages[0].outputs) == len(function.state)
-        outside = any(is_pulled(program, stages[0], bound) for bound in stages[0].inputs) if stages else True
-        plain = not outside and all(
-            isinstance(output, StateOutput) for stage in stages for output in stage.outputs
-        )
-        same_vertex = all(not bound.path and not bound.is_list for _, bound in calls)
-        covered = alone and all(_covers(program, stages[0], stage) for stage, _ in calls)
-        recursive = any(stage.name == stages[0].name for stage, _ in calls) if stages else True
-        # Of functions that call each other one stays: a callee may not call what calls it.
-        last = all(stage.function is None for stage, _ in calls)
-        if calls and alone and plain and same_vertex and covered and last and not recursive:
-            return stages[0]
+        if _obstacle(program, function.name) == "":
+            return next(stage for stage in program.stages if stage.function == function.name)
     return None
+
+
+def _obstacle(program: Program, function: str) -> str | None:
+    """Why a function stays a stage of its own; "" if it need not, None if nothing calls it."""
+    stages = [stage for stage in program.stages if stage.function == function]
+    calls = [
+        (stage, bound)
+        for stage in program.stages
+        for bound in stage.inputs
+        if isinstance(bound, StateInput) and bound.function == function
+    ]
+    if not calls or not stages:
+        return None
+    outputs = [output for stage in stages for output in stage.outputs]
+    components = next(f for f in program.functions if f.name == function).state
+    if any(stage.name == stages[0].name for stage, _ in calls):
+        return "it calls itself"
+    if len(stages) > 1:
+        return "it has a body for every arm"
+    if len(stages[0].outputs) != len(components) or not all(isinstance(o, StateOutput) for o in outputs):
+        return "it saves more than what it returns"
+    if any(is_pulled(program, stages[0], bound) for bound in stages[0].inputs):
+        return "it reads pulled vectors, whose gradients it hands out"
+    for stage, bound in calls:
+        if bound.path or bound.is_list:
+            return f"'{stage.name}' calls it at another vertex ({'.'.join(bound.path)})"
+        if not _covers(program, stages[0], stage):
+            return f"'{stage.name}' runs at vertices at which it does not"
+    # Of functions that call each other one stays: a callee may not call what calls it.
+    callers = [stage.function for stage, _ in calls if stage.function is not None]
+    return f"the function '{callers[0]}' calls it too" if callers else ""
 
 
 def _covers(program: Program, callee: Stage, caller: Stage) -> bool:

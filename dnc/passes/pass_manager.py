@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import attrs
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
 from dnc.ir.printer import print_program
 from dnc.ir.program import Program
+from dnc.ir.remarks import Remarks
 from dnc.ir.verifier import program_errors
 
 T = TypeVar("T")
@@ -36,12 +37,21 @@ class Pass(Protocol[T]):
         """The transformed value."""
 
 
+@runtime_checkable
+class Deciding(Protocol[T]):
+    """A pass that says what it left as it was, and why; calling it decides without saying so."""
+
+    def decide(self, value: T, remarks: Remarks, /) -> T:
+        """The transformed value; what could not be done is added to `remarks`."""
+
+
 @attrs.frozen
 class PassOptions:
     """What to leave out and what to show.
 
     print_after: names of passes, or "all". stop_after: the last pass to run. dump_dir: a folder for
-    one file per pass, `00-input.ir`, `01-canonicalize.ir`, ... log: gets what is printed.
+    one file per pass, `00-input.ir`, `01-canonicalize.ir`, ... log: gets what is printed. remarks: gets
+    what passes say of their decisions.
     """
 
     without: tuple[str, ...] = ()
@@ -50,6 +60,7 @@ class PassOptions:
     dump_dir: Path | None = None
     time_passes: bool = False
     log: Callable[[str], None] = print
+    remarks: Remarks | None = None
 
 
 @attrs.frozen
@@ -70,7 +81,7 @@ class PassManager(Generic[T]):
             if step.name in self.options.without:
                 continue
             start = time.perf_counter()
-            changed = step(value)
+            changed = self._apply(step, value)
             seconds = time.perf_counter() - start
             self._check(changed, f"after pass '{step.name}'")
             self._report(step.name, value, changed, seconds)
@@ -79,6 +90,14 @@ class PassManager(Generic[T]):
             if step.name == self.options.stop_after:
                 break
         return value
+
+    def _apply(self, step: Pass[T], value: T) -> T:
+        remarks = self.options.remarks
+        if remarks is None or not isinstance(step, Deciding):
+            return step(value)
+        remarks.decided_by = step.name
+        changed: T = step.decide(value, remarks)
+        return changed
 
     def _check_names(self) -> None:
         names = {step.name: step.optional for step in self.passes}

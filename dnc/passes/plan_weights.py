@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import attrs
 
+from dnc.diagnostics import Span
 from dnc.ir.machine import Machine
 from dnc.ir.plan import (
     REGISTER,
@@ -20,7 +21,8 @@ from dnc.ir.plan import (
     Segment,
     padded,
 )
-from dnc.ir.program import LEVEL
+from dnc.ir.program import LEVEL, ParameterInput
+from dnc.ir.remarks import Remarks
 
 # Words of shared memory kept for the schedule's window and for staging operands.
 STAGING_BYTES = 56 * 1024
@@ -76,6 +78,20 @@ def product_parameters(segment: Segment) -> list[str]:
     return products + [product.parameter for product in segment.transposed]
 
 
+def _use(plan: Plan, parameter: str) -> tuple[str, Span | None]:
+    """The first stage of the recursion that multiplies by a parameter, and where it does."""
+    for stage in plan.program.stages:
+        names = {
+            value
+            for value, source in zip(stage.cell.inputs, stage.inputs, strict=True)
+            if source == ParameterInput(parameter)
+        }
+        for op in stage.cell.ops:
+            if stage.placement == LEVEL and names & set(op.operands):
+                return stage.name, op.span or stage.span
+    return "", plan.program.parameter(parameter).span
+
+
 @attrs.frozen
 class PlanWeights:
     """Places slices on `machine`; `residency` forces one for all (for tests), if it fits.
@@ -91,6 +107,10 @@ class PlanWeights:
 
     def __call__(self, plan: Plan) -> Plan:
         """The plan with its placements."""
+        return self.decide(plan, Remarks())
+
+    def decide(self, plan: Plan, collected: Remarks) -> Plan:
+        """The same; weights of the recursion that are not in registers are remarked upon."""
         assert plan.tiling is not None
         if not self.machine.is_gpu:
             reason = "the caches of the core hold what they can"
@@ -128,6 +148,17 @@ class PlanWeights:
                 )
                 if self.residency == STREAMED:
                     reason = "asked for"
+            if piece.recursive and residency != REGISTER and self.residency is None:
+                kept = (
+                    "kept in shared memory, not in registers"
+                    if residency == SHARED
+                    else "not kept on the chip"
+                )
+                missing = f"it takes {need} registers a thread, and {registers - used_registers} are free"
+                if residency == STREAMED:
+                    missing += f"; or {size_text}, and {(words - used_words) * 4 // 1024} KiB are free"
+                stage, span = _use(plan, piece.parameter)
+                collected.add(stage, f"{piece.parameter} is {kept}: {missing}", span)
             placements.append(
                 Placement(
                     piece.parameter,

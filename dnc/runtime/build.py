@@ -3,6 +3,7 @@
     manifest.json   what the model is, its targets, a digest of every file
     program.ir      the transformed program as text
     model.dn        the source, for people
+    remarks.json    what passes said of their decisions, with places in the source
     cpu/, cuda-sm_90a/, ...  the kernels of a target
 
 Guaranteed: a build is written whole or not at all and replaces nothing but a build, and that only if
@@ -22,12 +23,13 @@ from typing import Any
 import attrs
 import msgspec
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import Source, Span, fail
 from dnc.ir.machine import MACHINES
+from dnc.ir.remarks import Remark
 from dnc.version import VERSION
 
 FORMAT = 1
-MANIFEST, PROGRAM, SOURCE = "manifest.json", "program.ir", "model.dn"
+MANIFEST, PROGRAM, SOURCE, REMARKS = "manifest.json", "program.ir", "model.dn", "remarks.json"
 
 
 @attrs.frozen
@@ -52,6 +54,7 @@ class Build:
     settings: dict[str, int]
     program: str
     targets: dict[str, Target]
+    remarks: tuple[Remark, ...] = ()
 
     def folder(self, target: str) -> Path:
         """Where the kernels of a target lie."""
@@ -61,6 +64,17 @@ class Build:
         """The kernel files of a target, checked against the manifest."""
         folder = self.folder(target)
         return {name: _checked(folder / name, found) for name, found in self.targets[target].files.items()}
+
+
+class _Remark(msgspec.Struct):
+    """A remark as it is written; place: line, column and length in the source."""
+
+    decided_by: str
+    stage: str
+    message: str
+    place: tuple[int, int, int] | None = None
+    notes: tuple[str, ...] = ()
+    target: str = ""
 
 
 class _Manifest(msgspec.Struct):
@@ -99,7 +113,13 @@ def check_place(out: Path) -> None:
         if not (out.is_dir() and not any(out.iterdir())):
             raise fail(f"{out}: exists and is not a build; nothing was written")
         return
-    own = {MANIFEST, PROGRAM, SOURCE, *(_folder_name(str(name)) for name in manifest.get("targets", ()))}
+    own = {
+        MANIFEST,
+        PROGRAM,
+        SOURCE,
+        REMARKS,
+        *(_folder_name(str(name)) for name in manifest.get("targets", ())),
+    }
     foreign = sorted(path.name for path in out.iterdir() if path.name not in own)
     if foreign:
         raise fail(
@@ -121,6 +141,7 @@ def check_outside(path: str | Path, shown: str | Path | None = None) -> None:
 
 def _fill(folder: Path, build: Build, kernels: Mapping[str, Mapping[str, bytes]]) -> None:
     texts = {PROGRAM: build.program.encode(), SOURCE: build.source.encode()}
+    texts[REMARKS] = _print_remarks(build.remarks)
     for name, content in texts.items():
         (folder / name).write_bytes(content)
     targets = {}
@@ -215,7 +236,8 @@ def read_build(path: str | Path) -> Build:
                 "use the version that compiled it, or compile it again",
             )
     texts = {
-        name: _checked(folder / name, manifest.files.get(name, "")).decode() for name in (PROGRAM, SOURCE)
+        name: _checked(folder / name, manifest.files.get(name, "")).decode()
+        for name in (PROGRAM, SOURCE, *({REMARKS} & manifest.files.keys()))
     }
     return Build(
         folder,
@@ -226,6 +248,42 @@ def read_build(path: str | Path) -> Build:
         manifest.settings,
         texts[PROGRAM],
         targets,
+        _read_remarks(
+            texts.get(REMARKS, "[]"), Source(manifest.source_name, texts[SOURCE]), folder / REMARKS
+        ),
+    )
+
+
+def _print_remarks(remarks: tuple[Remark, ...]) -> bytes:
+    written = [
+        _Remark(
+            each.decided_by,
+            each.stage,
+            each.message,
+            None if each.span is None else (each.span.line, each.span.column, each.span.length),
+            each.notes,
+            each.target,
+        )
+        for each in remarks
+    ]
+    return msgspec.json.format(msgspec.json.encode(written), indent=1) + b"\n"
+
+
+def _read_remarks(text: str, source: Source, path: Path) -> tuple[Remark, ...]:
+    try:
+        written = msgspec.json.decode(text, type=list[_Remark])
+    except (msgspec.ValidationError, msgspec.DecodeError):
+        raise _damaged(path) from None
+    return tuple(
+        Remark(
+            each.decided_by,
+            each.stage,
+            each.message,
+            None if each.place is None else Span(source, *each.place),
+            each.notes,
+            each.target,
+        )
+        for each in written
     )
 
 

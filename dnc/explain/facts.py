@@ -1,0 +1,312 @@
+"""What the compiler made of a model, gathered once: the text and the page are two renderings of it.
+
+In: a plan. Out: `PlanFacts`, with numbers and names only. Everything is read off the plan and the
+phases, so it says what will happen, not what was meant. Sizes are bytes unless they say otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import attrs
+
+from dnc.ir.isa import layout
+from dnc.ir.machine import Machine, machine
+from dnc.ir.plan import REGISTER, SHARED, STREAMED, UNIT, Plan, unit_range
+from dnc.ir.program import LEVEL, ROOT, TABLE
+from dnc.passes.plan_weights import Slice, slices
+from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
+
+FORWARD_LEVEL, BACKWARD_LEVEL = "forward, a level of the recursion", "backward, a level of the recursion"
+PHASES = (
+    "forward, before the recursion",
+    FORWARD_LEVEL,
+    "forward, behind the recursion",
+    "backward, before the recursion",
+    BACKWARD_LEVEL,
+    "backward, behind the recursion",
+)
+DOING = {TRAIN: "training", EVALUATE: "evaluation", PREDICT: "prediction"}
+# Where a parameter is that no placement names.
+IN_TABLE, IN_MEMORY = "table", "memory"
+
+
+@attrs.frozen
+class SegmentFacts:
+    """An instruction: work between two exchanges. products: as "U @ x" and, transposed, "Uᵀ @ x"."""
+
+    name: str
+    step: int
+    products: tuple[str, ...]
+    operations: int
+    by_units: bool
+
+
+@attrs.frozen
+class StageFacts:
+    """A stage and its segments, in order."""
+
+    name: str
+    direction: str
+    placement: str
+    space: str
+    segments: tuple[SegmentFacts, ...]
+
+
+@attrs.frozen
+class WeightFacts:
+    """Where a parameter is. size: of a worker's slice, or of all where it is not split; reason: why."""
+
+    parameter: str
+    shape: tuple[int, ...]
+    residency: str
+    size: int
+    reason: str
+
+
+@attrs.frozen
+class Block:
+    """A piece of a worker's registers (counted a thread) or shared memory (bytes)."""
+
+    name: str
+    first: int
+    size: int
+    is_weight: bool = True
+
+
+@attrs.frozen
+class WorkerMap:
+    """What a worker of a replica holds. rows: by parameter the hidden units whose rows are its own."""
+
+    rank: int
+    rows: tuple[tuple[str, int, int], ...]
+
+
+@attrs.frozen
+class OnChip:
+    """Registers a thread for weights, shared memory, and what lies there: the same on every worker."""
+
+    registers: int
+    shared: int
+    register_blocks: tuple[Block, ...]
+    shared_blocks: tuple[Block, ...]
+    workers: tuple[WorkerMap, ...]
+
+    @property
+    def registers_used(self) -> int:
+        """Registers a thread that hold weights."""
+        return sum(block.size for block in self.register_blocks)
+
+    @property
+    def shared_used(self) -> int:
+        """Bytes of shared memory that hold weights."""
+        return sum(block.size for block in self.shared_blocks if block.is_weight)
+
+
+@attrs.frozen
+class ExchangeFacts:
+    """Exchanges of a phase; steps: the segments before each of them."""
+
+    phase: str
+    count: int
+    steps: tuple[tuple[str, ...], ...]
+
+
+@attrs.frozen
+class SpaceFacts:
+    """Activations of a space: bytes a row, and for every entry of its lists of children."""
+
+    name: str
+    vertices: str
+    row: int
+    entry: int
+
+
+@attrs.frozen
+class PlanFacts:
+    """See the module. on_chip: None on a CPU. cost: lines of what was predicted."""
+
+    target: str
+    tiling: str
+    doing: str
+    stages: tuple[StageFacts, ...]
+    weights: tuple[WeightFacts, ...]
+    on_chip: OnChip | None
+    exchanges: tuple[ExchangeFacts, ...]
+    grid_exchanges: int
+    instructions: tuple[tuple[int, str, tuple[str, ...]], ...]
+    cost: tuple[str, ...]
+    spaces: tuple[SpaceFacts, ...]
+
+
+def gather(plan: Plan) -> PlanFacts:
+    """The facts of a plan."""
+    chip = machine(plan.target)
+    return PlanFacts(
+        plan.target,
+        _tiling(plan, chip),
+        DOING[mode_of(plan)],
+        tuple(_stages(plan)),
+        tuple(_weights(plan)),
+        _on_chip(plan, chip) if chip.is_gpu else None,
+        tuple(_exchanges(plan)),
+        3 if plan.trains else 0,
+        tuple((opcode.number, opcode.name, opcode.fields) for opcode in plan.opcodes),
+        tuple(_cost(plan, chip)),
+        tuple(_spaces(plan)),
+    )
+
+
+def mode_of(plan: Plan) -> str:
+    """What a plan is looked at in: training if it can train, else prediction if it has outputs."""
+    if plan.trains:
+        return TRAIN
+    return PREDICT if any(result.kind in RESULT_KINDS[PREDICT] for result in plan.results) else EVALUATE
+
+
+def replicas_of(plan: Plan) -> int:
+    """Replicas that a target is expected to hold."""
+    chip = machine(plan.target)
+    assert plan.tiling is not None
+    return chip.cluster_replicas(plan.tiling.cluster) if chip.is_gpu and plan.tiling.cluster > 1 else 1
+
+
+def _tiling(plan: Plan, chip: Machine) -> str:
+    assert plan.tiling is not None
+    tiling = plan.tiling
+    if not chip.is_gpu:
+        return "replicas of one core each; a wide machine may share a replica"
+    if tiling.cluster > 1:
+        count = chip.cluster_replicas(tiling.cluster)
+        return f"{count} replicas, each a cluster of {tiling.cluster} workers of {tiling.threads} threads"
+    return f"one replica over the chip, {tiling.workers} workers of {tiling.threads} threads"
+
+
+def _stages(plan: Plan) -> Iterator[StageFacts]:
+    for stage in plan.program.stages:
+        segments = tuple(
+            SegmentFacts(
+                segment.name,
+                segment.step,
+                (
+                    *(f"{product.parameter} @ x" for product in segment.products),
+                    *(f"{product.parameter}ᵀ @ x" for product in segment.transposed),
+                ),
+                len(segment.cell.ops),
+                segment.mapping == UNIT,
+            )
+            for segment in plan.segments
+            if segment.stage == stage.name
+        )
+        yield StageFacts(stage.name, stage.direction, stage.placement, stage.space, segments)
+
+
+def _weights(plan: Plan) -> Iterator[WeightFacts]:
+    placed = {placement.parameter for placement in plan.placements}
+    for place in plan.placements:
+        shape = plan.program.parameter(place.parameter).type.shape
+        yield WeightFacts(place.parameter, shape, place.residency, place.bytes_per_worker, place.reason)
+    for parameter in plan.program.parameters:
+        if parameter.name in placed:
+            continue
+        shape = parameter.type.shape
+        if parameter.kind == TABLE:
+            reason = "table in memory, the rows a batch touches are read"
+            yield WeightFacts(parameter.name, shape, IN_TABLE, 0, reason)
+        else:
+            reason = "not split by units"
+            yield WeightFacts(parameter.name, shape, IN_MEMORY, math.prod(shape) * 4, reason)
+
+
+def _on_chip(plan: Plan, chip: Machine) -> OnChip:
+    """The map of a worker: weights from their slots, in shared memory between what the kernel needs."""
+    assert plan.tiling is not None
+    workers, found = plan.tiling.workers, {_key(piece): piece for piece in slices(plan)}
+    window = plan.tiling.window * 4
+    tables = -(-layout(plan).queues_at // 32) * 128
+    registers, shared = [], [Block("window of the schedule", 0, window, False)]
+    shared.append(Block("tables of the schedule", window, tables, False))
+    for place in plan.placements:
+        if place.residency == REGISTER:
+            piece = found[place.parameter, place.units, place.gates]
+            registers.append(Block(place.parameter, place.slot, piece.registers(workers)))
+        elif place.residency == SHARED:
+            first = window + tables + place.slot * 4
+            shared.append(Block(place.parameter, first, place.bytes_per_worker))
+    used = max(block.first + block.size for block in shared)
+    shared.append(Block("staging", used, max(chip.shared_bytes - used, 0), False))
+    maps = tuple(
+        WorkerMap(rank, tuple((p.parameter, *unit_range(p.units, workers, rank)) for p in plan.placements))
+        for rank in range(workers)
+    )
+    return OnChip(chip.registers, chip.shared_bytes, tuple(registers), tuple(shared), maps)
+
+
+def _key(piece: Slice) -> tuple[str, int, int]:
+    return piece.parameter, piece.units, piece.gates
+
+
+def phase_steps(plan: Plan) -> dict[str, list[Step]]:
+    """What runs in each of the `PHASES` of a step; an exchange stands behind every number."""
+    steps = sequence(plan, mode_of(plan))
+    return {name: [step for step in steps if step.phase == phase] for phase, name in enumerate(PHASES)}
+
+
+def exchange_count(steps: list[Step]) -> int:
+    """How many exchanges the workers of a replica make for them."""
+    return len({step.step for step in steps})
+
+
+def _exchanges(plan: Plan) -> Iterator[ExchangeFacts]:
+    for name, steps in phase_steps(plan).items():
+        found: dict[int, list[str]] = {}
+        for step in steps:
+            found.setdefault(step.step, []).append(step.segment.name)
+        if steps:
+            names = tuple(tuple(names) for _, names in sorted(found.items()))
+            yield ExchangeFacts(name, exchange_count(steps), names)
+
+
+def _cost(plan: Plan, chip: Machine) -> Iterator[str]:
+    yield from plan.remarks
+    if not chip.is_gpu:
+        yield "CPU: chosen by the size of the batch when it runs"
+        return
+    assert plan.tiling is not None
+    workers = plan.tiling.workers
+    held = sum(p.bytes_per_worker for p in plan.placements if p.residency != STREAMED) * workers
+    yield f"L2 to SM, per replica: {held / 1024:,.0f} KiB of resident weights once a launch"
+    uses: dict[str, int] = {}
+    for segment in plan.segments:
+        if plan.program.stage(segment.stage).placement == LEVEL:
+            for product in segment.products:
+                uses[product.parameter] = uses.get(product.parameter, 0) + 1
+            for transposed in segment.transposed:
+                uses[transposed.parameter] = uses.get(transposed.parameter, 0) + 1
+    for place in plan.placements:
+        if place.residency == STREAMED:
+            size = place.bytes_per_worker * workers / 1024
+            often = uses.get(place.parameter, 0)
+            yield f"L2 to SM, per replica: {size:,.0f} KiB of {place.parameter}, {often} times a level"
+
+
+def _spaces(plan: Plan) -> Iterator[SpaceFacts]:
+    """Bytes of activations that a mode writes, a row of every space."""
+    assert plan.tiling is not None
+    written: set[str] = set()
+    for step in sequence(plan, mode_of(plan)):
+        written |= {store.buffer for store in step.segment.stores}
+        written |= {place.buffer for place in step.segment.scratch}
+        written |= {store[0] for product in step.segment.transposed for store in product.stores}
+    for space in plan.program.spaces:
+        sizes = {False: 0, True: 0}
+        for buffer in plan.buffers:
+            if buffer.space == space.name and buffer.name in written:
+                runs = plan.tiling.workers if buffer.partial else 1
+                sizes[buffer.children is not None] += buffer.width * 4 * runs
+        if any(sizes.values()):
+            arms = plan.program.struct(space.struct).arms
+            some = "" if len(space.arms) == len(arms) else f".{'|'.join(space.arms)}"
+            rows = "roots" if space.selection == ROOT else "vertices"
+            yield SpaceFacts(space.name, f"{rows} of {space.struct}{some}", sizes[False], sizes[True])

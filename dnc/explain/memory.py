@@ -1,0 +1,65 @@
+"""How large a batch can be: what samples like those at hand take of a device's memory.
+
+In: a plan, a forest of samples, the rows of its tables, the memory of a device. Out: `MemoryFacts`.
+Two batches of different sizes are encoded; the line through what they take says what a further sample
+takes, and so where the memory ends.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+
+from dnc.explain.facts import mode_of, replicas_of
+from dnc.ir.forest import Forest
+from dnc.ir.plan import Plan
+from dnc.runtime.encoder import Encoder
+from dnc.runtime.pool import MAX_ADDRESS, static_pool
+from dnc.runtime.prepared import prepare
+from dnc.runtime.schedule import Schedule
+
+FEW, MANY = 64, 128
+# A pool takes nine tenths of what is free, and no more than its addresses reach.
+SHARE = 0.9
+LARGEST_POOL = MAX_ADDRESS * 16
+
+
+@attrs.frozen
+class MemoryFacts:
+    """parameters, sample, schedule in bytes; vertices: of a sample; largest: samples of a batch."""
+
+    memory: int
+    parameters: int
+    sample: float
+    schedule: float
+    vertices: float
+    largest: int
+    samples: str
+
+    @property
+    def vertex(self) -> float:
+        """Bytes of activations a vertex."""
+        return self.sample / max(self.vertices, 1.0)
+
+
+def memory_facts(plan: Plan, forest: Forest, rows: dict[str, int], memory: int, samples: str) -> MemoryFacts:
+    """What samples like those of `forest` take; `samples` says what they are, for people."""
+    taken = [_encoded(plan, forest, rows, count) for count in (FEW, MANY)]
+    sample = (taken[1].activations - taken[0].activations) * 4 / (MANY - FEW)
+    schedule = (len(taken[1].words) - len(taken[0].words)) * 4 / (MANY - FEW)
+    parameters = static_pool(plan, rows, 0).words * 4
+    fixed = taken[0].activations * 4 - FEW * sample + 2 * (len(taken[0].words) * 4 - FEW * schedule)
+    room = min(memory * SHARE, LARGEST_POOL) - parameters - max(fixed, 0.0)
+    largest = max(int(room // max(sample + 2 * schedule, 1.0)), 0)
+    vertices = sum(table.begin[-1] for table in forest.tables.values()) / max(forest.samples, 1)
+    return MemoryFacts(memory, parameters, sample, schedule, float(vertices), largest, samples)
+
+
+def _encoded(plan: Plan, forest: Forest, rows: dict[str, int], count: int) -> Schedule:
+    """A batch of so many samples, those of the forest again and again."""
+    assert plan.tiling is not None
+    workers, mode = plan.tiling.workers, mode_of(plan)
+    chosen = forest.select(np.arange(count, dtype=np.int32) % forest.samples)
+    encoder = Encoder(prepare(plan, chosen), static_pool(plan, rows, 2**26))
+    numbers = np.arange(count, dtype=np.int32)
+    return encoder.encode(numbers, mode=mode, replicas=replicas_of(plan), workers=workers)

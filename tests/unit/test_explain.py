@@ -1,0 +1,202 @@
+"""dnc explain: facts, text and page of every example; the memory it predicts is what a batch takes."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from dnc.compiler import PlanOptions, make_plan, transform
+from dnc.diagnostics import Source
+from dnc.explain.facts import PlanFacts, gather
+from dnc.explain.html import as_page, picture
+from dnc.explain.memory import MemoryFacts, memory_facts
+from dnc.explain.text import as_text
+from dnc.frontend.build import load_program
+from dnc.ir.plan import Plan
+from dnc.runtime.data import examples, read_samples, table_rows
+from dnc.runtime.encoder import DoesNotFit, Encoder
+from dnc.runtime.pool import static_pool
+from dnc.runtime.prepared import prepare
+from tests.support.forests import ForestGrower
+from tests.support.models import EXAMPLES
+from tests.unit.test_remarks import NAMES, example
+
+VOID = {"meta", "br", "rect"}
+MEMORY = 80 * 2**30
+
+
+class Page(HTMLParser):
+    """Tags have to be closed in order; what is shown and what is linked is kept."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.links: list[str] = []
+        self.ids: set[str] = set()
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.stack, self.stack
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.links += [found[name] for name in ("href", "src") if name in found]
+        self.ids |= {found["id"]} if "id" in found else set()
+        if tag not in VOID or tag == "rect":
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        assert tag in VOID
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag, tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def memory_of(plan: Plan, memory: int = MEMORY) -> MemoryFacts:
+    import msgspec
+
+    sample = msgspec.json.decode(examples(plan.program)[1])
+    given = read_samples([sample], plan.program)
+    rows = table_rows(plan.program, given.vocabularies)
+    return memory_facts(plan, given.forest, rows, memory, "a made-up sample")
+
+
+@cache
+def explained(name: str, target: str) -> tuple[PlanFacts, MemoryFacts]:
+    plan, _ = example(name, target)
+    return gather(plan), memory_of(plan)
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a", "sm_80"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_example(name: str, target: str) -> None:
+    plan, remarks = example(name, target)
+    facts, memory = explained(name, target)
+    text = as_text(facts, memory)
+    source = (EXAMPLES / f"{name}.dn").read_text()
+    page = as_page("Model", f"{name}.dn", source, {"a": 1}, [(target, facts, memory)], remarks)
+    shown = Page(page)
+    assert all(link.startswith("#") and link[1:] in shown.ids for link in shown.links)
+    assert not re.search(r"https?:|<script|@import|url\(", page)
+    for wanted in (
+        *(segment.name for segment in plan.segments),
+        *(p.name for p in plan.program.parameters),
+        *(opcode.name for opcode in plan.opcodes),
+        *(line for line in facts.cost),
+        f"{memory.largest:,}",
+    ):
+        assert wanted in text and " ".join(wanted.split()) in shown.text, wanted
+    assert all(" ".join(remark.message.split()) in shown.text for remark in remarks)
+    assert memory.sample > 0 and memory.vertices >= 1 and memory.largest > 1000
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_80", "sm_120"])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_map(name: str, target: str) -> None:
+    """Blocks do not overlap, fill no more than there is, hold every placed weight; rows are shared out."""
+    plan, _ = example(name, target)
+    chip = gather(plan).on_chip
+    assert chip is not None and plan.tiling is not None and len(chip.workers) == plan.tiling.workers
+    for blocks, room in ((chip.register_blocks, chip.registers), (chip.shared_blocks, chip.shared)):
+        at = 0
+        for block in sorted(blocks, key=lambda block: block.first):
+            assert at <= block.first and block.size >= 0
+            at = block.first + block.size
+        assert at <= room
+    held = {b.name for b in (*chip.register_blocks, *chip.shared_blocks) if b.is_weight}
+    assert held == {p.parameter for p in plan.placements if p.residency in ("register", "shared")}
+    for place in plan.placements:
+        own = [(b, e) for w in chip.workers for name, b, e in w.rows if name == place.parameter]
+        assert sum(end - begin for begin, end in set(own)) >= place.units
+    drawn = picture(chip)
+    assert len(drawn.rectangles) == len(chip.workers) * len((*chip.register_blocks, *chip.shared_blocks))
+    for part in drawn.rectangles:
+        assert min(part.x, part.y) >= 0
+        assert part.x + part.width <= drawn.width + 1 and part.y + part.height <= drawn.height
+    colours = [colour for _, colour in drawn.legend]
+    assert len(set(colours)) == len(colours)
+
+
+@pytest.mark.parametrize("name", ["treelstm", "bilstm_tagger", "childsum", "attention"])
+def test_the_largest_batch_is_one_that_fits(name: str) -> None:
+    path = EXAMPLES / f"{name}.dn"
+    small = {"hidden": 8, "embed": 8, **({"targets": 11} if name == "attention" else {})}
+    program = transform(load_program(Source(str(path), path.read_text()), small)[0], PlanOptions())
+    plan = make_plan(program, "cpu")
+    forest = ForestGrower(program, 1).grow(32, 8)
+    rows = {p.name: 11 for p in program.parameters if p.kind == "table"}
+    memory = 12 * 2**20
+    found = memory_facts(plan, forest, rows, memory, "random trees")
+    assert found.largest > 100
+
+    def fits(samples: int) -> bool:
+        chosen = forest.select(np.arange(samples, dtype=np.int32) % forest.samples)
+        numbers = np.arange(samples, dtype=np.int32)
+        probe = Encoder(prepare(plan, chosen), static_pool(plan, rows, 2**24)).encode(numbers)
+        pool = static_pool(plan, rows, len(probe.words))
+        try:
+            Encoder(prepare(plan, chosen), pool).encode(numbers, pool_words=int(memory * 0.9) // 4)
+        except DoesNotFit:
+            return False
+        return True
+
+    assert fits(int(found.largest * 0.95)) and not fits(int(found.largest * 1.05))
+
+
+def test_activations_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes a row of every space, times its rows, are what a batch allocates."""
+    plan, _ = example("treelstm", "cpu")
+    facts = gather(plan)
+    forest = ForestGrower(plan.program, 2).grow(40, 9)
+    rows = {"E": 11}
+    pool = static_pool(plan, rows, 2**22)
+    schedule = Encoder(prepare(plan, forest), pool).encode(np.arange(40, dtype=np.int32))
+    predicted = sum(
+        space.row * schedule.rows[space.name] for space in facts.spaces if space.name in schedule.rows
+    )
+    tables = sum(11 * table.width * 4 for table in plan.table_gradients)
+    assert predicted <= schedule.activations * 4 <= predicted + tables + 2**16
+
+
+def test_command_line(command, workplace):
+    done = command("explain build --html out.html --data train.jsonl --memory 16")
+    assert (done.code, done.out, done.error) == (0, "", "wrote out.html\n")
+    page = Page((workplace / "out.html").read_text(encoding="utf-8"))
+    assert "largest batch in 16.0 GiB" in page.text and "Samples as in train.jsonl" in page.text
+    assert "#target-2" in page.links and "The product" not in page.text
+    text = command("explain build --memory 0.001").out
+    assert "largest batch in 0.0 GiB: " in text and "a made-up sample: " in text
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ("--html build", "error: build: is a directory, expected a file to write"),
+        ("--html no/out.html", "error: no/out.html: there is no directory no"),
+        ("--html build/out.html", "error: build/out.html: lies in the build"),
+        ("--memory -1", "error: Invalid value for '--memory'"),
+        ("--memory many", "error: Invalid value for '--memory'"),
+        ("--data none.jsonl", "none.jsonl: error: there is no such file"),
+    ],
+)
+def test_mistakes(command, options, message):
+    done = command(f"explain build {options}")
+    assert done.code == 2 and done.out == "" and done.error.startswith(message), done.error
+
+
+def test_what_a_user_writes_is_text_not_markup():
+    facts, memory = explained("treelstm", "sm_90a")
+    source = '# <script>alert(1)</script> & "quotes"\n'
+    page = as_page("<b>", "a&b.dn", source, {}, [("t", facts, memory)], ())
+    assert "<script" not in page and "&lt;script&gt;" in page and "&lt;b&gt;" in page and "a&amp;b.dn" in page
