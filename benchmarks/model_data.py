@@ -173,12 +173,21 @@ def _tagged(make: Maker) -> Sample:
     return {"words": [word | {"tag": make.label("tags")} for word in make.words()]}
 
 
+def _entities(make: Maker) -> Sample:
+    return {"words": [word | {"tag": ENTITIES[make.label("tags")]} for word in make.words()]}
+
+
 def _text(make: Maker) -> Sample:
     return {"words": make.words(span=make.sizes.steps)}
 
 
 def _translated(make: Maker) -> Sample:
     return {"source": make.words("form", "words"), "target": make.words("form", "targets")}
+
+
+def _told_tree(make: Maker) -> Sample:
+    tree = make.binary(make.count(make.sizes.leaves), lambda: {"word": make.word("words")})
+    return {"tree": tree, "target": make.words("form", "targets")}
 
 
 def _binary_tree(make: Maker) -> Sample:
@@ -207,11 +216,13 @@ MAKERS: dict[str, Callable[[Maker], Sample]] = {
     "encoder_decoder": _translated,
     "gru_classifier": _classified,
     "language_model": _text,
+    "language_model_variable": lambda make: {"words": make.words()},
     "layer_norm_lstm": _classified,
     "lstm2": _classified,
     "lstm_classifier": _classified,
     "mvrnn": _binary_tree,
     "nary_treelstm": lambda make: make.slotted(make.dependencies(make.labelled, 3), "abc"),
+    "ner_tagger": _entities,
     "rvnn": _binary_tree,
     "similarity": Maker.pair_of_trees,
     "td_lstm": Maker.pyramid,
@@ -222,11 +233,12 @@ MAKERS: dict[str, Callable[[Maker], Sample]] = {
     "torch_gru": _classified,
     "tree_fc": _complete_tree,
     "tree_fc_random": _random_tree,
+    "tree_to_sequence": _told_tree,
     "treelstm": _binary_tree,
 }
 """How a sample of each example is made."""
 
-VARIANTS = {"tree_fc_random": "tree_fc"}
+VARIANTS = {"language_model_variable": "language_model", "tree_fc_random": "tree_fc"}
 """Examples on other data than their own: by name the example."""
 
 

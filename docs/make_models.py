@@ -64,6 +64,11 @@ MODELS = {
         "a large output layer hoisted out of the recursion; loss at every step",
         "sequences",
     ),
+    "language_model_variable": (
+        "Cavs, 5",
+        "language_model on sentences of any length",
+        "sequences",
+    ),
     "layer_norm_lstm": (
         "Ba et al. 2016",
         "layer normalization: means of whole vectors inside the recursion",
@@ -73,6 +78,11 @@ MODELS = {
     "lstm_classifier": ("GRNN", "sequences of any length; loss at the root alone", "sequences"),
     "mvrnn": ("Socher et al. 2012", "matrices as states; products of states; tables of matrices", "trees"),
     "nary_treelstm": ("Tai et al. 2015, 3.2", "children that may be missing, a matrix for each", "trees"),
+    "ner_tagger": (
+        "VPPS",
+        "a hidden layer at every token; F1 over entities; dropout of inputs",
+        "taggers",
+    ),
     "rvnn": ("VPPS", "untied weights of leaves and inner vertices", "trees"),
     "similarity": (
         "Tai et al. 2015, 4.2",
@@ -102,6 +112,11 @@ MODELS = {
         "Looks et al. 2017 (Fold)",
         "tree_fc on trees of random splits: deep, narrow",
         "trees",
+    ),
+    "tree_to_sequence": (
+        "Eriguchi et al. 2016; Cavs",
+        "a recursion over a tree feeding one over a sequence",
+        "pairs",
     ),
     "treelstm": (
         "Tai et al. 2015; all five papers",

@@ -34,7 +34,7 @@ class Result:
     """What a model says about a sample. outputs: by name a tensor, a choice, or one for every vertex."""
 
     loss: Tensor
-    outputs: Mapping[str, Tensor | Choice | Sequence[Choice]]
+    outputs: Mapping[str, Tensor | Choice | Sequence[Tensor | Choice]]
 
 
 def nothing_dropped(vertex: Sample, site: int, x: Tensor, rate: float) -> Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import json
-import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -52,15 +51,6 @@ class Differences:
     def worst(self) -> str:
         """The parameter whose gradient differs most."""
         return max(self.gradients, key=lambda name: self.gradients[name])
-
-
-def settings(name: str, sizes: Mapping[str, int]) -> dict[str, int]:
-    """`sizes` for the dimensions of an example that have a default."""
-    head = re.search(
-        r"^model \w+\(([^)]*)\)", (EXAMPLES / f"{program_of(name)}.dn").read_text(), re.MULTILINE
-    )
-    assert head is not None
-    return {found: sizes[found] for found in re.findall(r"(\w+) = \d+", head[1])}
 
 
 @attrs.frozen(eq=False)

@@ -24,7 +24,7 @@ def output_differences(found: Mapping[str, Sequence[Any]], expected: Sequence[Re
     ]
 
 
-def _one(found: Any, expected: Tensor | Choice | Sequence[Choice]) -> float:
+def _one(found: Any, expected: Tensor | Choice | Sequence[Tensor | Choice]) -> float:
     if isinstance(expected, Tensor):
         return relative(found, expected)
     if isinstance(expected, Choice):

@@ -52,4 +52,4 @@ def dag(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
             h = h + p.B @ torch.cat([states[a], right])
         states.append(tanh(h))
     value = (p.v @ states[sample["root"]] + p.b_v).sum()
-    return Result((value - gates["target"][sample["root"]]) ** 2, {"value": value})
+    return Result((value - gates["target"][sample["root"]]) ** 2, {"value": value, "states": states})

@@ -12,10 +12,13 @@ from tests.models.cells import (
     Parameters,
     Result,
     Sample,
+    State,
     child_sum,
     lstm_run,
     surprise,
     total,
+    tree_leaf,
+    tree_node,
     zeros,
 )
 
@@ -30,11 +33,27 @@ def similarity(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
     return Result(loss, {"score": p.levels @ softmax(logits, 0)})
 
 
+def tree_to_sequence(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """Eriguchi et al. 2016, equations 8 to 10, over given trees and without attention."""
+
+    def encode(tree: Sample) -> State:
+        if "word" in tree:
+            return tree_leaf(p.W, p.b_w, p.E[tree["word"]])
+        return tree_node(p.U, p.b_u, encode(tree["left"]), encode(tree["right"]))
+
+    states = lstm_run(p.Wt, p.Ut, p.bt, _before(p, sample), encode(sample["tree"]))
+    return _decoded(p, sample, [h for h, _ in states])
+
+
+def _before(p: Parameters, sample: Sample) -> list[Tensor]:
+    """The words before those that are decoded (teacher forcing)."""
+    return [zeros(p.F.shape[1]), *(p.F[word["form"]] for word in sample["target"][:-1])]
+
+
 def _translate(p: Parameters, sample: Sample):
-    """States of the encoder, and of the decoder that starts at the last of them (teacher forcing)."""
+    """States of the encoder, and of the decoder that starts at the last of them."""
     source = lstm_run(p.Ws, p.Us, p.bs, [p.E[word["form"]] for word in sample["source"]])
-    before = [zeros(p.F.shape[1]), *(p.F[word["form"]] for word in sample["target"][:-1])]
-    return source, lstm_run(p.Wt, p.Ut, p.bt, before, source[-1])
+    return source, lstm_run(p.Wt, p.Ut, p.bt, _before(p, sample), source[-1])
 
 
 def _decoded(p: Parameters, sample: Sample, tops) -> Result:

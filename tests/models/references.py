@@ -19,11 +19,13 @@ REFERENCES: dict[str, Run] = {
     "encoder_decoder": pairs.encoder_decoder,
     "gru_classifier": sequences.gru_classifier,
     "language_model": sequences.language_model,
+    "language_model_variable": sequences.language_model,
     "layer_norm_lstm": sequences.layer_norm_lstm,
     "lstm2": sequences.lstm2,
     "lstm_classifier": sequences.lstm_classifier,
     "mvrnn": trees.mvrnn,
     "nary_treelstm": trees.nary_treelstm,
+    "ner_tagger": taggers.ner_tagger,
     "rvnn": trees.rvnn,
     "similarity": pairs.similarity,
     "td_lstm": graphs.td_lstm,
@@ -34,10 +36,14 @@ REFERENCES: dict[str, Run] = {
     "torch_gru": sequences.torch_gru,
     "tree_fc": trees.tree_fc,
     "tree_fc_random": trees.tree_fc,
+    "tree_to_sequence": pairs.tree_to_sequence,
     "treelstm": trees.treelstm,
 }
 
-DROPPED: dict[str, Callable[[Sample], Sequence[Sample]]] = {"char_rnn": lambda sample: sample["letters"]}
+DROPPED: dict[str, Callable[[Sample], Sequence[Sample]]] = {
+    "char_rnn": lambda sample: sample["letters"],
+    "ner_tagger": lambda sample: sample["words"],
+}
 """The vertices of a sample, in order, at which a model drops something."""
 
 PULLED: dict[str, tuple[str, Callable[[Sample], Sequence[Sample]]]] = {

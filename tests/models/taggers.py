@@ -27,6 +27,12 @@ def bilstm_tagger(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
     return _tagged(sample, [p.V @ h + p.b_v for h in states])
 
 
+def ner_tagger(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """Some elements of the words dropped, and a layer before the scores."""
+    states = _both(p, [dropout(word, 0, p.E[word["form"]], 0.25) for word in sample["words"]])
+    return _tagged(sample, [p.V @ tanh(p.M @ h + p.b_m) + p.b_v for h in states])
+
+
 def _embedding(p: Parameters, word: Sample) -> torch.Tensor:
     """A known word's row, or the last states of both directions over a rare word's letters."""
     if "form" in word:

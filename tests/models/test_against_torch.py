@@ -13,16 +13,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
 
 import dnc.kernel_cache  # noqa: E402
-from benchmarks.model_data import MAKERS, VARIANTS, Sizes, program_of  # noqa: E402
+from benchmarks.model_data import MAKERS, VARIANTS, program_of  # noqa: E402
 from dnc.compiler import compile_model  # noqa: E402
-from tests.models.compare import RECORD, REFERENCES, compare, settings  # noqa: E402
+from tests.models.compare import RECORD, REFERENCES, compare  # noqa: E402
+from tests.models.sizes import SIZES, SMALL, settings  # noqa: E402
 from tests.support.models import EXAMPLES  # noqa: E402
 
-SMALL = {
-    "vocab": 11, "targets": 13, "chars": 9, "classes": 5, "tags": 4,
-    "embed": 6, "hidden": 5, "half": 3, "char": 4, "mlp": 7, "width": 3,
-}  # fmt: skip
-SIZES = Sizes(words=(1, 6), leaves=(1, 7), pyramid=(1, 5), complete=(0, 3), steps=(1, 7), vertices=(1, 7))
 TOLERANCE = 1e-4
 NAMES = sorted([*(path.stem for path in EXAMPLES.glob("*.dn")), *VARIANTS])
 ON_CPU = ("attention", "char_rnn", "dag", "mvrnn", "similarity")

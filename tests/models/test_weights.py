@@ -17,9 +17,8 @@ import dnc.kernel_cache  # noqa: E402
 from benchmarks import model_data  # noqa: E402
 from dnc.cli import execute  # noqa: E402
 from dnc.compiler import compile_model  # noqa: E402
-from tests.models.compare import settings  # noqa: E402
 from tests.models.foreign import FOREIGN  # noqa: E402
-from tests.models.test_against_torch import SIZES, SMALL  # noqa: E402
+from tests.models.sizes import SIZES, SMALL, settings  # noqa: E402
 from tests.support.models import EXAMPLES  # noqa: E402
 
 MAPS = EXAMPLES / "weights"

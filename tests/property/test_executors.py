@@ -36,6 +36,7 @@ SIZES = {
     "lstm_classifier": {"hidden": 6, "embed": 4},
     "mvrnn": {"width": 4},
     "nary_treelstm": {"hidden": 5, "embed": 4},
+    "ner_tagger": {"hidden": 5, "embed": 4, "mlp": 3},
     "rvnn": {"hidden": 6},
     "similarity": {"hidden": 5, "embed": 4, "mlp": 3},
     "td_lstm": {"hidden": 5, "embed": 4},
@@ -44,6 +45,7 @@ SIZES = {
     "token_vectors": {"width": 4, "hidden": 5},
     "top_down": {"hidden": 5, "embed": 4},
     "tree_fc": {"hidden": 6},
+    "tree_to_sequence": {"hidden": 5, "embed": 4, "targets": 11},
     "treelstm": {"hidden": 6, "embed": 5},
 }
 WITHOUT: tuple[tuple[str, ...], ...] = ((), ("fuse",), ("hoist",), ("inline",), ("fuse", "hoist", "inline"))
