@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen import tirx_cpu
+from dnc import tirx_cpu
 from dnc.codegen.bodies import cpu_products as products
 
 COUNTS = (1, 2, 4, 8, 16, 64, 256)

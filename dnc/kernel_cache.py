@@ -71,10 +71,10 @@ def _version(package: str) -> str:
 
 def _emitters() -> str:
     """A digest of the emitters' own sources, so that work on them never meets an old kernel."""
-    spec = find_spec("dnc.codegen")
-    assert spec is not None and spec.submodule_search_locations
+    package, module = find_spec("dnc.codegen"), find_spec("dnc.tirx_cpu")
+    assert package is not None and package.submodule_search_locations and module is not None and module.origin
     total = hashlib.sha256()
-    for file in sorted(Path(spec.submodule_search_locations[0]).rglob("*.py")):
+    for file in [*sorted(Path(package.submodule_search_locations[0]).rglob("*.py")), Path(module.origin)]:
         total.update(file.read_bytes())
     return total.hexdigest()
 

@@ -15,8 +15,9 @@ from tvm.ir import IRModule
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
+from dnc import tirx_cpu
 from dnc.cache_folder import cache_folder
-from dnc.codegen import cpu_sync, tirx_cpu
+from dnc.codegen import cpu_sync
 from dnc.codegen.access import Access
 from dnc.codegen.bodies import cpu_gradients, cpu_segments, cpu_update
 from dnc.codegen.bodies.cpu_subroutines import define_products

@@ -51,7 +51,7 @@ class CpuBackend:
         workers: int | None = None,
         yield_limit: int = YIELD_LIMIT,
     ) -> None:
-        from dnc.codegen import tirx_cpu
+        from dnc import tirx_cpu
 
         self.plan, self._tirx = plan, tirx_cpu
         described = json.loads(files["kernel.json"])

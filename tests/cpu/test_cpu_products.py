@@ -10,7 +10,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen import cpu_sync, tirx_cpu
+from dnc import tirx_cpu
+from dnc.codegen import cpu_sync
 from dnc.codegen.bodies import cpu_math
 from dnc.codegen.bodies import cpu_products as products
 

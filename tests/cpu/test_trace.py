@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tvm_ffi
 
-from dnc.codegen import cpu_kernel, tirx_cpu
+from dnc import tirx_cpu
+from dnc.codegen import cpu_kernel
 from dnc.compiler import PlanOptions, make_plan, transform
 from dnc.diagnostics import DiagnosticError, Source
 from dnc.frontend.build import load_program
