@@ -242,7 +242,7 @@ def test_spans_are_kept() -> None:
 
 def test_the_page_of_the_language_is_right() -> None:
     page = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
-    program = page.split("```")[1]
+    program = page.split("```dn\n")[1].split("```")[0]
     assert load(program).stages == load(example_text("treelstm")).stages
     words = set(page.replace("(", " ").replace("`", " ").split())
     assert words >= BUILTINS
