@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import dnc
 from benchmarks import common
 from dnc.api import Model
+from dnc.runtime.batches import GROUP_BATCHES, GROUP_SAMPLES
 from dnc.runtime.encoder import Encoder
-from dnc.runtime.session import GROUP_BATCHES, GROUP_SAMPLES
 
 GPU_BATCHES, CPU_BATCHES = (1, 8, 32, 128), (1, 10, 50)
 ENCODED, IDLE_STEPS, WARM_UP = 40, 200, 3

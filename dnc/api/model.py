@@ -36,7 +36,8 @@ from dnc.runtime.phases import EVALUATE, RESULT_KINDS
 from dnc.runtime.pool import static_pool
 from dnc.runtime.predictions import in_file_order, metric_classes
 from dnc.runtime.predictor import MOST_SAMPLES, Predictor
-from dnc.runtime.session import Evaluation, Session
+from dnc.runtime.results import Evaluation
+from dnc.runtime.session import Session
 from dnc.runtime.trace.timeline import OFF, Timeline
 
 Floats = NDArray[np.float32]
@@ -140,7 +141,7 @@ class Model:
                 layout=self._layouts[labels_required],
             )
         if self.vocabularies is None:
-            self._start(dataset.vocabularies)
+            self.start(dataset.vocabularies)
         return dataset
 
     def encoder(self, dataset: Dataset) -> Encoder:
@@ -149,7 +150,7 @@ class Model:
             self._encoders[dataset] = self.session.attach(dataset.forest)
         return self._encoders[dataset]
 
-    def _batch(self, batch: Batch | None, labels_required: bool) -> tuple[Dataset, NDArray[np.int32]]:
+    def batch_of(self, batch: Batch | None, labels_required: bool) -> tuple[Dataset, NDArray[np.int32]]:
         """The data that a batch refers to, and its sample numbers."""
         if batch is None or are_numbers(batch):
             data = self._training_data()
@@ -171,7 +172,7 @@ class Model:
             raise fail("the model has no vocabulary yet: attach training data, or load it with a checkpoint")
         return self._session
 
-    def _start(self, vocabularies: dict[str, Vocabulary], values: Mapping[str, Floats] | None = None) -> None:
+    def start(self, vocabularies: dict[str, Vocabulary], values: Mapping[str, Floats] | None = None) -> None:
         """Makes the session, now that the sizes of the tables are known."""
         rows = table_rows(self.program, vocabularies)
         self._check_memory(rows)
@@ -283,7 +284,7 @@ class Model:
         checkpoint = load_checkpoint(path)
         rows = table_rows(self.program, checkpoint.vocabularies)
         check_model(checkpoint, self.program, self.build.digest, rows, path)
-        self._start(checkpoint.vocabularies, checkpoint.weights)
+        self.start(checkpoint.vocabularies, checkpoint.weights)
         if self.plan.trains:
             self.session.write_state(
                 checkpoint.hyper.optimizer, checkpoint.optimizer_steps, checkpoint.optimizer_state
@@ -331,7 +332,7 @@ class Model:
         before made no update because its gradient was not finite.
         """
         self.check_trains()
-        data, numbers = self._batch(batch, labels_required=True)
+        data, numbers = self.batch_of(batch, labels_required=True)
         result = self.session.step(self.encoder(data), numbers, self.hyper)
         self.position = attrs.evolve(self.position, step=self.session.steps_done)
         return None if result is None else result.loss
@@ -355,7 +356,7 @@ class Model:
 
     def evaluate(self, data: Batch | None = None) -> Evaluation:
         """Loss and metrics over data (by default those attached)."""
-        dataset, numbers = self._batch(data, labels_required=True)
+        dataset, numbers = self.batch_of(data, labels_required=True)
         if not len(numbers):
             raise fail("there are no samples to evaluate")
         if not any(result.kind in RESULT_KINDS[EVALUATE] for result in self.plan.results):
@@ -368,7 +369,7 @@ class Model:
         An output of many vertices is an array in the order of the data: that of the file for flat
         samples, children before parents for nested ones.
         """
-        dataset, numbers = self._batch(batch, labels_required=False)
+        dataset, numbers = self.batch_of(batch, labels_required=False)
         return self._predict(dataset, numbers)
 
     def _predict(self, dataset: Dataset, numbers: NDArray[np.int32]) -> dict[str, list[Any]]:
@@ -390,7 +391,7 @@ class Model:
         pulled: by "Struct.field" an array [vertices, width] a sample, for every field declared
         `pulled<width>`; vertices in the order of `predict`'s outputs.
         """
-        dataset, numbers = self._batch(batch, labels_required=False)
+        dataset, numbers = self.batch_of(batch, labels_required=False)
         hand_in(dataset, numbers, pulled_fields(self.program), pulled or {}, "pulled vector")
         found = self._predict(dataset, numbers)
         self._forwarded = dataset, numbers

@@ -111,6 +111,21 @@ class PackedLayout:
 
 
 @attrs.frozen
+class Piece:
+    """Rows from `first_row` on, seen as an array of `shape`: floats `offset` + index times `strides`."""
+
+    first_row: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+def row_strides(shape: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """Strides of rows that are `width` floats apart."""
+    return (*(math.prod(shape[at + 1 : -1]) * width for at in range(len(shape) - 1)), 1)
+
+
+@attrs.frozen
 class WeightFormat:
     """How a dense parameter lies in the pool.
 
@@ -134,6 +149,23 @@ class WeightFormat:
         else:
             size = math.prod(shape[:-1]) * padded(shape[-1])
         return -(-size // 16) * 16
+
+    def pieces(self, shape: tuple[int, ...]) -> tuple[Piece, ...]:
+        """The flat form as strided arrays: one where the whole can be seen at its place."""
+        if len(shape) < 2:
+            return (Piece(0, shape, (1,) * len(shape), 0),)
+        if not self.panel:
+            return (Piece(0, shape, row_strides(shape, padded(shape[-1])), 0),)
+        layout, (rows, columns) = self.layout(shape), shape
+        full = rows // self.panel
+        found = []
+        if full > 1:
+            strides = (layout.block_stride, 1, self.panel)
+            found.append(Piece(0, (full, self.panel, columns), strides, 0))
+        for block in layout.blocks[full if full > 1 else 0 :]:
+            here = min(block.width, rows - block.first_row)
+            found.append(Piece(block.first_row, (here, columns), (1, block.width), block.offset))
+        return tuple(found)
 
     def pack(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         """The flat form of `array`, padded with zeros to `floats`."""

@@ -8,7 +8,7 @@ per slot; a slot's schedule memory may be written again once `finish` of that sl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from dnc.runtime.reference_vm import ReferenceVM
 from dnc.runtime.schedule import Schedule
 
 Array = NDArray[Any]
+Fill = Callable[[], None]
 
 
 class Backend(Protocol):
@@ -52,12 +53,18 @@ class Backend(Protocol):
     def read(self, at: int, count: int) -> NDArray[np.float32]:
         """Words of the pool after all launches so far (as float32; `view` for integers)."""
 
-    def launch(self, schedules: Sequence[Schedule], slot: int, traced: int = 0) -> None:
+    def launch(
+        self, schedules: Sequence[Schedule], slot: int, traced: int = 0, fill: Fill | None = None
+    ) -> None:
         """Copies schedules into the pool and starts a kernel for each, in order; does not wait.
 
         They lie side by side, and have the same layout, as `Encoder.encode_group` makes them. traced:
-        so many of them, the first, run on the traced kernel.
+        so many of them, the first, run on the traced kernel. fill: is called between, to write what
+        comes from elsewhere.
         """
+
+    def pool_array(self) -> Any:
+        """The pool as an array of float32 that speaks DLPack; until the next `allocate`."""
 
     def finish(self, slot: int) -> NDArray[np.float32]:
         """Waits for the slot's last launches; their results, [schedules, RESULT_WORDS].
@@ -125,14 +132,24 @@ class VMBackend:
         """Words of the pool."""
         return self.pool[at : at + count].copy()
 
-    def launch(self, schedules: Sequence[Schedule], slot: int, traced: int = 0) -> None:
+    def pool_array(self) -> Any:
+        """The pool."""
+        return self.pool
+
+    def launch(
+        self, schedules: Sequence[Schedule], slot: int, traced: int = 0, fill: Fill | None = None
+    ) -> None:
         """Runs the schedules at once; activations are poisoned before."""
         for schedule in schedules:
             self.write(schedule.address * 4, schedule.words)
+        if fill is not None:
+            fill()
         for schedule in schedules:
             self._launches += 1
             self.pool[schedule.static_words :] = np.nan
-            self.machine.run(schedule.words, self.pool, schedule.static_words)
+            at = schedule.address * 4  # `fill` may have changed words
+            words = self.pool[at : at + len(schedule.words)].view(np.int32).copy()
+            self.machine.run(words, self.pool, schedule.static_words)
         self._results[slot] = np.stack([self.read(s.bases[RESULTS] * 4, RESULT_WORDS) for s in schedules])
 
     def finish(self, slot: int) -> NDArray[np.float32]:

@@ -26,6 +26,7 @@ from dnc.ir import isa
 from dnc.ir.plan import Plan
 from dnc.ir.program import FORWARD, LEVEL
 from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
+from dnc.runtime.backend import Fill
 from dnc.runtime.schedule import Schedule, longest_queue
 from dnc.runtime.trace.timeline import CLOCK
 
@@ -127,7 +128,13 @@ class CpuBackend:
         here = self._slots[slot]
         return [] if here is None else here.times
 
-    def launch(self, schedules: Sequence[Schedule], slot: int, traced: int = 0) -> None:
+    def pool_array(self) -> Any:
+        """The pool."""
+        return self._pool
+
+    def launch(
+        self, schedules: Sequence[Schedule], slot: int, traced: int = 0, fill: Fill | None = None
+    ) -> None:
         """Copies the schedules into the pool and hands them to the threads."""
         first, size = schedules[0], len(schedules[0].words)
         total, sync = self._grid_of(first)
@@ -139,6 +146,8 @@ class CpuBackend:
         words = self._pool[at : at + len(schedules) * size].view(np.int32).reshape(len(schedules), size)
         for here_words, schedule in zip(words, schedules, strict=True):
             here_words[:] = schedule.words
+        if fill is not None:
+            fill()
         results = words[:, sync - isa.RESULT_WORDS : sync].view(np.float32)
         abort = words[:, sync + isa.SYNC_ABORT * isa.SYNC_STRIDE :][:, : len(isa.ABORT_FIELDS)]
         tensors = [self._tirx.tensor(row) for row in words]

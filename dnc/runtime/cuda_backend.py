@@ -8,7 +8,7 @@ and no other kernel; the number of replicas is what the driver says is resident 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -19,6 +19,7 @@ from dnc.diagnostics import fail
 from dnc.ir import isa
 from dnc.ir.plan import Plan
 from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
+from dnc.runtime.backend import Fill
 from dnc.runtime.cuda_driver import (
     Call,
     CudaError,
@@ -27,6 +28,7 @@ from dnc.runtime.cuda_driver import (
     Event,
     Kernel,
     LaunchShape,
+    LentBuffer,
     PinnedBuffer,
     open_device,
     raise_on_abort,
@@ -78,6 +80,8 @@ class CudaBackend:
         self.name = f"{self.device.name}, {self.replicas} {shape}"
         self._pool: DeviceBuffer | None = None
         self._traced: Kernel | None = None
+        self._allocate: Callable[[int], DeviceBuffer] = self.device.allocate
+        self._turn = self.device.stream.record()
         self._slots: list[_Slot | None] = [None, None]
         self._direct: _Direct | None = None
         self._header = isa.layout(plan).header
@@ -141,7 +145,7 @@ class CudaBackend:
             self._pool.free()
             self._pool = None
         try:
-            self._pool = self.device.allocate(words * 4)
+            self._pool = self._allocate(words * 4)
             self.device.stream.fill_zero(self._pool)
             self.device.stream.synchronize()
         except CudaError as error:
@@ -170,7 +174,36 @@ class CudaBackend:
         self.device.copy_from(out, self._at(at))
         return out
 
-    def launch(self, schedules: Sequence[Schedule], slot: int, traced: int = 0) -> None:
+    def lend(self, allocate: Callable[[int], LentBuffer]) -> None:
+        """Takes memory from someone else (so many bytes), whom the pool is shared with from then on."""
+        self._allocate = allocate
+
+    def use_stream(self, handle: int) -> None:
+        """Goes on in another stream of the primary context, behind what was queued so far.
+
+        Also makes the context current, which every thread that calls the driver needs.
+        """
+        try:
+            self.device.enter()
+            if handle == int(self.device.stream.handle):
+                return
+            stream = self.device.stream_of(handle)
+            self.device.stream.mark(self._turn)
+            stream.wait(self._turn)
+        except CudaError as error:
+            raise fail(str(error)) from error
+        self.device = attrs.evolve(self.device, stream=stream)
+        self.forget_calls()
+
+    def pool_array(self) -> Any:
+        """The pool as what `lend` was given."""
+        if not isinstance(self._pool, LentBuffer):
+            raise fail("the pool was not allocated by someone that it can be shared with")
+        return self._pool.array
+
+    def launch(
+        self, schedules: Sequence[Schedule], slot: int, traced: int = 0, fill: Fill | None = None
+    ) -> None:
         """One copy of all schedules, a kernel for each, one copy of all results and abort records."""
         first, count, size = schedules[0], len(schedules), len(schedules[0].words)
         here = self._slot(slot, count * size)
@@ -187,6 +220,8 @@ class CudaBackend:
             here.call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
             stream = self.device.stream
             stream.upload(DeviceBuffer(words_at, count * size * 4), here.pinned, count * size * 4)
+            if fill is not None:
+                fill()
             here.times = [self._traced_run(schedule, grid) for schedule in schedules[:traced]]
             for index in range(count):
                 words = words_at + index * size * 4

@@ -69,6 +69,16 @@ class DeviceBuffer:
 
 
 @attrs.frozen(eq=False)
+class LentBuffer(DeviceBuffer):
+    """GPU memory of someone else, which goes with the last reference to ``array``."""
+
+    array: Any
+
+    def free(self) -> None:
+        """Nothing: the references go."""
+
+
+@attrs.frozen(eq=False)
 class PinnedBuffer:
     """Page-locked host memory; ``bytes`` is the same memory as an array of uint8."""
 
@@ -121,6 +131,10 @@ class Stream:
     def mark(self, event: Event) -> None:
         """Moves an event behind the work queued so far."""
         _check(_driver().cuEventRecord(event.handle, self.handle), "record an event")
+
+    def wait(self, event: Event) -> None:
+        """What is queued from now on waits for an event."""
+        _check(_driver().cuStreamWaitEvent(self.handle, event.handle, 0), "order two streams")
 
     def upload(self, to: DeviceBuffer, source: PinnedBuffer, size: int | None = None) -> None:
         """Copy the first ``size`` bytes to the GPU, asynchronously."""
@@ -214,6 +228,7 @@ class Device:
     shared_limit: int
     driver_version: int
     stream: Stream
+    context: Any = None
     _launches: list[int] = attrs.field(factory=lambda: [0], repr=False)
 
     @property
@@ -245,6 +260,14 @@ class Device:
         address = int(_check(_driver().cuMemHostAlloc(size, 0), f"pin {size} bytes"))
         memory = (ctypes.c_uint8 * size).from_address(address)
         return PinnedBuffer(address, np.ctypeslib.as_array(memory))
+
+    def enter(self) -> None:
+        """Makes the context current in this thread."""
+        _check(_driver().cuCtxSetCurrent(self.context), "use the context")
+
+    def stream_of(self, handle: int) -> Stream:
+        """A stream that someone else made, by the number that it has in every CUDA library."""
+        return Stream(_driver().CUstream(handle))
 
     def new_stream(self) -> Stream:
         """A stream that does not wait for the default one."""
@@ -332,6 +355,7 @@ def open_device(ordinal: int = 0) -> Device:
         shared_limit=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         driver_version=int(_check(driver.cuDriverGetVersion(), "read the driver version")),
         stream=Stream(_check(driver.cuStreamCreate(1), "create a stream")),
+        context=context,
     )
 
 

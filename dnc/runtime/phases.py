@@ -25,8 +25,14 @@ from dnc.ir.program import (
     StateOutput,
 )
 
-TRAIN, EVALUATE, PREDICT = "train", "evaluate", "predict"
-RESULT_KINDS = {TRAIN: ("loss",), EVALUATE: ("loss", "metric", "column"), PREDICT: ("output",)}
+# FORWARD_ONLY: what another net sees of a batch before it hands back gradients.
+TRAIN, EVALUATE, PREDICT, FORWARD_ONLY = "train", "evaluate", "predict", "forward"
+RESULT_KINDS = {
+    TRAIN: ("loss",),
+    EVALUATE: ("loss", "metric", "column"),
+    PREDICT: ("output",),
+    FORWARD_ONLY: ("loss", "output"),
+}
 
 # Forward early, level, late, then backward early, level, late.
 PHASES = 6

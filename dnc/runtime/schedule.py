@@ -7,6 +7,7 @@ In: words made by the encoder. Out: their fields by name. Everything here is der
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 import numpy as np
@@ -14,6 +15,9 @@ from numpy.typing import NDArray
 
 from dnc.ir.isa import END, FLOAT_FIELDS, INSTRUCTION_WORDS, Layout, layout
 from dnc.ir.plan import Plan
+
+if TYPE_CHECKING:
+    from dnc.runtime.encoder.guest import Guest
 
 Words = NDArray[np.int32]
 
@@ -26,7 +30,8 @@ class Schedule:
     launch finds in the pool before it (in later parts of a batch the gradients of tables too).
     activations: words behind the static pool. results: name -> (word in the results area, rows
     summed). samples: sample numbers in the order in which spaces over the sample roots hold them.
-    positions: per space the row of the prepared data that every row is.
+    positions: per space the row of the prepared data that every row is. mode: what it was encoded for.
+    guest: what it shares with another net, if anything.
     """
 
     plan: Plan
@@ -39,6 +44,8 @@ class Schedule:
     results: dict[str, tuple[int, int]]
     samples: Words
     positions: dict[str, NDArray[np.intp]]
+    mode: str
+    guest: Guest | None = None
 
 
 def header(words: Words, plan: Plan) -> dict[str, int]:

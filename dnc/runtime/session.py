@@ -16,14 +16,16 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.diagnostics import Diagnostic, DiagnosticError, fail
+from dnc.diagnostics import fail
 from dnc.ir import isa
 from dnc.ir.forest import Forest, Ints
 from dnc.ir.noise import NONE, step_noises
 from dnc.ir.optimizers import OPTIMIZERS, Hyper, Update
 from dnc.ir.plan import NoiseList, Plan
-from dnc.runtime.backend import Backend
-from dnc.runtime.encoder import DoesNotFit, Encoder, Part
+from dnc.runtime.backend import Backend, Fill
+from dnc.runtime.batches import groups, parts_of
+from dnc.runtime.encoder import DoesNotFit, Encoder
+from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.measurements import Measurements
 from dnc.runtime.memory import MEGABYTE, Memory
@@ -31,6 +33,7 @@ from dnc.runtime.phases import EVALUATE, PREDICT, TRAIN
 from dnc.runtime.pool import load_parameters, read_array
 from dnc.runtime.predictions import collect, collect_gradients
 from dnc.runtime.prepared import prepare
+from dnc.runtime.results import BatchSums, Evaluation, NotFinite, StepResult
 from dnc.runtime.schedule import Schedule
 from dnc.runtime.trace.timeline import ENCODE, LAUNCH, OFF, WAIT, Timeline, now
 from dnc.runtime.verifier import verify
@@ -39,67 +42,6 @@ Floats = NDArray[np.float32]
 
 # Samples of one launch in evaluation and prediction.
 CHUNK = 256
-# Batches that are encoded together have at most so many samples, and there are at most so many.
-GROUP_SAMPLES = 256
-GROUP_BATCHES = 32
-
-
-class NotFinite(DiagnosticError):
-    """The gradient or the loss of a batch was not finite; its update was not made."""
-
-    def __init__(self, step: int, loss: float, norm: float) -> None:
-        notes = ("its update was not made; a smaller learning rate (--lr) or clipping (--clip) may help",)
-        what = f"step {step}: the loss is {loss:g} and the norm of the gradient {norm:g}"
-        super().__init__(Diagnostic(what, notes=notes))
-
-
-@attrs.frozen
-class StepResult:
-    """A training batch: the mean loss over its samples, and the norm of its gradient.
-
-    parts: launches it took, 1 unless its activations did not fit.
-    """
-
-    step: int
-    samples: int
-    loss: float
-    norm: float
-    parts: int
-
-
-@attrs.frozen
-class Evaluation:
-    """What was measured over a whole set: the mean loss over its samples, every metric by name."""
-
-    samples: int
-    loss: float
-    metrics: dict[str, float]
-
-
-@attrs.define(eq=False)
-class _Batch:
-    """What the launches of a batch add up to, filled in as they finish."""
-
-    step: int
-    samples: int
-    parts: int
-    finished: int = 0
-    sums: dict[str, tuple[float, int]] = attrs.field(factory=dict)
-    norm: float = 0.0
-    updated: bool = False
-
-    def add(self, schedule: Schedule, words: Floats) -> None:
-        """Takes in the results of one launch; norm and update are those of the last."""
-        for name, (word, rows) in schedule.results.items():
-            total, count = self.sums.get(name, (0.0, 0))
-            self.sums[name] = (total + float(words[word]), count + rows)
-        self.norm = float(words[isa.RESULT_NORM])
-        self.updated = bool(words[isa.RESULT_UPDATED] == 1)
-        self.finished += 1
-
-    def loss(self) -> float:
-        """The mean loss over the samples."""
-        return sum(total for name, (total, _) in self.sums.items() if name.startswith("loss:")) / self.samples
 
 
 class Session:
@@ -127,9 +69,9 @@ class Session:
         self.optimizer, self.optimizer_steps = "sgd", 0
         self._slot = 0
         self._verifies = os.environ.get("DNC_VERIFY") == "1"  # tests look at every schedule
-        self._flying: list[list[tuple[Schedule, _Batch]]] = [[], []]
+        self._flying: list[list[tuple[Schedule, BatchSums]]] = [[], []]
         self._asked = [0, 0]  # when the traced launches of a slot were started, 0 for none
-        self._waiting: list[_Batch] = []
+        self._waiting: list[BatchSums] = []
         self._unclaimed: StepResult | None = None
         self.write_arrays(values)
 
@@ -211,7 +153,7 @@ class Session:
         hyper: the same for all batches, or what it is for the step of that number (counted from 1).
         Small batches are encoded and copied several at a time; each is a launch of its own.
         """
-        for group in _groups(batches):
+        for group in groups(batches):
             steps = range(self.steps_done + 1, self.steps_done + 1 + len(group))
             hypers = [hyper(step) if callable(hyper) else hyper for step in steps]
             if len(group) == 1 or not self._train_together(data, group, hypers):
@@ -232,7 +174,7 @@ class Session:
         """Launches a batch, in parts if it does not fit."""
         data, chosen = self._distinct(data, samples)
         schedules = self.encode(data, chosen, TRAIN, self._updates([hyper])[0])
-        batch = _Batch(self.steps_done + 1, len(chosen), len(schedules))
+        batch = BatchSums(self.steps_done + 1, len(chosen), len(schedules))
         for schedule in schedules:
             self._launch([(schedule, batch)])
         self.steps_done += 1
@@ -270,7 +212,7 @@ class Session:
                 self._drain()
                 if not self.memory.grow(problem.schedule_words, problem.activations):
                     return False
-        found = [_Batch(self.steps_done + 1 + i, len(each), 1) for i, each in enumerate(batches)]
+        found = [BatchSums(self.steps_done + 1 + i, len(each), 1) for i, each in enumerate(batches)]
         self._launch(list(zip(schedules, found, strict=True)))
         self.steps_done += len(found)
         self.optimizer_steps += len(found)
@@ -313,7 +255,7 @@ class Session:
         """Loss and metrics over the samples (all of them by default), chunk by chunk."""
         self._settle(0)
         chosen = _all_or(data, samples)
-        whole, measurements = _Batch(0, len(chosen), 0), Measurements(self.plan, self.classes)
+        whole, measurements = BatchSums(0, len(chosen), 0), Measurements(self.plan, self.classes)
         for begin in range(0, len(chosen), CHUNK):
             part, numbers = self._distinct(data, chosen[begin : begin + CHUNK])
             for schedule in self.encode(part, numbers, EVALUATE):
@@ -331,7 +273,7 @@ class Session:
         found: dict[str, list[Any]] = {r.name: [] for r in self.plan.results if r.kind == "output"}
         for begin in range(0, len(distinct), CHUNK):
             for schedule in self.encode(data, distinct[begin : begin + CHUNK], PREDICT):
-                self._launch([(schedule, _Batch(0, 1, 1))])
+                self._launch([(schedule, BatchSums(0, 1, 1))])
                 self._drain()
                 outputs = collect(self.backend, data, schedule, np.sort(schedule.samples))
                 for name, values in outputs.items():
@@ -351,12 +293,10 @@ class Session:
         self._settle(0)
         chosen = np.asarray(samples, np.int32)
         self._check_samples(data, chosen)
-        if len(np.unique(chosen)) < len(chosen):
-            raise fail("a sample occurs twice in the batch, and its gradients would be handed out as one")
-        schedules = self.encode(data, chosen, TRAIN, self._updates([hyper])[0])
+        schedules = self.encode(data, self._once(chosen), TRAIN, self._updates([hyper])[0])
         if len(schedules) > 1:
             raise fail("the batch does not fit into memory at once; take fewer samples")
-        batch = _Batch(self.steps_done + 1, len(chosen), 1)
+        batch = BatchSums(self.steps_done + 1, len(chosen), 1)
         self._launch([(schedules[0], batch)])
         self.steps_done += 1
         self.optimizer_steps += 1
@@ -364,6 +304,33 @@ class Session:
         result = self._settle(0)[0]
         self._unclaimed = None
         return result, collect_gradients(self.backend, data, schedules[0])
+
+    def share(
+        self,
+        data: Encoder,
+        samples: Ints,
+        mode: str,
+        guest: Guest,
+        fill: Callable[[Schedule], None],
+        noise: int = NONE,
+    ) -> Schedule:
+        """Starts a launch that shares vectors and results with another net, and does not wait.
+
+        fill: writes into the pool what the other net hands in. In training gradients are made, and no
+        parameter changes. Samples are distinct, and all of them fit into one launch.
+        """
+        self._settle(0)
+        self._check_samples(data, samples)
+        schedules = self.encode(data, self._once(samples), mode, guest=guest, noise=noise)
+        if len(schedules) > 1:
+            raise fail("the batch does not fit into memory at once; take fewer samples")
+        self._launch([(schedules[0], BatchSums(0, 1, 1))], lambda: fill(schedules[0]))
+        return schedules[0]
+
+    def wait(self) -> None:
+        """Waits for all launches."""
+        self._settle(0)
+        self._drain()
 
     # ---- launches -------------------------------------------------------------------------------
 
@@ -376,6 +343,11 @@ class Session:
         if self._verifies:
             verify(schedule)
         return self.backend.run(schedule, reads)
+
+    def _once(self, samples: Ints) -> Ints:
+        if len(np.unique(samples)) < len(samples):
+            raise fail("a sample occurs twice in the batch, and its gradients would be handed out as one")
+        return samples
 
     def _distinct(self, data: Encoder, samples: Sequence[int] | Ints) -> tuple[Encoder, Ints]:
         """The batch's data and sample numbers; a sample that occurs twice gets vertices of its own."""
@@ -392,8 +364,21 @@ class Session:
             wrong = chosen.min() if chosen.min() < 0 else chosen.max()
             raise fail(f"a batch holds sample {wrong}; the data has {data.prepared.samples}")
 
-    def encode(self, data: Encoder, samples: Ints, mode: str, update: Update = Update()) -> list[Schedule]:
-        """The schedules of a batch: one, or as many parts as it takes to fit."""
+    def encode(
+        self,
+        data: Encoder,
+        samples: Ints,
+        mode: str,
+        update: Update = Update(),
+        guest: Guest | None = None,
+        noise: int | None = None,
+    ) -> list[Schedule]:
+        """The schedules of a batch: one, or as many parts as it takes to fit.
+
+        noise: None for that of the next step in training, and for none otherwise.
+        """
+        if noise is None:
+            noise = int(self._noises(1)[0]) if mode == TRAIN else NONE
         replicas, workers = self.backend.grid(len(samples), mode == TRAIN)
         parts = 1
         while True:
@@ -410,9 +395,10 @@ class Session:
                             part=part,
                             buffer=(self._slot + index) % 2,
                             pool_words=self.memory.words,
-                            noise=int(self._noises(1)[0]) if mode == TRAIN else NONE,
+                            noise=noise,
+                            guest=guest,
                         )
-                        for index, (numbers, part) in enumerate(_parts(data, samples, mode, parts))
+                        for index, (numbers, part) in enumerate(parts_of(data, samples, mode, parts))
                     ]
             except DoesNotFit as problem:
                 self._drain()
@@ -427,7 +413,7 @@ class Session:
                 room = max(self.memory.most() - self.memory.pool.words, 1)
                 parts = min(len(samples), max(parts + 1, parts * problem.activations // room))
 
-    def _launch(self, launches: list[tuple[Schedule, _Batch]]) -> None:
+    def _launch(self, launches: list[tuple[Schedule, BatchSums]], fill: Fill | None = None) -> None:
         """Starts launches in the slot whose turn it is, once that slot's last ones are over."""
         self._collect(self._slot)
         schedules = [schedule for schedule, _ in launches]
@@ -437,7 +423,7 @@ class Session:
         traced = self.timeline.take(len(schedules))
         self._asked[self._slot] = now() if traced else 0
         with self.timeline.host(LAUNCH, len(schedules)):
-            self.backend.launch(schedules, self._slot, traced)
+            self.backend.launch(schedules, self._slot, traced, fill)
         self._flying[self._slot] = launches
         self._slot = 1 - self._slot
 
@@ -465,33 +451,3 @@ class Session:
 def _all_or(data: Encoder, samples: Sequence[int] | Ints | None) -> Ints:
     chosen = np.arange(data.prepared.samples) if samples is None else np.asarray(samples)
     return chosen.astype(np.int32)
-
-
-def _groups(batches: Iterable[Sequence[int] | Ints]) -> Iterator[list[Ints]]:
-    """Batches in groups that can be encoded together: of one size, and no sample occurs twice."""
-    group: list[Ints] = []
-    seen: set[int] = set()
-    for batch in batches:
-        samples = np.asarray(batch, np.int32)
-        own = set(samples.tolist())
-        repeats = len(own) < len(samples)
-        if group and (repeats or len(samples) != len(group[0]) or not seen.isdisjoint(own)):
-            yield group
-            group, seen = [], set()
-        group.append(samples)
-        seen |= own
-        if repeats or len(group) >= min(GROUP_BATCHES, GROUP_SAMPLES // max(len(samples), 1)):
-            yield group
-            group, seen = [], set()
-    if group:
-        yield group
-
-
-def _parts(data: Encoder, samples: Ints, mode: str, parts: int) -> Iterator[tuple[Ints, Part]]:
-    """The samples in `parts` shares; in training the shares of one update over all tokens."""
-    if parts == 1 or mode != TRAIN:
-        yield from ((numbers, Part()) for numbers in np.array_split(samples, parts))
-        return
-    tokens = {table.parameter: data.tokens(table, samples) for table in data.plan.table_gradients}
-    for index, numbers in enumerate(np.array_split(samples, parts)):
-        yield numbers, Part(index > 0, index == parts - 1, len(samples), tokens)

@@ -27,7 +27,8 @@ from dnc.ir.program import MetricOutput
 from dnc.runtime.checkpoint import Position
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.rates import RateSchedule
-from dnc.runtime.session import Evaluation, NotFinite, Session, StepResult
+from dnc.runtime.results import Evaluation, NotFinite, StepResult
+from dnc.runtime.session import Session
 
 Event = dict[str, Any]
 

@@ -24,8 +24,9 @@ from dnc.ir.program import Program
 from dnc.runtime.cpu_backend import CpuBackend
 from dnc.runtime.initialize import initialize
 from dnc.runtime.pool import static_pool
+from dnc.runtime.results import StepResult
 from dnc.runtime.schedule import Schedule, queue
-from dnc.runtime.session import Session, StepResult
+from dnc.runtime.session import Session
 from tests.support.executors import Bench, OnGrid, check_evaluation, check_training
 from tests.support.forests import SHAPES, ForestGrower
 from tests.support.models import EXAMPLES, VOCABULARY

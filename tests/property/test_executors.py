@@ -14,7 +14,7 @@ from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
 from dnc.ir.plan import Plan
 from dnc.ir.program import Program
-from dnc.runtime.backend import VMBackend
+from dnc.runtime.backend import Fill, VMBackend
 from dnc.runtime.schedule import Schedule
 from dnc.runtime.verifier import verify
 from tests.support.executors import Bench, check_evaluation, check_training
@@ -64,10 +64,12 @@ def model(name: str, without: tuple[str, ...]) -> tuple[Program, Plan]:
 class Verified(VMBackend):
     """The VM; every schedule is verified before."""
 
-    def launch(self, schedules: Sequence[Schedule], slot: int, traced: int = 0) -> None:
+    def launch(
+        self, schedules: Sequence[Schedule], slot: int, traced: int = 0, fill: Fill | None = None
+    ) -> None:
         for schedule in schedules:
             verify(schedule)
-        super().launch(schedules, slot, traced)
+        super().launch(schedules, slot, traced, fill)
 
 
 def compare(

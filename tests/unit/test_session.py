@@ -7,7 +7,7 @@ import pytest
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.interpreter import interpret
 from dnc.ir.optimizers import Hyper
-from dnc.runtime.session import NotFinite
+from dnc.runtime.results import NotFinite
 from tests.support.forests import ForestGrower
 from tests.support.models import rows_of, small_plan, small_session
 

@@ -6,7 +6,7 @@ import pytest
 
 from dnc.ir.optimizers import Hyper
 from dnc.runtime.checkpoint import Position
-from dnc.runtime.session import NotFinite
+from dnc.runtime.results import NotFinite
 from dnc.runtime.trainer import Trainer, TrainOptions, shuffled
 from tests.support.forests import ForestGrower
 from tests.support.models import small_plan, small_session

@@ -22,8 +22,8 @@ from dnc.ir.optimizers import Hyper
 from dnc.runtime.checkpoint import load_checkpoint
 from dnc.runtime.curves import draw_curves
 from dnc.runtime.rates import RateSchedule, rate_schedule
+from dnc.runtime.results import Evaluation
 from dnc.runtime.run_folder import RunFolder
-from dnc.runtime.session import Evaluation
 from dnc.runtime.trainer import Trainer, TrainOptions
 from tests.support.command_line import TREE, command, finished_build, workplace
 from tests.support.forests import ForestGrower

@@ -21,6 +21,7 @@ from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
 from dnc.ir.optimizers import Update
 from dnc.ir.plan import ChildrenList, DenseGradient, Plan, TableGradient, padded
+from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.lists import Group, Lists, Touched
 from dnc.runtime.encoder.modes import Mode, Modes
 from dnc.runtime.encoder.queues import encode_queues
@@ -82,16 +83,21 @@ class Encoder:
         buffer: int = 0,
         pool_words: int | None = None,
         noise: int = NONE,
+        guest: Guest | None = None,
     ) -> Schedule:
         """The schedule of `samples` (numbers in the data set) on replicas × workers workers.
 
-        `noise`: that of a training step; without it nothing is dropped.
+        `noise`: that of a training step; without it nothing is dropped. `guest`: what the batch shares
+        with another net; its places are filled in.
         `buffer` chooses one of the pool's two places for schedules. DoesNotFit when the batch
         does not fit into `pool_words`, or its schedule into the place for schedules.
         """
         chosen = [np.asarray(samples, np.int32)]
         noises = np.array([noise], np.uint32)
-        return self._encode(chosen, mode, replicas, workers, [update], part, buffer, pool_words, noises)[0]
+        updates = [update]
+        return self._encode(
+            chosen, mode, replicas, workers, updates, part, buffer, pool_words, noises, guest
+        )[0]
 
     def encode_group(
         self,
@@ -126,6 +132,7 @@ class Encoder:
         buffer: int,
         pool_words: int | None,
         noise: NDArray[np.uint32],
+        guest: Guest | None = None,
     ) -> list[Schedule]:
         known = self.modes.mode(mode)
         assigned = assign(batches, self.prepared.weight, replicas)
@@ -137,7 +144,12 @@ class Encoder:
         chunks = self._chunks(rows, mode, part)
         bases, used = self._allocate(known, mode, rows, workers, touched, int(chunks.max()))
         body = Words(len(batches), self.layout.queues_at + replicas * workers)
-        group = Group(rows, bases, workers, self.pool.schedules[buffer], body, noise)
+        group = Group(rows, bases, workers, self.pool.schedules[buffer], body, noise, guest)
+        if guest is not None:
+            guest.reserve(body)
+            guest.write_numbers(self.plan, self.prepared, rows, body)
+            for parameter, found in touched.items():
+                guest.write_touched(parameter, found.tokens, body)
         self.lists.number_calls(group)
         lists = self.lists.encode(known.lists, group)
         if mode == TRAIN:
@@ -165,6 +177,8 @@ class Encoder:
                 {name: (word, int(counts[index])) for name, (word, counts) in results.items()},
                 assigned.samples[assigned.spread.of(index)],
                 {name: found.positions[found.spread.of(index)] for name, found in rows.items()},
+                mode,
+                guest,
             )
             for index in range(len(batches))
         ]

@@ -32,6 +32,7 @@ from dnc.ir.plan import (
     state_layout,
 )
 from dnc.ir.structure import Path
+from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.rows import Rows, sample_rows
 from dnc.runtime.encoder.words import Numbers, Spread, Words
 from dnc.runtime.prepared import Indices, Prepared
@@ -53,7 +54,7 @@ class Touched:
 class Group:
     """What the lists of a group are made from: rows by space, bases by name, workers of a replica.
 
-    address: where the first batch's schedule will lie.
+    address: where the first batch's schedule will lie. guest: what a batch, the only one then, shares.
     """
 
     rows: dict[str, Rows]
@@ -62,6 +63,7 @@ class Group:
     address: int
     body: Words
     noise: NDArray[np.uint32]
+    guest: Guest | None = None
 
 
 class Lists:
@@ -190,6 +192,10 @@ class Lists:
         values, targets = self._field(item.space, item.path, item.field)
         target = targets[rows.positions]
         stride = padded(item.width)
+        structs, space = self.prepared.forest.structs, self.program.space(item.space)
+        key = path_struct(structs, space.struct, item.path), item.field
+        if group.guest is not None and key in group.guest.handed:
+            return body.add_addresses(spread.matrix(group.guest.addresses(key, target, group.address)))
         filled = np.zeros((spread.batches, spread.most, stride), np.float32)
         found = values.reshape(len(values), item.width)[target]
         filled[spread.batch, spread.local, : item.width] = np.where((target >= 0)[:, None], found, 0)

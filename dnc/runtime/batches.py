@@ -1,0 +1,49 @@
+"""Batches put together or cut: several small ones for one encoding, a large one for several launches.
+
+In: sample numbers. Out: groups of batches, parts of a batch. Guaranteed: order is kept, and no sample
+occurs twice in a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from dnc.ir.forest import Ints
+from dnc.runtime.encoder import Encoder, Part
+from dnc.runtime.phases import TRAIN
+
+# Batches that are encoded together have at most so many samples, and there are at most so many.
+GROUP_SAMPLES = 256
+GROUP_BATCHES = 32
+
+
+def groups(batches: Iterable[Sequence[int] | Ints]) -> Iterator[list[Ints]]:
+    """Batches in groups that can be encoded together: of one size, and no sample occurs twice."""
+    group: list[Ints] = []
+    seen: set[int] = set()
+    for batch in batches:
+        samples = np.asarray(batch, np.int32)
+        own = set(samples.tolist())
+        repeats = len(own) < len(samples)
+        if group and (repeats or len(samples) != len(group[0]) or not seen.isdisjoint(own)):
+            yield group
+            group, seen = [], set()
+        group.append(samples)
+        seen |= own
+        if repeats or len(group) >= min(GROUP_BATCHES, GROUP_SAMPLES // max(len(samples), 1)):
+            yield group
+            group, seen = [], set()
+    if group:
+        yield group
+
+
+def parts_of(data: Encoder, samples: Ints, mode: str, parts: int) -> Iterator[tuple[Ints, Part]]:
+    """The samples in `parts` shares; in training the shares of one update over all tokens."""
+    if parts == 1 or mode != TRAIN:
+        yield from ((numbers, Part()) for numbers in np.array_split(samples, parts))
+        return
+    tokens = {table.parameter: data.tokens(table, samples) for table in data.plan.table_gradients}
+    for index, numbers in enumerate(np.array_split(samples, parts)):
+        yield numbers, Part(index > 0, index == parts - 1, len(samples), tokens)

@@ -1,0 +1,78 @@
+"""What a batch shares with another net: vectors that come from it, rows that go to it.
+
+In: which vertices, in the order in which the other net counts them. Out: words of the schedule: room for
+the vectors, row numbers for what is taken. Guaranteed: a vector lies where the other net counts it,
+whatever the order of the rows; with the schedule all of it is on the device in one copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.ir.forest import Ints
+from dnc.ir.plan import Plan, padded
+from dnc.runtime.encoder.rows import Rows
+from dnc.runtime.encoder.words import Words
+from dnc.runtime.prepared import Prepared
+
+Numbers = NDArray[np.signedinteger]
+
+
+@attrs.frozen(eq=False)
+class Handed:
+    """Vectors of a field. number: of every vertex of the struct the row of its vector, and -1 at the end."""
+
+    rows: int
+    width: int
+    number: Ints
+
+    @property
+    def stride(self) -> int:
+        """Words from one vector to the next."""
+        return padded(self.width)
+
+
+@attrs.define(eq=False)
+class Guest:
+    """handed: by (struct, field). taken: by result its vertices, in the order in which they are wanted.
+
+    Filled in by the encoder, as offsets of words in the schedule: vectors by (struct, field), row numbers
+    by result, the touched rows of tables by parameter; and how many rows of a table are touched.
+    """
+
+    handed: Mapping[tuple[str, str], Handed]
+    taken: Mapping[str, Ints]
+    vectors: dict[tuple[str, str], int] = attrs.field(factory=dict)
+    numbers: dict[str, int] = attrs.field(factory=dict)
+    touched: dict[str, tuple[int, int]] = attrs.field(factory=dict)
+
+    def reserve(self, body: Words) -> None:
+        """Room for the vectors."""
+        for key, handed in self.handed.items():
+            body.align(4)
+            self.vectors[key] = body.add(np.zeros((1, handed.rows * handed.stride), np.int32))
+
+    def addresses(self, key: tuple[str, str], target: Numbers, schedule: int) -> Ints:
+        """The address of every row's vector, given the vertices it belongs to (-1: a row of zeros)."""
+        handed, first = self.handed[key], schedule + self.vectors[key] // 4
+        number = handed.number[target]
+        return np.where(number >= 0, first + number * (handed.stride // 4), 0).astype(np.int32)
+
+    def write_numbers(self, plan: Plan, prepared: Prepared, rows: Mapping[str, Rows], body: Words) -> None:
+        """The row of every vertex that is wanted, by result."""
+        for result in plan.results:
+            if result.name in self.taken and result.space in rows:
+                space = prepared.spaces[result.space]
+                vertex = space.vertex[rows[result.space].positions]
+                order = np.argsort(vertex)
+                wanted = self.taken[result.name]
+                found = order[np.searchsorted(vertex, wanted, sorter=order)]
+                self.numbers[result.name] = body.add(found.astype(np.int32)[None])
+
+    def write_touched(self, parameter: str, tokens: Numbers, body: Words) -> None:
+        """The touched rows of a table."""
+        self.touched[parameter] = (body.add(tokens.astype(np.int32)[None]), len(tokens))

@@ -1,0 +1,5 @@
+"""dnc inside PyTorch: `dnc.torch.Module(build)` is an `nn.Module` (docs/pytorch.md)."""
+
+from dnc.torch.module import Module
+
+__all__ = ["Module"]

@@ -1,0 +1,117 @@
+"""A batch as a node of PyTorch's graph.
+
+In: what a batch pulls, and the parameters. Out: its loss and its pushed values, with their gradients.
+Guaranteed: a program that pushes nothing takes one launch for forward and backward, any other one
+two; several batches may be forward before the first goes backward; a tensor that was changed between is
+an error of PyTorch, and so is differentiating twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from dnc.runtime.phases import FORWARD_ONLY, TRAIN
+from dnc.torch.launches import BatchOf, Gradients, Launches
+
+LOSS = "loss"
+
+
+@attrs.define(eq=False)
+class Call:
+    """One batch. pulled, parameters: what its tensors are, in order. outputs: what comes out, in order."""
+
+    launches: Launches
+    batch: BatchOf
+    pulled: tuple[str, ...]
+    parameters: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sparse: bool
+
+    @property
+    def at_once(self) -> bool:
+        """Whether gradients are made before they are asked for: nothing but the loss comes out."""
+        return self.outputs == (LOSS,)
+
+    def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Loss and pushed values, without gradients."""
+        launched = self.launches.run(self.batch, FORWARD_ONLY, dict(zip(self.pulled, tensors, strict=False)))
+        pushed = [name for name in self.outputs if name != LOSS]
+        found = self.launches.values(launched, pushed)
+        if LOSS in self.outputs:
+            found[LOSS] = self.launches.loss(launched)
+        return tuple(found[name] for name in self.outputs)
+
+    def forward_and_backward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Gradients]:
+        """The loss, and its gradients."""
+        launched = self.launches.run(self.batch, TRAIN, dict(zip(self.pulled, tensors, strict=False)))
+        return self.launches.loss(launched), self.launches.gradients(launched)
+
+    def backward(self, tensors: tuple[Tensor, ...], incoming: tuple[Tensor | None, ...]) -> Gradients:
+        """The gradients, given those of what came out."""
+        given = dict(zip(self.outputs, incoming, strict=True))
+        loss = given.pop(LOSS, None)
+        pushed = {name: value for name, value in given.items() if value is not None}
+        pulled = dict(zip(self.pulled, tensors, strict=False))
+        return self.launches.gradients(self.launches.run(self.batch, TRAIN, pulled, pushed, loss))
+
+    def sort(
+        self, gradients: Gradients, needed: tuple[bool, ...], scale: Tensor | None
+    ) -> list[Tensor | None]:
+        """The gradients of those tensors that need one, in order."""
+        names = (*self.pulled, *self.parameters)
+        wanted = {name for name, needs in zip(names, needed, strict=True) if needs}
+        found = gradients.of(
+            [name for name in self.parameters if name in wanted],
+            [name for name in self.pulled if name in wanted],
+            scale,
+            self.sparse,
+        )
+        return [found.get(name) for name in names]
+
+
+class Batch(torch.autograd.Function):
+    """The node. Its inputs are a `Call`, pulled vectors, parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Starts the launch, one for both directions where that is possible."""
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        if call.at_once:
+            loss, ctx.gradients = call.forward_and_backward(tensors)
+            return (loss,)
+        ctx.save_for_backward(*tensors)
+        return call.forward(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Gradients of pulled vectors and parameters."""
+        call, needed = ctx.call, ctx.needs_input_grad[1:]
+        if all(each is None for each in incoming):
+            return (None,) * (1 + len(needed))
+        with torch.no_grad():
+            if call.at_once:
+                found = call.sort(ctx.gradients, needed, incoming[0])
+            else:
+                found = call.sort(call.backward(ctx.saved_tensors, incoming), needed, None)
+        if torch.is_grad_enabled():  # create_graph=True
+            found = [None if each is None else Once.apply(each.requires_grad_()) for each in found]
+        return (None, *found)
+
+
+class Once(torch.autograd.Function):
+    """A gradient that has none of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:
+        """The gradient."""
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> Tensor:
+        """RuntimeError."""
+        raise RuntimeError("a program of dnc can be differentiated once; its gradients have no graph")

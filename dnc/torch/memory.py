@@ -1,0 +1,139 @@
+"""A session's pool as tensors, and parameters in it.
+
+In: a session. Out: the pool as a flat tensor, and of every parameter the tensor that is its memory.
+Guaranteed: on the GPU the pool is allocated by PyTorch, so a view of it never outlives it; on the CPU it is
+shared by DLPack. When the pool grows the parameters move with it. A matrix that the CPU kernel wants
+in panels cannot be seen as a matrix: it has memory of its own and is copied before every launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+import torch
+from torch import Tensor
+
+from dnc.diagnostics import fail
+from dnc.ir.isa import GRADIENTS, PARAMETERS
+from dnc.ir.plan import padded
+from dnc.ir.program import TABLE, Parameter
+from dnc.ir.weight_format import Piece, row_strides
+from dnc.runtime.cuda_driver import CudaError, LentBuffer
+from dnc.runtime.session import Session
+
+
+def allocate(size: int) -> LentBuffer:
+    """Memory for a pool on the first GPU, from PyTorch."""
+    try:
+        array = torch.empty(size // 4, dtype=torch.float32, device="cuda:0")
+    except torch.OutOfMemoryError as error:
+        raise CudaError(str(error).split("\n")[0]) from None
+    return LentBuffer(array.data_ptr(), size, array)
+
+
+@attrs.frozen(eq=False)
+class Place:
+    """Where a parameter lies, in floats from the start of an arena. shared: as one strided array."""
+
+    parameter: Parameter
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    @property
+    def shared(self) -> bool:
+        """Whether the parameter can be seen at its place."""
+        return self.pieces[0].shape == self.shape
+
+    def view(self, floats: Tensor, first: int) -> Tensor:
+        """The parameter at its place."""
+        return _strided(floats, self.pieces[0], first)
+
+    def write(self, values: Tensor, floats: Tensor, first: int) -> None:
+        """Copies values to their place."""
+        for piece, rows in self._rows(values):
+            _strided(floats, piece, first).copy_(rows)
+
+    def read(self, floats: Tensor, first: int) -> Tensor:
+        """The values at a place: seen there if they can be, else a copy."""
+        if self.shared:
+            return self.view(floats, first)
+        values = torch.empty(self.shape, dtype=floats.dtype, device=floats.device)
+        for piece, rows in self._rows(values):
+            rows.copy_(_strided(floats, piece, first))
+        return values
+
+    def _rows(self, values: Tensor) -> Iterator[tuple[Piece, Tensor]]:
+        """The rows of every piece, in the shape of the piece."""
+        if self.shared:
+            yield self.pieces[0], values
+            return
+        for piece in self.pieces:
+            count = piece.shape[0] * (piece.shape[1] if len(piece.shape) == 3 else 1)
+            yield piece, values[piece.first_row : piece.first_row + count].view(piece.shape)
+
+
+def _strided(floats: Tensor, piece: Piece, first: int) -> Tensor:
+    return floats.as_strided(piece.shape, piece.strides, first + piece.offset)
+
+
+class Memory:
+    """The pool of a session as tensors, and the parameters of a module in it."""
+
+    def __init__(self, session: Session, device: torch.device) -> None:
+        self.session, self.device = session, device
+        self._array: object = None
+        self.floats = self.words = torch.empty(0)
+        plan, rows = session.plan, session.memory.table_rows
+        self.places = {p.name: _place(plan.weight_format.pieces, p, rows) for p in plan.program.parameters}
+        self.refresh({})
+
+    def refresh(self, parameters: Mapping[str, Tensor]) -> None:
+        """Looks at the pool again; parameters move with it if it has grown."""
+        array = self.session.backend.pool_array()
+        if array is self._array:
+            return
+        self._array = array
+        self.floats = array if isinstance(array, Tensor) else torch.from_dlpack(array)
+        self.words = self.floats.view(torch.int32)
+        for name, place in self.places.items():
+            if place.shared and isinstance(parameters.get(name), torch.nn.Parameter):
+                parameters[name].data = place.view(self.floats, self.first(name))
+
+    def first(self, name: str) -> int:
+        """The first float of a parameter."""
+        return self.session.memory.pool.bases[name] * 4
+
+    def gradients(self) -> tuple[Tensor, Mapping[str, int]]:
+        """The arena of the dense gradients, and where each parameter's begins in it."""
+        pool = self.session.memory.pool
+        arena = self.floats.narrow(0, pool.bases[GRADIENTS] * 4, pool.dense)
+        shift = pool.bases[PARAMETERS] * 4
+        return arena, {name: self.first(name) - shift for name in self.places}
+
+    def bring_in(self, values: Mapping[str, Tensor]) -> None:
+        """Writes values to their places where they do not lie there already."""
+        for name, place in self.places.items():
+            value = values[name]
+            if value.shape != place.shape or value.dtype != torch.float32 or value.device != self.device:
+                raise fail(
+                    f"parameter {name} is {list(value.shape)} of {value.dtype} on {value.device}, expected "
+                    f"{list(place.shape)} of {torch.float32} on {self.device}"
+                )
+            own = place.view(self.floats, self.first(name)) if place.shared else None
+            if own is not None and value.data_ptr() == own.data_ptr() and value.stride() == own.stride():
+                continue
+            place.write(value.detach(), self.floats, self.first(name))
+            if own is not None and isinstance(value, torch.nn.Parameter):
+                value.data = own  # another tensor was put in its place
+
+
+def _place(pieces: object, parameter: Parameter, rows: Mapping[str, int]) -> Place:
+    sizes = [int(dimension.size or 0) for dimension in parameter.dimensions]
+    if parameter.kind == TABLE:
+        shape = (rows[parameter.name], *sizes[1:])
+        inner = row_strides(shape[1:], shape[-1])
+        piece = Piece(0, shape, (padded(parameter.row_size), *inner), 0)
+        return Place(parameter, shape, (piece,))
+    assert callable(pieces)
+    return Place(parameter, tuple(sizes), pieces(tuple(sizes)))

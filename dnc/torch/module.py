@@ -1,0 +1,256 @@
+"""`Module`: a compiled program as an `nn.Module`.
+
+In: a build; then batches of structures, and tensors for what the program pulls. Out: tensors: the loss,
+pushed values, declared outputs. Guaranteed: its parameters are those of the kernel, in the kernel's
+memory where that can be seen as a tensor; any optimizer of PyTorch trains them; every mistake is a
+`dnc.DiagnosticError` that names what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dnc.api import Batch as Samples
+from dnc.api import Data, Model, load
+from dnc.diagnostics import fail
+from dnc.ir.forest import Ints
+from dnc.ir.noise import NONE
+from dnc.ir.structure import CLASS, TOKEN
+from dnc.runtime.data import Dataset, Vocabulary, vocabularies_from_json, vocabularies_to_json
+from dnc.runtime.outside import pulled_fields, pushed_values
+from dnc.runtime.phases import PREDICT
+from dnc.torch.arguments import Pulled, check_pulled
+from dnc.torch.autograd import LOSS, Batch, Call
+from dnc.torch.launches import BatchOf, Launches
+from dnc.torch.memory import Memory, allocate
+
+
+class Module(nn.Module):
+    """A program that PyTorch differentiates.
+
+    `net(batch, pulled)` gives what is learned from: the loss and the pushed values. `net.predict` gives the
+    declared outputs. A batch is a list of samples, or of numbers of samples of the data that were
+    attached last.
+    """
+
+    def __init__(
+        self,
+        build: str | Path,
+        data: Data | None = None,
+        *,
+        device: str | torch.device | None = None,
+        checkpoint: str | Path | None = None,
+        seed: int = 1,
+        sparse: bool = False,
+        min_count: int = 1,
+        memory_bytes: int | None = None,
+        vocabularies: Mapping[str, Vocabulary] | None = None,
+    ) -> None:
+        """Opens a build on a device: "cpu", "cuda", "vm"; None takes the best there is.
+
+        data: training data, which give the vocabulary; or `checkpoint` has it; a program without words
+        and classes needs neither. sparse: gradients of tables are sparse tensors, as in nn.Embedding.
+        seed: of the first weights, and of dropout.
+        """
+        super().__init__()
+        kind = torch.device(device).type if isinstance(device, torch.device) else device
+        model = load(build, kind, seed=seed, memory_bytes=memory_bytes)
+        backend: Any = model.backend
+        gpu = hasattr(backend, "lend")
+        if gpu:
+            backend.lend(allocate)
+            torch.cuda.init()
+            backend.use_stream(torch.cuda.current_stream(0).cuda_stream)
+        self.dnc, self.sparse = model, sparse
+        if checkpoint is not None:
+            model.restore(checkpoint)
+        elif vocabularies is not None:
+            model.start(dict(vocabularies))
+        elif data is None:
+            if _has_words(model):
+                raise fail(
+                    f"{build}: the words of model {model.build.model} are not known",
+                    "give data or a checkpoint: Module(build, 'train.jsonl'), Module(build, checkpoint=...)",
+                )
+            model.start({})
+        if data is not None:
+            model.attach(data, min_count=min_count)
+        self._memory = Memory(model.session, torch.device("cuda", 0) if gpu else torch.device("cpu"))
+        self._launches = Launches(model, self._memory, self._values)
+        self._pulled = tuple(pulled_fields(model.program))
+        self._outputs = (*((LOSS,) if _has_loss(model) else ()), *pushed_values(model.program))
+        self._make_parameters()
+
+    def _make_parameters(self) -> None:
+        first = None
+        for name, place in self._memory.places.items():
+            if place.shared:
+                values = place.view(self._memory.floats, self._memory.first(name))
+            else:
+                first = first or self.dnc.parameters()
+                values = torch.from_numpy(first[name]).to(self._memory.device)
+            trained = self.dnc.plan.trains and not place.parameter.frozen
+            try:
+                self.register_parameter(name, nn.Parameter(values, requires_grad=trained))
+            except KeyError:
+                raise fail(f"a parameter of an nn.Module cannot be called '{name}'; rename it") from None
+
+    def _values(self) -> dict[str, Tensor]:
+        """The parameters, or what stands in their place (as torch.nn.utils.parametrize puts it there)."""
+        return {name: getattr(self, name) for name in self._memory.places}
+
+    # ---- batches --------------------------------------------------------------------------------
+
+    def attach(self, data: Data) -> Dataset:
+        """Reads data with the module's vocabulary; sample numbers mean its samples from then on."""
+        return self.dnc.attach(data)
+
+    def sizes(self, batch: Samples | None = None) -> dict[str, list[int]]:
+        """How many rows every sample has, by pulled field and by output: for torch.split."""
+        dataset, samples = self._batch(batch, False)
+        counts = self._launches.sharing(dataset).counts(samples)
+        return {name: each.tolist() for name, each in counts.items()}
+
+    def forward(self, batch: Samples | None = None, pulled: Pulled = None) -> dict[str, Tensor]:
+        """What is learned from, by name: "loss", the mean over the samples; and the pushed values.
+
+        pulled: by "Struct.field" a tensor [vertices, width] of all samples, one after another, or a list with
+        one a sample; a tensor alone where the program pulls one field. Vertices stand in the order of the
+        data: that of the file for flat samples, children before parents for nested ones. A pushed value of
+        the root is [samples, ...], one of many vertices [vertices, ...], in the same order.
+        """
+        if not self._outputs:
+            raise fail(
+                f"model {self.dnc.build.model} has neither a loss nor pushed values: call predict instead"
+            )
+        values = self._values()
+        dataset, samples = self._batch(batch, True)
+        vectors = self._check(dataset, samples, pulled)
+        tensors = (*vectors.values(), *values.values())
+        learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if learns:
+            self.dnc.check_trains()
+        noise = self._launches.noise() if self.training else NONE
+        batch_of = BatchOf(dataset, samples, noise)
+        call = Call(self._launches, batch_of, self._pulled, tuple(values), self._outputs, self.sparse)
+        if learns:
+            found = Batch.apply(call, *tensors)
+        else:
+            with torch.no_grad():
+                found = call.forward(tensors)
+        return dict(zip(self._outputs, found, strict=True))
+
+    @torch.no_grad()
+    def predict(self, batch: Samples | None = None, pulled: Pulled = None) -> dict[str, Tensor]:
+        """The declared and the pushed outputs by name, without gradients; labels may be missing.
+
+        Shaped as in `forward`; a class is its number (int64).
+        """
+        dataset, samples = self._batch(batch, False)
+        vectors = self._check(dataset, samples, pulled)
+        names = [result.name for result in self.dnc.plan.results if result.kind == "output"]
+        if not names:
+            raise fail(f"model {self.dnc.build.model} declares no output")
+        launched = self._launches.run(BatchOf(dataset, samples), PREDICT, vectors)
+        return self._launches.values(launched, names)
+
+    def _batch(self, batch: Samples | None, labels_required: bool) -> tuple[Dataset, Ints]:
+        dataset, samples = self.dnc.batch_of(batch, labels_required)
+        if not len(samples):
+            raise fail("a batch holds no samples")
+        return dataset, samples
+
+    def _check(self, dataset: Dataset, samples: Ints, pulled: Pulled) -> dict[str, Tensor]:
+        if not self._pulled and pulled is None:
+            return {}
+        sharing = self._launches.sharing(dataset)
+        sizes = {name: sharing.order(space).counts(samples) for name, (space, _) in sharing.pulled.items()}
+        tables = dataset.forest.tables
+        widths = {
+            name: tables[space.struct].data[field].shape[1] for name, (space, field) in sharing.pulled.items()
+        }
+        return check_pulled(pulled, sizes, widths, self._memory.device)
+
+    # ---- the state ------------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Writes a checkpoint that `dnc run` and `checkpoint=` read, with the vocabulary."""
+        self._launches.enter()
+        self._memory.bring_in(self._values())
+        self.dnc.save(path)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        """Copies: a view of the pool would be saved with the whole pool."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if not keep_vars:
+            for name in self._parameters:
+                destination[prefix + name] = destination[prefix + name].clone()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Module:
+        """`.to()` and its like: the parameters stay where the kernel has them, as float32."""
+        found = fn(torch.empty(0, device=self._memory.device))
+        if found.device != self._memory.device or found.dtype != torch.float32:
+            raise fail(
+                f"model {self.dnc.build.model} computes in torch.float32 on {self._memory.device}, and "
+                f"cannot be moved to {found.dtype} on {found.device}",
+                "open the build where it is to run: dnc.torch.Module(build, device='cuda')",
+            )
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled and copied as the path of the build, vocabulary and weights."""
+        return _again, (
+            str(self.dnc.build.path.absolute()),
+            self.dnc.build.digest,
+            self._device_name(),
+            vocabularies_to_json(self.dnc.vocabularies or {}),
+            {"seed": self.dnc.seed, "sparse": self.sparse},
+            {name: value.detach().cpu().clone() for name, value in self._values().items()},
+            {name: value.requires_grad for name, value in self._values().items()},
+            self.training,
+        )
+
+    def _device_name(self) -> str:
+        if self._memory.device.type == "cuda":
+            return "cuda"
+        return "vm" if hasattr(self.dnc.backend, "machine") else "cpu"
+
+    def extra_repr(self) -> str:
+        """Model, device, shapes."""
+        shapes = ", ".join(f"{name} {list(place.shape)}" for name, place in self._memory.places.items())
+        return f"{self.dnc.build.model} on {self.dnc.device}: {shapes}"
+
+
+def _again(
+    build: str,
+    digest: str,
+    device: str,
+    vocabularies: Any,
+    options: dict[str, Any],
+    values: dict[str, Tensor],
+    trained: dict[str, bool],
+    training: bool,
+) -> Module:
+    """A module from what `__reduce__` kept."""
+    known = vocabularies_from_json(vocabularies)
+    module = Module(build, device=device, vocabularies=known, **options)
+    if module.dnc.build.digest != digest:
+        raise fail(f"{build}: holds another program than the one that was saved")
+    module.load_state_dict(values)
+    for name, value in module.named_parameters():
+        value.requires_grad_(trained[name])
+    return module.train(training)
+
+
+def _has_words(model: Model) -> bool:
+    fields = [field for struct in model.program.structs for field in struct.fields.values()]
+    return any(field.kind in (TOKEN, CLASS) for field in fields)
+
+
+def _has_loss(model: Model) -> bool:
+    return any(result.kind == "loss" for result in model.plan.results)

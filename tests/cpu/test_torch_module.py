@@ -1,0 +1,101 @@
+"""A program inside PyTorch on the CPU kernel: matrices in panels, and an optimizer that trains all of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
+
+import dnc.torch  # noqa: E402
+from benchmarks import model_data  # noqa: E402
+from dnc.compiler import compile_model  # noqa: E402
+from tests.models import compare  # noqa: E402
+from tests.models.cells import Parameters, nothing_dropped  # noqa: E402
+from tests.models.differences import relative  # noqa: E402
+from tests.models.references import REFERENCES  # noqa: E402
+from tests.models.trees import leaves, token_vectors  # noqa: E402
+from tests.support.models import EXAMPLES  # noqa: E402
+
+TOLERANCE = 1e-4
+SIZES = model_data.Sizes(leaves=(1, 9))
+
+
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory):
+    """Matrices of several panels, the last one narrower; vectors that no register divides."""
+    folder = tmp_path_factory.mktemp("builds")
+    torch.set_num_threads(1)
+    compile_model(EXAMPLES / "treelstm.dn", folder / "treelstm", ("cpu",), {"embed": 9, "hidden": 30})
+    compile_model(
+        EXAMPLES / "token_vectors.dn", folder / "token_vectors", ("cpu",), {"width": 7, "hidden": 30}
+    )
+    return folder
+
+
+def randomized(net):
+    with torch.no_grad():
+        for key, value in compare._parameters(net.dnc).items():
+            getattr(net, key).copy_(torch.from_numpy(value))
+    return {key: value.detach().double().clone().requires_grad_() for key, value in net.named_parameters()}
+
+
+@pytest.mark.parametrize("batch", [[0], [3, 1], list(range(12))])
+def test_losses_and_gradients(builds, batch):
+    program = dnc.load(builds / "treelstm", "cpu").program
+    data = model_data.samples("treelstm", program, 12, SIZES)
+    net = dnc.torch.Module(builds / "treelstm", data, device="cpu")
+    assert not net._memory.places["U"].shared and net._memory.places["E"].shared
+    expected = randomized(net)
+    numbered = compare._numbered(net.dnc, data)
+    run = REFERENCES["treelstm"]
+    want = compare._mean_loss(
+        [run(Parameters(**expected), numbered[number], nothing_dropped) for number in batch]
+    )
+    want.backward()
+    loss = net(batch)["loss"]
+    loss.backward()
+    assert relative(loss.detach(), want) < TOLERANCE
+    for key, value in net.named_parameters():
+        grad = expected[key].grad
+        assert relative(value.grad, torch.zeros_like(value) if grad is None else grad) < TOLERANCE, key
+    np.testing.assert_allclose(net.dnc.parameters()["U"], net.U.detach())
+
+
+def test_pulled_and_pushed(builds):
+    data = model_data.samples("token_vectors", dnc.load(builds / "token_vectors", "cpu").program, 6, SIZES)
+    net = dnc.torch.Module(builds / "token_vectors", data, device="cpu")
+    expected = randomized(net)
+    sizes = net.sizes(None)["Tree.x"]
+    x = torch.randn(sum(sizes), 7, requires_grad=True)
+    weight = torch.randn(6, 30)
+    (net(list(range(6)), x)["sentence"] * weight).sum().backward()
+    wide = x.detach().double().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    for tree, own, row in zip(data, wide.split(sizes), weight, strict=True):
+        for leaf, vector in zip(leaves(tree), own, strict=True):
+            leaf["x"] = vector
+        result = token_vectors(Parameters(**expected), tree, nothing_dropped)
+        total = total + (result.outputs["sentence"] * row.double()).sum()
+    total.backward()
+    assert relative(x.grad, wide.grad) < TOLERANCE
+    for key, value in net.named_parameters():
+        assert relative(value.grad, expected[key].grad) < TOLERANCE, key
+
+
+def test_an_optimizer_trains(builds):
+    program = dnc.load(builds / "treelstm", "cpu").program
+    data = model_data.samples("treelstm", program, 12, SIZES)
+    net = dnc.torch.Module(builds / "treelstm", data, device="cpu")
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    losses = []
+    for _ in range(70):
+        optimizer.zero_grad()
+        loss = net(list(range(12)))["loss"]
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.2 * losses[0]
+    net.eval()
+    right = net.predict(data)["label"] == torch.tensor([sample["label"] for sample in data])
+    assert right.float().mean() > 0.9
