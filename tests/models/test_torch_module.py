@@ -21,7 +21,8 @@ from tests.models import compare  # noqa: E402
 from tests.models.cells import Parameters, nothing_dropped  # noqa: E402
 from tests.models.differences import output_differences, relative  # noqa: E402
 from tests.models.references import DROPPED, REFERENCES  # noqa: E402
-from tests.models.test_against_torch import NAMES, SIZES, SMALL, TOLERANCE  # noqa: E402
+from tests.models.sizes import SIZES, SMALL, settings  # noqa: E402
+from tests.models.test_against_torch import NAMES, TOLERANCE  # noqa: E402
 from tests.models.trees import leaves  # noqa: E402
 from tests.support.models import EXAMPLES  # noqa: E402
 
@@ -53,7 +54,7 @@ def place(tmp_path, monkeypatch):
 def opened(name, folder, device="vm", samples=7, **options):
     """A small example as a module with random weights, its data, and the data with numbers for words."""
     build = folder / "build"
-    compile_model(EXAMPLES / f"{name}.dn", build, ("cpu",), compare.settings(name, SMALL))
+    compile_model(EXAMPLES / f"{model_data.program_of(name)}.dn", build, ("cpu",), settings(name, SMALL))
     program = dnc.load(build, "vm").program
     data = model_data.samples(name, program, samples, SIZES)
     net = dnc.torch.Module(build, data, device=device, seed=compare.SEED, **options)
@@ -381,7 +382,7 @@ def test_copies_and_pickles(tmp_path):
         assert not torch.equal(other.predict(data)["p"], want)
     assert torch.equal(net.predict(data)["p"], want)
     stored = pickle.dumps(net)
-    compile_model(EXAMPLES / "rvnn.dn", tmp_path / "build", ("cpu",), compare.settings("rvnn", SMALL))
+    compile_model(EXAMPLES / "rvnn.dn", tmp_path / "build", ("cpu",), settings("rvnn", SMALL))
     with pytest.raises(DiagnosticError, match="holds another program"):
         pickle.loads(stored)
 
@@ -422,7 +423,7 @@ def test_a_build_for_inference(tmp_path):
         EXAMPLES / "treelstm.dn",
         tmp_path / "infer",
         ("cpu",),
-        compare.settings("treelstm", SMALL),
+        settings("treelstm", SMALL),
         PlanOptions(mode="infer"),
     )
     net, data, _ = opened("treelstm", tmp_path)
