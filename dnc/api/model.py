@@ -60,7 +60,7 @@ class Model:
         self.timeline = OFF
         self._session: Session | None = None
         self._attached: Dataset | None = None
-        self._forwarded: tuple[Dataset, NDArray[np.int32]] | None = None
+        self._forwarded: tuple[Dataset, NDArray[np.int32], bool] | None = None
         self._predictor: Predictor | None = None
         self._layouts: dict[bool, Layout] = {}
         self._encoders: WeakKeyDictionary[Dataset, Encoder] = WeakKeyDictionary()
@@ -385,16 +385,24 @@ class Model:
 
     # ---- inside another net ------------------------------------------------------------------------
 
-    def forward(self, batch: Batch | None = None, pulled: Arrays | None = None) -> dict[str, list[Any]]:
+    def forward(
+        self, batch: Batch | None = None, pulled: Arrays | None = None, *, training: bool = False
+    ) -> dict[str, list[Any]]:
         """The declared and the pushed outputs, as `predict`, for vectors that come from elsewhere.
 
         pulled: by "Struct.field" an array [vertices, width] a sample, for every field declared
-        `pulled<width>`; vertices in the order of `predict`'s outputs.
+        `pulled<width>`; vertices in the order of `predict`'s outputs. training: `dropout` drops what the
+        next step drops. `backward` drops what `forward` has dropped.
         """
         dataset, numbers = self.batch_of(batch, labels_required=False)
         hand_in(dataset, numbers, pulled_fields(self.program), pulled or {}, "pulled vector")
-        found = self._predict(dataset, numbers)
-        self._forwarded = dataset, numbers
+        if training:
+            self.check_trains()
+            found = self.session.predict(self.encoder(dataset), numbers, noisy=True)
+            found = in_file_order(found, self.plan, dataset, numbers)
+        else:
+            found = self._predict(dataset, numbers)
+        self._forwarded = dataset, numbers, training
         return found
 
     def backward(self, pushed: Arrays | None = None) -> tuple[float, dict[str, list[Any]]]:
@@ -407,9 +415,9 @@ class Model:
         self.check_trains()
         if self._forwarded is None:
             raise fail("backward needs a batch: call forward first")
-        dataset, numbers = self._forwarded
+        dataset, numbers, noisy = self._forwarded
         hand_in(dataset, numbers, pushed_values(self.program), pushed or {}, "gradient of")
-        result, found = self.session.backward(self.encoder(dataset), numbers, self.hyper)
+        result, found = self.session.backward(self.encoder(dataset), numbers, self.hyper, noisy)
         self._forwarded = None
         self.position = attrs.evolve(self.position, step=self.session.steps_done)
         return result.loss, hand_back(dataset, numbers, pulled_fields(self.program), found)

@@ -266,13 +266,19 @@ class Session:
         self._drain()
         return Evaluation(len(chosen), whole.loss(), measurements.metrics(whole.sums))
 
-    def predict(self, data: Encoder, samples: Sequence[int] | Ints | None = None) -> dict[str, list[Any]]:
-        """The declared outputs by name, one entry a sample in the order of `samples`."""
+    def predict(
+        self, data: Encoder, samples: Sequence[int] | Ints | None = None, *, noisy: bool = False
+    ) -> dict[str, list[Any]]:
+        """The declared outputs by name, one entry a sample in the order of `samples`.
+
+        noisy: with the random numbers of the next training step.
+        """
         self._settle(0)
+        noise = int(self._noises(1)[0]) if noisy else NONE
         distinct, inverse = np.unique(_all_or(data, samples), return_inverse=True)
         found: dict[str, list[Any]] = {r.name: [] for r in self.plan.results if r.kind == "output"}
         for begin in range(0, len(distinct), CHUNK):
-            for schedule in self.encode(data, distinct[begin : begin + CHUNK], PREDICT):
+            for schedule in self.encode(data, distinct[begin : begin + CHUNK], PREDICT, noise=noise):
                 self._launch([(schedule, BatchSums(0, 1, 1))])
                 self._drain()
                 outputs = collect(self.backend, data, schedule, np.sort(schedule.samples))
@@ -283,17 +289,19 @@ class Session:
     # ---- values and gradients of others -----------------------------------------------------------
 
     def backward(
-        self, data: Encoder, samples: Sequence[int] | Ints, hyper: Hyper = Hyper()
+        self, data: Encoder, samples: Sequence[int] | Ints, hyper: Hyper = Hyper(), noisy: bool = True
     ) -> tuple[StepResult, dict[str, NDArray[Any]]]:
         """Trains on a batch and waits: its result, and the gradients by what was handed in.
 
         By "Struct.field" an array with a row for every vertex of the struct in the data. What was
         pushed has its gradient in the data. Samples are distinct, and all of them fit into one launch.
+        noisy: with random numbers; without, nothing is dropped.
         """
         self._settle(0)
         chosen = np.asarray(samples, np.int32)
         self._check_samples(data, chosen)
-        schedules = self.encode(data, self._once(chosen), TRAIN, self._updates([hyper])[0])
+        update, noise = self._updates([hyper])[0], None if noisy else NONE
+        schedules = self.encode(data, self._once(chosen), TRAIN, update, noise=noise)
         if len(schedules) > 1:
             raise fail("the batch does not fit into memory at once; take fewer samples")
         batch = BatchSums(self.steps_done + 1, len(chosen), 1)

@@ -170,3 +170,37 @@ def test_a_field_of_several_arms_gets_a_gradient_at_each(tmp_path, monkeypatch):
     # Children before parents: leaf, leaf, other, inner node, root.
     expected = [half * by_leaf, half * by_leaf, np.zeros(2), np.full(2, 1.5), np.full(2, 1.5)]
     assert np.allclose(found["Tree.x"][1], expected)
+
+
+DROPPING = """
+model Dropping(width = 6)
+struct Word = Word(x: pulled<width>)
+struct Text = Text(words: [Word])
+param A: [width, width]
+push states = [dropout(A @ t.x, 0.5) for t in all(Word)]
+"""
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_backward_drops_what_forward_has_dropped(training, tmp_path, monkeypatch):
+    monkeypatch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
+    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "dropping.dn").write_text(DROPPING)
+    compile_model(tmp_path / "dropping.dn", tmp_path / "build", ("cpu",))
+    model = dnc.load(tmp_path / "build", "vm")
+    model.attach([{"words": [{}, {}]}, {"words": [{}, {}, {}]}])
+    a = np.diag(np.arange(1.0, 7.0)).astype(np.float32)
+    kept = []
+    for _ in range(2):
+        model.set_parameters({"A": a})
+        pulled = {"Word.x": [np.ones((3, 6)), np.ones((2, 6))]}
+        found = model.forward([1, 0], pulled, training=training)["states"]
+        again = model.forward([1, 0], pulled, training=training)["states"]
+        assert all(np.array_equal(*pair) for pair in zip(found, again, strict=True)), "of one step"
+        ones = [np.ones_like(each) for each in found]
+        _, gradients = model.backward({"states": ones})
+        # A is diagonal and x is one, so the gradient by x is what came out.
+        for gradient, state in zip(gradients["Word.x"], found, strict=True):
+            assert np.allclose(gradient, state)
+        kept.append(np.concatenate([each.ravel() for each in found]) != 0)
+    assert kept[0].all() == (not training) and (kept[0] == kept[1]).all() == (not training)
