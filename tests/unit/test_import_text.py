@@ -89,7 +89,8 @@ def test_tables(tmp_path: Path) -> None:
     assert samples[0]["label"] == "pos"
     assert [word["form"] for word in samples[0]["words"]] == ["Fine,", '"really"', "fine"]
     assert read(tmp_path / "out.jsonl", program("lstm_classifier.dn", embed=4, hidden=4)).samples == 2
-    _, samples = imported(tmp_path, "csv", CSV, columns=("text", "stars"), numeric=True)
+    summary, samples = imported(tmp_path, "csv", CSV, columns=("text", "stars"), numeric=True)
+    assert "3 samples, 9 vertices, 5 different words, 3 different labels" in summary
     assert [sample["label"] for sample in samples] == [5.0, 1.0, 3.0]
     _, samples = imported(tmp_path, "csv", "1\tgood film\n0\tbad\n", columns=("2", "1"), delimiter="tab")
     assert [(len(s["words"]), s["label"]) for s in samples] == [(2, "1"), (1, "0")]
@@ -230,5 +231,13 @@ loss sum(w in all(Word)) cross_entropy(V @ look(w), w.tag)
 
 
 def test_long_sentences_are_left_out(tmp_path: Path) -> None:
-    summary, samples = imported(tmp_path, "tagged", "a|X b|X c|X\na|X b|X\n", longest=2)
-    assert len(samples) == 1 and "1 sentences of more than 2 words" in summary
+    summary, samples = imported(tmp_path, "tagged", "a|X b|X c|Y\na|X b|X\n", longest=2)
+    assert len(samples) == 1
+    assert summary == (
+        "1 samples, 3 vertices, 2 different words, 1 different labels; "
+        "left out: 1 sentences of more than 2 words"
+    )
+    summary, _ = imported(tmp_path, "text", "a b c d\n", length=3, marks=False)
+    assert summary == (
+        "1 samples, 4 vertices, 3 different words; left out: 1 tokens at the end, too few for a piece"
+    )

@@ -179,6 +179,7 @@ def _derived(
     longest = options.longest
     kept = [each for each in sentences if longest is None or len(each.words) <= longest]
     counts.leave_out(f"sentences of more than {longest} words", len(sentences) - len(kept))
+    counts.keep(kept)
     spelled = sum(structures.spell(sentence, seen, options.rare) for sentence in kept) if options.rare else 0
     choice = random.Random(options.seed)
     return spelled, [structures.STRUCTURES[options.structure](sentence, choice) for sentence in kept]

@@ -5,7 +5,7 @@ In: files' texts. Out: their lines with numbers, and diagnostics at a line and c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from dnc.diagnostics import DiagnosticError
 from dnc.runtime.data.lines import load
 from dnc.runtime.data.problems import DataDiagnostic
 
+WORDS = ("form", "target")
+"""The fields of a sentence's words that are words."""
 MOST_NESTED = 500
 """Levels of objects and arrays; deeper JSON could not be read back in nested form."""
 
@@ -55,6 +57,16 @@ class Counts:
     def leave_out(self, what: str, count: int = 1) -> None:
         """Counts what is not taken."""
         self.left_out[what] = self.left_out.get(what, 0) + count
+
+    def keep(self, sentences: Sequence[Sentence]) -> None:
+        """Forgets the words and labels that none of the sentences holds."""
+        words: set[str] = set()
+        labels = {str(value) for sentence in sentences for value in sentence.rest.values()}
+        for word in (word for sentence in sentences for word in sentence.words):
+            for name, value in word.items():
+                (words if name in WORDS else labels).add(value)
+        self.words &= words
+        self.labels &= labels
 
 
 @attrs.frozen

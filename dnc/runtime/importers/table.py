@@ -44,8 +44,8 @@ def read_csv(source: Source, options: Options, counts: Counts) -> Iterator[Sente
         counts.words.update(tokens)
         rest: dict[str, Any] = {}
         if label is not None:
-            counts.labels.add(label)
             rest["label"] = _number(source, line, label) if options.numeric else label
+            counts.labels.add(str(rest["label"]))
         yield Sentence([{"form": token} for token in tokens], rest)
 
 
