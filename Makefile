@@ -5,7 +5,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13 py
 BIN := .venv/bin
 DATA := examples/data
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types docs clean
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or newer is needed"; exit 2; }
@@ -28,6 +28,13 @@ demo: .venv/installed
 	$(BIN)/dnc run demo/build --data $(DATA)/sentiment-dev.jsonl --device cpu --run-dir demo/run \
 		--predict demo/predictions.jsonl
 
+.venv/installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e '.[docs]'
+	@touch $@
+
+docs: .venv/installed-docs
+	$(BIN)/mkdocs build
+
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
@@ -40,4 +47,4 @@ test: lint types
 	$(BIN)/python -m pytest -n 2
 
 clean:
-	rm -rf .venv demo build runs .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv demo build runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -28,6 +28,7 @@ def test_page(name, tmp_path, monkeypatch, kernels):
     if missing := needs(PAGES[name]):
         pytest.skip(f"needs {', '.join(missing)}")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("DNC_CACHE_DIR", str(kernels))
     monkeypatch.setenv("COLUMNS", "100")
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -5,14 +5,16 @@ A block that is not true is an AssertionError with its place.
 
 - `console`: every `$ command` runs, and what stands below it is what it prints (where nothing does, it only
   has to succeed). `cat FILE` of a file that is not there makes it.
-- `python`: all blocks of a page share their names. `text` behind `<!-- output -->` is what the block printed.
+- `python`: all blocks of a page share their names; one that is a file is left to a command. `text` behind
+  `<!-- output -->` is what the block printed.
 - `dn`: a whole program (with a model and a loss) has to be right; other declarations in form alone. Both
   have to be formatted. `json` and `toml` have to be JSON (or a line of it each) and TOML.
 - Other languages are not run; a block has to have one.
 
 In what is printed `...` stands for anything. Comments in front of a block say more: `<!-- file: NAME -->`
 writes it to a file, `<!-- skip: WHY -->`, `<!-- needs: MODULE -->`, `<!-- exit: CODE -->`,
-`<!-- excerpt: PATH -->` (a `dn` block is made of lines of that file, in order),
+`<!-- excerpt: PATH -->` (a `dn` block is made of lines of that file, in order), `<!-- form: WHY -->` (it is
+right in form alone),
 `<!-- smaller: OLD => NEW -->` runs it with NEW, so that it takes a second. `<!-- setup` ... `-->` is Python
 that prepares the folder and is not shown; `sh` runs a command, `head` copies the first lines of a file.
 `<!-- page needs: MODULE -->` is about all blocks.
@@ -41,7 +43,7 @@ from dnc.frontend.build import load_program
 from dnc.frontend.format import format_program
 
 MARK = re.compile(r"<!-- (\w+)(?:: (.*?))? -->")
-MARKS = frozenset({"excerpt", "file", "skip", "needs", "exit", "smaller", "output"})
+MARKS = frozenset({"excerpt", "file", "form", "skip", "needs", "exit", "smaller", "output"})
 NOT_RUN = frozenset({"text", "lua", "lisp", "bibtex", "ini"})
 
 
@@ -99,6 +101,9 @@ class Page:
         self._execute(block)
 
     def _python(self, block: Block) -> None:
+        if block.values("file"):  # a script or a module, for a command to run
+            compile(block.text, block.page, "exec")
+            return
         self.printed = self._execute(block)
 
     def _execute(self, block: Block) -> str:
@@ -123,10 +128,11 @@ class Page:
         for path in block.values("excerpt"):
             lines = iter(Path(path).read_text(encoding="utf-8").split("\n"))
             assert all(line in lines for line in block.text.split("\n")), f"{block.place}: is not from {path}"
+            return
         whole = all(
             re.search(f"^{word}", block.text, re.MULTILINE) for word in (r"model\b", r"(loss|push)\b")
         )
-        if whole and not block.values("excerpt"):
+        if whole and not block.values("form"):
             load_program(source, {})
         assert format_program(source) == block.text, f"{block.place}: is not formatted (dnc fmt)"
 
