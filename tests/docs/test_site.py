@@ -22,7 +22,6 @@ def build(root, site):
         "-m",
         "mkdocs",
         "build",
-        "--quiet",
         "-f",
         str(root / "mkdocs.yml"),
         "-d",
