@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dnc.api import training
 from dnc.api.arguments import Batch, Data, are_numbers, as_array, check_whole, sample_numbers, with_settings
+from dnc.api.streaming import ModelStream
 from dnc.api.tracing import LAUNCHES, start_timeline
 from dnc.diagnostics import fail
 from dnc.ir.optimizers import DEFAULT
@@ -25,6 +26,7 @@ from dnc.ir.plan import Plan
 from dnc.ir.program import Program
 from dnc.runtime.backend import Backend
 from dnc.runtime.build import Build
+from dnc.runtime.carried import carried
 from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
 from dnc.runtime.data import Dataset, Layout, Vocabulary, layout_of, read, read_samples, table_rows
 from dnc.runtime.embeddings import Embeddings, read_embeddings, table_of
@@ -382,6 +384,13 @@ class Model:
         else:
             found = self.session.predict(self.encoder(dataset), numbers)
         return in_file_order(found, self.plan, dataset, numbers)
+
+    def stream(self, field: str | None = None) -> ModelStream:
+        """Streams along a list of the root, which comes in chunks; field: None for its only list.
+
+        DiagnosticError where outputs read elements that are yet to come, or have gone.
+        """
+        return ModelStream(self, carried(self.plan, field))
 
     # ---- inside another net ------------------------------------------------------------------------
 

@@ -113,12 +113,19 @@ def _spans(begin: Ints, rows: Ints) -> tuple[Ints, Ints]:
 
 @attrs.frozen(eq=False)
 class Forest:
-    """The vertices of `samples` samples. roots: int32[samples], rows of the root struct's table."""
+    """The vertices of `samples` samples. roots: int32[samples], rows of the root struct's table.
+
+    given: by struct vertices on which nothing runs, because that was done before: what others read of
+    them is in the data, and `known`: by function the rows of such vertices and the records of their
+    states, float32[rows, words of a record].
+    """
 
     structs: dict[str, Struct]
     root: str
     tables: dict[str, VertexTable]
     roots: Ints
+    given: Mapping[str, Ints] = attrs.field(factory=dict)
+    known: Mapping[str, tuple[Ints, Floats]] = attrs.field(factory=dict)
 
     @property
     def samples(self) -> int:
@@ -126,7 +133,12 @@ class Forest:
         return len(self.roots)
 
     def vertices(self, space: Space) -> Ints:
-        """Rows of the struct's table that belong to `space`, in order."""
+        """Rows of the struct's table that belong to `space`, in order; none that are given."""
+        rows = self._vertices(space)
+        given = self.given.get(space.struct)
+        return rows if given is None else rows[~np.isin(rows, given)]
+
+    def _vertices(self, space: Space) -> Ints:
         struct = self.structs[space.struct]
         table = self.tables[space.struct]
         names = [arm.name for arm in struct.arms]

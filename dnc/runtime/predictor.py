@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir.forest import Forest, path_struct
-from dnc.ir.plan import ClassList, TableList, VectorList, padded
+from dnc.ir.plan import ClassList, TableList, VectorList, padded, state_layout
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.phases import PREDICT
 from dnc.runtime.pool import StaticPool
@@ -25,6 +25,8 @@ from dnc.runtime.predictions import sample_rows
 from dnc.runtime.prepared import Indices
 from dnc.runtime.schedule import Schedule, list_words
 from dnc.runtime.session import Session
+
+Floats = NDArray[np.float32]
 
 # Batches of more samples rarely have a shape again.
 MOST_SAMPLES = 32
@@ -44,6 +46,7 @@ def shape_of(forest: Forest) -> bytes:
         parts += [table.begin, table.arm, table.previous, table.parent, *table.children.values()]
         for begin, entries in table.lists.values():
             parts += [begin, entries]
+    parts += [*forest.given.values(), *(rows for rows, _ in forest.known.values())]
     return b"".join(
         [np.array([len(part) for part in parts], np.int32).tobytes(), *(p.tobytes() for p in parts)]
     )
@@ -100,6 +103,18 @@ class _Vectors:
 
 
 @attrs.frozen(eq=False)
+class _Known:
+    """Words that are the known states of a function."""
+
+    words: slice
+    function: str
+
+    def fill(self, words: NDArray[np.int32], forest: Forest) -> None:
+        """Writes them for the data of a forest."""
+        words[self.words] = forest.known[self.function][1].reshape(-1).view(np.int32)
+
+
+@attrs.frozen(eq=False)
 class _Output:
     """Where an output's rows are in what was read, and which of them are a sample's.
 
@@ -126,13 +141,17 @@ class _Output:
 
 @attrs.frozen(eq=False)
 class Template:
-    """The schedule of a shape. fills: what follows from the data; reads: what comes back."""
+    """The schedule of a shape. fills: what follows from the data; reads: what comes back.
+
+    first_record: the first of the reads that are records of states.
+    """
 
     schedule: Schedule
     pool: StaticPool
-    fills: tuple[_Numbers | _Vectors, ...]
+    fills: tuple[_Numbers | _Vectors | _Known, ...]
     reads: tuple[Range, ...]
     outputs: tuple[_Output, ...]
+    first_record: int
 
 
 class Predictor:
@@ -146,14 +165,25 @@ class Predictor:
 
     def predict(self, forest: Forest) -> dict[str, list[Any]]:
         """The declared outputs of all samples, in order; they are few."""
+        found = self.run(forest)
+        # Where it is None it takes several launches.
+        return self.session.predict(self.session.attach(forest)) if found is None else found[0]
+
+    def run(
+        self, forest: Forest, wanted: Sequence[tuple[str, int]] = ()
+    ) -> tuple[dict[str, list[Any]], list[Floats]] | None:
+        """The declared outputs, and the records of states, (function, vertex) each, in one launch.
+
+        What is wanted follows from the shape. None if the samples do not fit into one launch.
+        """
         self.session.settle()
         shape = shape_of(forest)
         found = self._templates.get(shape)
         if found is None or found.pool is not self.session.memory.pool:
             self.encoded += 1
-            made = make_template(self.session, forest)
-            if made is None:  # it takes several launches
-                return self.session.predict(self.session.attach(forest))
+            made = make_template(self.session, forest, wanted)
+            if made is None:
+                return None
             self._keep(shape, made)
             found = made
         else:
@@ -169,15 +199,20 @@ class Predictor:
             self._words -= gone.schedule.words.size
 
 
-def run_template(session: Session, template: Template, forest: Forest) -> dict[str, list[Any]]:
-    """One launch for the data of a forest of the template's shape; the declared outputs."""
+def run_template(
+    session: Session, template: Template, forest: Forest
+) -> tuple[dict[str, list[Any]], list[Floats]]:
+    """One launch for the data of a forest of the template's shape: declared outputs, wanted records."""
     for fill in template.fills:
         fill.fill(template.schedule.words, forest)
     parts = session.run(template.schedule, template.reads)
-    return {output.name: output.values(parts) for output in template.outputs}
+    outputs = {output.name: output.values(parts) for output in template.outputs}
+    return outputs, parts[template.first_record :]
 
 
-def make_template(session: Session, forest: Forest) -> Template | None:
+def make_template(
+    session: Session, forest: Forest, wanted: Sequence[tuple[str, int]] = ()
+) -> Template | None:
     """The template of a forest's shape; None if its samples do not fit into one launch."""
     data = session.attach(forest)
     samples = np.arange(forest.samples, dtype=np.int32)
@@ -195,7 +230,13 @@ def make_template(session: Session, forest: Forest) -> Template | None:
             is_integer = result.dtype == "i32"
             outputs.append(_Output(result.name, part, begin, rows, width, result.shape, is_integer, numbers))
     fills = _fills(data, schedule)
-    return Template(schedule, session.memory.pool, fills, reads, tuple(outputs))
+    program = schedule.plan.program
+    records = [
+        (data.lists.record(function, vertex) * 4, state_layout(program, function)[""])
+        for function, vertex in wanted
+    ]
+    pool = session.memory.pool
+    return Template(schedule, pool, fills, (*reads, *records), tuple(outputs), len(reads))
 
 
 def _ranges(schedule: Schedule) -> tuple[tuple[Range, ...], dict[str, Range]]:
@@ -221,8 +262,12 @@ def _ranges(schedule: Schedule) -> tuple[tuple[Range, ...], dict[str, Range]]:
     return tuple(ranges), places
 
 
-def _fills(data: Encoder, schedule: Schedule) -> tuple[_Numbers | _Vectors, ...]:
-    found: list[_Numbers | _Vectors] = []
+def _fills(data: Encoder, schedule: Schedule) -> tuple[_Numbers | _Vectors | _Known, ...]:
+    found: list[_Numbers | _Vectors | _Known] = []
+    for function, (address, count) in schedule.known.items():
+        first = (address - schedule.address) * 4
+        size = count * state_layout(schedule.plan.program, function)[""]
+        found.append(_Known(slice(first, first + size), function))
     structs, prepared = data.prepared.forest.structs, data.prepared
     for item in data.modes.mode(PREDICT).lists:
         if not isinstance(item, TableList | ClassList | VectorList):

@@ -31,7 +31,8 @@ class Schedule:
     activations: words behind the static pool. results: name -> (word in the results area, rows
     summed). samples: sample numbers in the order in which spaces over the sample roots hold them.
     positions: per space the row of the prepared data that every row is. mode: what it was encoded for.
-    guest: what it shares with another net, if anything.
+    guest: what it shares with another net, if anything. known: by function the states that lie in the
+    words: (address of the first, how many).
     """
 
     plan: Plan
@@ -46,6 +47,7 @@ class Schedule:
     positions: dict[str, NDArray[np.intp]]
     mode: str
     guest: Guest | None = None
+    known: dict[str, tuple[int, int]] = attrs.field(factory=dict)
 
 
 def header(words: Words, plan: Plan) -> dict[str, int]:

@@ -315,6 +315,12 @@ class _Verifier:
         stride = state_layout(self.program, function)[""] // 4
         spaces = dict.fromkeys(s.space for s in self.program.stages if s.function == function)
         found = [(self.bases.get(f"{space}:state"), stride, self.rows.get(space, 0)) for space in spaces]
+        if function in self.schedule.known:
+            at, rows = self.schedule.known[function]
+            first, past = at - self.schedule.address, at - self.schedule.address + rows * stride
+            inside = self.body // 4 <= first and past <= len(self.words) // 4
+            _need(inside, f"the known states of '{function}' are outside the schedule")
+            found.append((at, stride, rows))
         return [(base, stride, rows) for base, stride, rows in found if base is not None]
 
     def _table_rows(self, parameter: str) -> tuple[int, int, int]:

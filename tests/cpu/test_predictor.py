@@ -66,7 +66,7 @@ def test_other_data_of_a_known_shape(name: str) -> None:
                 else:
                     rows = int(values.max(initial=0)) + 1
                     values[...] = choice.integers(-1 if turn % 2 else 0, rows, values.shape)
-        same(run_template(own, template, forest), own.predict(own.attach(forest)))
+        same(run_template(own, template, forest)[0], own.predict(own.attach(forest)))
 
 
 def test_shapes_differ() -> None:

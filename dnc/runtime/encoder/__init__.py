@@ -151,6 +151,7 @@ class Encoder:
             for parameter, found in touched.items():
                 guest.write_touched(parameter, found.tokens, body)
         self.lists.number_calls(group)
+        known_states = self.lists.place_known(group)
         lists = self.lists.encode(known.lists, group)
         if mode == TRAIN:
             for table in self.plan.table_gradients:
@@ -179,6 +180,7 @@ class Encoder:
                 {name: found.positions[found.spread.of(index)] for name, found in rows.items()},
                 mode,
                 guest,
+                known_states,
             )
             for index in range(len(batches))
         ]

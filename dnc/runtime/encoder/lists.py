@@ -108,6 +108,21 @@ class Lists:
                 self._call[function][vertex] = first + calls * rows.spread.batch + rows.spread.local
                 first += rows.spread.most
 
+    def place_known(self, group: Group) -> dict[str, tuple[int, int]]:
+        """Appends the states that are known already; by function their first address, and how many."""
+        found = {}
+        for function, (vertices, records) in self.prepared.forest.known.items():
+            assert group.body.batches == 1 and records.shape[1] == self._stride[function] * 4
+            group.body.align(4)
+            at = group.address + group.body.add(records.reshape(1, -1).view(np.int32)) // 4
+            self._record[function][vertices] = at + np.arange(len(vertices)) * self._stride[function]
+            found[function] = at, len(vertices)
+        return found
+
+    def record(self, function: str, vertex: int) -> int:
+        """The address of a call's record in what was encoded last; 0 where there was no call."""
+        return int(self._record[function][vertex])
+
     def _calls(self, function: str, rows: dict[str, Rows]) -> int:
         """Calls of a function in a batch, in numbers that hold for all batches of the group."""
         return sum(rows[space].spread.most for space in self._spaces[function] if space in rows)

@@ -1,0 +1,157 @@
+"""Streams: a list that comes in chunks, each call going on from the states that the last one left.
+
+In: a model's session and samples that hold the next elements of a list. Out: their outputs. Guaranteed:
+what a chunk's elements give is what they give behind all elements so far, without computing those
+again. The last elements are handed in once more as vertices on which nothing runs (`Forest.given`);
+their states came back with the outputs and go out with the next schedule, in the same two copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.diagnostics import fail
+from dnc.ir.forest import Forest, Ints
+from dnc.ir.plan import state_layout
+from dnc.ir.program import Program
+from dnc.ir.structure import LIST, VERTEX_KINDS
+from dnc.runtime.carried import Carried
+from dnc.runtime.data import Dataset
+from dnc.runtime.predictor import Predictor
+from dnc.runtime.session import Session
+
+Sample = Mapping[str, Any]
+Floats = NDArray[np.float32]
+Outputs = dict[str, list[Any]]
+# What reads the chunks of all streams, and hands in what is pulled.
+Read = Callable[[list[Sample]], Dataset]
+HandIn = Callable[[Dataset], None]
+
+
+@attrs.frozen(eq=False)
+class StreamState:
+    """Where streams stand: by stream the last elements, and by function their states' records.
+
+    elements: as they were in the data. states: float32[elements, words of a record] a stream.
+    """
+
+    elements: tuple[tuple[Any, ...], ...]
+    states: tuple[Mapping[str, Floats], ...]
+
+
+class Stream:
+    """One or several streams of a model, which go on together; `state` may be kept and set again."""
+
+    def __init__(
+        self, session: Callable[[], Session], carried: Carried, program: Program, read: Read
+    ) -> None:
+        self._session, self._read, self.carried, self.program = session, read, carried, program
+        self._words = {name: state_layout(program, name)[""] for name in carried.functions}
+        self._predictor: Predictor | None = None
+        self.state: StreamState | None = None
+
+    def reset(self) -> None:
+        """Begins anew: what follows is the beginning of other lists."""
+        self.state = None
+
+    def feed(self, samples: Sequence[Sample], hand_in: HandIn = lambda dataset: None) -> Outputs:
+        """The outputs of the next chunks, one a stream: by name one entry a chunk, of its own elements.
+
+        A chunk is a sample in nested form whose list holds the elements that follow, one or more; its
+        other fields are those of this call. DiagnosticError for anything else; then the streams stand
+        where they stood.
+        """
+        field, state = self.carried.field, self.state or self._start(len(samples))
+        if len(samples) != len(state.elements):
+            raise fail(f"found {len(samples)} chunks, expected one for each of {len(state.elements)} streams")
+        chunks: list[Sample] = []
+        for number, (sample, before) in enumerate(zip(samples, state.elements, strict=True), 1):
+            own = sample.get(field) if isinstance(sample, Mapping) else None
+            if not isinstance(own, list | tuple) or not own:
+                raise fail(f"chunk {number}: expected an object with '{field}', a list of an element or more")
+            chunks.append({**sample, field: [*before, *own]})
+        dataset = self._read(chunks)
+        forest, rows = self._given(dataset.forest, state)
+        hand_in(attrs.evolve(dataset, forest=forest))
+        session = self._session()
+        if self._predictor is None or self._predictor.session is not session:
+            self._predictor = Predictor(session)
+        wanted, kept = self._wanted(rows, state)
+        found = self._predictor.run(forest, wanted)
+        if found is None:
+            raise fail("the chunks do not fit into memory at once; feed fewer elements")
+        outputs, records = found
+        self.state = self._next(chunks, kept, iter(records), state)
+        return outputs
+
+    def _start(self, streams: int) -> StreamState:
+        if not streams:
+            raise fail("found no chunk, expected one for each stream")
+        none = {name: np.zeros((0, words), np.float32) for name, words in self._words.items()}
+        return StreamState(((),) * streams, (none,) * streams)
+
+    def _given(self, forest: Forest, state: StreamState) -> tuple[Forest, list[Ints]]:
+        """The forest with the elements before as given; the rows of every stream's elements."""
+        root, element = forest.tables[forest.root], self.carried.element
+        begin, entries = root.lists[self.carried.field]
+        rows = [entries[begin[row] : begin[row + 1]] for row in forest.roots]
+        before = [own[: len(each)] for own, each in zip(rows, state.elements, strict=True)]
+        given = np.concatenate(before)
+        if not len(given):
+            return forest, rows
+        known = {
+            name: (given, np.concatenate([states[name] for states in state.states])) for name in self._words
+        }
+        return attrs.evolve(forest, given=_below(forest, element, given), known=known), rows
+
+    def _wanted(
+        self, rows: list[Ints], state: StreamState
+    ) -> tuple[list[tuple[str, int]], list[tuple[int, int]]]:
+        """Calls whose states come back; per stream how many kept elements are old ones, and new ones."""
+        wanted, kept = list[tuple[str, int]](), []
+        for own, before in zip(rows, state.elements, strict=True):
+            new = min(self.carried.back, len(own) - len(before))
+            kept.append((min(self.carried.back, len(own)) - new, new))
+            wanted += [(name, int(row)) for name in self._words for row in own[len(own) - new :]]
+        return wanted, kept
+
+    def _next(
+        self, chunks: list[Sample], kept: list[tuple[int, int]], records: Any, state: StreamState
+    ) -> StreamState:
+        elements, states = [], []
+        for chunk, (old, new), before in zip(chunks, kept, state.states, strict=True):
+            own = chunk[self.carried.field]
+            elements.append(tuple(own[len(own) - old - new :]))
+            found = {}
+            for name, words in self._words.items():
+                fresh = [next(records) for _ in range(new)]
+                last = before[name][len(before[name]) - old :]
+                found[name] = np.concatenate([last, np.reshape(fresh, (new, words))]).astype(np.float32)
+            states.append(found)
+        return StreamState(tuple(elements), tuple(states))
+
+
+def _below(forest: Forest, struct: str, rows: Ints) -> dict[str, Ints]:
+    """By struct the given vertices: these, and all that they refer to."""
+    found: dict[str, list[Ints]] = {}
+    work = [(struct, rows)]
+    while work:
+        name, own = work.pop()
+        if not len(own):
+            continue
+        found.setdefault(name, []).append(own)
+        table = forest.tables[name]
+        for field in forest.structs[name].fields.values():
+            if field.kind == LIST:
+                begin, entries = table.lists[field.name]
+                pieces = [entries[begin[row] : begin[row + 1]] for row in own]
+                work.append((str(field.target), np.concatenate(pieces)))
+            elif field.kind in VERTEX_KINDS:
+                below = table.children[field.name][own]
+                work.append((str(field.target), below[below >= 0]))
+    return {name: np.concatenate(pieces) for name, pieces in found.items()}
