@@ -12,11 +12,12 @@ from pathlib import Path
 from dnc.api.arguments import Batch, Data, check_whole
 from dnc.api.model import Model
 from dnc.api.outputs import predict_to_file
+from dnc.api.passes import Optimized, run_passes
 from dnc.api.reports import DataCheck, check_data, explain_build
 from dnc.api.runs import draw_run, find_checkpoint, run_of
 from dnc.api.tracing import LAUNCHES, Summary, WorkerTime, check_trace_path, read_summary, write_trace
-from dnc.compiler import build_plan
-from dnc.runtime.atomic import check_output
+from dnc.compiler import build_plan, machine_of
+from dnc.runtime.atomic import check_output, write_text
 from dnc.runtime.build import read_build
 from dnc.runtime.curves import Missing
 from dnc.runtime.devices import choose, open_backend
@@ -31,6 +32,7 @@ __all__ = [
     "LAUNCHES",
     "Missing",
     "Model",
+    "Optimized",
     "RunConfig",
     "Summary",
     "WorkerTime",
@@ -42,12 +44,15 @@ __all__ = [
     "find_checkpoint",
     "import_file",
     "load",
+    "machine_of",
     "predict_to_file",
     "rate_schedule",
     "read_config",
     "read_summary",
     "run_of",
+    "run_passes",
     "with_values",
+    "write_text",
     "write_trace",
 ]
 

@@ -18,7 +18,7 @@ from dnc.explain.html import as_page
 from dnc.explain.memory import MemoryFacts, memory_facts
 from dnc.explain.text import as_text, explain_schedule
 from dnc.ir.plan import Plan
-from dnc.runtime.atomic import check_output, write_atomically
+from dnc.runtime.atomic import check_output, write_text
 from dnc.runtime.build import Build, check_outside, read_build
 from dnc.runtime.data import Dataset, describe, examples, read, read_samples, summarize, table_rows
 
@@ -83,10 +83,7 @@ class Explained:
         """Writes the page; DiagnosticError if that is not possible."""
         check_output(path)
         check_outside(path)
-        try:
-            write_atomically(Path(path), [self.page().encode()])
-        except OSError as error:
-            raise fail(f"{path}: cannot be written: {error.strerror}") from None
+        write_text(path, self.page())
 
 
 def explain_build(

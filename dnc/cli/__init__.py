@@ -23,6 +23,7 @@ from dnc.cli.explain import explain
 from dnc.cli.fmt import fmt
 from dnc.cli.importing import import_command
 from dnc.cli.lsp import lsp
+from dnc.cli.opt import opt
 from dnc.cli.run import run
 from dnc.cli.trace import trace
 from dnc.cli.weights import export_weights, import_weights
@@ -87,6 +88,7 @@ app.command("explain")(_guarded(explain))
 app.command("fmt")(_guarded(fmt))
 app.command("import")(_guarded(import_command))
 app.command("lsp")(_guarded(lsp))
+app.command("opt")(_guarded(opt))
 app.command("run")(_guarded(run))
 app.command("import-weights")(_guarded(import_weights))
 app.command("export-weights")(_guarded(export_weights))

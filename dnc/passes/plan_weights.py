@@ -100,10 +100,15 @@ class PlanWeights:
     """
 
     machine: Machine
-    residency: str | None = None
+    residency: str | None = attrs.field(default=None)
     limit: int | None = None
     name: str = attrs.field(default="plan-weights", init=False)
     optional: bool = attrs.field(default=False, init=False)
+
+    @residency.validator
+    def _known(self, _: object, value: str | None) -> None:
+        if value not in (None, REGISTER, SHARED, STREAMED):
+            raise ValueError(f"residency: found '{value}', expected {REGISTER}, {SHARED} or {STREAMED}")
 
     def __call__(self, plan: Plan) -> Plan:
         """The plan with its placements."""

@@ -39,6 +39,14 @@ def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
         raise
 
 
+def write_text(path: str | Path, text: str) -> None:
+    """Writes a text whole or not at all; DiagnosticError where that fails."""
+    try:
+        write_atomically(Path(path), [text.encode()])
+    except OSError as error:
+        raise fail(f"{path}: cannot be written: {error.strerror}") from None
+
+
 def check_output(path: str | Path, *inputs: object) -> None:
     """DiagnosticError if no file can be written to `path`, or if it is one of the inputs.
 

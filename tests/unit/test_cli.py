@@ -24,7 +24,7 @@ def contents(folder):
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-COMMANDS = ("compile", "run", "bench", "check", "explain", "fmt", "import", "lsp", "trace")
+COMMANDS = ("compile", "run", "bench", "check", "explain", "fmt", "import", "lsp", "opt", "trace")
 
 
 def start(*arguments, **options):
