@@ -1,5 +1,7 @@
 """dnc bench: what it measures and prints, on the reference VM, which has no time of its own."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -97,3 +99,29 @@ def test_a_program_without_outputs(tmp_path, monkeypatch):
     for measure in (measure_latency, measure_throughput):
         with pytest.raises(DiagnosticError, match="model M declares no output: there is nothing to predict"):
             measure(model, [{"x": [1, 2]}], batch=1)
+
+
+def test_the_script_for_other_machines(tmp_path, monkeypatch, capsys):
+    """benchmarks/latency.py: builds on one machine, numbers on another; small, without PyTorch."""
+    from benchmarks import latency
+
+    monkeypatch.setattr("dnc.kernel_cache._emit", lambda plan: {})
+    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
+    small = ["--sizes", "4", "--tree-sizes", "4"]
+    few, out = "--no-torch --steps 3 --calls 2 --warmup 1 --batches 1 --tree-batches 2", tmp_path / "out.json"
+    for line in (
+        ["compile", str(tmp_path / "builds"), "--target", "cpu", *small],
+        ["run", str(tmp_path / "builds"), "--device", "vm", "--out", str(out), *small, *few.split()],
+    ):
+        monkeypatch.setattr("sys.argv", ["latency.py", *line])
+        monkeypatch.setattr(latency, "made_trees", lambda seed: [{"word": "w1", "label": 0}] * 4)
+        latency.main()
+    found = json.loads(out.read_text())
+    assert [(p["model"], p["hidden"], p["batch"]) for p in found["points"]] == [
+        ("lstm", 4, 1),
+        ("gru", 4, 1),
+        ("tree", 4, 2),
+    ]
+    for point in found["points"]:
+        assert point["new shapes"] > 0 and point["dnc call"]["p50"] > 0 and "dnc kernel" not in point
+    assert "lstm; hidden 4; batch 1" in capsys.readouterr().out
