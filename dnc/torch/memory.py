@@ -52,7 +52,12 @@ class Place:
     def write(self, values: Tensor, floats: Tensor, first: int) -> None:
         """Copies values to their place."""
         for piece, rows in self._rows(values):
-            _strided(floats, piece, first).copy_(rows)
+            place = _strided(floats, piece, first)
+            if len(piece.shape) == 3 and not self.shared:  # panels: PyTorch transposes matrices fast
+                for panel, own in zip(place, rows, strict=True):
+                    panel.t().copy_(own.t())
+            else:
+                place.copy_(rows)
 
     def read(self, floats: Tensor, first: int) -> Tensor:
         """The values at a place: seen there if they can be, else a copy."""

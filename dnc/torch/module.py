@@ -110,13 +110,13 @@ class Module(nn.Module):
         """Reads data with the module's vocabulary; sample numbers mean its samples from then on."""
         return self.dnc.attach(data)
 
-    def sizes(self, batch: Samples | None = None) -> dict[str, list[int]]:
+    def sizes(self, batch: Samples | Tensor | None = None) -> dict[str, list[int]]:
         """How many rows every sample has, by pulled field and by output: for torch.split."""
         dataset, samples = self._batch(batch, False)
         counts = self._launches.sharing(dataset).counts(samples)
         return {name: each.tolist() for name, each in counts.items()}
 
-    def forward(self, batch: Samples | None = None, pulled: Pulled = None) -> dict[str, Tensor]:
+    def forward(self, batch: Samples | Tensor | None = None, pulled: Pulled = None) -> dict[str, Tensor]:
         """What is learned from, by name: "loss", the mean over the samples; and the pushed values.
 
         pulled: by "Struct.field" a tensor [vertices, width] of all samples, one after another, or a list with
@@ -146,7 +146,7 @@ class Module(nn.Module):
         return dict(zip(self._outputs, found, strict=True))
 
     @torch.no_grad()
-    def predict(self, batch: Samples | None = None, pulled: Pulled = None) -> dict[str, Tensor]:
+    def predict(self, batch: Samples | Tensor | None = None, pulled: Pulled = None) -> dict[str, Tensor]:
         """The declared and the pushed outputs by name, without gradients; labels may be missing.
 
         Shaped as in `forward`; a class is its number (int64).
@@ -159,7 +159,9 @@ class Module(nn.Module):
         launched = self._launches.run(BatchOf(dataset, samples), PREDICT, vectors)
         return self._launches.values(launched, names)
 
-    def _batch(self, batch: Samples | None, labels_required: bool) -> tuple[Dataset, Ints]:
+    def _batch(self, batch: Samples | Tensor | None, labels_required: bool) -> tuple[Dataset, Ints]:
+        if isinstance(batch, Tensor):  # as a sampler makes them
+            batch = batch.numpy(force=True)
         dataset, samples = self.dnc.batch_of(batch, labels_required)
         if not len(samples):
             raise fail("a batch holds no samples")
