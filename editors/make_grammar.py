@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dnc.editing.builtins import DOMAINS, PARAMETER_KINDS
+from dnc.editing.highlight import NAMED, keywords
 from dnc.frontend.calls import ATTEND, REDUCTIONS
 from dnc.frontend.declarations import BUILTINS
 from dnc.frontend.initializers import RULES
@@ -22,13 +23,6 @@ from dnc.ir.measures import MEASURES
 
 PAGE = Path(__file__).parent / "vscode" / "syntaxes" / "dn.tmLanguage.json"
 NAME = "[A-Za-z_][A-Za-z_0-9]*"
-NAMED = ("model", "struct", "state", "cell", "fn", "metric")
-"""Keywords of declarations behind which a name stands."""
-
-
-def keywords() -> list[str]:
-    """The words of the language, from the terminals of its grammar."""
-    return sorted(text for text in terminal_texts().values() if text.isidentifier())
 
 
 def operators() -> list[str]:
