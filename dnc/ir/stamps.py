@@ -28,13 +28,14 @@ def run_words(instructions: int) -> int:
     return ANCHOR_WORDS + stamps_of(instructions)
 
 
-def nanoseconds(run: Times, instructions: int) -> NDArray[np.float64]:
-    """The stamps of a queue on the shared clock, from the anchors' line; in ns.
+def nanoseconds(run: Times, instructions: int) -> Times:
+    """The stamps of a queue on the shared clock, from the anchors' line; whole ns.
 
-    Beside the stamps, the beginning and the end: [begin, stamp 0, ..., stamp 2n, end].
+    Beside the stamps, the beginning and the end: [begin, stamp 0, ..., stamp 2n, end]. Only differences
+    are ever floats: a clock that counts from 1970 has more digits than those hold.
     """
     first, own_first, last, own_last = (int(word) for word in run[:ANCHOR_WORDS])
     stamps = run[ANCHOR_WORDS : ANCHOR_WORDS + stamps_of(instructions)]
     own = np.concatenate(([own_first], stamps, [own_last])) - own_first
     ratio = (last - first) / max(own_last - own_first, 1)
-    return first + own * ratio
+    return first + np.rint(own * ratio).astype(np.int64)

@@ -160,7 +160,7 @@ def test_an_interrupt_saves_and_can_be_resumed(command, workplace, monkeypatch, 
     command(f"{TRAIN} --epochs 2 --run-dir whole")
     with monkeypatch.context() as patch:
         patch.setattr(Session, "_launch", interrupted)
-        patch.setattr("dnc.runtime.session.GROUP_BATCHES", 1)
+        patch.setattr("dnc.runtime.batches.GROUP_BATCHES", 1)
         done = command(f"{TRAIN} --epochs 2 --run-dir parts")
     assert done.code == 128 + number
     assert "to go on: --resume parts\n" in done.error

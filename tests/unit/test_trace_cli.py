@@ -61,6 +61,10 @@ def test_many_workers_are_shown_as_replicas(command, workplace):
         (b"\xff\xfe", "error: t.json: not JSON:"),
         (b"[]", "error: t.json: not a trace of dnc: Expected `object`, got `array`"),
         (b'{"traceEvents": [{}]}', "error: t.json: not a trace of dnc: Object missing required field `ph`"),
+        (
+            b'{"traceEvents": [{"ph": "X", "name": "a", "pid": 1, "tid": 1, "args": {"launch": "x"}}]}',
+            "error: t",
+        ),
         (b'{"traceEvents": []}', "error: t.json: not a trace of dnc, which dnc run --trace writes"),
     ],
 )

@@ -82,7 +82,7 @@ class _Clocked:
         self.replicas, self.workers = head["replicas"], head["workers"]
         self.queues = [queue(launch.words, plan, r * self.workers) for r in range(self.replicas)]
         self.times = [
-            np.rint(nanoseconds(run, len(self.queues[worker // self.workers]))).astype(np.int64)
+            nanoseconds(run, len(self.queues[worker // self.workers]))
             for worker, run in enumerate(launch.runs)
         ]
 

@@ -62,6 +62,12 @@ class Summary:
     host_batches: dict[str, int]
 
 
+class _Arguments(msgspec.Struct):
+    launch: int = 0
+    batches: int = 1
+    name: str = ""
+
+
 class _Event(msgspec.Struct):
     ph: str
     name: str
@@ -70,7 +76,7 @@ class _Event(msgspec.Struct):
     cat: str = ""
     ts: float = 0.0
     dur: float = 0.0
-    args: dict[str, Any] = msgspec.field(default_factory=dict)
+    args: _Arguments = msgspec.field(default_factory=_Arguments)
 
 
 class _Trace(msgspec.Struct):
@@ -94,15 +100,15 @@ def read_summary(path: str | Path) -> Summary:
     launches = [event for event in events if event.cat == WHOLE]
     if "dnc" not in trace.otherData or not launches:
         raise fail(f"{path}: not a trace of dnc, which dnc run --trace writes")
-    names = {(e.name, e.pid, e.tid): str(e.args.get("name", "")) for e in trace.traceEvents if e.ph == "M"}
+    names = {(e.name, e.pid, e.tid): e.args.name for e in trace.traceEvents if e.ph == "M"}
     windows: dict[int, tuple[float, float]] = {}
     for event in launches:
-        number, end = int(event.args.get("launch", 0)), event.ts + event.dur
+        number, end = event.args.launch, event.ts + event.dur
         first, last = windows.get(number, (event.ts, end))
         windows[number] = min(first, event.ts), max(last, end)
     totals: dict[tuple[int, int], float] = {}
     for event in launches:
-        first, last = windows[int(event.args.get("launch", 0))]
+        first, last = windows[event.args.launch]
         place = event.pid, event.tid
         totals[place] = totals.get(place, 0.0) + last - first
     spent = dict.fromkeys(
@@ -124,7 +130,7 @@ def read_summary(path: str | Path) -> Summary:
     host = [event for event in events if event.cat == HOST_WORK]
     batches: dict[str, int] = {}
     for event in host:
-        batches[event.name] = batches.get(event.name, 0) + int(event.args.get("batches", 1))
+        batches[event.name] = batches.get(event.name, 0) + event.args.batches
     return Summary(
         trace.otherData,
         tuple(last - first for _, (first, last) in sorted(windows.items())),
