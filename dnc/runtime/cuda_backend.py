@@ -81,6 +81,7 @@ class CudaBackend:
         self._pool: DeviceBuffer | None = None
         self._traced: Kernel | None = None
         self._allocate: Callable[[int], DeviceBuffer] = self.device.allocate
+        self._idle: Callable[[], int] = lambda: 0
         self._turn = self.device.stream.record()
         self._slots: list[_Slot | None] = [None, None]
         self._direct: _Direct | None = None
@@ -136,7 +137,7 @@ class CudaBackend:
     def capacity(self) -> int:
         """Words that a pool may have: nine tenths of the memory that is free, or held already."""
         held = self._pool.size if self._pool else 0
-        return int((self.device.free_memory() + held) * 0.9) // 4
+        return int((self.device.free_memory() + self._idle() + held) * 0.9) // 4
 
     def allocate(self, words: int) -> None:
         """Makes the pool."""
@@ -174,9 +175,12 @@ class CudaBackend:
         self.device.copy_from(out, self._at(at))
         return out
 
-    def lend(self, allocate: Callable[[int], LentBuffer]) -> None:
-        """Takes memory from someone else (so many bytes), whom the pool is shared with from then on."""
-        self._allocate = allocate
+    def lend(self, allocate: Callable[[int], LentBuffer], idle: Callable[[], int]) -> None:
+        """Takes memory from someone else (so many bytes), whom the pool is shared with from then on.
+
+        idle: bytes that the lender holds and does not use.
+        """
+        self._allocate, self._idle = allocate, idle
 
     def use_stream(self, handle: int) -> None:
         """Goes on in another stream of the primary context, behind what was queued so far.

@@ -8,7 +8,6 @@ leaves in the pool is good until the next one, before which those who still need
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import attrs
@@ -25,6 +24,7 @@ from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.schedule import Schedule
 from dnc.runtime.sharing import GRADIENT, OUTPUT, Sharing
+from dnc.torch import memory
 from dnc.torch.memory import Memory
 
 Values = Mapping[str, Tensor]
@@ -45,15 +45,16 @@ class Launched:
 
     schedule: Schedule
     guest: Guest
-    number: int
+    number: int  # launches of the device so far, this one included
 
 
 class Launches:
     """Starts launches of a model whose pool PyTorch shares."""
 
-    def __init__(self, model: Model, memory: Memory, parameters: Callable[[], Values]) -> None:
-        self.model, self.memory, self._parameters = model, memory, parameters
-        self.number, self._draws = 0, 0
+    def __init__(self, model: Model, pool: Memory, parameters: Callable[[], Values]) -> None:
+        self.model, self.memory, self._parameters = model, pool, parameters
+        self._draws = 0
+        self._use_stream: Callable[[int], None] | None = getattr(model.backend, "use_stream", None)
         self._sharings: WeakKeyDictionary[Dataset, Sharing] = WeakKeyDictionary()
         self._late: Callable[[], Gradients | None] = lambda: None
         self._results = {result.name: result for result in model.plan.results if result.kind != "metric"}
@@ -107,16 +108,14 @@ class Launches:
 
         encoder = self.model.encoder(batch.dataset)
         schedule = session.share(encoder, batch.samples, mode, guest, fill, batch.noise)
-        if self.memory.device.type == "cpu":
+        if self._use_stream is None:
             session.wait()
-        self.number += 1
-        return Launched(schedule, guest, self.number)
+        return Launched(schedule, guest, self.model.launches)
 
     def enter(self) -> None:
         """Goes on in PyTorch's current stream."""
-        if self.memory.device.type == "cuda":
-            backend: Any = self.model.backend
-            backend.use_stream(torch.cuda.current_stream(self.memory.device).cuda_stream)
+        if self._use_stream is not None:
+            self._use_stream(memory.current_stream())
 
     # ---- what a launch leaves -------------------------------------------------------------------
 
@@ -195,10 +194,10 @@ class Gradients:
 
         RuntimeError where they are gone: used before, and overwritten since.
         """
-        if not self._copied and self._launched.number != self._launches.number:
+        if not self._copied and self._launched.number != self._launches.model.launches:
             raise RuntimeError(
-                "the gradients of this batch were used before, and another batch has run since: call "
-                "backward() once, or again before the next batch"
+                "the gradients of this batch were used before (or belong to a model that ran outside of "
+                "PyTorch meanwhile), and another batch has run since: call backward() before the next one"
             )
         self.used = True
         wanted, found = list(names), dict[str, Tensor]()

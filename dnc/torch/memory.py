@@ -23,6 +23,16 @@ from dnc.runtime.cuda_driver import CudaError, LentBuffer
 from dnc.runtime.session import Session
 
 
+def current_stream() -> int:
+    """PyTorch's current stream on the first GPU."""
+    return int(torch.cuda.current_stream(0).cuda_stream)
+
+
+def idle() -> int:
+    """Bytes that PyTorch holds on the first GPU and does not use."""
+    return torch.cuda.memory_reserved(0) - torch.cuda.memory_allocated(0)
+
+
 def allocate(size: int) -> LentBuffer:
     """Memory for a pool on the first GPU, from PyTorch."""
     try:
@@ -85,10 +95,11 @@ def _strided(floats: Tensor, piece: Piece, first: int) -> Tensor:
 class Memory:
     """The pool of a session as tensors, and the parameters of a module in it."""
 
-    def __init__(self, session: Session, device: torch.device) -> None:
-        self.session, self.device = session, device
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self._array: object = None
         self.floats = self.words = torch.empty(0)
+        self._own: dict[str, tuple[int, tuple[int, ...]]] = {}
         plan, rows = session.plan, session.memory.table_rows
         self.places = {p.name: _place(plan.weight_format.pieces, p, rows) for p in plan.program.parameters}
         self.refresh({})
@@ -102,8 +113,16 @@ class Memory:
         self.floats = array if isinstance(array, Tensor) else torch.from_dlpack(array)
         self.words = self.floats.view(torch.int32)
         for name, place in self.places.items():
-            if place.shared and isinstance(parameters.get(name), torch.nn.Parameter):
-                parameters[name].data = place.view(self.floats, self.first(name))
+            if place.shared:
+                own = place.view(self.floats, self.first(name))
+                self._own[name] = own.data_ptr(), own.stride()
+                if isinstance(parameters.get(name), torch.nn.Parameter):
+                    parameters[name].data = own
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pool is."""
+        return self.floats.device
 
     def first(self, name: str) -> int:
         """The first float of a parameter."""
@@ -125,12 +144,11 @@ class Memory:
                     f"parameter {name} is {list(value.shape)} of {value.dtype} on {value.device}, expected "
                     f"{list(place.shape)} of {torch.float32} on {self.device}"
                 )
-            own = place.view(self.floats, self.first(name)) if place.shared else None
-            if own is not None and value.data_ptr() == own.data_ptr() and value.stride() == own.stride():
+            if place.shared and (value.data_ptr(), value.stride()) == self._own[name]:
                 continue
             place.write(value.detach(), self.floats, self.first(name))
-            if own is not None and isinstance(value, torch.nn.Parameter):
-                value.data = own  # another tensor was put in its place
+            if place.shared and isinstance(value, torch.nn.Parameter):  # another tensor was put in its place
+                value.data = place.view(self.floats, self.first(name))
 
 
 def _place(pieces: object, parameter: Parameter, rows: Mapping[str, int]) -> Place:

@@ -24,10 +24,11 @@ from dnc.ir.structure import CLASS, TOKEN
 from dnc.runtime.data import Dataset, Vocabulary, vocabularies_from_json, vocabularies_to_json
 from dnc.runtime.outside import pulled_fields, pushed_values
 from dnc.runtime.phases import PREDICT
+from dnc.torch import memory
 from dnc.torch.arguments import Pulled, check_pulled
 from dnc.torch.autograd import LOSS, Batch, Call
 from dnc.torch.launches import BatchOf, Launches
-from dnc.torch.memory import Memory, allocate
+from dnc.torch.memory import Memory
 
 
 class Module(nn.Module):
@@ -58,14 +59,14 @@ class Module(nn.Module):
         seed: of the first weights, and of dropout.
         """
         super().__init__()
-        kind = torch.device(device).type if isinstance(device, torch.device) else device
+        if isinstance(device, torch.device) and device.index:
+            raise fail(f"a program runs on the first GPU, cuda:0; found {device}")
+        kind = device.type if isinstance(device, torch.device) else device
         model = load(build, kind, seed=seed, memory_bytes=memory_bytes)
         backend: Any = model.backend
-        gpu = hasattr(backend, "lend")
-        if gpu:
-            backend.lend(allocate)
-            torch.cuda.init()
-            backend.use_stream(torch.cuda.current_stream(0).cuda_stream)
+        if hasattr(backend, "lend"):
+            backend.lend(memory.allocate, memory.idle)
+            backend.use_stream(memory.current_stream())
         self.dnc, self.sparse = model, sparse
         if checkpoint is not None:
             model.restore(checkpoint)
@@ -80,7 +81,7 @@ class Module(nn.Module):
             model.start({})
         if data is not None:
             model.attach(data, min_count=min_count)
-        self._memory = Memory(model.session, torch.device("cuda", 0) if gpu else torch.device("cpu"))
+        self._memory = Memory(model.session)
         self._launches = Launches(model, self._memory, self._values)
         self._pulled = tuple(pulled_fields(model.program))
         self._outputs = (*((LOSS,) if _has_loss(model) else ()), *pushed_values(model.program))
@@ -102,7 +103,8 @@ class Module(nn.Module):
 
     def _values(self) -> dict[str, Tensor]:
         """The parameters, or what stands in their place (as torch.nn.utils.parametrize puts it there)."""
-        return {name: getattr(self, name) for name in self._memory.places}
+        own = self._parameters
+        return {name: own[name] if name in own else getattr(self, name) for name in self._memory.places}
 
     # ---- batches --------------------------------------------------------------------------------
 
