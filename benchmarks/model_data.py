@@ -19,6 +19,8 @@ from dnc.ir.program import Program
 Sample = dict[str, Any]
 SEED = 5
 OPEN = {"chars": 80}
+SKIPPED = 4
+"""Layers that a residual of a grid skips, at most."""
 """How many there are where the program leaves it open: of all other dimensions `VOCABULARY`."""
 VOCABULARY = 10_000
 ENTITIES = ("O", *(f"{mark}-{kind}" for kind in ("PER", "LOC", "ORG", "MISC") for mark in "BI"))
@@ -36,7 +38,8 @@ class Sizes:
 
     words: of a sentence, of each of a pair, of a dependency tree. leaves: of a binary tree.
     pyramid: words under a pyramid. complete: how often the leaves of a complete tree are doubled;
-    with random splits it has as many. steps: tokens of a sequence of fixed length. vertices: of a DAG.
+    with random splits it has as many. steps: tokens of a sequence of fixed length. grid:
+    steps under a stack of layers. vertices: of a DAG.
     """
 
     words: tuple[int, int] = (15, 30)
@@ -45,6 +48,7 @@ class Sizes:
     complete: tuple[int, int] = (6, 6)
     steps: tuple[int, int] = (64, 64)
     vertices: tuple[int, int] = (16, 32)
+    grid: tuple[int, int] = (64, 64)
 
 
 class Maker:
@@ -139,6 +143,28 @@ class Maker:
         columns = {"arm": arm, "word": word, "left": left, "right": right}
         return {"Span": columns, "Sentence": {"top": layer, "label": [self.label()]}, "root": 0}
 
+    def grid(self) -> Sample:
+        """A stack of layers over a sequence with targets, in flat form: a step's layers follow its input."""
+        layers, count = self.limits["layers"], self.count(self.sizes.grid)
+        skip, height = min(SKIPPED, layers), layers + 1
+        columns: dict[str, list[Any]] = {
+            name: [] for name in ("arm", "char", "layer", "below", "before", "skip")
+        }
+        for number in range(count * height):
+            step, level = divmod(number, height)
+            hidden = level > 0
+            columns["arm"].append("Hidden" if hidden else "Input")
+            columns["char"].append(None if hidden else self.word("chars"))
+            columns["layer"].append(level - 1 if hidden else None)
+            columns["below"].append(number - 1 if hidden else None)
+            columns["before"].append(number - height if hidden and step else None)
+            columns["skip"].append(number - skip if hidden and level % skip == 0 else None)
+        steps = {
+            "top": list(range(layers, count * height, height)),
+            "target": [self.label("chars") for _ in range(count)],
+        }
+        return {"Unit": columns, "Step": steps, "Text": {"steps": [list(range(count))]}, "root": 0}
+
     def dag(self) -> Sample:
         """Sources, then joins of what is there, in flat form; the last one reaches all others."""
         count = self.count(self.sizes.vertices)
@@ -223,6 +249,7 @@ MAKERS: dict[str, Callable[[Maker], Sample]] = {
     "mvrnn": _binary_tree,
     "nary_treelstm": lambda make: make.slotted(make.dependencies(make.labelled, 3), "abc"),
     "ner_tagger": _entities,
+    "rnn_stack": Maker.grid,
     "rvnn": _binary_tree,
     "similarity": Maker.pair_of_trees,
     "td_lstm": Maker.pyramid,

@@ -123,6 +123,7 @@ FIELDS = {
     "result": "the word of the results",
     "row": "first row of the group",
     "rows": "number of rows",
+    "index": "which parameter of a stack; 0 where there is no stack",
     "first_worker": "the worker that takes the first tile",
 }
 

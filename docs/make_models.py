@@ -83,6 +83,12 @@ MODELS = {
         "a hidden layer at every token; F1 over entities; dropout of inputs",
         "taggers",
     ),
+    "rnn_stack": (
+        "Diamos et al. 2016 (Persistent RNNs)",
+        "depth: a stack of weights chosen by the layer; residuals; running statistics; wavefronts over "
+        "layers and time",
+        "graphs",
+    ),
     "rvnn": ("VPPS", "untied weights of leaves and inner vertices", "trees"),
     "similarity": (
         "Tai et al. 2015, 4.2",

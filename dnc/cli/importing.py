@@ -25,7 +25,7 @@ def import_command(
         typer.Option(help="What fields are called, as tag=label; tag= leaves it out.", metavar="NAME=NEW"),
     ] = None,
     structure: Annotated[
-        str | None, typer.Option(help="Of words: sequence, pyramid, balanced or random.")
+        str | None, typer.Option(help="Of words: sequence, pyramid, balanced, random or grid.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of random trees. [default: 1]")] = None,
     rare: Annotated[int | None, typer.Option(help="Words seen fewer times are given as characters.")] = None,
@@ -33,6 +33,10 @@ def import_command(
         Path | None, typer.Option(help="Where words are counted for --rare. [default: the file itself]")
     ] = None,
     longest: Annotated[int | None, typer.Option(help="Leave out sentences of more words.")] = None,
+    layers: Annotated[int | None, typer.Option(help="grid: layers over the words.")] = None,
+    skip: Annotated[
+        int | None, typer.Option(help="grid: layers that a residual skips; 0: none. [default: 0]")
+    ] = None,
     tokens: Annotated[
         str | None, typer.Option(help="text, csv: spaces, words or characters. [default: spaces]")
     ] = None,
@@ -59,6 +63,8 @@ def import_command(
         "rare": rare,
         "counted_in": counted_in,
         "longest": longest,
+        "layers": layers,
+        "skip": skip,
         "tokens": tokens,
         "length": length,
         "marks": None if marks else False,

@@ -29,6 +29,7 @@ from dnc.ir.plan import (
     SlotsAddress,
     padded,
 )
+from dnc.ir.program import STACK
 
 
 @attrs.frozen(eq=False)
@@ -59,6 +60,23 @@ class Access:
     def base(self, name: str) -> Expr:
         """Position in the pool (int64, in words) of a base."""
         return wide(self.tables[self.layout.bases_at + self.layout.bases[name]]) * 4
+
+    def weights(self, parameter: str, select: str | None, row: Expr) -> Expr:
+        """Position of a dense parameter, of a stack that of the one which the list selects for a row."""
+        if select is None:
+            return self.base(parameter)
+        return self.slice(parameter, self.words[self.list_at(select) + row])
+
+    def slice(self, parameter: str, index: Expr) -> Expr:
+        """Position of a dense parameter, of a stack that of the one with a number."""
+        if self.plan.program.parameter(parameter).kind != STACK:
+            return self.base(parameter)
+        return self.base(parameter) + wide(index) * isa.slice_floats(self.plan, parameter)
+
+    def arena(self, chunk: Expr) -> Expr:
+        """Position of the gradients of a chunk of rows."""
+        others = self.base(isa.CHUNKS) + wide(chunk - 1) * isa.gradient_floats(self.plan)
+        return T.Select(chunk == 0, self.base(isa.GRADIENTS), others)
 
     def list_at(self, name: str) -> Expr:
         """Offset in the schedule of a list."""
@@ -102,7 +120,8 @@ class Access:
     def position(self, address: Address, row: Expr) -> Expr:
         """Position of element 0 of a plain address."""
         if isinstance(address, ParameterAddress):
-            return let("parameter", self.base(address.parameter) + address.offset)
+            base = self.weights(address.parameter, address.select, row)
+            return let("parameter", base + address.offset)
         if isinstance(address, GatherAddress):
             return let("gathered", self.entry(self.list_at(address.list) + row) + address.offset)
         assert isinstance(address, BufferAddress)

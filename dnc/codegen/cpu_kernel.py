@@ -103,6 +103,8 @@ class Kernel:
                 cpu_gradients.table_gradient(worker, tables[name], *fields)
             elif name == isa.NORM:
                 cpu_update.norm(worker, *fields)
+            elif name == isa.FOLLOW:
+                cpu_update.follow(worker, *fields)
             else:
                 assert name == isa.REDUCE, name
                 cpu_update.reduce(worker, *fields)

@@ -225,6 +225,8 @@ class Kernel:
             return lambda: cuda_gradients.table_gradient(self._behind(), table, *values())
         if name == isa.NORM:
             return lambda: cuda_update.norm(self._behind(), *values())
+        if name == isa.FOLLOW:
+            return lambda: cuda_update.follow(self._behind(), *values())
         assert name == isa.REDUCE, name
         return lambda: cuda_update.reduce(self._behind(), *values())
 

@@ -52,6 +52,10 @@ FUNCTIONS: Mapping[str, Builtin] = {
         "dropout(x: [...], rate) -> [...]",
         "in training zero with the probability `rate`, else x / (1 - rate)",
     ),
+    "follow": Builtin(
+        "follow(m: [n], x: [n], rate) -> [n]",
+        "the running param m; a training step moves it by `rate` of the way to the mean of x",
+    ),
     "argmax": Builtin("argmax(x: [n]) -> class<n>", "the class with the largest element"),
 }
 
@@ -96,6 +100,7 @@ LINKS: Mapping[str, Builtin] = {
 KINDS: Mapping[str, Builtin] = {
     "token": Builtin("token<dimension>", "an index into tables"),
     "class": Builtin("class<dimension>", "a label; a missing one costs nothing in cross_entropy"),
+    "index": Builtin("index<dimension>", "a number that selects from stacks of parameters"),
     "vector": Builtin("vector<dimension>", "numbers from the data"),
     "pulled": Builtin("pulled<dimension>", "numbers that are handed in with every batch"),
     "float": Builtin("float", "a number, seen as a scalar"),
@@ -108,6 +113,7 @@ DOMAINS: Mapping[str, Builtin] = {
 
 PARAMETER_KINDS: Mapping[str, Builtin] = {
     "table": Builtin("table[rows, width]", "a matrix that is read by tokens, row by row"),
+    "stack": Builtin("stack[count, rows, columns]", "a parameter for every value of an index"),
 }
 
 DECLARATIONS: Mapping[str, Builtin] = {

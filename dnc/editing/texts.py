@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dnc.editing.sizes import symbolic
 from dnc.frontend.structs import field_text
 from dnc.frontend.typed import Index, Parameter, State, Type, Vertex, VertexList
-from dnc.ir.program import TABLE
+from dnc.ir.program import DENSE
 from dnc.ir.structure import OUTSIDE, VECTOR, Arm, Dimension, Field, Struct
 from dnc.ir.types import TensorType
 
@@ -70,8 +70,8 @@ def components(state: State) -> list[str]:
 def parameter(found: Parameter) -> tuple[str, str]:
     """A parameter's declaration, and its shape in numbers with the number of its elements."""
     names, numbers = shape(found.dimensions)
-    kind = "table" if found.kind == TABLE else ""
-    frozen = "frozen " if found.frozen else ""
+    kind = "" if found.kind == DENSE else found.kind
+    way = "frozen " if found.frozen else "running " if found.running else ""
     start = found.initializer
     values = ", ".join(f"{value:g}" for value in start.pieces) if start.pieces else f"{start.value:g}"
     plain = start.kind in ("zeros", "xavier", "orthogonal")
@@ -83,7 +83,7 @@ def parameter(found: Parameter) -> tuple[str, str]:
     elements = (
         f"{kind}{numbers}, {count:,} elements" if count else f"{kind}{numbers}, open until the data are seen"
     )
-    return f"{frozen}param {found.name}: {kind}{names}{made}{rate}", elements
+    return f"{way}param {found.name}: {kind}{names}{made}{rate}", elements
 
 
 def field(found: Field) -> str:

@@ -14,7 +14,7 @@ import attrs
 from dnc.ir.isa import layout
 from dnc.ir.machine import Machine, machine
 from dnc.ir.plan import REGISTER, SHARED, STREAMED, UNIT, Plan, unit_range
-from dnc.ir.program import LEVEL, ROOT, TABLE
+from dnc.ir.program import LEVEL, ROOT, STACK, TABLE
 from dnc.passes.plan_weights import Slice, slices
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
 
@@ -56,13 +56,17 @@ class StageFacts:
 
 @attrs.frozen
 class WeightFacts:
-    """Where a parameter is. size: of a worker's slice, or of all where it is not split; reason: why."""
+    """Where a parameter is. size: of a worker's slice, or of all where it is not split; reason: why.
+
+    count: parameters of that shape in a stack.
+    """
 
     parameter: str
     shape: tuple[int, ...]
     residency: str
     size: int
     reason: str
+    count: int = 1
 
 
 @attrs.frozen
@@ -205,8 +209,15 @@ def _stages(plan: Plan) -> Iterator[StageFacts]:
 def _weights(plan: Plan) -> Iterator[WeightFacts]:
     placed = {placement.parameter for placement in plan.placements}
     for place in plan.placements:
-        shape = plan.program.parameter(place.parameter).type.shape
-        yield WeightFacts(place.parameter, shape, place.residency, place.bytes_per_worker, place.reason)
+        found = plan.program.parameter(place.parameter)
+        yield WeightFacts(
+            place.parameter,
+            found.type.shape,
+            place.residency,
+            place.bytes_per_worker,
+            place.reason,
+            found.count,
+        )
     for parameter in plan.program.parameters:
         if parameter.name in placed:
             continue
@@ -216,7 +227,8 @@ def _weights(plan: Plan) -> Iterator[WeightFacts]:
             yield WeightFacts(parameter.name, shape, IN_TABLE, 0, reason)
         else:
             reason = "not split by units"
-            yield WeightFacts(parameter.name, shape, IN_MEMORY, math.prod(shape) * 4, reason)
+            size = parameter.count * math.prod(shape) * 4
+            yield WeightFacts(parameter.name, shape, IN_MEMORY, size, reason, parameter.count)
 
 
 def _on_chip(plan: Plan, chip: Machine) -> OnChip:
@@ -287,8 +299,10 @@ def _cost(plan: Plan, chip: Machine) -> Iterator[str]:
     for place in plan.placements:
         if place.residency == STREAMED:
             size = place.bytes_per_worker * workers / 1024
-            often = uses.get(place.parameter, 0)
-            yield f"L2 to SM, per replica: {size:,.0f} KiB of {place.parameter}, {often} times a level"
+            often = f"{uses.get(place.parameter, 0)} times a level"
+            if plan.program.parameter(place.parameter).kind == STACK:
+                often += " for each of the stack that it uses"
+            yield f"L2 to SM, per replica: {size:,.0f} KiB of {place.parameter}, {often}"
 
 
 def _spaces(plan: Plan) -> Iterator[SpaceFacts]:

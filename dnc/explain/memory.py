@@ -13,12 +13,12 @@ import numpy as np
 from dnc.explain.facts import mode_of, replicas_of
 from dnc.ir.forest import Forest
 from dnc.ir.plan import Plan
-from dnc.runtime.encoder import Encoder
+from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.pool import MAX_ADDRESS, static_pool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.schedule import Schedule
 
-FEW, MANY = 64, 128
+COUNTS = ((64, 128), (8, 16), (1, 2))
 # A pool takes nine tenths of what is free, and no more than its addresses reach.
 SHARE = 0.9
 LARGEST_POOL = MAX_ADDRESS * 16
@@ -44,11 +44,17 @@ class MemoryFacts:
 
 def memory_facts(plan: Plan, forest: Forest, rows: dict[str, int], memory: int, samples: str) -> MemoryFacts:
     """What samples like those of `forest` take; `samples` says what they are, for people."""
-    taken = [_encoded(plan, forest, rows, count) for count in (FEW, MANY)]
-    sample = (taken[1].activations - taken[0].activations) * 4 / (MANY - FEW)
-    schedule = (len(taken[1].words) - len(taken[0].words)) * 4 / (MANY - FEW)
+    for few, many in COUNTS:
+        try:
+            taken = [_encoded(plan, forest, rows, count) for count in (few, many)]
+            break
+        except DoesNotFit:  # a pool's addresses do not reach so far
+            if few == COUNTS[-1][0]:
+                raise
+    sample = (taken[1].activations - taken[0].activations) * 4 / (many - few)
+    schedule = (len(taken[1].words) - len(taken[0].words)) * 4 / (many - few)
     parameters = static_pool(plan, rows, 0).words * 4
-    fixed = taken[0].activations * 4 - FEW * sample + 2 * (len(taken[0].words) * 4 - FEW * schedule)
+    fixed = taken[0].activations * 4 - few * sample + 2 * (len(taken[0].words) * 4 - few * schedule)
     room = min(memory * SHARE, LARGEST_POOL) - parameters - max(fixed, 0.0)
     largest = max(int(room // max(sample + 2 * schedule, 1.0)), 0)
     vertices = sum(table.begin[-1] for table in forest.tables.values()) / max(forest.samples, 1)

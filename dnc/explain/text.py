@@ -15,6 +15,7 @@ from dnc.ir.forest import Forest
 from dnc.ir.isa import REPLICA_BARRIER
 from dnc.ir.plan import Plan
 from dnc.runtime.encoder import Encoder
+from dnc.runtime.footprint import footprint, footprint_text
 from dnc.runtime.pool import static_pool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.schedule import disassemble, queue
@@ -45,7 +46,8 @@ def _stage(stage: StageFacts) -> Iterator[str]:
 
 
 def _weight(weight: WeightFacts) -> str:
-    shape, kib = list(weight.shape), weight.size / 1024
+    many = f"{weight.count} x " if weight.count > 1 else ""
+    shape, kib = f"{many}{list(weight.shape)}", weight.size / 1024
     if weight.residency == IN_TABLE:
         return f"  {weight.parameter}: {weight.reason}"
     if weight.residency == IN_MEMORY:
@@ -102,7 +104,8 @@ def explain_schedule(plan: Plan, forest: Forest, table_rows: dict[str, int], bat
     barrier = plan.opcode(REPLICA_BARRIER).number
     lines = [
         f"schedule of {len(samples)} samples on {replicas} replicas of {workers} workers: "
-        f"{len(schedule.words):,} words, {schedule.activations:,} words of activations"
+        f"{len(schedule.words):,} words, {schedule.activations:,} words of activations",
+        f"memory, with an optimizer that keeps nothing: {footprint_text(footprint(schedule, encoder.pool))}",
     ]
     for replica in range(min(replicas, len(samples))):
         found = queue(schedule.words, plan, replica * workers)

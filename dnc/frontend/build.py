@@ -12,12 +12,13 @@ from itertools import count
 
 import attrs
 
-from dnc.diagnostics import Diagnostic, Source
+from dnc.diagnostics import Diagnostic, DiagnosticError, Source
+from dnc.frontend.calls import FOLLOW
 from dnc.frontend.demand import Demand, demands
 from dnc.frontend.inline import StageBuilder
 from dnc.frontend.parser import parse_partly
 from dnc.frontend.report import too_deep
-from dnc.frontend.terms import PUSH, push_field
+from dnc.frontend.terms import OUTPUT, PUSH, push_field
 from dnc.frontend.typecheck import check
 from dnc.frontend.typed import CheckedModel, Expression, FieldUse, Function, Index, Term
 from dnc.frontend.walk import calls, walk
@@ -50,11 +51,12 @@ def build(model: CheckedModel) -> Program:
     for function in order:
         _function_stages(model, function, needed[function.name], spaces, stages, sites)
     _term_stages(model, spaces, stages, sites)
+    _check_followed(model, stages)
     functions = tuple(
         ir.Function(function.name, function.struct, function.components, function.span) for function in order
     )
     parameters = tuple(
-        ir.Parameter(p.name, p.kind, p.dimensions, p.initializer, p.frozen, p.rate, p.span)
+        ir.Parameter(p.name, p.kind, p.dimensions, p.initializer, p.frozen, p.rate, p.running, p.span)
         for p in model.parameters
     )
     return Program(
@@ -67,6 +69,25 @@ def build(model: CheckedModel) -> Program:
         tuple(spaces),
         tuple(stages),
     )
+
+
+def _check_followed(model: CheckedModel, stages: list[Stage]) -> None:
+    """Every running parameter that is read has something that it follows."""
+    outputs = [output for stage in stages for output in stage.outputs]
+    followed = {output.parameter for output in outputs if isinstance(output, ir.FollowOutput)}
+    inputs = [bound for stage in stages for bound in stage.inputs]
+    read = {bound.parameter for bound in inputs if isinstance(bound, ir.ParameterInput)}
+    errors = [
+        Diagnostic(
+            f"nothing moves the running param '{p.name}', expected: follow({p.name}, value, rate)",
+            p.span,
+            notes=("a parameter that keeps its first values is a frozen param",),
+        )
+        for p in model.parameters
+        if p.running and p.name in read - followed
+    ]
+    if errors:
+        raise DiagnosticError(*errors)
 
 
 def _callees_first(model: CheckedModel) -> list[Function]:
@@ -124,6 +145,12 @@ def _term_stages(model: CheckedModel, spaces: list[Space], stages: list[Stage], 
         spaces.append(Space(unique, term.struct, term.arms, term.selection))
         stage = StageBuilder(model, sites)
         values = [stage.value(term.value, term.name or "loss") for term in terms]
+        if stage.followed and term.kind != "loss":
+            what = "an output" if term.kind in (OUTPUT, PUSH) else f"a {term.kind}"
+            found = f"'{FOLLOW}' in {what}, which training does not compute"
+            raise DiagnosticError(
+                Diagnostic(f"{found}, expected it in a function or a loss", stage.followed[0][2])
+            )
         stages.append(stage.finish(unique, None, values, tuple(outputs), term.span))
 
     domains: dict[tuple[str, tuple[str, ...], str], list[Term]] = {}

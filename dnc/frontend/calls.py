@@ -38,6 +38,7 @@ CALLS_ELSEWHERE = {
 REDUCTIONS = {"sum": "list_sum", "mean": "list_mean", "max": "list_max"}
 ATTEND = "attend"
 DROPOUT = "dropout"
+FOLLOW = "follow"
 
 
 @attrs.frozen
@@ -90,6 +91,8 @@ class Calls:
             return None
         if name == DROPOUT:
             return self._dropout(call, operands)
+        if name == FOLLOW:
+            return self._follow(call, operands)
         return apply(self.report, name, name, operands, call.function.span, call.span)
 
     def _dropout(self, call: syntax.Call, operands: list[Expression]) -> Expression | None:
@@ -111,6 +114,35 @@ class Calls:
         return apply(
             self.report, DROPOUT, DROPOUT, [value, noise], value.span, call.span, rate=rate.value, site=0
         )
+
+    def _follow(self, call: syntax.Call, operands: list[Expression]) -> Expression | None:
+        """`follow(m, x, rate)`; the rate is a number in the text."""
+        if len(operands) != 3:
+            self.report.error(
+                f"'{FOLLOW}' has {counted(len(operands), 'argument')}, expected 3 (a running param, a value "
+                "and a rate)",
+                call.function.span,
+            )
+            return None
+        statistic, value, rate = operands
+        if not isinstance(rate, typed.Constant) or not 0 < rate.value <= 1:
+            found = f"{rate.value:g}" if isinstance(rate, typed.Constant) else describe(rate.type)
+            self.report.error(
+                f"the rate of '{FOLLOW}' is {found}, expected a number above 0, at most 1", rate.span
+            )
+            return None
+        if not isinstance(statistic.type, TensorType) or len(statistic.type.shape) != 1:
+            found = describe(statistic.type)
+            self.report.error(f"'{FOLLOW}' moves {found}, expected a vector: a running param", statistic.span)
+            return None
+        if value.type != statistic.type:
+            self.report.error(
+                f"'{FOLLOW}': the running param is {describe(statistic.type)} and the value "
+                f"{describe(value.type)}, expected equal shapes",
+                value.span,
+            )
+            return None
+        return typed.Follow(statistic, value, rate.value, statistic.type, call.span)
 
     def _unknown(self, function: syntax.Identifier, names: Names) -> None:
         """Reports a call of what is no function."""

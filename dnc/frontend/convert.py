@@ -67,18 +67,18 @@ class Converter:
         )
 
     def _param(self, tree: Any) -> syntax.ParametersDeclaration:
-        frozen, *parameters = tree.children
-        nodes = tuple(self._parameter(parameter, frozen is not None) for parameter in parameters)
+        way, *parameters = tree.children
+        nodes = tuple(self._parameter(each, "" if way is None else str(way)) for each in parameters)
         return syntax.ParametersDeclaration(nodes, self._span(tree))
 
-    def _parameter(self, tree: Any, frozen: bool) -> syntax.ParameterDeclaration:
+    def _parameter(self, tree: Any, way: str) -> syntax.ParameterDeclaration:
         name, *kind, shape, initializer, rate = tree.children
         return syntax.ParameterDeclaration(
             self._identifier(name),
             self._identifier(kind[0]) if kind else None,
             self._shape(shape),
             None if initializer is None else self._initializer(initializer),
-            frozen,
+            way,
             None if rate is None else syntax.RateSyntax(self._signed(rate.children[-1]), self._span(rate)),
         )
 

@@ -20,12 +20,14 @@ from dnc.frontend.structs import check_structs
 from dnc.frontend.typed import Parameter, State, Type, Vertex
 from dnc.ir.opdef import SURFACE
 from dnc.ir.ops import OPS
-from dnc.ir.program import DENSE, TABLE, Component
+from dnc.ir.program import DENSE, STACK, TABLE, Component
 from dnc.ir.structure import TOKEN, Dimension, Struct
 from dnc.ir.types import TensorType
 
 LARGEST_RATE = 1e6
-BUILTINS = frozenset({name for name, entry in OPS.items() if entry.has(SURFACE)} | {"split", "dropout"})
+BUILTINS = frozenset(
+    {name for name, entry in OPS.items() if entry.has(SURFACE)} | {"split", "dropout", "follow"}
+)
 
 
 class Declarations:
@@ -136,12 +138,14 @@ class Declarations:
 
     def _parameter(self, declared: syntax.ParameterDeclaration) -> Parameter | None:
         name, count = declared.name.text, len(declared.shape.dimensions)
-        if declared.kind is not None and declared.kind.text != TABLE:
-            self.report.unknown("kind of parameter", declared.kind.text, (TABLE,), declared.kind.span)
+        kinds = (TABLE, STACK)
+        if declared.kind is not None and declared.kind.text not in kinds:
+            self.report.unknown("kind of parameter", declared.kind.text, kinds, declared.kind.span)
             return None
-        kind = DENSE if declared.kind is None else TABLE
-        expected = "2 or 3 (rows, and the shape of one)" if kind == TABLE else "1 or 2"
-        if count not in ((2, 3) if kind == TABLE else (1, 2)):
+        kind = DENSE if declared.kind is None else declared.kind.text
+        many = {TABLE: "rows, and the shape of one", STACK: "how many, and the shape of one"}
+        expected = f"2 or 3 ({many[kind]})" if kind in many else "1 or 2"
+        if count not in ((1, 2) if kind == DENSE else (2, 3)):
             self.report.error(
                 f"parameter '{name}' has {counted(count, 'dimension')}, expected {expected}",
                 declared.shape.span,
@@ -152,26 +156,33 @@ class Declarations:
             if kind == TABLE and position == 0:
                 dimensions.append(self.dimensions.open_or_known(expression, f"table '{name}'"))
             else:
-                rows = position == 0 and count == 2 and text(expression) in self._token_dimensions()
+                first = position == 0 and kind == DENSE
+                rows = first and count == 2 and text(expression) in self._token_dimensions()
                 hint = f"; if tokens choose its rows, it is a table[{text(expression)}, ...]" if rows else ""
                 size = self.dimensions.known(expression, f"parameter {name}", hint)
                 dimensions.append(None if size is None else Dimension(text(expression), size))
         known = tuple(dimension for dimension in dimensions if dimension is not None)
         if len(known) != len(dimensions):
             return None
+        running = declared.way == "running"
+        if (running and len(known) - (kind == STACK) != 1) or (running and kind == TABLE):
+            found = f"running param '{name}' is {'a table' if kind == TABLE else 'a matrix'}"
+            self.report.error(f"{found}, expected a vector or a stack of vectors", declared.shape.span)
+            return None
         start = initializer(declared, kind, known, self.report)
         rate = self._rate(declared)
         if start is None or rate is None:
             return None
-        return Parameter(name, kind, known, start, declared.frozen, rate, declared.name.span)
+        frozen = declared.way == "frozen"
+        return Parameter(name, kind, known, start, frozen, running, rate, declared.name.span)
 
     def _rate(self, declared: syntax.ParameterDeclaration) -> float | None:
         """A parameter's factor on the learning rate; None if it is wrong."""
         if declared.rate is None:
             return 1.0
         value, span = declared.rate.value, declared.rate.span
-        if declared.frozen:
-            self.report.error(f"'{declared.name}' is frozen and has no learning rate", span)
+        if declared.way:
+            self.report.error(f"'{declared.name}' is {declared.way} and has no learning rate", span)
             return None
         if not 0 < value <= LARGEST_RATE:
             hint = "; a parameter that is never updated is a frozen param" if value == 0 else ""

@@ -15,6 +15,7 @@ FORMS = {
     "struct": "struct Tree = Leaf(word: token<vocab>) | Node(left: Tree, more: [Tree], label: class<n>)",
     "param": "param W: [rows, columns] = uniform(0.1), E: table[rows, columns] lr * 0.1",
     "frozen": "frozen param W: [rows, columns]",
+    "running": "running param m: [size] = zeros",
     "state": "state S = (h: [hidden], c: [hidden])",
     "cell": "cell name(x: [d], s: S) -> S: and a block, or cell name(x: [d]) = expression",
     "fn": "fn name(t: Struct) -> S = expression, or = match t: and one line an arm",

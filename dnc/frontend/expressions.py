@@ -17,8 +17,8 @@ from dnc.frontend.declarations import Declarations
 from dnc.frontend.operations import apply
 from dnc.frontend.typed import Expression, Index, State, VertexUse, describe
 from dnc.frontend.vertices import step
-from dnc.ir.program import TABLE
-from dnc.ir.structure import TOKEN
+from dnc.ir.program import STACK, TABLE
+from dnc.ir.structure import CLASS, SELECTOR, TOKEN
 from dnc.ir.types import TensorType
 
 ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "==": "equal"}
@@ -82,6 +82,12 @@ class Expressions:
                     f"a matrix {name.text}: [rows, columns] can be used both ways",
                 )
                 return None
+            if parameter.kind == STACK:
+                self.report.error(
+                    f"stack '{name.text}' is used as a value, expected one of it: {name.text}[index]",
+                    name.span,
+                )
+                return None
             return typed.ParameterUse(name.text, TensorType(parameter.shape), name.span)
         kinds: dict[str, Mapping[str, object]] = {
             "a dimension": declarations.dimensions.sizes,
@@ -134,14 +140,18 @@ class Expressions:
             return None
         if index is None:
             return None
+        if table.kind == STACK:
+            return self._selected(table, index, lookup)
         what = "table" if table.kind == TABLE else "matrix"
         if (
             not isinstance(index, typed.FieldUse)
             or not isinstance(index.type, Index)
             or index.type.kind != TOKEN
         ):
+            selects = isinstance(index.type, Index) and index.type.kind == SELECTOR
+            hint = "; an index selects from a stack[...]" if selects else ""
             self.report.error(
-                f"{what} '{table.name}' is indexed by {describe(index.type)}, expected a token",
+                f"{what} '{table.name}' is indexed by {describe(index.type)}, expected a token{hint}",
                 lookup.index.span,
             )
             return None
@@ -158,6 +168,40 @@ class Expressions:
             matrix = typed.ParameterUse(table.name, TensorType(table.shape), lookup.base.span)
             return typed.Apply("row", (matrix, index), (), row, lookup.span)
         return typed.TableRow(table.name, index.field, index.path, row, lookup.span)
+
+    def _selected(
+        self, stack: typed.Parameter, index: Expression, lookup: syntax.Lookup
+    ) -> Expression | None:
+        """One parameter of a stack, by an index of the vertex itself."""
+        if (
+            not isinstance(index, typed.FieldUse)
+            or not isinstance(index.type, Index)
+            or index.type.kind != SELECTOR
+        ):
+            label = isinstance(index.type, Index) and index.type.kind == CLASS
+            hint = "; a label may be missing, an index is always there" if label else ""
+            self.report.error(
+                f"stack '{stack.name}' is indexed by {describe(index.type)}, expected an index{hint}",
+                lookup.index.span,
+            )
+            return None
+        if index.path:
+            self.report.error(
+                f"stack '{stack.name}' is indexed by another vertex ({'.'.join(index.path)}), expected an "
+                "index of the vertex itself",
+                lookup.index.span,
+                "vertices that select the same are computed together: call a function at the other vertex",
+            )
+            return None
+        size, found = stack.dimensions[0].size, index.type.dimension
+        if size != found.size:
+            self.report.error(
+                f"stack '{stack.name}' has {size} parameters, expected {found.size} to be indexed by "
+                f"{describe(index.type)}",
+                lookup.index.span,
+            )
+            return None
+        return typed.ParameterUse(stack.name, TensorType(stack.shape[1:]), lookup.span, index.field)
 
     def _negation(self, negation: syntax.Negation, names: Names) -> Expression | None:
         operand = self.check(negation.operand, names)

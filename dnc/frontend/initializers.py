@@ -1,7 +1,7 @@
 """Initializers of parameters: which exist and whether one fits its parameter.
 
 In: the declaration. Out: an `Initializer`; where none is written, xavier for matrices, zeros for
-vectors and normal(0.1) for tables.
+vectors and normal(0.1) for tables. What fits one parameter of a stack fits the stack.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import attrs
 
 from dnc.frontend import syntax
 from dnc.frontend.report import Report, counted
-from dnc.ir.program import TABLE, Initializer
+from dnc.ir.program import STACK, TABLE, Initializer
 from dnc.ir.structure import Dimension
 
 
@@ -41,6 +41,7 @@ def initializer(
     declared: syntax.ParameterDeclaration, kind: str, dimensions: tuple[Dimension, ...], report: Report
 ) -> Initializer | None:
     """The initializer of a parameter of known shape; None (and an error) where it does not fit."""
+    dimensions = dimensions[1:] if kind == STACK else dimensions
     written, is_vector = declared.initializer, len(dimensions) == 1
     if written is None:
         if kind == TABLE:

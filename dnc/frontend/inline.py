@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from dnc.diagnostics import Span
+from dnc.diagnostics import Diagnostic, DiagnosticError, Span
 from dnc.frontend import typed
+from dnc.frontend.calls import FOLLOW
 from dnc.frontend.typed import CheckedModel, Expression, ir_type
 from dnc.ir import program as ir
 from dnc.ir.builder import Builder
@@ -17,7 +18,7 @@ from dnc.ir.cell import Value
 from dnc.ir.ops import OPS
 from dnc.ir.program import Component, Stage
 from dnc.ir.structure import Path, unless
-from dnc.ir.types import INDEX, ListType, Type
+from dnc.ir.types import INDEX, SCALAR, ListType, Type
 
 Result = Value | dict[str, Value]
 """A tensor, or the components of a state."""
@@ -33,6 +34,8 @@ class StageBuilder:
         self.model, self.sites = model, sites
         self.builder = Builder()
         self.bindings: dict[ir.Input, Value] = {}
+        self.followed: list[tuple[ir.FollowOutput, Value, Span]] = []
+        self.running = {parameter.name for parameter in model.parameters if parameter.running}
 
     def value(self, expression: Expression, name: str) -> Value:
         """The value of an expression that is no state; `name` is a hint."""
@@ -54,8 +57,9 @@ class StageBuilder:
         span: Span,
     ) -> Stage:
         """The stage `name` in the space of the same name."""
-        cell = self.builder.finish(results)
-        return Stage(name, name, function, tuple(self.bindings), cell, outputs, span=span)
+        cell = self.builder.finish([*results, *(value for _, value, _ in self.followed)])
+        also = tuple(output for output, _, _ in self.followed)
+        return Stage(name, name, function, tuple(self.bindings), cell, (*outputs, *also), span=span)
 
     def _input(self, binding: ir.Input, type: Type, name: str) -> Value:
         if binding not in self.bindings:
@@ -104,14 +108,33 @@ class StageBuilder:
                 return self.builder.op(
                     expression.opcode, *values_only, name=hint, span=expression.span, **attributes
                 )
+            case typed.Follow():
+                return self._follow(expression, names)
             case typed.VertexUse():
                 raise AssertionError("a vertex is no value")
+
+    def _follow(self, follow: typed.Follow, names: Mapping[str, Result]) -> Value:
+        """The running parameter; what a row moves it by becomes a result of the stage."""
+        statistic, value = (self._emit(each, names) for each in (follow.statistic, follow.value))
+        assert isinstance(statistic, Value) and isinstance(value, Value)
+        source = next((bound for bound, known in self.bindings.items() if known == statistic), None)
+        if not isinstance(source, ir.ParameterInput) or source.parameter not in self.running:
+            known = " or ".join(sorted(self.running)) or "running param m: [size]"
+            found = f"'{FOLLOW}' moves {_source_text(source)}, expected a running param"
+            raise DiagnosticError(Diagnostic(f"{found}: {known}", follow.statistic.span))
+        share = self._input(ir.ShareInput(source.parameter, source.field), SCALAR, "share")
+        build, span = self.builder, follow.span
+        way = build.op("mul", build.op("sub", value, statistic, span=span), share, span=span)
+        moved = build.op("scale", way, name="moved", span=span, factor=follow.rate)
+        self.followed.append((ir.FollowOutput(source.parameter, source.field), moved, span))
+        return statistic
 
     def _leaf(self, use: typed.ParameterUse | typed.TableRow | typed.FieldUse) -> Value:
         type = ir_type(use.type)
         assert type is not None
         if isinstance(use, typed.ParameterUse):
-            return self._input(ir.ParameterInput(use.name), type, use.name)
+            name = f"{use.name}_{use.field}" if use.field else use.name
+            return self._input(ir.ParameterInput(use.name, use.field), type, name)
         where = "_".join((*use.path, use.field))
         if isinstance(use, typed.TableRow):
             binding = ir.TableInput(use.parameter, use.field, use.path)
@@ -144,6 +167,13 @@ class StageBuilder:
         type: Type = ListType(component.type) if call.is_list else component.type
         parts = (call.function, *call.path, *(() if component.name == "value" else (component.name,)))
         return self._input(binding, type, "_".join(parts).replace(" ", "_"))
+
+
+def _source_text(source: ir.Input | None) -> str:
+    """What a value is, for a mistake."""
+    if isinstance(source, ir.ParameterInput):
+        return f"'{source.parameter}', which is trained or frozen"
+    return "a computed value" if source is None else "no parameter"
 
 
 class LazyState(dict[str, Value]):

@@ -15,9 +15,13 @@ from dnc.frontend.typed import Apply, Expression, Index, State, Type, Vertex, Ve
 from dnc.ir.builder import infer_type
 from dnc.ir.cell import Attribute
 from dnc.ir.ops import OPS
-from dnc.ir.structure import TOKEN, Dimension
+from dnc.ir.structure import SELECTOR, TOKEN, Dimension
 from dnc.ir.types import TensorType
 
+HINTS = {
+    TOKEN: "; look it up in a table: E[...]",
+    SELECTOR: "; it selects from a stack of parameters: W[...]",
+}
 _OPERAND = re.compile(r"^(?:(first|left|logits|second|right|class)(?: operand)?|operand(?: (\d+))?): ")
 _POSITIONS = {"first": 0, "left": 0, "logits": 0, "second": 1, "right": 1, "class": 1}
 
@@ -81,7 +85,7 @@ def _mismatch(report: Report, text: str, symbol: str, operands: Sequence[Express
         operand = operands[position]
         at, text = operand.span, text[blamed.end() :]
         if isinstance(operand.type, Index):
-            hint = "; look it up in a table: E[...]" if operand.type.kind == TOKEN else ""
+            hint = HINTS.get(operand.type.kind, "")
             text = text.replace("found i32[]", f"found {describe(operand.type)}") + hint
         elif symbol == "==" and isinstance(operand.type, TensorType) and operand.type.shape:
             text += "; argmax(x) gives a class"

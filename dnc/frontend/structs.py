@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dnc.frontend import syntax
-from dnc.frontend.dimensions import Dimensions
+from dnc.frontend.dimensions import Dimensions, text
 from dnc.frontend.report import Report
 from dnc.ir.structure import (
     CHILD,
@@ -23,16 +23,18 @@ from dnc.ir.structure import (
     OUTSIDE,
     PARENT,
     PREVIOUS,
+    SELECTOR,
     TOKEN,
     VECTOR,
     Arm,
+    Dimension,
     Field,
     Struct,
 )
 
 LINKS = (PREVIOUS, NEXT, PARENT, FIRST, LAST)
 PULLED = "pulled"
-INDEXED_KINDS = (TOKEN, CLASS, VECTOR, PULLED)
+INDEXED_KINDS = (TOKEN, CLASS, SELECTOR, VECTOR, PULLED)
 
 _WORD, _WHOLE = "a word is token<dimension>", "an index is token<dimension>, a label class<dimension>"
 _NUMBER, _LIST = "a number is float", "a list of children is written [Struct]"
@@ -150,6 +152,11 @@ class _Structs:
             self.complete = self.complete and width is not None
             form = VECTOR if kind.text == VECTOR else OUTSIDE
             return None if width is None else Field(name, form, width=width, span=declared.name.span)
+        if kind.text == SELECTOR:
+            size = self.dimensions.known(declared.dimension, f"field '{name}'")
+            self.complete = self.complete and size is not None
+            bound = Dimension(text(declared.dimension), size)
+            return None if size is None else Field(name, SELECTOR, bound, span=declared.name.span)
         dimension = self.dimensions.open_or_known(declared.dimension, f"field '{name}'")
         self.complete = self.complete and dimension is not None
         return None if dimension is None else Field(name, kind.text, dimension, span=declared.name.span)

@@ -187,13 +187,16 @@ class InitializerSyntax:
 
 @attrs.frozen
 class ParameterDeclaration:
-    """`name: [shape] = initializer lr * rate`; `kind` is what stands before the shape (table) or None."""
+    """`name: [shape] = initializer lr * rate`; `kind` is what stands before the shape (table) or None.
+
+    way: how it changes: "" (trained), "frozen" or "running".
+    """
 
     name: Identifier
     kind: Identifier | None
     shape: ShapeType
     initializer: InitializerSyntax | None
-    frozen: bool
+    way: str
     rate: RateSyntax | None
 
 

@@ -11,7 +11,7 @@ import attrs
 from dnc.diagnostics import Span
 from dnc.ir.cell import Attribute
 from dnc.ir.program import Component, Initializer
-from dnc.ir.structure import Dimension, Path, Struct
+from dnc.ir.structure import SELECTOR, Dimension, Path, Struct
 from dnc.ir.types import INDEX, SCALAR, TensorType
 
 # ---- types -------------------------------------------------------------------------------------
@@ -19,13 +19,13 @@ from dnc.ir.types import INDEX, SCALAR, TensorType
 
 @attrs.frozen
 class Index:
-    """A token or a class. `dimension` bounds it."""
+    """A token, a class or an index. `dimension` bounds it."""
 
     kind: str
     dimension: Dimension
 
     def __str__(self) -> str:
-        return f"a {self.kind}<{self.dimension.name}>"
+        return f"{'an' if self.kind == SELECTOR else 'a'} {self.kind}<{self.dimension.name}>"
 
 
 @attrs.frozen
@@ -107,11 +107,12 @@ class Local:
 
 @attrs.frozen
 class ParameterUse:
-    """A dense parameter."""
+    """A dense parameter; of a stack the one that `field`, an index of the vertex, selects."""
 
     name: str
     type: Type
     span: Span = attrs.field(eq=False, repr=False)
+    field: str = ""
 
 
 @attrs.frozen
@@ -199,6 +200,18 @@ class Apply:
 
 
 @attrs.frozen
+class Follow:
+    """The running parameter `statistic`, which a training step moves by `rate` of the way to the mean of
+    `value`."""
+
+    statistic: Expression
+    value: Expression
+    rate: float
+    type: Type
+    span: Span = attrs.field(eq=False, repr=False)
+
+
+@attrs.frozen
 class Let:
     """Assignments in order, then what the block returns."""
 
@@ -229,6 +242,7 @@ Expression = (
     | CellCall
     | ComponentUse
     | Apply
+    | Follow
     | Let
     | Record
 )
@@ -245,6 +259,7 @@ class Parameter:
     dimensions: tuple[Dimension, ...]
     initializer: Initializer
     frozen: bool
+    running: bool
     rate: float
     span: Span = attrs.field(eq=False, repr=False)
 

@@ -21,7 +21,18 @@ from dnc.frontend.typed import (
     VertexUse,
 )
 from dnc.ir.forest import holders, parent_struct
-from dnc.ir.structure import CLASS, FIRST, LAST, LIST, NEXT, OUTSIDE, PARENT, PREVIOUS, TOKEN, Field, Path
+from dnc.ir.structure import (
+    FIRST,
+    LAST,
+    LIST,
+    NEXT,
+    NUMBERED_KINDS,
+    OUTSIDE,
+    PARENT,
+    PREVIOUS,
+    Field,
+    Path,
+)
 from dnc.ir.types import TensorType
 
 
@@ -53,7 +64,7 @@ def field_use(declarations: Declarations, struct: str, field: Field, path: Path,
         if field.kind == LIST:
             kind = VertexList(field.target)
         return VertexUse((*path, field.name), kind, span)
-    if field.kind in (TOKEN, CLASS):
+    if field.kind in NUMBERED_KINDS:
         assert field.dimension is not None
         return FieldUse(field.name, path, Index(field.kind, field.dimension), span)
     shape = TensorType((field.width,) if field.width else ())

@@ -25,6 +25,8 @@ def walk(expression: typed.Expression) -> Iterator[typed.Expression]:
                 todo.append(found.base)
             case typed.Apply():
                 todo += reversed(found.operands)
+            case typed.Follow():
+                todo += [found.value, found.statistic]
             case typed.Let():
                 todo += [found.result, *(value for _, value in reversed(found.assignments))]
             case typed.Record():

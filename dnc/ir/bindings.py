@@ -9,22 +9,25 @@ from __future__ import annotations
 from dnc.ir.forest import parent_struct
 from dnc.ir.measures import CLASS, MEASURES
 from dnc.ir.program import (
-    DENSE,
+    STACK,
     TABLE,
     DeclaredOutput,
     FieldInput,
+    FollowOutput,
     GradientInput,
     Input,
     LossOutput,
     MetricOutput,
     NoiseInput,
     Output,
+    Parameter,
     ParameterInput,
     Program,
     PulledGradientOutput,
     SavedInput,
     SavedOutput,
     SeedInput,
+    ShareInput,
     SlotOutput,
     Space,
     Stage,
@@ -41,6 +44,7 @@ from dnc.ir.structure import (
     OUTSIDE,
     PARENT,
     PREVIOUS,
+    SELECTOR,
     VECTOR,
     VERTEX_KINDS,
     Field,
@@ -137,14 +141,35 @@ class Bindings:
             raise ValueError(f"field '{field}' is no token or class")
         return TensorType(self.parameters[parameter].type.shape[1:])
 
+    def selection(self, space: Space, parameter: Parameter, selector: str) -> None:
+        """Checks that a stack, and nothing else, is read by an index of its size."""
+        if (parameter.kind == STACK) != bool(selector):
+            how = "by an index" if parameter.kind == STACK else "as a whole"
+            raise ValueError(f"parameter '{parameter.name}' is a {parameter.kind}, expected to be read {how}")
+        if selector:
+            self.data(space, selector, ())
+            field = self.field(space.struct, selector)
+            size = field.dimension.size if field.dimension is not None else None
+            if field.kind != SELECTOR or size != parameter.count:
+                found = f"'{selector}' is a {field.kind} of {size}"
+                raise ValueError(f"{found}, expected an index of {parameter.count}")
+
+    def running(self, space: Space, name: str, selector: str) -> Parameter:
+        """The running parameter of that name, selected as it must be."""
+        if name not in self.parameters or not self.parameters[name].running:
+            raise KeyError(f"there is no running parameter '{name}'")
+        self.selection(space, self.parameters[name], selector)
+        return self.parameters[name]
+
     def input_type(self, space: Space, source: Input) -> Type:
         """The type of what an input of a stage over `space` reads."""
         match source:
-            case ParameterInput(name):
+            case ParameterInput(name, selector):
                 if name not in self.parameters:
                     raise KeyError(f"there is no parameter '{name}'")
                 parameter = self.parameters[name]
-                if parameter.kind != DENSE and parameter.dimensions[0].size is None:
+                self.selection(space, parameter, selector)
+                if parameter.kind == TABLE and parameter.dimensions[0].size is None:
                     raise ValueError(f"table '{name}' is open and cannot be read as a whole")
                 return parameter.type
             case TableInput(name, field, path):
@@ -163,6 +188,9 @@ class Bindings:
                 return SCALAR
             case NoiseInput():
                 return INDEX
+            case ShareInput(name, selector):
+                self.running(space, name, selector)
+                return SCALAR
 
     def output_type(self, stage: Stage, output: Output) -> Type | None:
         """The type of a result bound to `output`; None if any tensor will do."""
@@ -174,6 +202,8 @@ class Bindings:
                 return self.state(space, function, component, path, is_list)
             case TableSlotOutput(parameter, field, path):
                 return self.row(space, parameter, field, path)
+            case FollowOutput(name, selector):
+                return self.running(space, name, selector).type
             case LossOutput():
                 return SCALAR
             case MetricOutput(_, measure, position, known):

@@ -24,6 +24,7 @@ from dnc.ir.ops import OPS
 from dnc.ir.program import (
     DeclaredOutput,
     FieldInput,
+    FollowOutput,
     GradientInput,
     Input,
     LossOutput,
@@ -36,6 +37,7 @@ from dnc.ir.program import (
     SavedInput,
     SavedOutput,
     SeedInput,
+    ShareInput,
     SlotOutput,
     Stage,
     StateInput,
@@ -59,8 +61,8 @@ class Results:
     produces it). state_gradients: the same, the sum of the slots. saved[stage, name], losses[stage]
     and outputs[name]: one entry per row of the stage's space. loss: the sum of the losses over the
     number of samples. metrics: measures over all rows (0 of no rows). gradients: one array per
-    parameter, as large as the parameter. pulled["Struct.field"]: the gradient by a field that is
-    handed in, per row of the struct's table.
+    parameter, as large as the parameter; of a running one what a step adds to it.
+    pulled["Struct.field"]: the gradient by a field that is handed in, per row of the struct's table.
     """
 
     states: dict[tuple[str, str], Array]
@@ -206,12 +208,19 @@ class _Interpreter:
         """How to read an input at a row of the stage. `value`: the cell's input, for its type."""
         rows, struct = self.dependences.rows[stage.name], self.struct(stage)
         match source:
-            case ParameterInput(parameter):
+            case ParameterInput(parameter, ""):
                 array = self.parameters[parameter]
                 return lambda row: array
+            case ParameterInput(parameter, selector):
+                stack, chosen = self.parameters[parameter], self.tokens(stage, selector, ())
+                return lambda row: np.asarray(stack[chosen[row]])
             case SeedInput():
                 seed = np.asarray(1.0 / self.forest.samples if self.forest.samples else 0.0)
                 return lambda row: seed
+            case ShareInput(parameter, selector):
+                shares = self.shares(parameter)
+                at = self.tokens(stage, selector, ()) if selector else np.zeros(len(rows), np.int64)
+                return lambda row: np.asarray(shares[at[row]])
             case NoiseInput():
                 keys = vertex_keys(np.asarray(self.noise), rows)
                 return lambda row: np.asarray(keys[row])
@@ -262,6 +271,8 @@ class _Interpreter:
                 return _setter(self.states[str(stage.function), component], rows)
             case SavedOutput(name):
                 self.saved[stage.name, name] = array = self.new(stage, value)
+            case FollowOutput():  # `differentiate` has not seen it: nothing moves
+                array = self.new(stage, value)
             case LossOutput():
                 self.losses[stage.name] = array = self.new(stage, value)
             case MetricOutput(name, _, position):
@@ -282,16 +293,32 @@ class _Interpreter:
         kind = np.int64 if value.type.dtype == "i32" else np.float64
         return np.zeros((len(self.dependences.rows[stage.name]), *value.type.shape), kind)
 
+    def shares(self, parameter: str) -> Array:
+        """One over the rows that move a running parameter, of a stack for each of its parameters."""
+        counts = np.zeros(self.program.parameter(parameter).count)
+        for space, selector in self.program.followers(parameter):
+            stage = next(stage for stage in self.program.stages if stage.space == space)
+            rows = len(self.dependences.rows[stage.name])
+            at = self.tokens(stage, selector, ()) if selector else np.zeros(rows, np.int64)
+            counts += np.bincount(at, minlength=len(counts))
+        return np.asarray(1.0 / np.maximum(counts, 1.0))
+
     def add_weight_gradient(self, gradient: WeightGradient) -> None:
         stage = self.program.stage(gradient.stage)
         delta = self.saved[gradient.stage, gradient.delta]
+        into, chosen = self.gradients[gradient.parameter], None
+        if gradient.field:
+            chosen = self.tokens(stage, gradient.field, ())
         if not gradient.x:
-            self.gradients[gradient.parameter] += delta.sum(axis=0)
+            if chosen is None:
+                into += delta.sum(axis=0)
+            else:
+                np.add.at(into, chosen, delta)
             return
         readers = [(self.reader(stage, source), begin, end) for source, begin, end in gradient.x]
         for row in range(len(delta)):
             x = np.concatenate([read(row)[begin:end] for read, begin, end in readers])
-            self.gradients[gradient.parameter] += np.outer(delta[row], x)
+            (into if chosen is None else into[chosen[row]])[...] += np.outer(delta[row], x)
 
 
 def _adder(array: Array, at: Array) -> Writer:

@@ -21,10 +21,10 @@ from dnc.ir.plan import (
     Plan,
     SlotList,
 )
-from dnc.ir.program import DENSE, TABLE, Parameter
+from dnc.ir.program import TABLE, Parameter
 
 INSTRUCTION_WORDS = 8
-VERSION = 3
+VERSION = 4
 
 # Words of the header, by name. Floats are stored as their bits. `lists`, `bases` and `queues` are
 # offsets of the tables; `queues` holds one offset per worker, replica by replica. `sync` is the
@@ -75,20 +75,24 @@ RESULT_WORDS = 64
 NORM_CHUNK = 4096
 
 # The rows of a weight gradient are cut into chunks, and every tile of every chunk is a piece of work
-# for a worker: chunk c has rows c * size up to (c + 1) * size, with `chunk_rows` as size. Chunk 0 is
-# summed into GRADIENTS, the others into arenas of their own at CHUNKS; NORM adds them up in order.
+# for a worker: chunk c has rows row + c * size up to row + (c + 1) * size, with `chunk_rows` as size.
+# Chunk 0 is summed into GRADIENTS, the others into arenas of their own at CHUNKS; NORM adds them up in
+# order.
 CHUNK_MULTIPLE = 32
 MOST_CHUNKS = 8
 
 NOP, END, REPLICA_BARRIER, GRID_BARRIER = "nop", "end", "replica_barrier", "grid_barrier"
-NORM, REDUCE = "norm", "reduce"
+NORM, REDUCE, FOLLOW = "norm", "reduce", "follow"
 
 # `ordinal` counts the barriers of one kind in a queue, from 1: a counter has been passed when every
 # worker has added one for each of them.
 BARRIER_FIELDS = ("ordinal",)
 SEGMENT_FIELDS = ("row", "rows")
-DENSE_GRADIENT_FIELDS = ("rows", "first_worker", "accumulate", "chunks")
+# `index` is the number of a parameter in its stack (0 where there is no stack).
+DENSE_GRADIENT_FIELDS = ("row", "rows", "first_worker", "accumulate", "chunks", "index")
 NORM_FIELDS = ("count", "chunks")
+# Adds what rows gave to running parameters, unless the norm is not finite.
+FOLLOW_FIELDS = ("first", "count", "norms", "chunks")
 TABLE_GRADIENT_FIELDS = ("tokens", "first_norm", "accumulate")
 # `rate` is the factor of these parameters on the learning rate, the bits of a float.
 UPDATE_FIELDS = ("first", "count", "norms", "rate")
@@ -142,6 +146,8 @@ def opcodes(plan: Plan) -> tuple[Opcode, ...]:
     ]
     if plan.trains:
         named += [(optimizer, UPDATE_FIELDS) for optimizer in OPTIMIZERS]
+    if running_floats(plan):
+        named.append((FOLLOW, FOLLOW_FIELDS))
     for table in plan.table_gradients:
         named += [(f"{optimizer} {table.parameter}", TABLE_UPDATE_FIELDS) for optimizer in OPTIMIZERS]
     named += [(segment.name, SEGMENT_FIELDS) for segment in plan.segments]
@@ -207,14 +213,25 @@ def layout(plan: Plan) -> Layout:
 
 
 def dense_parameters(plan: Plan) -> tuple[Parameter, ...]:
-    """Dense parameters in arena order: trained ones, those of one rate side by side, then frozen ones."""
-    dense = [parameter for parameter in plan.program.parameters if parameter.kind == DENSE]
-    return tuple(sorted(dense, key=lambda parameter: (parameter.frozen, parameter.rate)))
+    """Dense parameters in arena order: trained ones, those of one rate side by side, running, frozen ones."""
+    dense = [parameter for parameter in plan.program.parameters if parameter.kind != TABLE]
+    return tuple(sorted(dense, key=lambda parameter: (parameter.frozen, parameter.running, parameter.rate)))
 
 
 def trained_floats(plan: Plan) -> int:
-    """Floats of all trained dense parameters: the size of the arena of gradients, if there is one."""
+    """Floats of all trained dense parameters, of which a plan that trains has the gradient."""
     return sum(count for _, count, _ in rate_groups(plan)) if plan.trains else 0
+
+
+def running_floats(plan: Plan) -> int:
+    """Floats of all running parameters, behind the trained ones; 0 in a plan that does not train."""
+    running = [parameter.name for parameter in dense_parameters(plan) if parameter.running]
+    return sum(parameter_floats(plan, name) for name in running) if plan.trains else 0
+
+
+def gradient_floats(plan: Plan) -> int:
+    """Floats of an arena of gradients: those of trained parameters, then what running ones move by."""
+    return trained_floats(plan) + running_floats(plan)
 
 
 def rate_groups(plan: Plan) -> tuple[tuple[int, int, float], ...]:
@@ -225,7 +242,7 @@ def rate_groups(plan: Plan) -> tuple[tuple[int, int, float], ...]:
     groups: list[tuple[int, int, float]] = []
     at = 0
     for parameter in dense_parameters(plan):
-        if parameter.frozen:
+        if not parameter.trained:
             break
         floats = parameter_floats(plan, parameter.name)
         if groups and groups[-1][2] == parameter.rate:
@@ -239,7 +256,11 @@ def rate_groups(plan: Plan) -> tuple[tuple[int, int, float], ...]:
 
 def parameter_floats(plan: Plan, name: str) -> int:
     """Floats that a dense parameter takes in the pool, in the plan's weight format."""
+    return plan.program.parameter(name).count * slice_floats(plan, name)
+
+
+def slice_floats(plan: Plan, name: str) -> int:
+    """Floats from one parameter of a stack to the next; all of them for any other dense parameter."""
     parameter = plan.program.parameter(name)
     assert parameter.kind != TABLE
-    shape = parameter.type.shape
-    return plan.weight_format.floats(shape)
+    return plan.weight_format.floats(parameter.type.shape)

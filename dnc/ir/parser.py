@@ -23,10 +23,12 @@ from dnc.ir.program import (
     LATE,
     LEVEL,
     ROOT,
+    STACK,
     TABLE,
     Component,
     DeclaredOutput,
     FieldInput,
+    FollowOutput,
     Function,
     GradientInput,
     Initializer,
@@ -42,6 +44,7 @@ from dnc.ir.program import (
     SavedInput,
     SavedOutput,
     SeedInput,
+    ShareInput,
     SlotOutput,
     Space,
     Stage,
@@ -53,11 +56,10 @@ from dnc.ir.program import (
 )
 from dnc.ir.structure import (
     CHILD,
-    CLASS,
     LIST,
+    NUMBERED_KINDS,
     OPTIONAL,
     OUTSIDE,
-    TOKEN,
     VECTOR,
     Arm,
     Dimension,
@@ -66,12 +68,18 @@ from dnc.ir.structure import (
     Struct,
 )
 
-INPUTS = ("parameter", "table", "field", "state", "states", "saved", "gradient", "seed", "noise")
+INPUTS = (
+    *("parameter", "selected", "table", "field", "state", "states"),
+    *("saved", "gradient", "seed", "noise", "share"),
+)
 DECLARATIONS = (
-    *("dimension", "struct", "root", "frozen", "parameter"),
+    *("dimension", "struct", "root", "frozen", "running", "parameter"),
     *("function", "space", "stage", "weight_gradient"),
 )
-OUTPUTS = ("state", "saved", "slot", "slots", "table", "loss", "metric", "output", "pushed", "pulled")
+OUTPUTS = (
+    *("state", "saved", "slot", "slots", "table", "loss"),
+    *("metric", "output", "pushed", "pulled", "follow"),
+)
 
 
 def parse_cell(text: str, name: str = "<cell>") -> Cell:
@@ -169,6 +177,8 @@ class _Reader(Cursor):
         match self.choice(*INPUTS):
             case "parameter":
                 return ParameterInput(self.name())
+            case "selected":
+                return ParameterInput(self.name(), self.name())
             case "table":
                 return TableInput(self.name(), self.name(), self.path())
             case "field":
@@ -183,6 +193,8 @@ class _Reader(Cursor):
                 return GradientInput(self.name(), self.name())
             case "noise":
                 return NoiseInput()
+            case "share":
+                return ShareInput(self.name(), self.selector())
             case _:
                 return SeedInput()
 
@@ -210,6 +222,8 @@ class _Reader(Cursor):
                 return DeclaredOutput(self.name(), self.name())
             case "pulled":
                 return PulledGradientOutput(self.name())
+            case "follow":
+                return FollowOutput(self.name(), self.selector())
             case _:
                 return LossOutput()
 
@@ -250,10 +264,10 @@ class _Reader(Cursor):
         span = self.token.span
         name = self.name()
         self.expect(":")
-        kind = self.choice(TOKEN, CLASS, VECTOR, OUTSIDE, CHILD, OPTIONAL, LIST)
+        kind = self.choice(*NUMBERED_KINDS, VECTOR, OUTSIDE, CHILD, OPTIONAL, LIST)
         self.expect("<")
         field = Field(name, kind, span=span)
-        if kind in (TOKEN, CLASS):
+        if kind in NUMBERED_KINDS:
             field = attrs.evolve(field, dimension=self.dimension())
         elif kind == OUTSIDE:
             field = attrs.evolve(field, width=self.integer())
@@ -274,18 +288,18 @@ class _Reader(Cursor):
             arms.append(Arm(self.name(), self.items("(", self.field, ")")))
         return Struct(name, tuple(arms), span)
 
-    def parameter(self, frozen: bool) -> Parameter:
+    def parameter(self) -> Parameter:
         span = self.token.span
         name = self.name()
         self.expect(":")
-        kind = self.choice(DENSE, TABLE)
+        kind = self.choice(DENSE, TABLE, STACK)
         dimensions = self.items("[", self.dimension, "]")
         self.expect("=")
         start = self.name()
         value, *pieces = self.items("(", self.real, ")") or (0.0,)
         rate = self.real() if self.take("rate") else 1.0
         initializer = Initializer(start, value, tuple(pieces))
-        return Parameter(name, kind, dimensions, initializer, frozen, rate, span)
+        return Parameter(name, kind, dimensions, initializer, rate=rate, span=span)
 
     def function(self) -> Function:
         span = self.token.span
@@ -310,11 +324,15 @@ class _Reader(Cursor):
         parameter = self.name()
         self.expect("over")
         space = self.name()
+        selector = self.selector()
         self.expect("=")
         self.expect("saved")
         stage, delta = self.name(), self.name()
         self.expect("x")
-        return WeightGradient(parameter, space, stage, delta, self.items("(", self.piece, ")"))
+        return WeightGradient(parameter, space, stage, delta, self.items("(", self.piece, ")"), selector)
+
+    def selector(self) -> str:
+        return self.name() if self.take("by") else ""
 
     def piece(self) -> tuple[Input, int, int]:
         source = self.input()
@@ -341,6 +359,7 @@ class _Reader(Cursor):
                 "struct",
                 "root",
                 "frozen",
+                "running",
                 "parameter",
                 "function",
                 "space",
@@ -355,9 +374,12 @@ class _Reader(Cursor):
                     root = self.name()
                 case "frozen":
                     self.expect("parameter")
-                    parameters.append(self.parameter(True))
+                    parameters.append(attrs.evolve(self.parameter(), frozen=True))
+                case "running":
+                    self.expect("parameter")
+                    parameters.append(attrs.evolve(self.parameter(), running=True))
                 case "parameter":
-                    parameters.append(self.parameter(False))
+                    parameters.append(self.parameter())
                 case "function":
                     functions.append(self.function())
                 case "space":

@@ -101,6 +101,17 @@ class NoiseList:
 
 
 @attrs.frozen
+class ShareList:
+    """Per row: the address of a float, one over the rows that move the running `parameter` as it does:
+    of a stack those with the same index `field`."""
+
+    name: str
+    space: str
+    parameter: str
+    field: str
+
+
+@attrs.frozen
 class ChildrenList:
     """Ragged: begin[rows + 1], then the addresses of the children's state records."""
 
@@ -134,17 +145,21 @@ class SlotList:
     partial: bool
 
 
-IndexList = GatherList | TableList | ClassList | VectorList | NoiseList | ChildrenList | SlotList
+IndexList = GatherList | TableList | ClassList | VectorList | NoiseList | ShareList | ChildrenList | SlotList
 
 # ---- addresses: how a segment reads a value ------------------------------------------------------
 
 
 @attrs.frozen
 class ParameterAddress:
-    """Element i of a dense parameter, from `offset`: the same for every row."""
+    """Element i of a dense parameter, from `offset`: the same for every row.
+
+    Of a stack: element i of the one that `select`, the list of an index, names for the row.
+    """
 
     parameter: str
     offset: int = 0
+    select: str | None = None
 
 
 @attrs.frozen
@@ -251,12 +266,14 @@ class Product:
     """result[r] = sum over k of parameter[r, k] * operand[k]; runs before the segment's cell.
 
     UNIT segments compute the worker's own rows. The operand is the concatenation of `pieces`,
-    complete before the segment starts.
+    complete before the segment starts. `select` is the list of the index that selects a matrix of a
+    stack; all rows of an instruction have the same one there.
     """
 
     result: Value
     parameter: str
     pieces: tuple[Piece, ...]
+    select: str | None = None
 
 
 @attrs.frozen
@@ -264,13 +281,14 @@ class TransposedProduct:
     """result[k] = sum over the worker's rows r of parameter[r, k] * delta[r]; runs after the cell.
 
     `stores` write parts of the result: (buffer, offset in its record, begin, end); all these
-    buffers are partial.
+    buffers are partial. `select` as in a `Product`.
     """
 
     delta: Value
     parameter: str
     columns: int
     stores: tuple[tuple[str, int, int, int], ...]
+    select: str | None = None
 
 
 @attrs.frozen
@@ -313,7 +331,8 @@ class DenseGradient:
     """Gradient of a dense parameter: sum over the rows of `space` of delta (x) x.
 
     delta is [rows] floats at `delta` (a BufferAddress). Without pieces the deltas are summed: they
-    are as large as the parameter, which may then have any shape.
+    are as large as the parameter, which may then have any shape. Of a stack an instruction adds to
+    one parameter the rows whose index `field` selects it.
     """
 
     name: str
@@ -322,6 +341,7 @@ class DenseGradient:
     delta: BufferAddress
     rows: int
     pieces: tuple[Piece, ...]
+    field: str = ""
 
 
 @attrs.frozen

@@ -16,8 +16,10 @@ from dnc.ir.plan import (
     IndexAddress,
     ParameterAddress,
     Plan,
+    Product,
     SeedAddress,
     Segment,
+    TransposedProduct,
 )
 from dnc.ir.printer import print_op
 
@@ -32,8 +34,9 @@ def print_plan(plan: Plan) -> str:
     for segment in plan.segments:
         lines += [f"segment {segment.name} ({segment.mapping}, step {segment.step})", *_segment(segment)]
     for gradient in plan.dense_gradients:
+        selected = f"[{gradient.field}]" if gradient.field else ""
         lines.append(
-            f"gradient {gradient.parameter} += {address_text(gradient.delta)} (x) "
+            f"gradient {gradient.parameter}{selected} += {address_text(gradient.delta)} (x) "
             f"[{', '.join(address_text(piece.address) for piece in gradient.pieces) or '1'}]"
         )
     for table in plan.table_gradients:
@@ -49,20 +52,25 @@ def _segment(segment: Segment) -> Iterator[str]:
         yield f"    {load.value} = load {address_text(load.address)}"
     for product in segment.products:
         pieces = ", ".join(address_text(piece.address) for piece in product.pieces)
-        yield f"    {product.result} = {product.parameter} @ [{pieces}]"
+        yield f"    {product.result} = {_selected(product)} @ [{pieces}]"
     for op in segment.cell.ops:
         yield f"    {print_op(op).strip()}"
     for store in segment.stores:
         yield f"    store {store.value} -> {store.buffer}+{store.offset}"
     for transposed in segment.transposed:
         targets = ", ".join(f"{name}+{offset}" for name, offset, _, _ in transposed.stores)
-        yield f"    {targets} <- {transposed.parameter}ᵀ @ {transposed.delta}"
+        yield f"    {targets} <- {_selected(transposed)}ᵀ @ {transposed.delta}"
+
+
+def _selected(use: Product | TransposedProduct | ParameterAddress) -> str:
+    """The parameter that is used, of a stack with the list that selects."""
+    return use.parameter if use.select is None else f"{use.parameter}[{use.select}]"
 
 
 def address_text(address: Address) -> str:
     """An address in a few words."""
     if isinstance(address, ParameterAddress):
-        return f"{address.parameter}+{address.offset}"
+        return f"{_selected(address)}+{address.offset}"
     if isinstance(address, BufferAddress):
         return f"{address.buffer}+{address.offset}"
     if isinstance(address, GatherAddress):

@@ -13,6 +13,7 @@ from dnc.ir.cell import Attribute, Cell, Op, Value
 from dnc.ir.program import (
     DeclaredOutput,
     FieldInput,
+    FollowOutput,
     GradientInput,
     Initializer,
     Input,
@@ -27,6 +28,7 @@ from dnc.ir.program import (
     SavedInput,
     SavedOutput,
     SeedInput,
+    ShareInput,
     SlotOutput,
     Stage,
     StateInput,
@@ -36,11 +38,10 @@ from dnc.ir.program import (
 )
 from dnc.ir.structure import (
     CHILD,
-    CLASS,
     LIST,
+    NUMBERED_KINDS,
     OPTIONAL,
     OUTSIDE,
-    TOKEN,
     VECTOR,
     Dimension,
     Field,
@@ -92,11 +93,17 @@ def print_path(path: Path) -> str:
     return f"({', '.join(name(step) for step in path)})"
 
 
+def _by(selector: str) -> str:
+    return f" by {name(selector)}" if selector else ""
+
+
 def print_input(source: Input) -> str:
     """What an input of a cell is bound to."""
     match source:
-        case ParameterInput(parameter):
+        case ParameterInput(parameter, ""):
             return f"parameter {name(parameter)}"
+        case ParameterInput(parameter, selector):
+            return f"selected {name(parameter)} {name(selector)}"
         case TableInput(parameter, field, path):
             return f"table {name(parameter)} {name(field)} at {print_path(path)}"
         case FieldInput(field, path):
@@ -113,6 +120,8 @@ def print_input(source: Input) -> str:
             return "seed"
         case NoiseInput():
             return "noise"
+        case ShareInput(parameter, selector):
+            return f"share {name(parameter)}{_by(selector)}"
 
 
 def print_output(output: Output) -> str:
@@ -128,6 +137,8 @@ def print_output(output: Output) -> str:
             )
         case TableSlotOutput(parameter, field, path):
             return f"table {name(parameter)} {name(field)} at {print_path(path)}"
+        case FollowOutput(parameter, selector):
+            return f"follow {name(parameter)}{_by(selector)}"
         case LossOutput():
             return "loss"
         case MetricOutput(metric, measure, position, known):
@@ -162,7 +173,7 @@ def print_dimension(dimension: Dimension) -> str:
 
 def print_field(field: Field) -> str:
     """A field of an arm, in the notation of the language where that says everything."""
-    if field.kind in (TOKEN, CLASS) and field.dimension is not None:
+    if field.kind in NUMBERED_KINDS and field.dimension is not None:
         kind = f"{field.kind}<{print_dimension(field.dimension)}>"
     elif field.kind == OUTSIDE:
         kind = f"outside<{field.width}>"
@@ -192,7 +203,7 @@ def print_initializer(initializer: Initializer) -> str:
 
 def print_parameter(parameter: Parameter) -> str:
     """`parameter W: dense[hidden = 4, embed = 3] = xavier(0.0)`."""
-    frozen = "frozen " if parameter.frozen else ""
+    frozen = "frozen " if parameter.frozen else "running " if parameter.running else ""
     dimensions = ", ".join(print_dimension(dimension) for dimension in parameter.dimensions)
     start = print_initializer(parameter.initializer)
     rate = "" if parameter.rate == 1.0 else f" rate {parameter.rate!r}"
@@ -221,6 +232,6 @@ def print_program(program: Program) -> str:
     for pair in program.weight_gradients:
         pieces = ", ".join(f"{print_input(source)}[{begin}:{end}]" for source, begin, end in pair.x)
         head = f"weight_gradient {name(pair.parameter)} over {name(pair.space)}"
-        pairs.append(f"{head} = saved {name(pair.stage)} {name(pair.delta)} x ({pieces})")
+        pairs.append(f"{head}{_by(pair.field)} = saved {name(pair.stage)} {name(pair.delta)} x ({pieces})")
     blocks.append("\n".join(pairs))
     return "\n\n".join(block for block in blocks if block) + "\n"

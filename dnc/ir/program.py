@@ -20,7 +20,7 @@ from dnc.ir.cell import Cell
 from dnc.ir.structure import Dimension, Path, Struct
 from dnc.ir.types import TensorType
 
-DENSE, TABLE = "dense", "table"
+DENSE, TABLE, STACK = "dense", "table", "stack"
 ALL, ROOT = "all", "root"
 
 # When a stage runs. LEVEL: wavefront by wavefront, as soon as its inputs are there. EARLY: once
@@ -46,7 +46,9 @@ class Initializer:
 class Parameter:
     """A trained array. A table's first dimension may be open; all others are known.
 
-    rate: its factor on the learning rate.
+    A stack holds a dense parameter for every value of an index, its first dimension. frozen: it keeps
+    its first values. running: it has no gradient, but moves towards means (`FollowOutput`). rate: its
+    factor on the learning rate.
     """
 
     name: str
@@ -55,7 +57,13 @@ class Parameter:
     initializer: Initializer
     frozen: bool = False
     rate: float = 1.0
+    running: bool = False
     span: Span | None = attrs.field(default=None, eq=False, repr=False)
+
+    @property
+    def trained(self) -> bool:
+        """Whether it has a gradient."""
+        return not (self.frozen or self.running)
 
     @property
     def row_size(self) -> int:
@@ -64,8 +72,14 @@ class Parameter:
 
     @property
     def type(self) -> TensorType:
-        """The type of the value a cell sees (dense parameters only: every dimension is known)."""
-        return TensorType(tuple(int(dim.size or 0) for dim in self.dimensions))
+        """The type of the value a cell sees: of a stack that of one of its parameters."""
+        sizes = tuple(int(dim.size or 0) for dim in self.dimensions)
+        return TensorType(sizes[1:] if self.kind == STACK else sizes)
+
+    @property
+    def count(self) -> int:
+        """Parameters in a stack; 1 for any other kind."""
+        return int(self.dimensions[0].size or 0) if self.kind == STACK else 1
 
 
 @attrs.frozen
@@ -101,9 +115,11 @@ class Space:
 
 @attrs.frozen
 class ParameterInput:
-    """A dense parameter, the same for every row."""
+    """A dense parameter, the same for every row; or the one of a stack that an index of the row's
+    vertex selects, `field`."""
 
     parameter: str
+    field: str = ""
 
 
 @attrs.frozen
@@ -165,6 +181,15 @@ class NoiseInput:
     """The key of this row's random numbers in this step, i32[]; 0 where there is to be no noise."""
 
 
+@attrs.frozen
+class ShareInput:
+    """One over the number of rows of the batch that move the running `parameter`; of a stack, those that
+    move the one which the row selects by the index `field`."""
+
+    parameter: str
+    field: str = ""
+
+
 Input = (
     ParameterInput
     | TableInput
@@ -174,6 +199,7 @@ Input = (
     | GradientInput
     | SeedInput
     | NoiseInput
+    | ShareInput
 )
 
 # ---- outputs -----------------------------------------------------------------------------------
@@ -213,6 +239,15 @@ class TableSlotOutput:
     parameter: str
     field: str
     path: Path = ()
+
+
+@attrs.frozen
+class FollowOutput:
+    """What a training step adds to a running parameter: the sum over the rows; of a stack, to the one
+    that the row selects by the index `field`. `differentiate` turns it into saved values and pairs."""
+
+    parameter: str
+    field: str = ""
 
 
 @attrs.frozen
@@ -258,6 +293,7 @@ Output = (
     | SavedOutput
     | SlotOutput
     | TableSlotOutput
+    | FollowOutput
     | LossOutput
     | MetricOutput
     | DeclaredOutput
@@ -285,12 +321,12 @@ class Stage:
 
 @attrs.frozen
 class WeightGradient:
-    """Adds, for every row of `space`, delta (x) x to the gradient of a parameter.
+    """Adds, for every row of `space`, delta (x) x to the gradient of a parameter, or delta to a running one.
 
     `delta` names what `stage` saved: [m] floats. For a matrix [m, k], `x` lists the inputs whose
     concatenation is the k-vector (each an Input of the space: a state, a table row, a field or a
     saved value, with the slice taken of it); for a vector parameter `x` is empty and the rows of
-    delta are summed.
+    delta are summed. In a stack, a row adds to what its index `field` selects.
     """
 
     parameter: str
@@ -298,6 +334,7 @@ class WeightGradient:
     stage: str
     delta: str
     x: tuple[tuple[Input, int, int], ...] = ()
+    field: str = ""
 
 
 @attrs.frozen
@@ -333,3 +370,24 @@ class Program:
     def stage(self, name: str) -> Stage:
         """The stage called `name`; KeyError if there is none."""
         return {stage.name: stage for stage in self.stages}[name]
+
+    def selectors(self, space: str) -> tuple[str, ...]:
+        """The indices by which stages over `space` select from stacks, in order of their first use."""
+        found: dict[str, None] = {}
+        for stage in self.stages:
+            if stage.space == space:
+                for bound in stage.inputs:
+                    if isinstance(bound, ParameterInput) and bound.field:
+                        found[bound.field] = None
+        return tuple(found)
+
+    def followers(self, parameter: str) -> tuple[tuple[str, str], ...]:
+        """(space, index) of all that moves a running parameter, once for each time a row does."""
+        pairs = [(p.space, p.field) for p in self.weight_gradients if p.parameter == parameter]
+        outputs = [
+            (stage.space, output.field)
+            for stage in self.stages
+            for output in stage.outputs
+            if isinstance(output, FollowOutput) and output.parameter == parameter
+        ]
+        return (*pairs, *outputs)

@@ -12,9 +12,11 @@ import attrs
 from dnc.diagnostics import Span
 
 TOKEN, CLASS, VECTOR = "token", "class", "vector"
+SELECTOR = "index"  # a number below a known size, always there: selects from a stack of parameters
 OUTSIDE = "outside"  # a vector that is handed in for every batch, not read from the data
 CHILD, OPTIONAL, LIST = "child", "optional", "list"
-DATA_KINDS = (TOKEN, CLASS, VECTOR)
+DATA_KINDS = (TOKEN, CLASS, SELECTOR, VECTOR)
+NUMBERED_KINDS = (TOKEN, CLASS, SELECTOR)
 VERTEX_KINDS = (CHILD, OPTIONAL, LIST)
 
 # Steps that exist without a declaration: neighbours in the list that holds a vertex, the vertex
@@ -49,8 +51,8 @@ class Dimension:
 class Field:
     """A field of an arm.
 
-    token, class: `dimension` bounds the value. vector, outside: `width` floats (0 width = scalar written as
-    a plain number, stored as one float). child, optional, list: `target` is the struct's name.
+    token, class, index: `dimension` bounds the value. vector, outside: `width` floats (0 width = scalar
+    written as a plain number, stored as one float). child, optional, list: `target` is the struct's name.
     """
 
     name: str

@@ -221,8 +221,9 @@ def _direction_errors(stage: Stage, output: Output) -> Iterator[str]:
 def _pair_errors(bindings: Bindings, pair: WeightGradient) -> Iterator[Diagnostic]:
     program, where = bindings.program, f"weight gradient of '{pair.parameter}'"
     try:
-        shape = program.parameter(pair.parameter).type.shape
-        space = program.space(pair.space)
+        parameter = program.parameter(pair.parameter)
+        shape, space = parameter.type.shape, program.space(pair.space)
+        bindings.selection(space, parameter, pair.field)
         delta = bindings.input_type(space, SavedInput(pair.stage, pair.delta))
         widths = [(bindings.input_type(space, source), begin, end) for source, begin, end in pair.x]
     except (KeyError, ValueError) as error:

@@ -25,6 +25,7 @@ from dnc.ir.plan import (
     NoiseList,
     ParameterAddress,
     SeedAddress,
+    ShareList,
     SlotList,
     SlotsAddress,
     SlotSource,
@@ -43,6 +44,7 @@ from dnc.ir.program import (
     Program,
     SavedInput,
     SeedInput,
+    ShareInput,
     Stage,
     StateInput,
     TableInput,
@@ -80,14 +82,24 @@ class Binder:
     def _list(self, made: IndexList) -> str:
         return self.lists.setdefault(made.name, made).name
 
+    def selection(self, space: str, bound: ParameterInput) -> str | None:
+        """The list of the index that selects from a stack; None for any other parameter."""
+        if not bound.field:
+            return None
+        name = f"{space}:{path_text(())}.{bound.field}"
+        return self._list(ClassList(name, space, bound.field, ()))
+
     def input_address(self, space: str, bound: Input) -> Address:
         """Where rows of `space` find what `bound` stands for."""
         if isinstance(bound, ParameterInput):
-            return ParameterAddress(bound.parameter)
+            return ParameterAddress(bound.parameter, select=self.selection(space, bound))
         if isinstance(bound, SeedInput):
             return SeedAddress()
         if isinstance(bound, NoiseInput):
             return IndexAddress(self._list(NoiseList(f"{space}:noise", space)))
+        if isinstance(bound, ShareInput):
+            name = f"{space}:share {bound.parameter}.{bound.field}"
+            return GatherAddress(self._list(ShareList(name, space, bound.parameter, bound.field)))
         if isinstance(bound, SavedInput):
             return BufferAddress(f"{bound.stage}:{bound.name}")
         if isinstance(bound, GradientInput):

@@ -103,7 +103,7 @@ class Cutter:
             for value, bound in zip(self.cell.inputs, stage.inputs, strict=True)
         }
         self.matrices = {
-            value: bound.parameter
+            value: bound
             for value, bound in zip(self.cell.inputs, stage.inputs, strict=True)
             if isinstance(bound, ParameterInput) and rank_of(value) == 2
         }
@@ -290,15 +290,18 @@ class Cutter:
         for op in members:
             if mapping == UNIT and op.opcode == "matmul":
                 pieces = tuple(self._pieces(op.operands[1], 0, width_of(op.operands[1])))
-                products.append(Product(op.result, self.matrices[op.operands[0]], pieces))
+                bound = self.matrices[op.operands[0]]
+                select = self.binder.selection(self.stage.space, bound)
+                products.append(Product(op.result, bound.parameter, pieces, select))
             elif self.kind[op.result] == PARTIAL:
-                delta = use(op.operands[1])
+                delta, bound = use(op.operands[1]), self.matrices[op.operands[0]]
                 transposed.append(
                     TransposedProduct(
                         delta,
-                        self.matrices[op.operands[0]],
+                        bound.parameter,
                         width_of(op.result),
                         self._partial_stores(op.result),
+                        self.binder.selection(self.stage.space, bound),
                     )
                 )
             else:

@@ -24,6 +24,7 @@ from dnc.ir.program import (
     LEVEL,
     DeclaredOutput,
     FieldInput,
+    FollowOutput,
     GradientInput,
     Input,
     LossOutput,
@@ -60,6 +61,7 @@ class Differentiate:
 
     def __call__(self, program: Program) -> Program:
         """The program with its backward stages; a program without a loss stays as it is."""
+        program = _with_pairs_of_running(program)
         paths = find_paths(program)
         forward = {stage.name: stage for stage in program.stages}
         backward: list[Stage] = []
@@ -72,7 +74,25 @@ class Differentiate:
                 backward.append(reverse.backward_stage())
                 pairs.extend(reverse.pairs)
         stages = (*(forward[stage.name] for stage in program.stages), *backward)
-        return attrs.evolve(program, stages=stages, weight_gradients=tuple(pairs))
+        return attrs.evolve(program, stages=stages, weight_gradients=(*program.weight_gradients, *pairs))
+
+
+def _with_pairs_of_running(program: Program) -> Program:
+    """The program in which every row saves what it adds to a running parameter."""
+    stages, pairs = [], list(program.weight_gradients)
+    for stage in program.stages:
+        outputs: list[Output] = []
+        for output in stage.outputs:
+            if isinstance(output, FollowOutput):
+                count = sum(isinstance(before, SavedOutput) for before in outputs)
+                name = f"follow {output.parameter} {count}"
+                pair = WeightGradient(output.parameter, stage.space, stage.name, name, (), output.field)
+                pairs.append(pair)
+                outputs.append(SavedOutput(name))
+            else:
+                outputs.append(output)
+        stages.append(attrs.evolve(stage, outputs=tuple(outputs)))
+    return attrs.evolve(program, stages=tuple(stages), weight_gradients=tuple(pairs))
 
 
 def differentiate(program: Program) -> Program:
@@ -168,7 +188,7 @@ class _Reverse:
             if not contributions:
                 continue
             if isinstance(source, ParameterInput):
-                self._parameter(source.parameter, contributions)
+                self._parameter(source, contributions)
             elif isinstance(source, StateInput):
                 slot = SlotOutput(source.function, source.component, source.path, source.is_list)
                 if isinstance(value.type, ListType):
@@ -188,7 +208,7 @@ class _Reverse:
 
     # ---- weight gradients ------------------------------------------------------------------
 
-    def _parameter(self, parameter: str, contributions: list[Value]) -> None:
+    def _parameter(self, source: ParameterInput, contributions: list[Value]) -> None:
         made = {op.result: op for op in self.build.ops}
         others: list[Value] = []
         for grad in contributions:
@@ -196,7 +216,7 @@ class _Reverse:
             if op is not None and op.opcode == "outer":
                 stage, delta = self._delta(op.operands[0])
                 x = tuple(self._factor(op.operands[1]))
-                self.pairs.append(WeightGradient(parameter, self.stage.space, stage, delta, x))
+                self._pair(source, stage, delta, x)
             else:
                 others.append(grad)
         if not others:
@@ -204,22 +224,28 @@ class _Reverse:
         total = self.build.total(others)
         assert isinstance(total.type, TensorType)
         if len(total.type.shape) > 1 and total.type.size > self.matrix_limit:
-            span = self._span_of_use(parameter)
+            span = self._span_of_use(source)
+            where = f"the gradient of '{source.parameter}' in '{self.stage.name}'"
             found = f"{total.type.size} numbers a row; at most {self.matrix_limit} are kept"
             raise DiagnosticError(
                 Diagnostic(
-                    f"the gradient of '{parameter}' in '{self.stage.name}' is not a product of two vectors",
+                    f"{where} is not a product of two vectors",
                     span,
                     notes=(found, "use the matrix as the left operand of @ with a vector on the right"),
                 )
             )
         stage, delta = self._delta(total)
-        self.pairs.append(WeightGradient(parameter, self.stage.space, stage, delta))
+        self._pair(source, stage, delta)
 
-    def _span_of_use(self, parameter: str) -> Span | None:
+    def _pair(
+        self, source: ParameterInput, stage: str, delta: str, x: tuple[tuple[Input, int, int], ...] = ()
+    ) -> None:
+        self.pairs.append(WeightGradient(source.parameter, self.stage.space, stage, delta, x, source.field))
+
+    def _span_of_use(self, source: ParameterInput) -> Span | None:
         for op in self.stage.cell.ops:
             for operand in op.operands:
-                if self.binding.get(operand) == ParameterInput(parameter) and op.span is not None:
+                if self.binding.get(operand) == source and op.span is not None:
                     return op.span
         return self.stage.span
 

@@ -18,7 +18,7 @@ from dnc.ir.cell import Cell, Op, Value
 from dnc.ir.opdef import ELEMENTWISE, LIST, WHOLE
 from dnc.ir.ops import OPS
 from dnc.ir.plan import UNIT, VERTEX
-from dnc.ir.program import LEVEL, Stage
+from dnc.ir.program import LEVEL, ParameterInput, Stage
 from dnc.ir.remarks import Remarks
 from dnc.ir.types import ListType
 
@@ -47,7 +47,12 @@ class Distribution:
     """`kind` and `step` say for every value how and when it comes about; `group` what it shares."""
 
     def __init__(
-        self, cell: Cell, matrices: Mapping[Value, str], stage: Stage, joins: bool, vertex_floats: int
+        self,
+        cell: Cell,
+        matrices: Mapping[Value, ParameterInput],
+        stage: Stage,
+        joins: bool,
+        vertex_floats: int,
     ) -> None:
         """matrices: the inputs that are parameters of two dimensions. joins, vertex_floats: see `Fuse`."""
         self.cell, self.matrices, self.joins = cell, matrices, joins
@@ -237,7 +242,7 @@ class Distribution:
             if reason:
                 text = f"'{stage.name}' is cut before this, with an exchange {often}: {reason}"
                 remarks.add(stage.name, text, op.span or stage.span)
-            names = [self.matrices[value] for value in op.operands if value in self.matrices]
+            names = [self.matrices[value].parameter for value in op.operands if value in self.matrices]
             if self.kind[op.result] == VERTEX and stage.placement == LEVEL and names:
                 text = f"{names[0]} is not shared out among the workers: {self._whole(op)}"
                 remarks.add(stage.name, text, op.span or stage.span)

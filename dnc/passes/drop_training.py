@@ -1,6 +1,7 @@
 """Leaves out of a program what only training needs: the counterpart of `differentiate` for inference.
 
-In: a program with forward stages only. Out: the same stages without random numbers. Guaranteed:
+In: a program with forward stages only. Out: the same stages without random numbers, and without what
+moves running parameters. Guaranteed:
 losses, metrics and outputs have the values that a program with gradients has outside training.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import attrs
 
 from dnc.ir.cell import Op, Value
-from dnc.ir.program import Program, Stage
+from dnc.ir.program import FollowOutput, Program, Stage
 from dnc.ir.transform import prune, substitute
 
 DROPOUT = "dropout"
@@ -24,7 +25,21 @@ class DropTraining:
 
     def __call__(self, program: Program) -> Program:
         """The program for inference."""
-        return attrs.evolve(program, stages=tuple(map(_without_noise, program.stages)))
+        stages = (_without_noise(_at_rest(stage)) for stage in program.stages)
+        return attrs.evolve(program, stages=tuple(stages))
+
+
+def _at_rest(stage: Stage) -> Stage:
+    """The stage without what moves running parameters."""
+    kept = [
+        (output, value)
+        for output, value in zip(stage.outputs, stage.cell.results, strict=True)
+        if not isinstance(output, FollowOutput)
+    ]
+    if len(kept) == len(stage.outputs):
+        return stage
+    cell = attrs.evolve(stage.cell, results=tuple(value for _, value in kept))
+    return prune(attrs.evolve(stage, cell=cell, outputs=tuple(output for output, _ in kept)))
 
 
 def _without_noise(stage: Stage) -> Stage:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import attrs
 
 from dnc.ir.plan import BufferAddress, DenseGradient, Piece, Plan, Result, Segment
-from dnc.ir.program import DENSE, Program
+from dnc.ir.program import TABLE, Program
 from dnc.ir.remarks import Remarks
 from dnc.passes.bind import Binder
 from dnc.passes.cut import Cutter, shifted
@@ -66,7 +66,7 @@ def _dense_gradients(program: Program, binder: Binder) -> tuple[DenseGradient, .
     found = []
     for index, gradient in enumerate(program.weight_gradients):
         parameter = program.parameter(gradient.parameter)
-        if parameter.kind != DENSE:
+        if parameter.kind == TABLE:
             continue
         pieces = tuple(
             Piece(shifted(binder.completed(binder.input_address(gradient.space, bound)), begin), end - begin)
@@ -80,6 +80,7 @@ def _dense_gradients(program: Program, binder: Binder) -> tuple[DenseGradient, .
                 BufferAddress(f"{gradient.stage}:{gradient.delta}"),
                 parameter.type.shape[0] if pieces else parameter.type.size,
                 pieces,
+                gradient.field,
             )
         )
     return tuple(found)

@@ -26,6 +26,7 @@ from dnc.ir.program import (
     Program,
     SavedInput,
     SavedOutput,
+    ShareInput,
     Stage,
     StateInput,
     StateOutput,
@@ -173,7 +174,7 @@ def _free_values(stage: Stage, early: frozenset[tuple[str, str]], placement: dic
             return (source.function, source.component) in early
         if isinstance(source, SavedInput):
             return placement[source.stage] == EARLY
-        return isinstance(source, ParameterInput | TableInput | FieldInput | NoiseInput)
+        return isinstance(source, ParameterInput | TableInput | FieldInput | NoiseInput | ShareInput)
 
     free = {value for value, source in zip(stage.cell.inputs, stage.inputs, strict=True) if is_free(source)}
     for op in stage.cell.ops:

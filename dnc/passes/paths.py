@@ -100,7 +100,7 @@ def _reaching(stage: Stage, known: set[Key]) -> set[Value]:
 def find_paths(program: Program) -> Paths:
     """The paths of `program`; two fixed points, from the parameters on and from the loss back."""
     stages = [stage for stage in program.stages if stage.direction == FORWARD]
-    trained = {parameter.name for parameter in program.parameters if not parameter.frozen}
+    trained = {parameter.name for parameter in program.parameters if parameter.trained}
     after: set[Key] = set()
     size = -1
     while size != len(after):

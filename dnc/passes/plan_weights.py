@@ -21,7 +21,7 @@ from dnc.ir.plan import (
     Segment,
     padded,
 )
-from dnc.ir.program import LEVEL, ParameterInput
+from dnc.ir.program import LEVEL, STACK, ParameterInput
 from dnc.ir.remarks import Remarks
 
 # Words of shared memory kept for the schedule's window and for staging operands.
@@ -39,6 +39,7 @@ class Slice:
     gates: int
     columns: int
     recursive: bool
+    stacked: bool = False
 
     def rows(self, workers: int) -> int:
         """Rows that one worker holds."""
@@ -66,7 +67,8 @@ def slices(plan: Plan) -> tuple[Slice, ...]:
             key = (parameter, segment.units, rows // segment.units)
             before = found.get(key)
             recursive_too = recursive or (before is not None and before.recursive)
-            found[key] = Slice(parameter, segment.units, key[2], columns, recursive_too)
+            stacked = plan.program.parameter(parameter).kind == STACK
+            found[key] = Slice(parameter, segment.units, key[2], columns, recursive_too, stacked)
             uses[key] = uses.get(key, 0) + 1
     order = sorted(found, key=lambda key: (not found[key].recursive, -uses[key], found[key].columns))
     return tuple(found[key] for key in order)
@@ -133,8 +135,8 @@ class PlanWeights:
             need, size = piece.registers(workers), piece.words(workers)
             kind = "the recursion reads it at every level" if piece.recursive else "read once a batch"
             size_text = f"{size * 4 / 1024:.0f} KiB a worker"
-            fits_registers = used_registers + need <= registers
-            fits_shared = used_words + size <= words
+            fits_registers = used_registers + need <= registers and not piece.stacked
+            fits_shared = used_words + size <= words and not piece.stacked
             want_registers = piece.recursive and self.residency in (None, REGISTER)
             if fits_registers and (want_registers or self.residency == REGISTER):
                 residency, slot = REGISTER, used_registers
@@ -153,7 +155,9 @@ class PlanWeights:
                 )
                 if self.residency == STREAMED:
                     reason = "asked for"
-            if piece.recursive and residency != REGISTER and self.residency is None:
+                elif piece.stacked:
+                    reason = f"{kind}; {size_text} of one at a time, chosen by the rows of an instruction"
+            if piece.recursive and not piece.stacked and residency != REGISTER and self.residency is None:
                 kept = (
                     "kept in shared memory, not in registers"
                     if residency == SHARED

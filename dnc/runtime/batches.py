@@ -45,5 +45,6 @@ def parts_of(data: Encoder, samples: Ints, mode: str, parts: int) -> Iterator[tu
         yield from ((numbers, Part()) for numbers in np.array_split(samples, parts))
         return
     tokens = {table.parameter: data.tokens(table, samples) for table in data.plan.table_gradients}
+    followed = data.followed(samples)
     for index, numbers in enumerate(np.array_split(samples, parts)):
-        yield numbers, Part(index > 0, index == parts - 1, len(samples), tokens)
+        yield numbers, Part(index > 0, index == parts - 1, len(samples), tokens, followed)

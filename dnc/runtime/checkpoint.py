@@ -185,7 +185,7 @@ def check_model(
     if checkpoint.model != program.name:
         raise fail(f"{path}: a checkpoint of model {checkpoint.model}; this build is of {program.name}")
     whole = shapes(program, table_rows)
-    trained = {p.name: whole[p.name] for p in program.parameters if not p.frozen}
+    trained = {p.name: whole[p.name] for p in program.parameters if p.trained}
     states = OPTIMIZERS[checkpoint.hyper.optimizer].states
     kept = [(f"{_STATE}{name}/", arrays) for name, arrays in checkpoint.optimizer_state.items()]
     unknown = set(checkpoint.optimizer_state) - {state.name for state in states}

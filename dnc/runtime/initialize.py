@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
-from dnc.ir.program import Initializer, Parameter, Program
+from dnc.ir.program import STACK, Initializer, Parameter, Program
 from dnc.runtime.tensors import read_tensors
 
 Floats = NDArray[np.float32]
@@ -35,12 +35,16 @@ def shapes(program: Program, table_rows: Mapping[str, int]) -> dict[str, tuple[i
 def initialize(program: Program, table_rows: Mapping[str, int], seed: int) -> dict[str, Floats]:
     """First values as the program declares them."""
     sizes = shapes(program, table_rows)
-    return {
-        parameter.name: initial_values(
-            parameter.initializer, sizes[parameter.name], generator(seed, parameter)
-        )
-        for parameter in program.parameters
-    }
+    found = {}
+    for parameter in program.parameters:
+        rule, random = parameter.initializer, generator(seed, parameter)
+        if parameter.kind == STACK:
+            shape = parameter.type.shape
+            values = np.stack([initial_values(rule, shape, random) for _ in range(parameter.count)])
+        else:
+            values = initial_values(rule, sizes[parameter.name], random)
+        found[parameter.name] = values
+    return found
 
 
 def generator(seed: int, parameter: Parameter) -> np.random.Generator:

@@ -16,7 +16,7 @@ from dnc.diagnostics import DiagnosticError, fail
 from dnc.ir.isa import PARAMETERS, STATES
 from dnc.ir.plan import Plan
 from dnc.runtime.backend import Backend
-from dnc.runtime.pool import StaticPool, static_pool
+from dnc.runtime.pool import MAX_ADDRESS, StaticPool, static_pool
 
 FIRST_SCHEDULE = 4096
 SLACK = 1.25
@@ -42,8 +42,8 @@ class Memory:
         backend.allocate(self.words)
 
     def most(self) -> int:
-        """Words that the pool may have at most."""
-        capacity = max(self.backend.capacity(), 0)
+        """Words that the pool may have at most: what there is, and what addresses reach."""
+        capacity = min(max(self.backend.capacity(), 0), MAX_ADDRESS * 4)
         return capacity if self.limit is None else min(self.limit, capacity)
 
     def grow(self, schedule_words: int, activations: int) -> bool:

@@ -90,7 +90,7 @@ def needed_stages(plan: Plan, mode: str) -> set[str]:
     if mode == TRAIN:
         work |= {stage.name for stage in program.stages if stage.direction == BACKWARD}
         for gradient in program.weight_gradients:  # may read what no stage reads
-            work |= _producers(program, (bound for bound, _, _ in gradient.x))
+            work |= _producers(program, (bound for bound, _, _ in gradient.x)) | {gradient.stage}
     found: set[str] = set()
     while work:
         name = work.pop()

@@ -12,9 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import fail
-from dnc.ir.isa import GRADIENTS, PARAMETERS, STATES, dense_parameters, parameter_floats, trained_floats
+from dnc.ir.isa import (
+    GRADIENTS,
+    PARAMETERS,
+    STATES,
+    dense_parameters,
+    gradient_floats,
+    parameter_floats,
+    trained_floats,
+)
 from dnc.ir.plan import Plan, padded
-from dnc.ir.program import TABLE, Parameter
+from dnc.ir.program import STACK, TABLE, Parameter
 
 Floats = NDArray[np.float32]
 MAX_ADDRESS = 2**31 - 1
@@ -64,7 +72,8 @@ def static_pool(plan: Plan, table_rows: dict[str, int], schedule_words: int, sta
         if not parameter.frozen:
             arena = at - bases[PARAMETERS]
     at += -at % 4
-    for name, size in ((GRADIENTS, units(dense)), *((state, arena) for state in STATES[:states])):
+    gradients = units(gradient_floats(plan))
+    for name, size in ((GRADIENTS, gradients), *((state, arena) for state in STATES[:states])):
         bases[name] = at
         at += size + -size % 4
     schedules = []
@@ -92,8 +101,10 @@ def load_parameters(plan: Plan, pool: StaticPool, values: dict[str, Floats], wor
             rows[:, : parameter.row_size] = value.reshape(len(value), -1)
             words[at : at + rows.size] = rows.ravel()
         else:
-            flat = plan.weight_format.pack(value)
-            words[at : at + flat.size] = flat
+            for own in value if parameter.kind == STACK else (value,):
+                flat = plan.weight_format.pack(own)
+                words[at : at + flat.size] = flat
+                at += flat.size
 
 
 def read_array(plan: Plan, pool: StaticPool, name: str, words: Floats, place: str = PARAMETERS) -> Floats:
@@ -106,5 +117,7 @@ def read_array(plan: Plan, pool: StaticPool, name: str, words: Floats, place: st
         flat = words[at : at + rows * padded(width)]
         shape = parameter.type.shape[1:]
         return flat.reshape(rows, padded(width))[:, :width].reshape(rows, *shape).copy()
-    shape = parameter.type.shape
-    return plan.weight_format.unpack(words[at : at + plan.weight_format.floats(shape)], shape)
+    shape, size = parameter.type.shape, plan.weight_format.floats(parameter.type.shape)
+    starts = range(at, at + parameter.count * size, size)
+    found = [plan.weight_format.unpack(words[start : start + size], shape) for start in starts]
+    return np.stack(found) if parameter.kind == STACK else found[0]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dnc.ir.forest import Forest, path_struct
 from dnc.ir.plan import ClassList, TableList, VectorList, padded, state_layout
+from dnc.ir.structure import SELECTOR
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.phases import PREDICT
 from dnc.runtime.pool import StaticPool
@@ -42,8 +43,11 @@ Range = tuple[int, int]
 def shape_of(forest: Forest) -> bytes:
     """What two forests share whose schedules differ in their data alone."""
     parts: list[NDArray[Any]] = [forest.roots]
-    for table in forest.tables.values():
+    for name, table in forest.tables.items():
         parts += [table.begin, table.arm, table.previous, table.parent, *table.children.values()]
+        # Rows lie together by what they select from stacks.
+        fields = forest.structs[name].fields.values()
+        parts += [table.data[field.name] for field in fields if field.kind == SELECTOR]
         for begin, entries in table.lists.values():
             parts += [begin, entries]
     parts += [*forest.given.values(), *(rows for rows, _ in forest.known.values())]

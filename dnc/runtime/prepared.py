@@ -16,6 +16,7 @@ from dnc.ir.plan import (
     ChildrenList,
     NoiseList,
     Plan,
+    ShareList,
     SlotList,
     SlotSource,
 )
@@ -30,12 +31,15 @@ class SpaceRows:
     """The rows of a space over the whole data set.
 
     vertex: row of the struct's table. level: wavefront (0 outside the recursion). begin:
-    [samples + 1], the rows of each sample, ordered by level.
+    [samples + 1], the rows of each sample, ordered by level. key: the numbers that a row selects from
+    stacks, joined to one, the last one fastest; sizes: how many there are of each.
     """
 
     vertex: Indices
     level: Ints
     begin: Indices
+    key: Indices
+    sizes: tuple[int, ...]
 
 
 @attrs.frozen(eq=False)
@@ -74,7 +78,10 @@ def prepare(plan: Plan, forest: Forest) -> Prepared:
         rows = np.zeros(forest.samples + 1, np.int32)
         np.cumsum(counts, out=rows[1:])
         vertices[space.name] = vertex[order]
-        spaces[space.name] = SpaceRows(vertex[order].astype(np.intp), level[order], rows.astype(np.intp))
+        key, sizes = _keys(program, forest, space, vertex[order])
+        spaces[space.name] = SpaceRows(
+            vertex[order].astype(np.intp), level[order], rows.astype(np.intp), key, sizes
+        )
         weight += counts
     targets: dict[tuple[str, Path], Indices] = {}
     ragged: dict[tuple[str, Path], tuple[Indices, Indices]] = {}
@@ -91,12 +98,24 @@ def prepare(plan: Plan, forest: Forest) -> Prepared:
         if isinstance(item, SlotList):
             for source in item.sources:
                 need(source.space, source.path, source.is_list)
-        elif not isinstance(item, NoiseList):
+        elif not isinstance(item, NoiseList | ShareList):
             need(item.space, item.path, isinstance(item, ChildrenList))
     for table in plan.table_gradients:
         for source in (*table.plain, *table.partial):
             need(source.space, source.path, source.is_list)
     return Prepared(plan, forest, spaces, targets, ragged, weight.astype(np.int32))
+
+
+def _keys(program: Program, forest: Forest, space: Space, vertex: Ints) -> tuple[Indices, tuple[int, ...]]:
+    """What rows select from stacks, as one number, and of how many each part is."""
+    key, sizes = np.zeros(len(vertex), np.intp), []
+    for name in program.selectors(space.name):
+        dimension = program.struct(space.struct).field(name).dimension
+        assert dimension is not None and dimension.size is not None
+        sizes.append(dimension.size)
+        numbers = forest.tables[space.struct].data[name][vertex].astype(np.intp)
+        key = key * dimension.size + numbers
+    return key, tuple(sizes)
 
 
 def stage_levels(program: Program, forest: Forest) -> dict[str, tuple[Ints, Ints]]:

@@ -97,7 +97,7 @@ class Session:
         self._settle(0)
         words, pool = self.memory.read_static(), self.memory.pool
         whole = place == isa.PARAMETERS
-        names = [p.name for p in self.plan.program.parameters if whole or not p.frozen]
+        names = [p.name for p in self.plan.program.parameters if whole or p.trained]
         return {name: read_array(self.plan, pool, name, words, place) for name in names}
 
     def read_state(self) -> dict[str, dict[str, Floats]]:

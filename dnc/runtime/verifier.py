@@ -21,9 +21,11 @@ from dnc.ir.optimizers import OPTIMIZERS
 from dnc.ir.plan import (
     ChildrenList,
     ClassList,
+    DenseGradient,
     GatherList,
     IndexList,
     NoiseList,
+    ShareList,
     SlotList,
     SlotSource,
     TableGradient,
@@ -188,6 +190,12 @@ class _Verifier:
             ends = np.concatenate(([0], first + count))
             _need((first >= ends[:-1]).all(), f"{where}: a row is worked on twice")
             _need((first <= ends[:-1]).all() and ends[-1] == total, f"{where}: a row is left out")
+            selects = [product.select for product in segment.products]
+            selects += [transposed.select for transposed in segment.transposed]
+            for name in {select for select in selects if select is not None}:
+                chosen = self._part(self._list_at(name), total, name)
+                new = np.flatnonzero(np.diff(chosen)) + 1
+                _need(np.isin(new, first).all(), f"{where}: rows of one instruction select different numbers")
 
     def _closing(self, tail: Ints) -> None:
         """Fields of gradients, sums, norm and update."""
@@ -202,7 +210,9 @@ class _Verifier:
             if r.kind in ("loss", "metric") and r.buffer in self.bases
         }
         rows_of = list(zip(names, tail.tolist(), strict=True))
-        chunks = self.chunks = next((row[4] for name, row in rows_of if name in dense), 1)
+        field = 1 + isa.DENSE_GRADIENT_FIELDS.index("chunks")
+        chunks = self.chunks = next((row[field] for name, row in rows_of if name in dense), 1)
+        self.summed = dict.fromkeys(dense, 0)
         for name, row in rows_of:
             _need(name not in self.segments, f"segment '{name}' stands behind a barrier of the grid")
             fields = dict(zip(self.plan.opcodes[row[0]].fields, row[1:], strict=False))
@@ -215,8 +225,7 @@ class _Verifier:
                 f"'{name}': 'chunks' is {self.chunks}, expected {chunks}",
             )
             if name in dense:
-                rows = self.rows[dense[name].space]
-                _need(fields["rows"] == rows, f"'{name}': {fields['rows']} rows, expected {rows}")
+                self._gradient(dense[name], fields)
                 _need(
                     0 <= fields["first_worker"] < self.grid, f"'{name}': no worker {fields['first_worker']}"
                 )
@@ -237,6 +246,10 @@ class _Verifier:
                 sums.append(fields["result"])
             elif name == isa.NORM:
                 self._fields(name, fields, {"count": floats, "chunks": chunks})
+            elif name == isa.FOLLOW:
+                count = isa.running_floats(self.plan)
+                expected = {"first": floats, "count": count, "norms": norms, "chunks": chunks}
+                self._fields(name, fields, expected)
             elif name in OPTIMIZERS:
                 updated.append((fields["first"], fields["count"], fields["rate"]))
                 self._fields(name, fields, {"norms": norms})
@@ -248,6 +261,9 @@ class _Verifier:
                     name, fields, {"tokens": self.tokens.get(table, 0), "norms": norms, "rate": rate}
                 )
                 self._has_states(optimizer)
+        for name, gradient in dense.items() if self.mode == TRAIN else ():
+            right_rows, summed = self.rows[gradient.space], self.summed[name]
+            _need(summed == right_rows, f"'{name}': {summed} rows, expected {right_rows}")
         right_sums = [word for word, _ in self.schedule.results.values()]
         _need(sums == right_sums, f"sums go to the words {sums} of the results, expected {right_sums}")
         groups = [(first, count, float_bits(rate)) for first, count, rate in isa.rate_groups(self.plan)]
@@ -257,6 +273,19 @@ class _Verifier:
             missing = ({*dense, *tables} - set(names)) or {""}
             _need(missing == {""}, f"'{min(missing)}' is missing")
         self.norms = norms
+
+    def _gradient(self, gradient: DenseGradient, fields: dict[str, int]) -> None:
+        """Rows that exist, and of a stack those whose index selects what they are added to."""
+        name, rows = gradient.name, self.rows[gradient.space]
+        first, count, index = fields["row"], fields["rows"], fields["index"]
+        _need(0 <= first <= first + count <= rows, f"'{name}': rows {first} to {first + count} of {rows}")
+        many = self.program.parameter(gradient.parameter).count
+        _need(0 <= index < many, f"'{name}': number {index} of {many} parameters")
+        if gradient.field:
+            at = self._list_at(f"{gradient.space}:self.{gradient.field}")
+            chosen = self._part(at + first, count, gradient.field)
+            _need((chosen == index).all(), f"'{name}': a row of another index than {index}")
+        self.summed[name] += count
 
     def _fields(self, name: str, fields: dict[str, int], expected: dict[str, int]) -> None:
         for field, right in expected.items():
@@ -302,7 +331,8 @@ class _Verifier:
         elif isinstance(item, ClassList):
             _need((self._part(at, rows, name) >= -1).all(), f"list '{name}' holds a class below -1")
         else:
-            stride, first = padded(item.width) // 4, self.schedule.address
+            width = 1 if isinstance(item, ShareList) else item.width
+            stride, first = padded(width) // 4, self.schedule.address
             found = self._part(at, rows, name) - first
             guest = self.schedule.guest  # its vectors lie in the order of another net
             found = found if guest is None else found[found != -first]
@@ -386,7 +416,7 @@ class _Verifier:
             parameter.name: 0 if parameter.kind == TABLE else isa.parameter_floats(self.plan, parameter.name)
             for parameter in self.program.parameters
         }
-        sizes[isa.GRADIENTS] = isa.trained_floats(self.plan)
+        sizes[isa.GRADIENTS] = isa.gradient_floats(self.plan)
         sizes[isa.CHUNKS] = (self.chunks - 1) * sizes[isa.GRADIENTS]
         ends = [self.bases[parameter.name] for parameter in self.program.parameters if parameter.frozen]
         arena = min(*ends, self.bases[isa.GRADIENTS]) if ends else self.bases[isa.GRADIENTS]

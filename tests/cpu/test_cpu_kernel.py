@@ -42,6 +42,7 @@ SIZES = {
     "mvrnn": {"width": 5},
     "similarity": {"hidden": 18, "embed": 6, "mlp": 5},
     "char_rnn": {"hidden": 17, "embed": 4, "chars": 11},
+    "rnn_stack": {"hidden": 18, "layers": 3, "chars": 11},
 }
 GRIDS = ((1, 1), (2, 1), (1, 2), (1, 4), (1, 7), (2, 2), (3, 2))
 WITHOUT: tuple[tuple[str, ...], ...] = (("fuse",), ("hoist",), ("inline",), ("fuse", "hoist", "inline"))

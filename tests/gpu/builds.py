@@ -42,6 +42,8 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "mvrnn": ("mvrnn", {"width": 12}, PlanOptions()),
     "similarity": ("similarity", {"hidden": 40, "embed": 24}, PlanOptions()),
     "char_rnn": ("char_rnn", {"hidden": 24, "embed": 20}, PlanOptions(cluster=8)),
+    "stack": ("rnn_stack", {"hidden": 40, "layers": 5, "chars": 30}, PlanOptions(cluster=8)),
+    "stack-chip": ("rnn_stack", {"hidden": 150, "layers": 5, "chars": 30}, PlanOptions(cluster=0)),
     "language_model": ("language_model", {"hidden": 40, "embed": 20, "vocab": 12000}, PlanOptions()),
 }
 

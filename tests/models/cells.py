@@ -31,10 +31,14 @@ class Choice:
 
 @attrs.frozen
 class Result:
-    """What a model says about a sample. outputs: by name a tensor, a choice, or one for every vertex."""
+    """What a model says about a sample. outputs: by name a tensor, a choice, or one for every vertex.
+
+    followed: by running parameter the rate and what it follows: (number in its stack, a value).
+    """
 
     loss: Tensor
     outputs: Mapping[str, Tensor | Choice | Sequence[Tensor | Choice]]
+    followed: Mapping[str, tuple[float, Sequence[tuple[int, Tensor]]]] = attrs.field(factory=dict)
 
 
 def nothing_dropped(vertex: Sample, site: int, x: Tensor, rate: float) -> Tensor:

@@ -56,11 +56,13 @@ class Differences:
 @attrs.frozen(eq=False)
 class Trained:
     """A training step. values: differences so far; expected: what it minimised, by the reference;
-    handed: gradients that dnc gave back, beside what the reference took the gradient by."""
+    handed: gradients that dnc gave back, beside what the reference took the gradient by; results: what
+    the reference says about every sample."""
 
     values: list[float]
     expected: Tensor
     handed: Mapping[str, Sequence[tuple[Any, Tensor]]] = attrs.field(factory=dict)
+    results: Sequence[Result] = ()
 
 
 def compare(name: str, build: Path, sizes: Sizes, device: str = "cpu") -> Differences:
@@ -71,7 +73,7 @@ def compare(name: str, build: Path, sizes: Sizes, device: str = "cpu") -> Differ
     first = _parameters(model)
     model.set_parameters(first)
     model.configure("sgd", RATE)
-    trained = {p.name for p in model.program.parameters if not p.frozen}
+    trained = {p.name for p in model.program.parameters if p.trained}
     leaves = {
         key: torch.tensor(value, dtype=torch.float64, requires_grad=key in trained)
         for key, value in first.items()
@@ -84,9 +86,25 @@ def compare(name: str, build: Path, sizes: Sizes, device: str = "cpu") -> Differ
         key: relative((first[key].astype(np.float64) - after[key]) / RATE, _gradient(leaf))
         for key, leaf in leaves.items()
     }
+    for key, moved in _moved(first, step.results).items():
+        gradients[key] = relative(after[key] - first[key].astype(np.float64), moved)
     for key, handed in step.handed.items():
         gradients[key] = max(relative(found, _gradient(leaf)) for found, leaf in handed)
     return Differences(max(step.values), gradients)
+
+
+def _moved(first: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Tensor]:
+    """By how much a step moves every running parameter: `rate` of the way to the mean of what it follows."""
+    moved = {}
+    for key, (rate, _) in results[0].followed.items() if results else ():
+        start = torch.tensor(first[key], dtype=torch.float64)
+        sums, counts = torch.zeros_like(start), torch.zeros(len(start), 1, dtype=torch.float64)
+        for result in results:
+            for number, value in result.followed[key][1]:
+                sums[number] += value.detach()
+                counts[number] += 1
+        moved[key] = torch.where(counts > 0, rate * (sums / counts.clamp(min=1) - start), torch.zeros(()))
+    return moved
 
 
 def _numbered(model: Model, data: Any) -> Any:
@@ -119,8 +137,9 @@ def _train(model: Model, name: str, p: Parameters, data: list[Sample]) -> Traine
     model.step(list(BATCH))
     loss = model.sync()
     dropout = _dropout([v for sample in data for v in DROPPED[name](sample)]) if name in DROPPED else None
-    expected = _mean_loss([run(p, sample, dropout or nothing_dropped) for sample in batch])
-    return Trained([*values, relative(loss, expected)], expected)
+    results = [run(p, sample, dropout or nothing_dropped) for sample in batch]
+    expected = _mean_loss(results)
+    return Trained([*values, relative(loss, expected)], expected, results=results)
 
 
 def _train_inside(model: Model, name: str, p: Parameters, data: list[Sample]) -> Trained:
@@ -160,14 +179,17 @@ def _mean_loss(results: Sequence[Result]) -> Tensor:
 def _parameters(model: Model) -> dict[str, Any]:
     """Random values: vectors and tables of moderate size, matrices that keep the size of a vector."""
     random = np.random.default_rng(SEED)
-    tables = {p.name for p in model.program.parameters if p.kind == "table"}
-    return {
+    rows = {p.name for p in model.program.parameters if p.kind in ("table", "stack")}
+    found = {
         name: random.normal(
-            scale=0.5 if value.ndim == 1 or (name in tables and value.ndim == 2) else value.shape[-1] ** -0.5,
+            scale=0.5 if value.ndim == 1 or (name in rows and value.ndim == 2) else value.shape[-1] ** -0.5,
             size=value.shape,
         ).astype(np.float32)
         for name, value in model.parameters().items()
     }
+    # Of a running variance the root is taken.
+    running = {p.name for p in model.program.parameters if p.running}
+    return {name: np.abs(value) + 0.5 if name in running else value for name, value in found.items()}
 
 
 def _dropout(vertices: Sequence[Sample]) -> Dropout:
@@ -186,7 +208,13 @@ def _dropout(vertices: Sequence[Sample]) -> Dropout:
 # ---- the record ---------------------------------------------------------------------------------
 
 RECORDED = Sizes(
-    words=(1, 30), leaves=(1, 28), pyramid=(1, 20), complete=(0, 6), steps=(1, 64), vertices=(1, 32)
+    words=(1, 30),
+    leaves=(1, 28),
+    pyramid=(1, 20),
+    complete=(0, 6),
+    steps=(1, 64),
+    vertices=(1, 32),
+    grid=(1, 8),
 )
 
 

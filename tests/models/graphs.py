@@ -14,6 +14,7 @@ from tests.models.cells import (
     Result,
     Sample,
     surprise,
+    total,
     tree_leaf,
     tree_node,
     zeros,
@@ -40,6 +41,33 @@ def td_rnn(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
 def td_lstm(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
     """The same with the cell of the binary Tree-LSTM."""
     return _top(p, sample, lambda x: tree_leaf(p.W, p.b_w, x), lambda a, b: tree_node(p.U, p.b_u, a, b))
+
+
+def rnn_stack(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """Diamos et al. 2016: a vanilla RNN a layer. W x is normalised as Laurent et al. 2016 do, by running
+    statistics; residuals skip the recurrence (He et al. 2016)."""
+    units, states, means, variances = sample["Unit"], [], [], []
+    W, U = p.W.unbind(), p.U.unbind()  # once: the gradient of p.W[layer] would be as large as p.W
+    for number, arm in enumerate(units["arm"]):
+        if arm == "Input":
+            states.append((p.E[units["char"][number]],) * 2)
+            continue
+        layer, below, before, skip = (units[name][number] for name in ("layer", "below", "before", "skip"))
+        a = W[layer] @ states[below][1]
+        difference = a - p.mean[layer]
+        means.append((layer, a))
+        variances.append((layer, difference**2))
+        normal = difference / torch.sqrt(p.variance[layer] + 1e-5)
+        x = p.scale[layer] * normal + p.shift[layer]
+        if before is not None:
+            x = x + U[layer] @ states[before][0]
+        h = tanh(x)
+        states.append((h, h if skip is None else h + states[skip][1]))
+    steps = sample["Step"]
+    logits = [p.V @ states[top][1] + p.b_v for top in steps["top"]]
+    loss = total(surprise(each, target) for each, target in zip(logits, steps["target"], strict=True))
+    followed = {"mean": (0.1, means), "variance": (0.1, variances)}
+    return Result(loss, {"next": [Choice(each) for each in logits]}, followed)
 
 
 def dag(p: Parameters, sample: Sample, dropout: Dropout) -> Result:

@@ -26,6 +26,7 @@ REFERENCES: dict[str, Run] = {
     "mvrnn": trees.mvrnn,
     "nary_treelstm": trees.nary_treelstm,
     "ner_tagger": taggers.ner_tagger,
+    "rnn_stack": graphs.rnn_stack,
     "rvnn": trees.rvnn,
     "similarity": pairs.similarity,
     "td_lstm": graphs.td_lstm,

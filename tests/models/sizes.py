@@ -10,9 +10,11 @@ from tests.support.models import EXAMPLES
 
 SMALL = {
     "vocab": 11, "targets": 13, "chars": 9, "classes": 5, "tags": 4,
-    "embed": 6, "hidden": 5, "half": 3, "char": 4, "mlp": 7, "width": 3,
+    "layers": 3, "embed": 6, "hidden": 5, "half": 3, "char": 4, "mlp": 7, "width": 3,
 }  # fmt: skip
-SIZES = Sizes(words=(1, 6), leaves=(1, 7), pyramid=(1, 5), complete=(0, 3), steps=(1, 7), vertices=(1, 7))
+SIZES = Sizes(
+    words=(1, 6), leaves=(1, 7), pyramid=(1, 5), complete=(0, 3), steps=(1, 7), vertices=(1, 7), grid=(1, 7)
+)
 
 
 def settings(name: str, sizes: Mapping[str, int]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from tests.support.models import EXAMPLES  # noqa: E402
 
 TOLERANCE = 1e-4
 NAMES = sorted([*(path.stem for path in EXAMPLES.glob("*.dn")), *VARIANTS])
-ON_CPU = ("attention", "char_rnn", "dag", "mvrnn", "similarity")
+ON_CPU = ("attention", "char_rnn", "dag", "mvrnn", "rnn_stack", "similarity")
 
 
 def test_every_example_has_a_reference_data_and_a_record():

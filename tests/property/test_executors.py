@@ -37,6 +37,7 @@ SIZES = {
     "mvrnn": {"width": 4},
     "nary_treelstm": {"hidden": 5, "embed": 4},
     "ner_tagger": {"hidden": 5, "embed": 4, "mlp": 3},
+    "rnn_stack": {"hidden": 5, "layers": 3, "chars": 11},
     "rvnn": {"hidden": 6},
     "similarity": {"hidden": 5, "embed": 4, "mlp": 3},
     "td_lstm": {"hidden": 5, "embed": 4},

@@ -8,7 +8,17 @@ import numpy as np
 
 from dnc.ir.forest import Forest, VertexTable, neighbours
 from dnc.ir.program import Program
-from dnc.ir.structure import CHILD, CLASS, LIST, OPTIONAL, OUTSIDE, TOKEN, VECTOR, Arm, Struct
+from dnc.ir.structure import (
+    CHILD,
+    CLASS,
+    LIST,
+    NUMBERED_KINDS,
+    OPTIONAL,
+    OUTSIDE,
+    VECTOR,
+    Arm,
+    Struct,
+)
 
 SHAPES = ("single", "chain", "comb", "complete", "random")
 
@@ -133,7 +143,7 @@ class ForestGrower:
                     np.cumsum([len(entry) for entry in found], out=begin[1:])
                     entries = np.array([item for entry in found for item in entry], np.int32)
                     lists[name][field.name] = (begin, entries)
-                elif field.kind in (TOKEN, CLASS):
+                elif field.kind in NUMBERED_KINDS:
                     assert field.dimension is not None
                     size = field.dimension.size or self.vocabulary
                     data[name][field.name] = self.rng.integers(0, size, len(rows)).astype(np.int32)

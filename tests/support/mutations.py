@@ -18,8 +18,8 @@ from dnc.frontend.declarations import BUILTINS
 
 T = TypeVar("T")
 TOKEN = re.compile(r"[ \t]+|\n|#[^\n]*|[A-Za-z_]\w*|[0-9]+(?:\.[0-9]+)?|\.\.\.|->|==|//|.", re.DOTALL)
-KEYWORDS = """model struct param frozen state cell fn match loss metric output in for all root mean sum max
-prev next parent first last token class vector float table split zeros pieces"""
+KEYWORDS = """model struct param frozen running state cell fn match loss metric output in for all root mean
+sum max prev next parent first last token class index vector float table stack split zeros pieces"""
 WORDS = (*KEYWORDS.split(), *sorted(BUILTINS))
 NUMBERS = ("0", "1", "-1", "2", "7", "0.5", "1e9", "1e400", "1e-400", "99999999999999999999", "2147483648")
 SIGNS = (

@@ -46,7 +46,7 @@ def test_gradients_of_models(model, pipeline):
     check_gradients(changed, forest, parameters, program)
 
 
-SMALL = {"embed": 3, "hidden": 2, "width": 3, "classes": 3, "tags": 3}
+SMALL = {"layers": 2, "embed": 3, "hidden": 2, "width": 3, "classes": 3, "tags": 3}
 
 
 def load(path):
@@ -64,6 +64,9 @@ def load(path):
         p.name: random.normal(scale=0.5, size=tuple(dim.size or 11 for dim in p.dimensions))
         for p in program.parameters
     }
+    for p in program.parameters:
+        if p.running:  # of a variance the root is taken
+            parameters[p.name] = np.abs(parameters[p.name]) + 0.5
     return program, forest, parameters
 
 

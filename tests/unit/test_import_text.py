@@ -10,6 +10,7 @@ import pytest
 
 import dnc.kernel_cache
 from dnc.compiler import compile_model
+from dnc.diagnostics import DiagnosticError
 from dnc.runtime.data import read
 from tests.support.importing import CSV, imported, mistake, program
 
@@ -241,3 +242,54 @@ def test_long_sentences_are_left_out(tmp_path: Path) -> None:
     assert summary == (
         "1 samples, 4 vertices, 3 different words; left out: 1 tokens at the end, too few for a piece"
     )
+
+
+def test_a_grid_has_layers_over_every_word(tmp_path: Path) -> None:
+    names = {"word": "char", "target": "target", "Hidden": "Layer"}
+    summary, samples = imported(
+        tmp_path,
+        "text",
+        "abc\n",
+        tokens="characters",
+        length=3,
+        structure="grid",
+        layers=3,
+        skip=2,
+        fields=names,
+    )
+    assert "1 samples, 16 vertices" in summary
+    unit = samples[0]["Unit"]
+    assert unit["arm"] == ["Input", "Layer", "Layer", "Layer"] * 3
+    assert unit["char"][::4] == ["a", "b", "c"]
+    assert unit["layer"] == [None, 0, 1, 2] * 3
+    assert unit["below"] == [None, 0, 1, 2, None, 4, 5, 6, None, 8, 9, 10]
+    assert unit["before"] == [None] * 5 + [1, 2, 3, None, 5, 6, 7]
+    assert unit["skip"] == [None, None, 0, None, None, None, 4, None, None, None, 8, None]
+    assert samples[0]["Step"] == {"top": [3, 7, 11], "target": ["b", "c", "\n"]}
+    assert samples[0]["Text"] == {"steps": [[0, 1, 2]]}
+
+
+def test_a_grid_without_residuals_and_with_one_at_every_layer(tmp_path: Path) -> None:
+    for skip, expected in ((0, [None] * 3), (1, [None, 0, 1])):
+        _, samples = imported(tmp_path, "text", "a\n", marks=False, structure="grid", layers=2, skip=skip)
+        assert samples[0]["Unit"]["skip"] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"structure": "grid"}, "--structure grid needs --layers"),
+        ({"structure": "grid", "layers": 0}, "--layers: found 0, expected 1 or more"),
+        ({"structure": "grid", "layers": 70000}, "--layers: found 70000, expected 65536 or fewer"),
+        (
+            {"structure": "grid", "layers": 2, "skip": 3},
+            "--skip: found 3, expected at most --layers, which is 2",
+        ),
+        ({"layers": 2}, "--layers and --skip go with --structure grid alone"),
+        ({"structure": "grid", "layers": 2, "rare": 3}, "--rare goes with --structure sequence alone"),
+    ],
+)
+def test_options_of_a_grid(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        imported(tmp_path, "text", "a b\n", **options)
+    assert message in str(caught.value)

@@ -32,25 +32,38 @@ from dnc.ir.weight_format import LANES
 
 
 def dense_gradient(
-    worker: Worker, gradient: DenseGradient, rows: Expr, first: Expr, accumulate: Expr, _chunks: Expr
+    worker: Worker,
+    gradient: DenseGradient,
+    row: Expr,
+    rows: Expr,
+    first: Expr,
+    accumulate: Expr,
+    _chunks: Expr,
+    index: Expr,
 ) -> None:
     """Blocks of 64 rows, dealt out to the grid; a CPU's schedules have one chunk."""
     access = worker.access
     base = let(
         "gradient",
-        access.base(isa.GRADIENTS) + access.base(gradient.parameter) - access.base(isa.PARAMETERS),
+        access.base(isa.GRADIENTS) + access.slice(gradient.parameter, index) - access.base(isa.PARAMETERS),
     )
     blocks = -(-gradient.rows // BLOCK_ROWS)
     begin = let("begin", tirx.truncmod(worker.number + worker.grid - first, worker.grid))
     with stride_loop("block", begin, blocks, worker.grid) as block:
         if gradient.pieces:
-            _matrix_block(worker, gradient, rows, block, base, accumulate)
+            _matrix_block(worker, gradient, row, rows, block, base, accumulate)
         else:
-            _vector_block(worker, gradient, rows, block, base, accumulate)
+            _vector_block(worker, gradient, row, rows, block, base, accumulate)
 
 
 def _matrix_block(
-    worker: Worker, gradient: DenseGradient, rows: Expr, block: Expr, base: Expr, accumulate: Expr
+    worker: Worker,
+    gradient: DenseGradient,
+    row: Expr,
+    rows: Expr,
+    block: Expr,
+    base: Expr,
+    accumulate: Expr,
 ) -> None:
     """Chunks of vertices: their deltas are copied to scratch memory, then every piece is added."""
     layout = layout_of(worker, gradient.parameter)
@@ -64,6 +77,7 @@ def _matrix_block(
     with loop("chunk", chunks) as chunk:
         start = let("start", chunk * CHUNK)
         count = let("count", T.max(smaller(rows - start, CHUNK), 0))
+        start = let("first_of_chunk", row + start)
         _copy_deltas(worker, gradient, start, count, block)
         add = let("add", T.Select(chunk == 0, accumulate, 1))
         column = 0
@@ -89,7 +103,13 @@ def _copy_deltas(worker: Worker, gradient: DenseGradient, start: Expr, count: Ex
 
 
 def _vector_block(
-    worker: Worker, gradient: DenseGradient, rows: Expr, block: Expr, base: Expr, accumulate: Expr
+    worker: Worker,
+    gradient: DenseGradient,
+    row: Expr,
+    rows: Expr,
+    block: Expr,
+    base: Expr,
+    accumulate: Expr,
 ) -> None:
     """Sums the deltas of 64 elements over all rows."""
     first = let("first_row", block * BLOCK_ROWS)
@@ -101,7 +121,7 @@ def _vector_block(
         zero = T.float32(0.0) if index is None else alike(T.float32(0.0), index)[0]
         summed = local("summed", _float_type(index), zero)
         with loop("vertex", rows) as vertex:
-            put(summed, 0, summed[0] + worker.access.reader(gradient.delta, vertex)(index))
+            put(summed, 0, summed[0] + worker.access.reader(gradient.delta, row + vertex)(index))
         place = index if len(shape) < 2 else worker.access.flat_position(gradient.parameter, index)
         _write(worker, shift(base, place), let("total", summed[0]), accumulate)
 

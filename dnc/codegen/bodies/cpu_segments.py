@@ -127,12 +127,13 @@ def _forward(
 ) -> None:
     layout = layout_of(worker, product.parameter)
     blocks = _list_blocks(worker, segment, product.result, begin, end)
+    weight = worker.access.weights(product.parameter, product.select, first)
     column = 0
     for piece in product.pieces:
         memory = place_rows(worker, piece, first, count)
         worker.call(
             f"{FORWARD}_{memory}",
-            worker.access.base(product.parameter),
+            weight,
             *(tirx.const(n, "int32") for n in (layout.padded_rows, layout.columns)),
             blocks,
             *(tirx.const(n, "int32") for n in (column, piece.width)),
@@ -190,12 +191,13 @@ def _transposed(
 ) -> None:
     layout = layout_of(worker, product.parameter)
     blocks = _list_blocks(worker, segment, product.delta, begin, end)
+    weight = worker.access.weights(product.parameter, product.select, first)
     for buffer, offset, low, high in product.stores:
         with loop("v", count) as v:
             put(worker.places, v, worker.access.record(buffer, first + v) + offset)
         worker.call(
             TRANSPOSED,
-            worker.access.base(product.parameter),
+            weight,
             *(tirx.const(n, "int32") for n in (layout.padded_rows, layout.columns)),
             blocks,
             *(tirx.const(n, "int32") for n in (low, high - low)),

@@ -98,6 +98,24 @@ def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, 
         each_optimizer(worker.plan, opcode, "", step)
 
 
+def follow(worker: Worker, first: Expr, count: Expr, norms: Expr, _chunks: Expr) -> None:
+    """Adds what the rows gave to the running parameters; nothing where the norm is not finite."""
+    found, _ = _scale(worker, norms)
+    size = isa.NORM_CHUNK
+    places = [worker.access.base(isa.PARAMETERS), worker.access.base(isa.GRADIENTS)]
+    starts = [let("start", place + wide(first)) for place in places]
+    blocks = stride_loop("chunk", worker.number, tirx.truncdiv(count + (size - 1), size), worker.grid)
+    with when(_finite(found)), blocks as chunk:
+        into, source = (let("at", start + wide(chunk) * size) for start in starts)
+        length = let("length", smaller(count - chunk * size, size))
+
+        def move(i: Expr) -> None:
+            at = shift(into, i)
+            put(worker.pool, at, worker.pool[at] + worker.pool[shift(source, i)])
+
+        elements(length, move)
+
+
 def update_table(
     worker: Worker, opcode: Expr, table: TableGradient, tokens: Expr, norms: Expr, rate: Expr
 ) -> None:

@@ -48,7 +48,14 @@ STAGE = 2 * STEP * STRIDE
 
 
 def dense_gradient(
-    worker: Worker, gradient: DenseGradient, rows: Expr, first: Expr, accumulate: Expr, chunks: Expr
+    worker: Worker,
+    gradient: DenseGradient,
+    first_row: Expr,
+    rows: Expr,
+    first: Expr,
+    accumulate: Expr,
+    chunks: Expr,
+    index: Expr,
 ) -> None:
     """Tiles of 64 x 64 elements of every chunk of rows, 4 x 4 a thread; or 64 rows of a vector."""
     columns = sum(piece.width for piece in gradient.pieces)
@@ -59,9 +66,9 @@ def dense_gradient(
     with stride_loop("item", begin, chunks * tiles, worker.grid) as item:
         chunk = fixed("chunk", item // tiles)
         tile = fixed("tile", item - chunk * tiles)
-        base = let("gradient", _arena(worker, chunk) + _offset(worker, gradient.parameter))
-        start = let("start", chunk * size)
-        end = let("end", smaller(rows, start + size))
+        base = let("gradient", worker.access.arena(chunk) + _offset(worker, gradient.parameter, index))
+        start = let("start", first_row + chunk * size)
+        end = let("end", smaller(first_row + rows, start + size))
         row = let("row", tile // across * TILE)
         with when(both(tile == 0, accumulate == 0)):
             _clear_padding(worker, gradient, base)
@@ -75,7 +82,7 @@ def dense_gradient(
 def _clear_padding(worker: Worker, gradient: DenseGradient, base: Expr) -> None:
     """Zeros behind a gradient's elements: arenas are added up whole, and those of chunks are not cleared."""
     shape = worker.plan.program.parameter(gradient.parameter).type.shape
-    end, stride = isa.parameter_floats(worker.plan, gradient.parameter), padded(shape[-1])
+    end, stride = isa.slice_floats(worker.plan, gradient.parameter), padded(shape[-1])
     behind = shape[0] if len(shape) == 1 else shape[0] * stride
     # Products write the padding of their rows themselves.
     first = 0 if len(shape) > 1 and shape[1] % 4 and not gradient.pieces else behind
@@ -89,15 +96,9 @@ def _clear_padding(worker: Worker, gradient: DenseGradient, base: Expr) -> None:
                 put(worker.pool, base + wide(place), T.float32(0.0))
 
 
-def _arena(worker: Worker, chunk: Expr) -> Expr:
-    """Where the gradients of a chunk of rows lie."""
-    others = worker.access.base(isa.CHUNKS) + wide(chunk - 1) * isa.trained_floats(worker.plan)
-    return T.Select(chunk == 0, worker.access.base(isa.GRADIENTS), others)
-
-
-def _offset(worker: Worker, parameter: str) -> Expr:
-    """A parameter's place in every arena."""
-    return worker.access.base(parameter) - worker.access.base(isa.PARAMETERS)
+def _offset(worker: Worker, parameter: str, index: Expr) -> Expr:
+    """A parameter's place in every arena; `index`: which one of a stack."""
+    return worker.access.slice(parameter, index) - worker.access.base(isa.PARAMETERS)
 
 
 def _matrix_tile(

@@ -174,8 +174,8 @@ def is_aligned(worker: Worker, address: Address) -> bool:
     return worker.access.is_plain(address) and address.offset % 4 == 0  # type: ignore[union-attr]
 
 
-def _weights(worker: Worker, placement: Placement) -> Weights:
-    """Four weights of a row of the warp in a chunk (literal for registers)."""
+def _weights(worker: Worker, placement: Placement, at: Expr) -> Weights:
+    """Four weights of a row of the warp in a chunk (literal for registers); at: as in `forward`."""
     rows, columns = rows_per_warp(placement, worker.workers), padded(placement.columns)
     if placement.residency == REGISTER:
 
@@ -201,7 +201,7 @@ def _weights(worker: Worker, placement: Placement) -> Weights:
 
         return on_chip
 
-    base = let("weights", worker.access.base(placement.parameter))
+    base = let("weights", at)
 
     def streamed(row: Any, chunk: Any) -> list[Expr]:
         source, valid = source_row(worker, placement, worker.warp * rows + row)
@@ -224,17 +224,25 @@ def _each_chunk(placement: Placement, body: Callable[[Any], None]) -> None:
 
 
 def forward(
-    worker: Worker, placement: Placement, vertices: int, operand: Expr, sums: int, tile: int, first: Expr
+    worker: Worker,
+    placement: Placement,
+    weights_at: Expr,
+    vertices: int,
+    operand: Expr,
+    sums: int,
+    tile: int,
+    first: Expr,
 ) -> None:
     """Rows of the worker times `vertices` staged operands.
 
-    operand: staging index of the first of them. The sum of local row r and vertex v goes to
-    staging `sums` + r * tile + first + v. No barrier inside.
+    weights_at: position of the whole weight in the pool, used where it is STREAMED. operand: staging
+    index of the first of them. The sum of local row r and vertex v goes to staging
+    `sums` + r * tile + first + v. No barrier inside.
     """
     rows = rows_per_warp(placement, worker.workers)
     total_rows = placement.gates * share(placement.units, worker.workers)
     stride = padded_columns(placement.columns)
-    weights = _weights(worker, placement)
+    weights = _weights(worker, placement, weights_at)
 
     def block(row_begin: Any, count: int) -> None:
         size = count * vertices
@@ -291,6 +299,7 @@ def transposed_step(columns: int, tile: int) -> int:
 def transposed(
     worker: Worker,
     placement: Placement,
+    weights_at: Expr,
     deltas: int,
     tile: int,
     count: Expr,
@@ -299,16 +308,17 @@ def transposed(
 ) -> None:
     """Partial sums over the worker's rows for `tile` vertices, a few at a time.
 
-    deltas: staging of the deltas, local row r and vertex v at r * tile + v (zeros where there is
-    none). store(vertex, column, value) writes a result for vertices below `count`. scratch:
-    staging for one group of columns of every warp. Barriers inside; ends with one.
+    weights_at: as in `forward`. deltas: staging of the deltas, local row r and vertex v at
+    r * tile + v (zeros where there is none). store(vertex, column, value) writes a result for
+    vertices below `count`. scratch: staging for one group of columns of every warp. Barriers inside;
+    ends with one.
     """
 
     def by_rows() -> None:
-        _transposed_rows(worker, placement, deltas, tile, count, scratch, store)
+        _transposed_rows(worker, placement, weights_at, deltas, tile, count, scratch, store)
 
     def by_columns() -> None:
-        _transposed_columns(worker, placement, deltas, tile, count, store)
+        _transposed_columns(worker, placement, weights_at, deltas, tile, count, store)
 
     if placement.residency == REGISTER or tile % 4 or tile <= FEW:
         by_rows()
@@ -319,6 +329,7 @@ def transposed(
 def _transposed_columns(
     worker: Worker,
     placement: Placement,
+    weights_at: Expr,
     deltas: int,
     tile: int,
     count: Expr,
@@ -326,7 +337,7 @@ def _transposed_columns(
 ) -> None:
     """A column a thread, over all rows of the worker: nothing to add up between warps."""
     total_rows = placement.gates * share(placement.units, worker.workers)
-    weight_at = _weight_at(worker, placement)
+    weight_at = _weight_at(worker, placement, weights_at)
     step = min(tile, COLUMN_VERTICES)
     blocks = stride_loop("column", worker.thread, placement.columns, THREADS)
     with stride_loop("first", 0, count, step) as first, blocks as column:
@@ -346,12 +357,12 @@ def _transposed_columns(
     worker.synchronize()
 
 
-def _weight_at(worker: Worker, placement: Placement) -> Callable[[Expr, Expr], Expr]:
+def _weight_at(worker: Worker, placement: Placement, weights_at: Expr) -> Callable[[Expr, Expr], Expr]:
     """One weight of a local row, from shared memory or the L2 cache."""
     columns = padded(placement.columns)
     if placement.residency == SHARED:
         return lambda row, column: worker.shared_weights[placement.slot + row * columns + column]
-    base = let("weights", worker.access.base(placement.parameter))
+    base = let("weights", weights_at)
 
     def streamed(row: Expr, column: Expr) -> Expr:
         source, valid = source_row(worker, placement, row)
@@ -364,6 +375,7 @@ def _weight_at(worker: Worker, placement: Placement) -> Callable[[Expr, Expr], E
 def _transposed_rows(
     worker: Worker,
     placement: Placement,
+    weights_at: Expr,
     deltas: int,
     tile: int,
     count: Expr,
@@ -373,7 +385,7 @@ def _transposed_rows(
     """Rows spread over the warps, whose sums are added up through staging."""
     rows = rows_per_warp(placement, worker.workers)
     total_rows = placement.gates * share(placement.units, worker.workers)
-    weights = _weights(worker, placement)
+    weights = _weights(worker, placement, weights_at)
     step = transposed_step(placement.columns, tile)
     all_chunks = chunks(placement.columns)
     with stride_loop("first", 0, count, step) as first:

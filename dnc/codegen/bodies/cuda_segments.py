@@ -120,19 +120,22 @@ def _products(
             stage_operand(worker, product.pieces, first, count, tile, 0)
             worker.synchronize()
             staged = product.pieces
-        _forward(worker, segment, product, staging.sums[product.result], count, tile)
+        _forward(worker, segment, product, staging.sums[product.result], first, count, tile)
     if segment.products:
         worker.synchronize()
 
 
-def _forward(worker: Worker, segment: Segment, product: Product, sums: int, count: Expr, tile: int) -> None:
+def _forward(
+    worker: Worker, segment: Segment, product: Product, sums: int, first: Expr, count: Expr, tile: int
+) -> None:
     placement = worker.placement(product.parameter, segment.units)
     stride = padded_columns(placement.columns)
+    at = worker.access.weights(product.parameter, product.select, first)
 
     def by(vertices: int) -> Callable[[], None]:
         def body() -> None:
             with stride_loop("vertex", 0, count, vertices) as vertex:
-                forward(worker, placement, vertices, vertex * stride, sums, tile, vertex)
+                forward(worker, placement, at, vertices, vertex * stride, sums, tile, vertex)
 
         return body
 
@@ -198,7 +201,8 @@ def _transposed(
                 at = worker.access.record(buffer, first + vertex) + (offset - low)
                 put(worker.pool, at + column, value)
 
-    transposed(worker, placement, staging.deltas[product.delta], tile, count, 0, store)
+    weights_at = worker.access.weights(product.parameter, product.select, first)
+    transposed(worker, placement, weights_at, staging.deltas[product.delta], tile, count, 0, store)
 
 
 # ---- vertices: a warp each -------------------------------------------------------------------------

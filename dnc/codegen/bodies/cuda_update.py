@@ -17,6 +17,7 @@ from dnc.codegen.emit import (  # fmt: skip
     fixed,
     lane4,
     let,
+    local,
     loop,
     named,
     put,
@@ -35,7 +36,7 @@ def norm(worker: Worker, count: Expr, chunks: Expr) -> None:
     gradients = let("gradients", worker.access.base(isa.GRADIENTS))
     others = let("others", worker.access.base(isa.CHUNKS))
     norms = let("norms", worker.access.base(isa.NORMS))
-    size, arena = isa.NORM_CHUNK, isa.trained_floats(worker.plan)
+    size, arena = isa.NORM_CHUNK, isa.gradient_floats(worker.plan)
     worker.stage(WARPS)
     with stride_loop("span", worker.number, (count + size - 1) // size, worker.grid) as span:
         length = let("length", smaller(count - span * size, size))
@@ -104,6 +105,18 @@ def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, 
 
     with when(_finite(total)):
         each_optimizer(worker.plan, opcode, "", step)
+
+
+def follow(worker: Worker, first: Expr, count: Expr, norms: Expr, chunks: Expr) -> None:
+    """Adds what the chunks of rows gave to the running parameters; nothing where the norm is not finite."""
+    total, _ = _scale(worker, norms)
+    begin = let("begin", worker.number * THREADS + worker.thread)
+    with when(_finite(total)), stride_loop("element", begin, count, worker.grid * THREADS) as element:
+        at = let("at", worker.access.base(isa.PARAMETERS) + wide(first) + element)
+        value = local("value", "float32", worker.pool[at])
+        with loop("chunk", chunks) as chunk:
+            put(value, 0, value[0] + worker.pool[worker.access.arena(chunk) + wide(first) + element])
+        put(worker.pool, at, value[0])
 
 
 def update_table(

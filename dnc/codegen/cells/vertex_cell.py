@@ -136,7 +136,7 @@ class VertexCell:
     def _matrix(self, address: ParameterAddress, shape: tuple[int, ...]) -> Element:
         position = self.access.weight(address.parameter)
         columns = shape[1]
-        base = let("matrix", self.access.base(address.parameter))
+        base = self.access.position(address, self.row)
 
         def read(i: Expr) -> Expr:
             return self.access.pool[base + position(i // columns, i % columns)]

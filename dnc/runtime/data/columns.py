@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from dnc.ir.forest import Forest, Ints, VertexTable, neighbours, target_of
-from dnc.ir.structure import CLASS, DATA_KINDS, LIST, TOKEN, VECTOR, Arm, Field, Struct
+from dnc.ir.structure import DATA_KINDS, LIST, VECTOR, Arm, Field, Struct
 from dnc.runtime.data.layout import Layout
 
 
@@ -177,7 +177,7 @@ def assemble(columns: Columns, converted: dict[tuple[str, int, str], Any]) -> Fo
                         converted[source] if field.kind in DATA_KINDS else each.values[field.name]
                     )
             full = full[order[name]]
-            if field.kind in (TOKEN, CLASS, VECTOR):
+            if field.kind in DATA_KINDS:
                 data[name][field.name] = full
             else:
                 moves = np.append(rank[target_of(table.struct, field.name)], np.int32(-1))

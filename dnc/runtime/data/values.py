@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dnc.ir.structure import CLASS, TOKEN, VECTOR, Dimension, Field
+from dnc.ir.structure import CLASS, SELECTOR, TOKEN, VECTOR, Dimension, Field
 from dnc.runtime.data.columns import Columns
 from dnc.runtime.data.problems import ProblemList, kind_of, shown, suggestion
 from dnc.runtime.data.vocabulary import Vocabulary, build_vocabulary
@@ -72,6 +72,9 @@ def convert(
                 column = _Column((name, index, field.name), field, each.values[field.name])
                 if field.kind == VECTOR:
                     converted[column.key] = _vectors(conversion, column)
+                elif field.kind == SELECTOR and field.dimension is not None:
+                    if not conversion.first(column, (int,), "must be a number, which selects from a stack"):
+                        converted[column.key] = _numbers(conversion, column, field.dimension, None)
                 elif field.kind in (TOKEN, CLASS) and field.dimension is not None:
                     dimensions.setdefault(field.dimension.name, []).append(column)
                     sizes[field.dimension.name] = field.dimension

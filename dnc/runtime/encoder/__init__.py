@@ -50,12 +50,14 @@ class DoesNotFit(DiagnosticError):
 
 @attrs.frozen
 class Part:
-    """Which part of an accumulated batch a launch is: `tokens` per table are those of all parts."""
+    """Which part of an accumulated batch a launch is: `tokens` per table are those of all parts, and so
+    are the rows that `followed` counts, as `Encoder.followed` does."""
 
     accumulate: bool = False
     update: bool = True
     total_samples: int | None = None
     tokens: dict[str, Ints] | None = None
+    followed: dict[str, Numbers] | None = None
 
 
 class Encoder:
@@ -68,6 +70,9 @@ class Encoder:
         self.modes = modes or Modes(self.plan)
         self.layout = self.modes.layout
         self.lists = Lists(prepared)
+        self._arena, self._running = isa.gradient_floats(self.plan), isa.running_floats(self.plan)
+        running = {each.name for each in self.plan.program.parameters if each.running}
+        self._followers = [each for each in self.plan.dense_gradients if each.parameter in running]
 
     # ---- batches --------------------------------------------------------------------------------
 
@@ -144,7 +149,8 @@ class Encoder:
         chunks = self._chunks(rows, mode, part)
         bases, used = self._allocate(known, mode, rows, workers, touched, int(chunks.max()))
         body = Words(len(batches), self.layout.queues_at + replicas * workers)
-        group = Group(rows, bases, workers, self.pool.schedules[buffer], body, noise, guest)
+        followed = self._followed(rows) if part.followed is None else part.followed
+        group = Group(rows, bases, workers, self.pool.schedules[buffer], body, noise, followed, guest)
         if guest is not None:
             guest.reserve(body)
             guest.write_numbers(self.plan, self.prepared, rows, body)
@@ -213,6 +219,29 @@ class Encoder:
         """The sorted distinct rows of a table that `samples` touch."""
         return self.lists.sample_tokens(table, samples)
 
+    def followed(self, samples: Ints) -> dict[str, Numbers]:
+        """How many rows of `samples` move every running parameter, [1, parameters of the stack]."""
+        batch = assign([np.asarray(samples, np.int32)], self.prepared.weight, 1)
+        spaces = {each.space for each in self._followers}
+        return self._followed({name: space_rows(self.prepared.spaces[name], batch, False) for name in spaces})
+
+    def _followed(self, rows: dict[str, Rows]) -> dict[str, Numbers]:
+        """The same for a group, [batches, parameters of the stack]."""
+        found: dict[str, Numbers] = {}
+        for each in self._followers:
+            if each.space in rows:
+                counts = self._summed_rows(each, rows[each.space])
+                found[each.parameter] = found.get(each.parameter, 0) + counts
+        return found
+
+    def _summed_rows(self, gradient: DenseGradient, rows: Rows) -> Numbers:
+        """How many rows add to a gradient, [batches, parameters of the stack]."""
+        if not gradient.field:
+            return rows.spread.counts[:, None]
+        position = self.plan.program.selectors(gradient.space).index(gradient.field)
+        counts: Numbers = rows.selected(position)[1].sum(axis=1).T
+        return counts
+
     def _allocate(
         self,
         known: Mode,
@@ -236,7 +265,7 @@ class Encoder:
             at += units(total)
             if chunks > 1:
                 bases[isa.CHUNKS] = at
-                at += units((chunks - 1) * self.pool.dense)
+                at += units((chunks - 1) * self._arena)
         for buffer in known.buffers:
             count = rows[buffer.space].spread.most
             if buffer.children is not None:
@@ -300,16 +329,18 @@ class Encoder:
             return [number[isa.GRID_BARRIER], next(ordinals)]
 
         # A parameter's tiles keep their workers, so that its gradients add up in order.
-        first, workers_of = np.zeros(group.body.batches, np.int32), dict[str, Numbers]()
+        first, workers_of = np.zeros(group.body.batches, np.int32), dict[tuple[str, int], Numbers]()
         alike, others = _by_tiling(self.plan)
         for gradient in (*alike, *others):
             if others and gradient is others[0]:  # other workers add to the same elements
                 found.append(exchange())
-            again = int(part.accumulate or gradient.parameter in workers_of)
-            worker = workers_of.setdefault(gradient.parameter, first % grid)
-            rows = group.rows[gradient.space].spread.counts
-            found.append([number[gradient.name], rows, worker, again, chunks])
-            first = first + chunks * gradient_tiles(gradient)
+            for index, runs in enumerate(self._summed(gradient, group)):
+                target = gradient.parameter, index
+                for run, (row, rows) in enumerate(runs):
+                    again = int(part.accumulate or run > 0 or target in workers_of)
+                    worker = workers_of.setdefault(target, first % grid)
+                    found.append([number[gradient.name], row, rows, worker, again, chunks, index])
+                first = first + chunks * gradient_tiles(gradient)
         norms: Field = -(-self.pool.dense // isa.NORM_CHUNK)
         for table in self.plan.table_gradients:
             tokens = touched[table.parameter].spread.counts
@@ -319,11 +350,29 @@ class Encoder:
             found += [exchange(), [number[isa.NORM], self.pool.dense, chunks], exchange()]
             for begin, count, rate in self.modes.rates:
                 found.append([number[optimizer], begin, count, norms, isa.float_bits(rate)])
+            if self._running:
+                found.append([number[isa.FOLLOW], self.pool.dense, self._running, norms, chunks])
             for table in self.plan.table_gradients:
                 tokens = touched[table.parameter].spread.counts
                 rate = isa.float_bits(self.plan.program.parameter(table.parameter).rate)
                 found.append([number[f"{optimizer} {table.parameter}"], tokens, norms, rate])
         return found
+
+    def _summed(self, gradient: DenseGradient, group: Group) -> list[list[tuple[Field, Numbers]]]:
+        """The rows that add to a gradient, as runs (first, count); of a stack to each of its parameters."""
+        rows = group.rows[gradient.space]
+        if not gradient.field:
+            return [[(0, rows.spread.counts)]]
+        position = self.plan.program.selectors(gradient.space).index(gradient.field)
+        starts, counts = rows.selected(position)
+        return [
+            [
+                (starts[index, run], counts[index, run])
+                for run in range(counts.shape[1])
+                if run == 0 or counts[index, run].any()
+            ]
+            for index in range(len(counts))
+        ]
 
     def _chunks(self, rows: dict[str, Rows], mode: str, part: Part) -> Numbers:
         """Chunks of rows of the weight gradients, [batches]: enough pieces of work for many workers.
@@ -333,8 +382,11 @@ class Encoder:
         gradients = self.plan.dense_gradients
         if mode != TRAIN or not self.modes.splits or part != Part() or not gradients:
             return np.ones(1, np.int32)
-        counts = np.stack([rows[gradient.space].spread.counts for gradient in gradients])
-        most = min(isa.MOST_CHUNKS, -(-PIECES // sum(gradient_tiles(gradient) for gradient in gradients)))
+        each_most = [self._summed_rows(each, rows[each.space]).max(axis=1) for each in gradients]
+        counts = np.stack(each_most)
+        program = self.plan.program
+        tiles = sum(gradient_tiles(each) * program.parameter(each.parameter).count for each in gradients)
+        most = min(isa.MOST_CHUNKS, -(-PIECES // tiles))
         chunks: Numbers = np.clip(counts.max(axis=0) // CHUNK_ROWS, 1, most)
         return chunks
 

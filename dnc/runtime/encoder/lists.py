@@ -23,6 +23,7 @@ from dnc.ir.plan import (
     IndexList,
     NoiseList,
     Plan,
+    ShareList,
     SlotList,
     SlotSource,
     TableGradient,
@@ -54,7 +55,8 @@ class Touched:
 class Group:
     """What the lists of a group are made from: rows by space, bases by name, workers of a replica.
 
-    address: where the first batch's schedule will lie. guest: what a batch, the only one then, shares.
+    address: where the first batch's schedule will lie. followed: how many rows move every running
+    parameter, [batches, parameters of the stack]. guest: what a batch, the only one then, shares.
     """
 
     rows: dict[str, Rows]
@@ -63,6 +65,7 @@ class Group:
     address: int
     body: Words
     noise: NDArray[np.uint32]
+    followed: dict[str, Numbers]
     guest: Guest | None = None
 
 
@@ -188,13 +191,15 @@ class Lists:
         return self._known[key]
 
     def _data_list(self, item: IndexList, rows: Rows, group: Group) -> int:
-        assert isinstance(item, TableList | ClassList | VectorList | NoiseList)
+        assert isinstance(item, TableList | ClassList | VectorList | NoiseList | ShareList)
         body, spread = group.body, rows.spread
         if isinstance(item, NoiseList):
             vertex = self.prepared.spaces[item.space].vertex[rows.positions]
             return body.add(spread.matrix(vertex_keys(group.noise[spread.batch], vertex)))
         if isinstance(item, VectorList):
             return self._vectors(item, rows, group)
+        if isinstance(item, ShareList):
+            return self._shares(item, rows, group)
         numbers, everywhere = self._numbers(item.space, item.path, item.field)
         number = numbers[rows.positions]
         if isinstance(item, TableList):
@@ -203,17 +208,28 @@ class Lists:
         return body.add(spread.matrix(number))
 
     def _vectors(self, item: VectorList, rows: Rows, group: Group) -> int:
-        body, spread = group.body, rows.spread
         values, targets = self._field(item.space, item.path, item.field)
         target = targets[rows.positions]
-        stride = padded(item.width)
         structs, space = self.prepared.forest.structs, self.program.space(item.space)
         key = path_struct(structs, space.struct, item.path), item.field
         if group.guest is not None and key in group.guest.handed:
-            return body.add_addresses(spread.matrix(group.guest.addresses(key, target, group.address)))
-        filled = np.zeros((spread.batches, spread.most, stride), np.float32)
+            addresses = group.guest.addresses(key, target, group.address)
+            return group.body.add_addresses(rows.spread.matrix(addresses))
         found = values.reshape(len(values), item.width)[target]
-        filled[spread.batch, spread.local, : item.width] = np.where((target >= 0)[:, None], found, 0)
+        return self._records_of(np.where((target >= 0)[:, None], found, 0), rows.spread, group)
+
+    def _shares(self, item: ShareList, rows: Rows, group: Group) -> int:
+        spread, own = rows.spread, np.zeros(len(rows.positions), np.intp)
+        if item.field:
+            own = self._numbers(item.space, (), item.field)[0][rows.positions]
+        counts = group.followed[item.parameter]
+        return self._records_of((1.0 / counts[spread.batch, own])[:, None], spread, group)
+
+    def _records_of(self, values: NDArray[Any], spread: Spread, group: Group) -> int:
+        """Appends the values of every row, side by side, and the list of where they lie."""
+        body, stride = group.body, padded(values.shape[1])
+        filled = np.zeros((spread.batches, spread.most, stride), np.float32)
+        filled[spread.batch, spread.local, : values.shape[1]] = values
         body.align(4)
         at = body.add(filled.reshape(spread.batches, -1).view(np.int32))
         return body.add_addresses(spread.matrix(group.address + at // 4 + spread.local * (stride // 4)))

@@ -57,6 +57,7 @@ class Modes:
         if name == TRAIN:
             for gradient in self.plan.dense_gradients:
                 used |= {getattr(p.address, "list", "") for p in gradient.pieces}
+                used |= {getattr(p.address, "select", "") for p in gradient.pieces}
         read = {result.buffer for result in self.plan.results if result.kind in RESULT_KINDS[name]}
         buffers = [buffer for buffer in self.plan.buffers if buffer.name in written]
         return Mode(
@@ -72,8 +73,8 @@ def _lists_of(step: Step) -> set[str]:
     found: set[str] = set()
     addresses = [load.address for load in step.segment.loads]
     addresses += [piece.address for product in step.segment.products for piece in product.pieces]
-    for address in addresses:
-        for field in ("list", "plain", "partial", "children"):
+    for address in (*addresses, *step.segment.products, *step.segment.transposed):
+        for field in ("list", "plain", "partial", "children", "select"):
             name = getattr(address, field, None)
             if isinstance(name, str):
                 found.add(name)

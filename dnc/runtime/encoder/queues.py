@@ -57,7 +57,7 @@ def encode_queues(
     level, step, place in the sequence); an exchange stands where anything before the place changes.
     """
     steps, batches = mode.steps, body.batches
-    depth = max((rows[step.segment.space].counts.shape[2] for step in steps), default=1)
+    depth = max((rows[step.segment.space].counts.shape[3] for step in steps), default=1)
     groups: dict[tuple[str, bool], tuple[Numbers, ...]] = {}
     found = []
     for step in steps:
@@ -72,7 +72,7 @@ def encode_queues(
     phase = np.append(mode.phase, 0)[index]
     level = np.where(phase == BACKWARD_LEVELS, depth - 1 - level, level)
     place = ((owner * PHASES + phase) * depth + level) * mode.longest + np.append(mode.within, 0)[index]
-    order = np.argsort(place * len(found) + index)
+    order = np.argsort(place * len(found) + index, kind="stable")
     place, owner = place[order], owner[order]
     opcode = np.append(mode.opcode, plan.opcode(isa.NOP).number)[index]
     made = np.stack((opcode, start, count))[:, order]

@@ -1,10 +1,14 @@
 """Rows of a space in a group of batches: which vertices they are, replica by replica, level by level.
 
 Rows are ordered by (batch, replica, level, sample), so a wavefront of a replica, and everything of
-a replica, lie side by side (Cavs's dynamic tensor).
+a replica, lie side by side (Cavs's dynamic tensor). Where stages select from stacks, the numbers
+they select come before the replica: then the rows of a wavefront that share a parameter lie side by
+side, and so do all rows that add to one gradient.
 """
 
 from __future__ import annotations
+
+import math
 
 import attrs
 import numpy as np
@@ -18,14 +22,28 @@ from dnc.runtime.prepared import Indices, SpaceRows
 class Rows:
     """A space in a group of batches.
 
-    positions: of every row its row in the prepared data. counts, starts: [batches, replicas,
-    levels], how many rows a wavefront has and the first one's number in its batch.
+    positions: of every row its row in the prepared data. counts, starts: [batches, keys, replicas,
+    levels], how many rows a wavefront has and the first one's number in its batch. There is one key
+    for every combination of the numbers that rows select from stacks, the last one fastest; `sizes`
+    says how many there are of each.
     """
 
     positions: Indices
     spread: Spread
     counts: Numbers
     starts: Numbers
+    sizes: tuple[int, ...] = ()
+
+    def selected(self, position: int) -> tuple[Numbers, Numbers]:
+        """The rows that select a number by the index at a position among the sizes.
+
+        First rows and counts, [numbers, runs, batches]: runs that do not lie side by side.
+        """
+        batches = len(self.counts)
+        before, own = math.prod(self.sizes[:position]), self.sizes[position]
+        shape = (batches, before, own, -1)
+        counts, starts = self.counts.reshape(shape), self.starts.reshape(shape)
+        return starts[..., 0].transpose(2, 1, 0), counts.sum(axis=-1).transpose(2, 1, 0)
 
 
 @attrs.frozen(eq=False)
@@ -65,24 +83,34 @@ def space_rows(space: SpaceRows, assigned: Assignment, leveled: bool) -> Rows:
     positions, counts = sample_rows(space, assigned.samples)
     batches, replicas = assigned.spread.batches, assigned.replicas
     owner, groups, depth = np.repeat(assigned.owner, counts), batches * replicas, 1
+    keys = math.prod(space.sizes)
+    if keys > 1:
+        batch, replica = np.divmod(owner, replicas)
+        owner, groups = (batch * keys + space.key[positions]) * replicas + replica, groups * keys
     if leveled:
         level = space.level[positions]
         depth = int(level.max(initial=0)) + 1
         owner = owner * depth + level
+    if leveled or keys > 1:
         small = owner.astype(np.uint16) if groups * depth < 65536 else owner
         positions = positions[np.argsort(small, kind="stable")]
     per = np.bincount(owner, minlength=groups * depth).reshape(batches, -1)
     ends = np.cumsum(per, axis=1)
-    shape = (batches, replicas, depth)
-    return Rows(positions, Spread(ends[:, -1]), per.reshape(shape), (ends - per).reshape(shape))
+    shape = (batches, keys, replicas, depth)
+    starts = (ends - per).reshape(shape)
+    return Rows(positions, Spread(ends[:, -1]), per.reshape(shape), starts, space.sizes)
 
 
 def wavefronts(rows: Rows, leveled: bool) -> tuple[Numbers, ...]:
-    """(batch * replicas + replica, level, first row, rows) of every wavefront that is not empty."""
+    """(batch * replicas + replica, level, first row, rows) of every wavefront that is not empty; of
+    every key's part of one, where rows select from stacks."""
     counts, starts = rows.counts, rows.starts
-    if not leveled and counts.shape[2] > 1:
-        counts, starts = counts.sum(axis=2, keepdims=True), starts[:, :, :1]
-    depth = counts.shape[2]
+    if not leveled and counts.shape[3] > 1:
+        counts, starts = counts.sum(axis=3, keepdims=True), starts[..., :1]
+    _, keys, replicas, depth = counts.shape
     found = np.flatnonzero(counts)
     owner, level = np.divmod(found, depth)
+    if keys > 1:
+        rest, replica = np.divmod(owner, replicas)
+        owner = rest // keys * replicas + replica
     return owner, level, starts.ravel()[found], counts.ravel()[found]

@@ -27,11 +27,12 @@ from dnc.runtime.importers.tokens import TOKENIZERS
 Reader = Callable[[Any, Options, Counts], Iterator[Any]]
 """Yields sentences or samples from a source (or from several by name) and counts what it sees."""
 
-SEQUENCE_OPTIONS = ("structure", "seed", "rare", "counted_in", "longest")
+SEQUENCE_OPTIONS = ("structure", "seed", "rare", "counted_in", "longest", "layers", "skip")
+MOST_LAYERS = 1 << 16
 
 
 KINDS: Mapping[str, type] = {
-    **dict.fromkeys(("length", "classes", "seed", "rare", "longest"), int),
+    **dict.fromkeys(("length", "classes", "seed", "rare", "longest", "layers", "skip"), int),
     **dict.fromkeys(("marks", "numeric"), bool),
     **dict.fromkeys(("tokens", "structure", "delimiter", "separator"), str),
     "columns": tuple,
@@ -182,7 +183,7 @@ def _derived(
     counts.keep(kept)
     spelled = sum(structures.spell(sentence, seen, options.rare) for sentence in kept) if options.rare else 0
     choice = random.Random(options.seed)
-    return spelled, [structures.STRUCTURES[options.structure](sentence, choice) for sentence in kept]
+    return spelled, [structures.STRUCTURES[options.structure](each, choice, options) for each in kept]
 
 
 def _checked(format: str, chosen: Format, given: Mapping[str, Any]) -> Options:
@@ -203,7 +204,8 @@ def _checked(format: str, chosen: Format, given: Mapping[str, Any]) -> Options:
         if value not in known:
             hint = suggestion(value, known) or f", expected one of {', '.join(known)}"
             raise fail(f"--{name}: found '{value}'{hint}")
-    for name, least in (("length", 1), ("classes", 2), ("longest", 1), ("seed", 0), ("rare", 0)):
+    least_of = {"length": 1, "classes": 2, "longest": 1, "seed": 0, "rare": 0, "layers": 1, "skip": 0}
+    for name, least in least_of.items():
         number = getattr(options, name)
         if number is not None and not least <= number < 2**31:
             raise fail(f"--{name}: found {number}, expected {least} or more")
@@ -219,6 +221,15 @@ def _checked(format: str, chosen: Format, given: Mapping[str, Any]) -> Options:
             f"--columns: found '{found}', expected the text's and the label's, as review,stars "
             "(or, without a header, 2,1)"
         )
+    if options.structure == "grid":
+        if options.layers is None:
+            raise fail("--structure grid needs --layers")
+        if options.layers > MOST_LAYERS:
+            raise fail(f"--layers: found {options.layers}, expected {MOST_LAYERS} or fewer")
+        if options.skip > options.layers:
+            raise fail(f"--skip: found {options.skip}, expected at most --layers, which is {options.layers}")
+    elif options.layers is not None or options.skip:
+        raise fail("--layers and --skip go with --structure grid alone")
     if options.rare and options.structure != "sequence":
         raise fail("--rare goes with --structure sequence alone")
     if options.counted_in is not None and not options.rare:

@@ -89,6 +89,8 @@ class Options:
     rare: int = 0
     counted_in: str | Path | None = None
     longest: int | None = None
+    layers: int | None = None
+    skip: int = 0
     written: frozenset[str] = frozenset()
 
 

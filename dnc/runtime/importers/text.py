@@ -19,7 +19,7 @@ BEGIN, END, END_OF_LINE = "<s>", "</s>", "<eos>"
 
 def read_text(source: Source, options: Options, counts: Counts) -> Iterator[Sentence]:
     """The sentences, or the pieces."""
-    marks = options.marks and options.structure == "sequence"
+    marks = options.marks and options.structure in ("sequence", "grid")
     lines = _lines(source, options, counts)
     following = 1 if "target" in options.written else 0  # tokens behind the last word
     if options.length is None:

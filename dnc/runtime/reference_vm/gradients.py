@@ -15,9 +15,9 @@ from dnc.ir import isa
 from dnc.ir.opdef import NUMPY_MATH
 from dnc.ir.optimizers import COEFFICIENTS, OPTIMIZERS
 from dnc.ir.plan import DenseGradient, SlotsAddress, padded
-from dnc.ir.program import DENSE
+from dnc.ir.program import TABLE
 from dnc.runtime.reference_vm.memory import Array, Worker
-from dnc.runtime.reference_vm.operands import load_operand, load_value
+from dnc.runtime.reference_vm.operands import load_operand, load_value, slice_at
 
 if TYPE_CHECKING:
     from dnc.runtime.reference_vm.machine import ReferenceVM
@@ -34,9 +34,9 @@ def _share(vm: ReferenceVM, count: int, size: int, first: int, worker: Worker) -
 def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, int], worker: Worker) -> None:
     """This worker's blocks of rows of a dense parameter's gradient, for its chunks of rows of the space."""
     declared = vm.plan.program.parameter(gradient.parameter)
-    assert declared.kind == DENSE
+    assert declared.kind != TABLE
     shape = declared.type.shape
-    into = vm.base(gradient.parameter) - vm.base(isa.PARAMETERS)
+    into = slice_at(vm, gradient.parameter, fields["index"], worker) - vm.base(isa.PARAMETERS)
     size = vm.plan.weight_format.floats(shape)
     numbers: Any = np.arange(size, dtype=np.float64)
     place = vm.plan.weight_format.unpack(numbers, shape).astype(np.int64).reshape(gradient.rows, -1)
@@ -49,7 +49,8 @@ def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, i
         if block == 0:  # arenas are added up whole, and those of chunks are not cleared
             vm.write(at + padding, 0.0, worker)
         total = np.zeros((end - begin, place.shape[1]))
-        for row in range(chunk * step, min(fields["rows"], (chunk + 1) * step)):
+        for number in range(chunk * step, min(fields["rows"], (chunk + 1) * step)):
+            row = fields["row"] + number
             delta = load_value(vm, gradient.delta, row, np.arange(begin, end), worker)
             x = load_operand(vm, gradient.pieces, row, worker) if gradient.pieces else np.ones(1)
             total += np.outer(delta, x)
@@ -63,7 +64,7 @@ def _arena(vm: ReferenceVM, chunk: int) -> int:
     """Where the gradients of a chunk of rows lie."""
     if chunk == 0:
         return vm.base(isa.GRADIENTS)
-    return vm.base(isa.CHUNKS) + (chunk - 1) * isa.trained_floats(vm.plan)
+    return vm.base(isa.CHUNKS) + (chunk - 1) * isa.gradient_floats(vm.plan)
 
 
 def table_gradient(vm: ReferenceVM, parameter: str, fields: dict[str, int], worker: Worker) -> None:
@@ -93,6 +94,19 @@ def square_norm(vm: ReferenceVM, count: int, chunks: int, worker: Worker) -> Non
             vm.write(_arena(vm, 0) + index, found, worker)
         at = vm.base(isa.NORMS) + begin // isa.NORM_CHUNK
         vm.write(np.array([at]), float((found**2).sum()), worker)
+
+
+def follow(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
+    """Adds what the chunks of rows gave to the running parameters; nothing where the norm is not finite."""
+    norms = vm.read(vm.base(isa.NORMS) + np.arange(fields["norms"]), worker)
+    if not np.isfinite(np.sqrt(norms.sum())):
+        return
+    for begin, end in _share(vm, fields["count"], isa.NORM_CHUNK, 0, worker):
+        index = fields["first"] + np.arange(begin, end)
+        value = vm.read(vm.base(isa.PARAMETERS) + index, worker)
+        for chunk in range(fields["chunks"]):
+            value = value + vm.read(_arena(vm, chunk) + index, worker)
+        vm.write(vm.base(isa.PARAMETERS) + index, value, worker)
 
 
 def update(vm: ReferenceVM, optimizer: str, table: str, fields: dict[str, int], worker: Worker) -> None:

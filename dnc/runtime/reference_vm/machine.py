@@ -11,7 +11,7 @@ import numpy as np
 
 from dnc.ir import isa
 from dnc.ir.plan import UNIT, Plan
-from dnc.runtime.reference_vm.gradients import dense_gradient, square_norm, table_gradient, update
+from dnc.runtime.reference_vm.gradients import dense_gradient, follow, square_norm, table_gradient, update
 from dnc.runtime.reference_vm.memory import Array, CheckedMemory, MachineError, Worker
 from dnc.runtime.reference_vm.segments import unit_segment, vertex_segment
 from dnc.runtime.schedule import list_words, queue
@@ -129,6 +129,8 @@ class ReferenceVM:
                 at = fields["base"] * 4 + np.arange(fields["rows"]) * fields["stride"]
                 total = self.read(at, worker).sum()
                 self.write(np.array([self.base(isa.RESULTS) + fields["result"]]), total, worker)
+        elif name == isa.FOLLOW:
+            follow(self, fields, worker)
         elif name != isa.NOP:
             optimizer, _, table = name.partition(" ")
             update(self, optimizer, table, fields, worker)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dnc.ir import isa
 from dnc.ir.cell import Value
 from dnc.ir.plan import (
     Address,
@@ -78,7 +79,8 @@ def slots(vm: ReferenceVM, name: str, row: int, worker: Worker) -> list[int]:
 def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker: Worker) -> Any:
     """Elements `index` of what `address` stands for in `row`; a list of them for a list."""
     if isinstance(address, ParameterAddress):
-        return vm.read(vm.base(address.parameter) + address.offset + index, worker)
+        at = weights_at(vm, address.parameter, address.select, row, worker)
+        return vm.read(at + address.offset + index, worker)
     if isinstance(address, BufferAddress):
         buffer = vm.buffers[address.buffer]
         runs = vm.per_replica if buffer.partial else 1
@@ -108,12 +110,35 @@ def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker
     return np.array([vm.floats[vm.layout.header["loss_scale"]]], np.float64)
 
 
-def load_matrix(vm: ReferenceVM, parameter: str, worker: Worker) -> Array:
+def weights_at(vm: ReferenceVM, parameter: str, select: str | None, row: int, worker: Worker) -> int:
+    """Word address of a dense parameter, of a stack that of the one which a list selects for a row."""
+    if select is None:
+        return vm.base(parameter)
+    return slice_at(vm, parameter, vm.word(vm.list(select) + row, worker), worker)
+
+
+def slice_at(vm: ReferenceVM, parameter: str, index: int, worker: Worker) -> int:
+    """Word address of a dense parameter, of a stack that of the one with a number."""
+    count = vm.plan.program.parameter(parameter).count
+    if not 0 <= index < count:
+        raise vm.error(worker, f"'{parameter}' has {count} parameters; number {index} is selected")
+    return vm.base(parameter) + index * isa.slice_floats(vm.plan, parameter)
+
+
+def check_selected(vm: ReferenceVM, lists: set[str | None], first: int, rows: int, worker: Worker) -> None:
+    """All rows of an instruction select the same parameter of a stack."""
+    for name in lists - {None}:
+        found = {vm.word(vm.list(str(name)) + row, worker) for row in range(first, first + rows)}
+        if len(found) > 1:
+            raise vm.error(worker, f"the rows select {sorted(found)} by '{name}', expected one number")
+
+
+def load_matrix(vm: ReferenceVM, parameter: str, select: str | None, row: int, worker: Worker) -> Array:
     """A dense parameter's matrix, out of the plan's weight format."""
     declared = vm.plan.program.parameter(parameter)
     shape = declared.type.shape
     size = vm.plan.weight_format.floats(shape)
-    flat = vm.read(vm.base(parameter) + np.arange(size), worker)
+    flat = vm.read(weights_at(vm, parameter, select, row, worker) + np.arange(size), worker)
     return vm.plan.weight_format.unpack(flat, shape).astype(np.float64)
 
 

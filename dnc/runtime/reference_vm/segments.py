@@ -16,6 +16,7 @@ from dnc.ir.ops import OPS
 from dnc.ir.plan import ParameterAddress, Segment, unit_range
 from dnc.runtime.reference_vm.memory import Array, Worker
 from dnc.runtime.reference_vm.operands import (
+    check_selected,
     kept,
     load_matrix,
     load_operand,
@@ -33,10 +34,10 @@ def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worke
     """All rows of a group, for this worker's own units."""
     begin, end = unit_range(segment.units, vm.per_replica, worker.rank)
     own = np.arange(begin, end)
-    matrices = {
-        name: load_matrix(vm, name, worker)
-        for name in [p.parameter for p in segment.products] + [t.parameter for t in segment.transposed]
-    }
+    used = {(use.parameter, use.select) for use in segment.products}
+    used |= {(use.parameter, use.select) for use in segment.transposed}
+    check_selected(vm, {select for _, select in used}, first, rows, worker)
+    matrices = {use: load_matrix(vm, *use, first, worker) for use in sorted(used, key=str) if rows}
 
     def index(value: Value) -> Array:
         width = width_of(value)
@@ -52,14 +53,16 @@ def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worke
             values[load.value] = shaped(load.value, found)
         for product in segment.products:
             operand = load_operand(vm, product.pieces, row, worker)
-            values[product.result] = matrices[product.parameter][index(product.result)] @ operand
+            matrix = matrices[product.parameter, product.select]
+            values[product.result] = matrix[index(product.result)] @ operand
         for op in segment.cell.ops:
             values[op.result] = _unit_op(op, values, segment.units, len(own), index(op.result))
         for store in segment.stores:
             _store(vm, store, row, index(store.value), values[store.value], worker)
         for transposed in segment.transposed:
             delta = values[transposed.delta]
-            partial = matrices[transposed.parameter][index(transposed.delta)].T @ delta
+            matrix = matrices[transposed.parameter, transposed.select]
+            partial = matrix[index(transposed.delta)].T @ delta
             for name, offset, low, high in transposed.stores:
                 width = vm.buffers[name].width
                 at = vm.base(name) + (row * vm.per_replica + worker.rank) * width + offset
@@ -90,7 +93,8 @@ def vertex_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, wor
         for load in segment.loads:
             shape = shape_of(load.value)
             if isinstance(load.address, ParameterAddress) and len(shape) > 1:
-                values[load.value] = load_matrix(vm, load.address.parameter, worker)
+                address = load.address
+                values[load.value] = load_matrix(vm, address.parameter, address.select, row, worker)
                 continue
             found = load_value(vm, load.address, row, np.arange(width_of(load.value)), worker)
             values[load.value] = shaped(load.value, found)

@@ -145,7 +145,7 @@ def _write_function(draft: Draft, function: Callable_, group: Group) -> None:
     head = f"fn {function.name}(t: {function.struct}){shown}"
 
     def scope_of(names: Sequence[str], bound: Sequence[Field] = ()) -> Scope:
-        scope = Scope(draft)
+        scope = Scope(draft, follows=True)
         scope.add_vertex("t", function.struct, names, bound, group)
         return scope
 

@@ -157,7 +157,7 @@ def check_inference(prepared: Prepared, backend: Backend, case: Case) -> None:
 def check_differences(prepared: Prepared, seed: int) -> None:
     """The gradient along one direction against a central difference, in float64."""
     random = np.random.default_rng(seed)
-    trained = [p.name for p in prepared.program.parameters if not p.frozen]
+    trained = [p.name for p in prepared.program.parameters if p.trained]
     direction = {name: random.normal(size=prepared.values[name].shape) for name in trained}
     exact = sum(float((prepared.expected.gradients[name] * direction[name]).sum()) for name in trained)
 

@@ -35,7 +35,7 @@ class State:
 
 @attrs.frozen
 class Field:
-    """A field of a struct. kind: token, class, float, vector, pulled, child, optional or list."""
+    """A field of a struct. kind: token, class, index, float, vector, pulled, child, optional or list."""
 
     name: str
     kind: str
@@ -80,9 +80,11 @@ class Draft:
         self.dimensions: dict[str, int | None] = {f"d{i}": width for i, width in enumerate(self.widths)}
         self.dimensions["classes"] = self.pick((3, 2, 5))
         self.dimensions["vocab"] = self.pick((None, 7))
+        self.dimensions["many"] = self.pick((2, 3, 1))
         self.structs: dict[str, Struct] = {}
         self.parameters: dict[str, Shape] = {}
         self.tables: dict[str, Shape] = {}
+        self.stacks: dict[str, Shape] = {}
         self.states: list[State] = []
         self.cells: list[Callable_] = []
         self.functions: list[Callable_] = []
@@ -153,6 +155,30 @@ class Draft:
             self._declare(f"{name}: [{sizes}]")
         else:
             self._declare(f"{name}: table[{sizes}]")
+        return name
+
+    def stack(self, shape: Shape) -> str:
+        """A stack of parameters of the shape (of one or two dimensions): one there is, or a new one."""
+        known = [name for name, other in self.stacks.items() if other == shape]
+        if known and (len(self.stacks) > 4 or not self.chance(30)):
+            return self.pick(known)
+        name = self.name("K")
+        self.stacks[name] = shape
+        start = f" = {self.pick(INITIALIZERS[len(shape)])}" if self.chance(30) else ""
+        sizes = ", ".join(["many", *(self.size_text(size) for size in shape)])
+        self._declare(f"{name}: stack[{sizes}]{start}")
+        return name
+
+    def running(self, width: int) -> str:
+        """A new running parameter of so many numbers."""
+        name = self.name("R")
+        self.parameter_texts.append(f"running param {name}: {self.type_text((width,))}")
+        return name
+
+    def running_stack(self, width: int) -> str:
+        """A new stack of running parameters."""
+        name = self.name("R")
+        self.parameter_texts.append(f"running param {name}: stack[many, {self.size_text(width)}]")
         return name
 
     def _declare(self, parameter: str) -> None:

@@ -41,7 +41,8 @@ class Group:
 
 @attrs.define
 class Scope:
-    """Texts that may be read, by what they are; `elements`: of the children `k` in a list."""
+    """Texts that may be read, by what they are; `elements`: of the children `k` in a list; `indices`:
+    of the vertex itself, which select from stacks. follows: running parameters may be moved."""
 
     draft: Draft
     values: dict[Shape, list[str]] = attrs.field(factory=dict)
@@ -49,6 +50,8 @@ class Scope:
     classes: dict[int, list[str]] = attrs.field(factory=dict)
     elements: dict[str, list[tuple[Shape, str]]] = attrs.field(factory=dict)
     cells: bool = True
+    indices: list[str] = attrs.field(factory=list)
+    follows: bool = False
 
     def add(self, text: str, type: Shape | State, times: int = 1) -> None:
         """Makes a value or a state readable; it is chosen `times` as often as others."""
@@ -104,6 +107,8 @@ class Scope:
                 self.add(f"{table}[{text}]", shape, times)
         elif field.kind == "class":
             self.classes.setdefault(int(field.size or 0), []).append(text)
+        elif field.kind == "index" and not place.steps:
+            self.indices.append(text)
         elif field.kind in ("float", "vector", "pulled"):
             self.add(text, () if field.kind == "float" else (int(field.size or 0),), times)
 

@@ -17,6 +17,7 @@ DATA: dict[str, Callable[[Draft], tuple[str, int | None]]] = {
     "vector": lambda draft: _vector(draft, "vector"),
     "float": lambda draft: ("float", None),
     "pulled": lambda draft: _vector(draft, "pulled"),
+    "index": lambda draft: ("index<many>", draft.dimensions["many"]),
 }
 LINKS = {"child": "{}", "list": "[{}]", "optional": "{}?"}
 

@@ -89,6 +89,25 @@ def _product(e: Expressions, shape: Shape, depth: int) -> str:
     return f"({matrix} @ {e.value((inner, *shape[1:]), depth)})"
 
 
+def _selected(e: Expressions, shape: Shape, depth: int) -> str:
+    """A vector of a stack, or a product with one of its matrices."""
+    index = e.pick(e.scope.indices)
+    if len(shape) == 1 and e.chance(40):
+        return f"{e.draft.stack(shape)}[{index}]"
+    inner = e.draft.width() if len(shape) == 1 else e.draft.narrow()
+    return f"({e.draft.stack((shape[0], inner))}[{index}] @ {e.value((inner, *shape[1:]), depth)})"
+
+
+def _follow(e: Expressions, shape: Shape, depth: int) -> str:
+    """A running parameter, moved by a value."""
+    indices = e.scope.indices
+    if indices and e.chance(50):
+        running = f"{e.draft.running_stack(shape[0])}[{e.pick(indices)}]"
+    else:
+        running = e.draft.running(shape[0])
+    return f"follow({running}, {e.value(shape, depth)}, {e.pick(('0.25', '1', '0.5'))})"
+
+
 def _concat(e: Expressions, shape: Shape, depth: int) -> str:
     cut = e.draft.count(1, shape[0] - 1)
     return f"concat({e.value((cut,), depth)}, {e.value((shape[0] - cut,), depth)})"
@@ -182,6 +201,9 @@ PRODUCTIONS = (
     Production("add", ANY, _between("({} + {})")),
     Production("product", (1, 2), _product),
     Production("product again", (1,), _product),
+    Production("follow", (1,), _follow, lambda e, shape: e.scope.follows),
+    Production("selected", (1, 2), _selected, lambda e, shape: bool(e.scope.indices)),
+    Production("selected again", (1,), _selected, lambda e, shape: bool(e.scope.indices)),
     Production("tanh", ANY, _around("tanh({})")),
     Production("mul", ANY, _between("({} * {})")),
     Production("sigmoid", ANY, _around("sigmoid({})")),
