@@ -15,7 +15,15 @@ from dnc.api.outputs import predict_to_file
 from dnc.api.passes import Optimized, run_passes
 from dnc.api.reports import DataCheck, check_data, explain_build
 from dnc.api.runs import draw_run, find_checkpoint, run_of
-from dnc.api.tracing import LAUNCHES, Summary, WorkerTime, check_trace_path, read_summary, write_trace
+from dnc.api.tracing import (
+    LAUNCHES,
+    Summary,
+    WorkerTime,
+    check_trace_path,
+    read_summary,
+    summary_of,
+    write_trace,
+)
 from dnc.compiler import build_plan, machine_of
 from dnc.runtime.atomic import check_output, write_text
 from dnc.runtime.build import read_build
@@ -51,6 +59,7 @@ __all__ = [
     "read_summary",
     "run_of",
     "run_passes",
+    "summary_of",
     "with_values",
     "write_text",
     "write_trace",

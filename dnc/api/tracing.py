@@ -17,6 +17,7 @@ from dnc.runtime.trace.chrome import write_trace as write_trace
 from dnc.runtime.trace.summary import Summary as Summary
 from dnc.runtime.trace.summary import WorkerTime as WorkerTime
 from dnc.runtime.trace.summary import read_summary as read_summary
+from dnc.runtime.trace.summary import summary_of as summary_of
 from dnc.runtime.trace.timeline import Timeline
 
 LAUNCHES = 4  # that are traced, unless more are asked for

@@ -133,6 +133,8 @@ def _tracing(
         if batches is not None:
             raise fail("--trace-batches: there is no timeline; ask for one with --trace FILE")
         return None
+    if path in inputs:
+        raise fail(f"--trace: {path} has another use here; choose another file")
     api.check_trace_path(path, config.data, config.dev, config.weights, *inputs)
     return path, batches or api.LAUNCHES
 
@@ -166,8 +168,7 @@ def _tell_trace(model: Model, tracing: tuple[Path, int] | None) -> None:
     if tracing is None:
         return
     path, batches = tracing
-    api.write_trace(model.timeline, path)
-    show(api.read_summary(path), Console(stderr=True))
+    show(api.summary_of(api.write_trace(model.timeline, path), path), Console(stderr=True))
     less = "" if len(model.timeline.launches) == batches else f" ({batches} were asked for)"
     _say(f"wrote {path}: {len(model.timeline.launches)} batches{less}; it opens in https://ui.perfetto.dev")
 

@@ -44,7 +44,7 @@ def show(summary: Summary, console: Console, all_workers: bool = False) -> None:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=box.ASCII2, title_justify="left", title_style="")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=number > 0)
+        table.add_column(column, justify="right" if number else "left", no_wrap=number > 0, overflow="fold")
     return table
 
 

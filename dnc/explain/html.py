@@ -25,7 +25,7 @@ OTHER = "#d8d8d8"
 
 @attrs.frozen
 class Rectangle:
-    """A piece of a picture; title: what is shown when one points at it."""
+    """A piece of a picture; title: what is shown when one points at it. label: inside, "" if too small."""
 
     x: float
     y: float
@@ -33,6 +33,7 @@ class Rectangle:
     height: float
     colour: str
     title: str
+    label: str
 
 
 @attrs.frozen
@@ -144,6 +145,7 @@ def picture(chip: OnChip) -> Picture:
                         bar,
                         colours.get(block.name, OTHER),
                         _title(block, worker, unit, size),
+                        block.name if block.is_weight and height == TALL and block.size * scale > 40 else "",
                     )
                 )
     width = LABEL + REGISTERS + GAP + SHARED

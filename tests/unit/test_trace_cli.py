@@ -46,6 +46,13 @@ def test_tables(command, workplace, monkeypatch):
     assert ["encode", "1", "3", "30.0", "10.0"] in rows
 
 
+def test_names_are_whole_on_a_narrow_terminal(command, workplace, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    (workplace / "t.json").write_text(json.dumps(trace()))
+    done = command("trace t.json")
+    assert done.out.isascii() and max(map(len, done.out.splitlines())) <= 60
+
+
 def test_many_workers_are_shown_as_replicas(command, workplace):
     (workplace / "t.json").write_text(json.dumps(trace(40)))
     short, long = command("trace t.json"), command("trace t.json --workers")
@@ -80,6 +87,7 @@ def test_what_is_no_trace(command, workplace, content, message):
     [
         ("--trace out.json", "error: reference VM, 1 x 1 workers: has no clock; a timeline needs the device"),
         ("--trace-batches 3", "error: --trace-batches: there is no timeline; ask for one with --trace FILE"),
+        ("--predict out.json --trace out.json", "error: --trace: out.json has another use here"),
         ("--trace build", "error: build: is a directory, expected a file to write"),
         ("--trace nowhere/out.json", "error: nowhere/out.json: there is no directory nowhere"),
         ("--trace train.jsonl", "error: train.jsonl: is read here too and would be lost"),

@@ -35,8 +35,8 @@ HOST_PROCESS, FIRST_REPLICA, FIRST_WORKER = 1, 2, 100
 Event = dict[str, Any]
 
 
-def write_trace(timeline: Timeline, path: str | Path) -> None:
-    """Writes the trace; DiagnosticError if nothing was launched, or if it cannot be written."""
+def write_trace(timeline: Timeline, path: str | Path) -> bytes:
+    """Writes the trace, and returns it; DiagnosticError if nothing was launched, or it cannot be written."""
     if not timeline.launches:
         raise fail(f"{path}: not written, for nothing was launched")
     clock = "the host's clock" if timeline.host_clock else "the GPU's clock, placed by the first launch"
@@ -49,10 +49,12 @@ def write_trace(timeline: Timeline, path: str | Path) -> None:
         "launches": len(timeline.launches),
     }
     content = {"traceEvents": list(events(timeline)), "displayTimeUnit": "ns", "otherData": about}
+    written = msgspec.json.encode(content) + b"\n"
     try:
-        write_atomically(Path(path), [msgspec.json.encode(content), b"\n"])
+        write_atomically(Path(path), [written])
     except OSError as error:
         raise fail(f"{path}: cannot be written: {error.strerror}") from None
+    return written
 
 
 def events(timeline: Timeline) -> Iterator[Event]:

@@ -87,11 +87,18 @@ class _Trace(msgspec.Struct):
 def read_summary(path: str | Path) -> Summary:
     """The summary of a trace; DiagnosticError if it is none of dnc's."""
     try:
-        trace = msgspec.json.decode(Path(path).read_bytes(), type=_Trace)
+        content = Path(path).read_bytes()
     except FileNotFoundError:
         raise fail(f"{path}: there is no such file") from None
     except OSError as error:
         raise fail(f"{path}: cannot be read: {error.strerror}") from None
+    return summary_of(content, path)
+
+
+def summary_of(content: bytes, path: str | Path) -> Summary:
+    """The summary of a trace's content; path: what it is called."""
+    try:
+        trace = msgspec.json.decode(content, type=_Trace)
     except msgspec.ValidationError as error:
         raise fail(f"{path}: not a trace of dnc: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
