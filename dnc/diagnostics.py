@@ -7,12 +7,19 @@ mistake is always reported through `DiagnosticError`, which may carry several di
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import attrs
 
 # Characters of a source line that a message shows.
 LONGEST_LINE = 160
+
+
+@functools.lru_cache(maxsize=8)
+def _lines(text: str) -> list[str]:
+    """The lines of a text: every node of its syntax tree asks for one."""
+    return text.split("\n")
 
 
 @attrs.frozen
@@ -24,7 +31,7 @@ class Source:
 
     def line_text(self, line: int) -> str:
         """The text of a line, counted from 1; empty beyond the end."""
-        lines = self.text.split("\n")
+        lines = _lines(self.text)
         return lines[line - 1] if 0 < line <= len(lines) else ""
 
 

@@ -81,6 +81,8 @@ def _files(path: Path) -> list[Path]:
 def _replace(path: Path, text: str) -> None:
     """Writes a file anew with its permissions."""
     check_output(path)
+    if not os.access(path, os.W_OK):  # renaming would write it nevertheless
+        raise fail(f"{path}: cannot be written: it is read-only")
     mode = stat.S_IMODE(path.stat().st_mode)
     write_atomically(path, [text.encode("utf-8")])
     os.chmod(path, mode)

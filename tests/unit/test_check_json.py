@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import msgspec
@@ -61,3 +62,13 @@ def test_what_belongs_to_no_place(command):
 def test_schema_is_fresh():
     path = ROOT / "docs" / "check.schema.json"
     assert path.read_text(encoding="utf-8") == schema(), "run: python docs/make_check_schema.py"
+
+
+def test_a_language_server_without_its_package(command, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygls", None)
+    monkeypatch.delitem(sys.modules, "dnc.editing.server", raising=False)
+    for name in [name for name in sys.modules if name.startswith("pygls.")]:
+        monkeypatch.delitem(sys.modules, name)
+    done = command("lsp")
+    assert (done.code, done.out) == (2, "")
+    assert done.error == "error: the language server needs pygls: pip install 'dnc[lsp]'\n"

@@ -150,6 +150,15 @@ def test_mistakes(command, workplace, arguments, message):
     assert done.code == 2 and done.error.startswith(message)
 
 
+def test_a_file_that_is_read_only(command, workplace, monkeypatch):
+    (workplace / "bad.dn").write_text(BAD)
+    denied = ("bad.dn", os.W_OK)  # also to root
+    monkeypatch.setattr(os, "access", lambda path, mode: (str(path), mode) != denied)
+    done = command("fmt bad.dn")
+    assert (done.code, done.error) == (2, "error: bad.dn: cannot be written: it is read-only\n")
+    assert (workplace / "bad.dn").read_text() == BAD
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_that_cannot_be_written(command, workplace):
     (workplace / "folder").mkdir()
