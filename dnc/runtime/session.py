@@ -65,7 +65,7 @@ class Session:
         self.steps_done = 0
         self.seed = seed
         self._modes = Modes(plan)
-        self._is_noisy = any(isinstance(item, NoiseList) for item in plan.lists)
+        self.is_noisy = any(isinstance(item, NoiseList) for item in plan.lists)
         self.optimizer, self.optimizer_steps = "sgd", 0
         self._slot = 0
         self._verifies = os.environ.get("DNC_VERIFY") == "1"  # tests look at every schedule
@@ -221,7 +221,7 @@ class Session:
 
     def _noises(self, count: int) -> NDArray[np.uint32]:
         """The noise of the next steps; `NONE` for a program that draws no random numbers."""
-        if not self._is_noisy:
+        if not self.is_noisy:
             return np.full(count, NONE, np.uint32)
         return step_noises(self.seed, self.steps_done + 1, count)
 

@@ -7,7 +7,7 @@ Guaranteed: what depends on the data alone is worked out once; no Python runs pe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import attrs
 import numpy as np
@@ -77,13 +77,13 @@ class Sharing:
             self._orders[key] = order_of(self.forest, self._positions.get(space.struct), space)
         return self._orders[key]
 
-    def guest(self, samples: Ints, kinds: Iterable[str], backward: bool) -> Guest:
-        """What a batch shares. kinds: of results that are wanted. backward: gradients come in too."""
+    def guest(self, samples: Ints, kind: str, backward: bool) -> Guest:
+        """What a batch shares. kind: of results that are wanted. backward: gradients come in too."""
         places = {**self.pulled, **(self.pushed if backward else {})}
         handed = {
             (space.struct, field): self._handed(space, field, samples) for space, field in places.values()
         }
-        wanted = [result for result in self.plan.results if result.kind in set(kinds)]
+        wanted = [result for result in self.plan.results if result.kind == kind]
         return Guest(handed, {result.name: self.order(self._space(result)).of(samples) for result in wanted})
 
     def counts(self, samples: Ints) -> Mapping[str, Ints]:

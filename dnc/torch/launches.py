@@ -67,7 +67,9 @@ class Launches:
         return self._sharings[dataset]
 
     def noise(self) -> int:
-        """Another noise for every training batch, from the seed of the model."""
+        """Another noise for every training batch, from the seed of the model; none without dropout."""
+        if not self.model.session.is_noisy:
+            return NONE
         self._draws += 1
         return step_noise(self.model.session.seed, self._draws)
 
@@ -88,7 +90,7 @@ class Launches:
         parameters = self._parameters()
         self.memory.bring_in(parameters)
         session, sharing = self.model.session, self.sharing(batch.dataset)
-        guest = sharing.guest(batch.samples, (GRADIENT, OUTPUT), mode == TRAIN)
+        guest = sharing.guest(batch.samples, GRADIENT if mode == TRAIN else OUTPUT, mode == TRAIN)
         places = {**sharing.pulled, **(sharing.pushed if mode == TRAIN else {})}
         given = {**pulled, **(pushed or {})}
 
