@@ -86,7 +86,7 @@ def _use(plan: Plan, parameter: str) -> tuple[str, Span | None]:
         names = {
             value
             for value, source in zip(stage.cell.inputs, stage.inputs, strict=True)
-            if source == ParameterInput(parameter)
+            if isinstance(source, ParameterInput) and source.parameter == parameter
         }
         for op in stage.cell.ops:
             if stage.placement == LEVEL and names & set(op.operands):
@@ -157,16 +157,17 @@ class PlanWeights:
                     reason = "asked for"
                 elif piece.stacked:
                     reason = f"{kind}; {size_text} of one at a time, chosen by the rows of an instruction"
-            if piece.recursive and not piece.stacked and residency != REGISTER and self.residency is None:
-                kept = (
-                    "kept in shared memory, not in registers"
-                    if residency == SHARED
-                    else "not kept on the chip"
-                )
+            if piece.recursive and residency != REGISTER and self.residency is None:
+                stage, span = _use(plan, piece.parameter)
+                if residency == SHARED:
+                    kept = "kept in shared memory, not in registers"
+                else:
+                    kept = "not kept on the chip"
                 missing = f"it takes {need} registers a thread, and {registers - used_registers} are free"
                 if residency == STREAMED:
                     missing += f"; or {size_text}, and {(words - used_words) * 4 // 1024} KiB are free"
-                stage, span = _use(plan, piece.parameter)
+                if piece.stacked:
+                    missing = "it is a stack, of which the rows of an instruction choose one"
                 collected.add(stage, f"{piece.parameter} is {kept}: {missing}", span)
             placements.append(
                 Placement(

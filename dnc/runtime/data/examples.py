@@ -38,6 +38,13 @@ class _Example:
         self.layout = layout
         self.words = 0
         self.depth: dict[str, int] = {}
+        kinds: dict[str, set[str]] = {}
+        for struct in layout.structs.values():
+            for field in (field for arm in struct.arms for field in arm.fields):
+                if field.dimension is not None:
+                    kinds.setdefault(field.dimension.name, set()).add(field.kind)
+        # Tokens that share a dimension with classes: numbers, as those are.
+        self.numbered = {name for name, found in kinds.items() if len(found) > 1}
         before: dict[str, int] | None = None
         while before != self.depth:  # a struct's depth is that of its shallowest arm
             before = dict(self.depth)
@@ -103,8 +110,11 @@ class _Example:
         if field.kind == VECTOR:
             return [0.5] * field.width if field.width else 0.5
         size = field.dimension.size if field.dimension is not None else None
-        self.words += field.kind == TOKEN
-        if field.kind == TOKEN:
+        is_word = field.kind == TOKEN and (
+            field.dimension is None or field.dimension.name not in self.numbered
+        )
+        self.words += is_word
+        if is_word:
             return _WORDS[(self.words - 1) % len(_WORDS)]
         return 1 if size is None or size > 1 else 0
 
