@@ -16,7 +16,7 @@ from dnc.ir.types import Type
 Attribute = int | float | str | bool | tuple[int, ...]
 
 
-@attrs.frozen
+@attrs.frozen(cache_hash=True)  # passes and interpreters look values up all the time
 class Value:
     """An SSA value; equal by name and type."""
 
