@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dnc.api import Model
+from dnc.diagnostics import fail
 from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE, step_noise
@@ -90,6 +91,8 @@ class Launches:
         parameters = self._parameters()
         self.memory.bring_in(parameters)
         session, sharing = self.model.session, self.sharing(batch.dataset)
+        if session is not self.memory.session:
+            raise fail("the model was restored under its module: make another one, with checkpoint=")
         guest = sharing.guest(batch.samples, GRADIENT if mode == TRAIN else OUTPUT, mode == TRAIN)
         places = {**sharing.pulled, **(sharing.pushed if mode == TRAIN else {})}
         given = {**pulled, **(pushed or {})}

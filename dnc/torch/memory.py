@@ -9,6 +9,7 @@ in panels cannot be seen as a matrix: it has memory of its own and is copied bef
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from weakref import ref
 
 import attrs
 import torch
@@ -100,6 +101,7 @@ class Memory:
         self._array: object = None
         self.floats = self.words = torch.empty(0)
         self._own: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._holders: dict[str, ref[Tensor]] = {}
         plan, rows = session.plan, session.memory.table_rows
         self.places = {p.name: _place(plan.weight_format.pieces, p, rows) for p in plan.program.parameters}
         self.refresh({})
@@ -118,6 +120,7 @@ class Memory:
                 self._own[name] = own.data_ptr(), own.stride()
                 if isinstance(parameters.get(name), torch.nn.Parameter):
                     parameters[name].data = own
+                    self._holders[name] = ref(parameters[name])
 
     @property
     def device(self) -> torch.device:
@@ -145,10 +148,19 @@ class Memory:
                     f"{list(place.shape)} of {torch.float32} on {self.device}"
                 )
             if place.shared and (value.data_ptr(), value.stride()) == self._own[name]:
+                self._holders.setdefault(name, ref(value))
                 continue
+            self._leave(name)
             place.write(value.detach(), self.floats, self.first(name))
             if place.shared and isinstance(value, torch.nn.Parameter):  # another tensor was put in its place
                 value.data = place.view(self.floats, self.first(name))
+                self._holders[name] = ref(value)
+
+    def _leave(self, name: str) -> None:
+        """Gives the parameter that lies at a place memory of its own, because another comes there."""
+        holder = self._holders.pop(name, lambda: None)()
+        if holder is not None and holder.data_ptr() == self._own[name][0]:
+            holder.data = holder.data.clone()
 
 
 def _place(pieces: object, parameter: Parameter, rows: Mapping[str, int]) -> Place:

@@ -86,6 +86,7 @@ class Module(nn.Module):
         self._pulled = tuple(pulled_fields(model.program))
         self._outputs = (*((LOSS,) if _has_loss(model) else ()), *pushed_values(model.program))
         self._make_parameters()
+        self._memory.bring_in(self._values())
 
     def _make_parameters(self) -> None:
         first = None

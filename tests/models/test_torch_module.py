@@ -369,6 +369,24 @@ def test_weights_in_the_place_of_parameters(tmp_path):
     assert net.parametrizations.U.original1.grad.abs().sum() > 0
 
 
+def test_weights_of_a_function(tmp_path):
+    """torch.func puts other tensors in the place of parameters for one call: these stay as they are."""
+    net, data, _ = opened("treelstm", tmp_path)
+    net.eval()
+    state, want = net.state_dict(), net.predict(data)["p"]
+    other = {key: torch.zeros_like(value).requires_grad_() for key, value in state.items()}
+    loss = torch.func.functional_call(net, other, (BATCH,))["loss"]
+    loss.backward()
+    assert other["b_v"].grad.abs().sum() > 0 and net.b_v.grad is None
+    assert all(torch.equal(getattr(net, key), value) for key, value in state.items())
+    assert torch.equal(net.predict(data)["p"], want)
+    net(BATCH)["loss"].backward()
+    assert net.b_v.grad.abs().sum() > 0
+    with torch.no_grad():
+        net.W.zero_()
+    assert not net.dnc.parameters()["W"].any()  # shared again
+
+
 def test_copies_and_pickles(tmp_path):
     net, data, _ = opened("treelstm", tmp_path)
     net.V.requires_grad_(False)
@@ -402,6 +420,10 @@ def test_checkpoints_both_ways(tmp_path):
     native = dnc.load(tmp_path / "build", "vm", checkpoint=tmp_path / "weights.safetensors")
     again = dnc.torch.Module(tmp_path / "build", device="vm", checkpoint=tmp_path / "weights.safetensors")
     want = np.stack(native.predict(data)["p"])
+    again.dnc.restore(tmp_path / "weights.safetensors")
+    with pytest.raises(DiagnosticError, match="was restored under its module"):
+        again.predict(data)
+    again = dnc.torch.Module(tmp_path / "build", device="vm", checkpoint=tmp_path / "weights.safetensors")
     np.testing.assert_array_equal(again.predict(data)["p"], want)
     np.testing.assert_array_equal(net.predict(data)["p"], want)
 
