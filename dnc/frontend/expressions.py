@@ -142,17 +142,17 @@ class Expressions:
             return None
         if table.kind == STACK:
             return self._selected(table, index, lookup)
-        what = "table" if table.kind == TABLE else "matrix"
-        if (
-            not isinstance(index, typed.FieldUse)
-            or not isinstance(index.type, Index)
-            or index.type.kind != TOKEN
-        ):
-            selects = isinstance(index.type, Index) and index.type.kind == SELECTOR
-            hint = "; an index selects from a stack[...]" if selects else ""
+        is_table = table.kind == TABLE
+        what, kinds = ("table", (TOKEN,)) if is_table else ("matrix", (TOKEN, CLASS))
+        if not isinstance(index.type, Index) or index.type.kind not in kinds:
+            kind = index.type.kind if isinstance(index.type, Index) else ""
+            hint = "; an index selects from a stack[...]" if kind == SELECTOR else ""
+            expected = "a token" if is_table else "a token or a class"
+            note = f"a matrix of known size, param {table.name}: [rows, width], is read by classes too"
             self.report.error(
-                f"{what} '{table.name}' is indexed by {describe(index.type)}, expected a token{hint}",
+                f"{what} '{table.name}' is indexed by {describe(index.type)}, expected {expected}{hint}",
                 lookup.index.span,
+                *([note] if kind == CLASS else []),
             )
             return None
         rows, dimension = table.dimensions[0], index.type.dimension
@@ -164,9 +164,10 @@ class Expressions:
             )
             return None
         row = TensorType(table.shape[1:])
-        if table.kind != TABLE:
+        if not is_table:
             matrix = typed.ParameterUse(table.name, TensorType(table.shape), lookup.base.span)
             return typed.Apply("row", (matrix, index), (), row, lookup.span)
+        assert isinstance(index, typed.FieldUse)  # nothing computed is a token
         return typed.TableRow(table.name, index.field, index.path, row, lookup.span)
 
     def _selected(

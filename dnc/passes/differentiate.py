@@ -272,7 +272,7 @@ class _Reverse:
         if isinstance(source, StateInput | TableInput | FieldInput | SavedInput):
             return [(source, 0, width)]
         for known, input in self.inputs:
-            if known == value and isinstance(input, SavedInput | GradientInput):
+            if known == value and isinstance(input, SavedInput):
                 return [(input, 0, width)]
         op = self.definitions.get(value)
         if op is not None and op.opcode == "concat":
