@@ -23,6 +23,7 @@ from dnc.runtime.checkpoint import Checkpoint, Position, load_checkpoint, save_c
 from dnc.runtime.data import table_rows
 from dnc.runtime.data.vocabulary import UNKNOWN
 from dnc.runtime.initialize import initialize, shapes
+from dnc.runtime.run_config import RunConfig
 from dnc.runtime.run_folder import LAST, RunFolder, new_run, run_checkpoint
 from dnc.runtime.weights import (
     Gathered,
@@ -81,7 +82,7 @@ def import_weights(
     whole = {name: value for name, value in values.items() if value is not None}
     zeros = {p.name: np.zeros_like(whole[p.name]) for p in program.parameters if not p.frozen}
     state = {each.name: zeros for each in OPTIMIZERS[DEFAULT.optimizer].states}
-    folder = RunFolder(run_dir or new_run(opened.model))
+    folder = RunFolder(run_dir or new_run(opened.model), config=RunConfig(build=str(build)))
     try:
         folder.keep_vocabularies(known)
         checkpoint = folder.checkpoint(LAST)

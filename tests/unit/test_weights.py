@@ -267,6 +267,8 @@ def test_the_commands(command, workplace) -> None:
         "run build --data train.jsonl --device vm --run-dir t --checkpoint", f"{folder}/last.safetensors"
     )
     assert trained.code == 0, trained.error
+    resumed = command(f"run --resume {folder} --data train.jsonl --device vm --epochs 2")
+    assert resumed.code == 0 and [e["event"] for e in resumed.events][-1] == "end", resumed.error
     again = command(f"{start} --run-dir", str(folder))
     assert again.code == 2 and "holds a run already" in again.error
 
