@@ -49,8 +49,14 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
     monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "norm.dn").write_text(PROGRAM)
-    compile_model(tmp_path / "norm.dn", tmp_path / "build", ("cpu",), {})
-    return lambda: dnc.load(tmp_path / "build", "vm", seed=2)
+
+    def load(width: int = 4):
+        build = tmp_path / f"build-{width}"
+        if not build.exists():
+            compile_model(tmp_path / "norm.dn", build, ("cpu",), {"width": width})
+        return dnc.load(build, "vm", seed=2)
+
+    return load
 
 
 SAMPLES = [
@@ -142,3 +148,24 @@ def test_a_build_for_inference_has_only_their_values() -> None:
     plan = make_plan(changed, "cpu", PlanOptions(mode="infer"))
     assert isa.FOLLOW not in {opcode.name for opcode in plan.opcodes}
     assert plan == attrs.evolve(plan, trains=False)
+
+
+def test_a_batch_beyond_all_addresses_is_launched_in_parts(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(1).normal(size=(6, 120)).tolist()
+    samples = [{"kind": n % 3, "x": x[n], "before": {"kind": 1, "x": x[n - 1]}} for n in range(6)]
+    whole, cut = model(120), model(120)
+    for made in (whole, cut):
+        made.attach(samples)
+        made.configure("sgd", 0.01)
+    whole.step(range(6))
+    whole.sync()
+    data = whole.attach(samples)
+    schedule = whole.encoder(data).encode(np.arange(6, dtype=np.int32))
+    last = (schedule.static_words + schedule.activations) // 4 - 1
+    monkeypatch.setattr("dnc.runtime.encoder.MAX_ADDRESS", last)
+    monkeypatch.setattr("dnc.runtime.memory.MAX_ADDRESS", last)
+    cut.session.step(cut.encoder(cut.attach(samples)), range(6), cut.hyper)
+    found = cut.session.sync()
+    assert found is not None and found.parts > 1
+    for name, value in whole.parameters().items():
+        np.testing.assert_allclose(cut.parameters()[name], value, rtol=1e-4, atol=1e-5)

@@ -148,6 +148,7 @@ class Encoder:
         touched = self._touched(mode, rows, part)
         chunks = self._chunks(rows, mode, part)
         bases, used = self._allocate(known, mode, rows, workers, touched, int(chunks.max()))
+        self._check_addresses(used)  # before any of them is written
         body = Words(len(batches), self.layout.queues_at + replicas * workers)
         followed = self._followed(rows) if part.followed is None else part.followed
         group = Group(rows, bases, workers, self.pool.schedules[buffer], body, noise, followed, guest)
@@ -196,10 +197,14 @@ class Encoder:
             have = self.pool.schedule_words
             message = f"the schedule of the batch has {words} words; {have} were set aside"
             raise DoesNotFit(message, words, activations)
-        if used > MAX_ADDRESS or (pool_words is not None and used * 4 > pool_words):
-            have = MAX_ADDRESS * 4 if pool_words is None else pool_words
-            message = f"the batch needs {used * 4} words of memory; {have} are there"
+        if pool_words is not None and used * 4 > pool_words:
+            message = f"the batch needs {used * 4} words of memory; {pool_words} are there"
             raise DoesNotFit(message, words, activations)
+
+    def _check_addresses(self, used: int) -> None:
+        if used > MAX_ADDRESS:
+            message = f"the batch needs {used * 4} words of memory; addresses reach {MAX_ADDRESS * 4}"
+            raise DoesNotFit(message, self.pool.schedule_words, (used - self.pool.activations) * 4)
 
     # ---- addresses ------------------------------------------------------------------------------
 
