@@ -169,3 +169,17 @@ def test_a_batch_beyond_all_addresses_is_launched_in_parts(model, monkeypatch: p
     assert found is not None and found.parts > 1
     for name, value in whole.parameters().items():
         np.testing.assert_allclose(cut.parameters()[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_samples_of_one_shape_that_select_otherwise(model) -> None:
+    chains = [
+        {"kind": a, "x": [1, 2, 3, a], "before": {"kind": b, "x": [0, b, 0, 1]}}
+        for a in (0, 2)
+        for b in (1, 2, 0)
+    ]
+    together, fresh = model(), model()
+    together.attach(chains)
+    fresh.attach(chains)
+    for chain in chains:
+        found = together.predict([chain])["y"][0]
+        np.testing.assert_array_equal(found, fresh.predict(chains)["y"][chains.index(chain)])
