@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from dnc.diagnostics import fail
-from dnc.ir.isa import GRADIENTS, PARAMETERS
+from dnc.ir.isa import GRADIENTS, PARAMETERS, slice_floats
 from dnc.ir.plan import padded
-from dnc.ir.program import TABLE, Parameter
+from dnc.ir.program import STACK, TABLE, Parameter
 from dnc.ir.weight_format import Piece, row_strides
 from dnc.runtime.cuda_driver import CudaError, LentBuffer
 from dnc.runtime.session import Session
@@ -84,6 +84,8 @@ class Place:
         if self.shared:
             yield self.pieces[0], values
             return
+        if self.parameter.kind == STACK:  # the rows of all its matrices, one behind another
+            values = values.view(-1, values.shape[-1])
         for piece in self.pieces:
             count = piece.shape[0] * (piece.shape[1] if len(piece.shape) == 3 else 1)
             yield piece, values[piece.first_row : piece.first_row + count].view(piece.shape)
@@ -103,7 +105,12 @@ class Memory:
         self._own: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._holders: dict[str, ref[Tensor]] = {}
         plan, rows = session.plan, session.memory.table_rows
-        self.places = {p.name: _place(plan.weight_format.pieces, p, rows) for p in plan.program.parameters}
+        self.places = {
+            p.name: _place(
+                plan.weight_format.pieces, p, rows, 0 if p.kind == TABLE else slice_floats(plan, p.name)
+            )
+            for p in plan.program.parameters
+        }
         self.refresh({})
 
     def refresh(self, parameters: Mapping[str, Tensor]) -> None:
@@ -163,7 +170,7 @@ class Memory:
             holder.data = holder.data.clone()
 
 
-def _place(pieces: object, parameter: Parameter, rows: Mapping[str, int]) -> Place:
+def _place(pieces: object, parameter: Parameter, rows: Mapping[str, int], distance: int) -> Place:
     sizes = [int(dimension.size or 0) for dimension in parameter.dimensions]
     if parameter.kind == TABLE:
         shape = (rows[parameter.name], *sizes[1:])
@@ -171,4 +178,20 @@ def _place(pieces: object, parameter: Parameter, rows: Mapping[str, int]) -> Pla
         piece = Piece(0, shape, (padded(parameter.row_size), *inner), 0)
         return Place(parameter, shape, (piece,))
     assert callable(pieces)
+    if parameter.kind == STACK:
+        return Place(parameter, tuple(sizes), _stacked(pieces(tuple(sizes[1:])), sizes, distance))
     return Place(parameter, tuple(sizes), pieces(tuple(sizes)))
+
+
+def _stacked(pieces: tuple[Piece, ...], sizes: list[int], distance: int) -> tuple[Piece, ...]:
+    """The pieces of a stack of parameters that are `distance` floats apart."""
+    one = pieces[0]
+    if one.shape == tuple(sizes[1:]):
+        return (Piece(0, tuple(sizes), (distance, *one.strides), 0),)
+    return tuple(
+        attrs.evolve(
+            piece, first_row=piece.first_row + number * sizes[1], offset=piece.offset + number * distance
+        )
+        for number in range(sizes[0])
+        for piece in pieces
+    )

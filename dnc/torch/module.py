@@ -68,6 +68,13 @@ class Module(nn.Module):
             backend.lend(memory.allocate, memory.idle)
             backend.use_stream(memory.current_stream())
         self.dnc, self.sparse = model, sparse
+        running = [each.name for each in model.program.parameters if each.running]
+        if running and model.plan.trains:
+            moves = "moves with training steps of dnc, which a module does not make"
+            raise fail(
+                f"{build}: the running param {', '.join(running)} {moves}",
+                "train it with dnc run, and compile it with --mode infer for a module",
+            )
         if checkpoint is not None:
             model.restore(checkpoint)
         elif vocabularies is not None:

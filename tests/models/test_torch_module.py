@@ -22,11 +22,14 @@ from tests.models.cells import Parameters, nothing_dropped  # noqa: E402
 from tests.models.differences import output_differences, relative  # noqa: E402
 from tests.models.references import DROPPED, REFERENCES  # noqa: E402
 from tests.models.sizes import SIZES, SMALL, settings  # noqa: E402
-from tests.models.test_against_torch import NAMES, TOLERANCE  # noqa: E402
+from tests.models.test_against_torch import NAMES as ALL  # noqa: E402
+from tests.models.test_against_torch import TOLERANCE  # noqa: E402
 from tests.models.trees import leaves  # noqa: E402
 from tests.support.models import EXAMPLES  # noqa: E402
 
 BATCH = [5, 0, 6, 2]
+RUNNING = ("rnn_stack",)  # which a module refuses
+NAMES = [name for name in ALL if name not in RUNNING]
 PUSHES = """model Both(width = 3, hidden = 4, classes = 5)
 struct Tree = Leaf(x: pulled<width>, label: class<classes>)
             | Node(left: Tree, right: Tree, label: class<classes>)
@@ -534,3 +537,36 @@ def test_data_are_read_as_anywhere(tmp_path):
     assert net.attach(tmp_path / "dev.jsonl").samples == 3
     with pytest.raises(DiagnosticError, match=r"sample 3; the data have 0\.\.2"):
         net([3])
+
+
+STACK = """model Grid(layers = 3, hidden = 70)
+struct Cell = Cell(layer: index<layers>, x: vector<hidden>, before: Cell?)
+param W: stack[layers, hidden, hidden], b: stack[layers, hidden] = uniform(0.1), V: [2, hidden]
+fn f(c: Cell) -> [hidden] = tanh(W[c.layer] @ f(c.before) + b[c.layer] + c.x)
+loss sum(c in all(Cell)) sum(V @ f(c))
+"""
+
+
+def test_stacks_have_the_gradients_of_a_step(tmp_path):
+    (tmp_path / "grid.dn").write_text(STACK)
+    compile_model(tmp_path / "grid.dn", tmp_path / "build", ("cpu",), {})
+    x = np.random.default_rng(2).normal(size=(4, 70)).tolist()
+    data = [{"layer": n % 3, "x": x[n], "before": {"layer": 0, "x": x[n - 1]}} for n in range(4)]
+    net = dnc.torch.Module(tmp_path / "build", data, device="vm", seed=2)
+    alone = dnc.load(tmp_path / "build", "vm", seed=2)
+    alone.attach(data)
+    before = alone.parameters()
+    net(range(4))["loss"].backward()
+    alone.configure("sgd", 1.0)
+    alone.step(range(4))
+    alone.sync()
+    for name, value in alone.parameters().items():
+        found = getattr(net, name)
+        assert torch.equal(found.detach(), torch.from_numpy(before[name]))
+        np.testing.assert_allclose(found.grad.numpy(), before[name] - value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_running_parameters_are_refused(name, tmp_path):
+    with pytest.raises(DiagnosticError, match="the running param mean, variance moves with training steps"):
+        opened(name, tmp_path)
