@@ -47,7 +47,7 @@ def check_nesting(events: list[Event]) -> None:
 
 def check_instructions(timeline: Timeline, events: list[Event]) -> int:
     """Every instruction of every queue occurs once on each of its workers, in order; how many do."""
-    instructions = [event for event in events if "index" in event["args"]]
+    instructions = [event for event in events if "instruction" in event["args"]]
     by_worker: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for event in instructions:
         by_worker[event["args"]["launch"], event["tid"] - 100].append(event)
@@ -57,12 +57,14 @@ def check_instructions(timeline: Timeline, events: list[Event]) -> int:
         for worker in range(head["replicas"] * head["workers"]):
             own = by_worker.pop((number, worker))
             texts = disassemble(launch.words, plan, worker).split("\n")
-            assert [event["args"]["index"] for event in own] == list(range(len(texts)))
+            assert [event["args"]["instruction"] for event in own] == list(range(len(texts)))
             names = sorted((opcode.name for opcode in plan.opcodes), key=len, reverse=True)
             for event, text in zip(own, texts, strict=True):
                 assert event["name"] == next(
                     name for name in names if text == name or text.startswith(name + " ")
                 )
+                shown = dict(pair.split("=") for pair in text.removeprefix(event["name"]).split())
+                assert {name: float(value) for name, value in shown.items()} == event["args"]["fields"]
             for before, after in pairwise(own):
                 assert before["end"] <= after["begin"]
             expected += len(queue(launch.words, plan, worker))

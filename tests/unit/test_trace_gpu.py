@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from dnc.api.tracing import start_timeline
 from dnc.compiler import PlanOptions, make_plan
+from dnc.diagnostics import DiagnosticError
 from dnc.runtime.cuda_backend import CudaBackend
 from dnc.runtime.initialize import initialize
 from dnc.runtime.session import Session
@@ -55,8 +57,8 @@ def test_cycles_become_times_on_one_clock(made, tmp_path: Path) -> None:
     check_nesting(events)
     check_instructions(timeline, events)
     for event in events:
-        if "index" in event["args"]:
-            expected = duration(event["args"]["index"], event["tid"] - 100)
+        if "instruction" in event["args"]:
+            expected = duration(event["args"]["instruction"], event["tid"] - 100)
             assert abs(event["end"] - event["begin"] - expected) <= 1
         elif event["name"] == "load weights":
             assert abs(event["end"] - event["begin"] - PROLOGUE) <= 1
@@ -65,7 +67,9 @@ def test_cycles_become_times_on_one_clock(made, tmp_path: Path) -> None:
         assert process == 1 or len(launches) == 5
         for launch in launches:
             inner = [
-                e for e in own if e["args"].get("launch") == launch["args"]["launch"] and "index" in e["args"]
+                e
+                for e in own
+                if e["args"].get("launch") == launch["args"]["launch"] and "instruction" in e["args"]
             ]
             assert abs(launch["end"] - inner[-1]["end"] - REST) <= 1
             assert abs(inner[0]["begin"] - launch["begin"] - PROLOGUE - DECODE) <= 1
@@ -95,3 +99,14 @@ def test_no_launch_begins_before_it_was_asked_for(made, tmp_path: Path) -> None:
     found = read_summary(tmp_path / "out.json")
     assert len(found.workers) == 16 and len(found.launch_us) == 5
     assert {worker.replica for worker in found.workers} == {"replica 0", "replica 1"}
+
+
+def test_without_the_emitter_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> dict[str, bytes]:
+        raise ModuleNotFoundError("No module named 'tvm'", name="tvm")
+
+    monkeypatch.setattr("dnc.api.tracing.traced_kernels", missing)
+    plan = make_plan(small_program("treelstm"), "sm_90a", PlanOptions(cluster=8))
+    backend = CudaBackend(plan, files(), FakeDevice(plan))  # type: ignore[arg-type]
+    with pytest.raises(DiagnosticError, match="has to be made first, and tvm is not installed here"):
+        start_timeline(plan, backend)

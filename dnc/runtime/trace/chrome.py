@@ -108,19 +108,20 @@ class _Clocked:
             samples = self.launch.samples
             yield _event(f"launch {number}", WHOLE, *place, at[0], at[-1], launch=number, samples=samples)
             yield _event(PROLOGUE, SETUP, *place, at[0], at[1], launch=number)
-            for index, (name, category, fields) in enumerate(described[replica]):
+            for index, (name, category, about) in enumerate(described[replica]):
                 begin, end = at[2 * index + 2], at[2 * index + 3]
-                yield _event(name, category, *place, begin, end, launch=number, index=index, **fields)
+                arguments = {"launch": number, "instruction": index, **about}
+                yield _event(name, category, *place, begin, end, **arguments)
 
     def _described(self, instructions: Words) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Name, category and fields of every instruction."""
+        """Name, category, stage and fields of every instruction."""
         stages = {segment.name: segment.stage for segment in self.plan.segments}
         for instruction in instructions:
             opcode = self.plan.opcodes[int(instruction[0])]
-            fields = _fields(opcode, instruction)
+            about: dict[str, Any] = {"fields": _fields(opcode, instruction)}
             if opcode.name in stages:
-                fields["stage"] = stages[opcode.name]
-            yield opcode.name, CATEGORIES.get(opcode.name, WORK), fields
+                about["stage"] = stages[opcode.name]
+            yield opcode.name, CATEGORIES.get(opcode.name, WORK), about
 
 
 def _fields(opcode: Opcode, instruction: Words) -> dict[str, Any]:
