@@ -1,0 +1,121 @@
+"""Predictions the CUDA backend's short way, on a driver of host memory that runs kernels on the VM."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dnc.compiler import PlanOptions, make_plan
+from dnc.diagnostics import DiagnosticError
+from dnc.ir import isa
+from dnc.runtime.backend import VMBackend
+from dnc.runtime.cuda_backend import CudaBackend
+from dnc.runtime.cuda_driver import LaunchShape, PinnedBuffer
+from dnc.runtime.initialize import initialize
+from dnc.runtime.predictor import Predictor
+from dnc.runtime.reference_vm import ReferenceVM
+from dnc.runtime.schedule import header
+from dnc.runtime.session import Session
+from tests.support.fake_gpu import FakeCall, FakeDevice, FakeKernel, FakeStream
+from tests.support.forests import ForestGrower
+from tests.support.models import rows_of, small_program
+from tests.unit.test_trace_gpu import files
+
+
+class Event:
+    """A point in time: how many launches there were."""
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device, self.at = device, 0
+
+    def microseconds_since(self, start: Event) -> float:
+        """A launch lasts three."""
+        return 3.0 * (self.at - start.at)
+
+
+class Stream(FakeStream):
+    def record(self) -> Any:
+        return Event(self.device)
+
+    def mark(self, event: Any) -> None:
+        event.at = self.device.launches
+
+    def download_to(self, host: int, address: int, size: int) -> None:
+        found = self.device.bytes(address, size).copy()
+        ctypes.memmove(host, found.ctypes.data, size)
+
+
+class Running(FakeCall):
+    def launch(self) -> None:
+        """Runs the words that lie there on the VM; `break_at` fills in an abort record instead."""
+        device, at = self.device, self.values["words"]
+        count = int(device.bytes(at, 4 * len(isa.HEADER)).view(np.int32)[isa.HEADER.index("words")])
+        words = device.bytes(at, count * 4).view(np.int32)
+        found = header(words, device.plan)
+        assert self.values["counters"] == at + found["sync"] * 4
+        assert self.values["grid"] == found["replicas"] * found["workers"] == self.shape.workers
+        device.launches += 1
+        if device.broken:  # type: ignore[attr-defined]
+            abort = found["sync"] + isa.SYNC_ABORT * isa.SYNC_STRIDE
+            words[abort : abort + 4] = (3, 7, 1, 2)
+            return
+        pool = device.memory[self.values["pool"] :].view(np.float32)
+        ReferenceVM(device.plan, 0).run(words.copy(), pool, device.static)  # type: ignore[attr-defined]
+
+
+class Device(FakeDevice):
+    def __init__(self, plan: Any) -> None:
+        super().__init__(plan)
+        self.stream, self.static, self.broken = Stream(self), 0, False
+
+    def pinned(self, size: int) -> Any:
+        memory = np.zeros(size, np.uint8)
+        return PinnedBuffer(memory.ctypes.data, memory)
+
+    def call(self, kernel: FakeKernel, shape: LaunchShape) -> Any:
+        return Running(self, kernel, shape)
+
+
+@pytest.fixture
+def made() -> tuple[Session, Session, Device]:
+    plan = make_plan(small_program("treelstm"), "sm_90a", PlanOptions(cluster=8))
+    device, values = Device(plan), initialize(plan.program, rows_of(plan), 1)
+    backend = CudaBackend(plan, files(), device)  # type: ignore[arg-type]
+    session = Session(plan, backend, rows_of(plan), values)
+    device.static = session.memory.pool.words
+    return session, Session(plan, VMBackend(plan, 1, 8), rows_of(plan), values), device
+
+
+def test_values_of_short_runs(made) -> None:
+    session, plain, device = made
+    short, kernel = Predictor(session), None
+    for turn in range(2):
+        for seed in range(4):
+            forest = ForestGrower(session.plan.program, seed).grow(1 + seed % 2, 6)
+            before = device.launches
+            found = short.predict(forest)
+            device.static = session.memory.pool.words
+            assert device.launches == before + 1
+            expected = plain.predict(plain.attach(forest))
+            for name, values in expected.items():
+                for one, other in zip(values, found[name], strict=True):
+                    assert np.array_equal(one, other), name
+        kernel = session.backend.time_kernels() if turn == 0 else kernel
+    assert kernel == pytest.approx([3e-6] * 4)
+
+
+def test_no_more_replicas_than_samples(made) -> None:
+    backend = made[0].backend
+    assert backend.grid(1) == (2, 8) and backend.grid(1, False) == (1, 8)
+    assert backend.grid(5, False) == (2, 8)
+
+
+def test_a_kernel_that_gave_up(made) -> None:
+    session, _, device = made
+    device.broken = True
+    forest = ForestGrower(session.plan.program, 1).grow(1, 3)
+    with pytest.raises(DiagnosticError, match="worker 2, instruction 7, exchange barrier of a replica, 2"):
+        Predictor(session).predict(forest)
