@@ -64,6 +64,7 @@ class Model:
         self._attached: Dataset | None = None
         self._forwarded: tuple[Dataset, NDArray[np.int32], bool] | None = None
         self._predictor: Predictor | None = None
+        self._encoded = 0
         self._layouts: dict[bool, Layout] = {}
         self._encoders: WeakKeyDictionary[Dataset, Encoder] = WeakKeyDictionary()
 
@@ -84,8 +85,8 @@ class Model:
 
     @property
     def encoded(self) -> int:
-        """Predictions of small batches so far whose shape was new, so that a schedule was encoded."""
-        return 0 if self._predictor is None else self._predictor.encoded
+        """Predictions so far for which schedules were encoded: of a new shape, or of many samples."""
+        return self._encoded + (0 if self._predictor is None else self._predictor.encoded)
 
     def check_trains(self) -> None:
         """DiagnosticError if the build was compiled for inference."""
@@ -382,6 +383,7 @@ class Model:
             found = self._predictor.predict(dataset.forest)
             found = {name: [values[at] for at in numbers] for name, values in found.items()}
         else:
+            self._encoded += 1
             found = self.session.predict(self.encoder(dataset), numbers)
         return in_file_order(found, self.plan, dataset, numbers)
 

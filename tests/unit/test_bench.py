@@ -24,6 +24,8 @@ def test_latency_as_json(command):
         call = found["call"]
         assert 0 < call["least"] <= call["p50"] <= call["p90"] <= call["p99"] and call["mean"] > 0
         assert 0 <= found["encoded"] <= 7 and found["prepared"] is False
+    many = command(f"{BENCH} --latency --batch 40 --calls 3 --warmup 1 --json").events[0]
+    assert many["encoded"] == 3  # too many samples for a shape to come again
     prepared = command(f"{BENCH} --latency --calls 3 --warmup 0 --json --prepared").events[0]
     assert prepared["prepared"] is True
 
