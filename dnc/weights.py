@@ -80,7 +80,7 @@ def import_weights(
     first = initialize(program, sizes, seed) if gathered.kept else {}
     values = {p.name: gathered.values.get(p.name, first.get(p.name)) for p in program.parameters}
     whole = {name: value for name, value in values.items() if value is not None}
-    zeros = {p.name: np.zeros_like(whole[p.name]) for p in program.parameters if not p.frozen}
+    zeros = {p.name: np.zeros_like(whole[p.name]) for p in program.parameters if p.trained}
     state = {each.name: zeros for each in OPTIMIZERS[DEFAULT.optimizer].states}
     folder = RunFolder(run_dir or new_run(opened.model), config=RunConfig(build=str(build)))
     try:

@@ -33,11 +33,15 @@ Values = Mapping[str, Tensor]
 
 @attrs.frozen(eq=False)
 class BatchOf:
-    """Samples of a data set. noise: what dropout draws from, `NONE` for no dropout."""
+    """Samples of a data set. noise: what dropout draws from, `NONE` for no dropout.
+
+    moves: whether running statistics move, as they do in training.
+    """
 
     dataset: Dataset
     samples: Ints
     noise: int = NONE
+    moves: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -59,6 +63,7 @@ class Launches:
         self._sharings: WeakKeyDictionary[Dataset, Sharing] = WeakKeyDictionary()
         self._late: Callable[[], Gradients | None] = lambda: None
         self._results = {result.name: result for result in model.plan.results if result.kind != "metric"}
+        self._running = [p.name for p in model.program.parameters if p.running]
         self._header = isa.layout(model.plan).header
 
     def sharing(self, dataset: Dataset) -> Sharing:
@@ -111,10 +116,13 @@ class Launches:
                 scale = self.memory.floats.narrow(0, at, 1)
                 scale.mul_(0.0 if loss is None else loss)
 
+        kept = {} if mode != TRAIN or batch.moves else {n: parameters[n].clone() for n in self._running}
         encoder = self.model.encoder(batch.dataset)
         schedule = session.share(encoder, batch.samples, mode, guest, fill, batch.noise)
         if self._use_stream is None:
             session.wait()
+        for name, value in kept.items():
+            parameters[name].data.copy_(value)
         return Launched(schedule, guest, self.model.launches)
 
     def enter(self) -> None:

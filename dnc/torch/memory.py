@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from dnc.diagnostics import fail
-from dnc.ir.isa import GRADIENTS, PARAMETERS, slice_floats
+from dnc.ir.isa import GRADIENTS, PARAMETERS
 from dnc.ir.plan import padded
 from dnc.ir.program import STACK, TABLE, Parameter
-from dnc.ir.weight_format import Piece, row_strides
+from dnc.ir.weight_format import Piece, WeightFormat, row_strides
 from dnc.runtime.cuda_driver import CudaError, LentBuffer
 from dnc.runtime.session import Session
 
@@ -45,26 +45,38 @@ def allocate(size: int) -> LentBuffer:
 
 @attrs.frozen(eq=False)
 class Place:
-    """Where a parameter lies, in floats from the start of an arena. shared: as one strided array."""
+    """Where a parameter lies, in floats from the start of an arena.
+
+    pieces: of the whole, or of each of the parameters of a stack, which are `size` floats apart.
+    """
 
     parameter: Parameter
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
+    size: int = 0
+
+    @property
+    def _stacked(self) -> bool:
+        return self.parameter.kind == STACK
 
     @property
     def shared(self) -> bool:
-        """Whether the parameter can be seen at its place."""
-        return self.pieces[0].shape == self.shape
+        """Whether the parameter can be seen at its place, as one strided array."""
+        return self.pieces[0].shape == (self.shape[1:] if self._stacked else self.shape)
 
     def view(self, floats: Tensor, first: int) -> Tensor:
         """The parameter at its place."""
-        return _strided(floats, self.pieces[0], first)
+        strides = self.pieces[0].strides
+        return floats.as_strided(self.shape, (self.size, *strides) if self._stacked else strides, first)
 
     def write(self, values: Tensor, floats: Tensor, first: int) -> None:
         """Copies values to their place."""
-        for piece, rows in self._rows(values):
-            place = _strided(floats, piece, first)
-            if len(piece.shape) == 3 and not self.shared:  # panels: PyTorch transposes matrices fast
+        if self.shared:
+            self.view(floats, first).copy_(values)
+            return
+        for piece, rows, at in self._rows(values, first):
+            place = _strided(floats, piece, at)
+            if len(piece.shape) == 3:  # panels: PyTorch transposes matrices fast
                 for panel, own in zip(place, rows, strict=True):
                     panel.t().copy_(own.t())
             else:
@@ -75,20 +87,17 @@ class Place:
         if self.shared:
             return self.view(floats, first)
         values = torch.empty(self.shape, dtype=floats.dtype, device=floats.device)
-        for piece, rows in self._rows(values):
-            rows.copy_(_strided(floats, piece, first))
+        for piece, rows, at in self._rows(values, first):
+            rows.copy_(_strided(floats, piece, at))
         return values
 
-    def _rows(self, values: Tensor) -> Iterator[tuple[Piece, Tensor]]:
-        """The rows of every piece, in the shape of the piece."""
-        if self.shared:
-            yield self.pieces[0], values
-            return
-        if self.parameter.kind == STACK:  # the rows of all its matrices, one behind another
-            values = values.view(-1, values.shape[-1])
-        for piece in self.pieces:
-            count = piece.shape[0] * (piece.shape[1] if len(piece.shape) == 3 else 1)
-            yield piece, values[piece.first_row : piece.first_row + count].view(piece.shape)
+    def _rows(self, values: Tensor, first: int) -> Iterator[tuple[Piece, Tensor, int]]:
+        """The rows of every piece of a matrix, in the shape of the piece, and where the matrix begins."""
+        for number, own in enumerate(values if self._stacked else (values,)):
+            for piece in self.pieces:
+                count = piece.shape[0] * (piece.shape[1] if len(piece.shape) == 3 else 1)
+                rows = own[piece.first_row : piece.first_row + count].view(piece.shape)
+                yield piece, rows, first + number * self.size
 
 
 def _strided(floats: Tensor, piece: Piece, first: int) -> Tensor:
@@ -105,12 +114,7 @@ class Memory:
         self._own: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._holders: dict[str, ref[Tensor]] = {}
         plan, rows = session.plan, session.memory.table_rows
-        self.places = {
-            p.name: _place(
-                plan.weight_format.pieces, p, rows, 0 if p.kind == TABLE else slice_floats(plan, p.name)
-            )
-            for p in plan.program.parameters
-        }
+        self.places = {p.name: _place(plan.weight_format, p, rows) for p in plan.program.parameters}
         self.refresh({})
 
     def refresh(self, parameters: Mapping[str, Tensor]) -> None:
@@ -170,28 +174,11 @@ class Memory:
             holder.data = holder.data.clone()
 
 
-def _place(pieces: object, parameter: Parameter, rows: Mapping[str, int], distance: int) -> Place:
-    sizes = [int(dimension.size or 0) for dimension in parameter.dimensions]
+def _place(form: WeightFormat, parameter: Parameter, rows: Mapping[str, int]) -> Place:
+    sizes = tuple(int(dimension.size or 0) for dimension in parameter.dimensions)
     if parameter.kind == TABLE:
         shape = (rows[parameter.name], *sizes[1:])
-        inner = row_strides(shape[1:], shape[-1])
-        piece = Piece(0, shape, (padded(parameter.row_size), *inner), 0)
-        return Place(parameter, shape, (piece,))
-    assert callable(pieces)
-    if parameter.kind == STACK:
-        return Place(parameter, tuple(sizes), _stacked(pieces(tuple(sizes[1:])), sizes, distance))
-    return Place(parameter, tuple(sizes), pieces(tuple(sizes)))
-
-
-def _stacked(pieces: tuple[Piece, ...], sizes: list[int], distance: int) -> tuple[Piece, ...]:
-    """The pieces of a stack of parameters that are `distance` floats apart."""
-    one = pieces[0]
-    if one.shape == tuple(sizes[1:]):
-        return (Piece(0, tuple(sizes), (distance, *one.strides), 0),)
-    return tuple(
-        attrs.evolve(
-            piece, first_row=piece.first_row + number * sizes[1], offset=piece.offset + number * distance
-        )
-        for number in range(sizes[0])
-        for piece in pieces
-    )
+        strides = (padded(parameter.row_size), *row_strides(shape[1:], shape[-1]))
+        return Place(parameter, shape, (Piece(0, shape, strides, 0),))
+    own = parameter.type.shape
+    return Place(parameter, sizes, form.pieces(own), form.floats(own))

@@ -68,13 +68,6 @@ class Module(nn.Module):
             backend.lend(memory.allocate, memory.idle)
             backend.use_stream(memory.current_stream())
         self.dnc, self.sparse = model, sparse
-        running = [each.name for each in model.program.parameters if each.running]
-        if running and model.plan.trains:
-            moves = "moves with training steps of dnc, which a module does not make"
-            raise fail(
-                f"{build}: the running param {', '.join(running)} {moves}",
-                "train it with dnc run, and compile it with --mode infer for a module",
-            )
         if checkpoint is not None:
             model.restore(checkpoint)
         elif vocabularies is not None:
@@ -103,7 +96,7 @@ class Module(nn.Module):
             else:
                 first = first or self.dnc.parameters()
                 values = torch.from_numpy(first[name]).to(self._memory.device)
-            trained = self.dnc.plan.trains and not place.parameter.frozen
+            trained = self.dnc.plan.trains and place.parameter.trained
             try:
                 self.register_parameter(name, nn.Parameter(values, requires_grad=trained))
             except KeyError:
@@ -146,7 +139,7 @@ class Module(nn.Module):
         if learns:
             self.dnc.check_trains()
         noise = self._launches.noise() if self.training else NONE
-        batch_of = BatchOf(dataset, samples, noise)
+        batch_of = BatchOf(dataset, samples, noise, self.training)
         call = Call(self._launches, batch_of, self._pulled, tuple(values), self._outputs, self.sparse)
         if learns:
             found = Batch.apply(call, *tensors)

@@ -62,6 +62,31 @@ def test_losses_and_gradients(builds, batch):
     np.testing.assert_allclose(net.dnc.parameters()["U"], net.U.detach())
 
 
+def test_a_stack_of_matrices_in_panels(tmp_path):
+    """Every matrix of the stack in panels of its own."""
+    settings = {"layers": 2, "hidden": 70}
+    compile_model(EXAMPLES / "rnn_stack.dn", tmp_path / "build", ("cpu",), settings)
+    program = dnc.load(tmp_path / "build", "cpu").program
+    data = model_data.samples("rnn_stack", program, 4, SIZES)
+    net = dnc.torch.Module(tmp_path / "build", data, device="cpu")
+    stacked = [place for place in net._memory.places.values() if place.parameter.kind == "stack"]
+    assert any(not place.shared for place in stacked)
+    randomized(net)
+    first = net.state_dict()  # running statistics move with the batch
+    net([0, 1, 2, 3])["loss"].backward()
+    native = dnc.load(tmp_path / "build", "cpu")
+    native.attach(data)
+    native.set_parameters(first)
+    native.configure("sgd", 64.0)
+    native.step([0, 1, 2, 3])
+    native.sync()
+    for name, value in native.parameters().items():
+        own = getattr(net, name)
+        if own.requires_grad:
+            expected = torch.from_numpy((own.detach().numpy() - value) / 64)
+            assert relative(own.grad, expected) < TOLERANCE, name
+
+
 def test_pulled_and_pushed(builds):
     data = model_data.samples("token_vectors", dnc.load(builds / "token_vectors", "cpu").program, 6, SIZES)
     net = dnc.torch.Module(builds / "token_vectors", data, device="cpu")

@@ -22,14 +22,11 @@ from tests.models.cells import Parameters, nothing_dropped  # noqa: E402
 from tests.models.differences import output_differences, relative  # noqa: E402
 from tests.models.references import DROPPED, REFERENCES  # noqa: E402
 from tests.models.sizes import SIZES, SMALL, settings  # noqa: E402
-from tests.models.test_against_torch import NAMES as ALL  # noqa: E402
-from tests.models.test_against_torch import TOLERANCE  # noqa: E402
+from tests.models.test_against_torch import NAMES, TOLERANCE  # noqa: E402
 from tests.models.trees import leaves  # noqa: E402
 from tests.support.models import EXAMPLES  # noqa: E402
 
 BATCH = [5, 0, 6, 2]
-RUNNING = ("rnn_stack",)  # which a module refuses
-NAMES = [name for name in ALL if name not in RUNNING]
 PUSHES = """model Both(width = 3, hidden = 4, classes = 5)
 struct Tree = Leaf(x: pulled<width>, label: class<classes>)
             | Node(left: Tree, right: Tree, label: class<classes>)
@@ -294,6 +291,26 @@ def test_dropout_is_the_same_in_both_directions_and_off_in_evaluation(tmp_path):
         assert torch.equal(gradient.abs().sum(1) > 0, kept)
     net.eval()
     assert torch.equal(net([0], x)["top"], net([0], x)["top"]) and (net([0], x)["top"] != 0).all()
+
+
+def test_running_statistics_move_in_training_alone(tmp_path):
+    (tmp_path / "m.dn").write_text(
+        "model M(width = 3)\nstruct A = A(x: vector<width>)\nrunning param m: [width]\n"
+        "param w: [width] = constant(1)\nfn f(a: A) = sum(w * (a.x - follow(m, a.x, 0.5)))\n"
+        "loss sum(a in root) f(a) * f(a)\n"
+    )
+    compile_model(tmp_path / "m.dn", tmp_path / "build", ("cpu",))
+    net = dnc.torch.Module(tmp_path / "build", [{"x": [1, 2, 3]}, {"x": [3, 2, 1]}], device="vm")
+    assert not net.m.requires_grad
+    net([0, 1])["loss"].backward()
+    np.testing.assert_allclose(net.m.detach(), [1, 1, 1])
+    net.eval()
+    net([0])["loss"].backward()
+    np.testing.assert_allclose(net.m.detach(), [1, 1, 1])
+    net.train()
+    net([0])["loss"].backward()
+    np.testing.assert_allclose(net.m.detach(), [1, 1.5, 2])
+    assert net.w.grad.abs().sum() > 0 and net.m.grad is None
 
 
 # ---- parameters ---------------------------------------------------------------------------------
@@ -564,9 +581,3 @@ def test_stacks_have_the_gradients_of_a_step(tmp_path):
         found = getattr(net, name)
         assert torch.equal(found.detach(), torch.from_numpy(before[name]))
         np.testing.assert_allclose(found.grad.numpy(), before[name] - value, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", RUNNING)
-def test_running_parameters_are_refused(name, tmp_path):
-    with pytest.raises(DiagnosticError, match="the running param mean, variance moves with training steps"):
-        opened(name, tmp_path)

@@ -49,6 +49,8 @@ def test_every_node(tmp_path: Path) -> None:
     assert np.array_equal(twice, np.concatenate([a[2:], a[:2], a[2:]]))
     wide = one(tmp_path, '{ concat = ["a", "c"], axis = 1, sizes = [3, 1] }', (4, 4), a=a, c=b[:, :1])
     assert np.array_equal(wide, np.concatenate([a, b[:, :1]], 1))
+    layers = '{ concat = [{ from = "a", expand = 0 }, { from = "b", expand = 0 }] }'
+    assert np.array_equal(one(tmp_path, layers, (2, 4, 3), a=a, b=b), np.stack([a, b]))
     blocks = '{ concat = ["a", { concat = [{ constant = 2 }, "b"] }], sizes = [1, 2] }'
     made = one(tmp_path, blocks, (12, 3), a=a, b=b)
     assert np.array_equal(made, np.concatenate([a, np.full((4, 3), 2), b]))
@@ -137,6 +139,7 @@ def test_two_parameters_of_one_tensor(tmp_path: Path) -> None:
         ('W = { from = "w", axis = 1 }', f"{W}: 'axis' goes with 'concat', found 'from'"),
         ('W = { from = "w", transpose = 1 }', f"{W}.transpose is a number, expected true or false"),
         ('W = { from = "w", squeeze = -1 }', f"{W}.squeeze is -1, expected a whole number from 0 on"),
+        ('W = { from = "w", expand = 0 }', f"{W}: axis 0 of [6, 3] is not 1"),
         ('W = { constant = "0" }', f"{W}.constant is a string, expected a number"),
         ('W = { keep = true, from = "w" }', f"{W}: keep stands alone, as {{ keep = true }}"),
         ("W = 3", f"{W} is a number, expected the name of a tensor or a table"),

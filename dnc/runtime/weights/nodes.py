@@ -268,6 +268,36 @@ class Squeeze:
         self.of.spread(array.reshape(self._below(array.shape)), give)
 
 
+@attrs.frozen
+class Expand:
+    """An axis of size 1 more, as of a layer that is one of a stack."""
+
+    of: Node
+    axis: int
+
+    def names(self) -> Iterator[str]:
+        """Those below."""
+        return self.of.names()
+
+    def expect(self, shape: Shape) -> Iterator[tuple[str, Shape]]:
+        """A 1 less."""
+        if self.axis >= len(shape) or shape[self.axis] != 1:
+            raise MapProblem(f"axis {self.axis} of {shown(shape)} is not 1")
+        return self.of.expect(shape[: self.axis] + shape[self.axis + 1 :])
+
+    def gather(self, read: Read, shape: Shape | None) -> Floats:
+        """With the axis."""
+        below = None if shape is None else shape[: self.axis] + shape[self.axis + 1 :]
+        found = self.of.gather(read, below)
+        if self.axis > found.ndim:
+            raise MapProblem(f"{shown(found.shape)} can have no axis {self.axis} more")
+        return np.expand_dims(found, self.axis)
+
+    def spread(self, array: Floats, give: Give) -> None:
+        """Without the axis."""
+        self.of.spread(np.squeeze(array, self.axis), give)
+
+
 def merged(old: Floats, new: Floats) -> Floats:
     """Both of them where one is open (NaN); Conflict where they differ."""
     different = ~np.isnan(old) & ~np.isnan(new) & (old != new)

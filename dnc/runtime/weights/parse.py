@@ -16,11 +16,11 @@ import attrs
 
 from dnc.diagnostics import fail
 from dnc.runtime.data.problems import kind_of, names, suggestion
-from dnc.runtime.weights.nodes import Concat, Constant, Gates, Node, Source, Squeeze, Sum, Transpose
+from dnc.runtime.weights.nodes import Concat, Constant, Expand, Gates, Node, Source, Squeeze, Sum, Transpose
 
 KEEP = "keep"
 _MAKERS = ("from", "sum", "concat", "constant", KEEP)
-_KEYS = (*_MAKERS, "axis", "sizes", "squeeze", "transpose", "gates")
+_KEYS = (*_MAKERS, "axis", "sizes", "squeeze", "transpose", "gates", "expand")
 _ARROW = "->"
 
 
@@ -106,6 +106,8 @@ def _node(where: str, value: Any) -> Node:
         node = Transpose(node) if value["transpose"] else node
     if "gates" in value:
         node = _gates(f"{where}.gates", node, value["gates"])
+    if "expand" in value:
+        node = Expand(node, _number(f"{where}.expand", value["expand"], 0))
     return node
 
 
