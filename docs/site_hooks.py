@@ -15,6 +15,8 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 FOLDER = "repository"
+COMMENT = re.compile(r"^<!-- .*?-->\n", re.MULTILINE | re.DOTALL)
+"""What a page says to the tests."""
 LINK = re.compile(r"\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -40,7 +42,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turns links out of docs/ to those copies."""
+    """Turns links out of docs/ to those copies, and leaves out what is for the tests."""
     up = "../" * page.file.src_uri.count("/")
 
     def turned(found: re.Match[str]) -> str:
@@ -49,4 +51,4 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return found[0]
         return f"]({up}{FOLDER}/{target}.txt)"
 
-    return LINK.sub(turned, markdown)
+    return LINK.sub(turned, COMMENT.sub("", markdown))
