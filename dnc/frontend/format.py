@@ -189,8 +189,8 @@ def _continued(
     if first.begins == "struct" and equals is not None and equals < len(first.line.tokens) - 1:
         column = base + first.width(equals) + first.gaps[equals]
         return column + 2 * (str(token) != "|")
-    if first.begins in ("param", "frozen", "output", "push") and str(previous) == ",":
-        words = 2 if first.begins == "frozen" else 1
+    if first.begins in ("param", "frozen", "running", "output", "push") and str(previous) == ",":
+        words = 2 if first.begins in ("frozen", "running") else 1
         return base + first.width(words) + first.gaps[words]
     return base + INDENT
 

@@ -13,7 +13,7 @@ from dnc.frontend.initializers import RULES
 from dnc.frontend.parser import terminal_texts
 from dnc.frontend.structs import INDEXED_KINDS, LINKS
 from dnc.ir.measures import MEASURES
-from dnc.ir.program import ALL, ROOT, TABLE
+from dnc.ir.program import ALL, ROOT, STACK, TABLE
 
 ALL_OF_THEM = {
     "FUNCTIONS": BUILTINS,
@@ -23,7 +23,7 @@ ALL_OF_THEM = {
     "LINKS": LINKS,
     "KINDS": {*INDEXED_KINDS, "float"},
     "DOMAINS": {ALL, ROOT},
-    "PARAMETER_KINDS": {TABLE},
+    "PARAMETER_KINDS": {STACK, TABLE},
     "DECLARATIONS": {*DECLARATION_WORDS, "push"},
 }
 

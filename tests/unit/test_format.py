@@ -52,6 +52,10 @@ CASES = {
     ),
     "struct below": ("struct A =\n  B\n  | C", "struct A =\n    B\n    | C"),
     "parameters": ("param a: [d],\n b: [d]", "param a: [d],\n      b: [d]"),
+    "running parameters": (
+        "running param a: [d],\n b: [d] = constant(1)",
+        "running param a: [d],\n              b: [d] = constant(1)",
+    ),
     "arguments": (
         "fn f(t: T) = g(a,\n h(b,\n c))",
         "fn f(t: T) = g(a,\n               h(b,\n                 c))",
