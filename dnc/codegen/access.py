@@ -14,7 +14,20 @@ from typing import Any
 import attrs
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.emit import Expr, floats, let, local, loop, put, shift, stride_loop, when, wide
+from dnc.codegen.emit import (
+    Expr,
+    floats,
+    lanes,
+    let,
+    local,
+    loop,
+    put,
+    quad_at,
+    shift,
+    stride_loop,
+    when,
+    wide,
+)
 from dnc.ir import isa
 from dnc.ir.plan import (
     Address,
@@ -34,7 +47,10 @@ from dnc.ir.program import STACK
 
 @attrs.frozen(eq=False)
 class Access:
-    """Emits reads and writes. `workers` is the replica's size, a number or an expression."""
+    """Emits reads and writes. `workers` is the replica's size, a number or an expression.
+
+    eager: loads that may not be needed are made, from the pool's zeros, so that none waits for another.
+    """
 
     plan: Plan
     pool: Any
@@ -42,6 +58,7 @@ class Access:
     workers: Any
     rank: Any
     tables: Any = None
+    eager: bool = False
     layout: isa.Layout = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -236,7 +253,38 @@ class SlotsReader:
 
     def sum(self, i: Expr) -> Expr:
         """Element i of their sum, in order."""
-        return self.every(0, 1, i)
+        return self._eagerly(i) if self.access.eager else self.every(0, 1, i)
+
+    def _eagerly(self, i: Expr) -> Expr:
+        """The same, with the loads of all lists that have one slot under way together."""
+        partial = self.address.partial
+        single = {name: self._single(head, i, name == partial) for name, head in self.heads.items()}
+        total = local("total", *floats(0.0, i))
+        for name, head in self.heads.items():
+            put(total, 0, total[0] + single[name])
+            with when(head > 0):
+                self._several(total, head, 0, 1, i, name == partial)
+        return let("summed", total[0])
+
+    def _single(self, head: Expr, i: Expr, partial: bool) -> Expr:
+        """The only slot of a list, all its runs; zeros where there is none or more than one."""
+        at = wide(-1 - head) * 4 + self.address.offset
+        total = local("single", *floats(0.0, i))
+        for run in range(self.access.workers if partial else 1):
+            place = at + run * self.address.width
+            if lanes(i) == 1:
+                source = T.Select(head < 0, place + i, T.int64(0))
+            else:
+                source = quad_at(T.Select(head < 0, place + i.base, T.int64(0)))
+            put(total, 0, total[0] + self.access.pool[source])
+        return total[0]
+
+    def _several(self, total: Any, head: Expr, first: Expr, step: int, i: Expr, partial: bool) -> None:
+        """Adds every step-th slot of a list that stands elsewhere in the schedule."""
+        count = let("count", self.access.words[head])
+        with stride_loop("slot", first, count, step) as slot:
+            at = let("at", self.access.entry(head + 1 + slot) + self.address.offset)
+            self.access.add_slot(total, at, i, self.address, partial)
 
     def every(self, first: Expr, step: int, i: Expr) -> Expr:
         """Element i of the sum of every step-th slot of each list, from the one numbered `first`."""
@@ -252,8 +300,5 @@ class SlotsReader:
                         with when(first == 0):
                             self.access.add_slot(total, at, i, self.address, partial)
                 with T.Else(), when(head > 0):
-                    count = let("count", self.access.words[head])
-                    with stride_loop("slot", first, count, step) as slot:
-                        at = let("at", self.access.entry(head + 1 + slot) + self.address.offset)
-                        self.access.add_slot(total, at, i, self.address, partial)
+                    self._several(total, head, first, step, i, partial)
         return let("summed", total[0])

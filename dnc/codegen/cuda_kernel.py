@@ -19,8 +19,15 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen import sync
 from dnc.codegen.access import Access
-from dnc.codegen.bodies import cuda_gradients, cuda_segments, cuda_update
-from dnc.codegen.bodies.cuda_worker import THREADS, Worker, load_resident, make_view
+from dnc.codegen.bodies import cuda_dense, cuda_gradients, cuda_segments, cuda_update
+from dnc.codegen.bodies.cuda_worker import (
+    THREADS,
+    Worker,
+    load_registers,
+    load_shared,
+    make_view,
+    vector_slots,
+)
 from dnc.codegen.emit import Expr, any_of, both, dispatch, let, local, named, put, stride_loop, when
 from dnc.codegen.math import TirMath
 from dnc.codegen.nvrtc import compiled
@@ -28,11 +35,12 @@ from dnc.codegen.stamps import CudaStamps
 from dnc.codegen.tirx_cuda import emit_cuda
 from dnc.ir import isa
 from dnc.ir.machine import machine
-from dnc.ir.plan import REGISTER, SHARED, UNIT, Plan
+from dnc.ir.plan import REGISTER, SHARED, UNIT, Plan, Segment, product_parameters
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
 STATE_WORDS = 4
+FINISHED = 1 << 30  # what stands for an opcode behind END
 # Indices into `isa.ABORT_EXCHANGES`.
 GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
 
@@ -69,12 +77,28 @@ class Kernel:
         with IRBuilder() as builder, T.prim_func():
             T.func_name("dnc")
             self._open()
-            load_resident(self.worker)
-            with T.While(self.running[0] != 0):
-                dispatch(self._fetch(), self._cases())
-                put(self.at, 0, self.at[0] + 1)
+            load_shared(self.worker)
+            if self._register_regions() - {isa.WITHIN}:
+                load_registers(self.worker)
+            put(self.opcode, 0, self._fetch())
+            for region in isa.REGIONS:
+                self._region(region)
             self._close()
         return builder.get()
+
+    def _region(self, region: int) -> None:
+        """The loop over the instructions of a region, with weights in registers where it uses some."""
+        last = max(opcode.number for opcode in self.plan.opcodes if opcode.region <= region)
+        if region == isa.REGIONS[-1]:
+            last += 1  # an opcode that does not exist
+        with when(self.opcode[0] <= last):
+            if self._register_regions() == {region} == {isa.WITHIN}:
+                load_registers(self.worker)
+            with T.While(self.opcode[0] <= last):
+                dispatch(self.opcode[0], self._cases(region))
+                put(self.at, 0, self.at[0] + 1)
+                with when(self.opcode[0] != FINISHED):
+                    put(self.opcode, 0, self._fetch())
 
     # ---- prologue -------------------------------------------------------------------------------
 
@@ -116,15 +140,15 @@ class Kernel:
         self.zero = make_view(shared, "zero", state + 2, 1, "int32")
         registers = named("resident", T.alloc_local((max(self._registers(), 1),), "float32"))
         self.at = local("at", "int32", 0)
-        self.running = local("running", "int32", 1)
+        self.opcode, self.entry = local("opcode", "int32", 0), local("entry", "int32", 0)
         workers = self.tiling.workers
         rank, self.replica = let("rank", number % workers), let("replica", number // workers)
-        access = Access(self.plan, pool, words, workers, rank, tables)
+        access = Access(self.plan, pool, words, workers, rank, tables, eager=True)
         self.worker = Worker(
             plan=self.plan, access=access, math=TirMath(), pool=pool, words=words, staging=staging,
             staging_words=staging_words, shared_weights=weights, registers=registers, thread=thread,
             lane=let("lane", thread % 32), warp=let("warp", thread // 32), rank=rank, number=number,
-            grid=self.grid,
+            grid=self.grid, vectors=vector_slots(self.plan, self._matrix_words())[0],
         )  # fmt: skip
         with when(thread == 0):
             put(self.aborted, 0, 0)
@@ -134,7 +158,24 @@ class Kernel:
             put(tables, word, words[word])
         T.evaluate(T.cuda.cta_sync())
 
+    def _register_regions(self) -> set[int]:
+        """The regions whose instructions use weights in registers.
+
+        Mostly the recursion alone: then the other loops have the registers for themselves.
+        """
+        resident = {(p.parameter, p.units) for p in self.plan.placements if p.residency == REGISTER}
+        return {
+            isa.segment_region(self.plan, segment)
+            for segment in self.plan.segments
+            for parameter in product_parameters(segment)
+            if (parameter, segment.units) in resident
+        }
+
     def _shared_words(self) -> int:
+        """Words of shared memory for weights, vectors behind them."""
+        return vector_slots(self.plan, self._matrix_words())[1]
+
+    def _matrix_words(self) -> int:
         return max(
             (p.slot + p.bytes_per_worker // 4 for p in self.plan.placements if p.residency == SHARED),
             default=0,
@@ -167,8 +208,8 @@ class Kernel:
                     word = self.worker.words[self.queue[0] + self.at[0] * size + index]
                     put(self.window, index, word)
             T.evaluate(T.cuda.cta_sync())
-        self.entry = let("entry", self.at[0] % per_window * size)
-        fetched = let("fetched", cuda.uniform(self.window[self.entry]))
+        put(self.entry, 0, self.at[0] % per_window * size)
+        fetched = let("fetched", cuda.uniform(self.window[self.entry[0]]))
         keeps = any_of(fetched == self._number(isa.END), self._is_cluster_barrier(fetched))
         skips = both(self.aborted[0] != 0, tirx.Not(keeps))
         opcode = let("opcode", T.Select(skips, self._number(isa.NOP), fetched))
@@ -186,21 +227,22 @@ class Kernel:
     def _is_cluster_barrier(self, opcode: Expr) -> Expr:
         return both(opcode == self._number(isa.REPLICA_BARRIER), self.tiling.cluster > 1)
 
-    def _cases(self) -> dict[int, Callable[[], None]]:
-        """The bodies by opcode; an opcode beyond the set stops the launch."""
+    def _cases(self, region: int) -> dict[int, Callable[[], None]]:
+        """The bodies of a region by opcode; in the last one, an opcode beyond the set stops the launch."""
         cases: dict[int, Callable[[], None]] = {
-            self._number(isa.END): lambda: put(self.running, 0, 0),
+            self._number(isa.END): lambda: put(self.opcode, 0, FINISHED),
             self._number(isa.REPLICA_BARRIER): self._replica_barrier,
             self._number(isa.GRID_BARRIER): self._grid_barrier,
         }
-        for table in ("", *(table.parameter for table in self.plan.table_gradients)):
-            opcodes = isa.optimizers_of(self.plan, table)
-            if opcodes:
-                cases |= dict.fromkeys(opcodes, self._update(table))
+        if region == isa.BEHIND:
+            for table in ("", *(table.parameter for table in self.plan.table_gradients)):
+                opcodes = isa.optimizers_of(self.plan, table)
+                if opcodes:
+                    cases |= dict.fromkeys(opcodes, self._update(table))
+            cases[len(self.plan.opcodes)] = lambda: self._abort(UNKNOWN_OPCODE)
         for opcode in self.plan.opcodes:
-            if opcode.number not in cases and opcode.name != isa.NOP:
+            if opcode.region == region and opcode.number not in cases:
                 cases[opcode.number] = self._body(opcode.name, opcode.fields)
-        cases[len(self.plan.opcodes)] = lambda: self._abort(UNKNOWN_OPCODE)
         return cases
 
     def _body(self, name: str, fields: tuple[str, ...]) -> Callable[[], None]:
@@ -216,10 +258,9 @@ class Kernel:
             emit = (
                 cuda_segments.unit_segment if segments[name].mapping == UNIT else cuda_segments.vertex_segment
             )
-            recursive = plan.program.stage(segments[name].stage).placement == LEVEL
-            return lambda: emit(self.worker if recursive else self._behind(), segments[name], *values())
+            return lambda: emit(self._worker_of(segments[name]), segments[name], *values())
         if name in dense:
-            return lambda: cuda_gradients.dense_gradient(self._behind(), dense[name], *values())
+            return lambda: cuda_dense.dense_gradient(self._behind(), dense[name], *values())
         if name.startswith("gradient "):
             table = tables[name.removeprefix("gradient ")]
             return lambda: cuda_gradients.table_gradient(self._behind(), table, *values())
@@ -229,6 +270,13 @@ class Kernel:
             return lambda: cuda_update.follow(self._behind(), *values())
         assert name == isa.REDUCE, name
         return lambda: cuda_update.reduce(self._behind(), *values())
+
+    def _worker_of(self, segment: Segment) -> Worker:
+        """The worker for a segment: what it knows of the wavefronts and of the registers."""
+        if self.plan.program.stage(segment.stage).placement == LEVEL:
+            return attrs.evolve(self.worker, few=True, crowded=isa.WITHIN in self._register_regions())
+        crowded = isa.segment_region(self.plan, segment) in self._register_regions()
+        return attrs.evolve(self._behind(), crowded=crowded)
 
     def _behind(self) -> Worker:
         """The worker for instructions outside the recursion.
@@ -242,17 +290,17 @@ class Kernel:
 
     def _values(self, fields: tuple[str, ...]) -> list[Expr]:
         """The fields of the current instruction."""
-        return [self.worker.field(field, self.entry, self.window, fields) for field in fields]
+        return [self.worker.field(field, self.entry[0], self.window, fields) for field in fields]
 
     def _update(self, parameter: str) -> Callable[[], None]:
         """All optimizers' instructions for the dense parameters, or for a table."""
         if not parameter:
             return lambda: cuda_update.update(
-                self._behind(), self.window[self.entry], *self._values(isa.UPDATE_FIELDS)
+                self._behind(), self.window[self.entry[0]], *self._values(isa.UPDATE_FIELDS)
             )
         table = next(table for table in self.plan.table_gradients if table.parameter == parameter)
         return lambda: cuda_update.update_table(
-            self._behind(), self.window[self.entry], table, *self._values(isa.TABLE_UPDATE_FIELDS)
+            self._behind(), self.window[self.entry[0]], table, *self._values(isa.TABLE_UPDATE_FIELDS)
         )
 
     # ---- barriers -------------------------------------------------------------------------------
@@ -270,7 +318,7 @@ class Kernel:
 
     def _counter_barrier(self, counter: Expr, arrivals: Expr, exchange: int) -> None:
         (ordinal,) = (
-            self.worker.field(f, self.entry, self.window, isa.BARRIER_FIELDS) for f in isa.BARRIER_FIELDS
+            self.worker.field(f, self.entry[0], self.window, isa.BARRIER_FIELDS) for f in isa.BARRIER_FIELDS
         )
         address = T.address_of(self.counters[counter])
         sync.signal(address)
@@ -293,7 +341,7 @@ class Kernel:
             put(self.counters, base + 1, T.cast(self.at[0], "uint32"))
             put(self.counters, base + 2, T.uint32(exchange))
             put(self.counters, base, T.cast(self.worker.number + 1, "uint32"))
-        put(self.running, 0, 0)
+        put(self.opcode, 0, FINISHED)
 
     def _close(self) -> None:
         """One exit for all; nobody of a cluster leaves before the others."""

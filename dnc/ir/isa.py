@@ -16,12 +16,14 @@ import numpy as np
 from dnc.ir.optimizers import COEFFICIENTS, MOST_STATES, OPTIMIZERS
 from dnc.ir.plan import (
     ChildrenList,
+    DenseGradient,
     IndexList,
     Opcode,
     Plan,
+    Segment,
     SlotList,
 )
-from dnc.ir.program import TABLE, Parameter
+from dnc.ir.program import BACKWARD, EARLY, FORWARD, LATE, TABLE, Parameter
 
 INSTRUCTION_WORDS = 8
 VERSION = 4
@@ -84,20 +86,79 @@ MOST_CHUNKS = 8
 NOP, END, REPLICA_BARRIER, GRID_BARRIER = "nop", "end", "replica_barrier", "grid_barrier"
 NORM, REDUCE, FOLLOW = "norm", "reduce", "follow"
 
+# A queue goes through the regions in order. BEFORE: forward stages that do not wait for the recursion.
+# WITHIN: the recursion, and what stands between its two directions. BEHIND: backward stages that the
+# recursion does not wait for, weight gradients, results, updates. Opcodes are numbered region by
+# region, so a kernel has a loop for each, and keeps weights in registers WITHIN only.
+ANYWHERE, BEFORE, WITHIN, BEHIND = 0, 1, 2, 3
+REGIONS = (BEFORE, WITHIN, BEHIND)
+
 # `ordinal` counts the barriers of one kind in a queue, from 1: a counter has been passed when every
 # worker has added one for each of them.
 BARRIER_FIELDS = ("ordinal",)
 SEGMENT_FIELDS = ("row", "rows")
-# `index` is the number of a parameter in its stack (0 where there is no stack).
-DENSE_GRADIENT_FIELDS = ("row", "rows", "first_worker", "accumulate", "chunks", "index")
+# `index` is the number of a parameter in its stack (0 where there is no stack), `tile` an index into
+# `gradient_tiles`.
+DENSE_GRADIENT_FIELDS = ("row", "rows", "first_worker", "accumulate", "chunks", "index", "tile")
 NORM_FIELDS = ("count", "chunks")
 # Adds what rows gave to running parameters, unless the norm is not finite.
+REDUCE_FIELDS = ("base", "rows", "stride", "result")
 FOLLOW_FIELDS = ("first", "count", "norms", "chunks")
 TABLE_GRADIENT_FIELDS = ("tokens", "first_norm", "accumulate")
 # `rate` is the factor of these parameters on the learning rate, the bits of a float.
 UPDATE_FIELDS = ("first", "count", "norms", "rate")
 FLOAT_FIELDS = ("rate",)
 TABLE_UPDATE_FIELDS = ("tokens", "norms", "rate")
+
+
+@attrs.frozen
+class GradientTile:
+    """A shape of the tiles that a GPU cuts the gradient of a matrix into, with measured costs in cycles.
+
+    row: of one row of the space. fixed: of a tile, to start and to write it. In larger tiles a thread
+    reads less for every multiplication; smaller ones keep more workers busy.
+    """
+
+    rows: int
+    columns: int
+    row: int
+    fixed: int
+
+    def count(self, rows: int, columns: int) -> int:
+        """Tiles of a matrix."""
+        return -(-rows // self.rows) * -(-columns // self.columns)
+
+
+GRADIENT_TILES = (
+    GradientTile(128, 256, 270, 5000),
+    GradientTile(128, 128, 210, 4000),
+    GradientTile(64, 64, 90, 3300),
+    GradientTile(16, 256, 90, 3300),
+)
+GRADIENT_BLOCK = GradientTile(64, 1, 8, 3000)  # of the gradient of a vector; on a CPU rows of any gradient
+FEW_ROWS, FEW_WORKERS = 32, 128
+
+
+def gradient_tiles(gradient: DenseGradient) -> tuple[GradientTile, ...]:
+    """The shapes that a kernel has code for: the cheapest one for many rows, and that for few."""
+    columns = sum(piece.width for piece in gradient.pieces)
+    if not columns:
+        return (GRADIENT_BLOCK,)
+
+    def busy(tile: GradientTile) -> int:
+        return tile.count(gradient.rows, columns) * tile.row
+
+    def latency(tile: GradientTile) -> int:
+        rounds = -(-tile.count(gradient.rows, columns) // FEW_WORKERS)
+        return rounds * (FEW_ROWS * tile.row + tile.fixed)
+
+    many, few = min(GRADIENT_TILES, key=busy), min(GRADIENT_TILES, key=latency)
+    return (many,) if many == few else (many, few)
+
+
+def tile_count(gradient: DenseGradient, tile: GradientTile) -> int:
+    """Tiles of a gradient, the pieces of work of one chunk of rows."""
+    return tile.count(gradient.rows, max(1, sum(piece.width for piece in gradient.pieces)))
 
 
 def chunk_rows(rows: int, chunks: int) -> int:
@@ -135,25 +196,35 @@ def table_base(parameter: str) -> str:
 
 
 def opcodes(plan: Plan) -> tuple[Opcode, ...]:
-    """The instruction set of a plan: the fixed instructions, then the model's own."""
-    named: list[tuple[str, tuple[str, ...]]] = [
-        (NOP, ()),
-        (END, ()),
-        (REPLICA_BARRIER, BARRIER_FIELDS),
-        (GRID_BARRIER, BARRIER_FIELDS),
-        *([(NORM, NORM_FIELDS)] if plan.trains else []),
-        (REDUCE, ("base", "rows", "stride", "result")),
+    """The instruction set of a plan: the fixed instructions, then the model's own, region by region."""
+    named: list[tuple[str, tuple[str, ...], int]] = [
+        (NOP, (), ANYWHERE),
+        (END, (), ANYWHERE),
+        (REPLICA_BARRIER, BARRIER_FIELDS, ANYWHERE),
+        (GRID_BARRIER, BARRIER_FIELDS, ANYWHERE),
     ]
+    named += [(segment.name, SEGMENT_FIELDS, segment_region(plan, segment)) for segment in plan.segments]
+    named += [(NORM, NORM_FIELDS, BEHIND)] if plan.trains else []
+    named.append((REDUCE, REDUCE_FIELDS, BEHIND))
     if plan.trains:
-        named += [(optimizer, UPDATE_FIELDS) for optimizer in OPTIMIZERS]
+        named += [(optimizer, UPDATE_FIELDS, BEHIND) for optimizer in OPTIMIZERS]
     if running_floats(plan):
-        named.append((FOLLOW, FOLLOW_FIELDS))
+        named.append((FOLLOW, FOLLOW_FIELDS, BEHIND))
     for table in plan.table_gradients:
-        named += [(f"{optimizer} {table.parameter}", TABLE_UPDATE_FIELDS) for optimizer in OPTIMIZERS]
-    named += [(segment.name, SEGMENT_FIELDS) for segment in plan.segments]
-    named += [(gradient.name, DENSE_GRADIENT_FIELDS) for gradient in plan.dense_gradients]
-    named += [(f"gradient {table.parameter}", TABLE_GRADIENT_FIELDS) for table in plan.table_gradients]
-    return tuple(Opcode(name, number, fields) for number, (name, fields) in enumerate(named))
+        named += [(f"{name} {table.parameter}", TABLE_UPDATE_FIELDS, BEHIND) for name in OPTIMIZERS]
+    named += [(gradient.name, DENSE_GRADIENT_FIELDS, BEHIND) for gradient in plan.dense_gradients]
+    tables = [f"gradient {table.parameter}" for table in plan.table_gradients]
+    named += [(name, TABLE_GRADIENT_FIELDS, BEHIND) for name in tables]
+    named.sort(key=lambda item: item[2])
+    return tuple(Opcode(name, number, fields, region) for number, (name, fields, region) in enumerate(named))
+
+
+def segment_region(plan: Plan, segment: Segment) -> int:
+    """The region that a segment's instructions stand in."""
+    stage = plan.program.stage(segment.stage)
+    if stage.placement == EARLY and stage.direction == FORWARD:
+        return BEFORE
+    return BEHIND if stage.placement == LATE and stage.direction == BACKWARD else WITHIN
 
 
 def base_names(plan: Plan) -> tuple[str, ...]:

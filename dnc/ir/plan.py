@@ -405,11 +405,15 @@ class Tiling:
 
 @attrs.frozen
 class Opcode:
-    """One instruction of the model's set; `fields` name its words after the opcode."""
+    """One instruction of the model's set; `fields` name its words after the opcode.
+
+    `region` says in which part of a launch it may stand (`dnc.ir.isa.REGIONS`).
+    """
 
     name: str
     number: int
     fields: tuple[str, ...]
+    region: int
 
 
 @attrs.frozen
@@ -441,6 +445,18 @@ class Plan:
     def opcode(self, name: str) -> Opcode:
         """The opcode called `name`; KeyError if there is none."""
         return {opcode.name: opcode for opcode in self.opcodes}[name]
+
+
+def shared_stride(columns: int) -> int:
+    """Words between the rows of a slice in shared memory: an odd number of whole addresses, so that the
+    same column of eight neighbouring rows lies in eight different groups of banks."""
+    return 4 * (padded(columns) // 4 | 1)
+
+
+def product_parameters(segment: Segment) -> list[str]:
+    """The parameters that a segment multiplies by, once per product."""
+    products = [product.parameter for product in segment.products]
+    return products + [product.parameter for product in segment.transposed]
 
 
 def unit_range(units: int, workers: int, rank: int) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from dnc.ir.plan import (
     UNIT,
     Placement,
     Plan,
-    Segment,
-    padded,
+    product_parameters,
+    shared_stride,
 )
 from dnc.ir.program import LEVEL, STACK, ParameterInput
 from dnc.ir.remarks import Remarks
@@ -51,7 +51,7 @@ class Slice:
 
     def words(self, workers: int) -> int:
         """Words of shared memory a worker."""
-        return self.rows(workers) * padded(self.columns)
+        return self.rows(workers) * shared_stride(self.columns)
 
 
 def slices(plan: Plan) -> tuple[Slice, ...]:
@@ -72,12 +72,6 @@ def slices(plan: Plan) -> tuple[Slice, ...]:
             uses[key] = uses.get(key, 0) + 1
     order = sorted(found, key=lambda key: (not found[key].recursive, -uses[key], found[key].columns))
     return tuple(found[key] for key in order)
-
-
-def product_parameters(segment: Segment) -> list[str]:
-    """The parameters that a segment multiplies by, once per product."""
-    products = [product.parameter for product in segment.products]
-    return products + [product.parameter for product in segment.transposed]
 
 
 def _use(plan: Plan, parameter: str) -> tuple[str, Span | None]:

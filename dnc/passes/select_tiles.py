@@ -11,12 +11,12 @@ from __future__ import annotations
 import attrs
 
 from dnc.ir.machine import Machine
-from dnc.ir.plan import REGISTER, SHARED, STREAMED, UNIT, Plan, Tiling
+from dnc.ir.plan import REGISTER, SHARED, STREAMED, UNIT, Plan, Tiling, product_parameters
 from dnc.ir.program import LEVEL
-from dnc.passes.plan_weights import PlanWeights, product_parameters
+from dnc.passes.plan_weights import PlanWeights
 
 WINDOW_WORDS = 1024
-VERTICES_PER_TILE = 16
+VERTICES_PER_TILE = 64
 
 
 @attrs.frozen

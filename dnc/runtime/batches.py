@@ -14,8 +14,10 @@ from dnc.ir.forest import Ints
 from dnc.runtime.encoder import Encoder, Part
 from dnc.runtime.phases import TRAIN
 
-# Batches that are encoded together have at most so many samples, and there are at most so many.
+# Batches that are encoded together have at most so many samples: few in the first group, so that the
+# device gets work soon, twice as many in each one behind it. And there are at most so many batches.
 GROUP_SAMPLES = 256
+MOST_SAMPLES = 1024
 GROUP_BATCHES = 32
 
 
@@ -23,6 +25,7 @@ def groups(batches: Iterable[Sequence[int] | Ints]) -> Iterator[list[Ints]]:
     """Batches in groups that can be encoded together: of one size, and no sample occurs twice."""
     group: list[Ints] = []
     seen: set[int] = set()
+    limit = GROUP_SAMPLES
     for batch in batches:
         samples = np.asarray(batch, np.int32)
         own = set(samples.tolist())
@@ -32,9 +35,10 @@ def groups(batches: Iterable[Sequence[int] | Ints]) -> Iterator[list[Ints]]:
             group, seen = [], set()
         group.append(samples)
         seen |= own
-        if repeats or len(group) >= min(GROUP_BATCHES, GROUP_SAMPLES // max(len(samples), 1)):
+        if repeats or len(group) >= min(GROUP_BATCHES, limit // max(len(samples), 1)):
             yield group
             group, seen = [], set()
+            limit = min(2 * limit, MOST_SAMPLES)
     if group:
         yield group
 

@@ -40,8 +40,9 @@ def dense_gradient(
     accumulate: Expr,
     _chunks: Expr,
     index: Expr,
+    _tile: Expr,
 ) -> None:
-    """Blocks of 64 rows, dealt out to the grid; a CPU's schedules have one chunk."""
+    """Blocks of 64 rows, dealt out to the grid; a CPU's schedules have one chunk and one kind of tile."""
     access = worker.access
     base = let(
         "gradient",

@@ -16,6 +16,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import (
     CHUNK,
+    LANES,
     THREADS,
     WARPS,
     Worker,
@@ -34,9 +35,11 @@ from dnc.codegen.emit import (
     loop,
     named,
     put,
+    quad_at,
     smaller,
     stride_loop,
     when,
+    wide,
 )
 from dnc.ir.plan import (
     REGISTER,
@@ -46,7 +49,9 @@ from dnc.ir.plan import (
     GatherAddress,
     Piece,
     Placement,
+    TransposedProduct,
     padded,
+    shared_stride,
 )
 
 ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators beside the weights
@@ -64,38 +69,50 @@ STAGED_TOGETHER = 4  # loads a thread has under way
 Weights = Callable[[Any, Any], list[Expr]]  # (row of the warp, chunk) -> four weights
 
 
+def pitch(tile: int) -> int:
+    """Words between the rows of staged sums and deltas of a tile: neighbouring rows in different banks."""
+    return tile + 4 if tile % 4 == 0 else tile
+
+
 def padded_columns(columns: int) -> int:
     """Columns of a staged operand: whole chunks."""
     return chunks(columns) * CHUNK
 
 
 def stage_operand(
-    worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, tile: int, at: int
+    worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, group: int, at: int
 ) -> None:
     """Copies the operands of rows first .. first + count into staging.
 
     Row v lies at `at` + v * padded columns, zeros behind its columns. What a product may read
-    beyond the last row (groups of WIDE are multiplied together) is zero as well.
+    beyond the last row (`group` of them are multiplied together) is zero as well.
     """
-    rows = T.Select(count <= NARROW, count, (count + WIDE - 1) // WIDE * WIDE) if tile >= WIDE else count
-    rows = let("staged", rows)
+    rows = let("staged", (count + group - 1) // group * group)
+    stride = padded_columns(sum(piece.width for piece in pieces))
     if all_aligned(worker, pieces):
-        either(
-            rows <= NARROW,
-            lambda: _stage_quads(worker, pieces, first, count, rows, at, 1),
-            lambda: _stage_quads(worker, pieces, first, count, rows, at, STAGED_TOGETHER),
-        )
+        together = STAGED_TOGETHER if group > 1 else 1
+        stage_quads(worker, pieces, first, count, rows, at, stride, stride // 4, together)
     else:
         _stage_pieces(worker, pieces, first, count, rows, at)
 
 
-def _stage_quads(
-    worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, rows: Expr, at: int, together: int
+def stage_quads(
+    worker: Worker,
+    pieces: tuple[Piece, ...],
+    first: Expr,
+    count: Expr,
+    rows: Expr,
+    at: int,
+    stride: int,
+    quads: int,
+    together: int = STAGED_TOGETHER,
 ) -> None:
-    """16 bytes a copy; a thread looks up `together` places before it starts the first copy."""
+    """Copies aligned operands, 16 bytes at a time: `quads` of them a row, rows `stride` words apart.
+
+    Rows first .. first + count; zeros up to `rows` of them, and behind the columns. A thread looks up
+    `together` places before it starts the first copy.
+    """
     columns = sum(piece.width for piece in pieces)
-    stride = padded_columns(columns)
-    quads = stride // 4
     total = let("quads", rows * quads)
     with stride_loop("item", worker.thread, total, THREADS * together) as item:
         places = []
@@ -105,7 +122,7 @@ def _stage_quads(
             element = fixed("element", (index - vertex * quads) * 4)
             near = let("near", first + smaller(vertex, count - 1))
             valid = vertex < count
-            if columns % CHUNK:
+            if quads * 4 > columns:
                 valid = both(valid, element < columns)
             source = fixed("from", piece_at(worker, pieces, near, element, valid), "int64")
             places.append((fixed("to", at + vertex * stride + element), source))
@@ -117,28 +134,66 @@ def _stage_quads(
     cuda.copy_wait(0)
 
 
-def piece_at(worker: Worker, pieces: tuple[Piece, ...], row: Expr, element: Expr, valid: Expr) -> Expr:
-    """Position of an element of an operand of aligned pieces; 0 where there is none or it is not valid."""
-    begins = [sum(piece.width for piece in pieces[:index]) for index in range(len(pieces))]
+def piece_word(worker: Worker, pieces: tuple[Piece, ...], row: Expr, element: Expr) -> Expr | None:
+    """The word of a list that `piece_at` needs for an element of an operand; None if it needs none.
 
-    def chosen(values: list[Expr]) -> Expr:
-        found = values[0]
-        for begin, value in zip(begins[1:], values[1:], strict=True):
-            found = T.Select(element >= begin, value, found)
-        return found
+    A thread that looks it up before other work does not wait for it.
+    """
+    gathered = [
+        (begin, piece.address)
+        for begin, piece in zip(_begins(pieces), pieces, strict=True)
+        if isinstance(piece.address, GatherAddress)
+    ]
+    if not gathered:
+        return None
+    lists = [(begin, let("list", worker.access.list_at(address.list))) for begin, address in gathered]
+    return worker.words[_chosen(lists, element) + row]
 
-    addresses = [piece.address for piece in pieces]
-    if all(isinstance(address, GatherAddress) for address in addresses):  # one look-up, whatever the piece
-        lists = [let("list", worker.access.list_at(address.list)) for address in addresses]  # type: ignore[union-attr]
-        shifts = [address.offset - begin for address, begin in zip(addresses, begins, strict=True)]  # type: ignore[union-attr]
-        at = let("piece", worker.access.entry(chosen(lists) + row) + chosen(shifts))
-    else:
-        positions = [
-            let("piece", worker.access.position(address, row) - begin)
-            for address, begin in zip(addresses, begins, strict=True)
+
+def piece_at(
+    worker: Worker,
+    pieces: tuple[Piece, ...],
+    row: Expr,
+    element: Expr,
+    valid: Expr,
+    word: Expr | None = None,
+) -> Expr:
+    """Position of an element of an operand of aligned pieces; 0 where there is none or it is not valid.
+
+    word: what `piece_word` found, if it was asked before.
+    """
+    begins = _begins(pieces)
+    if word is None:
+        word = piece_word(worker, pieces, row, element)
+    if all(isinstance(piece.address, GatherAddress) for piece in pieces):
+        shifts = [
+            (begin, piece.address.offset - begin)  # type: ignore[union-attr]
+            for begin, piece in zip(begins, pieces, strict=True)
         ]
-        at = chosen(positions)
+        at = let("piece", wide(word) * 4 + _chosen(shifts, element))
+    else:
+        positions = []
+        for begin, piece in zip(begins, pieces, strict=True):
+            if isinstance(piece.address, GatherAddress):
+                found = wide(word) * 4 + piece.address.offset
+            else:
+                found = worker.access.position(piece.address, row)
+            positions.append((begin, let("piece", found - begin)))
+        at = _chosen(positions, element)
     return T.Select(valid, at + element, T.int64(0))
+
+
+def _begins(pieces: tuple[Piece, ...]) -> list[int]:
+    """The first element of every piece."""
+    return [sum(piece.width for piece in pieces[:index]) for index in range(len(pieces))]
+
+
+def _chosen(values: list[tuple[int, Any]], element: Expr) -> Any:
+    """The value of the last one that begins before or at an element."""
+    found = values[0][1]
+    for begin, value in values[1:]:
+        found = T.Select(element >= begin, value, found)
+    return found
 
 
 def _stage_pieces(
@@ -195,8 +250,8 @@ def _weights(worker: Worker, placement: Placement, at: Expr) -> Weights:
 
         def on_chip(row: Any, chunk: Any) -> list[Expr]:
             index = T.min(worker.warp * rows + row, last)
-            at = placement.slot + index * columns + column_of(chunk)
-            value = let("weight", worker.shared_weights[T.ramp(at, 1, 4)])
+            at = placement.slot + index * shared_stride(placement.columns) + column_of(chunk)
+            value = let("weight", worker.shared_weights[quad_at(at)])
             return [lane4(value, i) for i in range(4)]
 
         return on_chip
@@ -207,7 +262,7 @@ def _weights(worker: Worker, placement: Placement, at: Expr) -> Weights:
         source, valid = source_row(worker, placement, worker.warp * rows + row)
         at = T.Select(valid != 0, base + source * columns + column_of(chunk), T.int64(0))
         at = fixed("from", at, "int64")
-        value = let("weight", worker.pool[T.ramp(at, 1, 4)])
+        value = let("weight", worker.pool[quad_at(at)])
         return [lane4(value, i) for i in range(4)]
 
     return streamed
@@ -237,7 +292,7 @@ def forward(
 
     weights_at: position of the whole weight in the pool, used where it is STREAMED. operand: staging
     index of the first of them. The sum of local row r and vertex v goes to staging
-    `sums` + r * tile + first + v. No barrier inside.
+    `sums` + r * pitch(tile) + first + v. No barrier inside.
     """
     rows = rows_per_warp(placement, worker.workers)
     total_rows = placement.gates * share(placement.units, worker.workers)
@@ -252,7 +307,7 @@ def forward(
 
         def operand_of(vertex: int, chunk: Any) -> Expr:
             at = operand + vertex * stride + chunk * CHUNK + worker.lane * 4
-            return let("x", worker.staging[T.ramp(at, 1, 4)])
+            return let("x", worker.staging[quad_at(at)])
 
         def add(row: int, vertex: int, weight: list[Expr], x: Expr) -> None:
             index = row * vertices + vertex
@@ -280,7 +335,7 @@ def forward(
                 own = let("own", row_begin + index // vertices)
                 row = worker.warp * rows + own
                 with when(both(own < rows, row < total_rows)):
-                    put(worker.staging, sums + row * tile + first + index % vertices, partial[slot])
+                    put(worker.staging, sums + row * pitch(tile) + first + index % vertices, partial[slot])
 
     together = STREAMED_BLOCK if placement.residency == STREAMED else ROW_BLOCK
     if placement.residency == REGISTER or rows <= UNROLLED_ROWS:
@@ -296,44 +351,70 @@ def transposed_step(columns: int, tile: int) -> int:
     return min(tile, max(1, TRANSPOSED_SUMS // (4 * min(COLUMN_GROUP, chunks(columns)))))
 
 
+def scratch_words(columns: int, tile: int, buffers: int) -> int:
+    """Staging that `transposed` needs for the sums of the warps."""
+    group = min(COLUMN_GROUP, chunks(columns)) * CHUNK
+    return buffers * WARPS * transposed_step(columns, tile) * group
+
+
 def transposed(
     worker: Worker,
+    product: TransposedProduct,
     placement: Placement,
     weights_at: Expr,
     deltas: int,
     tile: int,
+    first: Expr,
     count: Expr,
-    scratch: int,
-    store: Callable[[Expr, Expr, Expr], None],
+    buffers: int,
 ) -> None:
-    """Partial sums over the worker's rows for `tile` vertices, a few at a time.
+    """Partial sums over the worker's rows for the rows first .. first + count, a few at a time.
 
     weights_at: as in `forward`. deltas: staging of the deltas, local row r and vertex v at
-    r * tile + v (zeros where there is none). store(vertex, column, value) writes a result for
-    vertices below `count`. scratch: staging for one group of columns of every warp. Barriers inside;
-    ends with one.
+    r * pitch(tile) + v. `scratch_words` of staging from 0 on are for the sums of the warps. Barriers
+    inside; ends with one.
     """
 
-    def by_rows() -> None:
-        _transposed_rows(worker, placement, weights_at, deltas, tile, count, scratch, store)
+    def by_rows(step: int) -> Callable[[], None]:
+        return lambda: _transposed_rows(
+            worker, product, placement, weights_at, deltas, tile, first, count, buffers, step
+        )
 
     def by_columns() -> None:
-        _transposed_columns(worker, placement, weights_at, deltas, tile, count, store)
+        _transposed_columns(worker, product, placement, weights_at, deltas, tile, first, count)
 
-    if placement.residency == REGISTER or tile % 4 or tile <= FEW:
-        by_rows()
+    step = transposed_step(placement.columns, tile)
+    if placement.residency != REGISTER and tile % 4 == 0 and tile > FEW:
+        either(count <= FEW, by_rows(step), by_columns)
+    elif step > 1:
+        either(count == 1, by_rows(1), by_rows(step))
     else:
-        either(count <= FEW, by_rows, by_columns)
+        by_rows(1)()
+
+
+def store_columns(worker: Worker, product: TransposedProduct, row: Expr, column: Expr, quad: Expr) -> None:
+    """Writes four columns of a row of the result, from `column` on, to where they belong."""
+    value = let("value", quad)
+    for buffer, offset, low, high in product.stores:
+        at = worker.access.record(buffer, row) + (offset - low) + column
+        if low % 4 == high % 4 == offset % 4 == 0:
+            with when(both(column >= low, column < high)):
+                T.buffer_store(worker.pool, value, [quad_at(at)])
+        else:
+            for i in range(4):
+                with when(both(column + i >= low, column + i < high)):
+                    put(worker.pool, at + i, lane4(value, i))
 
 
 def _transposed_columns(
     worker: Worker,
+    product: TransposedProduct,
     placement: Placement,
     weights_at: Expr,
     deltas: int,
     tile: int,
+    row_first: Expr,
     count: Expr,
-    store: Callable[[Expr, Expr, Expr], None],
 ) -> None:
     """A column a thread, over all rows of the worker: nothing to add up between warps."""
     total_rows = placement.gates * share(placement.units, worker.workers)
@@ -347,13 +428,16 @@ def _transposed_columns(
         with loop("row", total_rows, unroll=ROWS_TOGETHER) as row:
             weight = let("weight", weight_at(row, column))
             for quad in range(0, step, 4):
-                at = deltas + row * tile + first + quad
-                delta = let("delta", worker.staging[T.ramp(at, 1, 4)])
+                at = deltas + row * pitch(tile) + first + quad
+                delta = let("delta", worker.staging[quad_at(at)])
                 for i in range(4):
                     put(sums, quad + i, cuda.fma(weight, lane4(delta, i), sums[quad + i]))
         for v in range(step):
             with when(first + v < count):
-                store(first + v, column, sums[v])
+                for buffer, offset, low, high in product.stores:
+                    with when(both(column >= low, column < high)):
+                        at = worker.access.record(buffer, row_first + first + v) + (offset - low)
+                        put(worker.pool, at + column, sums[v])
     worker.synchronize()
 
 
@@ -361,7 +445,8 @@ def _weight_at(worker: Worker, placement: Placement, weights_at: Expr) -> Callab
     """One weight of a local row, from shared memory or the L2 cache."""
     columns = padded(placement.columns)
     if placement.residency == SHARED:
-        return lambda row, column: worker.shared_weights[placement.slot + row * columns + column]
+        stride = shared_stride(placement.columns)
+        return lambda row, column: worker.shared_weights[placement.slot + row * stride + column]
     base = let("weights", weights_at)
 
     def streamed(row: Expr, column: Expr) -> Expr:
@@ -374,23 +459,30 @@ def _weight_at(worker: Worker, placement: Placement, weights_at: Expr) -> Callab
 
 def _transposed_rows(
     worker: Worker,
+    product: TransposedProduct,
     placement: Placement,
     weights_at: Expr,
     deltas: int,
     tile: int,
+    row_first: Expr,
     count: Expr,
-    scratch: int,
-    store: Callable[[Expr, Expr, Expr], None],
+    buffers: int,
+    step: int,
 ) -> None:
-    """Rows spread over the warps, whose sums are added up through staging."""
+    """Rows spread over the warps, whose sums are added up through staging.
+
+    With two buffers a warp goes on to the next sums while others still add up the last ones.
+    """
     rows = rows_per_warp(placement, worker.workers)
     total_rows = placement.gates * share(placement.units, worker.workers)
     weights = _weights(worker, placement, weights_at)
-    step = transposed_step(placement.columns, tile)
     all_chunks = chunks(placement.columns)
+    groups = -(-all_chunks // COLUMN_GROUP)
+    size = WARPS * step * min(COLUMN_GROUP, all_chunks) * CHUNK
     with stride_loop("first", 0, count, step) as first:
-        for begin in range(0, all_chunks, COLUMN_GROUP):
+        for number, begin in enumerate(range(0, all_chunks, COLUMN_GROUP)):
             group = min(COLUMN_GROUP, all_chunks - begin)
+            scratch = fixed("scratch", (first // step * groups + number) % buffers * size)
             _partial_group(
                 worker,
                 weights,
@@ -406,18 +498,23 @@ def _transposed_rows(
                 scratch,
             )
             worker.synchronize()
-            width = group * CHUNK
-            with stride_loop("item", worker.thread, step * width, THREADS) as item:
-                vertex = fixed("vertex", item // width)
-                column = fixed("column", item - vertex * width)
-                total = named("total", T.alloc_local((1,), "float32"))
-                put(total, 0, T.float32(0.0))
+            quads = group * LANES
+            with stride_loop("item", worker.thread, step * quads, THREADS) as item:
+                vertex = fixed("vertex", item // quads)
+                column = fixed("column", (item - vertex * quads) * 4)
+                total = named("total", T.alloc_local((4,), "float32"))
                 for warp in range(WARPS):
-                    at = scratch + (warp * step + vertex) * width + column
-                    put(total, 0, total[0] + worker.staging[at])
+                    at = scratch + (warp * step + vertex) * (quads * 4) + column
+                    found = let("found", worker.staging[quad_at(at)])
+                    for i in range(4):
+                        put(total, i, lane4(found, i) if warp == 0 else total[i] + lane4(found, i))
                 with when(first + vertex < count):
-                    store(first + vertex, begin * CHUNK + column, total[0])
-            worker.synchronize()
+                    row = row_first + first + vertex
+                    store_columns(worker, product, row, begin * CHUNK + column, total[quad_at(0)])
+            if buffers == 1:
+                worker.synchronize()
+    if buffers > 1:
+        worker.synchronize()
 
 
 def _partial_group(
@@ -432,7 +529,7 @@ def _partial_group(
     tile: int,
     step: int,
     first: Expr,
-    scratch: int,
+    scratch: Expr,
 ) -> None:
     """The warp's sums over its rows of `group` chunks, for `step` vertices, into scratch."""
     sums = named("sums", T.alloc_local((step * group * 4,), "float32"))
@@ -444,7 +541,7 @@ def _partial_group(
         near = T.min(index, total_rows - 1)
         delta = []
         for v in range(step):
-            found = worker.staging[deltas + near * tile + first + v]
+            found = worker.staging[deltas + near * pitch(tile) + first + v]
             delta.append(let("delta", T.Select(index < total_rows, found, T.float32(0.0))))
         for chunk in range(group):
             weight = weights(row, begin + chunk)
@@ -462,5 +559,5 @@ def _partial_group(
     for v in range(step):
         for chunk in range(group):
             at = scratch + (worker.warp * step + v) * group * CHUNK + chunk * CHUNK + worker.lane * 4
-            value = sums[T.ramp((v * group + chunk) * 4, 1, 4)]
-            T.buffer_store(worker.staging, value, [T.ramp(at, 1, 4)])
+            value = sums[quad_at((v * group + chunk) * 4)]
+            T.buffer_store(worker.staging, value, [quad_at(at)])

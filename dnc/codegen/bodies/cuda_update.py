@@ -21,6 +21,7 @@ from dnc.codegen.emit import (  # fmt: skip
     loop,
     named,
     put,
+    quad_at,
     smaller,
     stride_loop,
     when,
@@ -45,14 +46,14 @@ def norm(worker: Worker, count: Expr, chunks: Expr) -> None:
             offset = let("offset", wide(span) * size + quad * 4)
             at = fixed("at", gradients + offset, "int64")
             total = named("total", T.alloc_local((4,), "float32"))
-            T.buffer_store(total, worker.pool[T.ramp(at, 1, 4)], [T.ramp(0, 1, 4)])
+            T.buffer_store(total, worker.pool[quad_at(at)], [quad_at(0)])
             with when(chunks > 1):
                 with loop("chunk", chunks - 1, unroll=4) as chunk:
                     other = fixed("other", others + offset + wide(chunk) * arena, "int64")
-                    value = let("value", worker.pool[T.ramp(other, 1, 4)])
+                    value = let("value", worker.pool[quad_at(other)])
                     for i in range(4):
                         put(total, i, total[i] + lane4(value, i))
-                T.buffer_store(worker.pool, total[T.ramp(0, 1, 4)], [T.ramp(at, 1, 4)])
+                T.buffer_store(worker.pool, total[quad_at(0)], [quad_at(at)])
             products = [total[i] * total[i] for i in range(4)]
             return (products[0] + products[1]) + (products[2] + products[3])
 
@@ -161,7 +162,7 @@ def _step(
     lanes: int,
 ) -> None:
     """New values of one element, or of four neighbours; at: parameter, gradient, state."""
-    index = [T.ramp(place, 1, 4) if lanes == 4 else place for place in at]
+    index = [quad_at(place) if lanes == 4 else place for place in at]
     old, gradient, *state = (let("old", worker.pool[each]) for each in index)
     targets = [index[0], *index[2:]]
     new = [named("new", T.alloc_local((4,), "float32")) for _ in targets]
@@ -171,4 +172,4 @@ def _step(
         for into, value in zip(new, values, strict=True):
             put(into, i, value)
     for into, target in zip(new, targets, strict=True):
-        T.buffer_store(worker.pool, into[T.ramp(0, 1, 4)] if lanes == 4 else into[0], [target])
+        T.buffer_store(worker.pool, into[quad_at(0)] if lanes == 4 else into[0], [target])

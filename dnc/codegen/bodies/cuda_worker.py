@@ -15,9 +15,10 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.access import Access
-from dnc.codegen.emit import Expr, fixed, let, local, named, put, stride_loop, when
+from dnc.codegen.emit import Expr, fixed, let, local, named, put, quad_at, stride_loop, when
 from dnc.codegen.math import TirMath
-from dnc.ir.plan import REGISTER, SHARED, Placement, Plan, padded
+from dnc.ir.plan import REGISTER, SHARED, UNIT, ParameterAddress, Placement, Plan, padded, shared_stride
+from dnc.ir.program import LEVEL
 
 THREADS, WARPS, LANES = 256, 8, 32
 CHUNK = 4 * LANES  # columns that a warp reads with one 16-byte load a lane
@@ -29,7 +30,12 @@ class PlanTooLarge(Exception):
 
 @attrs.frozen(eq=False)
 class Worker:
-    """What bodies read: the plan, memory, and where this thread stands."""
+    """What bodies read: the plan, memory, and where this thread stands.
+
+    vectors: first word in `shared_weights` of the worker's units of a vector parameter, gate by gate, by
+    its name and units. few: an instruction may have few vertices, and then has to be fast. crowded:
+    registers hold weights.
+    """
 
     plan: Plan
     access: Access
@@ -46,6 +52,9 @@ class Worker:
     rank: Expr
     number: Expr
     grid: Expr
+    vectors: dict[tuple[str, int], int] = attrs.field(factory=dict)
+    few: bool = False
+    crowded: bool = False
 
     @property
     def workers(self) -> int:
@@ -117,17 +126,53 @@ def source_row(worker: Worker, placement: Placement, index: Expr) -> tuple[Expr,
     return gate * placement.units + unit, valid
 
 
-def load_resident(worker: Worker) -> None:
-    """Fills registers and shared memory with the worker's slices, once a launch.
+def load_registers(worker: Worker) -> None:
+    """Fills registers with the worker's slices.
 
     Rows and columns that do not exist are read from the pool's row of zeros.
     """
     for placement in worker.plan.placements:
         if placement.residency == REGISTER:
             _load_registers(worker, placement)
-        elif placement.residency == SHARED:
+
+
+def load_shared(worker: Worker) -> None:
+    """Fills shared memory with the worker's slices and vectors, once a launch; ends with a barrier."""
+    for placement in worker.plan.placements:
+        if placement.residency == SHARED:
             _load_shared(worker, placement)
+    for (parameter, units), slot in worker.vectors.items():
+        _load_vector(worker, parameter, units, slot)
     worker.synchronize()
+
+
+def vector_slots(plan: Plan, first: int) -> tuple[dict[tuple[str, int], int], int]:
+    """Where vectors that cells of the recursion read lie from word `first` on, and the end."""
+    assert plan.tiling is not None
+    found: dict[tuple[str, int], int] = {}
+    for segment in plan.segments:
+        if segment.mapping != UNIT or plan.program.stage(segment.stage).placement != LEVEL:
+            continue
+        for load in segment.loads:
+            address = load.address
+            if isinstance(address, ParameterAddress) and address.offset == 0 and address.select is None:
+                shape = plan.program.parameter(address.parameter).type.shape
+                key = address.parameter, segment.units
+                if len(shape) == 1 and shape[0] % segment.units == 0 and key not in found:
+                    found[key] = first
+                    first += shape[0] // segment.units * share(segment.units, plan.tiling.workers)
+    return found, -(-first // 4) * 4
+
+
+def _load_vector(worker: Worker, parameter: str, units: int, slot: int) -> None:
+    own = share(units, worker.workers)
+    gates = worker.plan.program.parameter(parameter).type.shape[0] // units
+    base = let("vector", worker.access.base(parameter))
+    with stride_loop("element", worker.thread, gates * own, THREADS) as element:
+        gate = fixed("gate", element // own)
+        unit = let("unit", worker.rank * own + (element - gate * own))
+        near = T.Select(unit < units, unit, units - 1)
+        put(worker.shared_weights, slot + element, worker.pool[base + gate * units + near])
 
 
 def _load_registers(worker: Worker, placement: Placement) -> None:
@@ -154,8 +199,9 @@ def _load_shared(worker: Worker, placement: Placement) -> None:
         source, valid = source_row(worker, placement, row)
         column = (quad - row * quads) * 4
         at = fixed("from", T.Select(valid != 0, base + source * columns + column, T.int64(0)), "int64")
-        value = let("value", worker.pool[T.ramp(at, 1, 4)])
-        T.buffer_store(worker.shared_weights, value, [T.ramp(placement.slot + quad * 4, 1, 4)])
+        value = let("value", worker.pool[quad_at(at)])
+        to = placement.slot + row * shared_stride(placement.columns) + column
+        T.buffer_store(worker.shared_weights, value, [quad_at(to)])
 
 
 def make_view(shared: Any, name: str, first_word: int, words: int, dtype: str = "float32") -> Any:

@@ -43,25 +43,32 @@ class UnitCell:
         return found.size // self.segment.units if found.shape else 1
 
     def run(self) -> None:
-        """Emits loads and operations; `values` then holds everything."""
+        """Emits loads that `values` does not hold, and operations; `values` then holds everything."""
         for load in self.segment.loads:
-            self.values[load.value] = self._load(load)
+            if load.value not in self.values:
+                self.values[load.value] = self.load(load)
+        self.compute()
+
+    def compute(self) -> None:
+        """Emits products and operations, where `values` holds the loads."""
         for product in self.segment.products:
             count = self.gates(product.result)
             self.values[product.result] = [self.product(product.result, gate) for gate in range(count)]
         for op in self.segment.cell.ops:
             self.values[op.result] = self._op(op)
 
-    def _element(self, value: Value, gate: int) -> Expr:
+    def element(self, value: Value, gate: int) -> Expr:
+        """Where a gate of the unit stands in a value."""
         return shift(gate * self.segment.units, self.unit) if tensor(value).shape else 0
 
-    def _load(self, load: Load) -> list[Any]:
+    def load(self, load: Load) -> list[Any]:
+        """Emits a load: its value, gate by gate."""
         value, address = load.value, load.address
         if isinstance(address, ChildrenAddress):
             reader = self.access.children(address, self.row)
-            return [self._child(reader, self._element(value, gate)) for gate in range(self.gates(value))]
+            return [self._child(reader, self.element(value, gate)) for gate in range(self.gates(value))]
         read = self.access.reader(address, self.row)
-        return [let(value.name, read(self._element(value, gate))) for gate in range(self.gates(value))]
+        return [let(value.name, read(self.element(value, gate))) for gate in range(self.gates(value))]
 
     @staticmethod
     def _child(reader: ListReader, element: Expr) -> tuple[Expr, Element]:
@@ -89,7 +96,7 @@ class UnitCell:
         scalar, attributes = definition.scalar, dict(op.attributes)
 
         def element(gate: int) -> list[Expr]:
-            return [self._element(op.result, gate)] if definition.has(INDEXED) else []
+            return [self.element(op.result, gate)] if definition.has(INDEXED) else []
 
         return [
             let(op.result.name, scalar(self.math, *element(gate), *at(gate), **attributes))
@@ -99,13 +106,17 @@ class UnitCell:
     def store(self) -> None:
         """Emits the stores of the segment."""
         for store in self.segment.stores:
-            for gate, found in enumerate(self.values[store.value]):
-                element = self._element(store.value, gate)
-                if store.children is None:
-                    at = self.access.record(store.buffer, self.row) + store.offset
-                    put(self.access.pool, shift(at, element), found)
-                else:
-                    self._store_children(store, found, element)
+            self.store_one(store)
+
+    def store_one(self, store: Store) -> None:
+        """Emits one of them."""
+        for gate, found in enumerate(self.values[store.value]):
+            element = self.element(store.value, gate)
+            if store.children is None:
+                at = self.access.record(store.buffer, self.row) + store.offset
+                put(self.access.pool, shift(at, element), found)
+            else:
+                self._store_children(store, found, element)
 
     def _store_children(self, store: Store, found: Any, element: Expr) -> None:
         count, read = found

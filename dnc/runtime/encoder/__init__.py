@@ -333,19 +333,25 @@ class Encoder:
         def exchange() -> list[Field]:
             return [number[isa.GRID_BARRIER], next(ordinals)]
 
-        # A parameter's tiles keep their workers, so that its gradients add up in order.
-        first, workers_of = np.zeros(group.body.batches, np.int32), dict[tuple[str, int], Numbers]()
+        # A parameter's tiles keep their shape and their workers, so that its gradients add up in order.
+        first, dealt = (
+            np.zeros(group.body.batches, np.int32),
+            dict[tuple[str, int], tuple[Numbers, Numbers]](),
+        )
         alike, others = _by_tiling(self.plan)
         for gradient in (*alike, *others):
             if others and gradient is others[0]:  # other workers add to the same elements
                 found.append(exchange())
             for index, runs in enumerate(self._summed(gradient, group)):
                 target = gradient.parameter, index
+                tile, tiles = _tiles(gradient, runs[0][1], chunks, grid)
+                known = target in dealt
+                tile, worker = dealt.setdefault(target, (tile, first % grid))
                 for run, (row, rows) in enumerate(runs):
-                    again = int(part.accumulate or run > 0 or target in workers_of)
-                    worker = workers_of.setdefault(target, first % grid)
-                    found.append([number[gradient.name], row, rows, worker, again, chunks, index])
-                first = first + chunks * gradient_tiles(gradient)
+                    again = int(part.accumulate or run > 0 or known)
+                    found.append([number[gradient.name], row, rows, worker, again, chunks, index, tile])
+                if gradient.pieces:  # sums of deltas are light work
+                    first = first + chunks * tiles
         norms: Field = -(-self.pool.dense // isa.NORM_CHUNK)
         for table in self.plan.table_gradients:
             tokens = touched[table.parameter].spread.counts
@@ -389,8 +395,11 @@ class Encoder:
             return np.ones(1, np.int32)
         each_most = [self._summed_rows(each, rows[each.space]).max(axis=1) for each in gradients]
         counts = np.stack(each_most)
-        program = self.plan.program
-        tiles = sum(gradient_tiles(each) * program.parameter(each.parameter).count for each in gradients)
+        tiles = sum(
+            isa.tile_count(each, isa.gradient_tiles(each)[0])
+            * self.plan.program.parameter(each.parameter).count
+            for each in gradients
+        )
         most = min(isa.MOST_CHUNKS, -(-PIECES // tiles))
         chunks: Numbers = np.clip(counts.max(axis=0) // CHUNK_ROWS, 1, most)
         return chunks
@@ -452,6 +461,14 @@ def _by_tiling(plan: Plan) -> tuple[list[DenseGradient], list[DenseGradient]]:
     return found
 
 
-def gradient_tiles(gradient: DenseGradient) -> int:
-    """Tiles of 64 x 64 elements, the pieces of work of one chunk of rows."""
-    return -(-gradient.rows // 64) * max(1, -(-sum(piece.width for piece in gradient.pieces) // 64))
+def _tiles(gradient: DenseGradient, rows: Numbers, chunks: Numbers, grid: int) -> tuple[Numbers, Numbers]:
+    """The cheapest of a gradient's tile shapes for every batch, [batches], and the tiles of a chunk."""
+    shapes = isa.gradient_tiles(gradient)
+    counts = np.array([isa.tile_count(gradient, shape) for shape in shapes], np.int32)
+    if len(shapes) == 1:
+        return np.zeros_like(rows), np.broadcast_to(counts[0], np.shape(rows))
+    rounds = -(-counts[:, None] * chunks // grid)
+    length = -(-rows // chunks)
+    cost = rounds * (length * np.array([[s.row] for s in shapes]) + np.array([[s.fixed] for s in shapes]))
+    chosen = cost.argmin(axis=0).astype(np.int32)
+    return chosen, counts[chosen]
