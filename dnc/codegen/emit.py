@@ -90,7 +90,7 @@ def quad_at(at: Expr) -> Expr:
 
     TVM splits a vector into four accesses where it cannot see that it is aligned: so it is told.
     """
-    return tirx.Ramp(at // 4 * 4, 1, 4)
+    return tirx.Ramp(at if isinstance(at, int) else T.shift_right(at, 2) * 4, 1, 4)
 
 
 def shift(at: Expr, index: Expr) -> Expr:

@@ -137,14 +137,16 @@ def _tiles(
     with stride_loop("item", begin, chunks * tiles, worker.grid) as item:
         chunk = fixed("chunk", item // tiles)
         tile = fixed("tile", item - chunk * tiles)
-        base = let("gradient", worker.access.arena(chunk) + _offset(worker, gradient.parameter, index))
-        start = let("start", first_row + chunk * size)
-        end = let("end", smaller(first_row + rows, start + size))
-        row = let("row", tile // across * shape.rows)
+        base = fixed(
+            "gradient", worker.access.arena(chunk) + _offset(worker, gradient.parameter, index), "int64"
+        )
+        start = fixed("start", first_row + chunk * size)
+        end = fixed("end", smaller(first_row + rows, start + size))
+        row = fixed("row", tile // across * shape.rows)
         with when(both(tile == 0, accumulate == 0)):
             _clear_padding(worker, gradient, base)
         if gradient.pieces:
-            column = let("column", tile % across * shape.columns)
+            column = fixed("column", tile % across * shape.columns)
             _matrix_tile(worker, gradient, shape, start, end, row, column, columns, base, accumulate)
         else:
             _vector_tile(worker, gradient, start, end, row, base, accumulate)
@@ -195,20 +197,18 @@ def _matrix_tile(
         put(sums, index, T.float32(0.0))
     # A warp has 4 x 8 threads of the tile, so that a read of its operands touches few words.
     along = across.threads // 8
-    i = let("i", (worker.warp // along * 4 + worker.lane // 8) * 4)
-    j = let("j", (worker.warp % along * 8 + worker.lane % 8) * 4)
+    i = fixed("i", (worker.warp // along * 4 + worker.lane // 8) * 4)
+    j = fixed("j", (worker.warp % along * 8 + worker.lane % 8) * 4)
     steps = _Steps(worker, gradient, tile, end, row, column)
     steps.look_up(start)
-    steps.copy(start, T.int32(0))
-    steps.look_up(start + step)
-    with stride_loop("from", start, end, step) as now:
-        number = let("number", (now - start) // step)
-        stage = let("stage", number % STAGES * tile.stage)
+    with stride_loop("from", start - step, end, step) as now:  # a first round that only copies
+        number = let("number", (now - start + step) // step)
         cuda.copy_wait(0)
-        worker.synchronize()  # the rows are there, and the stage behind them has been read
-        steps.copy(now + step, (number + 1) % STAGES * tile.stage)
+        worker.synchronize()  # the rows are there, and the stage of the rows before them has been read
+        steps.copy(now + step, number % STAGES * tile.stage)
         steps.look_up(now + 2 * step)
-        with loop("k", step, unroll=2 if count > 16 else 4) as k:
+        stage = fixed("stage", (number + 1) % STAGES * tile.stage)
+        with when(now >= start), loop("k", step, unroll=2 if count > 16 else 4) as k:
             a = _operands(worker, stage + k * high.stride + i, high)
             b = _operands(worker, stage + step * high.stride + k * across.stride + j, across)
             for p, x in enumerate(a):
@@ -282,7 +282,8 @@ class _Steps:
         self.worker, self.gradient, self.tile, self.end = worker, gradient, tile, end
         self.delta_line, self.delta_own = self._share(tile.rows)
         self.line, self.own = self._share(tile.columns)
-        self.row, self.column = let("delta_row", row + self.delta_own), let("column_own", column + self.own)
+        self.row = fixed("delta_row", row + self.delta_own)
+        self.column = fixed("column_own", column + self.own)
         pieces = gradient.pieces
         # Behind the last delta of a row stands something, and its sums are of rows that nobody writes.
         self.aligned = is_aligned(worker, gradient.delta) and all_aligned(worker, pieces)
@@ -292,7 +293,7 @@ class _Steps:
     def _share(self, side: Side) -> tuple[Expr, Expr]:
         """The row of a step, and the element in it, that a thread copies first."""
         quads = side.elements // 4
-        return let("line", self.worker.thread // quads), let("own", self.worker.thread % quads * 4)
+        return fixed("line", self.worker.thread // quads), fixed("own", self.worker.thread % quads * 4)
 
     def look_up(self, first: Expr) -> None:
         """Asks where the operands of the rows from `first` on lie."""
@@ -335,8 +336,8 @@ class _Steps:
     def _lines(self, side: Side, line: Expr, first: Expr, at: Expr) -> Any:
         """(part, line of the step, row, first word of the line) of every copy of a thread."""
         for part in range(side.parts(self.tile.step)):
-            now = let("now", line + part * side.lines)
-            yield part, now, fixed("vertex", first + now), let("row_at", at + now * side.stride)
+            now = fixed("now", line + part * side.lines)
+            yield part, now, fixed("vertex", first + now), fixed("row_at", at + now * side.stride)
 
     def _start(self, to: Expr, source: Expr) -> None:
         worker = self.worker
