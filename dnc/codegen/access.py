@@ -44,6 +44,8 @@ from dnc.ir.plan import (
 )
 from dnc.ir.program import STACK
 
+MOST_RUNS = 16  # partial sums of a slot that are loaded without a loop
+
 
 @attrs.frozen(eq=False)
 class Access:
@@ -270,13 +272,21 @@ class SlotsReader:
         """The only slot of a list, all its runs; zeros where there is none or more than one."""
         at = wide(-1 - head) * 4 + self.address.offset
         total = local("single", *floats(0.0, i))
-        for run in range(self.access.workers if partial else 1):
-            place = at + run * self.address.width
-            if lanes(i) == 1:
-                source = T.Select(head < 0, place + i, T.int64(0))
-            else:
-                source = quad_at(T.Select(head < 0, place + i.base, T.int64(0)))
-            put(total, 0, total[0] + self.access.pool[source])
+
+        def add(place: Expr) -> None:
+            at = place + (i if lanes(i) == 1 else i.base)
+            source = T.Select(head < 0, at, T.int64(0))
+            value = self.access.pool[source if lanes(i) == 1 else quad_at(source)]
+            put(total, 0, total[0] + value)
+
+        if not partial:
+            add(at)
+        elif isinstance(self.access.workers, int) and self.access.workers <= MOST_RUNS:
+            for run in range(self.access.workers):
+                add(at + run * self.address.width)
+        else:
+            with loop("run", self.access.workers, unroll=4) as run:
+                add(at + wide(run) * self.address.width)
         return total[0]
 
     def _several(self, total: Any, head: Expr, first: Expr, step: int, i: Expr, partial: bool) -> None:
