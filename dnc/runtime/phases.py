@@ -111,17 +111,23 @@ def sequence(plan: Plan, mode: str) -> tuple[Step, ...]:
             of_stage[segment.stage].append(segment)
     length = {name: max((s.step for s in found), default=-1) + 1 for name, found in of_stage.items()}
     start: dict[str, int] = {}
-    for stage in stages:
-        producers = stage_producers(program, stage)
-        # Within a level the stages are independent; elsewhere one follows what it reads.
-        before = [
-            start[name] + length[name]
-            for name in producers
-            if name in start and phase_of(program.stage(name)) == phase_of(stage) and stage.placement != LEVEL
-        ]
-        start[stage.name] = max(before, default=0)
+
+    def place(stage: Stage) -> int:
+        """The first step of a stage: behind what it reads, wherever that stands in the program."""
+        if stage.name not in start:
+            # Within a level the stages are independent; elsewhere one follows what it reads.
+            before = [
+                place(other) + length[other.name]
+                for name in stage_producers(program, stage)
+                if name in needed and stage.placement != LEVEL
+                for other in (program.stage(name),)
+                if phase_of(other) == phase_of(stage)
+            ]
+            start[stage.name] = max(before, default=0)
+        return start[stage.name]
+
     return tuple(
-        Step(segment, phase_of(stage), start[stage.name] + segment.step)
+        Step(segment, phase_of(stage), place(stage) + segment.step)
         for stage in stages
         for segment in of_stage[stage.name]
     )
