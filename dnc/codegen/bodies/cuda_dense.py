@@ -15,7 +15,7 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_products import all_aligned, is_aligned, piece_at, piece_word
+from dnc.codegen.bodies.cuda_operands import all_aligned, is_aligned, piece_at, piece_word
 from dnc.codegen.bodies.cuda_worker import THREADS, Worker
 from dnc.codegen.emit import (
     Expr,

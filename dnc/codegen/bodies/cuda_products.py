@@ -14,6 +14,7 @@ from typing import Any
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_operands import padded_columns
 from dnc.codegen.bodies.cuda_worker import (
     CHUNK,
     LANES,
@@ -36,18 +37,13 @@ from dnc.codegen.emit import (
     named,
     put,
     quad_at,
-    smaller,
     stride_loop,
     when,
-    wide,
 )
 from dnc.ir.plan import (
     REGISTER,
     SHARED,
     STREAMED,
-    Address,
-    GatherAddress,
-    Piece,
     Placement,
     TransposedProduct,
     padded,
@@ -64,7 +60,6 @@ ROWS_TOGETHER = 2  # rows whose weights such a thread loads together
 FEW = 4  # vertices for which it is not worth giving every thread a column
 NARROW = 2  # groups up to this size are multiplied one vertex at a time
 WIDE = 4
-STAGED_TOGETHER = 4  # loads a thread has under way
 
 Weights = Callable[[Any, Any], list[Expr]]  # (row of the warp, chunk) -> four weights
 
@@ -72,161 +67,6 @@ Weights = Callable[[Any, Any], list[Expr]]  # (row of the warp, chunk) -> four w
 def pitch(tile: int) -> int:
     """Words between the rows of staged sums and deltas of a tile: neighbouring rows in different banks."""
     return tile + 4 if tile % 4 == 0 else tile
-
-
-def padded_columns(columns: int) -> int:
-    """Columns of a staged operand: whole chunks."""
-    return chunks(columns) * CHUNK
-
-
-def stage_operand(
-    worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, group: int, at: int
-) -> None:
-    """Copies the operands of rows first .. first + count into staging.
-
-    Row v lies at `at` + v * padded columns, zeros behind its columns. What a product may read
-    beyond the last row (`group` of them are multiplied together) is zero as well.
-    """
-    rows = let("staged", (count + group - 1) // group * group)
-    stride = padded_columns(sum(piece.width for piece in pieces))
-    if all_aligned(worker, pieces):
-        together = STAGED_TOGETHER if group > 1 else 1
-        stage_quads(worker, pieces, first, count, rows, at, stride, stride // 4, together)
-    else:
-        _stage_pieces(worker, pieces, first, count, rows, at)
-
-
-def stage_quads(
-    worker: Worker,
-    pieces: tuple[Piece, ...],
-    first: Expr,
-    count: Expr,
-    rows: Expr,
-    at: int,
-    stride: int,
-    quads: int,
-    together: int = STAGED_TOGETHER,
-) -> None:
-    """Copies aligned operands, 16 bytes at a time: `quads` of them a row, rows `stride` words apart.
-
-    Rows first .. first + count; zeros up to `rows` of them, and behind the columns. A thread looks up
-    `together` places before it starts the first copy.
-    """
-    columns = sum(piece.width for piece in pieces)
-    total = let("quads", rows * quads)
-    with stride_loop("item", worker.thread, total, THREADS * together) as item:
-        places = []
-        for part in range(together):
-            index = fixed("index", item + part * THREADS) if part else item
-            vertex = fixed("vertex", index // quads)
-            element = fixed("element", (index - vertex * quads) * 4)
-            near = let("near", first + smaller(vertex, count - 1))
-            valid = vertex < count
-            if quads * 4 > columns:
-                valid = both(valid, element < columns)
-            source = fixed("from", piece_at(worker, pieces, near, element, valid), "int64")
-            places.append((fixed("to", at + vertex * stride + element), source))
-        for part, (to, source) in enumerate(places):
-            with when(item + part * THREADS < total):
-                target = T.address_of(worker.staging[to])
-                cuda.copy4_async(target, T.address_of(worker.pool[source]), source != 0)
-    cuda.copy_commit()
-    cuda.copy_wait(0)
-
-
-def piece_word(worker: Worker, pieces: tuple[Piece, ...], row: Expr, element: Expr) -> Expr | None:
-    """The word of a list that `piece_at` needs for an element of an operand; None if it needs none.
-
-    A thread that looks it up before other work does not wait for it.
-    """
-    gathered = [
-        (begin, piece.address)
-        for begin, piece in zip(_begins(pieces), pieces, strict=True)
-        if isinstance(piece.address, GatherAddress)
-    ]
-    if not gathered:
-        return None
-    lists = [(begin, let("list", worker.access.list_at(address.list))) for begin, address in gathered]
-    return worker.words[_chosen(lists, element) + row]
-
-
-def piece_at(
-    worker: Worker,
-    pieces: tuple[Piece, ...],
-    row: Expr,
-    element: Expr,
-    valid: Expr,
-    word: Expr | None = None,
-) -> Expr:
-    """Position of an element of an operand of aligned pieces; 0 where there is none or it is not valid.
-
-    word: what `piece_word` found, if it was asked before.
-    """
-    begins = _begins(pieces)
-    if word is None:
-        word = piece_word(worker, pieces, row, element)
-    if all(isinstance(piece.address, GatherAddress) for piece in pieces):
-        shifts = [
-            (begin, piece.address.offset - begin)  # type: ignore[union-attr]
-            for begin, piece in zip(begins, pieces, strict=True)
-        ]
-        at = let("piece", wide(word) * 4 + _chosen(shifts, element))
-    else:
-        positions = []
-        for begin, piece in zip(begins, pieces, strict=True):
-            if isinstance(piece.address, GatherAddress):
-                found = wide(word) * 4 + piece.address.offset
-            else:
-                found = worker.access.position(piece.address, row)
-            positions.append((begin, let("piece", found - begin)))
-        at = _chosen(positions, element)
-    return T.Select(valid, at + element, T.int64(0))
-
-
-def _begins(pieces: tuple[Piece, ...]) -> list[int]:
-    """The first element of every piece."""
-    return [sum(piece.width for piece in pieces[:index]) for index in range(len(pieces))]
-
-
-def _chosen(values: list[tuple[int, Any]], element: Expr) -> Any:
-    """The value of the last one that begins before or at an element."""
-    found = values[0][1]
-    for begin, value in values[1:]:
-        found = T.Select(element >= begin, value, found)
-    return found
-
-
-def _stage_pieces(
-    worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, rows: Expr, at: int
-) -> None:
-    """One element at a time, for operands that are sums or not aligned."""
-    stride = padded_columns(sum(piece.width for piece in pieces))
-    begin = 0
-    for piece in pieces:
-        with stride_loop("item", worker.thread, rows * piece.width, THREADS) as item:
-            vertex = fixed("vertex", item // piece.width)
-            element = fixed("element", item - vertex * piece.width)
-            to = fixed("to", at + vertex * stride + begin + element)
-            with T.If(vertex < count):
-                with T.Then():
-                    put(worker.staging, to, worker.access.reader(piece.address, first + vertex)(element))
-                with T.Else():
-                    put(worker.staging, to, T.float32(0.0))
-        begin += piece.width
-    rest = stride - begin
-    if rest:
-        with stride_loop("item", worker.thread, rows * rest, THREADS) as item:
-            put(worker.staging, at + item // rest * stride + begin + item % rest, T.float32(0.0))
-
-
-def all_aligned(worker: Worker, pieces: tuple[Piece, ...]) -> bool:
-    """Whether every piece starts and ends at a whole address in every row."""
-    return all(piece.width % 4 == 0 and is_aligned(worker, piece.address) for piece in pieces)
-
-
-def is_aligned(worker: Worker, address: Address) -> bool:
-    """Whether every row of an address lies in one piece that starts at a whole address."""
-    return worker.access.is_plain(address) and address.offset % 4 == 0  # type: ignore[union-attr]
 
 
 def _weights(worker: Worker, placement: Placement, at: Expr) -> Weights:
@@ -245,27 +85,16 @@ def _weights(worker: Worker, placement: Placement, at: Expr) -> Weights:
         whole = placement.columns % CHUNK == 0
         return column if whole else T.Select(column < columns, column, 0)
 
-    if placement.residency == SHARED:
-        last = placement.gates * share(placement.units, worker.workers) - 1
+    weights, place = weight_place(worker, placement, at)
+    last = placement.gates * share(placement.units, worker.workers) - 1
 
-        def on_chip(row: Any, chunk: Any) -> list[Expr]:
-            index = T.min(worker.warp * rows + row, last)
-            at = placement.slot + index * shared_stride(placement.columns) + column_of(chunk)
-            value = let("weight", worker.shared_weights[quad_at(at)])
-            return [lane4(value, i) for i in range(4)]
-
-        return on_chip
-
-    base = let("weights", at)
-
-    def streamed(row: Any, chunk: Any) -> list[Expr]:
-        source, valid = source_row(worker, placement, worker.warp * rows + row)
-        at = T.Select(valid != 0, base + source * columns + column_of(chunk), T.int64(0))
-        at = fixed("from", at, "int64")
-        value = let("weight", worker.pool[quad_at(at)])
+    def elsewhere(row: Any, chunk: Any) -> list[Expr]:
+        index = worker.warp * rows + row
+        near = T.min(index, last) if placement.residency == SHARED else index
+        value = let("weight", weights[quad_at(place(near, column_of(chunk)))])
         return [lane4(value, i) for i in range(4)]
 
-    return streamed
+    return elsewhere
 
 
 def _each_chunk(placement: Placement, body: Callable[[Any], None]) -> None:
@@ -418,7 +247,7 @@ def _transposed_columns(
 ) -> None:
     """A column a thread, over all rows of the worker: nothing to add up between warps."""
     total_rows = placement.gates * share(placement.units, worker.workers)
-    weight_at = _weight_at(worker, placement, weights_at)
+    weights, place = weight_place(worker, placement, weights_at)
     step = min(tile, COLUMN_VERTICES)
     blocks = stride_loop("column", worker.thread, placement.columns, THREADS)
     with stride_loop("first", 0, count, step) as first, blocks as column:
@@ -426,7 +255,7 @@ def _transposed_columns(
         for v in range(step):
             put(sums, v, T.float32(0.0))
         with loop("row", total_rows, unroll=ROWS_TOGETHER) as row:
-            weight = let("weight", weight_at(row, column))
+            weight = let("weight", weights[place(row, column)])
             for quad in range(0, step, 4):
                 at = deltas + row * pitch(tile) + first + quad
                 delta = let("delta", worker.staging[quad_at(at)])
@@ -441,20 +270,22 @@ def _transposed_columns(
     worker.synchronize()
 
 
-def _weight_at(worker: Worker, placement: Placement, weights_at: Expr) -> Callable[[Expr, Expr], Expr]:
-    """One weight of a local row, from shared memory or the L2 cache."""
-    columns = padded(placement.columns)
+def weight_place(
+    worker: Worker, placement: Placement, weights_at: Expr
+) -> tuple[Any, Callable[[Expr, Expr], Expr]]:
+    """The memory of a slice in shared memory or the L2 cache, and the index there of an element of a local
+    row; of the pool's zeros where a streamed row does not exist."""
     if placement.residency == SHARED:
         stride = shared_stride(placement.columns)
-        return lambda row, column: worker.shared_weights[placement.slot + row * stride + column]
+        return worker.shared_weights, lambda row, column: placement.slot + row * stride + column
     base = let("weights", weights_at)
 
     def streamed(row: Expr, column: Expr) -> Expr:
         source, valid = source_row(worker, placement, row)
-        at = T.Select(valid != 0, base + source * columns + column, T.int64(0))
-        return worker.pool[fixed("from", at, "int64")]
+        at = T.Select(valid != 0, base + source * padded(placement.columns) + column, T.int64(0))
+        return fixed("from", at, "int64")
 
-    return streamed
+    return worker.pool, streamed
 
 
 def _transposed_rows(

@@ -16,15 +16,14 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_operands import padded_columns, stage_operand
 from dnc.codegen.bodies.cuda_products import (
     FEW,
     NARROW,
     WIDE,
     forward,
-    padded_columns,
     pitch,
     scratch_words,
-    stage_operand,
     transposed,
 )
 from dnc.codegen.bodies.cuda_wide import (

@@ -14,7 +14,8 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_products import all_aligned, stage_quads, store_columns
+from dnc.codegen.bodies.cuda_operands import all_aligned, stage_quads
+from dnc.codegen.bodies.cuda_products import store_columns, weight_place
 from dnc.codegen.bodies.cuda_worker import THREADS, WARPS, Worker, share, source_row
 from dnc.codegen.cells import UnitCell, tensor
 from dnc.codegen.emit import (
@@ -353,12 +354,11 @@ def _columns(
         sums = named("sums", T.alloc_local((quads * QUAD * halves * QUAD,), "float32"))
         for index in range(quads * QUAD * halves * QUAD):
             put(sums, index, T.float32(0.0))
-        readers = [
-            _column_reader(worker, placement, weights_at, column + h * (COLUMNS // halves))
-            for h in range(halves)
-        ]
+        memory, place = weight_place(worker, placement, weights_at)
+        last = padded(placement.columns) - QUAD  # where the matrix has ended any columns do
+        near = [fixed("near", smaller(column + h * (COLUMNS // halves), last)) for h in range(halves)]
         with loop("row", rows, unroll=2) as row:
-            weights = [read(row) for read in readers]
+            weights = [let("weight", memory[quad_at(place(row, own))]) for own in near]
             for g in range(quads):
                 at = deltas + row * pitch + vertex + g * (BLOCK // 2)
                 delta = let("delta", worker.staging[quad_at(at)])
@@ -373,23 +373,5 @@ def _columns(
                 with when(now < count):
                     for h in range(halves):
                         index = ((g * QUAD + v) * halves + h) * QUAD
-                        place = column + h * (COLUMNS // halves)
-                        store_columns(worker, product, first + now, place, sums[quad_at(index)])
-
-
-def _column_reader(
-    worker: Worker, placement: Placement, weights_at: Expr, column: Expr
-) -> Callable[[Expr], Expr]:
-    """Reads four columns of a local row of the worker; any of them where the matrix has ended."""
-    columns = padded(placement.columns)
-    near = fixed("near", smaller(column, columns - QUAD))
-    if placement.residency == SHARED:
-        stride = shared_stride(placement.columns)
-        return lambda row: let("weight", worker.shared_weights[quad_at(placement.slot + row * stride + near)])
-
-    def streamed(row: Expr) -> Expr:
-        source, valid = source_row(worker, placement, row)
-        at = fixed("from", T.Select(valid != 0, weights_at + source * columns + near, T.int64(0)), "int64")
-        return let("weight", worker.pool[quad_at(at)])
-
-    return streamed
+                        at = column + h * (COLUMNS // halves)
+                        store_columns(worker, product, first + now, at, sums[quad_at(index)])

@@ -1,0 +1,173 @@
+"""Operands of products on CUDA: where they lie, and copies of them into shared memory.
+
+In: the pieces that an operand is put together from, rows of a space. Out: statements that stage the
+operands, 16 bytes a copy where every piece starts and ends at a whole address.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_worker import CHUNK, THREADS, Worker, chunks
+from dnc.codegen.emit import Expr, both, fixed, let, put, smaller, stride_loop, when, wide
+from dnc.ir.plan import Address, GatherAddress, Piece
+
+STAGED_TOGETHER = 4  # loads a thread has under way
+
+
+def padded_columns(columns: int) -> int:
+    """Columns of a staged operand: whole chunks."""
+    return chunks(columns) * CHUNK
+
+
+def stage_operand(
+    worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, group: int, at: int
+) -> None:
+    """Copies the operands of rows first .. first + count into staging.
+
+    Row v lies at `at` + v * padded columns, zeros behind its columns. What a product may read
+    beyond the last row (`group` of them are multiplied together) is zero as well.
+    """
+    rows = let("staged", (count + group - 1) // group * group)
+    stride = padded_columns(sum(piece.width for piece in pieces))
+    if all_aligned(worker, pieces):
+        together = STAGED_TOGETHER if group > 1 else 1
+        stage_quads(worker, pieces, first, count, rows, at, stride, stride // 4, together)
+    else:
+        _stage_pieces(worker, pieces, first, count, rows, at)
+
+
+def stage_quads(
+    worker: Worker,
+    pieces: tuple[Piece, ...],
+    first: Expr,
+    count: Expr,
+    rows: Expr,
+    at: int,
+    stride: int,
+    quads: int,
+    together: int = STAGED_TOGETHER,
+) -> None:
+    """Copies aligned operands, 16 bytes at a time: `quads` of them a row, rows `stride` words apart.
+
+    Rows first .. first + count; zeros up to `rows` of them, and behind the columns. A thread looks up
+    `together` places before it starts the first copy.
+    """
+    columns = sum(piece.width for piece in pieces)
+    total = let("quads", rows * quads)
+    with stride_loop("item", worker.thread, total, THREADS * together) as item:
+        places = []
+        for part in range(together):
+            index = fixed("index", item + part * THREADS) if part else item
+            vertex = fixed("vertex", index // quads)
+            element = fixed("element", (index - vertex * quads) * 4)
+            near = let("near", first + smaller(vertex, count - 1))
+            valid = vertex < count
+            if quads * 4 > columns:
+                valid = both(valid, element < columns)
+            source = fixed("from", piece_at(worker, pieces, near, element, valid), "int64")
+            places.append((fixed("to", at + vertex * stride + element), source))
+        for part, (to, source) in enumerate(places):
+            with when(item + part * THREADS < total):
+                target = T.address_of(worker.staging[to])
+                cuda.copy4_async(target, T.address_of(worker.pool[source]), source != 0)
+    cuda.copy_commit()
+    cuda.copy_wait(0)
+
+
+def piece_word(worker: Worker, pieces: tuple[Piece, ...], row: Expr, element: Expr) -> Expr | None:
+    """The word of a list that `piece_at` needs for an element of an operand; None if it needs none.
+
+    A thread that looks it up before other work does not wait for it.
+    """
+    gathered = [
+        (begin, piece.address)
+        for begin, piece in zip(_begins(pieces), pieces, strict=True)
+        if isinstance(piece.address, GatherAddress)
+    ]
+    if not gathered:
+        return None
+    lists = [(begin, let("list", worker.access.list_at(address.list))) for begin, address in gathered]
+    return worker.words[_chosen(lists, element) + row]
+
+
+def piece_at(
+    worker: Worker,
+    pieces: tuple[Piece, ...],
+    row: Expr,
+    element: Expr,
+    valid: Expr,
+    word: Expr | None = None,
+) -> Expr:
+    """Position of an element of an operand of aligned pieces; 0 where there is none or it is not valid.
+
+    word: what `piece_word` found, if it was asked before.
+    """
+    begins = _begins(pieces)
+    if word is None:
+        word = piece_word(worker, pieces, row, element)
+    if all(isinstance(piece.address, GatherAddress) for piece in pieces):
+        shifts = [
+            (begin, piece.address.offset - begin)  # type: ignore[union-attr]
+            for begin, piece in zip(begins, pieces, strict=True)
+        ]
+        at = let("piece", wide(word) * 4 + _chosen(shifts, element))
+    else:
+        positions = []
+        for begin, piece in zip(begins, pieces, strict=True):
+            if isinstance(piece.address, GatherAddress):
+                found = wide(word) * 4 + piece.address.offset
+            else:
+                found = worker.access.position(piece.address, row)
+            positions.append((begin, let("piece", found - begin)))
+        at = _chosen(positions, element)
+    return T.Select(valid, at + element, T.int64(0))
+
+
+def _begins(pieces: tuple[Piece, ...]) -> list[int]:
+    """The first element of every piece."""
+    return [sum(piece.width for piece in pieces[:index]) for index in range(len(pieces))]
+
+
+def _chosen(values: list[tuple[int, Any]], element: Expr) -> Any:
+    """The value of the last one that begins before or at an element."""
+    found = values[0][1]
+    for begin, value in values[1:]:
+        found = T.Select(element >= begin, value, found)
+    return found
+
+
+def _stage_pieces(
+    worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, rows: Expr, at: int
+) -> None:
+    """One element at a time, for operands that are sums or not aligned."""
+    stride = padded_columns(sum(piece.width for piece in pieces))
+    begin = 0
+    for piece in pieces:
+        with stride_loop("item", worker.thread, rows * piece.width, THREADS) as item:
+            vertex = fixed("vertex", item // piece.width)
+            element = fixed("element", item - vertex * piece.width)
+            to = fixed("to", at + vertex * stride + begin + element)
+            with T.If(vertex < count):
+                with T.Then():
+                    put(worker.staging, to, worker.access.reader(piece.address, first + vertex)(element))
+                with T.Else():
+                    put(worker.staging, to, T.float32(0.0))
+        begin += piece.width
+    rest = stride - begin
+    if rest:
+        with stride_loop("item", worker.thread, rows * rest, THREADS) as item:
+            put(worker.staging, at + item // rest * stride + begin + item % rest, T.float32(0.0))
+
+
+def all_aligned(worker: Worker, pieces: tuple[Piece, ...]) -> bool:
+    """Whether every piece starts and ends at a whole address in every row."""
+    return all(piece.width % 4 == 0 and is_aligned(worker, piece.address) for piece in pieces)
+
+
+def is_aligned(worker: Worker, address: Address) -> bool:
+    """Whether every row of an address lies in one piece that starts at a whole address."""
+    return worker.access.is_plain(address) and address.offset % 4 == 0  # type: ignore[union-attr]
