@@ -4,9 +4,10 @@
     python benchmarks/rnn_stack.py BUILD [--updates 3000] [--batch 4] [--steps 64] [--skip 4] [--out FILE]
 
 In: a build of examples/rnn_stack.dn; text (by default this project's own pages), which becomes grids
-through `dnc import`. Out: a JSON file with the bytes that a launch was predicted to need, by purpose, the
-pool that the session took and the device memory that was missing while it ran; the loss of every step;
-steps a second behind a warm-up, with all work of the host. Needs neither TVM nor the frontend on a GPU.
+through `dnc import`. Out: a JSON file with the bytes that the session was predicted to need, by purpose, the
+pool that it took, and the GPU's memory in use before the model was loaded, behind that and at most, as the
+driver counts it; how many residuals there are and how far they reach; the loss of every step; steps a second
+behind a warm-up, with all work of the host. Needs neither TVM nor the frontend on a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +35,21 @@ import dnc
 from benchmarks import common
 from dnc.api import Model, import_file
 from dnc.diagnostics import DiagnosticError
+from dnc.ir.forest import Ints, VertexTable
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
+from dnc.runtime.batches import groups
 from dnc.runtime.encoder import DoesNotFit, Encoder
-from dnc.runtime.footprint import footprint
+from dnc.runtime.footprint import ACTIVATIONS, PARTIAL, SCHEDULES, footprint
+from dnc.runtime.memory import SLACK
 from dnc.runtime.pool import static_pool
 
 SEED, WARM_UP = 5, 20
 FIELDS = {"word": "char", "target": "target"}
 OPTIMIZER = "nesterov"
 MARGIN = 2**16  # words of a schedule beside those that were counted
+ROOM = "room for larger batches"
+PRINTED = 20
+"""How often a run says where it is."""
 
 
 def main() -> None:
@@ -65,6 +75,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("build", type=Path)
     parser.add_argument("--device", choices=("cpu", "cuda", "vm"), default="cuda")
     parser.add_argument("--updates", type=int, default=3000)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no update starts later than that")
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--steps", type=int, default=64, help="characters of a sequence")
     parser.add_argument("--skip", type=int, default=4, help="layers that a residual skips")
@@ -80,57 +91,84 @@ def arguments() -> argparse.Namespace:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The training run."""
-    free = device_memory(options.device)
-    before = free() if free else 0
-    model = dnc.load(options.build, options.device, seed=SEED)
-    layers = model.program.parameter("W").count
-    with tempfile.TemporaryDirectory() as folder:
-        data = model.attach(grids(Path(folder), options, layers))
-    model.configure(OPTIMIZER, options.learning_rate, options.clip, momentum=options.momentum)
-    encoder, random = model.encoder(data), np.random.default_rng(SEED)
-    predicted, parts = predict(model, encoder, options.batch)
-    print(f"predicted: {sum(predicted.values()) / 2**20:,.0f} MiB in {parts} launches a step", flush=True)
-
-    def batches() -> Any:
-        for _ in range(options.updates):
-            yield np.sort(random.permutation(data.samples)[: options.batch]).astype(np.int32)
-
-    losses, norms, launches = [], [], 1
-    begin = warm = time.perf_counter()
-    warmed = 0
-    for found in model.session.steps(encoder, batches(), falling(model.hyper, options.updates)):
-        losses.append(found.loss / options.steps)
-        norms.append(found.norm)
-        launches = max(launches, found.parts)
-        if len(losses) == min(WARM_UP, options.updates // 2):
-            warm, warmed = time.perf_counter(), len(losses)
-        if len(losses) % max(1, options.updates // 20) == 0:
-            recent = statistics.fmean(losses[-50:])
-            print(f"step {len(losses)}: {recent:.3f} nats a character, norm {found.norm:.2f}", flush=True)
-    seconds, after = time.perf_counter() - begin, free() if free else 0
+    watch = memory_watch(options.device)
+    in_use = {"before": watch.now()} if watch else {}
+    with watch or nullcontext():
+        model = dnc.load(options.build, options.device, seed=SEED)
+        layers = model.program.parameter("W").count
+        if watch:
+            in_use["loaded"] = watch.now()
+        with tempfile.TemporaryDirectory() as folder:
+            data = model.attach(grids(Path(folder), options, layers))
+        model.configure(OPTIMIZER, options.learning_rate, options.clip, momentum=options.momentum)
+        encoder = model.encoder(data)
+        batches = chosen(data.samples, options)
+        predicted, parts = predict(model, encoder, batches)
+        print(f"predicted: {sum(predicted.values()) / 2**20:,.0f} MiB, {parts} launches a step", flush=True)
+        trained = train(model, encoder, batches, options)
+        pool = model.session.memory.words * 4  # evaluation may take more
+        if watch:
+            in_use |= {"trained": watch.now(), "peak": watch.peak}
     evaluated = model.evaluate(list(range(min(data.samples, 64))))
-    rows = {name: len(table.arm) / data.samples for name, table in data.forest.tables.items()}
+    parameters = model.parameters()
     return {
         "device": model.device,
-        "model": {"layers": layers, "hidden": int(model.parameters()["W"].shape[1]), **model.build.settings},
-        "parameters": sum(value.size for value in model.parameters().values()),
-        "vertices_a_sample": rows,
+        "model": {"layers": layers, "hidden": int(parameters["W"].shape[1]), **model.build.settings},
+        "parameters": sum(value.size for value in parameters.values()),
+        "vertices_a_sample": {
+            name: len(table.arm) / data.samples for name, table in data.forest.tables.items()
+        },
+        "residuals_of_a_sample": residuals(data.forest.tables["Unit"]),
         "samples": data.samples,
         "memory": {
             "predicted": predicted,
             "predicted_total": sum(predicted.values()),
             "predicted_launches_a_step": parts,
-            "measured_pool": model.session.memory.words * 4,
-            "measured_device": before - after if free else None,
-            "measured_launches_a_step": launches,
+            "measured_pool": pool,
+            "measured_device": in_use["peak"] - in_use["before"] if watch else None,
+            "in_use": in_use or None,
         },
         "grid": model.backend.grid(options.batch),
-        "seconds": seconds,
-        "steps_per_second": (len(losses) - warmed) / (begin + seconds - warm),
+        "uniform_nats": math.log(int(parameters["V"].shape[0])),
+        "accuracy_on_64_sequences": evaluated.metrics["accuracy"],
+    } | trained
+
+
+def chosen(samples: int, options: argparse.Namespace) -> list[Ints]:
+    """The samples of every update."""
+    random = np.random.default_rng(SEED)
+    return [
+        np.sort(random.permutation(samples)[: options.batch]).astype(np.int32) for _ in range(options.updates)
+    ]
+
+
+def train(model: Model, encoder: Encoder, batches: list[Ints], options: argparse.Namespace) -> dict[str, Any]:
+    """The updates: losses, norms and times."""
+    begin = time.perf_counter()
+
+    def in_time() -> Iterator[Ints]:
+        return takewhile(lambda _: time.perf_counter() - begin <= options.seconds, batches)
+
+    losses: list[float] = []
+    norms: list[float] = []
+    launches, warm, warmed = 1, begin, 0
+    for found in model.session.steps(encoder, in_time(), falling(model.hyper, options.updates)):
+        losses.append(found.loss / options.steps)
+        norms.append(found.norm)
+        launches = max(launches, found.parts)
+        if len(losses) == min(WARM_UP, options.updates // 2):
+            warm, warmed = time.perf_counter(), len(losses)
+        if len(losses) % max(1, options.updates // PRINTED) == 0:
+            recent = statistics.fmean(losses[-50:])
+            print(f"step {len(losses)}: {recent:.3f} nats a character, norm {found.norm:.2f}", flush=True)
+    end = time.perf_counter()
+    return {
+        "launches_a_step": launches,
+        "updates": len(losses),
+        "seconds": end - begin,
+        "steps_per_second": (len(losses) - warmed) / (end - warm),
         "nats_first": statistics.fmean(losses[:10]),
         "nats_last": statistics.fmean(losses[-50:]),
-        "uniform_nats": math.log(int(model.parameters()["V"].shape[0])),
-        "accuracy_on_64_sequences": evaluated.metrics["accuracy"],
         "losses": [round(loss, 5) for loss in losses],
         "norms": [round(norm, 4) for norm in norms],
     }
@@ -141,13 +179,13 @@ def falling(hyper: Hyper, updates: int) -> Callable[[int], Hyper]:
     return lambda step: attrs.evolve(hyper, learning_rate=hyper.learning_rate * (1 - 0.9 * step / updates))
 
 
-def device_memory(device: str) -> Any:
-    """What says how much device memory is free; None where there is no device."""
+def memory_watch(device: str) -> Any:
+    """What looks at the GPU's memory; None where there is no GPU."""
     if device != "cuda":
         return None
-    from dnc.runtime.cuda_driver import open_device
+    from benchmarks.device_memory import Watch
 
-    return open_device().free_memory
+    return Watch()
 
 
 def grids(folder: Path, options: argparse.Namespace, layers: int) -> Path:
@@ -171,20 +209,35 @@ def grids(folder: Path, options: argparse.Namespace, layers: int) -> Path:
     return found
 
 
-def predict(model: Model, encoder: Encoder, batch: int) -> tuple[dict[str, int], int]:
-    """Bytes that a launch needs, by purpose, and the launches of a step."""
-    plan, samples = model.plan, np.arange(batch, dtype=np.int32)
+def residuals(units: VertexTable) -> dict[int, int]:
+    """How many residuals the first sample has, by the layers that they skip."""
+    skip = units.children["skip"][units.begin[0] : units.begin[1]]
+    layer = units.data["layer"]  # -1: the input below all layers
+    above = np.flatnonzero(skip >= 0) + units.begin[0]
+    return dict(Counter((layer[above] - layer[skip[skip >= 0]]).tolist()))
+
+
+def predict(model: Model, encoder: Encoder, batches: list[Ints]) -> tuple[dict[str, int], int]:
+    """Bytes that training takes, by purpose, and the launches of a step.
+
+    Small batches are encoded several at a time: their schedules count together. A session makes room for
+    batches that are larger than its first ones, which counts on its own.
+    """
+    plan, batch = model.plan, batches[0]
     rows, states = model.session.memory.table_rows, len(OPTIMIZERS[OPTIMIZER].states)
-    replicas, workers = model.backend.grid(batch)
-    for parts in range(1, batch + 1):
-        own = np.array_split(samples, parts)[0]
+    replicas, workers = model.backend.grid(len(batch))
+    for parts in range(1, len(batch) + 1):
+        own = np.array_split(batch, parts)[0]
+        together = max(len(group) for group in groups(batches)) if parts == 1 else 1
         made = Encoder(encoder.prepared, static_pool(plan, rows, 2**24, states))
         try:
             size = len(made.encode(own, replicas=replicas, workers=workers).words)
-            made.pool = static_pool(plan, rows, size + MARGIN, states)
-            return footprint(made.encode(own, replicas=replicas, workers=workers), made.pool), parts
+            made.pool = static_pool(plan, rows, size * together + MARGIN, states)
+            found = footprint(made.encode(own, replicas=replicas, workers=workers), made.pool)
         except DoesNotFit:
             continue
+        grown = sum(found[name] for name in (ACTIVATIONS, PARTIAL, SCHEDULES))
+        return {**found, ROOM: round((SLACK - 1) * grown)}, parts
     raise SystemExit("a sample does not fit")
 
 
