@@ -75,21 +75,25 @@ def load(
     replicas: int | None = None,
     workers: int | None = None,
     memory_bytes: int | None = None,
+    encoders: int | None = None,
 ) -> Model:
     """Opens a build on a device: "cpu", "cuda", "vm" (the reference VM); None takes the best there is.
 
     checkpoint: weights, optimizer state and vocabulary to start from. seed: of the first weights
     otherwise. replicas, workers: how the device is divided, None for what suits it. memory_bytes:
-    the most memory to take; a batch that does not fit is run in parts.
+    the most memory to take; a batch that does not fit is run in parts. encoders: other processes that
+    encode training batches ahead of a GPU, 0 for none; None for a few, as cores are there.
     """
     for name, value, least in (("seed", seed, 0), ("replicas", replicas, 1), ("workers", workers, 1)):
         check_whole(name, value, least)
+    check_whole("encoders", encoders, 0)
     check_whole("memory_bytes", memory_bytes, 1)
     opened = read_build(build)
     kind, target = choose(opened, device)
     plan = build_plan(opened, target)
     model = Model(opened, plan, open_backend(kind, plan, opened, target, replicas, workers), seed)
     model.memory_words = None if memory_bytes is None else memory_bytes // 4
+    model.encoders = encoders
     if checkpoint is not None:
         model.restore(checkpoint)
     return model

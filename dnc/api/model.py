@@ -58,6 +58,7 @@ class Model:
         self.vocabularies: dict[str, Vocabulary] | None = None
         self.position = Position()
         self.memory_words: int | None = None
+        self.encoders: int | None = None
         self.resumed: Checkpoint | None = None
         self.timeline = OFF
         self._session: Session | None = None
@@ -188,7 +189,15 @@ class Model:
                     "the classes are tags, as B-PER, I-PER and O",
                 )
         self._session = Session(
-            self.plan, self.backend, rows, first, self.memory_words, classes, self.seed, self.timeline
+            self.plan,
+            self.backend,
+            rows,
+            first,
+            self.memory_words,
+            classes,
+            self.seed,
+            self.timeline,
+            self.encoders,
         )
         if vocabularies != self.vocabularies:
             self._attached = None  # its numbers are of another vocabulary

@@ -30,6 +30,7 @@ class Backend(Protocol):
 
     name: str  # for people: "CPU, 2 workers", "NVIDIA H200, 7 clusters of 16"
     plan: Plan
+    leaves_cores: bool  # whether kernels run elsewhere than on the cores of this machine
 
     @property
     def launches(self) -> int:
@@ -96,6 +97,8 @@ class Backend(Protocol):
 
 class VMBackend:
     """The reference VM as a backend, for tests and for looking closely."""
+
+    leaves_cores = False
 
     def __init__(self, plan: Plan, replicas: int = 1, workers: int = 1, seed: int = 0) -> None:
         self.plan, self._launches = plan, 0

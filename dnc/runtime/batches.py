@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from dnc.ir.forest import Ints
-from dnc.runtime.encoder import Encoder, Part
+from dnc.runtime.encoder import Encoder
+from dnc.runtime.encoder.tail import Part
 from dnc.runtime.phases import TRAIN
 
 # Batches that are encoded together have at most so many samples: few in the first group, so that the

@@ -44,6 +44,8 @@ MOST_VIEWS = 1024
 class CpuBackend:
     """Runs schedules of `plan` on the cores of this machine."""
 
+    leaves_cores = False
+
     def __init__(
         self,
         plan: Plan,

@@ -56,6 +56,8 @@ ARGUMENTS = {
 class CudaBackend:
     """Runs schedules of `plan` on one GPU."""
 
+    leaves_cores = True
+
     def __init__(
         self, plan: Plan, files: dict[str, bytes], device: Device | None = None, replicas: int | None = None
     ) -> None:

@@ -9,6 +9,7 @@ bits, however they are grouped; memory grows by need.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,11 +23,14 @@ from dnc.ir.forest import Forest, Ints
 from dnc.ir.noise import NONE, step_noises
 from dnc.ir.optimizers import OPTIMIZERS, Hyper, Update
 from dnc.ir.plan import NoiseList, Plan
+from dnc.runtime.ahead import Ahead
 from dnc.runtime.backend import Backend, Fill
 from dnc.runtime.batches import groups, parts_of
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.guest import Guest
+from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.modes import Modes
+from dnc.runtime.encoder.processes import default_count
 from dnc.runtime.measurements import Measurements
 from dnc.runtime.memory import MEGABYTE, Memory
 from dnc.runtime.phases import EVALUATE, PREDICT, TRAIN
@@ -57,8 +61,12 @@ class Session:
         classes: Mapping[str, Sequence[str]] | None = None,
         seed: int = 1,
         timeline: Timeline = OFF,
+        encoders: int | None = None,
     ) -> None:
-        """classes: by metric what its classes are called, for those that have to know."""
+        """classes: by metric what its classes are called, for those that have to know. encoders: other
+        processes that may encode training batches, once there are enough of them; None for as many as
+        there are cores to spare, if the kernels leave the cores alone.
+        """
         self.timeline = timeline
         self.plan, self.backend, self.classes = plan, backend, classes or {}
         self.memory = Memory(plan, backend, table_rows, memory_words)
@@ -73,6 +81,7 @@ class Session:
         self._asked = [0, 0]  # when the traced launches of a slot were started, 0 for none
         self._waiting: list[BatchSums] = []
         self._unclaimed: StepResult | None = None
+        self.ahead = Ahead(_spare(backend) if encoders is None else encoders)
         self.write_arrays(values)
 
     # ---- parameters -----------------------------------------------------------------------------
@@ -138,7 +147,7 @@ class Session:
         begins with a state of zeros. NotFinite if the step before made no update, because its gradient
         or loss was not finite.
         """
-        self._train_alone(data, samples, hyper)
+        self._train_alone(data, samples, self._updates([hyper])[0])
         self._settle(1)
         return self._claim()
 
@@ -153,15 +162,20 @@ class Session:
         hyper: the same for all batches, or what it is for the step of that number (counted from 1).
         Small batches are encoded and copied several at a time; each is a launch of its own.
         """
+        self.ahead.use(data)
+        coming = deque[Job]()
         for group in groups(batches):
-            steps = range(self.steps_done + 1, self.steps_done + 1 + len(group))
-            hypers = [hyper(step) if callable(hyper) else hyper for step in steps]
-            if len(group) == 1 or not self._train_together(data, group, hypers):
-                for samples, own in zip(group, hypers, strict=True):
-                    self._train_alone(data, samples, own)
-                    yield from self._settle(1)
+            first = self.steps_done + 1 + sum(len(job.batches) for job in coming)
+            hypers = [hyper(first + at) if callable(hyper) else hyper for at in range(len(group))]
+            while coming and not (self.ahead.has_room and hypers[0].optimizer == self.optimizer):
+                yield from self._train_job(data, coming.popleft())
+            job = self._job(data, group, hypers, coming)
+            if self.ahead.take(job):
+                coming.append(job)
             else:
-                yield from self._settle(len(group))
+                yield from self._train_job(data, job)
+        while coming:
+            yield from self._train_job(data, coming.popleft())
         yield from self._settle(0)
         self._unclaimed = None
 
@@ -170,60 +184,79 @@ class Session:
         self._settle(0)
         return self._claim()
 
-    def _train_alone(self, data: Encoder, samples: Sequence[int] | Ints, hyper: Hyper) -> None:
-        """Launches a batch, in parts if it does not fit."""
-        data, chosen = self._distinct(data, samples)
-        schedules = self.encode(data, chosen, TRAIN, self._updates([hyper])[0])
-        batch = BatchSums(self.steps_done + 1, len(chosen), len(schedules))
-        for schedule in schedules:
-            self._launch([(schedule, batch)])
-        self.steps_done += 1
-        self.optimizer_steps += 1
-        self._waiting.append(batch)
-
-    def _updates(self, hypers: list[Hyper]) -> list[Update]:
-        """What the next steps make of their gradients."""
-        optimizer = hypers[0].optimizer
-        if optimizer != self.optimizer:
-            self.start_optimizer(optimizer)
-        first = self.optimizer_steps + 1
-        return [hyper.update(first + at) for at, hyper in enumerate(hypers)]
-
-    def _train_together(self, data: Encoder, batches: list[Ints], hypers: list[Hyper]) -> bool:
-        """Launches batches of one size that have no sample twice; False if they do not fit together."""
-        replicas, workers = self.backend.grid(len(batches[0]))
+    def _job(self, data: Encoder, batches: list[Ints], hypers: list[Hyper], before: Sequence[Job]) -> Job:
+        """Batches of the next steps, behind those of other jobs."""
         self._check_samples(data, np.concatenate(batches))
-        updates = self._updates(hypers)
+        steps = sum(len(job.batches) for job in before)
+        return Job(
+            batches,
+            self.backend.grid(len(batches[0])),
+            self._updates(hypers, steps),
+            self._noises(len(batches), steps),
+            self.memory.pool,
+            (self._slot + len(before)) % 2,
+            self.memory.words,
+        )
+
+    def _train_job(self, data: Encoder, job: Job) -> Iterator[StepResult]:
+        """Launches the batches of a job, together if that is possible; results of those before."""
+        if self._train_together(data, job):
+            yield from self._settle(len(job.batches))
+            return
+        for samples, update in zip(job.batches, job.updates, strict=True):
+            self._train_alone(data, samples, update)
+            yield from self._settle(1)
+
+    def _train_together(self, data: Encoder, job: Job) -> bool:
+        """Launches the batches of a job behind each other; False if they do not fit together."""
+        count = len(job.batches)
+        if count == 1 and len(np.unique(job.batches[0])) < len(job.batches[0]):
+            return False
         while True:
-            data.pool = self.memory.pool
             try:
-                with self.timeline.host(ENCODE, len(batches)):
-                    schedules = data.encode_group(
-                        batches,
-                        replicas=replicas,
-                        workers=workers,
-                        updates=updates,
-                        buffer=self._slot,
-                        pool_words=self.memory.words,
-                        noises=self._noises(len(batches)),
-                    )
+                with self.timeline.host(ENCODE, count):
+                    schedules = self.ahead.schedules(job)
+                    here = job.moved(self.memory.pool, self._slot, self.memory.words)
+                    if schedules is None or here is not job:
+                        schedules = here.encode(data)
                 break
             except DoesNotFit as problem:
                 self._drain()
                 if not self.memory.grow(problem.schedule_words, problem.activations):
                     return False
-        found = [BatchSums(self.steps_done + 1 + i, len(each), 1) for i, each in enumerate(batches)]
+        found = [BatchSums(self.steps_done + 1 + i, len(each), 1) for i, each in enumerate(job.batches)]
         self._launch(list(zip(schedules, found, strict=True)))
-        self.steps_done += len(found)
-        self.optimizer_steps += len(found)
-        self._waiting += found
+        self._count(found)
         return True
 
-    def _noises(self, count: int) -> NDArray[np.uint32]:
+    def _train_alone(self, data: Encoder, samples: Sequence[int] | Ints, update: Update) -> None:
+        """Launches a batch, in parts if it does not fit."""
+        data, chosen = self._distinct(data, samples)
+        schedules = self.encode(data, chosen, TRAIN, update)
+        batch = BatchSums(self.steps_done + 1, len(chosen), len(schedules))
+        for schedule in schedules:
+            self._launch([(schedule, batch)])
+        self._count([batch])
+
+    def _count(self, batches: list[BatchSums]) -> None:
+        """Steps that were started."""
+        self.steps_done += len(batches)
+        self.optimizer_steps += len(batches)
+        self._waiting += batches
+
+    def _updates(self, hypers: list[Hyper], before: int = 0) -> list[Update]:
+        """What the next steps, behind so many others, make of their gradients."""
+        optimizer = hypers[0].optimizer
+        if optimizer != self.optimizer:
+            self.start_optimizer(optimizer)
+        first = self.optimizer_steps + before + 1
+        return [hyper.update(first + at) for at, hyper in enumerate(hypers)]
+
+    def _noises(self, count: int, before: int = 0) -> NDArray[np.uint32]:
         """The noise of the next steps; `NONE` for a program that draws no random numbers."""
         if not self.is_noisy:
             return np.full(count, NONE, np.uint32)
-        return step_noises(self.seed, self.steps_done + 1, count)
+        return step_noises(self.seed, self.steps_done + before + 1, count)
 
     def _claim(self) -> StepResult | None:
         result, self._unclaimed = self._unclaimed, None
@@ -306,9 +339,7 @@ class Session:
             raise fail("the batch does not fit into memory at once; take fewer samples")
         batch = BatchSums(self.steps_done + 1, len(chosen), 1)
         self._launch([(schedules[0], batch)])
-        self.steps_done += 1
-        self.optimizer_steps += 1
-        self._waiting.append(batch)
+        self._count([batch])
         result = self._settle(0)[0]
         self._unclaimed = None
         return result, collect_gradients(self.backend, data, schedules[0])
@@ -454,6 +485,10 @@ class Session:
         """Waits for everything that runs; results stay with their batches."""
         self._collect_oldest()
         self._collect_oldest()
+
+
+def _spare(backend: Backend) -> int:
+    return default_count() if backend.leaves_cores else 0
 
 
 def _all_or(data: Encoder, samples: Sequence[int] | Ints | None) -> Ints:

@@ -45,8 +45,11 @@ def rows_of(plan: Plan) -> dict[str, int]:
     return {p.name: VOCABULARY for p in plan.program.parameters if p.kind == "table"}
 
 
-def small_session(name: str, replicas: int = 1, workers: int = 1, memory: int | None = None) -> Session:
+def small_session(
+    name: str, replicas: int = 1, workers: int = 1, memory: int | None = None, encoders: int = 0
+) -> Session:
     """A session of a small model on the reference VM, with first values of seed 1."""
     plan = small_plan(name)
     values = initialize(plan.program, rows_of(plan), 1)
-    return Session(plan, VMBackend(plan, replicas, workers), rows_of(plan), values, memory)
+    backend = VMBackend(plan, replicas, workers)
+    return Session(plan, backend, rows_of(plan), values, memory, encoders=encoders)

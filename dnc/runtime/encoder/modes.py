@@ -9,10 +9,10 @@ from __future__ import annotations
 import attrs
 
 from dnc.ir import isa
-from dnc.ir.machine import machine
 from dnc.ir.plan import Buffer, IndexList, Plan
 from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.queues import Columns, columns
+from dnc.runtime.encoder.tail import Tail
 from dnc.runtime.phases import RESULT_KINDS, TRAIN, Step, sequence
 
 
@@ -30,15 +30,12 @@ class Mode:
 
 
 class Modes:
-    """The layout of a plan's schedules and its modes, by need."""
+    """The layout of a plan's schedules, what follows the recursion, and its modes, by need."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.layout = isa.layout(plan)
-        self.buffer = {buffer.name: buffer for buffer in plan.buffers}
-        self.splits = machine(plan.target).splits_gradients
-        self.number = {opcode.name: opcode.number for opcode in plan.opcodes}
-        self.rates = isa.rate_groups(plan)
+        self.tail = Tail(plan)
         self.leveled = {stage.space for stage in plan.program.stages if stage.placement == LEVEL}
         self._modes: dict[str, Mode] = {}
 

@@ -1,0 +1,87 @@
+"""Encoding ahead of the device: what comes next is encoded in other processes, once that pays.
+
+In: the jobs of a session, in order. Out: their schedules. Guaranteed: what cannot be encoded elsewhere is
+left to the caller, so a session works the same, and makes the same words, with processes or without.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import suppress
+
+from dnc.runtime.encoder import DoesNotFit, Encoder
+from dnc.runtime.encoder.job import Job
+from dnc.runtime.encoder.processes import Lost, Processes
+from dnc.runtime.schedule import Schedule
+
+# Groups of batches of a data set before processes are started for it: who takes a few steps needs none.
+GROUPS = 4
+
+
+class Ahead:
+    """See the module. `count`: processes, 0 for none."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._data: Encoder | None = None
+        self._groups = 0
+        self._processes: Processes | None = None
+        self._taken = deque[Job]()
+
+    def use(self, data: Encoder) -> None:
+        """The data set from now on; what was taken before is forgotten."""
+        while self._taken:
+            with suppress(DoesNotFit):
+                self.schedules(self._taken[0])
+        if data is not self._data:
+            self._end()
+            self._data, self._groups = data, 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a job can be taken now."""
+        try:
+            return self._processes is not None and self._processes.ready and self._processes.has_room
+        except Lost:
+            self._give_up()
+            return False
+
+    def take(self, job: Job) -> bool:
+        """Takes a job, to be handed back in order; False if it has to be encoded by the caller at once."""
+        self._groups += 1
+        if self._data is not None and self._count and self._processes is None and self._groups > GROUPS:
+            try:
+                self._processes = Processes(self._data.prepared, self._count)
+            except (Lost, OSError):
+                self._give_up()
+        if not self.has_room or self._processes is None:
+            return False
+        try:
+            self._processes.submit(job)
+        except Lost:
+            self._give_up()
+        self._taken.append(job)
+        return True
+
+    def schedules(self, job: Job) -> list[Schedule] | None:
+        """The schedules of the oldest job, to be copied before the next one is taken; DoesNotFit.
+
+        None: it has to be encoded by the caller.
+        """
+        if not self._taken or self._taken[0] is not job:
+            return None
+        self._taken.popleft()
+        try:
+            return None if self._processes is None else self._processes.receive()
+        except Lost:
+            self._give_up()
+            return None
+
+    def _give_up(self) -> None:
+        self._end()
+        self._count = 0
+
+    def _end(self) -> None:
+        if self._processes is not None:
+            self._processes.close()
+            self._processes = None

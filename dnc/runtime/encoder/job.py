@@ -1,0 +1,58 @@
+"""A job: batches that are trained on one after another, and all that their encoding depends on.
+
+In: a session's state when the batches come up. Out: an encoder's schedules. Guaranteed: a job can be
+encoded anywhere, at any time before its launches, with the same words.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.ir.forest import Ints
+from dnc.ir.optimizers import Update
+from dnc.runtime.pool import StaticPool
+from dnc.runtime.schedule import Schedule
+
+if TYPE_CHECKING:
+    from dnc.runtime.encoder import Encoder
+
+
+@attrs.frozen(eq=False)
+class Job:
+    """Training batches of one size, in which no sample occurs twice.
+
+    grid: replicas, workers of each. updates, noises: one a batch. pool: where everything lies; buffer:
+    which of its two places for schedules. pool_words: how many words there are.
+    """
+
+    batches: list[Ints]
+    grid: tuple[int, int]
+    updates: list[Update]
+    noises: NDArray[np.uint32]
+    pool: StaticPool
+    buffer: int
+    pool_words: int
+
+    def moved(self, pool: StaticPool, buffer: int, pool_words: int) -> Job:
+        """The same job for another place; itself, if that is where it is."""
+        if pool is self.pool and buffer == self.buffer and pool_words == self.pool_words:
+            return self
+        return attrs.evolve(self, pool=pool, buffer=buffer, pool_words=pool_words)
+
+    def encode(self, encoder: Encoder) -> list[Schedule]:
+        """The schedules; DoesNotFit if the batches do not fit into the pool."""
+        encoder.pool = self.pool
+        replicas, workers = self.grid
+        return encoder.encode_group(
+            self.batches,
+            replicas=replicas,
+            workers=workers,
+            updates=self.updates,
+            buffer=self.buffer,
+            pool_words=self.pool_words,
+            noises=self.noises,
+        )

@@ -1,0 +1,218 @@
+"""Encoding in other processes, while this one feeds the device: Python's threads would share one lock.
+
+In: jobs, in order. Out: their schedules, in the same order. Guaranteed: the same words as `Job.encode`
+makes here; a process that is lost, or does not start, costs time and nothing else; all of them end with
+this one, whatever ends it.
+
+A process is a fresh interpreter that reads the data set once, from memory that all of them share, and
+writes the words of a job into memory that it shares with us. It has one job at a time: its memory is
+written again when the next one comes, and by then the words are on their way to the device.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import attrs
+import numpy as np
+
+from dnc.runtime.encoder import DoesNotFit, Encoder
+from dnc.runtime.encoder.job import Job
+from dnc.runtime.prepared import Prepared
+from dnc.runtime.schedule import Schedule, Words
+
+# More processes than this do not make any GPU that we know wait less.
+MOST = 4
+READY = "ready"
+# What is said of a schedule; its words come through shared memory, and training reads no positions.
+SAID = tuple(each.name for each in attrs.fields(Schedule) if each.name not in ("plan", "words", "positions"))
+
+
+def default_count() -> int:
+    """How many processes to encode in: this one keeps a core, and where there is no other it encodes."""
+    return min(MOST, len(os.sched_getaffinity(0)) - 1) if hasattr(os, "memfd_create") else 0
+
+
+class Lost(Exception):
+    """A process has ended, or could not be started."""
+
+
+class Processes:
+    """Encodes jobs of one data set in `count` processes."""
+
+    def __init__(self, prepared: Prepared, count: int) -> None:
+        """Starts them, and does not wait for them."""
+        data = os.memfd_create("dnc-data")
+        try:
+            with os.fdopen(os.dup(data), "wb") as file:
+                pickle.dump(prepared, file, pickle.HIGHEST_PROTOCOL)
+            self._all = [_Process(data, prepared) for _ in range(count)]
+        finally:
+            os.close(data)
+        self._free = deque[_Process]()
+        self._busy = deque[_Process]()
+
+    @property
+    def ready(self) -> bool:
+        """Whether all of them have read the data; Lost if one of them never will."""
+        starting = [each for each in self._all if not each.is_ready]
+        for each in starting:
+            if each.connection.poll():
+                each.receive()
+                each.is_ready = True
+                self._free.append(each)
+        return len(self._free) + len(self._busy) == len(self._all)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a process has nothing to do."""
+        return bool(self._free)
+
+    def submit(self, job: Job) -> None:
+        """Gives a process a job."""
+        self._free[0].send(job)
+        self._busy.append(self._free.popleft())
+
+    def receive(self) -> list[Schedule]:
+        """The schedules of the oldest job, to be copied before the next `submit`; DoesNotFit as there."""
+        process = self._busy.popleft()
+        reply = process.receive()
+        self._free.append(process)
+        if isinstance(reply, _TooLarge):
+            raise DoesNotFit(reply.message, reply.schedule_words, reply.activations)
+        assert isinstance(reply, _Encoded)
+        return process.schedules(reply)
+
+    def close(self) -> None:
+        """Ends the processes."""
+        for each in self._all:
+            each.close()
+
+
+@attrs.frozen(eq=False)
+class _Encoded:
+    """What comes back of a job: what is said of its schedules, and the shape of all words."""
+
+    said: list[dict[str, Any]]
+    shape: tuple[int, int]
+
+
+@attrs.frozen
+class _TooLarge:
+    """What comes back of a job that does not fit."""
+
+    message: str
+    schedule_words: int
+    activations: int
+
+
+class _Process:
+    """One process, seen from here."""
+
+    def __init__(self, data: int, prepared: Prepared) -> None:
+        self.plan = prepared.plan
+        self.is_ready = False
+        self._words = os.memfd_create("dnc-words")
+        self._shared: mmap.mmap | None = None
+        self.connection, theirs = Pipe()
+        command = [sys.executable, "-c", f"import {__name__} as it; it.main()"]
+        handed = [theirs.fileno(), data, self._words]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
+        try:
+            self._running = subprocess.Popen(
+                [*command, *map(str, handed)], pass_fds=handed, env=environment, stdin=subprocess.DEVNULL
+            )
+        except OSError as error:
+            raise Lost(str(error)) from error
+        finally:
+            theirs.close()
+        self.close = weakref.finalize(self, _end, self._running, self.connection, self._words)
+
+    def send(self, job: Job) -> None:
+        try:
+            self.connection.send(job)
+        except OSError as error:
+            raise Lost(str(error)) from error
+
+    def receive(self) -> object:
+        try:
+            return self.connection.recv()
+        except (OSError, EOFError) as error:
+            raise Lost(str(error)) from error
+
+    def schedules(self, reply: _Encoded) -> list[Schedule]:
+        """The schedules with their words, which lie in shared memory."""
+        batches, length = reply.shape
+        if self._shared is None or len(self._shared) < batches * length * 4:
+            self._shared = mmap.mmap(self._words, os.fstat(self._words).st_size)
+        words = np.frombuffer(self._shared, np.int32, batches * length).reshape(reply.shape)
+        return [
+            Schedule(plan=self.plan, words=own, positions={}, **said)
+            for own, said in zip(words, reply.said, strict=True)
+        ]
+
+
+def _end(running: subprocess.Popen[bytes], connection: Connection, words: int) -> None:
+    """Ends a process, which has nothing to lose; without us it would end at the end of its connection."""
+    connection.close()
+    os.close(words)
+    running.kill()
+    running.wait()
+
+
+# ---- the other side -----------------------------------------------------------------------------
+
+
+def main() -> None:
+    """A process: reads the data, then encodes a job at a time until the connection ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that trains
+    ours, data, words = map(int, sys.argv[1:])
+    connection, shared = Connection(ours), _Shared(words)
+    prepared = pickle.loads(mmap.mmap(data, 0, prot=mmap.PROT_READ))
+    os.close(data)
+    encoder: Encoder | None = None
+    try:
+        connection.send(READY)
+        while True:
+            job = connection.recv()
+            encoder = encoder or Encoder(prepared, job.pool)
+            connection.send(_encode(job, encoder, shared))
+    except (EOFError, OSError):
+        return
+
+
+def _encode(job: Job, encoder: Encoder, shared: _Shared) -> _Encoded | _TooLarge:
+    try:
+        found = job.encode(encoder)
+    except DoesNotFit as problem:
+        return _TooLarge(problem.diagnostics[0].message, problem.schedule_words, problem.activations)
+    said = [{name: getattr(each, name) for name in SAID} for each in found]
+    return _Encoded(said, shared.write([each.words for each in found]))
+
+
+class _Shared:
+    """Memory for words that grows by need."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._memory: mmap.mmap | None = None
+
+    def write(self, rows: Sequence[Words]) -> tuple[int, int]:
+        """Writes rows of one length; how many there are, and how long each is."""
+        shape = len(rows), len(rows[0])
+        size = shape[0] * shape[1] * 4
+        if self._memory is None or len(self._memory) < size:
+            os.ftruncate(self._file, size * 2)
+            self._memory = mmap.mmap(self._file, size * 2)
+        np.frombuffer(self._memory, np.int32, size // 4).reshape(shape)[:] = rows
+        return shape

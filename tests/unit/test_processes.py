@@ -1,0 +1,204 @@
+"""Encoding in other processes: the same bits as in this one, whatever becomes of them."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import attrs
+import numpy as np
+import pytest
+
+from dnc.diagnostics import DiagnosticError
+from dnc.ir.optimizers import Hyper
+from dnc.runtime.ahead import GROUPS
+from dnc.runtime.encoder import DoesNotFit
+from dnc.runtime.encoder.job import Job
+from dnc.runtime.encoder.processes import Lost, Processes
+from dnc.runtime.results import NotFinite
+from tests.support.forests import ForestGrower
+from tests.support.models import small_plan, small_session
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory of Linux")
+
+SAMPLES = 24
+SGD = Hyper("sgd", 0.1)
+RATES = [Hyper("sgd", 0.01 * step, clip_norm=2.0) for step in range(1, 200)]
+
+
+def forest_of(name, seed=3):
+    return ForestGrower(small_plan(name).program, seed).grow(SAMPLES, 5, "random")
+
+
+def batches_of(size, epochs, seed=0):
+    order = np.random.default_rng(seed)
+    for _ in range(epochs):
+        samples = order.permutation(SAMPLES)
+        yield from (samples[at : at + size] for at in range(0, SAMPLES, size))
+
+
+def with_processes(session, data):
+    """Steps enough of them that the processes are there."""
+    found = []
+    for step, batch in enumerate(batches_of(6, 2)):
+        found += session.steps(data, [batch], RATES[step])
+    assert len(found) > GROUPS
+    end = time.monotonic() + 60
+    while not session.ahead.has_room:
+        assert time.monotonic() < end, "the processes do not start"
+        time.sleep(0.01)
+    return found
+
+
+def rates(step):
+    return RATES[step]
+
+
+def both(name, batches, encoders=2, hyper=rates, between=lambda session: None):
+    """The results and the parameters of a session with processes, and of one without."""
+    found = []
+    for processes in (encoders, 0):
+        session = small_session(name, 2, 2, encoders=processes)
+        data = session.attach(forest_of(name))
+        if processes:
+            results = with_processes(session, data)
+            between(session)
+        else:
+            results = [
+                r for step, b in enumerate(batches_of(6, 2)) for r in session.steps(data, [b], RATES[step])
+            ]
+        results += session.steps(data, batches(), hyper)
+        found.append((results, session.read_arrays()))
+    (ours, arrays), (expected, others) = found
+    assert ours == expected
+    for name, value in others.items():
+        assert np.array_equal(arrays[name], value)
+    return ours
+
+
+@pytest.mark.parametrize("name", ["treelstm", "dag"])
+def test_processes_make_the_same_bits(name):
+    """Several groups: of batches of one, of four, one with a sample twice, one of everything."""
+
+    def batches():
+        yield from batches_of(1, 3)
+        yield from batches_of(4, 4)
+        yield [3, 3, 1]
+        yield range(SAMPLES)
+        yield from batches_of(12, 2)
+
+    assert len(both(name, batches)) == 8 + 3 * SAMPLES + 4 * 6 + 2 + 4
+
+
+def test_another_optimizer_waits_for_what_was_taken():
+    def hyper(step):
+        return Hyper("momentum", 0.01) if step > 60 else RATES[step]
+
+    both("treelstm", lambda: batches_of(1, 4), hyper=hyper)
+
+
+def test_growing_memory_makes_what_was_encoded_stale():
+    """Batches of one while the pool is small, then larger ones: the pool grows under jobs that were taken."""
+
+    def batches():
+        yield from batches_of(1, 1)
+        yield from batches_of(2, 1)
+        yield from batches_of(SAMPLES, 1)
+        yield from batches_of(3, 1)
+
+    both("treelstm", batches)
+
+
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_lost_process_costs_nothing(when):
+    def kill(session):
+        for each in session.ahead._processes._all:
+            each._running.kill()
+            each._running.wait()
+
+    sessions = []
+
+    def batches():
+        for at, batch in enumerate(batches_of(1, 3)):
+            if when == "during" and at == 40:
+                kill(sessions[0]) if sessions else None
+                sessions.clear()
+            yield batch
+
+    def between(session):
+        sessions.append(session)
+        if when == "before":
+            kill(session)
+
+    both("treelstm", batches, between=between)
+
+
+def test_steps_that_are_left_early_leave_nothing_behind():
+    session, plain = (small_session("treelstm", 2, 2, encoders=count) for count in (2, 0))
+    data = session.attach(forest_of("treelstm"))
+    with_processes(session, data)
+    steps = session.steps(data, batches_of(1, 4), SGD)
+    next(steps)
+    steps.close()
+    session.settle()
+    plain.write_arrays(session.read_arrays())
+    plain.steps_done, plain.optimizer_steps = session.steps_done, session.optimizer_steps
+    again = list(session.steps(data, batches_of(2, 2), SGD))
+    assert again == list(plain.steps(plain.attach(forest_of("treelstm")), batches_of(2, 2), SGD))
+
+
+def test_a_step_that_is_not_finite_ends_the_steps():
+    session = small_session("treelstm", 2, 2, encoders=2)
+    data = session.attach(forest_of("treelstm"))
+    with_processes(session, data)
+    with pytest.raises(NotFinite):
+        list(session.steps(data, batches_of(1, 4), Hyper("sgd", 1e38)))
+    with pytest.raises(DiagnosticError, match="a batch holds sample 99"):
+        list(session.steps(data, [[0], [99]], SGD))
+
+
+def job_of(session, samples):
+    return Job(
+        [np.array(samples, np.int32)],
+        (2, 2),
+        [SGD.update(1)],
+        np.zeros(1, np.uint32),
+        session.memory.pool,
+        0,
+        session.memory.words,
+    )
+
+
+def test_a_job_that_does_not_fit_says_what_it_needs():
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    job = job_of(session, range(SAMPLES))
+    with pytest.raises(DoesNotFit) as expected:
+        job.encode(data)
+    processes = Processes(data.prepared, 1)
+    while not processes.ready:
+        time.sleep(0.01)
+    processes.submit(job)
+    assert not processes.has_room
+    with pytest.raises(DoesNotFit) as found:
+        processes.receive()
+    assert found.value.schedule_words == expected.value.schedule_words
+    assert found.value.activations == expected.value.activations
+    large = attrs.evolve(job, pool=attrs.evolve(job.pool, schedule_words=1 << 20), pool_words=1 << 24)
+    expected_words = large.encode(data)[0].words
+    processes.submit(large)
+    assert np.array_equal(processes.receive()[0].words, expected_words)
+    processes.close()
+    with pytest.raises(Lost):
+        processes.submit(large)
+
+
+def test_processes_end_with_their_session():
+    session = small_session("treelstm", 2, 2, encoders=2)
+    data = session.attach(forest_of("treelstm"))
+    with_processes(session, data)
+    running = [each._running for each in session.ahead._processes._all]
+    assert all(each.poll() is None for each in running)
+    other = session.attach(forest_of("treelstm", seed=4))
+    list(session.steps(other, [[0]], SGD))  # another data set: those of the first are not needed
+    assert all(each.poll() is not None for each in running)
