@@ -19,7 +19,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen import sync
 from dnc.codegen.access import Access
-from dnc.codegen.bodies import cuda_dense, cuda_gradients, cuda_segments, cuda_update
+from dnc.codegen.bodies import cuda_dense, cuda_gradients, cuda_segments, cuda_update, cuda_vertices
 from dnc.codegen.bodies.cuda_worker import (
     THREADS,
     Worker,
@@ -256,7 +256,7 @@ class Kernel:
         tables = {table.parameter: table for table in plan.table_gradients}
         if name in segments:
             emit = (
-                cuda_segments.unit_segment if segments[name].mapping == UNIT else cuda_segments.vertex_segment
+                cuda_segments.unit_segment if segments[name].mapping == UNIT else cuda_vertices.vertex_segment
             )
             return lambda: emit(self._worker_of(segments[name]), segments[name], *values())
         if name in dense:

@@ -1,0 +1,162 @@
+"""Cells of UNIT segments on CUDA: what stands behind the products of a tile.
+
+In: a tile whose sums are staged. Out: statements that run the cell of every vertex and unit, store what
+the segment stores, and stage the deltas for the transposed products. A thread has one unit of a vertex,
+or four neighbouring ones, so that a load brings 16 bytes; the bits are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen.bodies.cuda_products import NARROW
+from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
+from dnc.codegen.bodies.cuda_worker import THREADS
+from dnc.codegen.cells import UnitCell, tensor
+from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, stride_loop, when
+from dnc.codegen.quads import QUAD, UnitQuad
+from dnc.ir.cell import Value
+from dnc.ir.plan import GatherAddress, ParameterAddress
+
+
+class EarlyLoads:
+    """What the cells of one or two vertices load through lists: under way during the products.
+
+    All loads would take more registers than there are. A thread without a cell loads what one with it
+    does, and throws it away.
+    """
+
+    def __init__(self, tile: UnitTile) -> None:
+        self.held: dict[Value, Any] = {}
+        segment, units = tile.segment, tile.units
+        gathered = [load for load in segment.loads if isinstance(load.address, GatherAddress)]
+        if not segment.products or NARROW * units > THREADS:
+            return
+        for load in gathered:
+            gates = max(1, tensor(load.value).size // segment.units)
+            self.held[load.value] = local("early", "float32", T.float32(0.0), gates)
+        self.few = tile.count <= NARROW
+        with when(self.few):
+            item = let("item", smaller(tile.worker.thread, tile.count * units - 1))
+            own = let("own", item % units)
+            cell = _unit_cell(tile, let("vertex", item // units), own)
+            if units * tile.worker.workers > segment.units:
+                cell = attrs.evolve(cell, unit=let("near", smaller(cell.unit, segment.units - 1)), values={})
+            self._load(cell)
+
+    def _load(self, cell: UnitCell) -> None:
+        for load in cell.segment.loads:
+            if load.value in self.held:
+                for gate, found in enumerate(cell.load(load)):
+                    put(self.held[load.value], gate, found)
+
+    def give(self, cell: UnitCell) -> None:
+        """Loads what is not there yet, and hands it to the cell."""
+        if self.held:
+            with when(tirx.Not(self.few)):
+                self._load(cell)
+            for value, held in self.held.items():
+                cell.values[value] = [held[gate] for gate in range(cell.gates(value))]
+
+
+def unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
+    """Cells with a thread per vertex and unit, whose products have one part."""
+    worker, units = tile.worker, tile.units
+    with stride_loop("cell", worker.thread, tile.count * units, THREADS) as item:
+        vertex = fixed("vertex", item // units)
+        own = fixed("own", item - vertex * units)
+        cell = _unit_cell(tile, vertex, own)
+
+        def body() -> None:
+            early.give(cell)
+            cell.run()
+            cell.store()
+            for value, at in tile.staging.deltas.items():
+                for gate, delta in enumerate(cell.values[value]):
+                    row = gate * units + own
+                    put(worker.staging, at + row * tile.staging.pitch + vertex, delta)
+
+        _inside_or_zeros(tile, cell.unit, body, own, 1, vertex)
+
+
+def quad_cells(tile: UnitTile) -> None:
+    """Cells with a thread per vertex and four units."""
+    worker, units, staging = tile.worker, tile.units, tile.staging
+    quads = units // QUAD
+    with stride_loop("cell", worker.thread, tile.count * quads, THREADS) as item:
+        vertex = fixed("vertex", item // quads)
+        own = fixed("own", (item - vertex * quads) * QUAD)
+        unit = fixed("unit", worker.rank * units + own)
+
+        def product(result: Value, gate: int, i: int) -> Expr:
+            at = staging.sums[result] + (gate * units + own + i) * staging.pitch + vertex
+            step = rows_of(result, tile.segment, units) * staging.pitch
+            total = worker.staging[at]
+            for part in range(1, staging.parts[result]):
+                total = total + worker.staging[at + part * step]
+            return let("pre", total)
+
+        def body() -> None:
+            row = fixed("row", tile.first + vertex)
+            made = UnitQuad(worker.access, worker.math, tile.segment, row, unit, product)
+            for i, one in enumerate(made.cells):
+                _give_vectors(tile, one, own + i)
+            made.run()
+            made.store()
+            for value, at in staging.deltas.items():
+                for i, found in enumerate(made.values(value)):
+                    for gate, delta in enumerate(found):
+                        row_at = at + (gate * units + own + i) * staging.pitch
+                        put(worker.staging, row_at + vertex, delta)
+
+        _inside_or_zeros(tile, unit, body, own, QUAD, vertex)
+
+
+def _unit_cell(tile: UnitTile, vertex: Expr, own: Expr) -> UnitCell:
+    """The cell of a vertex of the tile and one of the worker's own units."""
+    worker, units, staging = tile.worker, tile.units, tile.staging
+
+    def product(result: Value, gate: int) -> Expr:
+        at = staging.sums[result] + (gate * units + own) * staging.pitch + vertex
+        return let("pre", worker.staging[at])
+
+    unit = fixed("unit", worker.rank * units + own)
+    row = fixed("row", tile.first + vertex)
+    cell = UnitCell(worker.access, worker.math, tile.segment, row, unit, product)
+    _give_vectors(tile, cell, own)
+    return cell
+
+
+def _give_vectors(tile: UnitTile, cell: UnitCell, own: Expr) -> None:
+    """Hands a cell what it reads of the vectors in shared memory; `own`: its unit among the worker's."""
+    worker = tile.worker
+    for load in cell.segment.loads:
+        if isinstance(load.address, ParameterAddress) and load.address.select is None:
+            slot = worker.vectors.get((load.address.parameter, cell.segment.units))
+            if slot is not None and load.address.offset == 0:
+                places = [slot + gate * tile.units + own for gate in range(cell.gates(load.value))]
+                cell.values[load.value] = [let("vector", worker.shared_weights[at]) for at in places]
+
+
+def _inside_or_zeros(
+    tile: UnitTile, unit: Expr, cell: Callable[[], None], own: Expr, lanes: int, vertex: Expr
+) -> None:
+    """Runs the cell where its units exist; the deltas of units that do not are zero, for the products."""
+    worker, units, staging = tile.worker, tile.units, tile.staging
+
+    def zeros() -> None:
+        for value, at in staging.deltas.items():
+            for gate in range(rows_of(value, tile.segment, 1)):
+                for i in range(lanes):
+                    row_at = at + (gate * units + own + i) * staging.pitch
+                    put(worker.staging, row_at + vertex, T.float32(0.0))
+
+    if units * worker.workers == tile.segment.units:
+        cell()
+    else:
+        either(unit < tile.segment.units, cell, zeros)

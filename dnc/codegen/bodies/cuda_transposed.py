@@ -1,0 +1,216 @@
+"""Transposed products with a worker's weight slice on CUDA: partial sums over the worker's rows.
+
+In: a tile whose deltas are staged. Out: statements that store the partial sums, for the workers of a
+replica to add up. Rows are spread over the warps, whose sums are added up through staging in a fixed
+order; or every thread has a column, over all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_staging import UnitTile
+from dnc.codegen.bodies.cuda_weights import ChunkReader, chunk_reader, weight_place
+from dnc.codegen.bodies.cuda_worker import (
+    CHUNK,
+    LANES,
+    THREADS,
+    WARPS,
+    Worker,
+    chunks,
+    rows_per_warp,
+    share,
+)
+from dnc.codegen.emit import (
+    Expr,
+    both,
+    either,
+    fixed,
+    lane4,
+    let,
+    loop,
+    named,
+    put,
+    quad_at,
+    stride_loop,
+    when,
+)
+from dnc.ir.plan import REGISTER, Placement, TransposedProduct
+
+COLUMN_GROUP = 4  # chunks that are summed over the warps at a time
+MOST_SUMS = 32  # that a thread holds
+COLUMN_VERTICES = 16  # vertices whose sums a thread holds that has a column to itself
+ROWS_TOGETHER = 2  # rows whose weights such a thread loads together
+FEW = 4  # vertices for which it is not worth giving every thread a column
+
+
+def vertices_together(columns: int, tile: int) -> int:
+    """Vertices that are summed together."""
+    return min(tile, max(1, MOST_SUMS // (4 * min(COLUMN_GROUP, chunks(columns)))))
+
+
+def scratch_words(columns: int, tile: int, buffers: int) -> int:
+    """Staging that `transposed` needs for the sums of the warps."""
+    group = min(COLUMN_GROUP, chunks(columns)) * CHUNK
+    return buffers * WARPS * vertices_together(columns, tile) * group
+
+
+@attrs.frozen(eq=False)
+class _Sums:
+    """The partial sums that are made of a tile: `product` with the weights of `placement`."""
+
+    tile: UnitTile
+    product: TransposedProduct
+    placement: Placement
+    weights_at: Expr
+
+    @property
+    def rows(self) -> int:
+        """Rows of the worker."""
+        return self.placement.gates * share(self.placement.units, self.tile.worker.workers)
+
+    def delta_at(self, row: Expr, vertex: Expr) -> Expr:
+        """The staged delta of a row of the worker and a vertex of the tile."""
+        staging = self.tile.staging
+        return staging.deltas[self.product.delta] + row * staging.pitch + vertex
+
+
+def transposed(tile: UnitTile, product: TransposedProduct, buffers: int) -> None:
+    """Partial sums over the worker's rows for all vertices of a tile, a few at a time.
+
+    `scratch_words` of staging from 0 on are for the sums of the warps. Barriers inside; ends with one.
+    """
+    placement = tile.placement(product)
+    sums = _Sums(tile, product, placement, tile.weights_at(product))
+
+    def by_rows(step: int) -> Callable[[], None]:
+        return lambda: _by_rows(sums, buffers, step)
+
+    step = vertices_together(placement.columns, tile.staging.tile)
+    if placement.residency != REGISTER and tile.staging.tile % 4 == 0 and tile.staging.tile > FEW:
+        either(tile.count <= FEW, by_rows(step), lambda: _by_columns(sums))
+    elif step > 1:
+        either(tile.count == 1, by_rows(1), by_rows(step))
+    else:
+        by_rows(1)()
+
+
+def store_columns(worker: Worker, product: TransposedProduct, row: Expr, column: Expr, quad: Expr) -> None:
+    """Writes four columns of a row of the result, from `column` on, to where they belong."""
+    value = let("value", quad)
+    for buffer, offset, low, high in product.stores:
+        at = worker.access.record(buffer, row) + (offset - low) + column
+        if low % 4 == high % 4 == offset % 4 == 0:
+            with when(both(column >= low, column < high)):
+                T.buffer_store(worker.pool, value, [quad_at(at)])
+        else:
+            for i in range(4):
+                with when(both(column + i >= low, column + i < high)):
+                    put(worker.pool, at + i, lane4(value, i))
+
+
+def _by_columns(sums: _Sums) -> None:
+    """A column a thread, over all rows of the worker: nothing to add up between warps."""
+    tile, worker = sums.tile, sums.tile.worker
+    weights, place = weight_place(worker, sums.placement, sums.weights_at)
+    step = min(tile.staging.tile, COLUMN_VERTICES)
+    blocks = stride_loop("column", worker.thread, sums.placement.columns, THREADS)
+    with stride_loop("first", 0, tile.count, step) as first, blocks as column:
+        totals = named("sums", T.alloc_local((step,), "float32"))
+        for v in range(step):
+            put(totals, v, T.float32(0.0))
+        with loop("row", sums.rows, unroll=ROWS_TOGETHER) as row:
+            weight = let("weight", weights[place(row, column)])
+            for quad in range(0, step, 4):
+                delta = let("delta", worker.staging[quad_at(sums.delta_at(row, first) + quad)])
+                for i in range(4):
+                    put(totals, quad + i, cuda.fma(weight, lane4(delta, i), totals[quad + i]))
+        for v in range(step):
+            with when(first + v < tile.count):
+                for buffer, offset, low, high in sums.product.stores:
+                    with when(both(column >= low, column < high)):
+                        at = worker.access.record(buffer, tile.first + first + v) + (offset - low)
+                        put(worker.pool, at + column, totals[v])
+    worker.synchronize()
+
+
+def _by_rows(sums: _Sums, buffers: int, step: int) -> None:
+    """Rows spread over the warps, whose sums are added up through staging.
+
+    With two buffers a warp goes on to the next sums while others still add up the last ones.
+    """
+    tile, worker = sums.tile, sums.tile.worker
+    weights = chunk_reader(worker, sums.placement, sums.weights_at)
+    all_chunks = chunks(sums.placement.columns)
+    groups = -(-all_chunks // COLUMN_GROUP)
+    size = WARPS * step * min(COLUMN_GROUP, all_chunks) * CHUNK
+    with stride_loop("first", 0, tile.count, step) as first:
+        for number, begin in enumerate(range(0, all_chunks, COLUMN_GROUP)):
+            group = range(begin, min(begin + COLUMN_GROUP, all_chunks))
+            scratch = fixed("scratch", (first // step * groups + number) % buffers * size)
+            _sum_of_warp(sums, weights, group, step, first, scratch)
+            worker.synchronize()
+            _add_warps(sums, group, step, first, scratch)
+            if buffers == 1:
+                worker.synchronize()
+    if buffers > 1:
+        worker.synchronize()
+
+
+def _sum_of_warp(
+    sums: _Sums, weights: ChunkReader, group: range, step: int, first: Expr, scratch: Expr
+) -> None:
+    """The warp's sums over its rows of a group of chunks, for `step` vertices, into scratch."""
+    worker, width = sums.tile.worker, len(group)
+    rows = rows_per_warp(sums.placement, worker.workers)
+    totals = named("sums", T.alloc_local((step * width * 4,), "float32"))
+    for index in range(step * width * 4):
+        put(totals, index, T.float32(0.0))
+
+    def add_row(row: Any) -> None:
+        index = worker.warp * rows + row
+        near = T.min(index, sums.rows - 1)
+        delta = []
+        for v in range(step):
+            found = worker.staging[sums.delta_at(near, first) + v]
+            delta.append(let("delta", T.Select(index < sums.rows, found, T.float32(0.0))))
+        for chunk in range(width):
+            weight = weights(row, group.start + chunk)
+            for v in range(step):
+                for i in range(4):
+                    at = (v * width + chunk) * 4 + i
+                    put(totals, at, cuda.fma(weight[i], delta[v], totals[at]))
+
+    if sums.placement.residency == REGISTER:  # whose numbers are literal
+        for row in range(rows):
+            add_row(row)
+    else:
+        with loop("row", rows) as row:
+            add_row(row)
+    for v in range(step):
+        for chunk in range(width):
+            at = scratch + (worker.warp * step + v) * width * CHUNK + chunk * CHUNK + worker.lane * 4
+            value = totals[quad_at((v * width + chunk) * 4)]
+            T.buffer_store(worker.staging, value, [quad_at(at)])
+
+
+def _add_warps(sums: _Sums, group: range, step: int, first: Expr, scratch: Expr) -> None:
+    """Adds up what the warps left in scratch, in their order, and stores it."""
+    tile, worker, quads = sums.tile, sums.tile.worker, len(group) * LANES
+    with stride_loop("item", worker.thread, step * quads, THREADS) as item:
+        vertex = fixed("vertex", item // quads)
+        column = fixed("column", (item - vertex * quads) * 4)
+        total = named("total", T.alloc_local((4,), "float32"))
+        for warp in range(WARPS):
+            at = scratch + (warp * step + vertex) * (quads * 4) + column
+            found = let("found", worker.staging[quad_at(at)])
+            for i in range(4):
+                put(total, i, lane4(found, i) if warp == 0 else total[i] + lane4(found, i))
+        with when(first + vertex < tile.count):
+            row = tile.first + first + vertex
+            store_columns(worker, sums.product, row, group.start * CHUNK + column, total[quad_at(0)])

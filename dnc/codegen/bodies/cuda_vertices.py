@@ -1,0 +1,123 @@
+"""VERTEX segments on CUDA: a warp for every row, and the rows dealt out to the warps of all workers.
+
+In: a segment and the fields of its instruction. Out: the body of the instruction. The lanes of a warp
+share the loops of a row and add up in a fixed order; what a row needs in between lies in the staging area.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_worker import LANES, WARPS, PlanTooLarge, Worker
+from dnc.codegen.cells import ANY_SIZE, Element, VertexCell, scratch_floats
+from dnc.codegen.emit import Expr, both, let, local, loop, put, stride_loop, when
+from dnc.ir.plan import Segment
+
+LOWEST = -3.4028234663852886e38  # of float32
+WIDEST_KEPT = 512  # elements of a value that is kept, where the whole row does not fit
+
+
+@attrs.define(eq=False)
+class WarpTarget:
+    """The lanes of a warp share the loops of one row; scratch lies in the staging area."""
+
+    worker: Worker
+    base: Any
+    used: int = 0
+
+    def each(self, extent: int, body: Callable[[Expr], None]) -> None:
+        """Lane l runs l, l + 32, ..."""
+        if extent <= LANES:
+            with when(self.worker.lane < extent):
+                body(self.worker.lane)
+        else:
+            with loop("part", -(-extent // LANES)) as part:
+                index = let("element", part * LANES + self.worker.lane)
+                if extent % LANES:
+                    with when(index < extent):
+                        body(index)
+                else:
+                    body(index)
+        self.synchronize()
+
+    def _reduce(self, extent: int, term: Element, start: float, join: Callable[[Expr, Expr], Expr]) -> Expr:
+        total = local("reduced", "float32", T.float32(start))
+        with loop("part", -(-extent // LANES)) as part:
+            index = let("element", part * LANES + self.worker.lane)
+            with when(index < extent):
+                put(total, 0, join(total[0], term(index)))
+        for mask in (16, 8, 4, 2, 1):
+            put(total, 0, join(total[0], cuda.shuffle_xor(total[0], mask)))
+        return let("all", total[0])
+
+    def sum(self, extent: int, term: Element) -> Expr:
+        """Lanes take every 32nd term, then add in a fixed order."""
+        return self._reduce(extent, term, 0.0, lambda a, b: a + b)
+
+    def sums(self, count: int, extent: int, term: Callable[[int, Expr], Expr]) -> list[Expr]:
+        """All sums in one pass, so that their loads are under way together."""
+        total = local("sums", "float32", T.float32(0.0), count)
+        with loop("part", -(-extent // LANES), unroll=2) as part:
+            index = let("element", part * LANES + self.worker.lane)
+            with when(index < extent):
+                for number, value in enumerate([let("term", term(n, index)) for n in range(count)]):
+                    put(total, number, total[number] + value)
+        for mask in (16, 8, 4, 2, 1):
+            for number in range(count):
+                put(total, number, total[number] + cuda.shuffle_xor(total[number], mask))
+        return [let("all", total[number]) for number in range(count)]
+
+    def max(self, extent: int, term: Element) -> Expr:
+        """The largest term."""
+        return self._reduce(extent, term, LOWEST, lambda a, b: T.max(a, b))
+
+    def argmax(self, extent: int, term: Element) -> Expr:
+        """The first index of the largest term."""
+        top = self.max(extent, term)
+        best = local("best", "int32", extent)
+        with loop("part", -(-extent // LANES)) as part:
+            index = let("element", part * LANES + self.worker.lane)
+            with when(index < extent), when(both(term(index) == top, index < best[0])):
+                put(best, 0, index)
+        for mask in (16, 8, 4, 2, 1):
+            put(best, 0, T.min(best[0], cuda.shuffle_xor(best[0], mask)))
+        return let("argmax", best[0])
+
+    def once(self, body: Callable[[], None]) -> None:
+        """Lane 0."""
+        with when(self.worker.lane == 0):
+            body()
+
+    def scratch(self, size: int) -> tuple[Any, Expr]:
+        """The next `size` words of the warp's part."""
+        first = self.base + self.used
+        self.used += size
+        return self.worker.staging, first
+
+    def synchronize(self) -> None:
+        """Warp barrier: orders shared memory within the warp."""
+        T.evaluate(T.cuda.warp_sync())
+
+
+def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
+    """The body of a VERTEX segment's instruction: warps of all workers take rows in turn."""
+    widest = ANY_SIZE
+    floats = max(scratch_floats(segment), 1)
+    if floats > worker.staging_words:  # the logits of a large vocabulary
+        widest = WIDEST_KEPT
+        floats = max(scratch_floats(segment, widest), 1)
+    warps = min(WARPS, worker.staging_words // floats)
+    if warps == 0:
+        raise PlanTooLarge(f"{segment.name}: {floats * 4} bytes of scratch for one vertex")
+    worker.stage(warps * floats)
+    turn = let("turn", worker.rank * warps + worker.warp)
+    with when(worker.warp < warps), stride_loop("row", turn, rows, worker.workers * warps) as index:
+        target = WarpTarget(worker, let("scratch", worker.warp * floats))
+        vertex = let("vertex", row + index)
+        VertexCell(worker.access, worker.math, target, segment, vertex, widest).run()
+        target.synchronize()
