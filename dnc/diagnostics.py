@@ -8,6 +8,8 @@ mistake is always reported through `DiagnosticError`, which may carry several di
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -87,17 +89,31 @@ def fail(message: str, *notes: str) -> DiagnosticError:
     return DiagnosticError(Diagnostic(message, notes=tuple(notes)))
 
 
+def unreadable(error: OSError) -> str:
+    """What is wrong with a file that cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    if isinstance(error, IsADirectoryError):
+        return "is a directory, expected a file"
+    return f"cannot be read: {error.strerror}"
+
+
+@contextmanager
+def reading(path: str | Path) -> Iterator[None]:
+    """What goes wrong with a file that is read inside, as a DiagnosticError."""
+    try:
+        yield
+    except OSError as error:
+        raise fail(f"{path}: {unreadable(error)}") from None
+
+
 def read_source(path: str | Path, newline: str | None = None) -> Source:
     """The text of a `.dn` file; DiagnosticError where it cannot be read.
 
     newline: "" keeps line breaks as they are, otherwise they become "\\n".
     """
     try:
-        with Path(path).open(encoding="utf-8-sig", newline=newline) as file:
+        with reading(path), Path(path).open(encoding="utf-8-sig", newline=newline) as file:
             return Source(str(path), file.read())
-    except FileNotFoundError:
-        raise fail(f"{path}: there is no such file") from None
     except UnicodeDecodeError as error:
         raise fail(f"{path}: not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}") from None
-    except OSError as error:
-        raise fail(f"{path}: cannot be read: {error.strerror}") from None

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from dnc.diagnostics import Diagnostic, DiagnosticError, fail
+from dnc.diagnostics import Diagnostic, DiagnosticError, fail, reading
 
 CURVES = "curves.png"
 
@@ -27,10 +27,8 @@ class Missing(DiagnosticError):
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The events of a metrics.jsonl, without a last line that was not written whole."""
-    try:
+    with reading(path):
         lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise fail(f"{path}: cannot be read: {error.strerror}") from None
     found = []
     for number, line in enumerate(lines[:-1], start=1):
         try:

@@ -8,7 +8,6 @@ count from the folder it is in.
 from __future__ import annotations
 
 import difflib
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import msgspec
 
 from dnc.diagnostics import fail
 from dnc.runtime.atomic import write_atomically
+from dnc.runtime.toml_file import read_toml
 
 PATHS = ("build", "data", "dev", "weights")
 HEAD = "# The configuration of a run. To make it again: dnc run --config {name}\n"
@@ -62,14 +62,7 @@ def with_values(config: RunConfig, **values: Any) -> RunConfig:
 
 def read_config(path: str | Path) -> RunConfig:
     """The configuration in a TOML file."""
-    try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise fail(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise fail(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise fail(f"{path}: not TOML: {error}") from None
+    values = read_toml(path)
     known = RunConfig.__struct_fields__
     for key in values:
         if key not in known:

@@ -165,7 +165,7 @@ def test_command_line(command, workplace, monkeypatch):
     "arguments, message",
     [
         ("opt none.ir", "error: none.ir: there is no such file"),
-        ("opt build", "error: build: cannot be read: Is a directory"),
+        ("opt build", "error: build: is a directory, expected a file"),
         ("opt t.ir --set hidden=3", "error: t.ir: sizes can be set in a .dn file, not in IR"),
         ("opt t.ir -p hoist --print-after fuse", "error: --print-after: 'fuse' is not among the passes that"),
         ("opt t.ir --target tpu", "error: unknown target 'tpu'"),

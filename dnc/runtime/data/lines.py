@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from dnc.diagnostics import unreadable
 from dnc.runtime.data.problems import Problem, ProblemList, file_problem, kind_of, shortened
 
 _MARK = b"\xef\xbb\xbf"  # some editors start a UTF-8 file with it
@@ -25,12 +26,8 @@ def reading(path: str | Path) -> Iterator[None]:
     """What goes wrong with a file that is read inside, as a DiagnosticError."""
     try:
         yield
-    except FileNotFoundError:
-        raise file_problem(str(path), "there is no such file") from None
-    except IsADirectoryError:
-        raise file_problem(str(path), "is a directory, expected a file") from None
     except OSError as error:
-        raise file_problem(str(path), f"cannot be read: {error.strerror}") from None
+        raise file_problem(str(path), unreadable(error)) from None
 
 
 def load(path: str | Path) -> bytes:

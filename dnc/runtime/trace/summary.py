@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import fail, reading
 from dnc.runtime.trace.chrome import BARRIER, HOST_WORK, IDLE, SETUP, WHOLE, WORK
 
 
@@ -86,12 +86,8 @@ class _Trace(msgspec.Struct):
 
 def read_summary(path: str | Path) -> Summary:
     """The summary of a trace; DiagnosticError if it is none of dnc's."""
-    try:
+    with reading(path):
         content = Path(path).read_bytes()
-    except FileNotFoundError:
-        raise fail(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise fail(f"{path}: cannot be read: {error.strerror}") from None
     return summary_of(content, path)
 
 

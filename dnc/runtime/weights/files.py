@@ -16,7 +16,7 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import fail, reading
 from dnc.runtime.atomic import check_output, write_atomically
 
 Floats = NDArray[np.float32]
@@ -26,14 +26,10 @@ _HINT = "from PyTorch: safetensors.torch.save_file(model.state_dict(), 'model.sa
 
 def read_foreign(path: str | Path) -> tuple[dict[str, Floats], dict[str, str]]:
     """The tensors of floats as float32, and the kind of every other one."""
+    with reading(path):
+        content = Path(path).read_bytes()
     try:
-        entries: Any = safetensors.deserialize(Path(path).read_bytes())  # type: ignore[no-untyped-call]
-    except FileNotFoundError:
-        raise fail(f"{path}: there is no such file") from None
-    except IsADirectoryError:
-        raise fail(f"{path}: is a directory, expected a file") from None
-    except OSError as error:
-        raise fail(f"{path}: cannot be read: {error.strerror}") from None
+        entries: Any = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         raise fail(f"{path}: not a safetensors file: {error}", _HINT) from None
     found, others = dict[str, Floats](), dict[str, str]()

@@ -7,7 +7,6 @@ and the key.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import attrs
 
 from dnc.diagnostics import fail
 from dnc.runtime.data.problems import kind_of, names, suggestion
+from dnc.runtime.toml_file import read_toml
 from dnc.runtime.weights.nodes import Concat, Constant, Expand, Gates, Node, Source, Squeeze, Sum, Transpose
 
 KEEP = "keep"
@@ -48,16 +48,7 @@ class WeightMap:
 
 def read_map(path: str | Path) -> WeightMap:
     """The map in a TOML file."""
-    try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise fail(f"{path}: there is no such file") from None
-    except OSError as error:
-        raise fail(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise fail(f"{path}: not TOML: {error}") from None
-    except RecursionError:
-        raise fail(f"{path}: nested too deeply") from None
+    values = read_toml(path)
     for key in values:
         if key not in ("parameters", "ignore"):
             hint = suggestion(key, ("parameters", "ignore")) or "; a map has 'parameters' and 'ignore'"
