@@ -98,7 +98,8 @@ class Kernel:
                 emit = cpu_segments.unit_segment if unit else cpu_segments.vertex_segment
                 emit(worker, segments[name], *fields)
             elif name in dense:
-                cpu_gradients.dense_gradient(worker, dense[name], *fields)
+                by_name = dict(zip(isa.DENSE_GRADIENT_FIELDS, fields, strict=True))
+                cpu_gradients.dense_gradient(worker, dense[name], by_name)
             elif name in tables:
                 cpu_gradients.table_gradient(worker, tables[name], *fields)
             elif name == isa.NORM:

@@ -260,7 +260,9 @@ class Kernel:
             )
             return lambda: emit(self._worker_of(segments[name]), segments[name], *values())
         if name in dense:
-            return lambda: cuda_dense.dense_gradient(self._behind(), dense[name], *values())
+            return lambda: cuda_dense.dense_gradient(
+                self._behind(), dense[name], dict(zip(fields, values(), strict=True))
+            )
         if name.startswith("gradient "):
             table = tables[name.removeprefix("gradient ")]
             return lambda: cuda_gradients.table_gradient(self._behind(), table, *values())

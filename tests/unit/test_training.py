@@ -194,6 +194,7 @@ def test_options_win_over_the_file_and_paths_count_from_it(command, workplace):
         ("epoch = 3", "run.toml: there is no option 'epoch'; did you mean 'epochs'?"),
         ("epochs = 'x'", "run.toml: Expected `int | null`, got `str` - at `epochs`"),
         ("epochs = ", "run.toml: not TOML: Invalid value"),
+        ("epochs = " + 2000 * "[", "run.toml: nested too deeply"),
         ("epochs = 0", "--epochs: found 0, expected 1 or more"),
         ("data = 'train.jsonl'", "Missing argument 'build' (see dnc run --help)"),
         ("build = 'build'", "Missing option '--data' (see dnc run --help)"),

@@ -7,13 +7,15 @@ so the bits do not depend on timing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cpu_products import BLOCK_ROWS
 from dnc.codegen.bodies.cpu_segments import layout_of, place_rows
 from dnc.codegen.bodies.cpu_subroutines import GRADIENT
-from dnc.codegen.bodies.cpu_worker import CHUNK, TILE, Worker, alike, elements, ramp, total
+from dnc.codegen.bodies.cpu_worker import CHUNK, Worker, alike, elements, ramp, total
 from dnc.codegen.emit import (
     Expr,
     either,
@@ -31,46 +33,28 @@ from dnc.ir.plan import DenseGradient, SlotsAddress, TableGradient, padded
 from dnc.ir.weight_format import LANES
 
 
-def dense_gradient(
-    worker: Worker,
-    gradient: DenseGradient,
-    row: Expr,
-    rows: Expr,
-    first: Expr,
-    accumulate: Expr,
-    _chunks: Expr,
-    index: Expr,
-    _tile: Expr,
-) -> None:
-    """Blocks of 64 rows, dealt out to the grid; a CPU's schedules have one chunk and one kind of tile."""
+def dense_gradient(worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr]) -> None:
+    """Blocks of 64 rows, dealt out to the grid; a CPU's schedules have one chunk and one kind of tile.
+
+    fields: by their names in `isa.DENSE_GRADIENT_FIELDS`.
+    """
     access = worker.access
-    base = let(
-        "gradient",
-        access.base(isa.GRADIENTS) + access.slice(gradient.parameter, index) - access.base(isa.PARAMETERS),
-    )
+    own = access.base(isa.GRADIENTS) + access.slice(gradient.parameter, fields["index"])
+    base = let("gradient", own - access.base(isa.PARAMETERS))
     blocks = -(-gradient.rows // BLOCK_ROWS)
-    begin = let("begin", tirx.truncmod(worker.number + worker.grid - first, worker.grid))
+    begin = let("begin", tirx.truncmod(worker.number + worker.grid - fields["first_worker"], worker.grid))
     with stride_loop("block", begin, blocks, worker.grid) as block:
         if gradient.pieces:
-            _matrix_block(worker, gradient, row, rows, block, base, accumulate)
+            _matrix_block(worker, gradient, fields, block, base)
         else:
-            _vector_block(worker, gradient, row, rows, block, base, accumulate)
+            _vector_block(worker, gradient, fields, block, base)
 
 
 def _matrix_block(
-    worker: Worker,
-    gradient: DenseGradient,
-    row: Expr,
-    rows: Expr,
-    block: Expr,
-    base: Expr,
-    accumulate: Expr,
+    worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr], block: Expr, base: Expr
 ) -> None:
     """Chunks of vertices: their deltas are copied to scratch memory, then every piece is added."""
-    layout = layout_of(worker, gradient.parameter)
-    widths = [-(-piece.width // LANES) * LANES for piece in gradient.pieces]
-    staging = max(widths) * TILE  # places_rows may stage operands in front of the deltas
-    del staging
+    layout, rows = layout_of(worker, gradient.parameter), fields["rows"]
     worker.functions.need(BLOCK_ROWS * CHUNK)
     panel = let("panel", base + wide(block) * layout.block_stride)
     width = let("width", smaller(layout.padded_rows - block * BLOCK_ROWS, BLOCK_ROWS))
@@ -78,9 +62,9 @@ def _matrix_block(
     with loop("chunk", chunks) as chunk:
         start = let("start", chunk * CHUNK)
         count = let("count", T.max(smaller(rows - start, CHUNK), 0))
-        start = let("first_of_chunk", row + start)
+        start = let("first_of_chunk", fields["row"] + start)
         _copy_deltas(worker, gradient, start, count, block)
-        add = let("add", T.Select(chunk == 0, accumulate, 1))
+        add = let("add", T.Select(chunk == 0, fields["accumulate"], 1))
         column = 0
         for piece in gradient.pieces:
             assert worker.access.is_plain(piece.address), piece
@@ -104,13 +88,7 @@ def _copy_deltas(worker: Worker, gradient: DenseGradient, start: Expr, count: Ex
 
 
 def _vector_block(
-    worker: Worker,
-    gradient: DenseGradient,
-    row: Expr,
-    rows: Expr,
-    block: Expr,
-    base: Expr,
-    accumulate: Expr,
+    worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr], block: Expr, base: Expr
 ) -> None:
     """Sums the deltas of 64 elements over all rows."""
     first = let("first_row", block * BLOCK_ROWS)
@@ -121,10 +99,11 @@ def _vector_block(
         index = shift(first, i)
         zero = T.float32(0.0) if index is None else alike(T.float32(0.0), index)[0]
         summed = local("summed", _float_type(index), zero)
-        with loop("vertex", rows) as vertex:
-            put(summed, 0, summed[0] + worker.access.reader(gradient.delta, row + vertex)(index))
+        with loop("vertex", fields["rows"]) as vertex:
+            read = worker.access.reader(gradient.delta, fields["row"] + vertex)
+            put(summed, 0, summed[0] + read(index))
         place = index if len(shape) < 2 else worker.access.flat_position(gradient.parameter, index)
-        _write(worker, shift(base, place), let("total", summed[0]), accumulate)
+        _write(worker, shift(base, place), let("total", summed[0]), fields["accumulate"])
 
     if len(shape) < 2:
         elements(own, element)

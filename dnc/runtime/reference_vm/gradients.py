@@ -41,10 +41,11 @@ def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, i
     numbers: Any = np.arange(size, dtype=np.float64)
     place = vm.plan.weight_format.unpack(numbers, shape).astype(np.int64).reshape(gradient.rows, -1)
     padding = np.setdiff1d(np.arange(size), place)
-    blocks, step = -(-gradient.rows // 64), isa.chunk_rows(fields["rows"], fields["chunks"])
+    height = isa.GRADIENT_BLOCK.rows
+    blocks, step = -(-gradient.rows // height), isa.chunk_rows(fields["rows"], fields["chunks"])
     for item, _ in _share(vm, fields["chunks"] * blocks, 1, fields["first_worker"], worker):
         chunk, block = divmod(item, blocks)
-        begin, end = block * 64, min(gradient.rows, block * 64 + 64)
+        begin, end = block * height, min(gradient.rows, (block + 1) * height)
         at = _arena(vm, chunk) + into
         if block == 0:  # arenas are added up whole, and those of chunks are not cleared
             vm.write(at + padding, 0.0, worker)

@@ -1,0 +1,117 @@
+"""Tiles of the gradient of a matrix on CUDA: sums of outer products of deltas and operands.
+
+In: a tile and its shape. Out: statements that sum it and write it, or add it to what is there. A thread
+sums 4 x 4 elements of the smaller shapes, up to 8 x 16 of the larger ones, in the order of the rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_dense_steps import STAGES, Side, Steps, TileWork, tile_of
+from dnc.codegen.bodies.cuda_worker import Worker
+from dnc.codegen.emit import (
+    Expr,
+    both,
+    fixed,
+    lane4,
+    let,
+    local,
+    loop,
+    named,
+    put,
+    quad_at,
+    stride_loop,
+    when,
+    wide,
+)
+from dnc.ir import isa
+from dnc.ir.plan import padded
+
+
+def matrix_tile(work: TileWork, shape: isa.GradientTile) -> None:
+    """The sum of outer products over the rows: the next ones are loaded during the sums."""
+    worker = work.worker
+    tile = tile_of(shape, worker.staging_words)
+    step = tile.step
+    worker.stage(STAGES * tile.stage)
+    high, across = tile.rows, tile.columns
+    count = 16 * high.quads * across.quads
+    sums = named("sums", T.alloc_local((count,), "float32"))
+    for index in range(count):
+        put(sums, index, T.float32(0.0))
+    # A warp has 4 x 8 threads of the tile, so that a read of its operands touches few words.
+    along = across.threads // 8
+    i = fixed("i", (worker.warp // along * 4 + worker.lane // 8) * 4)
+    j = fixed("j", (worker.warp % along * 8 + worker.lane % 8) * 4)
+    steps = Steps(work, tile)
+    steps.look_up(work.start)
+    with stride_loop("from", work.start - step, work.end, step) as now:  # a first round that only copies
+        number = let("number", (now - work.start + step) // step)
+        cuda.copy_wait(0)
+        worker.synchronize()  # the rows are there, and the stage of the rows before them has been read
+        steps.copy(now + step, number % STAGES * tile.stage)
+        steps.look_up(now + 2 * step)
+        stage = fixed("stage", (number + 1) % STAGES * tile.stage)
+        with when(now >= work.start), loop("k", step, unroll=2 if count > 16 else 4) as k:
+            a = _operands(worker, stage + k * high.stride + i, high)
+            b = _operands(worker, stage + step * high.stride + k * across.stride + j, across)
+            for p, x in enumerate(a):
+                for q, y in enumerate(b):
+                    at = p * len(b) + q
+                    put(sums, at, cuda.fma(x, y, sums[at]))
+    cuda.copy_wait(0)
+    worker.synchronize()
+    for p in range(high.quads):
+        for q in range(across.quads):
+            place = (work.row + i + 4 * high.threads * p, work.column + j + 4 * across.threads * q)
+            _write_quads(work, place, sums, (p, q, across.quads))
+
+
+def _operands(worker: Worker, at: Expr, side: Side) -> list[Expr]:
+    """A thread's elements of a staged row."""
+    quads = [let("quad", worker.staging[quad_at(at + 4 * side.threads * part)]) for part in range(side.quads)]
+    return [lane4(quad, i) for quad in quads for i in range(4)]
+
+
+def _write_quads(work: TileWork, place: tuple[Expr, Expr], sums: Any, block: tuple[int, int, int]) -> None:
+    """4 x 4 elements at a place; what they are added to is read before anything is written.
+
+    block: which ones of the thread's sums, and how many quads a row of these has.
+    """
+    worker, rows, columns, base = work.worker, work.gradient.rows, work.columns, work.base
+    row, column = place
+    down, right, quads = block
+    first = [((down * 4 + p) * quads + right) * 4 for p in range(4)]
+    if columns % 4:
+        for p in range(4):
+            for q in range(4):
+                # Behind the columns the sums are zero: see `_clear_padding`.
+                with when(both(row + p < rows, column + q < padded(columns))):
+                    at = let("at", base + wide(row + p) * padded(columns) + (column + q))
+                    write_sum(worker, at, sums[first[p] + q], work.accumulate)
+        return
+    with when(column < columns):
+        places = []
+        for p in range(4):
+            there = T.Select(row + p < rows, base + wide(row + p) * columns + column, T.int64(0))
+            places.append(fixed("at", there, "int64"))
+        with when(work.accumulate != 0):
+            old = [let("old", worker.pool[quad_at(at)]) for at in places]
+            for p in range(4):
+                for q in range(4):
+                    put(sums, first[p] + q, lane4(old[p], q) + sums[first[p] + q])
+        for p in range(4):
+            with when(row + p < rows):
+                T.buffer_store(worker.pool, sums[quad_at(first[p])], [quad_at(places[p])])
+
+
+def write_sum(worker: Worker, at: Expr, value: Expr, accumulate: Expr) -> None:
+    """Writes a sum, or adds it to what is there."""
+    old = local("old", "float32", T.float32(0.0))
+    with when(accumulate != 0):
+        put(old, 0, worker.pool[at])
+    put(worker.pool, at, old[0] + value)
