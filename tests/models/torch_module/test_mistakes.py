@@ -1,0 +1,81 @@
+"""What a module says of wrong vectors, batches and builds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
+
+import dnc.torch  # noqa: E402
+from dnc.compiler import compile_model  # noqa: E402
+from dnc.diagnostics import DiagnosticError  # noqa: E402
+from tests.models.torch_module.cases import opened  # noqa: E402
+from tests.support.models import EXAMPLES  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("pulled", "message"),
+    [
+        (None, "the pulled vector 'Tree.x' is missing; the program has: Tree.x"),
+        ({"Tree.y": torch.zeros(3, 3)}, "the pulled vector 'Tree.y' is unknown; the program has: Tree.x"),
+        (
+            torch.zeros(3, 2),
+            r"the pulled vector 'Tree.x' is \[3, 2\], expected \[3, 3\]: the 2 samples of the batch",
+        ),
+        (torch.zeros(3, 3).double(), "the pulled vector 'Tree.x' is torch.float64, expected torch.float32"),
+        (torch.zeros(3, 3, device="meta"), "the pulled vector 'Tree.x' is on meta, expected cpu"),
+        ([torch.zeros(1, 3)], "the pulled vector 'Tree.x' has 1 tensors, expected one for each of 2"),
+        (
+            [torch.zeros(1, 3), torch.zeros(1, 3)],
+            r"the pulled vector 'Tree.x' of sample 2 is \[1, 3\], expected \[2, 3\]",
+        ),
+        ([torch.zeros(1, 3), [1.0]], "the pulled vector 'Tree.x' of sample 2 is list, expected a tensor"),
+        (3, "the pulled vector 'Tree.x' is int, expected a tensor or a list of them"),
+    ],
+)
+def test_wrong_vectors(both, pulled, message):
+    net, _ = both
+    with pytest.raises(DiagnosticError, match=message):
+        net([0, 1], pulled)
+
+
+def test_wrong_batches(both):
+    net, _ = both
+    x = torch.zeros(2, 3)
+    for batch, message in (
+        ([0, 0], "a sample occurs twice in the batch"),
+        ([7], r"a batch holds sample 7; the data have 0\.\.2"),
+        ([], "a batch holds no samples"),
+        ([{"label": 9}, {"label": 1}], "is 9, but class<classes> has 0"),
+    ):
+        with pytest.raises(DiagnosticError, match=message):
+            net(batch, torch.zeros(0, 3) if not batch else x)
+
+
+def test_wrong_modules(tmp_path):
+    compile_model(EXAMPLES / "treelstm.dn", tmp_path / "build", ("cpu",), {"embed": 4, "hidden": 4})
+    with pytest.raises(DiagnosticError, match="the words of model TreeLSTM are not known"):
+        dnc.torch.Module(tmp_path / "build", device="vm")
+    with pytest.raises(DiagnosticError, match="there is no such build"):
+        dnc.torch.Module(tmp_path / "none")
+    with pytest.raises(DiagnosticError, match="has no kernels for a GPU"):
+        dnc.torch.Module(tmp_path / "build", device="cuda")
+    text = "model M\nstruct A = A(x: pulled<2>)\nparam {}: [2, 2]\npush y = {} @ root.x\n"
+    (tmp_path / "m.dn").write_text(text.format("training", "training"))
+    compile_model(tmp_path / "m.dn", tmp_path / "m", ("cpu",))
+    with pytest.raises(DiagnosticError, match="cannot be called 'training'; rename it"):
+        dnc.torch.Module(tmp_path / "m", device="vm")
+
+
+def test_data_are_read_as_anywhere(tmp_path):
+    net, data, _ = opened("treelstm", tmp_path)
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in data[:3]))
+    net.eval()
+    with torch.no_grad():
+        losses = [net(data[:3])["loss"], net([0, 1, 2])["loss"], net(tmp_path / "dev.jsonl")["loss"]]
+    assert losses[0] == losses[1] == losses[2]
+    assert net.attach(tmp_path / "dev.jsonl").samples == 3
+    with pytest.raises(DiagnosticError, match=r"sample 3; the data have 0\.\.2"):
+        net([3])

@@ -1,0 +1,189 @@
+"""Parameters of a module: shared with the kernel, trained, stored, copied and put in place by PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
+
+import dnc.torch  # noqa: E402
+from dnc.compiler import PlanOptions, compile_model  # noqa: E402
+from dnc.diagnostics import DiagnosticError  # noqa: E402
+from tests.models import compare  # noqa: E402
+from tests.models.sizes import SMALL, settings  # noqa: E402
+from tests.models.torch_module.cases import BATCH, opened  # noqa: E402
+from tests.support.models import EXAMPLES  # noqa: E402
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_optimizers_of_pytorch_train(tmp_path, sparse):
+    """Three steps of SGD, as dnc itself makes them."""
+    net, data, _ = opened("treelstm", tmp_path, sparse=sparse)
+    native = dnc.load(tmp_path / "build", "vm", seed=compare.SEED)
+    native.attach(data)
+    native.set_parameters(dict(net.state_dict()))
+    native.configure("sgd", 0.3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
+    for batch in ([0, 1], [2, 3, 4], [0, 5]):
+        optimizer.zero_grad()
+        loss = net(batch)["loss"]
+        loss.backward()
+        assert net.E.grad.is_sparse == sparse
+        optimizer.step()
+        native.step(batch)
+        assert loss.item() == pytest.approx(native.sync(), rel=1e-5)
+    for key, value in native.parameters().items():
+        np.testing.assert_allclose(getattr(net, key).detach(), value, rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_are_the_memory_of_the_kernel(tmp_path):
+    net, _, _ = opened("treelstm", tmp_path)
+    assert all(place.shared for place in net._memory.places.values())
+    with torch.no_grad():
+        net.W.fill_(0.25)
+        torch.from_dlpack(net.b_w.detach()).fill_(0.5)
+    assert (net.dnc.parameters()["W"] == 0.25).all() and (net.dnc.parameters()["b_w"] == 0.5).all()
+    net.dnc.set_parameters({"U": np.ones((25, 10))})
+    assert (net.U == 1).all()
+
+
+def test_the_pool_grows_and_the_parameters_move_with_it(tmp_path):
+    net, _, _ = opened("lstm_classifier", tmp_path, samples=60)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    before, words = net.W.data_ptr(), net.dnc.session.memory.words
+    value = net.W.detach().clone()
+    loss = net(list(range(60)))["loss"]
+    assert net.dnc.session.memory.words > words and net.W.data_ptr() != before
+    assert torch.equal(net.W, value)
+    loss.backward()
+    optimizer.step()
+    np.testing.assert_array_equal(net.dnc.parameters()["W"], net.W.detach())
+    assert not torch.equal(net.W, value)
+
+
+def test_state_dict_there_and_back(tmp_path):
+    net, _, _ = opened("treelstm", tmp_path)
+    state = net.state_dict()
+    assert state["W"].untyped_storage().nbytes() == state["W"].numel() * 4  # not the whole pool
+    with torch.no_grad():
+        net.W.zero_()
+    assert state["W"].abs().sum() > 0
+    net.load_state_dict(state)
+    np.testing.assert_array_equal(net.dnc.parameters()["W"], state["W"])
+    net.load_state_dict({key: value + 1 for key, value in state.items()}, assign=True)
+    net.eval()(BATCH)  # other tensors were put in place; the next batch takes them in
+    np.testing.assert_array_equal(net.dnc.parameters()["W"], state["W"] + 1)
+    with pytest.raises(RuntimeError, match="size mismatch for W"):
+        net.load_state_dict({**state, "W": torch.zeros(2, 2)})
+    net.W.data = net.W.data.double()
+    with pytest.raises(DiagnosticError, match=r"parameter W is \[15, 6\] of torch.float64 on cpu, expected"):
+        net(BATCH)
+
+
+def test_weights_in_the_place_of_parameters(tmp_path):
+    net, _, _ = opened("treelstm", tmp_path)
+    torch.nn.utils.parametrizations.weight_norm(net, "U")
+    net(BATCH)["loss"].backward()
+    np.testing.assert_allclose(net.dnc.parameters()["U"], net.U.detach(), rtol=1e-5)
+    assert net.parametrizations.U.original1.grad.abs().sum() > 0
+
+
+def test_weights_of_a_function(tmp_path):
+    """torch.func puts other tensors in the place of parameters for one call: these stay as they are."""
+    net, data, _ = opened("treelstm", tmp_path)
+    net.eval()
+    state, want = net.state_dict(), net.predict(data)["p"]
+    other = {key: torch.zeros_like(value).requires_grad_() for key, value in state.items()}
+    loss = torch.func.functional_call(net, other, (BATCH,))["loss"]
+    loss.backward()
+    assert other["b_v"].grad.abs().sum() > 0 and net.b_v.grad is None
+    assert all(torch.equal(getattr(net, key), value) for key, value in state.items())
+    assert torch.equal(net.predict(data)["p"], want)
+    net(BATCH)["loss"].backward()
+    assert net.b_v.grad.abs().sum() > 0
+    with torch.no_grad():
+        net.W.zero_()
+    assert not net.dnc.parameters()["W"].any()  # shared again
+
+
+def test_copies_and_pickles(tmp_path):
+    net, data, _ = opened("treelstm", tmp_path)
+    net.V.requires_grad_(False)
+    net.eval()
+    want = net.predict(data)["p"]
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert torch.equal(other.predict(data)["p"], want) and not other.training
+        assert not other.V.requires_grad and other.W.requires_grad
+        with torch.no_grad():
+            other.W.zero_()
+        assert not torch.equal(other.predict(data)["p"], want)
+    assert torch.equal(net.predict(data)["p"], want)
+    stored = pickle.dumps(net)
+    compile_model(EXAMPLES / "rvnn.dn", tmp_path / "build", ("cpu",), settings("rvnn", SMALL))
+    with pytest.raises(DiagnosticError, match="holds another program"):
+        pickle.loads(stored)
+
+
+def test_it_stays_where_it_runs(tmp_path):
+    net, _, _ = opened("treelstm", tmp_path)
+    whole = torch.nn.Sequential(torch.nn.Linear(2, 2), net)
+    whole.to("cpu").float().cpu()
+    for move in (lambda: whole.double(), lambda: net.half(), lambda: net.to("meta")):
+        with pytest.raises(DiagnosticError, match=r"computes in torch\.float32 on cpu, and"):
+            move()
+
+
+def test_checkpoints_both_ways(tmp_path):
+    net, data, _ = opened("treelstm", tmp_path)
+    net.save(tmp_path / "weights.safetensors")
+    native = dnc.load(tmp_path / "build", "vm", checkpoint=tmp_path / "weights.safetensors")
+    again = dnc.torch.Module(tmp_path / "build", device="vm", checkpoint=tmp_path / "weights.safetensors")
+    want = np.stack(native.predict(data)["p"])
+    again.dnc.restore(tmp_path / "weights.safetensors")
+    with pytest.raises(DiagnosticError, match="was restored under its module"):
+        again.predict(data)
+    again = dnc.torch.Module(tmp_path / "build", device="vm", checkpoint=tmp_path / "weights.safetensors")
+    np.testing.assert_array_equal(again.predict(data)["p"], want)
+    np.testing.assert_array_equal(net.predict(data)["p"], want)
+
+
+def test_frozen_for_a_while(tmp_path):
+    net, _, _ = opened("treelstm", tmp_path)
+    net.requires_grad_(False)
+    loss = net(BATCH)["loss"]
+    assert not loss.requires_grad
+    net.V.requires_grad_(True)
+    net(BATCH)["loss"].backward()
+    assert net.V.grad is not None and net.W.grad is None and net.E.grad is None
+
+
+def test_a_build_for_inference(tmp_path):
+    compile_model(
+        EXAMPLES / "treelstm.dn",
+        tmp_path / "infer",
+        ("cpu",),
+        settings("treelstm", SMALL),
+        PlanOptions(mode="infer"),
+    )
+    net, data, _ = opened("treelstm", tmp_path)
+    net.save(tmp_path / "w.safetensors")
+    small = dnc.torch.Module(tmp_path / "infer", device="vm", checkpoint=tmp_path / "w.safetensors")
+    torch.testing.assert_close(small.predict(data)["p"], net.predict(data)["p"])
+    assert not any(value.requires_grad for value in small.parameters())
+    small.requires_grad_(True)
+    with pytest.raises(DiagnosticError, match="was compiled with --mode infer"):
+        small(data)
+
+
+def test_nothing_is_left_behind(tmp_path):
+    """Batches of samples in memory are forgotten when their graph is."""
+    net, data, _ = opened("treelstm", tmp_path)
+    for _ in range(3):
+        net(data[:2])["loss"].backward()
+    gc.collect()
+    assert len(net._launches._sharings) <= 2
