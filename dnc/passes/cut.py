@@ -45,6 +45,7 @@ from dnc.ir.program import (
 )
 from dnc.ir.types import ListType, TensorType
 from dnc.passes.bind import Binder, path_text
+from dnc.passes.copies import with_copies
 from dnc.passes.distribute import (
     CONSTANT,
     INPUT,
@@ -65,38 +66,13 @@ def shifted(address: Address, offset: int) -> Address:
     return attrs.evolve(address, offset=address.offset + offset)
 
 
-def _with_copies(stage: Stage) -> Cell:
-    """The stage's cell with every result computed by an operation that may store it.
-
-    Inputs, constants and slices that leave the cell are copied (scaled by one); parts of a
-    transposed product that go to gradient slots are not, as they are stored where they arise.
-    """
-    ops = stage.cell.definitions()
-    added: list[Op] = []
-    results = []
-    for index, (value, output) in enumerate(zip(stage.cell.results, stage.outputs, strict=True)):
-        source = value
-        while source in ops and ops[source].opcode == "slice":
-            source = ops[source].operands[0]
-        partial = source in ops and ops[source].opcode == "matmul_t"
-        slot = isinstance(output, SlotOutput | TableSlotOutput)
-        computed = value == source and source in ops and bool(ops[source].operands)
-        if (partial and slot) or (computed and not partial):
-            results.append(value)
-            continue
-        copy = Value(f"copy.{index}.{value.name}", value.type)
-        added.append(Op("scale", (value,), copy, (("factor", 1.0),)))
-        results.append(copy)
-    return Cell(stage.cell.inputs, (*stage.cell.ops, *added), tuple(results))
-
-
 class Cutter:
     """Cuts one stage; joins, vertex_floats: see `Fuse`. Behind `cut`, `results` are the stage's."""
 
     def __init__(self, binder: Binder, stage: Stage, joins: bool, vertex_floats: int) -> None:
         self.binder, self.stage, self.joins = binder, stage, joins
         self.program = binder.program
-        self.cell = _with_copies(stage)
+        self.cell = with_copies(stage)
         self.ops = self.cell.definitions()
         self.address: dict[Value, Address] = {
             value: binder.input_address(stage.space, bound)
