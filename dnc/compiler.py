@@ -18,7 +18,7 @@ import attrs
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail, read_source
 from dnc.ir.isa import layout
 from dnc.ir.machine import MACHINES, Machine, machine
-from dnc.ir.plan import Plan, WeightFormat
+from dnc.ir.plan import FP32, PRECISIONS, Plan, WeightFormat
 from dnc.ir.plan_text import print_plan
 from dnc.ir.printer import print_program
 from dnc.ir.program import Program
@@ -53,7 +53,7 @@ class PlanOptions:
     whole chip is one replica; None: the cheapest). residency: forced for every weight slice
     (tests). workers: of a chip-wide replica. window: words of the schedule held on chip.
     registers: for weights, a thread (None: as many as the machine has to offer without spills).
-    mode: one of MODES.
+    mode: one of MODES. precision: of products on a GPU, one of `plan.PRECISIONS`.
     """
 
     without: tuple[str, ...] = ()
@@ -63,6 +63,7 @@ class PlanOptions:
     window: int = 1024
     registers: int | None = None
     mode: str = TRAIN
+    precision: str = FP32
 
 
 @attrs.frozen
@@ -125,7 +126,9 @@ def make_plan(
     chip = machine(target)
     plan = Fuse(enabled=FUSE not in options.without).decide(program, show.remarks or Remarks())
     plan = attrs.evolve(plan, target=target, trains=options.mode == TRAIN)
-    if not chip.is_gpu:
+    if chip.is_gpu:
+        plan = attrs.evolve(plan, precision=options.precision)
+    else:
         plan = attrs.evolve(plan, weight_format=WeightFormat(CPU_PANEL))
     if FUSE in show.print_after or "all" in show.print_after:
         show.log(f"# after {FUSE}\n{print_plan(plan)}")
@@ -161,6 +164,13 @@ def _restrict(show: PassOptions, names: Iterable[str]) -> PassOptions:
         print_after=tuple(name for name in show.print_after if name in own or name == "all"),
         stop_after=show.stop_after if show.stop_after in own else None,
     )
+
+
+def _check_precision(precision: str, machines: Sequence[str]) -> None:
+    if precision not in PRECISIONS:
+        raise fail(f"precision: found '{precision}', expected {' or '.join(PRECISIONS)}")
+    if precision != FP32 and not any(machine(name).is_gpu for name in machines):
+        raise fail(f"precision {precision} is for GPUs, and no target is one: a CPU computes in {FP32}")
 
 
 def _check_names(show: PassOptions, without: Sequence[str], mode: str) -> None:
@@ -230,6 +240,7 @@ def compile_model(
     _check_names(show, options.without, options.mode)
     check_place(Path(out))
     machines = tuple(dict.fromkeys(machine_of(target) for target in targets))
+    _check_precision(options.precision, machines)
     if options.cluster and not all(options.cluster in machine(name).clusters for name in machines):
         raise fail(f"not every target has clusters of {options.cluster}")
     source, program, warnings = read_program(path, settings or {})

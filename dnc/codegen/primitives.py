@@ -106,6 +106,36 @@ __device__ __forceinline__ float dnc_sigmoid_approx(float x) {
 )
 
 
+# The nearest number with 10 bits of mantissa, as tensor cores read it.
+ROUND_TF32 = Primitive(
+    "dnc_round_tf32",
+    """
+__device__ __forceinline__ float dnc_round_tf32(float x) {
+  unsigned rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
+  return __uint_as_float(rounded);
+}
+""",
+    "float32",
+)
+
+# d += a b of a warp, 16 x 8 by 8 x 8; which lane holds what: `bodies/cuda_tensor.py`.
+MMA_TF32 = Primitive(
+    "dnc_mma_tf32",
+    """
+__device__ __forceinline__ void dnc_mma_tf32(
+    float& d0, float& d1, float& d2, float& d3,
+    float a0, float a1, float a2, float a3, float b0, float b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
+      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
+        "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+""",
+)
+
+
 # 16 bytes from global to shared memory without a register, past L1; seen after `copy_wait` and a
 # block barrier. Zeros where it is not valid, and then nothing is read: reads of one line by all
 # workers take their turns in L2.

@@ -416,11 +416,18 @@ class Opcode:
     region: int
 
 
+# Of products: float32 throughout, or operands rounded to tf32 (10 bits of mantissa) where tensor cores
+# multiply; sums are float32 always.
+FP32, TF32 = "fp32", "tf32"
+PRECISIONS = (FP32, TF32)
+
+
 @attrs.frozen
 class Plan:
     """Everything a target and the runtime need to know of a model.
 
-    trains: whether it holds what training needs: gradients, their norm, optimizers.
+    trains: whether it holds what training needs: gradients, their norm, optimizers. precision: one of
+    PRECISIONS.
     """
 
     program: Program
@@ -437,6 +444,7 @@ class Plan:
     opcodes: tuple[Opcode, ...] = ()
     remarks: tuple[str, ...] = ()
     trains: bool = True
+    precision: str = FP32
 
     def buffer(self, name: str) -> Buffer:
         """The buffer called `name`; KeyError if there is none."""

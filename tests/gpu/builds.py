@@ -23,6 +23,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 # name -> (example, settings, options)
 CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "treelstm-256": ("treelstm", {"hidden": 256, "embed": 256}, PlanOptions()),
+    "treelstm-tf32": ("treelstm", {"hidden": 256, "embed": 256}, PlanOptions(precision="tf32")),
+    "treelstm-odd-tf32": (
+        "treelstm",
+        {"hidden": 72, "embed": 40},
+        PlanOptions(cluster=8, residency="shared", precision="tf32"),
+    ),
     "treelstm-chip": ("treelstm", {"hidden": 48, "embed": 40}, PlanOptions(cluster=0)),
     "treelstm-shared": ("treelstm", {"hidden": 36, "embed": 20}, PlanOptions(cluster=8, residency="shared")),
     "treelstm-streamed": (

@@ -1,18 +1,22 @@
 """Tiles of the gradient of a matrix on CUDA: sums of outer products of deltas and operands.
 
 In: a tile and its shape. Out: statements that sum it and write it, or add it to what is there. A thread
-sums 4 x 4 elements of the smaller shapes, up to 8 x 16 of the larger ones, in the order of the rows.
+sums 4 x 4 elements of the smaller shapes, up to 8 x 16 of the larger ones, in the order of the rows; or,
+where tf32 is allowed, warps multiply on tensor cores.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
+from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_dense_steps import STAGES, Side, Steps, TileWork, tile_of
-from dnc.codegen.bodies.cuda_worker import Worker
+from dnc.codegen.bodies.cuda_dense_steps import STAGES, Side, Steps, Tile, TileWork, tile_of
+from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, pair_at, warp_sums
+from dnc.codegen.bodies.cuda_worker import WARPS, Worker
 from dnc.codegen.emit import (
     Expr,
     both,
@@ -29,24 +33,29 @@ from dnc.codegen.emit import (
     wide,
 )
 from dnc.ir import isa
-from dnc.ir.plan import padded
+from dnc.ir.plan import TF32, padded
+
+
+class Sums(Protocol):
+    """The sums of a tile, spread over the threads of a worker. tile: how its rows are staged."""
+
+    tile: Tile
+
+    def add(self, stage: Expr) -> None:
+        """Adds the outer products of a step's rows, which are staged from word `stage` on."""
+
+    def write(self) -> None:
+        """Writes the sums, or adds them to what is there."""
 
 
 def matrix_tile(work: TileWork, shape: isa.GradientTile) -> None:
     """The sum of outer products over the rows: the next ones are loaded during the sums."""
     worker = work.worker
-    tile = tile_of(shape, worker.staging_words)
+    kind = TensorSums if worker.plan.precision == TF32 else ThreadSums
+    sums: Sums = kind(work, shape)
+    tile = sums.tile
     step = tile.step
     worker.stage(STAGES * tile.stage)
-    high, across = tile.rows, tile.columns
-    count = 16 * high.quads * across.quads
-    sums = named("sums", T.alloc_local((count,), "float32"))
-    for index in range(count):
-        put(sums, index, T.float32(0.0))
-    # A warp has 4 x 8 threads of the tile, so that a read of its operands touches few words.
-    along = across.threads // 8
-    i = fixed("i", (worker.warp // along * 4 + worker.lane // 8) * 4)
-    j = fixed("j", (worker.warp % along * 8 + worker.lane % 8) * 4)
     steps = Steps(work, tile)
     steps.look_up(work.start)
     with stride_loop("from", work.start - step, work.end, step) as now:  # a first round that only copies
@@ -56,19 +65,98 @@ def matrix_tile(work: TileWork, shape: isa.GradientTile) -> None:
         steps.copy(now + step, number % STAGES * tile.stage)
         steps.look_up(now + 2 * step)
         stage = fixed("stage", (number + 1) % STAGES * tile.stage)
-        with when(now >= work.start), loop("k", step, unroll=2 if count > 16 else 4) as k:
-            a = _operands(worker, stage + k * high.stride + i, high)
-            b = _operands(worker, stage + step * high.stride + k * across.stride + j, across)
+        with when(now >= work.start):
+            sums.add(stage)
+    cuda.copy_wait(0)
+    worker.synchronize()
+    sums.write()
+
+
+class ThreadSums:
+    """Sums in float32: a thread has 4 x 4 blocks, spread over the tile."""
+
+    def __init__(self, work: TileWork, shape: isa.GradientTile) -> None:
+        worker, self.work = work.worker, work
+        self.tile = tile_of(shape, worker.staging_words, spare=4)
+        high, across = self.tile.rows, self.tile.columns
+        count = 16 * high.quads * across.quads
+        self.sums = named("sums", T.alloc_local((count,), "float32"))
+        for index in range(count):
+            put(self.sums, index, T.float32(0.0))
+        # A warp has 4 x 8 threads of the tile, so that a read of its operands touches few words.
+        along = across.threads // 8
+        self.i = fixed("i", (worker.warp // along * 4 + worker.lane // 8) * 4)
+        self.j = fixed("j", (worker.warp % along * 8 + worker.lane % 8) * 4)
+
+    def add(self, stage: Expr) -> None:
+        """Row by row."""
+        worker, sums, step = self.work.worker, self.sums, self.tile.step
+        high, across = self.tile.rows, self.tile.columns
+        with loop("k", step, unroll=2 if high.quads * across.quads > 1 else 4) as k:
+            a = _operands(worker, stage + k * high.stride + self.i, high)
+            b = _operands(worker, stage + step * high.stride + k * across.stride + self.j, across)
             for p, x in enumerate(a):
                 for q, y in enumerate(b):
                     at = p * len(b) + q
                     put(sums, at, cuda.fma(x, y, sums[at]))
-    cuda.copy_wait(0)
-    worker.synchronize()
-    for p in range(high.quads):
-        for q in range(across.quads):
-            place = (work.row + i + 4 * high.threads * p, work.column + j + 4 * across.threads * q)
-            _write_quads(work, place, sums, (p, q, across.quads))
+
+    def write(self) -> None:
+        """Block by block."""
+        work, high, across = self.work, self.tile.rows, self.tile.columns
+        for p in range(high.quads):
+            for q in range(across.quads):
+                row, column = work.row + self.i + 4 * high.threads * p, work.column + self.j
+                place = (row, column + 4 * across.threads * q)
+                _write_quads(work, place, self.sums, (p, q, across.quads))
+
+
+class TensorSums:
+    """Sums on tensor cores: a warp has a part of the tile, and multiplies 8 rows at a time."""
+
+    def __init__(self, work: TileWork, shape: isa.GradientTile) -> None:
+        worker, self.work = work.worker, work
+        # With 8 words to spare the lanes of a warp read from different banks.
+        self.tile = tile_of(shape, worker.staging_words, spare=8)
+        high = 2 if shape.rows >= 2 * HIGH else 1
+        along = WARPS // high
+        own, across = shape.rows // high, shape.columns // along
+        self.row = fixed("warp_row", worker.warp // along * own)
+        self.column = fixed("warp_column", worker.warp % along * across)
+        self.sums = warp_sums(worker.lane, own // HIGH, across // ACROSS)
+
+    def add(self, stage: Expr) -> None:
+        """Eight rows at a time."""
+        memory, tile = self.work.worker.staging, self.tile
+        deltas = let("deltas", stage + self.row)
+        operands = let("operands", stage + tile.step * tile.rows.stride + self.column)
+        with loop("k", tile.step // DEPTH, unroll=1) as k:
+            self.sums.add(
+                k * DEPTH,
+                lambda row, depth: memory[deltas + depth * tile.rows.stride + row],
+                lambda depth, column: memory[operands + depth * tile.columns.stride + column],
+            )
+
+    def write(self) -> None:
+        """Two sums side by side at a time; what they are added to is read before anything is written."""
+        work, stride = self.work, padded(self.work.columns)
+        pairs = [
+            (fixed("row", work.row + self.row + row), fixed("column", work.column + self.column + column), at)
+            for row, column, at in self.sums.pairs()
+        ]
+
+        def each(body: Callable[[Expr, int], None]) -> None:
+            for row, column, index in pairs:
+                with when(both(row < work.gradient.rows, column < stride)):
+                    body(work.base + wide(row) * stride + column, index)
+
+        def add(at: Expr, index: int) -> None:
+            old = let("old", work.worker.pool[pair_at(at)])
+            for i in range(2):
+                put(self.sums.sums, index + i, tirx.Shuffle([old], [i]) + self.sums.sums[index + i])
+
+        with when(work.accumulate != 0):
+            each(add)
+        each(lambda at, index: T.buffer_store(work.worker.pool, self.sums.pair(index), [pair_at(at)]))
 
 
 def _operands(worker: Worker, at: Expr, side: Side) -> list[Expr]:

@@ -51,11 +51,12 @@ class Side:
     """One side of a tile: how its elements are shared out in shared memory and over the threads.
 
     elements: of the tile. threads: that stand side by side along it; each has `quads` times 4
-    elements, 4 * threads apart.
+    elements, 4 * threads apart. spare: words between two staged rows.
     """
 
     elements: int
     threads: int
+    spare: int
 
     @property
     def quads(self) -> int:
@@ -65,7 +66,7 @@ class Side:
     @property
     def stride(self) -> int:
         """Words of a staged row."""
-        return self.elements + 4
+        return self.elements + self.spare
 
     @property
     def lines(self) -> int:
@@ -91,10 +92,11 @@ class Tile:
         return self.step * (self.rows.stride + self.columns.stride)
 
 
-def tile_of(shape: isa.GradientTile, staging_words: int) -> Tile:
+def tile_of(shape: isa.GradientTile, staging_words: int, spare: int) -> Tile:
     """The tile of a shape, on all threads of a worker."""
     high = min(16, shape.rows // 4)
-    tiles = [Tile(Side(shape.rows, high), Side(shape.columns, THREADS // high), step) for step in STEPS]
+    sides = Side(shape.rows, high, spare), Side(shape.columns, THREADS // high, spare)
+    tiles = [Tile(*sides, step) for step in STEPS]
     return next((tile for tile in tiles if STAGES * tile.stage <= staging_words), tiles[-1])
 
 

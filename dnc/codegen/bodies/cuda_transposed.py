@@ -32,6 +32,7 @@ from dnc.codegen.emit import (
     either,
     fixed,
     lane4,
+    lanes,
     let,
     loop,
     named,
@@ -46,6 +47,7 @@ COLUMN_GROUP = 4  # chunks that are summed over the warps at a time
 MOST_SUMS = 32  # that a thread holds
 COLUMN_VERTICES = 16  # vertices whose sums a thread holds that has a column to itself
 ROWS_TOGETHER = 2  # rows whose weights such a thread loads together
+Place = Callable[[Expr], Expr]
 FEW = 4  # vertices for which it is not worth giving every thread a column
 
 
@@ -100,16 +102,21 @@ def transposed(tile: UnitTile, product: TransposedProduct, buffers: int) -> None
         by_rows(1)()
 
 
-def store_columns(worker: Worker, product: TransposedProduct, row: Expr, column: Expr, quad: Expr) -> None:
-    """Writes four columns of a row of the result, from `column` on, to where they belong."""
-    value = let("value", quad)
+def store_columns(
+    worker: Worker, product: TransposedProduct, row: Expr, column: Expr, values: Expr, place: Place = quad_at
+) -> None:
+    """Writes columns of a row of the result, from `column` on, to where they belong.
+
+    values: a vector; `place` makes the position of one from that of its first element, a whole one.
+    """
+    value, width = let("value", values), lanes(values)
     for buffer, offset, low, high in product.stores:
         at = worker.access.record(buffer, row) + (offset - low) + column
-        if low % 4 == high % 4 == offset % 4 == 0:
+        if low % width == high % width == offset % width == 0:
             with when(both(column >= low, column < high)):
-                T.buffer_store(worker.pool, value, [quad_at(at)])
+                T.buffer_store(worker.pool, value, [place(at)])
         else:
-            for i in range(4):
+            for i in range(width):
                 with when(both(column + i >= low, column + i < high)):
                     put(worker.pool, at + i, lane4(value, i))
 

@@ -2,12 +2,13 @@
 
 In: a segment whose weights are in shared memory or streamed, and the fields of its instruction.
 Out: the instruction's body. Products are tiled over the threads like a product of two matrices:
-every thread sums 6 rows x 4 vertices, or 8 columns x 8 vertices in a transposed one. The cell runs
-with a thread per vertex and four units.
+every thread sums 6 rows x 4 vertices, or 8 columns x 8 vertices in a transposed one; or over warps on
+tensor cores (`cuda_wide_tensor.py`). The cell runs with a thread per vertex and four units.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from tvm.tirx.script.builder import ir as T
@@ -25,6 +26,12 @@ from dnc.codegen.bodies.cuda_staging import (
 )
 from dnc.codegen.bodies.cuda_transposed import store_columns
 from dnc.codegen.bodies.cuda_weights import row_reader, weight_place
+from dnc.codegen.bodies.cuda_wide_tensor import (
+    on_tensor_cores,
+    tensor_forward,
+    tensor_parts,
+    tensor_transposed,
+)
 from dnc.codegen.bodies.cuda_worker import WARPS, Worker, share
 from dnc.codegen.emit import (
     Expr,
@@ -73,7 +80,7 @@ def wide_staging(worker: Worker, segment: Segment) -> Staging | None:
     if any(turned.columns % 4 for turned in segment.transposed):
         return None
     stride = max((shared_stride(operand_columns(product)) for product in segment.products), default=0)
-    parts = partial(_parts, segment, units)
+    parts = partial(tensor_parts if on_tensor_cores(worker.plan, segment) else _parts, segment, units)
     layouts = (lay_out(segment, units, tile, tile * stride, parts) for tile in TILES)
     return next((found for found in layouts if found.words <= worker.staging_words), None)
 
@@ -91,15 +98,16 @@ def _parts(segment: Segment, units: int, product: Product) -> int:
 def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, rows: Expr) -> None:
     """The body of the segment's instruction."""
     worker.stage(staging.words)
+    tensor = on_tensor_cores(worker.plan, segment)
     with stride_loop("tile", 0, rows, staging.tile) as begin:
         first = let("first", row + begin)
         count = let("count", smaller(rows - begin, staging.tile))
         tile = UnitTile(worker, segment, staging, first, count)
-        _products(tile)
+        _products(tile, tensor_forward if tensor else _forward_as_needed)
         quad_cells(tile)
         worker.synchronize()
         for product in segment.transposed:
-            _transposed(tile, product)
+            (tensor_transposed if tensor else _transposed)(tile, product)
         if segment.transposed:
             worker.synchronize()
 
@@ -107,24 +115,26 @@ def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, 
 # ---- products ----------------------------------------------------------------------------------------
 
 
-def _products(tile: UnitTile) -> None:
-    """Sums of all products of the segment; a thread has as many vertices as the tile needs."""
+def _products(tile: UnitTile, multiply: Callable[[UnitTile, Product], None]) -> None:
+    """Sums of all products of the segment."""
 
     def stage(pieces: tuple[Piece, ...]) -> None:
         columns = sum(piece.width for piece in pieces)
         stride, rows = shared_stride(columns), tile.count
         stage_quads(tile.worker, pieces, tile.first, tile.count, rows, 0, stride, columns // 4)
 
-    def multiply(product: Product) -> None:
-        weights_at = let("weights_at", tile.weights_at(product))
-        *fewer, most = VERTICES
-        body = partial(_forward, tile, product, weights_at, most)
-        for vertices in reversed(fewer):
-            enough = tile.count <= vertices * VERTEX_LANES
-            body = partial(either, enough, partial(_forward, tile, product, weights_at, vertices), body)
-        body()
+    each_product(tile, stage, partial(multiply, tile))
 
-    each_product(tile, stage, multiply)
+
+def _forward_as_needed(tile: UnitTile, product: Product) -> None:
+    """Sums of a product; a thread has as many vertices as the tile needs."""
+    weights_at = let("weights_at", tile.weights_at(product))
+    *fewer, most = VERTICES
+    body = partial(_forward, tile, product, weights_at, most)
+    for vertices in reversed(fewer):
+        enough = tile.count <= vertices * VERTEX_LANES
+        body = partial(either, enough, partial(_forward, tile, product, weights_at, vertices), body)
+    body()
 
 
 def _forward(tile: UnitTile, product: Product, weights_at: Expr, vertices: int) -> None:
