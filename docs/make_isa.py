@@ -125,7 +125,7 @@ FIELDS = {
     "rows": "number of rows",
     "index": "which parameter of a stack; 0 where there is no stack",
     "tile": "which of the shapes of tiles that the kernel has for the gradient; a CPU has one",
-    "first_worker": "the worker that takes the first tile",
+    "first_worker": "the worker that takes the first tile, or the first touched row",
 }
 
 

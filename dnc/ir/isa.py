@@ -104,7 +104,7 @@ NORM_FIELDS = ("count", "chunks")
 # Adds what rows gave to running parameters, unless the norm is not finite.
 REDUCE_FIELDS = ("base", "rows", "stride", "result")
 FOLLOW_FIELDS = ("first", "count", "norms", "chunks")
-TABLE_GRADIENT_FIELDS = ("tokens", "first_norm", "accumulate")
+TABLE_GRADIENT_FIELDS = ("tokens", "first_norm", "accumulate", "first_worker")
 # `rate` is the factor of these parameters on the learning rate, the bits of a float.
 UPDATE_FIELDS = ("first", "count", "norms", "rate")
 FLOAT_FIELDS = ("rate",)

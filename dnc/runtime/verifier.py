@@ -224,11 +224,10 @@ class _Verifier:
                 self.chunks == chunks and 0 < chunks <= isa.MOST_CHUNKS,
                 f"'{name}': 'chunks' is {self.chunks}, expected {chunks}",
             )
+            worker = fields.get("first_worker", 0)
+            _need(0 <= worker < self.grid, f"'{name}': no worker {worker}")
             if name in dense:
                 self._gradient(dense[name], fields)
-                _need(
-                    0 <= fields["first_worker"] < self.grid, f"'{name}': no worker {fields['first_worker']}"
-                )
             elif name in tables:
                 self.tokens[tables[name].parameter] = fields["tokens"]
                 _need(fields["tokens"] >= 0, f"'{name}': {fields['tokens']} tokens")

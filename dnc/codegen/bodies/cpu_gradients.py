@@ -125,14 +125,17 @@ def _write(worker: Worker, at: Expr, value: Expr, accumulate: Expr) -> None:
     )
 
 
-def table_gradient(worker: Worker, table: TableGradient, tokens: Expr, norm: Expr, accumulate: Expr) -> None:
-    """Per touched token: the sum of its slots, and the square of its norm."""
+def table_gradient(
+    worker: Worker, table: TableGradient, tokens: Expr, norm: Expr, accumulate: Expr, first_worker: Expr
+) -> None:
+    """Per touched token: the sum of its slots, and the square of its norm; workers take turns."""
+    turn = let("turn", (worker.number + worker.grid - first_worker) % worker.grid)
     names = isa.table_lists(table.parameter)
     width = padded(table.width)
     base = let("compact", worker.access.base(isa.table_base(table.parameter)))
     norms = let("norms", worker.access.base(isa.NORMS) + wide(norm))
     slots = SlotsAddress(names[1], names[2], width)
-    with stride_loop("token", worker.number, tokens, worker.grid) as token:
+    with stride_loop("token", turn, tokens, worker.grid) as token:
         read = worker.access.reader(slots, token)
         at = let("at", base + wide(token) * width)
         elements(table.width, lambda i: _write(worker, shift(at, i), let("sum", read(i)), accumulate))

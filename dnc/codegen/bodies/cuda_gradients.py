@@ -35,18 +35,22 @@ from dnc.ir.plan import SlotsAddress, TableGradient, padded
 FEW_SLOTS = 8  # of a token of a table
 
 
-def table_gradient(worker: Worker, table: TableGradient, tokens: Expr, norm: Expr, accumulate: Expr) -> None:
+def table_gradient(
+    worker: Worker, table: TableGradient, tokens: Expr, norm: Expr, accumulate: Expr, first_worker: Expr
+) -> None:
     """The sum of every touched token's slots, and the square of its norm.
 
     A warp takes a token with few slots; the words that occur in every sentence take a whole worker.
+    Workers take tokens in turn, from `first_worker` on.
     """
+    turn = let("turn", (worker.number + worker.grid - first_worker) % worker.grid)
     names = isa.table_lists(table.parameter)
     width = padded(table.width)
     base = let("compact", worker.access.base(isa.table_base(table.parameter)))
     norms = let("norms", worker.access.base(isa.NORMS) + norm)
     address = SlotsAddress(names[1], names[2], width)
     several = WARPS * width + WARPS <= worker.staging_words
-    first = let("token_first", worker.number * WARPS + worker.warp)
+    first = let("token_first", turn * WARPS + worker.warp)
     with stride_loop("token", first, tokens, worker.grid * WARPS) as token:
         slots = worker.access.slots(address, token)
         with when(slots.count() <= FEW_SLOTS) if several else nullcontext():
@@ -59,7 +63,7 @@ def table_gradient(worker: Worker, table: TableGradient, tokens: Expr, norm: Exp
             with when(worker.lane == 0):
                 put(worker.pool, norms + token, square[0])
     if several:
-        with stride_loop("many", worker.number, tokens, worker.grid) as token:
+        with stride_loop("many", turn, tokens, worker.grid) as token:
             slots = worker.access.slots(address, token)
             with when(slots.count() > FEW_SLOTS):
                 compact = base + wide(token) * width

@@ -213,7 +213,9 @@ class Tail:
         norms: Field = -(-dense // isa.NORM_CHUNK)
         for table in self.plan.table_gradients:
             tokens = touched[table.parameter].spread.counts
-            found.append([number[f"gradient {table.parameter}"], tokens, norms, int(part.accumulate)])
+            # Those who have the fewest tiles take the first tokens, often the most frequent ones.
+            again, turn = int(part.accumulate), first % grid
+            found.append([number[f"gradient {table.parameter}"], tokens, norms, again, turn])
             norms = norms + tokens
         if part.update:
             found += [exchange(), [number[isa.NORM], dense, chunks], exchange()]

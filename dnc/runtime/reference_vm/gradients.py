@@ -74,7 +74,7 @@ def table_gradient(vm: ReferenceVM, parameter: str, fields: dict[str, int], work
     names = isa.table_lists(parameter)
     index = np.arange(table.width)
     slots = SlotsAddress(names[1], names[2], padded(table.width))
-    for token, _ in _share(vm, fields["tokens"], 1, 0, worker):
+    for token, _ in _share(vm, fields["tokens"], 1, fields["first_worker"], worker):
         total = load_value(vm, slots, token, index, worker)
         at = vm.base(isa.table_base(parameter)) + token * padded(table.width) + index
         if fields["accumulate"]:
