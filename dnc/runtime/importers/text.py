@@ -1,4 +1,4 @@
-"""Format "text": plain text, for a language model above all.
+"""Format "text": plain text, above all for predicting the next word.
 
 In: a sentence a line. Out: sentences of words {"form"}, or pieces of a fixed length; with "target" each
 word has the one that follows it. Guaranteed: with marks a sentence stands between <s> and </s>, and in
