@@ -4,21 +4,33 @@
 
 In: builds of `examples/treelstm.dn` and `examples/token_vectors.dn`, trees with words and labels (SST, or
 `examples/data/sentiment-train.jsonl`). Out: first a comparison of values and gradients with PyTorch in
-float64 (it stops where they differ by more than 1e-4), then times, and a JSON file of all raw numbers.
-Both sides make the whole step: the host's work, forward, backward, SGD on all parameters. The Tree-LSTM has
-its loss in the program; the other one pulls the vectors of the leaves from a tensor that wants a
-gradient, and pushes the state of the root. Every number is the median of repeats of --seconds each, with
-new batches in every repeat. Needs neither TVM nor the frontend on a GPU.
+float64 (it stops where they differ by more than 1e-4, or where a batch that was encoded ahead has other
+bits), then times, and a JSON file of all raw numbers. Both sides make the whole step: the host's work,
+forward, backward, SGD on all parameters (`--optimizer`: how PyTorch runs it). The Tree-LSTM has its loss in
+the program; the other one pulls the vectors of the leaves from a tensor that wants a gradient, and pushes
+the state of the root.
+
+What is compared, in turns, on the same batches:
+
+- `dnc`: a batch at a time through the Python interface: `Model.step`, or `forward` and `backward`.
+- `dnc, groups`: `Model.steps`, which knows the batches ahead, as training does (the Tree-LSTM only).
+- `torch`: `net(batch)` with sample numbers, which are encoded when they come; with dense and with sparse
+  gradients of the table.
+- `torch, encoded ahead`: the same, from a data loader whose `--workers` encode (0 leaves it out).
+
+Every number is the median of repeats of --seconds each, with new batches in every repeat. Needs neither
+TVM nor the frontend on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +46,9 @@ from tests.models.cells import Parameters, nothing_dropped
 from tests.models.trees import leaves, token_vectors, treelstm
 
 RATE, TOLERANCE, CHECKED, WARM_UP = 0.01, 1e-4, 12, 5
-Step = Callable[[Sequence[int]], object]
+# Makes the steps of a measurement from an endless iterator over its batches: each `next` is one step.
+Steps = Callable[[Iterator[Any]], Iterator[object]]
+Wait = Callable[[], object]
 
 
 def main() -> None:
@@ -54,9 +68,9 @@ def main() -> None:
         for size in options.batches:
             point = measure(program.steps(), len(trees), size, options)
             result["programs"][name]["points"].append(point)
-            medians = ", ".join(f"{key} {value:.3f}" for key, value in point["median"].items())
-            ratios = ", ".join(f"{key} {value:.2f}" for key, value in point["ratio"].items())
-            print(f"{name}, batch {size}: {medians} ms; to dnc: {ratios}", flush=True)
+            print(f"{name}, batch {size}, ms a step (to dnc):", flush=True)
+            for key, value in point["median"].items():
+                print(f"    {value:9.3f}  {point['ratio'][key]:5.2f}  {key}", flush=True)
     out = options.out or common.default_out(
         programs["treelstm"].native.device if options.device == "cuda" else "cpu", "torch-module"
     )
@@ -73,40 +87,84 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batches", type=lambda text: [int(each) for each in text.split(",")], default=None)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--workers", type=int, default=None, help="that encode; 4, on the CPU 1")
+    parser.add_argument("--optimizer", choices=("fused", "foreach", "default"), default="fused")
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.device != "cuda":  # the threads of PyTorch and those of dnc would wait for each other's cores
         torch.set_num_threads(1)
-    options.batches = options.batches or ([1, 32, 128, 256] if options.device == "cuda" else [1, 10, 50])
+    options.batches = options.batches or ([1, 8, 32, 128] if options.device == "cuda" else [1, 8, 32])
+    options.workers = (4 if options.device == "cuda" else 1) if options.workers is None else options.workers
     return options
 
 
 # ---- time ---------------------------------------------------------------------------------------
 
 
-def measure(
-    steps: Mapping[str, tuple[Step, Callable[[], object]]], samples: int, size: int, options: Any
-) -> dict[str, Any]:
+def measure(steps: Mapping[str, tuple[Steps, Wait]], samples: int, size: int, options: Any) -> dict[str, Any]:
     """Milliseconds of a step of every kind, in turns; the first one is dnc's own."""
     found: dict[str, list[float]] = {name: [] for name in steps}
     for repeat in range(options.repeats):
         order = np.random.default_rng(repeat).permutation(samples).astype(np.int32)
         batches = [order[at : at + size] for at in range(0, samples - size + 1, size)]
-        for name, (step, wait) in steps.items():
-            for batch in batches[-WARM_UP:]:
-                step(batch)
+        for name, (make, wait) in steps.items():
+            running = make(itertools.cycle(batches))
+            for _ in range(WARM_UP):
+                next(running)
             wait()
             begin, count = time.perf_counter(), 0
             while time.perf_counter() - begin < options.seconds:
-                step(batches[count % len(batches)])
+                next(running)
                 count += 1
             wait()
             found[name].append((time.perf_counter() - begin) / count * 1e3)
+            del running
     median = {name: statistics.median(times) for name, times in found.items()}
     first = next(iter(median.values()))
-    ratio = {name: value / first for name, value in list(median.items())[1:]}
-    return {"batch": size, "runs": found, "median": median, "ratio": ratio}
+    return {
+        "batch": size,
+        "runs": found,
+        "median": median,
+        "ratio": {name: value / first for name, value in median.items()},
+    }
+
+
+def one_by_one(step: Callable[[Any], object]) -> Steps:
+    return lambda batches: (step(batch) for batch in batches)
+
+
+class Endless(torch.utils.data.Sampler[Any]):
+    """Batches of sample numbers for a data loader."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return (batch.tolist() for batch in self.batches)
+
+
+def encoded_ahead(net: Any, step: Callable[[Any], object], workers: int) -> Steps:
+    """Steps on what the workers of a data loader have encoded."""
+
+    def steps(batches: Iterator[Any]) -> Iterator[object]:
+        first = next(batches)
+        encode = net.encoder(len(first))
+        loader = torch.utils.data.DataLoader(
+            range(1 << 30),  # type: ignore[arg-type]
+            batch_sampler=Endless(batches),
+            collate_fn=encode,
+            num_workers=workers,
+            prefetch_factor=4,
+        )
+        return (step(batch) for batch in loader)
+
+    return steps
+
+
+def sgd(net: Any, options: Any) -> torch.optim.Optimizer:
+    how = {} if options.optimizer == "default" else {options.optimizer: True}
+    return torch.optim.SGD(net.parameters(), lr=RATE, **how)
 
 
 def synchronize() -> None:
@@ -121,7 +179,7 @@ class Labelled:
     """The Tree-LSTM with a loss at every vertex."""
 
     def __init__(self, options: Any, trees: list[Any]) -> None:
-        self.trees = trees
+        self.trees, self.options = trees, options
         self.native = dnc.load(options.treelstm, options.device)
         self.native.configure("sgd", RATE)
         self.native.attach(trees)
@@ -130,17 +188,26 @@ class Labelled:
             for name in ("dense", "sparse")
         }
 
-    def steps(self) -> dict[str, tuple[Step, Callable[[], object]]]:
-        found: dict[str, tuple[Step, Callable[[], object]]] = {"dnc": (self.native.step, self.native.sync)}
+    def steps(self) -> dict[str, tuple[Steps, Wait]]:
+        model = self.native
+        found: dict[str, tuple[Steps, Wait]] = {
+            "dnc": (one_by_one(model.step), model.sync),
+            "dnc, groups": (model.steps, model.sync),
+        }
         for name, net in self.nets.items():
-            optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
+            # Fused optimizers take no sparse gradients.
+            dense = name == "dense"
+            optimizer = sgd(net, self.options) if dense else torch.optim.SGD(net.parameters(), lr=RATE)
 
-            def step(batch: Sequence[int], net: Any = net, optimizer: Any = optimizer) -> None:
+            def step(batch: Any, net: Any = net, optimizer: Any = optimizer) -> None:
                 optimizer.zero_grad()
                 net(batch)["loss"].backward()
                 optimizer.step()
 
-            found[f"torch, {name} gradient of the table"] = (step, synchronize)
+            found[f"torch, {name} gradient of the table"] = (one_by_one(step), synchronize)
+            if self.options.workers:
+                ahead = encoded_ahead(net, step, self.options.workers)
+                found[f"torch, encoded ahead, {name} gradient of the table"] = (ahead, synchronize)
         return found
 
     def check(self) -> dict[str, float]:
@@ -161,6 +228,7 @@ class Labelled:
         sparse.load_state_dict(net.state_dict())
         sparse(batch)["loss"].backward()
         found["E, sparse"] = difference(sparse.E.grad.to_dense(), expected["E"].grad)
+        found["encoded ahead"] = other_bits(net, lambda given: net(given)["loss"].backward(), batch)
         net.zero_grad()
         sparse.zero_grad()
         return found
@@ -180,7 +248,7 @@ class Between:
     """The Tree-LSTM that pulls the vectors of the leaves and pushes the state of the root."""
 
     def __init__(self, options: Any, trees: list[Any]) -> None:
-        self.trees = [_bare(tree) for tree in trees]
+        self.trees, self.options = [_bare(tree) for tree in trees], options
         self.native = dnc.load(options.token_vectors, options.device)
         self.native.configure("sgd", RATE)
         self.native.attach(self.trees)
@@ -193,10 +261,10 @@ class Between:
         self.vectors = random.normal(size=(most, self.width)).astype(np.float32)
         self.gradients = random.normal(size=(len(trees), self.hidden)).astype(np.float32)
 
-    def steps(self) -> dict[str, tuple[Step, Callable[[], object]]]:
+    def steps(self) -> dict[str, tuple[Steps, Wait]]:
         x = torch.from_numpy(self.vectors).to(self.device)
         g = torch.from_numpy(self.gradients).to(self.device)
-        optimizer = torch.optim.SGD(self.net.parameters(), lr=RATE)
+        optimizer = sgd(self.net, self.options)
 
         def native(batch: Sequence[int]) -> None:
             ends = np.cumsum(self.sizes[batch])
@@ -204,14 +272,21 @@ class Between:
             self.native.forward(batch, {"Tree.x": arrays})
             self.native.backward({"sentence": list(self.gradients[: len(batch)])})
 
-        def step(batch: Sequence[int]) -> None:
+        def step(batch: Any) -> None:
             optimizer.zero_grad()
-            own = x[: int(self.sizes[batch].sum())].detach().requires_grad_()
+            encoded = isinstance(batch, dnc.torch.Encoded)
+            vertices = batch.sizes["Tree.x"].sum() if encoded else self.sizes[batch].sum()
+            own = x[: int(vertices)].detach().requires_grad_()
             found = self.net(batch, own)["sentence"]
-            torch.autograd.backward(found, g[: len(batch)])
+            torch.autograd.backward(found, g[: len(found)])
             optimizer.step()
 
-        return {"dnc": (native, self.native.sync), "torch": (step, synchronize)}
+        steps: dict[str, tuple[Steps, Wait]] = {"dnc": (one_by_one(native), self.native.sync)}
+        steps["torch"] = (one_by_one(step), synchronize)
+        if self.options.workers:
+            ahead = encoded_ahead(self.net, step, self.options.workers)
+            steps["torch, encoded ahead"] = (ahead, synchronize)
+        return steps
 
     def check(self) -> dict[str, float]:
         """State and gradients of some trees against PyTorch in float64."""
@@ -230,11 +305,13 @@ class Between:
         found = self.net(batch, x)["sentence"]
         found.backward(g.to(self.device))
         want = torch.stack(states)
-        want.backward(g.double())
+        want.backward(g.double().cpu())
         differences = {"sentence": difference(found, want), "Tree.x": difference(x.grad, wide.grad)}
         for name, value in self.net.named_parameters():
             differences[name] = difference(value.grad, expected[name].grad)
-        self.net.zero_grad()
+        g, x = g.to(self.device), x.detach()
+        learn = lambda given: self.net(given, x)["sentence"].backward(g)  # noqa: E731
+        differences["encoded ahead"] = other_bits(self.net, learn, batch)
         return differences
 
 
@@ -257,6 +334,18 @@ def randomized(net: Any) -> dict[str, torch.Tensor]:
 
 def doubles(net: Any) -> dict[str, torch.Tensor]:
     return {name: value.detach().double().cpu().requires_grad_() for name, value in net.named_parameters()}
+
+
+def other_bits(net: Any, learn: Callable[[Any], object], batch: list[int]) -> float:
+    """The largest difference of gradients of a batch that was encoded ahead: 0."""
+    gradients = []
+    for given in (batch, net.encoder(len(batch))(batch)):
+        net.zero_grad()
+        learn(given)
+        gradients.append([value.grad for value in net.parameters()])
+    net.zero_grad()
+    found = max(float((one - other).abs().max()) for one, other in zip(*gradients, strict=True))
+    return found if found == 0 else float("inf")
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor | None) -> float:

@@ -162,6 +162,11 @@ class Model:
         data = self.read(batch, labels_required=labels_required)  # type: ignore[arg-type]
         return data, sample_numbers(None, data.samples)
 
+    @property
+    def attached(self) -> Dataset | None:
+        """What sample numbers mean samples of."""
+        return self._attached
+
     def _training_data(self) -> Dataset:
         if self._attached is None:
             raise fail("no data are attached: call attach(data) first, or pass samples")

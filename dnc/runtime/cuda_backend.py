@@ -236,7 +236,10 @@ class CudaBackend:
                 call.launch()
             here.results = here.room[: count * RECORD].reshape(count, RECORD)
             results = DeviceBuffer(words_at + (sync - isa.RESULT_WORDS) * 4, RECORD * 4)
-            stream.download_rows(here.back, results, count, size * 4)
+            if count == 1:
+                stream.download(here.back, results, RECORD * 4)
+            else:
+                stream.download_rows(here.back, results, count, size * 4)
             stream.mark(here.done)
         except CudaError as error:
             raise fail(str(error)) from error
@@ -248,7 +251,8 @@ class CudaBackend:
             raise fail("nothing was launched")
         try:
             here.done.synchronize()
-            for words in here.results[:, isa.RESULT_WORDS + isa.SYNC_ABORT * isa.SYNC_STRIDE :]:
+            records = here.results[:, isa.RESULT_WORDS + isa.SYNC_ABORT * isa.SYNC_STRIDE :]
+            for words in records if records.any() else ():
                 record = dict(zip(isa.ABORT_FIELDS, words.tolist(), strict=False))
                 raise_on_abort(record, isa.ABORT_EXCHANGES)
         except CudaError as error:

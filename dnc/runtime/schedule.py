@@ -27,7 +27,8 @@ class Schedule:
     """The words of one launch.
 
     address: where in the pool the words will lie. rows: rows per space. static_words: what the
-    launch finds in the pool before it (in later parts of a batch the gradients of tables too).
+    launch finds in the pool before it (vectors of another net, in later parts of a batch the gradients of
+    tables too).
     activations: words behind the static pool. results: name -> (word in the results area, rows
     summed). samples: sample numbers in the order in which spaces over the sample roots hold them.
     positions: per space the row of the prepared data that every row is. mode: what it was encoded for.

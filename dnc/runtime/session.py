@@ -72,7 +72,7 @@ class Session:
         self.memory = Memory(plan, backend, table_rows, memory_words)
         self.steps_done = 0
         self.seed = seed
-        self._modes = Modes(plan)
+        self.modes = Modes(plan)
         self.is_noisy = any(isinstance(item, NoiseList) for item in plan.lists)
         self.optimizer, self.optimizer_steps = "sgd", 0
         self._slot = 0
@@ -131,7 +131,7 @@ class Session:
 
     def attach(self, forest: Forest) -> Encoder:
         """Prepares a data set for this session's plan; the work that is done once per set."""
-        return Encoder(prepare(self.plan, forest), self.memory.pool, self._modes)
+        return Encoder(prepare(self.plan, forest), self.memory.pool, self.modes)
 
     def reserve(self, data: Encoder, batch: int) -> None:
         """Makes room for training batches of `batch` samples, measured on the heaviest ones."""
@@ -344,27 +344,25 @@ class Session:
         self._unclaimed = None
         return result, collect_gradients(self.backend, data, schedules[0])
 
-    def share(
-        self,
-        data: Encoder,
-        samples: Ints,
-        mode: str,
-        guest: Guest,
-        fill: Callable[[Schedule], None],
-        noise: int = NONE,
-    ) -> Schedule:
-        """Starts a launch that shares vectors and results with another net, and does not wait.
+    def shared(self, data: Encoder, samples: Ints, mode: str, guest: Guest, noise: int = NONE) -> Schedule:
+        """The schedule of a batch that shares vectors and results with another net.
 
-        fill: writes into the pool what the other net hands in. In training gradients are made, and no
-        parameter changes. Samples are distinct, and all of them fit into one launch.
+        In training gradients are made, and no parameter changes. Samples are distinct, and all of them
+        fit into one launch.
         """
-        self._settle(0)
         self._check_samples(data, samples)
         schedules = self.encode(data, self._once(samples), mode, guest=guest, noise=noise)
         if len(schedules) > 1:
             raise fail("the batch does not fit into memory at once; take fewer samples")
-        self._launch([(schedules[0], BatchSums(0, 1, 1))], lambda: fill(schedules[0]))
         return schedules[0]
+
+    def start(self, schedule: Schedule, fill: Fill) -> None:
+        """Starts the launch of such a schedule behind all training steps, and does not wait.
+
+        fill: writes into the pool what the other net hands in.
+        """
+        self._settle(0)
+        self._launch([(schedule, BatchSums(0, 1, 1))], fill)
 
     def wait(self) -> None:
         """Waits for all launches."""

@@ -18,6 +18,7 @@ from dnc.ir.program import ROOT, Space
 from dnc.runtime.data import Dataset
 from dnc.runtime.encoder.guest import Guest, Handed
 from dnc.runtime.outside import pulled_fields, pushed_values
+from dnc.runtime.phases import TRAIN
 
 GRADIENT, OUTPUT = "gradient", "output"
 
@@ -77,8 +78,9 @@ class Sharing:
             self._orders[key] = order_of(self.forest, self._positions.get(space.struct), space)
         return self._orders[key]
 
-    def guest(self, samples: Ints, kind: str, backward: bool) -> Guest:
-        """What a batch shares. kind: of results that are wanted. backward: gradients come in too."""
+    def guest_of(self, samples: Ints, mode: str) -> Guest:
+        """What a batch shares in a mode: in training gradients come in and go out, otherwise outputs."""
+        kind, backward = (GRADIENT, True) if mode == TRAIN else (OUTPUT, False)
         places = {**self.pulled, **(self.pushed if backward else {})}
         handed = {
             (space.struct, field): self._handed(space, field, samples) for space, field in places.values()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dnc.diagnostics import Diagnostic, DiagnosticError
 from dnc.ir import isa
+from dnc.ir.forest import path_struct, program_structs
 from dnc.ir.isa import float_bits
 from dnc.ir.optimizers import OPTIMIZERS
 from dnc.ir.plan import (
@@ -30,6 +31,7 @@ from dnc.ir.plan import (
     SlotSource,
     TableGradient,
     TableList,
+    VectorList,
     padded,
     state_layout,
 )
@@ -331,13 +333,25 @@ class _Verifier:
             _need((self._part(at, rows, name) >= -1).all(), f"list '{name}' holds a class below -1")
         else:
             width = 1 if isinstance(item, ShareList) else item.width
-            stride, first = padded(width) // 4, self.schedule.address
-            found = self._part(at, rows, name) - first
-            guest = self.schedule.guest  # its vectors lie in the order of another net
-            found = found if guest is None else found[found != -first]
+            stride, found = padded(width) // 4, self._part(at, rows, name)
+            handed = self._handed(item)
+            if handed is not None:  # its vectors lie in the order of another net
+                first, vectors = handed
+                self._records(name, found[found != 0], [(first, stride, vectors)])
+                return
+            found = found - self.schedule.address
             inside = ((found >= self.body // 4) & (found + stride <= len(self.words) // 4)).all()
-            in_order = guest is not None or (np.diff(found) == stride).all()
+            in_order = (np.diff(found) == stride).all()
             _need(inside and in_order, f"list '{name}': a vector is not where it lies")
+
+    def _handed(self, item: IndexList) -> tuple[int, int] | None:
+        """Where the vectors of a list begin, and how many they are, if they come from another net."""
+        guest = self.schedule.guest
+        if guest is None or not isinstance(item, VectorList):
+            return None
+        structs = program_structs(self.program)
+        key = path_struct(structs, self.program.space(item.space).struct, item.path), item.field
+        return None if key not in guest.handed else (guest.vectors[key], guest.handed[key].rows)
 
     def _states(self, function: str) -> list[tuple[int, int, int]]:
         """(base, stride, rows) of every state buffer of a function."""
@@ -429,6 +443,9 @@ class _Verifier:
                 runs = self.workers if buffer.partial else 1
                 sizes[name] = self._records_of(name) * buffer.width * runs
         areas |= {name: (self.bases[name], size) for name, size in sizes.items() if name in self.bases}
+        if (guest := self.schedule.guest) is not None:
+            for key, handed in guest.handed.items():
+                areas[f"the vectors of {'.'.join(key)}"] = guest.vectors[key], handed.rows * handed.stride
         dynamic = {
             *self.buffers,
             isa.NORMS,

@@ -8,9 +8,12 @@ leaves in the pool is good until the next one, before which those who still need
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from uuid import uuid4
 from weakref import WeakKeyDictionary, ref
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,12 +23,15 @@ from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE, step_noise
 from dnc.ir.plan import Result, padded
-from dnc.runtime.data import Dataset
+from dnc.runtime.data import Dataset, layout_of, read_samples
+from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.guest import Guest
+from dnc.runtime.outside import pulled_fields, pushed_values
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.schedule import Schedule
-from dnc.runtime.sharing import GRADIENT, OUTPUT, Sharing
+from dnc.runtime.sharing import GRADIENT, Sharing
 from dnc.torch import memory
+from dnc.torch.encoded import PREDICTION, PURPOSES, TRAINING, BatchEncoder, Encoded
 from dnc.torch.memory import Memory
 
 Values = Mapping[str, Tensor]
@@ -33,15 +39,20 @@ Values = Mapping[str, Tensor]
 
 @attrs.frozen(eq=False)
 class BatchOf:
-    """Samples of a data set. noise: what dropout draws from, `NONE` for no dropout.
+    """Samples of a data set, or what was encoded of them. noise: for dropout, `NONE` for none of it.
 
     moves: whether running statistics move, as they do in training.
     """
 
-    dataset: Dataset
-    samples: Ints
+    data: tuple[Dataset, Ints] | Encoded
     noise: int = NONE
     moves: bool = False
+
+    def source(self) -> tuple[Dataset, Ints]:
+        """The data set and the sample numbers."""
+        if isinstance(self.data, Encoded):
+            return self.data.encoder.source(self.data.batch)
+        return self.data
 
 
 @attrs.frozen(eq=False)
@@ -54,17 +65,22 @@ class Launched:
 
 
 class Launches:
-    """Starts launches of a model whose pool PyTorch shares."""
+    """Starts launches of a model whose pool PyTorch shares. key: what encoded batches know it by."""
 
     def __init__(self, model: Model, pool: Memory, parameters: Callable[[], Values]) -> None:
         self.model, self.memory, self._parameters = model, pool, parameters
+        self.key = uuid4().hex
         self._draws = 0
         self._use_stream: Callable[[int], None] | None = getattr(model.backend, "use_stream", None)
         self._sharings: WeakKeyDictionary[Dataset, Sharing] = WeakKeyDictionary()
         self._late: Callable[[], Gradients | None] = lambda: None
-        self._results = {result.name: result for result in model.plan.results if result.kind != "metric"}
+        plan = model.plan
+        self._results = {result.name: result for result in plan.results if result.kind != "metric"}
+        self.gradients_of = [result.name for result in plan.results if result.kind == GRADIENT]
+        places = {**pulled_fields(model.program), **pushed_values(model.program)}
+        self._places = {name: (space.struct, field) for name, (space, field) in places.items()}
         self._running = [p.name for p in model.program.parameters if p.running]
-        self._header = isa.layout(model.plan).header
+        self._header = isa.layout(plan).header
 
     def sharing(self, dataset: Dataset) -> Sharing:
         """The places of a data set."""
@@ -78,6 +94,45 @@ class Launches:
             return NONE
         self._draws += 1
         return step_noise(self.model.session.seed, self._draws)
+
+    def encoder(self, samples: int, purpose: str, at_once: bool) -> BatchEncoder:
+        """An encoder for batches of up to so many samples, and memory for them.
+
+        at_once: training takes one launch, which makes values and gradients.
+        """
+        self.enter()
+        model, session = self.model, self.model.session
+        modes = (TRAIN,) if at_once and purpose == TRAINING else PURPOSES[purpose]
+        attached, known = model.attached, None
+        if attached is not None:
+            encoder, sharing = model.encoder(attached), self.sharing(attached)
+            heaviest = np.argsort(-encoder.prepared.weight, kind="stable")[:samples].astype(np.int32)
+            for mode in modes if len(heaviest) else ():
+                session.shared(encoder, np.sort(heaviest), mode, sharing.guest_of(heaviest, mode))
+            known = attached, Encoder(encoder.prepared, session.memory.pool, session.modes), sharing
+        labels = purpose != PREDICTION
+        read = partial(
+            read_samples,
+            program=model.program,
+            vocabularies=model.vocabularies,
+            labels_required=labels,
+            layout=layout_of(model.program, labels),
+        )
+        grid, counts, pool = model.backend.grid, range(1, samples + 1), session.memory.pool
+        grids = {mode: [grid(count, mode == TRAIN) for count in counts] for mode in modes}
+        return BatchEncoder(self.key, model.plan, pool, session.modes, grids, known, read)
+
+    def schedule(self, batch: BatchOf, mode: str) -> Schedule:
+        """The schedule of a batch: as it was encoded ahead if that still fits, else encoded now."""
+        session = self.model.session
+        if isinstance(batch.data, Encoded):
+            room = session.memory
+            found = batch.data.schedule(mode, room.pool, room.words, batch.noise)
+            if found is not None:
+                return found
+        dataset, samples = batch.source()
+        guest = self.sharing(dataset).guest_of(samples, mode)
+        return session.shared(self.model.encoder(dataset), samples, mode, guest, batch.noise)
 
     def run(
         self,
@@ -95,30 +150,26 @@ class Launches:
         self._late = lambda: None
         parameters = self._parameters()
         self.memory.bring_in(parameters)
-        session, sharing = self.model.session, self.sharing(batch.dataset)
+        session = self.model.session
         if session is not self.memory.session:
             raise fail("the model was restored under its module: make another one, with checkpoint=")
-        guest = sharing.guest(batch.samples, GRADIENT if mode == TRAIN else OUTPUT, mode == TRAIN)
-        places = {**sharing.pulled, **(sharing.pushed if mode == TRAIN else {})}
-        given = {**pulled, **(pushed or {})}
+        schedule = self.schedule(batch, mode)
+        guest = schedule.guest
+        assert guest is not None
 
-        def fill(schedule: Schedule) -> None:
+        def fill() -> None:
             self.memory.refresh(parameters)
-            first = schedule.address * 4
-            for name, value in given.items():
-                space, field = places[name]
-                handed = guest.handed[space.struct, field]
-                at = first + guest.vectors[space.struct, field]
+            for name, value in (pulled if pushed is None else {**pulled, **pushed}).items():
+                handed, at = guest.handed[self._places[name]], guest.vectors[self._places[name]] * 4
                 room = self.memory.floats.narrow(0, at, handed.rows * handed.stride)
                 room.view(handed.rows, handed.stride)[:, : handed.width].copy_(value)
             if pushed is not None:
-                at = first + self._header["loss_scale"]
+                at = schedule.address * 4 + self._header["loss_scale"]
                 scale = self.memory.floats.narrow(0, at, 1)
                 scale.mul_(0.0 if loss is None else loss)
 
         kept = {} if mode != TRAIN or batch.moves else {n: parameters[n].clone() for n in self._running}
-        encoder = self.model.encoder(batch.dataset)
-        schedule = session.share(encoder, batch.samples, mode, guest, fill, batch.noise)
+        session.start(schedule, fill)
         if self._use_stream is None:
             session.wait()
         for name, value in kept.items():
@@ -170,35 +221,27 @@ class Gradients:
 
     def __init__(self, launches: Launches, launched: Launched) -> None:
         self._launches, self._launched = launches, launched
-        self._arena, self._firsts = launches.memory.gradients()
-        self._tables = {
-            name: (self._rows(name, count), self._numbers(at, count), count)
-            for name, (at, count) in launched.guest.touched.items()
-        }
-        self._pulled = [r.name for r in launched.schedule.plan.results if r.kind == GRADIENT]
-        self._vectors: dict[str, Tensor] | None = None
-        self._copied = self.used = False
+        self._copies: tuple[Tensor, dict[str, Rows], dict[str, Tensor]] | None = None
+        self.used = False
 
-    def _rows(self, name: str, count: int) -> Tensor:
-        parameter = self._launched.schedule.plan.program.parameter(name)
-        stride = padded(parameter.row_size)
-        first = self._launched.schedule.bases[isa.table_base(name)] * 4
-        room = self._launches.memory.floats.narrow(0, first, count * stride)
-        return room.view(count, stride)[:, : parameter.row_size]
-
-    def _numbers(self, at: int, count: int) -> Tensor:
-        return self._launches.memory.words.narrow(0, self._launched.schedule.address * 4 + at, count)
+    def _table_rows(self) -> dict[str, Rows]:
+        """Of every table the gradients of the rows that are touched, where they lie."""
+        schedule, pool = self._launched.schedule, self._launches.memory
+        found = {}
+        for name, (at, count) in self._launched.guest.touched.items():
+            size = pool.places[name].parameter.row_size
+            first = schedule.bases[isa.table_base(name)] * 4
+            rows = pool.floats.as_strided((count, size), (padded(size), 1), first)
+            found[name] = rows, pool.words.narrow(0, schedule.address * 4 + at, count)
+        return found
 
     def rescue(self) -> None:
         """Copies what has not been used yet."""
-        if not self._copied and not self.used:
-            self._vectors = self._launches.values(self._launched, self._pulled)
-            self._arena = self._arena.clone()
-            self._tables = {
-                name: (rows.clone(), numbers.clone(), count)
-                for name, (rows, numbers, count) in self._tables.items()
-            }
-            self._copied = True
+        if self._copies is None and not self.used:
+            places = self._table_rows().items()
+            tables = {name: (rows.clone(), numbers.clone()) for name, (rows, numbers) in places}
+            vectors = self._launches.values(self._launched, self._launches.gradients_of)
+            self._copies = self._launches.memory.gradients().clone(), tables, vectors
 
     def of(
         self, names: Iterable[str], pulled: Iterable[str], scale: Tensor | None, sparse: bool
@@ -207,33 +250,40 @@ class Gradients:
 
         RuntimeError where they are gone: used before, and overwritten since.
         """
-        if not self._copied and self._launched.number != self._launches.model.launches:
+        if self._copies is None and self._launched.number != self._launches.model.launches:
             raise RuntimeError(
                 "the gradients of this batch were used before (or belong to a model that ran outside of "
                 "PyTorch meanwhile), and another batch has run since: call backward() before the next one"
             )
         self.used = True
-        wanted, found = list(names), dict[str, Tensor]()
-        places = self._launches.memory.places
-        if any(name not in self._tables for name in wanted):
-            arena = self._arena.clone() if scale is None else self._arena * scale
-            for name in wanted:
-                if name not in self._tables:
-                    found[name] = places[name].read(arena, self._firsts[name])
-        for name in wanted:
-            if name in self._tables:
-                found[name] = self._table(name, places[name].shape, scale, sparse)
-        vectors = self._vectors or self._launches.values(self._launched, pulled)
+        pool, found = self._launches.memory, dict[str, Tensor]()
+        if self._copies is None:
+            arena, tables = pool.gradients(), self._table_rows()
+            vectors = self._launches.values(self._launched, pulled)
+        else:
+            arena, tables, vectors = self._copies
+        own: Tensor | None = None
+        for name in names:
+            if name in tables:
+                found[name] = _table(tables[name], pool.places[name].shape, scale, sparse)
+                continue
+            if own is None:
+                own = arena.clone() if scale is None else arena * scale
+            found[name] = pool.places[name].read(own, pool.shift(name))
         for name in pulled:
             found[name] = vectors[name] if scale is None else vectors[name] * scale
         return found
 
-    def _table(self, name: str, shape: tuple[int, ...], scale: Tensor | None, sparse: bool) -> Tensor:
-        rows, numbers, count = self._tables[name]
-        values = rows.clone() if scale is None else rows * scale
-        values = values.view(count, *shape[1:])
-        if sparse:
-            return torch.sparse_coo_tensor(
-                numbers.long()[None], values, shape, is_coalesced=True, check_invariants=False
-            )
-        return values.new_zeros(shape).index_add_(0, numbers, values)
+
+# Rows of a table's gradient, and their numbers in the table.
+Rows = tuple[Tensor, Tensor]
+
+
+def _table(found: Rows, shape: tuple[int, ...], scale: Tensor | None, sparse: bool) -> Tensor:
+    rows, numbers = found
+    values = (rows.clone() if scale is None else rows * scale).view(len(numbers), *shape[1:])
+    if sparse:
+        return torch.sparse_coo_tensor(
+            numbers.long()[None], values, shape, is_coalesced=True, check_invariants=False
+        )
+    return values.new_zeros(shape).index_add_(0, numbers, values)

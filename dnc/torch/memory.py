@@ -54,20 +54,25 @@ class Place:
     shape: tuple[int, ...]
     pieces: tuple[Piece, ...]
     size: int = 0
+    shared: bool = attrs.field(init=False)  # whether it can be seen at its place, as one strided array
+    strides: tuple[int, ...] = attrs.field(init=False)
 
     @property
     def _stacked(self) -> bool:
         return self.parameter.kind == STACK
 
-    @property
-    def shared(self) -> bool:
-        """Whether the parameter can be seen at its place, as one strided array."""
+    @shared.default
+    def _is_shared(self) -> bool:
         return self.pieces[0].shape == (self.shape[1:] if self._stacked else self.shape)
+
+    @strides.default
+    def _own_strides(self) -> tuple[int, ...]:
+        strides = self.pieces[0].strides
+        return (self.size, *strides) if self._stacked else strides
 
     def view(self, floats: Tensor, first: int) -> Tensor:
         """The parameter at its place."""
-        strides = self.pieces[0].strides
-        return floats.as_strided(self.shape, (self.size, *strides) if self._stacked else strides, first)
+        return floats.as_strided(self.shape, self.strides, first)
 
     def write(self, values: Tensor, floats: Tensor, first: int) -> None:
         """Copies values to their place."""
@@ -142,30 +147,44 @@ class Memory:
         """The first float of a parameter."""
         return self.session.memory.pool.bases[name] * 4
 
-    def gradients(self) -> tuple[Tensor, Mapping[str, int]]:
-        """The arena of the dense gradients, and where each parameter's begins in it."""
+    def gradients(self) -> Tensor:
+        """The arena of the dense gradients."""
         pool = self.session.memory.pool
-        arena = self.floats.narrow(0, pool.bases[GRADIENTS] * 4, pool.dense)
-        shift = pool.bases[PARAMETERS] * 4
-        return arena, {name: self.first(name) - shift for name in self.places}
+        return self.floats.narrow(0, pool.bases[GRADIENTS] * 4, pool.dense)
+
+    def shift(self, name: str) -> int:
+        """Where a parameter's gradient begins in their arena."""
+        bases = self.session.memory.pool.bases
+        return (bases[name] - bases[PARAMETERS]) * 4
 
     def bring_in(self, values: Mapping[str, Tensor]) -> None:
         """Writes values to their places where they do not lie there already."""
         for name, place in self.places.items():
             value = values[name]
+            if name in self._holders and self._is_there(name, place, value):  # as in every batch but few
+                continue
             if value.shape != place.shape or value.dtype != torch.float32 or value.device != self.device:
                 raise fail(
                     f"parameter {name} is {list(value.shape)} of {value.dtype} on {value.device}, expected "
                     f"{list(place.shape)} of {torch.float32} on {self.device}"
                 )
-            if place.shared and (value.data_ptr(), value.stride()) == self._own[name]:
-                self._holders.setdefault(name, ref(value))
+            if place.shared and self._is_there(name, place, value):
+                self._holders[name] = ref(value)
                 continue
             self._leave(name)
             place.write(value.detach(), self.floats, self.first(name))
             if place.shared and isinstance(value, torch.nn.Parameter):  # another tensor was put in its place
                 value.data = place.view(self.floats, self.first(name))
                 self._holders[name] = ref(value)
+
+    def _is_there(self, name: str, place: Place, value: Tensor) -> bool:
+        """Whether a tensor is the memory of a parameter."""
+        return (
+            value.data_ptr() == self._own[name][0]
+            and value.shape == place.shape
+            and value.stride() == self._own[name][1]
+            and value.dtype is torch.float32
+        )
 
     def _leave(self, name: str) -> None:
         """Gives the parameter that lies at a place memory of its own, because another comes there."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from dnc.api import Batch as Samples
 from dnc.api import Data, Model, load
+from dnc.api.arguments import check_whole
 from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
@@ -27,8 +28,12 @@ from dnc.runtime.phases import PREDICT
 from dnc.torch import memory
 from dnc.torch.arguments import Pulled, check_pulled
 from dnc.torch.autograd import LOSS, Batch, Call
+from dnc.torch.encoded import PURPOSES, TRAINING, BatchEncoder, Encoded
 from dnc.torch.launches import BatchOf, Launches
 from dnc.torch.memory import Memory
+
+# What a module takes: samples, their numbers, a batch that was encoded ahead; None for all attached samples.
+Given: TypeAlias = Samples | Tensor | Encoded | None
 
 
 class Module(nn.Module):
@@ -83,7 +88,10 @@ class Module(nn.Module):
             model.attach(data, min_count=min_count)
         self._memory = Memory(model.session)
         self._launches = Launches(model, self._memory, self._values)
-        self._pulled = tuple(pulled_fields(model.program))
+        self._pulled = {
+            name: int(model.program.struct(space.struct).fields[field].width)
+            for name, (space, field) in pulled_fields(model.program).items()
+        }
         self._outputs = (*((LOSS,) if _has_loss(model) else ()), *pushed_values(model.program))
         self._make_parameters()
         self._memory.bring_in(self._values())
@@ -113,13 +121,26 @@ class Module(nn.Module):
         """Reads data with the module's vocabulary; sample numbers mean its samples from then on."""
         return self.dnc.attach(data)
 
-    def sizes(self, batch: Samples | Tensor | None = None) -> dict[str, list[int]]:
+    def sizes(self, batch: Given = None) -> dict[str, list[int]]:
         """How many rows every sample has, by pulled field and by output: for torch.split."""
-        dataset, samples = self._batch(batch, False)
-        counts = self._launches.sharing(dataset).counts(samples)
-        return {name: each.tolist() for name, each in counts.items()}
+        return {name: each.tolist() for name, each in self._sizes(self._batch(batch, False)).items()}
 
-    def forward(self, batch: Samples | Tensor | None = None, pulled: Pulled = None) -> dict[str, Tensor]:
+    def encoder(self, samples: int, purpose: str = TRAINING) -> BatchEncoder:
+        """What encodes batches ahead: `net(encode(batch))` is `net(batch)`, to the bit.
+
+        It needs no device and can be pickled, so a data loader may call it in its workers, as
+        `collate_fn`. Made for batches of up to so many samples, for which there is memory from then on;
+        others are encoded when they come. Sample numbers mean the data attached now. purpose: "training";
+        "values", for `net(batch)` under `torch.no_grad()`; or "prediction", for `net.predict(batch)`.
+        """
+        check_whole("samples", samples, 1)
+        if purpose not in PURPOSES:
+            raise fail(f"unknown purpose '{purpose}' of an encoder; purposes: {', '.join(PURPOSES)}")
+        if purpose == TRAINING:
+            self.dnc.check_trains()
+        return self._launches.encoder(samples, purpose, self._outputs == (LOSS,))
+
+    def forward(self, batch: Given = None, pulled: Pulled = None) -> dict[str, Tensor]:
         """What is learned from, by name: "loss", the mean over the samples; and the pushed values.
 
         pulled: by "Struct.field" a tensor [vertices, width] of all samples, one after another, or a list with
@@ -132,15 +153,15 @@ class Module(nn.Module):
                 f"model {self.dnc.build.model} has neither a loss nor pushed values: call predict instead"
             )
         values = self._values()
-        dataset, samples = self._batch(batch, True)
-        vectors = self._check(dataset, samples, pulled)
+        data = self._batch(batch, True)
+        vectors = self._check(data, pulled)
         tensors = (*vectors.values(), *values.values())
         learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if learns:
             self.dnc.check_trains()
         noise = self._launches.noise() if self.training else NONE
-        batch_of = BatchOf(dataset, samples, noise, self.training)
-        call = Call(self._launches, batch_of, self._pulled, tuple(values), self._outputs, self.sparse)
+        batch_of = BatchOf(data, noise, self.training)
+        call = Call(self._launches, batch_of, tuple(self._pulled), tuple(values), self._outputs, self.sparse)
         if learns:
             found = Batch.apply(call, *tensors)
         else:
@@ -149,37 +170,42 @@ class Module(nn.Module):
         return dict(zip(self._outputs, found, strict=True))
 
     @torch.no_grad()
-    def predict(self, batch: Samples | Tensor | None = None, pulled: Pulled = None) -> dict[str, Tensor]:
+    def predict(self, batch: Given = None, pulled: Pulled = None) -> dict[str, Tensor]:
         """The declared and the pushed outputs by name, without gradients; labels may be missing.
 
         Shaped as in `forward`; a class is its number (int64).
         """
-        dataset, samples = self._batch(batch, False)
-        vectors = self._check(dataset, samples, pulled)
+        data = self._batch(batch, False)
+        vectors = self._check(data, pulled)
         names = [result.name for result in self.dnc.plan.results if result.kind == "output"]
         if not names:
             raise fail(f"model {self.dnc.build.model} declares no output")
-        launched = self._launches.run(BatchOf(dataset, samples), PREDICT, vectors)
+        launched = self._launches.run(BatchOf(data), PREDICT, vectors)
         return self._launches.values(launched, names)
 
-    def _batch(self, batch: Samples | Tensor | None, labels_required: bool) -> tuple[Dataset, Ints]:
-        if isinstance(batch, Tensor):  # as a sampler makes them
-            batch = batch.numpy(force=True)
-        dataset, samples = self.dnc.batch_of(batch, labels_required)
+    def _batch(self, batch: Given, labels_required: bool) -> tuple[Dataset, Ints] | Encoded:
+        if isinstance(batch, Encoded):
+            if batch.encoder.owner != self._launches.key:
+                raise fail("the batch was encoded for another module")
+            return batch
+        given: Samples | None = batch.numpy(force=True) if isinstance(batch, Tensor) else batch
+        dataset, samples = self.dnc.batch_of(given, labels_required)
         if not len(samples):
             raise fail("a batch holds no samples")
         return dataset, samples
 
-    def _check(self, dataset: Dataset, samples: Ints, pulled: Pulled) -> dict[str, Tensor]:
+    def _sizes(self, data: tuple[Dataset, Ints] | Encoded) -> Mapping[str, Ints]:
+        if isinstance(data, Encoded):
+            return data.sizes
+        dataset, samples = data
+        return self._launches.sharing(dataset).counts(samples)
+
+    def _check(self, data: tuple[Dataset, Ints] | Encoded, pulled: Pulled) -> dict[str, Tensor]:
         if not self._pulled and pulled is None:
             return {}
-        sharing = self._launches.sharing(dataset)
-        sizes = {name: sharing.order(space).counts(samples) for name, (space, _) in sharing.pulled.items()}
-        tables = dataset.forest.tables
-        widths = {
-            name: tables[space.struct].data[field].shape[1] for name, (space, field) in sharing.pulled.items()
-        }
-        return check_pulled(pulled, sizes, widths, self._memory.device)
+        known = self._sizes(data)
+        sizes = {name: known[name] for name in self._pulled}
+        return check_pulled(pulled, sizes, self._pulled, self._memory.device)
 
     # ---- the state ------------------------------------------------------------------------------
 

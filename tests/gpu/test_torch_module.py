@@ -32,7 +32,11 @@ def options():
     if not FOLDER.exists():
         pytest.skip("no builds: set DNC_TORCH_BUILDS to a folder of them")
     return argparse.Namespace(
-        treelstm=FOLDER / "treelstm", token_vectors=FOLDER / "token_vectors", device="cuda"
+        treelstm=FOLDER / "treelstm",
+        token_vectors=FOLDER / "token_vectors",
+        device="cuda",
+        optimizer="fused",
+        workers=2,
     )
 
 

@@ -125,13 +125,13 @@ class Encoder:
         }
         touched = self._touched(mode, rows, part)
         chunks = self.modes.tail.chunks(rows, mode, part)
-        bases, used = self._allocate(known, mode, rows, workers, touched, int(chunks.max()))
+        first = self.pool.activations if guest is None else guest.reserve(self.pool.activations)
+        bases, used = self._allocate(known, mode, rows, workers, touched, int(chunks.max()), first)
         self._check_addresses(used)  # before any of them is written
         body = Words(len(batches), self.layout.queues_at + replicas * workers)
         followed = self.modes.tail.followed(rows) if part.followed is None else part.followed
         group = Group(rows, bases, workers, self.pool.schedules[buffer], body, noise, followed, guest)
         if guest is not None:
-            guest.reserve(body)
             guest.write_numbers(self.plan, self.prepared, rows, body)
             for parameter, found in touched.items():
                 guest.write_touched(parameter, found.tokens, body)
@@ -159,7 +159,7 @@ class Encoder:
                 group.address + index * size // 4,
                 {name: int(found.spread.counts[index]) for name, found in rows.items()},
                 {**bases, isa.RESULTS: result_base + index * size // 4},
-                bases[isa.NORMS] * 4 if part.accumulate else self.pool.words,
+                (bases[isa.NORMS] if part.accumulate else first) * 4,
                 activations,
                 {name: (word, int(counts[index])) for name, (word, counts) in results.items()},
                 assigned.samples[assigned.spread.of(index)],
@@ -219,10 +219,10 @@ class Encoder:
         workers: int,
         touched: dict[str, Touched],
         chunks: int,
+        at: int,
     ) -> tuple[dict[str, int], int]:
-        """Bases of everything dynamic behind the static pool, and the first free address."""
+        """Bases of everything dynamic from address `at` on, and the first free address."""
         bases = dict(self.pool.bases)
-        at = self.pool.activations
         if mode == TRAIN:
             total = -(-self.pool.dense // isa.NORM_CHUNK)
             for table in self.plan.table_gradients:

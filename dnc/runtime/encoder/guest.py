@@ -1,8 +1,8 @@
 """What a batch shares with another net: vectors that come from it, rows that go to it.
 
-In: which vertices, in the order in which the other net counts them. Out: words of the schedule: room for
-the vectors, row numbers for what is taken. Guaranteed: a vector lies where the other net counts it,
-whatever the order of the rows; with the schedule all of it is on the device in one copy.
+In: which vertices, in the order in which the other net counts them. Out: room for the vectors in front of
+the activations, where the other net writes them; row numbers for what is taken, in the schedule.
+Guaranteed: a vector lies where the other net counts it, whatever the order of the rows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dnc.ir.forest import Ints
 from dnc.ir.plan import Plan, padded
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Words
+from dnc.runtime.pool import units
 from dnc.runtime.prepared import Prepared
 
 Numbers = NDArray[np.signedinteger]
@@ -40,8 +41,8 @@ class Handed:
 class Guest:
     """handed: by (struct, field). taken: by result its vertices, in the order in which they are wanted.
 
-    Filled in by the encoder, as offsets of words in the schedule: vectors by (struct, field), row numbers
-    by result, the touched rows of tables by parameter; and how many rows of a table are touched.
+    Filled in by the encoder: the addresses of the vectors by (struct, field); and as offsets of words in
+    the schedule row numbers by result, the touched rows of tables by parameter with how many they are.
     """
 
     handed: Mapping[tuple[str, str], Handed]
@@ -50,15 +51,16 @@ class Guest:
     numbers: dict[str, int] = attrs.field(factory=dict)
     touched: dict[str, tuple[int, int]] = attrs.field(factory=dict)
 
-    def reserve(self, body: Words) -> None:
-        """Room for the vectors."""
+    def reserve(self, at: int) -> int:
+        """Room for the vectors from an address on; the first address behind them."""
         for key, handed in self.handed.items():
-            body.align(4)
-            self.vectors[key] = body.add(np.zeros((1, handed.rows * handed.stride), np.int32))
+            self.vectors[key] = at
+            at += units(handed.rows * handed.stride)
+        return at
 
-    def addresses(self, key: tuple[str, str], target: Numbers, schedule: int) -> Ints:
+    def addresses(self, key: tuple[str, str], target: Numbers) -> Ints:
         """The address of every row's vector, given the vertices it belongs to (-1: a row of zeros)."""
-        handed, first = self.handed[key], schedule + self.vectors[key] // 4
+        handed, first = self.handed[key], self.vectors[key]
         number = handed.number[target]
         return np.where(number >= 0, first + number * (handed.stride // 4), 0).astype(np.int32)
 

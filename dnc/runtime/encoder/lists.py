@@ -213,8 +213,7 @@ class Lists:
         structs, space = self.prepared.forest.structs, self.program.space(item.space)
         key = path_struct(structs, space.struct, item.path), item.field
         if group.guest is not None and key in group.guest.handed:
-            addresses = group.guest.addresses(key, target, group.address)
-            return group.body.add_addresses(rows.spread.matrix(addresses))
+            return group.body.add(rows.spread.matrix(group.guest.addresses(key, target)))
         found = values.reshape(len(values), item.width)[target]
         return self._records_of(np.where((target >= 0)[:, None], found, 0), rows.spread, group)
 

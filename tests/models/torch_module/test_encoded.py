@@ -1,0 +1,181 @@
+"""Batches encoded ahead of a module: the same bits, whoever encodes them and whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
+
+import dnc.torch  # noqa: E402
+from dnc.diagnostics import DiagnosticError  # noqa: E402
+from tests.models.references import DROPPED  # noqa: E402
+from tests.models.torch_module.cases import BATCH, opened  # noqa: E402
+
+NAMES = ["treelstm", "bilstm_tagger", "attention", next(iter(DROPPED))]
+
+
+def learned(net, batch, pulled=None):
+    """Values, and the gradients of parameters and of what is pulled."""
+    net.zero_grad()
+    net._launches._draws = 0
+    found = net(batch, pulled)
+    sum((value * 1.5).sum() for value in found.values()).backward()
+    gradients = {name: value.grad for name, value in net.named_parameters() if value.grad is not None}
+    if pulled is not None:
+        gradients["pulled"], pulled.grad = pulled.grad, None
+    return {name: value.detach() for name, value in found.items()} | gradients
+
+
+def assert_same_bits(found, expected):
+    assert found.keys() == expected.keys() and found
+    for name, value in expected.items():
+        assert torch.equal(found[name].to_dense(), value.to_dense()), name
+
+
+def launches_of(net, batch):
+    """What a call launches: nothing is encoded where the batch was."""
+    calls, shared = [], net.dnc.session.shared
+    net.dnc.session.shared = lambda *given: calls.append(given) or shared(*given)
+    try:
+        learned(net, batch)
+    finally:
+        del net.dnc.session.shared
+    return len(calls)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_bits(name, tmp_path):
+    net, data, _ = opened(name, tmp_path)
+    expected = learned(net, BATCH)
+    encode = net.encoder(len(BATCH))
+    batch = encode(BATCH)
+    assert batch.samples == len(BATCH)
+    for each in (batch, batch, pickle.loads(pickle.dumps(batch)), encode(torch.tensor(BATCH))):
+        assert launches_of(net, each) == 0
+        assert_same_bits(learned(net, each), expected)
+    own = [data[number] for number in BATCH]
+    given = learned(net, own)
+    assert launches_of(net, encode(own)) == 0
+    assert_same_bits(learned(net, encode(own)), given)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_and_predictions(name, tmp_path):
+    net, data, _ = opened(name, tmp_path)
+    net.eval()
+    with torch.no_grad():
+        values = net.encoder(4, "values")(BATCH)
+        assert list(values.schedules) == ["forward"] and torch.equal(net(values)["loss"], net(BATCH)["loss"])
+    unlabelled = net.encoder(4, "prediction")(data[:3])
+    assert list(unlabelled.schedules) == ["predict"]
+    assert_same_bits(net.predict(unlabelled), net.predict(data[:3]))
+    assert net.sizes(unlabelled) == net.sizes(data[:3])
+
+
+def test_dropout_draws_as_ever(tmp_path):
+    """Noise is drawn when the batch is used, not when it is encoded."""
+    net, _, _ = opened(NAMES[-1], tmp_path)
+    batch = net.encoder(4)(BATCH)
+    found = [learned(net, batch)["loss"]]
+    net._launches._draws = 1
+    assert not torch.equal(net(batch)["loss"], found[0])
+    net.eval()
+    with torch.no_grad():
+        expected = net(BATCH)["loss"]
+    assert torch.equal(learned(net, batch)["loss"], expected)
+
+
+def test_vectors_go_in_and_out(both):
+    net, trees = both
+    x = torch.randn(6, 3, requires_grad=True)
+    expected = learned(net, [2, 0, 1], x)
+    batch = pickle.loads(pickle.dumps((encode := net.encoder(3))([2, 0, 1])))
+    assert set(batch.schedules) == {"forward", "train"} and net.sizes(batch)["Tree.x"] == [3, 1, 2]
+    assert_same_bits(learned(net, batch, x), expected)
+    own = pickle.loads(pickle.dumps(encode([trees[number] for number in (2, 0, 1)])))
+    assert_same_bits(learned(net, own, x), expected)
+    with pytest.raises(DiagnosticError, match=r"'Tree.x' is \[6, 2\], expected \[6, 3\]"):
+        net(batch, torch.zeros(6, 2))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader(workers, tmp_path):
+    net, data, _ = opened("treelstm", tmp_path)
+    encode = net.encoder(3)
+    options = {"batch_size": 3, "collate_fn": encode, "num_workers": workers}
+    loader = torch.utils.data.DataLoader(range(len(data)), **options)
+    found = [learned(net, batch) for batch in loader]
+    assert len(found) == 3
+    for at, each in enumerate(found):
+        assert_same_bits(each, learned(net, range(len(data))[3 * at : 3 * at + 3]))
+
+
+def test_an_encoder_in_another_process(tmp_path):
+    """What a worker that was not forked has: a copy of the encoder, and no module."""
+    net, data, _ = opened("treelstm", tmp_path)
+    encode = net.encoder(4)
+    away = pickle.loads(pickle.dumps(encode))
+    assert away.key == encode.key and away is not encode
+    dnc.torch.encoded._KNOWN[encode.key] = encode  # in this process it is the module's
+    for given in (BATCH, data[:2]):
+        batch = pickle.loads(pickle.dumps(away(given)))
+        assert batch.encoder is encode
+        assert_same_bits(learned(net, batch), learned(net, given))
+
+
+def test_memory_that_grew_and_batches_that_are_larger(tmp_path):
+    net, data, _ = opened("treelstm", tmp_path, samples=40)
+    small, everything = net.encoder(2), list(range(40))
+    batch, larger = small([1, 0]), small(everything)
+    assert not larger.schedules
+    expected, before = learned(net, everything), net.dnc.session.memory.pool
+    assert_same_bits(learned(net, larger), expected)
+    expected = learned(net, [1, 0])
+    assert net.dnc.session.memory.pool is before
+    net.dnc.session.memory.grow(before.schedule_words + 64, 0)
+    assert launches_of(net, batch) == 1
+    assert_same_bits(learned(net, batch), expected)
+    assert launches_of(net, net.encoder(2)([1, 0])) == 0
+    net.attach(data[:1])  # numbers go on to mean what they meant
+    assert_same_bits(learned(net, batch), expected)
+
+
+def test_there_is_memory_for_an_encoder(tmp_path):
+    net, _, _ = opened("treelstm", tmp_path, samples=40)
+    encode = net.encoder(20)
+    for first in (0, 20):
+        assert launches_of(net, encode(np.arange(first, first + 20))) == 0
+
+
+def test_mistakes(tmp_path):
+    net, data, _ = opened("treelstm", tmp_path)
+    encode = net.encoder(2)
+    with pytest.raises(DiagnosticError, match="a batch holds no samples"):
+        encode([])
+    with pytest.raises(DiagnosticError, match=r"a batch holds sample 9; the data have 0\.\.6"):
+        encode([9])
+    for wrong in (3, None, "trees.jsonl", {"word": "good"}):
+        with pytest.raises(DiagnosticError, match="expected a list of samples, or of their numbers"):
+            encode(wrong)
+    with pytest.raises(DiagnosticError, match="samples:1: error: Leaf: field 'label' is missing"):
+        encode([{"word": "good"}])
+    with pytest.raises(DiagnosticError, match="a sample occurs twice in the batch"):
+        net(encode([1, 1]))
+    for samples in (0, 1.5, True):
+        with pytest.raises(DiagnosticError, match=r"samples is .*, expected"):
+            net.encoder(samples)
+    with pytest.raises(DiagnosticError, match="unknown purpose 'test' of an encoder; purposes: training"):
+        net.encoder(2, "test")
+    other = dnc.torch.Module(tmp_path / "build", data, device="vm")
+    with pytest.raises(DiagnosticError, match="the batch was encoded for another module"):
+        other(encode([1]))
+    sent = pickle.dumps(encode([1]))
+    del encode
+    with pytest.raises(DiagnosticError, match="a batch whose encoder is gone"):
+        pickle.loads(sent)
+    bare = dnc.torch.Module(tmp_path / "build", device="vm", vocabularies=net.dnc.vocabularies)
+    with pytest.raises(DiagnosticError, match="no data were attached when the encoder was made"):
+        bare.encoder(2)([0])
