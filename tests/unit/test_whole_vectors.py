@@ -1,4 +1,4 @@
-"""Element-wise values on whole vectors: means in a recursion cost few exchanges, wide ones stay shared out."""
+"""Element-wise values on whole vectors: means in a recursion cost few exchanges, wide ones are shared out."""
 
 from __future__ import annotations
 
