@@ -2,8 +2,8 @@
 
     python -m benchmarks.cpu_products [--shape 768x256 --shape 1280x512] [--seconds 0.002]
 
-Prints the best of several repetitions, with gathered inputs in two pieces. With two threads each
-takes half of the blocks (forward, weight gradient) or half of the strips (transposed).
+Prints the best of several repetitions of the functions that CPU kernels call, with gathered inputs.
+With two threads each takes half of the blocks, as the workers of a replica do.
 """
 
 import argparse
@@ -17,9 +17,11 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from dnc import tirx_cpu
-from dnc.codegen.bodies import cpu_products as products
+from dnc.codegen.bodies.cpu_products import FORWARD, GRADIENT, TRANSPOSED
+from dnc.ir.weight_format import PackedLayout
+from tests.support.cpu_functions import ProductWorker, aligned, product_module
 
-COUNTS = (1, 2, 4, 8, 16, 64, 256)
+COUNTS = (1, 2, 4, 8, 16, 32, 48)
 ROWS_TO_GATHER = 512
 REPEATS = 25
 
@@ -44,94 +46,69 @@ def ceiling_kernel():
     return tirx_cpu.compile_module(tirx_cpu.module_of(builder))["kernel"]
 
 
-def product_kernel(kind, layout, at):
-    """words: 0 repetitions, 1 n, 2 and 3 the worker's range."""
-    rows, columns = layout.padded_rows, layout.columns
-    with IRBuilder() as builder, T.prim_func(s_tir=True):
-        tirx_cpu.begin_function("kernel")
-        pool = tirx_cpu.flat_argument("pool", "float32")
-        lists = tirx_cpu.flat_argument("lists", "int32")
-        words = tirx_cpu.flat_argument("words", "int32")
-        half = columns // 2
-        pieces = [
-            products.Piece(half, products.gathered(lists, 0)),
-            products.Piece(columns - half, products.gathered(lists, ROWS_TO_GATHER)),
-        ]
-        deltas = products.strided(at["delta"], rows)
-        n, share = T.Bind(words[1]), (T.Bind(words[2]), T.Bind(words[3]))
-        with T.serial(0, words[0]):
-            if kind == "forward":
-                products.emit_product(
-                    layout, weights=pool, weight_at=at["weight"], inputs=pool, pieces=pieces, n=n,
-                    out=pool, out_row=products.strided(at["out"], rows), block_range=share,
-                )  # fmt: skip
-            elif kind == "transposed":
-                products.emit_transposed_product(
-                    layout, weights=pool, weight_at=at["weight"], deltas=pool, delta_row=deltas, n=n,
-                    out=pool, pieces=[products.Piece(columns, products.strided(at["out"], columns))],
-                    strip_range=share,
-                )  # fmt: skip
-            else:
-                products.emit_weight_gradient(
-                    layout, gradients=pool, gradient_at=at["gradient"], deltas=pool, delta_row=deltas,
-                    inputs=pool, pieces=pieces, n=n, accumulate=False, block_range=share,
-                )  # fmt: skip
-    started = time.perf_counter()
-    kernel = tirx_cpu.compile_module(tirx_cpu.module_of(builder))["kernel"]
-    return kernel, time.perf_counter() - started
-
-
-def best_time(kernel, arguments):
+def best_time(runs):
     """Seconds until all threads are through, the least of several runs."""
     best = float("inf")
     for _ in range(REPEATS):
-        threads = [threading.Thread(target=kernel, args=a) for a in arguments[1:]]
+        threads = [threading.Thread(target=run) for run in runs[1:]]
         started = time.perf_counter()
         for thread in threads:
             thread.start()
-        kernel(*arguments[0])
+        runs[0]()
         for thread in threads:
             thread.join()
         best = min(best, time.perf_counter() - started)
     return best
 
 
-def measure(kind, shape, seconds):
-    layout = products.PackedLayout(*shape)
-    most = max(COUNTS)
-    sizes = {
-        "weight": layout.size,
-        "gradient": layout.size,
-        "x": ROWS_TO_GATHER * layout.columns,
-        "delta": most * layout.padded_rows,
-        "out": most * max(layout.padded_rows, layout.columns),
-    }
-    at, end = {}, 0
-    for name, size in sizes.items():
-        at[name] = end
-        end += -(-size // 64) * 64
+def run_of(kind, layout, at, worker, blocks, n, repetitions):
+    """A function that multiplies the rows of some blocks."""
+    whole = (layout.padded_rows, layout.columns, worker.choose([block for block, _ in blocks]))
+    weight, rows, columns = at["weight"], layout.padded_rows, layout.columns
+    if kind == "forward":
+        calls = [(f"{FORWARD}_pool", weight, *whole, 0, columns, n, 0, rows, 1)]
+    elif kind == "transposed":
+        worker.gather(at["out"] + np.arange(n) * columns)
+        calls = [(TRANSPOSED, weight, *whole, 0, columns, n, 0, rows)]
+    else:
+        calls = [(f"{GRADIENT}_pool", at["gradient"] + b.offset, b.width, columns, n, 0) for _, b in blocks]
+
+    def run():
+        for call in calls:
+            worker.call(*call, repetitions=repetitions)
+
+    return run
+
+
+def measure(made, kind, shape, seconds):
+    layout, most = PackedLayout(*shape), max(COUNTS)
+    at, end = aligned(
+        {
+            "weight": layout.size,
+            "gradient": layout.size,
+            "x": ROWS_TO_GATHER * layout.columns,
+            "out": 2 * most * layout.columns,
+        }
+    )
     rng = np.random.default_rng(0)
     pool = tirx_cpu.aligned_zeros(end)
     pool[:] = rng.standard_normal(end)
-    lists = tirx_cpu.aligned_zeros(2 * ROWS_TO_GATHER, "int32")
-    lists[:] = (at["x"] + rng.integers(0, ROWS_TO_GATHER, lists.size) * layout.columns) // 4
-    kernel, compile_seconds = product_kernel(kind, layout, at)
-    strips = products.num_strips([products.Piece(layout.columns, lambda v: v)])
-    units = strips if kind == "transposed" else layout.num_blocks
-    shared = (tirx_cpu.tensor(pool), tirx_cpu.tensor(lists))
+    blocks = list(enumerate(layout.blocks))
     for threads in (1, 2):
         line = []
         for n in COUNTS:
             flops = 2 * layout.rows * layout.columns * n
             repetitions = max(1, int(seconds * 50e9 * threads / flops))
-            arguments = []
+            runs = []
             for i in range(threads):
-                words = tirx_cpu.aligned_zeros(16, "int32")
-                words[:4] = repetitions, n, units * i // threads, units * (i + 1) // threads
-                arguments.append((*shared, tirx_cpu.tensor(words)))
-            line.append(f"{flops * repetitions / best_time(kernel, arguments) / 1e9:8.1f}")
-        name = f"{kind:12}{shape[0]:6}x{shape[1]:<5}{threads:3}"
-        print(name, *line, f"   {compile_seconds:.1f} s to compile", flush=True)
+                worker = ProductWorker(made, pool, most * layout.padded_rows)
+                worker.scratch[:] = rng.standard_normal(worker.scratch.size)
+                worker.gather(at["x"] + rng.integers(0, ROWS_TO_GATHER, n) * layout.columns)
+                own = blocks[len(blocks) * i // threads : len(blocks) * (i + 1) // threads]
+                places = at | {"out": at["out"] + i * most * layout.columns}
+                runs.append(run_of(kind, layout, places, worker, own, n, repetitions))
+            line.append(f"{flops * repetitions / best_time(runs) / 1e9:8.1f}")
+        print(f"{kind:12}{shape[0]:6}x{shape[1]:<5}{threads:3}", *line, flush=True)
 
 
 def main():
@@ -143,12 +120,14 @@ def main():
     print(platform.processor() or platform.machine(), tirx_cpu.host_target().attrs["mcpu"])
     pool, words = tirx_cpu.aligned_zeros(416), tirx_cpu.aligned_zeros(16, "int32")
     words[0] = 200_000
-    seconds = best_time(ceiling_kernel(), [(tirx_cpu.tensor(pool), tirx_cpu.tensor(words))])
+    kernel, arguments = ceiling_kernel(), [tirx_cpu.tensor(pool), tirx_cpu.tensor(words)]
+    seconds = best_time([lambda: kernel(*arguments)])
     print(f"ceiling {24 * 32 * int(words[0]) / seconds / 1e9:.1f} GFLOP/s a thread (FMA in registers)")
     print(f"{'product':12}{'shape':>11}{'threads':>8}", *(f"n={n:<6}" for n in COUNTS), "GFLOP/s")
+    made = product_module()
     for shape in shapes:
         for kind in ("forward", "transposed", "gradient"):
-            measure(kind, shape, options.seconds)
+            measure(made, kind, shape, options.seconds)
 
 
 if __name__ == "__main__":

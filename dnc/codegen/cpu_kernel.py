@@ -20,7 +20,7 @@ from dnc.cache_folder import cache_folder
 from dnc.codegen import cpu_sync
 from dnc.codegen.access import Access
 from dnc.codegen.bodies import cpu_gradients, cpu_segments, cpu_update
-from dnc.codegen.bodies.cpu_subroutines import define_products
+from dnc.codegen.bodies.cpu_products import define_products
 from dnc.codegen.bodies.cpu_worker import MEMORY, Functions, Worker
 from dnc.codegen.emit import Expr, both, dispatch, let, local, locals_in, named, put, when
 from dnc.codegen.stamps import CpuStamps, cpu_clock

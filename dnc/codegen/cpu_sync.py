@@ -1,9 +1,9 @@
-"""Synchronisation of CPU workers: atomics that TIRx lacks, and a bounded barrier.
+"""Synchronisation of CPU workers: atomics that TIRx lacks, and a bounded wait.
 
-In: an int32 buffer of synchronisation words shared by the workers of a group, zero before the first
-launch. Out: TIRx emitted into the function that the caller's `IRBuilder` is building. Guaranteed:
-what a worker stored before a barrier is seen by every worker of the group after it; no wait is
-unbounded: a worker that waited too long sets the abort word, and every wait polls that word.
+In: an int32 buffer of synchronisation words shared by the workers of a group. Out: TIRx emitted into the
+function that the caller's `IRBuilder` is building. Guaranteed: what a worker stored before it added to a
+word is seen by every worker that waits for the sum; no wait is unbounded, and every wait ends where the
+abort word is set.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from tvm.tirx.script.builder import ir as T
 
 Expr: TypeAlias = Any
 
-BARRIER_WORDS = 32  # arrivals and epoch, on cache lines of their own
-_EPOCH = 16  # word of the epoch within a barrier
 SPINS_BEFORE_YIELD = 64
-DEFAULT_YIELD_LIMIT = 1 << 22  # some seconds
-ABORT_TIMEOUT = 1
 
 _LLVM_IR = """
 declare i32 @sched_yield()
@@ -64,43 +60,13 @@ def fetch_add(words: Expr, at: Expr, value: Expr) -> Expr:
     return T.Bind(T.call_extern("int32", "dnc_fetch_add", T.address_of(words[at]), value))
 
 
-def emit_barrier(
-    words: Expr,
-    *,
-    at: Expr,
-    parties: Expr,
-    abort_at: Expr,
-    yield_limit: int = DEFAULT_YIELD_LIMIT,
-) -> None:
-    """Wait until `parties` workers have arrived at the barrier whose words start at `at`.
-
-    Leaves early when the abort word is not zero, and sets it to `ABORT_TIMEOUT` after `yield_limit`
-    yields; the caller checks it (`load_acquire(words, abort_at)`) and leaves its loop. After an
-    abort the host zeroes all words before the next launch.
-    """
-    epoch_at = T.Bind(at + _EPOCH)
-    epoch = load_acquire(words, epoch_at)
-    arrived = fetch_add(words, at, 1)
-    with T.If(arrived == parties - 1):
-        with T.Then():
-            T.buffer_store(words, 0, [at])
-            store_release(words, epoch_at, epoch + 1)
-        with T.Else():
-            emit_wait(
-                words,
-                until=lambda: load_acquire(words, epoch_at) != epoch,
-                abort_at=abort_at,
-                yield_limit=yield_limit,
-            )
-
-
 def emit_wait(
     words: Expr,
     *,
-    until: Any,
+    until: Callable[[], Expr],
     abort_at: Expr,
-    yield_limit: Expr = DEFAULT_YIELD_LIMIT,
-    on_timeout: Callable[[], None] | None = None,
+    yield_limit: Expr,
+    on_timeout: Callable[[], None],
 ) -> None:
     """Poll `until()` (emits loads, returns a condition), yielding, until it holds or the group aborts.
 
@@ -119,10 +85,7 @@ def emit_wait(
                 T.evaluate(T.call_extern("int32", "dnc_yield"))
                 T.buffer_store(yields, yields[0] + 1, [0])
                 with T.If(yields[0] >= yield_limit), T.Then():
-                    if on_timeout is not None:
-                        on_timeout()
-                    else:
-                        store_release(words, abort_at, ABORT_TIMEOUT)
+                    on_timeout()
 
 
 def _counter(value: int) -> Expr:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LANES = 16  # floats of a 512-bit register; panels are padded to whole ones
+PANEL = 64  # rows of a panel: four registers
 PANEL_GAP = 256  # floats between panels: 1 KiB, or equal columns of all panels share cache sets
 
 
@@ -40,7 +41,7 @@ class PackedLayout:
 
     rows: int = attrs.field(validator=attrs.validators.ge(1))
     columns: int = attrs.field(validator=attrs.validators.ge(1))
-    panel: int = 64
+    panel: int = PANEL
 
     @property
     def padded_rows(self) -> int:

@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.bodies.cpu_products import BLOCK_ROWS
+from dnc.codegen.bodies.cpu_products import GRADIENT
 from dnc.codegen.bodies.cpu_segments import layout_of, place_rows
-from dnc.codegen.bodies.cpu_subroutines import GRADIENT
 from dnc.codegen.bodies.cpu_worker import CHUNK, Worker, alike, elements, ramp, total
 from dnc.codegen.emit import (
     Expr,
@@ -30,7 +29,7 @@ from dnc.codegen.emit import (
 )
 from dnc.ir import isa
 from dnc.ir.plan import DenseGradient, SlotsAddress, TableGradient, padded
-from dnc.ir.weight_format import LANES
+from dnc.ir.weight_format import LANES, PANEL
 
 
 def dense_gradient(worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr]) -> None:
@@ -41,7 +40,7 @@ def dense_gradient(worker: Worker, gradient: DenseGradient, fields: Mapping[str,
     access = worker.access
     own = access.base(isa.GRADIENTS) + access.slice(gradient.parameter, fields["index"])
     base = let("gradient", own - access.base(isa.PARAMETERS))
-    blocks = -(-gradient.rows // BLOCK_ROWS)
+    blocks = -(-gradient.rows // PANEL)
     begin = let("begin", tirx.truncmod(worker.number + worker.grid - fields["first_worker"], worker.grid))
     with stride_loop("block", begin, blocks, worker.grid) as block:
         if gradient.pieces:
@@ -55,9 +54,9 @@ def _matrix_block(
 ) -> None:
     """Chunks of vertices: their deltas are copied to scratch memory, then every piece is added."""
     layout, rows = layout_of(worker, gradient.parameter), fields["rows"]
-    worker.functions.need(BLOCK_ROWS * CHUNK)
+    worker.functions.need(PANEL * CHUNK)
     panel = let("panel", base + wide(block) * layout.block_stride)
-    width = let("width", smaller(layout.padded_rows - block * BLOCK_ROWS, BLOCK_ROWS))
+    width = let("width", smaller(layout.padded_rows - block * PANEL, PANEL))
     chunks = let("chunks", T.max(tirx.truncdiv(rows + (CHUNK - 1), CHUNK), 1))
     with loop("chunk", chunks) as chunk:
         start = let("start", chunk * CHUNK)
@@ -76,13 +75,13 @@ def _matrix_block(
 
 def _copy_deltas(worker: Worker, gradient: DenseGradient, start: Expr, count: Expr, block: Expr) -> None:
     """The deltas of a block's rows at the start of scratch memory, 64 floats a vertex."""
-    first = let("first_row", block * BLOCK_ROWS)
-    own = let("own", smaller(gradient.rows - first, BLOCK_ROWS))
+    first = let("first_row", block * PANEL)
+    own = let("own", smaller(gradient.rows - first, PANEL))
     with loop("v", count) as v:
-        at = let("at", wide(v) * BLOCK_ROWS)
+        at = let("at", wide(v) * PANEL)
         read = worker.access.reader(gradient.delta, let("vertex", start + v))
-        if gradient.rows % BLOCK_ROWS:
-            for lane in range(0, BLOCK_ROWS, LANES):
+        if gradient.rows % PANEL:
+            for lane in range(0, PANEL, LANES):
                 put(worker.scratch, ramp(at + lane), T.float32(0.0))
         elements(own, lambda i: put(worker.scratch, shift(at, i), read(shift(first, i))))
 
@@ -91,8 +90,8 @@ def _vector_block(
     worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr], block: Expr, base: Expr
 ) -> None:
     """Sums the deltas of 64 elements over all rows."""
-    first = let("first_row", block * BLOCK_ROWS)
-    own = let("own", smaller(gradient.rows - first, BLOCK_ROWS))
+    first = let("first_row", block * PANEL)
+    own = let("own", smaller(gradient.rows - first, PANEL))
     shape = worker.plan.program.parameter(gradient.parameter).type.shape
 
     def element(i: Expr) -> None:

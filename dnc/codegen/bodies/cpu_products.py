@@ -1,382 +1,211 @@
-"""The three products of a unit on the CPU: forward, transposed, and weight gradient.
+"""The three products as functions of a CPU kernel: any weight, any rows, one piece of code each.
 
-In: a packed weight (`PackedLayout`), addresses of gathered rows as Python functions of the vertex,
-a number of vertices known only at run time. Out: TIRx emitted into the function that the caller's
-`IRBuilder` is building. Guaranteed: every output element is summed in one fixed order that depends
-neither on the number of vertices nor on the vertex tile, so results are reproducible bit for bit;
-nothing is read or written outside the named rows.
-
-A weight W[R, K] lives in *blocks* of 64 rows, each stored as [K, 64] (the last block is narrower:
-R rounded up to 16). One layout serves all three products, and the optimizer, being elementwise,
-may update it in place. All positions are in floats, as int64 expressions.
+In: shapes and positions as arguments; the rows that a product gathers or scatters, and the blocks of
+a weight it works on, as lists in the worker's `places`. Out: private functions in a module.
+Guaranteed: every output element is summed in one fixed order that depends neither on the number of
+vertices nor on the vertex tile. A weight lies in panels (`PackedLayout`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import Any, TypeAlias
+from collections.abc import Callable
 
-import attrs
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from dnc.ir.weight_format import LANES as LANES
-from dnc.ir.weight_format import PackedLayout as PackedLayout
+from dnc.codegen.bodies.cpu_vectors import (
+    accumulator,
+    lane_sums,
+    load,
+    multiply_add,
+    store,
+    vertex_tiles,
+    zeros,
+)
+from dnc.codegen.bodies.cpu_worker import TILE, Functions, Worker, lane_sum
+from dnc.codegen.emit import Expr, either, let, loop, put, when, wide
+from dnc.ir.weight_format import LANES, PANEL, PANEL_GAP
 
-Expr: TypeAlias = Any  # a TIRx expression, or a Python number where one is accepted
-RowAddress: TypeAlias = Callable[[Expr], Expr]  # vertex (int32) -> position of its row (int64)
-
-BLOCK_ROWS = 64  # rows of a block: four registers
+FORWARD, TRANSPOSED, GRADIENT = "dnc_forward", "dnc_transposed", "dnc_gradient"
+BLOCKS = TILE  # first word of the list of blocks in `places`
+GRADIENT_COLUMNS = 6  # 6 columns x 4 registers
 VERTEX_TILE = 6  # 6 vertices x 4 registers = 24 accumulators of the 32 registers
 COLUMN_CHUNK = 128  # of a block: 32 KiB that stay in L1 over all vertices
 TRANSPOSED_VERTEX_TILE = 3
 STRIP_COLUMNS = 8  # columns of a transposed tile: 3 x 8 accumulators
-VERTEX_CHUNK = 32  # vertices whose deltas stay in L1 over all columns of a block
-
-_VECTOR = f"float32x{LANES}"
+I32, I64 = "int32", "int64"
 
 
-@attrs.frozen
-class Piece:
-    """`width` neighbouring columns of the input, and where each vertex keeps them."""
-
-    width: int
-    row: RowAddress
-
-
-def gathered(lists: Expr, start: Expr) -> RowAddress:
-    """Rows found through an index list: `lists[start + v]`, in units of 4 floats."""
-    return lambda v: tirx.Cast("int64", lists[start + v]) * 4
+def define_products(functions: Functions) -> None:
+    """Adds the functions to a module."""
+    for source in ("pool", "scratch"):
+        _define_forward(functions, source)
+        _define_gradient(functions, source)
+    arguments = [("weight", I64), ("rows", I32), ("columns", I32), ("blocks", I32), ("first", I32)]
+    arguments += [("width", I32), ("count", I32), ("delta", I64), ("stride", I32)]
+    functions.define(TRANSPOSED, tuple(arguments), _transposed)
 
 
-def strided(base: Expr, stride: int) -> RowAddress:
-    """Rows side by side, `stride` floats apart."""
-    return lambda v: _i64(base) + _i64(v) * stride
+def _blocks(worker: Worker, blocks: Expr, rows: Expr, body: Callable[[Expr, Expr], None]) -> None:
+    """body(block, full) for every block of the list."""
+    full = let("full", tirx.truncdiv(rows, PANEL))
+    with loop("listed", blocks) as listed:
+        block = let("block", T.cast(worker.places[BLOCKS + listed], I32))
+        body(block, block < full)
 
 
-# ---------------------------------------------------------------------------------------------
-# Forward
+def _define_forward(functions: Functions, source: str) -> None:
+    """scratch[out + v * stride + r] (+)= sum over a piece's columns of W[r, first + k] * x[v, k].
 
-
-def emit_product(
-    layout: PackedLayout,
-    *,
-    weights: Expr,
-    weight_at: Expr,
-    inputs: Expr,
-    pieces: Sequence[Piece],
-    n: Expr,
-    out: Expr,
-    out_row: RowAddress,
-    bias_at: Expr | None = None,
-    accumulate: bool = False,
-    block_range: tuple[Expr, Expr] | None = None,
-) -> None:
-    """out[v, r] = sum_k W[r, k] * x[v, k] (+ bias[r]) for v < n and the rows of `block_range`.
-
-    `weights`, `inputs`, `out`: float32 buffers (may be one). `pieces`: x is their concatenation.
-    Rows of `out` are written up to the padded row count. `bias_at`: position in `weights` of a
-    bias padded to `layout.padded_rows`. `accumulate`: add to what stands in `out`.
-    `block_range`: half-open, in blocks, the share of one worker; all blocks when left out.
+    x[v, 0] is `source`[places[v]]. `fresh`: start from zero instead of adding.
     """
-    _check_pieces(layout, pieces)
 
-    def block(index: Expr, width: int) -> None:
-        panel = T.Bind(_i64(weight_at) + _i64(index) * layout.block_stride)
-        first_row = T.Bind(_i64(index) * BLOCK_ROWS)
-        registers = range(0, width, LANES)
+    def forward(
+        worker: Worker, weight: Expr, rows: Expr, columns: Expr, blocks: Expr, first: Expr, width: Expr,
+        count: Expr, out: Expr, stride: Expr, fresh: Expr,
+    ) -> None:  # fmt: skip
+        inputs = getattr(worker, source)
+        scratch, pool, places = worker.scratch, worker.pool, worker.places
+        tail = let("tail", tirx.truncmod(rows, PANEL))
 
-        if not accumulate:
-            with T.serial(0, n) as v:
-                row = T.Bind(out_row(v) + first_row)
-                for lane in registers:
-                    start = _zeros() if bias_at is None else _load(weights, bias_at + first_row + lane)
-                    _store(out, row + lane, start)
+        def columns_of(row: Expr, panel: Expr, step: Expr, registers: int) -> None:
+            """All columns for 16 * registers rows; `step` floats from a column to the next."""
+            with when(fresh != 0), loop("v", count) as v:
+                for j in range(registers):
+                    store(scratch, row + wide(v) * stride + j * LANES, zeros())
 
-        def tile(piece: Piece, v0: Expr, size: int, k0: Expr, k1: Expr, column: int) -> None:
-            rows = [T.Bind(out_row(v0 + t) + first_row) for t in range(size)]
-            xs = [T.Bind(piece.row(v0 + t)) for t in range(size)]
-            sums = [[_register(_load(out, row + lane)) for lane in registers] for row in rows]
-            with T.serial(k0, k1) as k:
-                at = T.Bind(panel + (_i64(k) + column) * width)
-                ws = [T.Bind(_load(weights, at + lane)) for lane in registers]
+            def tile(v0: Expr, size: int, k0: Expr, k1: Expr) -> None:
+                at = [let("out_row", row + wide(v0 + t) * stride) for t in range(size)]
+                xs = [let("x", places[v0 + t]) for t in range(size)]
+                sums = [[accumulator(load(scratch, a + j * LANES)) for j in range(registers)] for a in at]
+                with T.serial(k0, k1) as k:
+                    w_at = let("w_at", panel + wide(first + k) * step)
+                    ws = [let("w", load(pool, w_at + j * LANES)) for j in range(registers)]
+                    for t in range(size):
+                        x = let("value", tirx.Broadcast(inputs[xs[t] + wide(k)], LANES))
+                        for j, w in enumerate(ws):
+                            multiply_add(sums[t][j], w, x)
                 for t in range(size):
-                    x = T.Bind(tirx.Broadcast(inputs[xs[t] + _i64(k)], LANES))
-                    for j, w in enumerate(ws):
-                        _multiply_add(sums[t][j], w, x)
-            for t in range(size):
-                for j, lane in enumerate(registers):
-                    _store(out, rows[t] + lane, sums[t][j][0])
+                    for j in range(registers):
+                        store(scratch, at[t] + j * LANES, sums[t][j][0])
 
-        column = 0
-        for piece in pieces:
-            with T.serial(0, math.ceil(piece.width / COLUMN_CHUNK)) as chunk:
-                k0 = T.Bind(chunk * COLUMN_CHUNK)
-                k1 = T.Bind(_minimum(k0 + COLUMN_CHUNK, piece.width))
-                body = partial(tile, piece, k0=k0, k1=k1, column=column)
-                _for_vertex_tiles(n, VERTEX_TILE, body)
-            column += piece.width
+            with loop("chunk", tirx.truncdiv(width + (COLUMN_CHUNK - 1), COLUMN_CHUNK)) as chunk:
+                k0 = let("k0", chunk * COLUMN_CHUNK)
+                k1 = let("k1", tirx.min(k0 + COLUMN_CHUNK, width))
+                vertex_tiles(count, VERTEX_TILE, lambda v0, size: tile(v0, size, k0, k1))
 
-    _for_blocks(layout, block_range, block)
+        def block(index: Expr, is_full: Expr) -> None:
+            panel = let("panel", weight + wide(index) * (columns * PANEL + PANEL_GAP))
+            row = let("row", out + wide(index) * PANEL)
 
+            def narrow() -> None:
+                with loop("strip", tirx.truncdiv(tail, LANES)) as strip:
+                    lane = let("lane", wide(strip) * LANES)
+                    columns_of(let("at", row + lane), let("strip_at", panel + lane), wide(tail), 1)
 
-# ---------------------------------------------------------------------------------------------
-# Transposed
+            either(is_full, lambda: columns_of(row, panel, tirx.const(PANEL, I64), 4), narrow)
 
+        _blocks(worker, blocks, rows, block)
 
-def num_strips(pieces: Sequence[Piece]) -> int:
-    """Strips of `emit_transposed_product`, what `strip_range` counts."""
-    return sum(math.ceil(p.width / STRIP_COLUMNS) for p in pieces)
+    arguments = [("weight", I64), ("rows", I32), ("columns", I32), ("blocks", I32), ("first", I32)]
+    arguments += [("width", I32), ("count", I32), ("out", I64), ("stride", I32), ("fresh", I32)]
+    functions.define(f"{FORWARD}_{source}", tuple(arguments), forward)
 
 
-def emit_transposed_product(
-    layout: PackedLayout,
-    *,
-    weights: Expr,
-    weight_at: Expr,
-    deltas: Expr,
-    delta_row: RowAddress,
-    n: Expr,
-    out: Expr,
-    pieces: Sequence[Piece],
-    accumulate: bool = False,
-    block_range: tuple[Expr, Expr] | None = None,
-    strip_range: tuple[Expr, Expr] | None = None,
-) -> None:
-    """out[v, k] = sum_r W[r, k] * delta[v, r] for v < n.
+def _transposed(
+    worker: Worker, weight: Expr, rows: Expr, columns: Expr, blocks: Expr, first: Expr, width: Expr,
+    count: Expr, delta: Expr, stride: Expr,
+) -> None:  # fmt: skip
+    """pool[places[v] + k] = sum over the blocks' rows r of W[r, first + k] * scratch[delta + v * stride + r]."""  # noqa: E501
+    pool, scratch, places = worker.pool, worker.scratch, worker.places
+    tail = let("tail", tirx.truncmod(rows, PANEL))
 
-    `delta_row`: rows of `layout.padded_rows` floats; the padding must be finite (W is zero there).
-    `pieces`: where column ranges of the result go. `block_range` restricts the *sum* to some rows
-    (a partial sum); `strip_range` restricts the *result* to some strips of 8 columns, counted
-    through all pieces: the share of one worker without partial sums.
-    """
-    _check_pieces(layout, pieces)
-
-    def strip(piece: Piece, local: Expr, column: Expr, width: int) -> None:
-        """Columns [column, column + width), which are [local, local + width) of the piece."""
-
+    def strip(local: Expr, strip_columns: int) -> None:
         def tile(v0: Expr, size: int) -> None:
-            ds = [T.Bind(delta_row(v0 + t)) for t in range(size)]
-            rows = [T.Bind(piece.row(v0 + t) + local) for t in range(size)]
-            sums = [[_register(_zeros()) for _ in range(width)] for _ in ds]
+            ds = [let("delta_row", delta + wide(v0 + t) * stride) for t in range(size)]
+            outs = [let("out_row", places[v0 + t] + wide(local)) for t in range(size)]
+            sums = [[accumulator(zeros()) for _ in range(strip_columns)] for _ in range(size)]
 
-            def block(index: Expr, block_width: int) -> None:
-                panel = T.Bind(_i64(weight_at) + _i64(index) * layout.block_stride + column * block_width)
-                row = T.Bind(_i64(index) * BLOCK_ROWS)
-                with T.serial(0, block_width // LANES) as j:
-                    lane = T.Bind(_i64(j) * LANES)
-                    held = [T.Bind(_load(deltas, d + row + lane)) for d in ds]
-                    for c in range(width):
-                        w = T.Bind(_load(weights, panel + lane + c * block_width))
-                        for t, delta in enumerate(held):
-                            _multiply_add(sums[t][c], w, delta)
+            def block(index: Expr, is_full: Expr) -> None:
+                panel = let("panel", weight + wide(index) * (columns * PANEL + PANEL_GAP))
+                row = let("row", wide(index) * PANEL)
 
-            _for_blocks(layout, block_range, block)
-            for row, registers in zip(rows, sums, strict=True):
-                for c, values in _lane_sums([s[0] for s in registers]):
-                    lanes = values.ty.dtype.lanes
-                    if accumulate:
-                        values = _load(out, row + c, lanes) + values
-                    _store(out, row + c, values, lanes)
+                def part(block_width: Expr) -> None:
+                    at = let("column_at", panel + wide(first + local) * block_width)
+                    with loop("j", tirx.truncdiv(block_width, LANES)) as j:
+                        lane = let("lane", wide(j) * LANES)
+                        held = [let("held", load(scratch, d + row + lane)) for d in ds]
+                        for c in range(strip_columns):
+                            w = let("w", load(pool, at + lane + c * wide(block_width)))
+                            for t, value in enumerate(held):
+                                multiply_add(sums[t][c], w, value)
 
-        _for_vertex_tiles(n, TRANSPOSED_VERTEX_TILE, tile)
+                either(is_full, lambda: part(tirx.const(PANEL, I32)), lambda: part(tail))
 
-    first_strip = 0
-    column = 0
-    for piece in pieces:
-        full, tail = divmod(piece.width, STRIP_COLUMNS)
-        lo, hi = strip_range or (0, num_strips(pieces))
-        with _clipped(lo, hi, first_strip, full) as s:
-            local = T.Bind(_i64(s) * STRIP_COLUMNS)
-            strip(piece, local, T.Bind(local + column), STRIP_COLUMNS)
-        if tail:
-            with _clipped(lo, hi, first_strip + full, 1):
-                local = full * STRIP_COLUMNS
-                strip(piece, _i64(local), _i64(local + column), tail)
-        first_strip += full + (tail > 0)
-        column += piece.width
+            _blocks(worker, blocks, rows, block)
+            for out, registers in zip(outs, sums, strict=True):
+                if strip_columns == 1:
+                    put(pool, out, lane_sum(let("sums", registers[0][0])))
+                    continue
+                for c, values in lane_sums([s[0] for s in registers]):
+                    store(pool, out + c, values, values.ty.dtype.lanes)
+
+        vertex_tiles(count, TRANSPOSED_VERTEX_TILE, tile)
+
+    full = let("full_strips", tirx.truncdiv(width, STRIP_COLUMNS))
+    with loop("strip", full) as index:
+        strip(let("local", index * STRIP_COLUMNS), STRIP_COLUMNS)
+    with T.serial(full * STRIP_COLUMNS, width) as column:
+        strip(column, 1)
 
 
-def _lane_sums(vectors: list[Expr]) -> Iterator[tuple[int, Expr]]:
-    """Sum each vector over its lanes; yields (index of the first, sums of 1 to 16 neighbours).
+def _define_gradient(functions: Functions, source: str) -> None:
+    """One block, one piece: pool[at + k * step + r] (+)= sum over v of scratch[v * 64 + r] * x[v, k].
 
-    A tree of shuffles: pairs of vectors are folded into one until one is left.
+    x[v, 0] is `source`[places[v]]; `step` is the width of the block.
     """
-    first = 0
-    while first < len(vectors):
-        count = 1 << int(math.log2(min(len(vectors) - first, LANES)))
-        level = vectors[first : first + count]
-        segment = LANES
-        while segment > 1:
-            half = segment // 2
-            lanes = LANES * 2 if len(level) > 1 else count * segment
-            starts = range(0, lanes, segment)
-            low = [s + e for s in starts for e in range(half)]
-            high = [i + half for i in low]
-            groups = [level[i : i + 2] for i in range(0, len(level), 2)]
-            level = [T.Bind(_shuffle(g, low) + _shuffle(g, high)) for g in groups]
-            segment = half
-        yield first, level[0]
-        first += count
 
+    def gradient(worker: Worker, at: Expr, step: Expr, width: Expr, count: Expr, add: Expr) -> None:
+        inputs, pool, scratch = getattr(worker, source), worker.pool, worker.scratch
 
-# ---------------------------------------------------------------------------------------------
-# Weight gradient
+        def tile(column: Expr, columns: int, place: Expr, row: Expr, distance: Expr, registers: int) -> None:
+            at = [
+                let("at", place + (wide(column) + c) * distance + j * LANES)
+                for c in range(columns)
+                for j in range(registers)
+            ]
+            sums = [accumulator(zeros()) for _ in at]
+            with when(add != 0):
+                for register, position in zip(sums, at, strict=True):
+                    T.buffer_store(register, load(pool, position), [0])
+            with loop("v", count) as v:
+                d = let("d", row + wide(v) * PANEL)
+                x = let("x", worker.places[v] + wide(column))
+                deltas = [let("delta", load(scratch, d + j * LANES)) for j in range(registers)]
+                for c in range(columns):
+                    value = let("value", tirx.Broadcast(inputs[x + c], LANES))
+                    for j, delta in enumerate(deltas):
+                        multiply_add(sums[c * registers + j], delta, value)
+            for register, position in zip(sums, at, strict=True):
+                store(pool, position, register[0])
 
+        def columns_of(place: Expr, row: Expr, distance: Expr, registers: int) -> None:
+            full = let("full", tirx.truncdiv(width, GRADIENT_COLUMNS))
+            with loop("group", full) as group:
+                column = let("column", group * GRADIENT_COLUMNS)
+                tile(column, GRADIENT_COLUMNS, place, row, distance, registers)
+            with T.serial(full * GRADIENT_COLUMNS, width) as column:
+                tile(column, 1, place, row, distance, registers)
 
-def emit_weight_gradient(
-    layout: PackedLayout,
-    *,
-    gradients: Expr,
-    gradient_at: Expr,
-    deltas: Expr,
-    delta_row: RowAddress,
-    inputs: Expr,
-    pieces: Sequence[Piece],
-    n: Expr,
-    accumulate: bool = True,
-    block_range: tuple[Expr, Expr] | None = None,
-) -> None:
-    """dW[r, k] (+)= sum_v delta[v, r] * x[v, k], in the order of v; dW is packed like W.
+        def narrow() -> None:
+            with loop("strip", tirx.truncdiv(step, LANES)) as strip:
+                lane = let("lane", wide(strip) * LANES)
+                columns_of(let("strip_at", at + lane), lane, wide(step), 1)
 
-    Rows of `delta_row` hold `layout.padded_rows` floats, zero in the padding (or the padding of
-    dW is not zero either). `block_range`: the share of one worker.
-    """
-    _check_pieces(layout, pieces)
+        def full() -> None:
+            columns_of(at, tirx.const(0, I64), tirx.const(PANEL, I64), 4)
 
-    def block(index: Expr, width: int) -> None:
-        panel = T.Bind(_i64(gradient_at) + _i64(index) * layout.block_stride)
-        first_row = T.Bind(_i64(index) * BLOCK_ROWS)
-        registers = range(0, width, LANES)
-        tile_columns = 24 // len(registers)
+        either(step == PANEL, full, narrow)
 
-        def tile(piece: Piece, v0: Expr, v1: Expr, local: Expr, column: Expr, count: int, add: bool) -> None:
-            at = T.Bind(panel + column * width)
-            places = [[at + (c * width + lane) for lane in registers] for c in range(count)]
-            sums = [[_register(_load(gradients, p) if add else _zeros()) for p in row] for row in places]
-            with T.serial(v0, v1) as v:
-                d = T.Bind(delta_row(v) + first_row)
-                x = T.Bind(piece.row(v) + local)
-                ds = [T.Bind(_load(deltas, d + lane)) for lane in registers]
-                for c in range(count):
-                    value = T.Bind(tirx.Broadcast(inputs[x + c], LANES))
-                    for j, delta in enumerate(ds):
-                        _multiply_add(sums[c][j], delta, value)
-            for c in range(count):
-                for j in range(len(registers)):
-                    _store(gradients, places[c][j], sums[c][j][0])
-
-        def all_columns(v0: Expr, v1: Expr, add: bool) -> None:
-            column = 0
-            for piece in pieces:
-                full, tail = divmod(piece.width, tile_columns)
-                with T.serial(0, full) as i:
-                    local = T.Bind(_i64(i) * tile_columns)
-                    tile(piece, v0, v1, local, T.Bind(local + column), tile_columns, add)
-                if tail:
-                    rest = piece.width - tail
-                    tile(piece, v0, v1, _i64(rest), _i64(column + rest), tail, add)
-                column += piece.width
-
-        all_columns(0, T.Bind(tirx.min(n, VERTEX_CHUNK)), accumulate)
-        with T.serial(1, tirx.truncdiv(n + (VERTEX_CHUNK - 1), VERTEX_CHUNK)) as chunk:
-            v0 = T.Bind(chunk * VERTEX_CHUNK)
-            all_columns(v0, T.Bind(tirx.min(v0 + VERTEX_CHUNK, n)), True)
-
-    _for_blocks(layout, block_range, block)
-
-
-# ---------------------------------------------------------------------------------------------
-# Loops and registers
-
-
-def _for_vertex_tiles(n: Expr, tile: int, body: Callable[[Expr, int], None]) -> None:
-    """Full tiles in a loop, then the rest of n by a variant of its own size."""
-    with T.serial(0, tirx.truncdiv(n, tile)) as i:
-        body(T.Bind(i * tile), tile)
-    rest = T.Bind(tirx.truncmod(n, tile))
-    first = T.Bind(n - rest)
-    for size in range(1, tile):
-        with T.If(rest == size), T.Then():
-            body(first, size)
-
-
-def _for_blocks(
-    layout: PackedLayout,
-    block_range: tuple[Expr, Expr] | None,
-    body: Callable[[Expr, int], None],
-) -> None:
-    """`body(index, width)` over the blocks of a range; the narrow last one is code of its own."""
-    lo, hi = block_range or (0, layout.num_blocks)
-    full = layout.full_blocks
-    if full:
-        with T.serial(lo, _minimum(hi, full)) as index:
-            body(index, BLOCK_ROWS)
-    if layout.tail_width:
-        if isinstance(lo, int) and isinstance(hi, int):
-            if lo <= full < hi:
-                body(tirx.const(full, "int32"), layout.tail_width)
-        else:
-            with T.If(tirx.all(lo <= full, hi > full)), T.Then():
-                body(tirx.const(full, "int32"), layout.tail_width)
-
-
-@contextmanager
-def _clipped(lo: Expr, hi: Expr, first: int, count: int) -> Iterator[Expr]:
-    """A loop over [0, count) cut to what [lo, hi) holds of [first, first + count)."""
-    with T.serial(_maximum(lo - first, 0), _minimum(hi - first, count)) as i:
-        yield i
-
-
-def _register(value: Expr) -> Expr:
-    """A stack slot of one vector, set to `value`; LLVM keeps it in a register."""
-    register = T.alloc_buffer((1,), _VECTOR, scope="global")
-    T.buffer_store(register, value, [0])
-    return register
-
-
-def _multiply_add(register: Expr, a: Expr, b: Expr) -> None:
-    T.buffer_store(register, register[0] + a * b, [0])  # contracted to one FMA
-
-
-def _zeros() -> Expr:
-    return tirx.Broadcast(tirx.const(0.0, "float32"), LANES)
-
-
-def _position(at: Expr, lanes: int) -> Expr:
-    return at if lanes == 1 else tirx.Ramp(at, tirx.const(1, "int64"), lanes)
-
-
-def _load(buffer: Expr, at: Expr, lanes: int = LANES) -> Expr:
-    return buffer[_position(at, lanes)]
-
-
-def _store(buffer: Expr, at: Expr, value: Expr, lanes: int = LANES) -> None:
-    T.buffer_store(buffer, value, [_position(at, lanes)])
-
-
-def _shuffle(vectors: list[Expr], lanes: list[int]) -> Expr:
-    if len(lanes) == 1:
-        return tirx.Shuffle(vectors, [tirx.const(lanes[0], "int32")])
-    return tirx.Shuffle(vectors, [tirx.const(i, "int32") for i in lanes])
-
-
-def _i64(value: Expr) -> Expr:
-    return tirx.const(value, "int64") if isinstance(value, int) else tirx.Cast("int64", value)
-
-
-def _minimum(a: Expr, b: int) -> Expr:
-    return min(a, b) if isinstance(a, int) else tirx.min(a, tirx.const(b, "int32"))
-
-
-def _maximum(a: Expr, b: int) -> Expr:
-    return max(a, b) if isinstance(a, int) else tirx.max(a, tirx.const(b, "int32"))
-
-
-def _check_pieces(layout: PackedLayout, pieces: Sequence[Piece]) -> None:
-    total = sum(p.width for p in pieces)
-    if total != layout.columns:
-        raise ValueError(f"pieces hold {total} columns; the weight has {layout.columns}")
+    arguments = (("at", I64), ("step", I32), ("width", I32), ("count", I32), ("add", I32))
+    functions.define(f"{GRADIENT}_{source}", arguments, gradient)

@@ -15,14 +15,13 @@ import attrs
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.bodies.cpu_products import BLOCK_ROWS
-from dnc.codegen.bodies.cpu_subroutines import BLOCKS, FORWARD, TRANSPOSED
-from dnc.codegen.bodies.cpu_worker import TILE, Worker, elements, ramp, total
+from dnc.codegen.bodies.cpu_products import BLOCKS, FORWARD, TRANSPOSED
+from dnc.codegen.bodies.cpu_worker import TILE, Worker, elements, ramp
 from dnc.codegen.cells import Element, UnitCell, VertexCell, scratch_floats, tensor
 from dnc.codegen.emit import Expr, let, local, loop, put, shift, smaller, stride_loop, when, wide
 from dnc.ir.cell import Value
 from dnc.ir.plan import Piece, Product, Segment, TransposedProduct, padded
-from dnc.ir.weight_format import LANES, PackedLayout
+from dnc.ir.weight_format import LANES, PANEL, PackedLayout
 
 # Operations whose lanes would have to branch apart.
 SCALAR_ONLY = frozenset({"list_max", "list_max_grad"})
@@ -90,8 +89,8 @@ def _list_blocks(worker: Worker, segment: Segment, value: Value, begin: Expr, en
     gates = tensor(value).size // segment.units
     found, following = local("found", "int32", 0), local("following", "int32", 0)
     with when(begin < end), loop("gate", gates) as gate:
-        low = let("low", tirx.truncdiv(gate * segment.units + begin, BLOCK_ROWS))
-        high = let("high", tirx.truncdiv(gate * segment.units + end + (BLOCK_ROWS - 1), BLOCK_ROWS))
+        low = let("low", tirx.truncdiv(gate * segment.units + begin, PANEL))
+        high = let("high", tirx.truncdiv(gate * segment.units + end + (PANEL - 1), PANEL))
         with T.serial(T.max(low, following[0]), high) as block:
             put(worker.places, BLOCKS + found[0], wide(block))
             put(found, 0, found[0] + 1)
@@ -271,6 +270,3 @@ def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
     begin = let("begin", smaller(worker.rank * share, rows))
     with T.serial(begin, smaller(begin + share, rows)) as index:
         VertexCell(worker.access, worker.math, LoopTarget(worker), segment, let("vertex", row + index)).run()
-
-
-__all__ = ["LoopTarget", "layout_of", "place_rows", "total", "unit_segment", "vertex_segment"]
