@@ -18,8 +18,6 @@ from dnc.frontend.declarations import BUILTINS
 from dnc.frontend.structs import LINKS
 from dnc.frontend.syntax_walk import walk
 
-TOP_LEVEL = ("dimension", "struct", "parameter", "state", "cell", "function")
-
 
 @attrs.frozen
 class Symbol:

@@ -15,13 +15,10 @@ import numpy as np
 
 from dnc.ir.optimizers import COEFFICIENTS, MOST_STATES, OPTIMIZERS
 from dnc.ir.plan import (
-    ChildrenList,
     DenseGradient,
-    IndexList,
     Opcode,
     Plan,
     Segment,
-    SlotList,
 )
 from dnc.ir.program import BACKWARD, EARLY, FORWARD, LATE, TABLE, Parameter
 
@@ -243,11 +240,6 @@ def list_names(plan: Plan) -> tuple[str, ...]:
     """
     tables = tuple(name for table in plan.table_gradients for name in table_lists(table.parameter))
     return (*(item.name for item in plan.lists), *tables)
-
-
-def is_ragged(item: IndexList) -> bool:
-    """Whether a list holds any number of entries per row."""
-    return isinstance(item, ChildrenList | SlotList)
 
 
 @attrs.frozen

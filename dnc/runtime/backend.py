@@ -106,7 +106,6 @@ class VMBackend:
         self._grid = (replicas, workers)
         self.machine = ReferenceVM(plan, seed)
         self.pool = np.zeros(0, np.float32)
-        self._static = 0
         self._results: dict[int, NDArray[np.float32]] = {}
 
     @property

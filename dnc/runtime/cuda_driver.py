@@ -225,7 +225,6 @@ class Device:
     name: str
     arch: str
     multiprocessors: int
-    shared_limit: int
     driver_version: int
     stream: Stream
     context: Any = None
@@ -268,10 +267,6 @@ class Device:
     def stream_of(self, handle: int) -> Stream:
         """A stream that someone else made, by the number that it has in every CUDA library."""
         return Stream(_driver().CUstream(handle))
-
-    def new_stream(self) -> Stream:
-        """A stream that does not wait for the default one."""
-        return Stream(_check(_driver().cuStreamCreate(1), "create a stream"))
 
     def load(self, cubin: bytes, symbol: str, parameters: Sequence[tuple[str, Scalar]]) -> Kernel:
         """The kernel ``symbol`` of a cubin; ``parameters`` in signature order."""
@@ -352,7 +347,6 @@ def open_device(ordinal: int = 0) -> Device:
         name=raw_name.split(b"\0")[0].decode(),
         arch=f"sm_{major}{minor}",
         multiprocessors=attribute("MULTIPROCESSOR_COUNT"),
-        shared_limit=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         driver_version=int(_check(driver.cuDriverGetVersion(), "read the driver version")),
         stream=Stream(_check(driver.cuStreamCreate(1), "create a stream")),
         context=context,

@@ -18,7 +18,6 @@ from dnc.ir.plan import (
     Plan,
     ShareList,
     SlotList,
-    SlotSource,
 )
 from dnc.ir.program import FORWARD, LEVEL, Program, Space, Stage, StateInput
 from dnc.ir.structure import Path
@@ -192,12 +191,3 @@ def longest_paths(nodes: int, sources: np.ndarray, targets: np.ndarray) -> Ints:
         frontier = np.unique(reached[waiting[reached] == 0])
         depth += 1
     return level
-
-
-def sources_of(plan: Plan) -> tuple[SlotSource, ...]:
-    """Every slot source of the plan, each once."""
-    found: dict[SlotSource, None] = {}
-    for item in plan.lists:
-        if isinstance(item, SlotList):
-            found.update(dict.fromkeys(item.sources))
-    return tuple(found)
