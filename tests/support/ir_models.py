@@ -362,19 +362,3 @@ def instance(name, seed=0):
     random = np.random.default_rng(seed)
     program = make()
     return program, grow(program, random), random_parameters(program, random)
-
-
-def numeric_gradients(program, forest, parameters, interpret, epsilon=1e-5):
-    """Central differences of the loss by every element of every parameter."""
-    found = {}
-    for name, array in parameters.items():
-        out = np.zeros_like(array)
-        for at in np.ndindex(array.shape):
-            sides = []
-            for sign in (1, -1):
-                moved = array.copy()
-                moved[at] += sign * epsilon
-                sides.append(interpret(program, forest, {**parameters, name: moved}).loss)
-            out[at] = (sides[0] - sides[1]) / (2 * epsilon)
-        found[name] = out
-    return found
