@@ -20,21 +20,14 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen import sync
 from dnc.codegen.access import Access
 from dnc.codegen.bodies import cuda_dense, cuda_gradients, cuda_segments, cuda_update, cuda_vertices
-from dnc.codegen.bodies.cuda_worker import (
-    THREADS,
-    Worker,
-    load_registers,
-    load_shared,
-    make_view,
-    vector_slots,
-)
+from dnc.codegen.bodies.cuda_worker import Worker, load_registers, load_shared, make_view, vector_slots
 from dnc.codegen.emit import Expr, any_of, both, dispatch, let, local, named, put, stride_loop, when
 from dnc.codegen.math import TirMath
 from dnc.codegen.nvrtc import compiled
 from dnc.codegen.stamps import CudaStamps
 from dnc.codegen.tirx_cuda import emit_cuda
 from dnc.ir import isa
-from dnc.ir.machine import machine
+from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import REGISTER, SHARED, UNIT, Plan, Segment, product_parameters
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
@@ -147,7 +140,7 @@ class Kernel:
         self.worker = Worker(
             plan=self.plan, access=access, math=TirMath(), pool=pool, words=words, staging=staging,
             staging_words=staging_words, shared_weights=weights, registers=registers, thread=thread,
-            lane=let("lane", thread % 32), warp=let("warp", thread // 32), rank=rank, number=number,
+            lane=let("lane", thread % LANES), warp=let("warp", thread // LANES), rank=rank, number=number,
             grid=self.grid, vectors=vector_slots(self.plan, self._matrix_words())[0],
         )  # fmt: skip
         with when(thread == 0):
@@ -287,7 +280,7 @@ class Kernel:
         before the loop, and keep the results in registers that the recursion needs.
         """
         thread = let("thread_again", self.worker.thread + self.zero[0])
-        lane, warp = let("lane_again", thread % 32), let("warp_again", thread // 32)
+        lane, warp = let("lane_again", thread % LANES), let("warp_again", thread // LANES)
         return attrs.evolve(self.worker, thread=thread, lane=lane, warp=warp)
 
     def _values(self, fields: tuple[str, ...]) -> list[Expr]:

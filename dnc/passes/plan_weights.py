@@ -10,7 +10,7 @@ from __future__ import annotations
 import attrs
 
 from dnc.diagnostics import Span
-from dnc.ir.machine import Machine
+from dnc.ir.machine import LANES, WARPS, Machine
 from dnc.ir.plan import (
     REGISTER,
     SHARED,
@@ -24,10 +24,7 @@ from dnc.ir.plan import (
 from dnc.ir.program import LEVEL, STACK, ParameterInput
 from dnc.ir.remarks import Remarks
 
-# Words of shared memory kept for the schedule's window and for staging operands.
-STAGING_BYTES = 56 * 1024
-WARPS = 8
-LANES = 32
+STAGING_BYTES = 56 * 1024  # of shared memory, kept for the schedule's window and for staging operands
 
 
 @attrs.frozen
@@ -120,63 +117,78 @@ class PlanWeights:
                 for s in slices(plan)
             )
             return attrs.evolve(plan, placements=made)
-        workers = plan.tiling.workers
-        registers = self.machine.registers if self.limit is None else min(self.limit, self.machine.registers)
-        words = (self.machine.shared_bytes - STAGING_BYTES) // 4
-        used_registers = used_words = 0
+        workers, most = plan.tiling.workers, self.machine.registers
+        registers = _Memory(most if self.limit is None else min(self.limit, most))
+        shared = _Memory((self.machine.shared_bytes - STAGING_BYTES) // 4)
         placements = []
         for piece in slices(plan):
-            need, size = piece.registers(workers), piece.words(workers)
-            kind = "the recursion reads it at every level" if piece.recursive else "read once a batch"
-            size_text = f"{size * 4 / 1024:.0f} KiB a worker"
-            fits_registers = used_registers + need <= registers and not piece.stacked
-            fits_shared = used_words + size <= words and not piece.stacked
-            want_registers = piece.recursive and self.residency in (None, REGISTER)
-            if fits_registers and (want_registers or self.residency == REGISTER):
-                residency, slot = REGISTER, used_registers
-                reason = f"{kind}; {need} registers a thread, {registers - used_registers} were free"
-                used_registers += need
-            elif fits_shared and self.residency in (None, SHARED, REGISTER):
-                residency, slot = SHARED, used_words
-                reason = f"{kind}; {size_text}, {(words - used_words) * 4 // 1024} KiB were free"
-                used_words += size
-            else:
-                residency, slot = STREAMED, 0
-                reason = (
-                    f"{kind}; {size_text} and {need} registers a thread do not fit: "
-                    f"{(words - used_words) * 4 // 1024} KiB and "
-                    f"{registers - used_registers} registers are left"
-                )
-                if self.residency == STREAMED:
-                    reason = "asked for"
-                elif piece.stacked:
-                    reason = f"{kind}; {size_text} of one at a time, chosen by the rows of an instruction"
-            if piece.recursive and residency != REGISTER and self.residency is None:
+            placement = self._place(piece, workers, registers, shared)
+            placements.append(placement)
+            if piece.recursive and placement.residency != REGISTER and self.residency is None:
                 stage, span = _use(plan, piece.parameter)
-                if residency == SHARED:
-                    kept = "kept in shared memory, not in registers"
-                else:
-                    kept = "not kept on the chip"
-                missing = f"it takes {need} registers a thread, and {registers - used_registers} are free"
-                if residency == STREAMED:
-                    missing += f"; or {size_text}, and {(words - used_words) * 4 // 1024} KiB are free"
-                if piece.stacked:
-                    missing = "it is a stack, of which the rows of an instruction choose one"
-                collected.add(stage, f"{piece.parameter} is {kept}: {missing}", span)
-            placements.append(
-                Placement(
-                    piece.parameter,
-                    piece.units,
-                    piece.gates,
-                    piece.columns,
-                    residency,
-                    slot,
-                    size * 4,
-                    reason,
-                )
-            )
+                missing = _missing(piece, placement.residency, workers, registers, shared)
+                collected.add(stage, f"{piece.parameter} is {missing}", span)
         remarks = plan.remarks
-        if registers < self.machine.registers:
-            bound = f"weights: at most {registers} registers a thread; with more the kernel would spill"
+        if registers.size < most:
+            bound = f"weights: at most {registers.size} registers a thread; with more the kernel would spill"
             remarks = (*remarks, bound)
         return attrs.evolve(plan, placements=tuple(placements), remarks=remarks)
+
+    def _place(self, piece: Slice, workers: int, registers: _Memory, shared: _Memory) -> Placement:
+        """Takes the place of a slice: registers before shared memory, and neither for a stack."""
+        need, words = piece.registers(workers), piece.words(workers)
+        kind = "the recursion reads it at every level" if piece.recursive else "read once a batch"
+        in_registers = self.residency == REGISTER or (piece.recursive and self.residency is None)
+        size, free = f"{_size(words)} a worker", f"{shared.free * 4 // 1024} KiB"
+        if in_registers and need <= registers.free and not piece.stacked:
+            reason = f"{kind}; {need} registers a thread, {registers.free} were free"
+            residency, slot = REGISTER, registers.take(need)
+        elif self.residency != STREAMED and words <= shared.free and not piece.stacked:
+            reason = f"{kind}; {size}, {free} were free"
+            residency, slot = SHARED, shared.take(words)
+        else:
+            residency, slot = STREAMED, 0
+            if self.residency == STREAMED:
+                reason = "asked for"
+            elif piece.stacked:
+                reason = f"{kind}; {size} of one at a time, chosen by the rows of an instruction"
+            else:
+                reason = (
+                    f"{kind}; {size} and {need} registers a thread do not fit: "
+                    f"{free} and {registers.free} registers are left"
+                )
+        return Placement(
+            piece.parameter, piece.units, piece.gates, piece.columns, residency, slot, words * 4, reason
+        )
+
+
+@attrs.define
+class _Memory:
+    """Registers of a thread or words of a worker, given out from the first on."""
+
+    size: int
+    used: int = 0
+
+    @property
+    def free(self) -> int:
+        return self.size - self.used
+
+    def take(self, count: int) -> int:
+        """The first of `count`."""
+        self.used += count
+        return self.used - count
+
+
+def _size(words: int) -> str:
+    return f"{words * 4 / 1024:.0f} KiB"
+
+
+def _missing(piece: Slice, residency: str, workers: int, registers: _Memory, shared: _Memory) -> str:
+    """Where a weight of the recursion is kept instead of in registers, and what was missing."""
+    kept = "kept in shared memory, not in registers" if residency == SHARED else "not kept on the chip"
+    if piece.stacked:
+        return f"{kept}: it is a stack, of which the rows of an instruction choose one"
+    missing = f"it takes {piece.registers(workers)} registers a thread, and {registers.free} are free"
+    if residency == STREAMED:
+        missing += f"; or {_size(piece.words(workers))} a worker, and {shared.free * 4 // 1024} KiB are free"
+    return f"{kept}: {missing}"

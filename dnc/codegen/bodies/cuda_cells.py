@@ -16,11 +16,11 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_products import NARROW
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
-from dnc.codegen.bodies.cuda_worker import THREADS
 from dnc.codegen.cells import UnitCell, tensor
 from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, stride_loop, when
 from dnc.codegen.quads import QUAD, UnitQuad
 from dnc.ir.cell import Value
+from dnc.ir.machine import THREADS
 from dnc.ir.plan import GatherAddress, ParameterAddress
 
 

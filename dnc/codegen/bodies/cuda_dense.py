@@ -14,7 +14,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_dense_matrix import matrix_tile, write_sum
 from dnc.codegen.bodies.cuda_dense_steps import TileWork
-from dnc.codegen.bodies.cuda_worker import THREADS, Worker
+from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
     any_of,
@@ -30,6 +30,7 @@ from dnc.codegen.emit import (
     wide,
 )
 from dnc.ir import isa
+from dnc.ir.machine import THREADS
 from dnc.ir.plan import DenseGradient, padded
 
 VECTOR_LOADS = 8  # rows of a vector's gradient that a thread has under way

@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_dense_steps import STAGES, Side, Steps, Tile, TileWork, tile_of
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, pair_at, warp_sums
-from dnc.codegen.bodies.cuda_worker import WARPS, Worker
+from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
     both,
@@ -33,6 +33,7 @@ from dnc.codegen.emit import (
     wide,
 )
 from dnc.ir import isa
+from dnc.ir.machine import WARPS
 from dnc.ir.plan import TF32, padded
 
 

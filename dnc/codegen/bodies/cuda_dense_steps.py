@@ -14,9 +14,10 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_operands import all_aligned, is_aligned, piece_at, piece_word
-from dnc.codegen.bodies.cuda_worker import THREADS, Worker
+from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, both, fixed, let, local, put, quad_at, when
 from dnc.ir import isa
+from dnc.ir.machine import THREADS
 from dnc.ir.plan import Address, DenseGradient
 
 STEPS = (32, 16)  # rows staged at a time: the first that fits

@@ -14,7 +14,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.access import SlotsReader
-from dnc.codegen.bodies.cuda_worker import LANES, THREADS, WARPS, Worker
+from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (  # fmt: skip
     Expr,
     fixed,
@@ -30,6 +30,7 @@ from dnc.codegen.emit import (  # fmt: skip
     wide,
 )
 from dnc.ir import isa
+from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import SlotsAddress, TableGradient, padded
 
 FEW_SLOTS = 8  # of a token of a table

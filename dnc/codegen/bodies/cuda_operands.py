@@ -11,8 +11,9 @@ from typing import Any
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_worker import CHUNK, THREADS, Worker, chunks
+from dnc.codegen.bodies.cuda_worker import CHUNK, Worker, chunks
 from dnc.codegen.emit import Expr, both, fixed, let, put, smaller, stride_loop, when, wide
+from dnc.ir.machine import THREADS
 from dnc.ir.plan import Address, GatherAddress, Piece
 
 STAGED_TOGETHER = 4  # loads a thread has under way

@@ -15,9 +15,10 @@ from dnc.codegen.bodies.cuda_products import WIDE, forward
 from dnc.codegen.bodies.cuda_staging import Staging, UnitTile, each_product, lay_out, operand_columns
 from dnc.codegen.bodies.cuda_transposed import FEW, scratch_words, transposed
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
-from dnc.codegen.bodies.cuda_worker import THREADS, Worker, share
+from dnc.codegen.bodies.cuda_worker import Worker, share
 from dnc.codegen.emit import Expr, either, let, smaller, stride_loop
 from dnc.codegen.quads import fits_quads
+from dnc.ir.machine import THREADS
 from dnc.ir.plan import Piece, Segment
 
 

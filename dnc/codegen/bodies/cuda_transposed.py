@@ -16,16 +16,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_weights import ChunkReader, chunk_reader, weight_place
-from dnc.codegen.bodies.cuda_worker import (
-    CHUNK,
-    LANES,
-    THREADS,
-    WARPS,
-    Worker,
-    chunks,
-    rows_per_warp,
-    share,
-)
+from dnc.codegen.bodies.cuda_worker import CHUNK, Worker, chunks, rows_per_warp, share
 from dnc.codegen.emit import (
     Expr,
     both,
@@ -41,6 +32,7 @@ from dnc.codegen.emit import (
     stride_loop,
     when,
 )
+from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import REGISTER, Placement, TransposedProduct
 
 COLUMN_GROUP = 4  # chunks that are summed over the warps at a time

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.bodies.cuda_worker import LANES, THREADS, WARPS, Worker
+from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.bodies.optimizers import each_optimizer
 from dnc.codegen.emit import (  # fmt: skip
     Expr,
@@ -28,6 +28,7 @@ from dnc.codegen.emit import (  # fmt: skip
     wide,
 )
 from dnc.ir import isa
+from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.optimizers import COEFFICIENTS, Optimizer
 from dnc.ir.plan import TableGradient, padded
 

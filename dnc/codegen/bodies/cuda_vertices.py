@@ -13,9 +13,10 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_worker import LANES, WARPS, PlanTooLarge, Worker
+from dnc.codegen.bodies.cuda_worker import PlanTooLarge, Worker
 from dnc.codegen.cells import ANY_SIZE, Element, VertexCell, scratch_floats
 from dnc.codegen.emit import Expr, both, let, local, loop, put, stride_loop, when
+from dnc.ir.machine import LANES, WARPS
 from dnc.ir.plan import Segment
 
 LOWEST = -3.4028234663852886e38  # of float32

@@ -32,7 +32,7 @@ from dnc.codegen.bodies.cuda_wide_tensor import (
     tensor_parts,
     tensor_transposed,
 )
-from dnc.codegen.bodies.cuda_worker import WARPS, Worker, share
+from dnc.codegen.bodies.cuda_worker import Worker, share
 from dnc.codegen.emit import (
     Expr,
     either,
@@ -48,6 +48,7 @@ from dnc.codegen.emit import (
     when,
 )
 from dnc.codegen.quads import QUAD, fits_quads
+from dnc.ir.machine import WARPS
 from dnc.ir.plan import (
     REGISTER,
     Piece,

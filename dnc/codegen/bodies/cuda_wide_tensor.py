@@ -13,8 +13,9 @@ from dnc.codegen.bodies.cuda_staging import UnitTile, operand_columns, rows_of
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, pair_at, warp_sums
 from dnc.codegen.bodies.cuda_transposed import store_columns
 from dnc.codegen.bodies.cuda_weights import weight_place
-from dnc.codegen.bodies.cuda_worker import WARPS, share
+from dnc.codegen.bodies.cuda_worker import share
 from dnc.codegen.emit import both, fixed, let, loop, smaller, stride_loop, when
+from dnc.ir.machine import WARPS
 from dnc.ir.plan import TF32, Plan, Product, Segment, TransposedProduct, padded, shared_stride
 
 BLOCK = 32  # vertices of a warp's part of a product

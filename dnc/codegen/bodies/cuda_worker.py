@@ -17,10 +17,10 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.access import Access
 from dnc.codegen.emit import Expr, fixed, let, local, named, put, quad_at, stride_loop, when
 from dnc.codegen.math import TirMath
+from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import REGISTER, SHARED, UNIT, ParameterAddress, Placement, Plan, padded, shared_stride
 from dnc.ir.program import LEVEL
 
-THREADS, WARPS, LANES = 256, 8, 32
 CHUNK = 4 * LANES  # columns that a warp reads with one 16-byte load a lane
 
 
