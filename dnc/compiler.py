@@ -249,23 +249,14 @@ def compile_model(
     remarks = of_program.all()
     if show.stop_after in {step.name for step in program_passes(options.mode)}:
         return CompileReport(program.name, None, warnings, (), time.perf_counter() - start, remarks)
-    reports, kernels, used = [], {}, dict[str, PlanOptions]()
-    for name in machines:
-        begin = time.perf_counter()
-        if show.stop_after is not None:
+    if show.stop_after is not None:
+        for name in machines:
             of_plan = Remarks(target_name(name))
             make_plan(transformed, name, options, attrs.evolve(show, remarks=of_plan))
             remarks += of_plan.all()
-        else:
-            used[target_name(name)], plan, made, cached, said = _without_spills(
-                transformed, name, options, show
-            )
-            remarks += said
-            kernels[target_name(name)] = made
-            sizes = {file: len(content) for file, content in made.items()}
-            reports.append(TargetReport(target_name(name), plan, sizes, cached, time.perf_counter() - begin))
-    if show.stop_after is not None:
         return CompileReport(program.name, None, warnings, (), time.perf_counter() - start, remarks)
+    made = [_compile_target(transformed, name, options, show) for name in machines]
+    remarks += tuple(remark for target in made for remark in target.remarks)
     build = Build(
         Path(out),
         program.name,
@@ -275,25 +266,38 @@ def compile_model(
         dict(settings or {}),
         print_program(transformed),
         {
-            report.name: Target(report.plan.target, attrs.asdict(used[report.name]), digest(report.plan))
-            for report in reports
+            each.report.name: Target(
+                each.report.plan.target, attrs.asdict(each.options), digest(each.report.plan)
+            )
+            for each in made
         },
         remarks,
     )
-    write_build(build, kernels)
+    write_build(build, {each.report.name: each.files for each in made})
     seconds = time.perf_counter() - start
-    return CompileReport(program.name, Path(out), warnings, tuple(reports), seconds, remarks)
+    reports = tuple(each.report for each in made)
+    return CompileReport(program.name, Path(out), warnings, reports, seconds, remarks)
 
 
-def _without_spills(
+@attrs.frozen
+class _CompiledTarget:
+    """The kernels of a target, the options that its plan was made with, and the remarks on that plan."""
+
+    report: TargetReport
+    options: PlanOptions
+    files: dict[str, bytes]
+    remarks: tuple[Remark, ...]
+
+
+def _compile_target(
     program: Program, target: str, options: PlanOptions, show: PassOptions
-) -> tuple[PlanOptions, Plan, dict[str, bytes], bool, tuple[Remark, ...]]:
-    """The kernels of a target: (options that were used, plan, files, whether all were in the cache,
-    remarks on that plan).
+) -> _CompiledTarget:
+    """Plans and emits for a target, without spills.
 
     A model of many different segments leaves fewer registers to weights than one of a few. How many,
     the target's compiler says: where its code spills, there is a plan with fewer weights in registers.
     """
+    begin = time.perf_counter()
     whole, cached = machine(target), True
     budgets: list[int | None] = [options.registers]
     if whole.is_gpu and options.registers is None:
@@ -302,11 +306,14 @@ def _without_spills(
         tried = attrs.evolve(options, registers=registers)
         said = Remarks(target_name(target))
         plan = make_plan(program, target, tried, attrs.evolve(show, remarks=said))
-        made, known = cached_kernels(plan, digest(plan))
+        files, known = cached_kernels(plan, digest(plan))
         cached = cached and known
-        if not whole.is_gpu or not spilled(made):
+        if not whole.is_gpu or not spilled(files):
             break
-    return tried, plan, made, cached, said.all()
+    sizes = {file: len(content) for file, content in files.items()}
+    seconds = time.perf_counter() - begin
+    report = TargetReport(target_name(target), plan, sizes, cached, seconds)
+    return _CompiledTarget(report, tried, files, said.all())
 
 
 def spilled(files: Mapping[str, bytes]) -> int:

@@ -61,22 +61,9 @@ def train(
         check_whole(name, value, 1)
     if patience is not None and dev is None:
         raise fail("patience counts epochs without a better score on the dev set, and there is none")
-    if not any(result.kind in RESULT_KINDS[TRAIN] for result in model.plan.results):
-        raise fail("the program has no loss of its own: train it with forward and backward")
-    if model.position.epoch >= epochs:
-        raise fail(
-            f"nothing to train: {model.position.epoch} of {epochs} epochs are done",
-            "epochs count from the first one, those before a checkpoint included",
-        )
-    known = model.resumed
-    if known is not None and model.position.batch and known.batch_size != batch:
-        raise fail(f"the checkpoint is inside an epoch with batches of {known.batch_size}, not {batch}")
+    _check_model(model, epochs, batch)
     dataset = model.attach(data)
-    if known is not None and model.position.batch and known.samples not in (0, dataset.samples):
-        raise fail(
-            f"the checkpoint is inside an epoch over {known.samples:,} samples; "
-            f"{dataset.path} has {dataset.samples:,}"
-        )
+    _check_samples(model, dataset)
     encoder = model.encoder(dataset)
     measured = None if dev is None else model.encoder(model.read(dev))
     folder = RunFolder(
@@ -116,6 +103,7 @@ def train(
         patience,
         save_every,
     )
+    known = model.resumed
     best, best_epoch = (None, 0) if known is None else (known.best, known.best_epoch)
     trainer = Trainer(
         model.session,
@@ -140,6 +128,30 @@ def train(
             board.close()
         folder.close()
     return folder.path
+
+
+def _check_model(model: Model, epochs: int, batch: int) -> None:
+    """DiagnosticError where a model, or the checkpoint it goes on from, cannot be trained so."""
+    if not any(result.kind in RESULT_KINDS[TRAIN] for result in model.plan.results):
+        raise fail("the program has no loss of its own: train it with forward and backward")
+    if model.position.epoch >= epochs:
+        raise fail(
+            f"nothing to train: {model.position.epoch} of {epochs} epochs are done",
+            "epochs count from the first one, those before a checkpoint included",
+        )
+    known = model.resumed
+    if known is not None and model.position.batch and known.batch_size != batch:
+        raise fail(f"the checkpoint is inside an epoch with batches of {known.batch_size}, not {batch}")
+
+
+def _check_samples(model: Model, dataset: Dataset) -> None:
+    """DiagnosticError where a checkpoint is inside an epoch over other data."""
+    known = model.resumed
+    if known is not None and model.position.batch and known.samples not in (0, dataset.samples):
+        raise fail(
+            f"the checkpoint is inside an epoch over {known.samples:,} samples; "
+            f"{dataset.path} has {dataset.samples:,}"
+        )
 
 
 def _effective(model: Model, config: RunConfig, batch: int) -> RunConfig:
