@@ -19,7 +19,7 @@ from dnc import tirx_cpu
 from dnc.cache_folder import cache_folder
 from dnc.codegen import cpu_sync
 from dnc.codegen.access import Access
-from dnc.codegen.bodies import cpu_gradients, cpu_segments, cpu_update
+from dnc.codegen.bodies import cpu_gradients, cpu_segments, cpu_update, cpu_vertices
 from dnc.codegen.bodies.cpu_products import define_products
 from dnc.codegen.bodies.cpu_worker import MEMORY, Functions, Worker
 from dnc.codegen.emit import Expr, both, dispatch, let, local, locals_in, named, put, when
@@ -95,7 +95,7 @@ class Kernel:
         def body(worker: Worker, *fields: Expr) -> None:
             if name in segments:
                 unit = segments[name].mapping == UNIT
-                emit = cpu_segments.unit_segment if unit else cpu_segments.vertex_segment
+                emit = cpu_segments.unit_segment if unit else cpu_vertices.vertex_segment
                 emit(worker, segments[name], *fields)
             elif name in dense:
                 by_name = dict(zip(isa.DENSE_GRADIENT_FIELDS, fields, strict=True))

@@ -1,15 +1,11 @@
-"""Segments on the CPU: tiles of vertices (UNIT), or a vertex at a time (VERTEX).
+"""UNIT segments on the CPU: a tile of vertices at a time, each worker with its own units.
 
-In: a segment and the fields of its instruction. Out: the body of the instruction. A UNIT segment
-sums its products into scratch memory, runs the cell over (vertex, sixteen units), and leaves the
-deltas in scratch memory for the transposed products. Every worker has its own scratch memory.
+In: a segment and the fields of its instruction. Out: the body of the instruction, which sums the products
+into scratch memory, runs the cell over (vertex, sixteen units), and leaves the deltas in scratch memory
+for the transposed products. Every worker has its own scratch memory.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import attrs
 from tvm import tirx
@@ -17,10 +13,10 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cpu_products import BLOCKS, FORWARD, TRANSPOSED
 from dnc.codegen.bodies.cpu_worker import TILE, Worker, elements, ramp
-from dnc.codegen.cells import Element, UnitCell, VertexCell, scratch_floats, tensor
+from dnc.codegen.cells import UnitCell, tensor
 from dnc.codegen.emit import Expr, let, local, loop, put, shift, smaller, stride_loop, when, wide
 from dnc.ir.cell import Value
-from dnc.ir.plan import Piece, Product, Segment, TransposedProduct, padded
+from dnc.ir.plan import Piece, Product, Segment, TransposedProduct, padded, product_parameters
 from dnc.ir.weight_format import LANES, PANEL, PackedLayout
 
 # Operations whose lanes would have to branch apart.
@@ -29,9 +25,8 @@ SCALAR_ONLY = frozenset({"list_max", "list_max_grad"})
 
 @attrs.frozen
 class UnitScratch:
-    """Parts of the scratch memory: staged operands, sums and deltas, TILE rows each."""
+    """Parts of the scratch memory, TILE rows each: sums and deltas, behind operands that are staged."""
 
-    operand: int
     sums: dict[Value, int]
     deltas: dict[Value, int]
     floats: int
@@ -61,13 +56,27 @@ def unit_scratch(worker: Worker, segment: Segment) -> UnitScratch:
         if transposed.delta not in deltas:
             deltas[transposed.delta] = at
             at += padded_rows(transposed.delta) * TILE
-    return UnitScratch(0, sums, deltas, at)
+    return UnitScratch(sums, deltas, at)
+
+
+@attrs.frozen(eq=False)
+class UnitTile:
+    """The vertices that a UNIT segment works on together, rows first .. first + count of its space, and
+    the worker's units begin .. end."""
+
+    worker: Worker
+    segment: Segment
+    scratch: UnitScratch
+    first: Expr
+    count: Expr
+    begin: Expr
+    end: Expr
 
 
 def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """The body of a UNIT segment's instruction."""
     scratch = unit_scratch(worker, segment)
-    used = [p.parameter for p in segment.products] + [p.parameter for p in segment.transposed]
+    used = product_parameters(segment)
     most = [layout_of(worker, parameter).num_blocks for parameter in used]
     worker.functions.need(scratch.floats, BLOCKS + max(most, default=0))
     share = let("share", tirx.truncdiv(segment.units + worker.workers - 1, worker.workers))
@@ -75,22 +84,24 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
     end = let("end", smaller(begin + share, segment.units))
     with stride_loop("tile", 0, rows, TILE) as done:
         first, count = let("first", row + done), let("count", smaller(rows - done, TILE))
+        tile = UnitTile(worker, segment, scratch, first, count, begin, end)
         for product in segment.products:
-            _forward(worker, segment, scratch, product, first, count, begin, end)
-        _clear_deltas(worker, segment, scratch, count, begin, end)
+            _forward(tile, product)
+        _clear_deltas(tile)
         with loop("v", count) as v:
-            _cells(worker, segment, scratch, v, let("row", first + v), begin, end)
+            _cells(tile, v)
         for transposed in segment.transposed:
-            _transposed(worker, segment, scratch, transposed, first, count, begin, end)
+            _transposed(tile, transposed)
 
 
-def _list_blocks(worker: Worker, segment: Segment, value: Value, begin: Expr, end: Expr) -> Expr:
+def _list_blocks(tile: UnitTile, value: Value) -> Expr:
     """Lists the blocks that hold rows of the worker's units, each once; how many."""
-    gates = tensor(value).size // segment.units
+    worker, units = tile.worker, tile.segment.units
+    gates = tensor(value).size // units
     found, following = local("found", "int32", 0), local("following", "int32", 0)
-    with when(begin < end), loop("gate", gates) as gate:
-        low = let("low", tirx.truncdiv(gate * segment.units + begin, PANEL))
-        high = let("high", tirx.truncdiv(gate * segment.units + end + (PANEL - 1), PANEL))
+    with when(tile.begin < tile.end), loop("gate", gates) as gate:
+        low = let("low", tirx.truncdiv(gate * units + tile.begin, PANEL))
+        high = let("high", tirx.truncdiv(gate * units + tile.end + (PANEL - 1), PANEL))
         with T.serial(T.max(low, following[0]), high) as block:
             put(worker.places, BLOCKS + found[0], wide(block))
             put(found, 0, found[0] + 1)
@@ -114,50 +125,42 @@ def place_rows(worker: Worker, piece: Piece, first: Expr, count: Expr) -> str:
     return "scratch"
 
 
-def _forward(
-    worker: Worker,
-    segment: Segment,
-    scratch: UnitScratch,
-    product: Product,
-    first: Expr,
-    count: Expr,
-    begin: Expr,
-    end: Expr,
-) -> None:
-    layout = layout_of(worker, product.parameter)
-    blocks = _list_blocks(worker, segment, product.result, begin, end)
-    weight = worker.access.weights(product.parameter, product.select, first)
+def _forward(tile: UnitTile, product: Product) -> None:
+    worker, layout = tile.worker, layout_of(tile.worker, product.parameter)
+    blocks = _list_blocks(tile, product.result)
+    weight = worker.access.weights(product.parameter, product.select, tile.first)
     column = 0
     for piece in product.pieces:
-        memory = place_rows(worker, piece, first, count)
+        memory = place_rows(worker, piece, tile.first, tile.count)
         worker.call(
             f"{FORWARD}_{memory}",
             weight,
             *(tirx.const(n, "int32") for n in (layout.padded_rows, layout.columns)),
             blocks,
             *(tirx.const(n, "int32") for n in (column, piece.width)),
-            count,
-            tirx.const(scratch.sums[product.result], "int64"),
+            tile.count,
+            tirx.const(tile.scratch.sums[product.result], "int64"),
             tirx.const(layout.padded_rows, "int32"),
             tirx.const(int(column == 0), "int32"),
         )
         column += piece.width
 
 
-def _clear_deltas(
-    worker: Worker, segment: Segment, scratch: UnitScratch, count: Expr, begin: Expr, end: Expr
-) -> None:
+def _clear_deltas(tile: UnitTile) -> None:
     """Zeros in the deltas, where other workers' units or padding would be read."""
-    for value, at in scratch.deltas.items():
-        stride = padded_rows(value)
-        partly = let("partly", T.Select(end - begin < segment.units, 1, int(stride != tensor(value).size)))
-        with when(partly != 0), loop("vector", count * (stride // LANES)) as vector:
-            put(worker.scratch, ramp(wide(vector) * LANES + at), T.float32(0.0))
+    for value, at in tile.scratch.deltas.items():
+        stride, own = padded_rows(value), tile.end - tile.begin
+        partly = T.Select(own < tile.segment.units, 1, int(stride != tensor(value).size))
+        partly = let("partly", partly)
+        with when(partly != 0), loop("vector", tile.count * (stride // LANES)) as vector:
+            put(tile.worker.scratch, ramp(wide(vector) * LANES + at), T.float32(0.0))
 
 
-def _cells(
-    worker: Worker, segment: Segment, scratch: UnitScratch, v: Expr, row: Expr, begin: Expr, end: Expr
-) -> None:
+def _cells(tile: UnitTile, v: Expr) -> None:
+    """The cells of a vertex: sixteen units at a time, or one after the other."""
+    worker, segment, scratch = tile.worker, tile.segment, tile.scratch
+    row = let("row", tile.first + v)
+
     def cell(unit: Expr) -> None:
         def product(result: Value, gate: int) -> Expr:
             at = wide(v) * padded_rows(result) + (scratch.sums[result] + gate * segment.units)
@@ -172,101 +175,26 @@ def _cells(
                 put(worker.scratch, shift(place, unit), delta)
 
     if segment.units >= LANES and not any(op.opcode in SCALAR_ONLY for op in segment.cell.ops):
-        elements(end, cell, begin)
+        elements(tile.end, cell, tile.begin)
     else:
-        with T.serial(begin, end) as unit:
+        with T.serial(tile.begin, tile.end) as unit:
             cell(unit)
 
 
-def _transposed(
-    worker: Worker,
-    segment: Segment,
-    scratch: UnitScratch,
-    product: TransposedProduct,
-    first: Expr,
-    count: Expr,
-    begin: Expr,
-    end: Expr,
-) -> None:
-    layout = layout_of(worker, product.parameter)
-    blocks = _list_blocks(worker, segment, product.delta, begin, end)
-    weight = worker.access.weights(product.parameter, product.select, first)
+def _transposed(tile: UnitTile, product: TransposedProduct) -> None:
+    worker, layout = tile.worker, layout_of(tile.worker, product.parameter)
+    blocks = _list_blocks(tile, product.delta)
+    weight = worker.access.weights(product.parameter, product.select, tile.first)
     for buffer, offset, low, high in product.stores:
-        with loop("v", count) as v:
-            put(worker.places, v, worker.access.record(buffer, first + v) + offset)
+        with loop("v", tile.count) as v:
+            put(worker.places, v, worker.access.record(buffer, tile.first + v) + offset)
         worker.call(
             TRANSPOSED,
             weight,
             *(tirx.const(n, "int32") for n in (layout.padded_rows, layout.columns)),
             blocks,
             *(tirx.const(n, "int32") for n in (low, high - low)),
-            count,
-            tirx.const(scratch.deltas[product.delta], "int64"),
+            tile.count,
+            tirx.const(tile.scratch.deltas[product.delta], "int64"),
             tirx.const(padded_rows(product.delta), "int32"),
         )
-
-
-# ---- vertices ------------------------------------------------------------------------------------
-
-
-@attrs.define(eq=False)
-class LoopTarget:
-    """One lane: plain loops; scratch lies in the worker's own memory."""
-
-    worker: Worker
-    used: int = 0
-
-    def each(self, extent: int, body: Callable[[Expr], None]) -> None:
-        """One element after the other."""
-        with loop("element", extent, unroll=None) as index:
-            body(index)
-
-    def _reduce(self, extent: int, term: Element, start: float, join: Callable[[Expr, Expr], Expr]) -> Expr:
-        found = local("reduced", "float32", T.float32(start))
-        with loop("element", extent, unroll=None) as index:
-            put(found, 0, join(found[0], term(index)))
-        return let("all", found[0])
-
-    def sum(self, extent: int, term: Element) -> Expr:
-        """The terms in order."""
-        return self._reduce(extent, term, 0.0, lambda a, b: a + b)
-
-    def sums(self, count: int, extent: int, term: Callable[[int, Expr], Expr]) -> list[Expr]:
-        """Sum by sum."""
-        return [self.sum(extent, partial(term, number)) for number in range(count)]
-
-    def max(self, extent: int, term: Element) -> Expr:
-        """The largest term."""
-        return self._reduce(extent, term, -3.4e38, lambda a, b: T.max(a, b))
-
-    def argmax(self, extent: int, term: Element) -> Expr:
-        """The first index of the largest term."""
-        best, at = local("best", "float32", term(0)), local("at", "int32", 0)
-        with T.serial(1, extent) as index:
-            value = let("value", term(index))
-            with when(value > best[0]):
-                put(best, 0, value)
-                put(at, 0, index)
-        return let("argmax", at[0])
-
-    def once(self, body: Callable[[], None]) -> None:
-        """There is one lane."""
-        body()
-
-    def scratch(self, size: int) -> tuple[Any, Expr]:
-        """The next `size` floats."""
-        first = self.used
-        self.used += size
-        return self.worker.scratch, first
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-
-def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
-    """The body of a VERTEX segment's instruction: workers take even shares of the rows."""
-    worker.functions.need(scratch_floats(segment) + LANES)
-    share = let("share", tirx.truncdiv(rows + worker.workers - 1, worker.workers))
-    begin = let("begin", smaller(worker.rank * share, rows))
-    with T.serial(begin, smaller(begin + share, rows)) as index:
-        VertexCell(worker.access, worker.math, LoopTarget(worker), segment, let("vertex", row + index)).run()
