@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dnc.frontend.declarations import Declarations
 from dnc.frontend.report import Report
 from dnc.frontend.typed import Expression, Function, FunctionCall
 from dnc.frontend.walk import calls
@@ -25,7 +24,7 @@ def direction(path: Path) -> str | None:
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def check_recursion(functions: Mapping[str, Function], declarations: Declarations, report: Report) -> None:
+def check_recursion(functions: Mapping[str, Function], report: Report) -> None:
     """Reports every recursive call that does not move as the others of its group."""
     made = {
         name: [call for _, body in _distinct(function) for call in calls(body)]

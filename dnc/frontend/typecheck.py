@@ -94,7 +94,7 @@ class _Checker:
         terms = check_terms(self.model, declarations, Expressions(declarations, self.signatures, "term"))
         cells = {name: cell for name, cell in self.cells.items() if cell is not None}
         functions = {name: function for name, function in self.functions.items() if function is not None}
-        check_recursion(functions, declarations, self.report)
+        check_recursion(functions, self.report)
         functions |= pulls(declarations)
         if self.report.of("error") or declarations.root is None:
             return None

@@ -132,7 +132,7 @@ def stage_levels(program: Program, forest: Forest) -> dict[str, tuple[Ints, Ints
         if stage.function is not None:
             owners.setdefault(stage.function, []).append(stage)
     number = {
-        function: _numbers(program, forest, [program.space(s.space) for s in stages], vertices, offset)
+        function: _numbers(forest, [program.space(s.space) for s in stages], vertices, offset)
         for function, stages in owners.items()
     }
     consumers, producers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -159,7 +159,7 @@ def stage_levels(program: Program, forest: Forest) -> dict[str, tuple[Ints, Ints
 
 
 def _numbers(
-    program: Program, forest: Forest, spaces: list[Space], vertices: dict[str, Ints], offset: dict[str, int]
+    forest: Forest, spaces: list[Space], vertices: dict[str, Ints], offset: dict[str, int]
 ) -> np.ndarray:
     """Node number of a function's call by table row; -1 where it is no LEVEL call."""
     found = np.full(len(forest.tables[spaces[0].struct]) + 1, -1, np.int64)

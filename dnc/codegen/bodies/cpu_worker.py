@@ -19,7 +19,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.access import Access
 from dnc.codegen.bodies import cpu_math
-from dnc.codegen.emit import Expr, floats, lanes, let, local, locals_in, loop, named, put, shift, wide
+from dnc.codegen.emit import Expr, floats, lanes, let, local, locals_in, loop, named, put, wide
 from dnc.codegen.math import random
 from dnc.ir.plan import Plan
 from dnc.ir.weight_format import LANES
@@ -188,17 +188,3 @@ def total(extent: Expr, term: Callable[[Expr], Expr]) -> Expr:
     with T.serial(vectors * LANES, extent) as index:
         put(rest, 0, rest[0] + term(index))
     return let("total", rest[0])
-
-
-__all__ = [
-    "CHUNK",
-    "TILE",
-    "CpuMath",
-    "Functions",
-    "Worker",
-    "elements",
-    "lane_sum",
-    "ramp",
-    "shift",
-    "total",
-]

@@ -60,7 +60,7 @@ class ReferenceVM:
             number = int(self.random.choice(ready))
             if self._advance(self.workers[number]):
                 running.discard(number)
-            self._release(running)
+            self._release()
 
     def _advance(self, worker: Worker) -> bool:
         """Executes one instruction; True when the worker has ended."""
@@ -80,7 +80,7 @@ class ReferenceVM:
         worker.counter += 1
         return False
 
-    def _release(self, running: set[int]) -> None:
+    def _release(self) -> None:
         for replica in range(self.replicas):
             mine = [w for w in self.workers if w.replica == replica]
             if mine and all(w.waiting == isa.REPLICA_BARRIER for w in mine):
