@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.api import training
+from dnc.api import generation, training
 from dnc.api.arguments import Batch, Data, are_numbers, as_array, check_whole, sample_numbers, with_settings
 from dnc.api.streaming import ModelStream
 from dnc.api.tracing import LAUNCHES, start_timeline
@@ -450,3 +450,5 @@ class Model:
     # ---- training -------------------------------------------------------------------------------
 
     train = training.train
+
+    generate = generation.generate

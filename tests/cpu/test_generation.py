@@ -82,3 +82,67 @@ def test_a_stream_goes_on_generating(tmp_path: Path) -> None:
     stream = model.stream("target")
     parts = [stream.feed({"source": source, "target": [{"form": 0}] * 4})["words"] for _ in range(LIMIT // 4)]
     assert np.array_equal(np.concatenate(parts), whole)
+
+
+# ---- until the word that ends a list ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> dnc.Model:
+    model = opened(tmp_path_factory.mktemp("decoder"), "cpu", "infer")
+    model.read([{"source": [{"form": at} for at in range(9)], "target": [{"form": 1}]}])
+    return model
+
+
+def until(words: list[int], end: int) -> list[int]:
+    return words[: words.index(end)] if end in words else words
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 12, None])
+@pytest.mark.parametrize("end", range(7))
+def test_until_the_end(decoder: dnc.Model, chunk: int | None, end: int) -> None:
+    given = [{"source": source} for source in sources(6)]
+    whole = decoder.predict([{**each, "target": [{}] * LIMIT} for each in given])["words"]
+    expected = [until([int(word) for word in words], end) for words in whole]
+    before = decoder.launches
+    found = decoder.generate(given, end, "words", most=LIMIT, chunk=chunk, field="target")
+    assert [words.tolist() for words in found] == expected
+    longest = max(min(len(words) + 1, LIMIT) for words in expected)
+    assert decoder.launches - before == (1 if chunk is None else -(-longest // chunk))
+
+
+def test_there_are_lists_that_end_and_others(decoder: dnc.Model) -> None:
+    """So that the tests before say something."""
+    given = [{"source": source} for source in sources(6)]
+    lengths = {
+        len(words)
+        for end in range(7)
+        for words in decoder.generate(given, end, "words", most=LIMIT, field="target")
+    }
+    assert 0 in lengths and LIMIT in lengths and len(lengths) > 3
+
+
+def test_mistakes(decoder: dnc.Model) -> None:
+    given: Any = [{"source": sources(1)[0]}]
+
+    def refused(message: str, *arguments: Any, **options: Any) -> None:
+        with pytest.raises(dnc.DiagnosticError, match=message):
+            decoder.generate(*arguments, **{"output": "words", "field": "target", **options})
+
+    refused(
+        "a stream goes along a list of Pair, the root; Pair has the lists source, target",
+        given,
+        0,
+        field=None,
+    )
+    refused("name the output of the words: .* outputs that do: words, following", given, 0, output=None)
+    refused("'wrds' is no output of words", given, 0, output="wrds")
+    refused("end is -1, expected 0 or more", given, -1)
+    refused("end is 1.5, expected a whole number", given, 1.5)
+    refused("the word 'stop' that ends a list is unknown: its classes are numbers", given, "stop")
+    refused("most is 0, expected 1 or more", given, 0, most=0)
+    refused("chunk is True, expected a whole number", given, 0, chunk=True)
+    refused("found dict, expected a list of samples", given[0], 0)
+    refused("sample 1: found 'target', which is to be made", [{**given[0], "target": [{"form": 1}]}], 0)
+    refused("sample 1: found 3; expected an object", [3], 0)
+    assert decoder.generate([], 0, "words", field="target") == []

@@ -1,0 +1,100 @@
+"""Greedy generation: what a word behind the end costs in a launch, and what more launches cost instead.
+
+    dnc compile DECODER.dn -o decoder/ --mode infer --target cpu,cuda     # the decoder of docs/latency.md
+    python benchmarks/generation.py decoder/ --device cuda [--out FILE]
+
+In: a build of a program with the lists `source` and `target` that pulls nothing and whose output `words`
+goes on from its own words. Out: first a comparison (it stops where `generate` gives other words than
+`predict`), then milliseconds a call at batch 1: `predict` with a list of so many words, in one launch, and
+`generate` of as many words in launches of 8, 16 and 32, for an end that never comes; and from these the
+cost of a word and of a launch; a JSON file of all raw numbers. Every number is the least of --calls, in
+turns: other work on the machine adds to a call and takes nothing away. Needs neither TVM nor the frontend
+on a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import dnc
+from benchmarks import common
+
+LENGTHS, CHUNKS, WORDS, NEVER = (32, 64, 128, 256), (8, 16, 32), 20, 10**6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("build", type=Path)
+    parser.add_argument("--device", choices=("cpu", "cuda", "vm"), default="cuda")
+    parser.add_argument("--calls", type=int, default=50)
+    parser.add_argument("--commit")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    model = dnc.load(options.build, options.device)
+    source = [{"form": form} for form in range(WORDS)]
+    model.read([{"source": source, "target": [{"form": 0}]}])
+    check(model, source)
+    points = [measure(model, source, length, options.calls) for length in LENGTHS]
+    slope = np.polyfit(LENGTHS, [point["least"]["predict"] for point in points], 1)[0]
+    launches = {str(chunk): of_a_launch(points, chunk) for chunk in CHUNKS}
+    result: dict[str, Any] = common.stamp(model.device, options.commit)
+    result |= {"what": "milliseconds of a call at batch 1", "points": points}
+    result |= {"ms_of_a_word": float(slope), "ms_of_one_more_launch": launches}
+    print(
+        f"a word {slope * 1e3:.1f} us; one more launch", {k: f"{v * 1e3:.0f} us" for k, v in launches.items()}
+    )
+    out = options.out or common.default_out(model.device if options.device == "cuda" else "cpu", "generation")
+    common.write(out, result)
+    print(out)
+
+
+def of_a_launch(points: list[dict[str, Any]], chunk: int) -> float:
+    """What one more launch costs, from the shortest list that takes several."""
+    point = next(point for point in points if point["words"] > chunk)
+    more = point["least"][f"launches of {chunk}"] - point["least"]["predict"]
+    return float(more / (point["words"] / chunk - 1))
+
+
+def check(model: dnc.Model, source: list[Any]) -> None:
+    """Every word as the end, launches of every size: the words of one launch, cut."""
+    samples = [{"source": source[:count]} for count in (1, 5, WORDS)]
+    whole = model.predict([{**each, "target": [{}] * LENGTHS[0]} for each in samples])["words"]
+    for end in {int(word) for words in whole for word in words} | {NEVER}:
+        expected = [words[: np.append(np.flatnonzero(words == end), len(words))[0]] for words in whole]
+        for chunk in CHUNKS:
+            found = model.generate(samples, end, "words", most=LENGTHS[0], chunk=chunk, field="target")
+            if not all(np.array_equal(*pair) for pair in zip(found, expected, strict=True)):
+                raise SystemExit(f"other words: {found}, expected {expected}")
+
+
+def measure(model: dnc.Model, source: list[Any], length: int, calls: int) -> dict[str, Any]:
+    given = {"source": source}
+    target = [{}] * length
+    kinds: dict[str, Callable[[], object]] = {"predict": lambda: model.predict([{**given, "target": target}])}
+    for chunk in CHUNKS:
+        kinds[f"launches of {chunk}"] = lambda chunk=chunk: model.generate(  # type: ignore[misc]
+            [given], NEVER, "words", most=length, chunk=chunk, field="target"
+        )
+    found: dict[str, list[float]] = {name: [] for name in kinds}
+    for call in range(calls + 5):
+        for name, run in kinds.items():
+            begin = time.perf_counter()
+            run()
+            if call >= 5:
+                found[name].append((time.perf_counter() - begin) * 1e3)
+    least = {name: min(times) for name, times in found.items()}
+    print(length, "words:", ", ".join(f"{name} {value:.3f} ms" for name, value in least.items()), flush=True)
+    return {"words": length, "runs": found, "least": least}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""`Model.generate`: lists that a program continues from its own words, until the word that ends them.
+
+In: samples without the list, the output that holds its words, the word that ends. Out: the words of every
+sample up to that one. Guaranteed: those that `predict` gives for a list of any length, cut at the end; a
+launch makes several words of all lists that have not ended, and no launch is made for one that has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.api.arguments import check_whole
+from dnc.api.streaming import ModelStream
+from dnc.diagnostics import fail
+from dnc.ir.plan import Plan, Result
+from dnc.ir.program import ALL
+from dnc.runtime.carried import Carried, carried
+from dnc.runtime.predictions import named_classes
+from dnc.runtime.streams import Sample, StreamState
+
+if TYPE_CHECKING:
+    from dnc.api.model import Model
+
+# Streams keep the schedules of the shapes that they have seen.
+_STREAMS: WeakKeyDictionary[Model, dict[str | None, ModelStream]] = WeakKeyDictionary()
+
+
+def generate(
+    self: Model,
+    samples: Sequence[Sample],
+    end: int | str,
+    output: str | None = None,
+    *,
+    most: int = 200,
+    chunk: int | None = None,
+    field: str | None = None,
+) -> list[NDArray[np.int32]]:
+    """The words of every sample, numbers, up to the one that ends them (which is left out), or `most`.
+
+    samples: in nested form, without the list that is made. end: a number, or the class of that name.
+    output: that of the words, one for every element; None for the only such output. chunk: words of a
+    launch; None for all of them in one. field: the list of the root that grows; None for its only one.
+    DiagnosticError where the program cannot go on from its own words (`Model.stream`).
+    """
+    check_whole("most", most, 1)
+    check_whole("chunk", chunk, 1)
+    stream = _stream_of(self, field)
+    grows = stream.carried.field
+    name = _output_of(self.plan, stream.carried, output)
+    number, samples = _number_of(self, name, end), _checked(samples, grows)
+    stream.reset()
+    found: list[list[NDArray[np.int32]]] = [[] for _ in samples]
+    going, made = list(range(len(samples))), 0
+    while going and made < most:
+        count = min(chunk or most, most - made)
+        words = stream.feed([{**samples[at], grows: [{}] * count} for at in going])[name]
+        made += count
+        lasting = []
+        for place, (at, values) in enumerate(zip(going, words, strict=True)):
+            ends = np.flatnonzero(values == number)
+            found[at].append(values[: ends[0]] if len(ends) else values)
+            if not len(ends):
+                lasting.append(place)
+        stream.state = _of_streams(stream.state, lasting)
+        going = [going[place] for place in lasting]
+    return [np.concatenate(pieces) for pieces in found]
+
+
+def _stream_of(model: Model, field: str | None) -> ModelStream:
+    known = _STREAMS.setdefault(model, {})
+    if field not in known:
+        known[field] = ModelStream(model, carried(model.plan, field))
+    return known[field]
+
+
+def _checked(samples: Sequence[Sample], field: str) -> list[Sample]:
+    if isinstance(samples, Mapping | str | bytes) or not isinstance(samples, Sequence):
+        raise fail(f"found {type(samples).__name__}, expected a list of samples")
+    for number, sample in enumerate(samples, 1):
+        if not isinstance(sample, Mapping) or sample.get(field):
+            found = f"'{field}', which is to be made" if isinstance(sample, Mapping) else repr(sample)
+            raise fail(f"sample {number}: found {found}; expected an object without that list")
+    return list(samples)
+
+
+def _of_streams(state: StreamState | None, places: Sequence[int]) -> StreamState | None:
+    """The state of some of the streams."""
+    if state is None:
+        return None
+    return StreamState(
+        tuple(state.elements[place] for place in places), tuple(state.states[place] for place in places)
+    )
+
+
+def _output_of(plan: Plan, own: Carried, name: str | None) -> str:
+    """The output that has a whole number for every element of the list."""
+
+    def fits(result: Result) -> bool:
+        space = plan.program.space(result.space)
+        return space.struct == own.element and space.selection == ALL and result.dtype == "i32"
+
+    fitting = [each.name for each in plan.results if each.kind == "output" and fits(each)]
+    if name is None and len(fitting) == 1:
+        return fitting[0]
+    if name is None or name not in fitting:
+        known = ", ".join(fitting) or "none"
+        what = "name the output of the words" if name is None else f"'{name}' is no output of words"
+        raise fail(f"{what}: one that has a class for every {own.element}; outputs that do: {known}")
+    return name
+
+
+def _number_of(model: Model, output: str, end: int | str) -> int:
+    if isinstance(end, str):
+        words = named_classes(model.program, model.vocabularies or {}).get(output, ())
+        if end not in words:
+            known = f"none of {len(words)} classes is called so" if words else "its classes are numbers"
+            raise fail(f"the word '{end}' that ends a list is unknown: {known}")
+        return words.index(end)
+    check_whole("end", end, 0)
+    return int(end)
