@@ -8,13 +8,14 @@ random. Needs nothing but the runtime.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import numpy as np
 
 from dnc.ir.program import Program
+from dnc.runtime.data import Vocabulary
 
 Sample = dict[str, Any]
 SEED = 5
@@ -280,3 +281,19 @@ def samples(
     """`count` samples for the example `name`."""
     make = Maker(program, sizes, seed)
     return [MAKERS[name](make) for _ in range(count)]
+
+
+def numbered(program: Program, vocabularies: Mapping[str, Vocabulary] | None, data: Any) -> Any:
+    """Samples, or parts of them, with the numbers of words and labels in place of them."""
+    fields = [field for struct in program.structs for arm in struct.arms for field in arm.fields]
+    known = vocabularies or {}
+    named = {f.name: known[f.dimension.name] for f in fields if f.dimension and f.dimension.name in known}
+
+    def plain(value: Any, key: str | None = None) -> Any:
+        if isinstance(value, dict):
+            return {name: plain(each, name) for name, each in value.items()}
+        if isinstance(value, list):
+            return [plain(each, key) for each in value]
+        return named[key].number(value) if isinstance(value, str) and key in named else value
+
+    return plain(data)

@@ -216,11 +216,15 @@ class TimedDevice:
         return made
 
 
-def idle_share(model: Model, size: int) -> dict[str, float]:
-    """The share of the time between the first launch and the last in which no kernel ran."""
+def idle_share(model: Model, size: int, batches: list[Any] | None = None) -> dict[str, float]:
+    """The share of the time between the first launch and the last in which no kernel ran.
+
+    batches: those to run in place of an epoch's first ones.
+    """
     backend: Any = model.backend
-    batches = batches_of(model, size, 78)
-    batches = [batch for batch in batches if len(batch) == size][: IDLE_STEPS * (1 + GROUP_SAMPLES // size)]
+    if batches is None:
+        batches = [batch for batch in batches_of(model, size, 78) if len(batch) == size]
+        batches = batches[: IDLE_STEPS * (1 + GROUP_SAMPLES // size)]
     for _ in model.steps(batches[: 2 * GROUP_BATCHES]):
         pass
     device, timed = backend.device, TimedDevice(backend.device, 2 * len(batches))

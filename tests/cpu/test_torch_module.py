@@ -47,7 +47,7 @@ def test_losses_and_gradients(builds, batch):
     net = dnc.torch.Module(builds / "treelstm", data, device="cpu")
     assert not net._memory.places["U"].shared and net._memory.places["E"].shared
     expected = randomized(net)
-    numbered = compare._numbered(net.dnc, data)
+    numbered = model_data.numbered(net.dnc.program, net.dnc.vocabularies, data)
     run = REFERENCES["treelstm"]
     want = compare._mean_loss(
         [run(Parameters(**expected), numbered[number], nothing_dropped) for number in batch]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import dnc
 from benchmarks import common, model_data
-from benchmarks.model_data import Sizes, program_of
+from benchmarks.model_data import Sizes, numbered, program_of
 from dnc.api import Model
 from dnc.compiler import compile_model
 from dnc.ir.noise import SITES, step_noise, uniform, vertex_keys
@@ -79,7 +79,7 @@ def compare(name: str, build: Path, sizes: Sizes, device: str = "cpu") -> Differ
         for key, value in first.items()
     }
     train = _train_inside if name in PULLED else _train
-    step = train(model, name, Parameters(**leaves), _numbered(model, data))
+    step = train(model, name, Parameters(**leaves), numbered(model.program, model.vocabularies, data))
     step.expected.backward()
     after = model.parameters()
     gradients = {
@@ -105,22 +105,6 @@ def _moved(first: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Ten
                 counts[number] += 1
         moved[key] = torch.where(counts > 0, rate * (sums / counts.clamp(min=1) - start), torch.zeros(()))
     return moved
-
-
-def _numbered(model: Model, data: Any) -> Any:
-    """Samples with the numbers of words and labels in place of them."""
-    fields = [field for s in model.program.structs for arm in s.arms for field in arm.fields]
-    known = model.vocabularies or {}
-    named = {f.name: known[f.dimension.name] for f in fields if f.dimension and f.dimension.name in known}
-
-    def plain(value: Any, key: str | None = None) -> Any:
-        if isinstance(value, dict):
-            return {name: plain(each, name) for name, each in value.items()}
-        if isinstance(value, list):
-            return [plain(each, key) for each in value]
-        return named[key].number(value) if isinstance(value, str) and key in named else value
-
-    return plain(data)
 
 
 def _gradient(leaf: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def opened(name, folder, device="vm", samples=7, **options):
     with torch.no_grad():
         for key, value in compare._parameters(net.dnc).items():
             getattr(net, key).copy_(torch.from_numpy(value))
-    return net, data, compare._numbered(net.dnc, data)
+    return net, data, model_data.numbered(net.dnc.program, net.dnc.vocabularies, data)
 
 
 def doubles(net):

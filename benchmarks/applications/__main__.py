@@ -1,0 +1,3 @@
+from benchmarks.applications.command import main
+
+main()

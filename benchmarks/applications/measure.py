@@ -1,0 +1,145 @@
+"""Training speed of dnc, and of a peer beside it.
+
+In: a model with data attached, a batch size. Out: samples a second with all work of the host, the time of
+a launch, and the share of the time in which the GPU waited. Reading the data set is in none of them; for a
+peer neither is making the indices. Guaranteed: a peer is measured only after its losses were those of dnc
+from the same weights, before and after updates.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import attrs
+import numpy as np
+
+from benchmarks.models import run, shuffled
+from benchmarks.treelstm import attached, idle_share, samples_of
+from dnc.api import Model
+
+if TYPE_CHECKING:
+    from benchmarks.peers import Peer
+
+LEARNING_RATE, CHECKED_RATE, CHECKED_STEPS, TOLERANCE = 1e-5, 1e-3, 3, 1e-3
+WARM_UP_SECONDS, WARM_UP_BATCHES = 0.3, 8
+ENCODERS_SECONDS = 4.0
+IDLE_BATCHES = 8, 4000
+PREPARED = 2, 200
+"""The least and the most batches whose launches are looked at; and that a peer runs in turn."""
+
+
+@attrs.frozen
+class Effort:
+    """How long: seconds of a repeat, and repeats."""
+
+    seconds: float = 0.4
+    repeats: int = 3
+
+
+def train(model: Model, batches: Iterable[list[int]]) -> None:
+    """Trains, and waits for the last step."""
+    deque(model.steps(batches), maxlen=0)
+
+
+def dnc_speed(model: Model, size: int, effort: Effort, on_gpu: bool) -> dict[str, Any]:
+    """A build at a batch size."""
+    model.configure("sgd", LEARNING_RATE)
+    model.session.reserve(attached(model), size)
+    batches = shuffled(samples_of(model), size)
+    warm_up(model, size, on_gpu)
+    runs = [run(lambda given: train(model, given), batches, effort.seconds, 1) for _ in range(effort.repeats)]
+    rate = statistics.median(runs)
+    replicas, workers = model.backend.grid(size)
+    found: dict[str, Any] = {"rate": rate, "runs": runs, "replicas": replicas, "workers": workers}
+    if on_gpu:
+        count = int(np.clip(effort.seconds * rate / size, *IDLE_BATCHES))
+        chosen = [np.array(each, np.int32) for each in islice(batches, count)]
+        found |= idle_share(model, size, chosen)
+    return found
+
+
+def warm_up(model: Model, size: int, on_gpu: bool) -> None:
+    """Some batches; on a GPU until the processes that encode ahead have read the data."""
+    batches, begin = shuffled(samples_of(model), size), time.perf_counter()
+    encoders = on_gpu and model.encoders != 0
+    least = WARM_UP_BATCHES * max(1, 256 // size) if encoders else 1
+    while True:
+        run(lambda given: train(model, given), batches, WARM_UP_SECONDS if on_gpu else 0, least)
+        if not encoders or model.session.ahead.has_room or time.perf_counter() - begin > ENCODERS_SECONDS:
+            return
+
+
+def checked(model: Model, peer: Peer, numbers: Sequence[int]) -> dict[str, float]:
+    """Losses of both over updates on one batch; SystemExit if they differ.
+
+    error: the largest difference by the first loss. moved: by how much that loss fell, so that the error
+    says something about gradients.
+    """
+    model.configure("sgd", CHECKED_RATE)
+    peer.learning_rate = CHECKED_RATE
+    own = list(model.steps([numbers] * CHECKED_STEPS))
+    batch = peer.batch(numbers).to(peer.device)
+    other = [float(peer.step(batch)) for _ in range(CHECKED_STEPS)]
+    peer.learning_rate = LEARNING_RATE
+    error = max(abs(a - b) for a, b in zip(own, other, strict=True)) / abs(other[0])
+    if not error <= TOLERANCE:
+        raise SystemExit(f"losses of dnc {own}, of {type(peer).__name__} {other}: not the same model")
+    return {"error": error, "moved": (other[0] - other[-1]) / abs(other[0])}
+
+
+class PeerRun:
+    """A peer on batches whose indices were made ahead."""
+
+    def __init__(self, peer: Peer, samples: int, size: int, effort: Effort) -> None:
+        self.peer, self.effort = peer, effort
+        given = shuffled(samples, size)
+        self.batches = [peer.batch(next(given)).to(peer.device) for _ in range(PREPARED[0])]
+        self.rate()
+        begin = time.perf_counter()
+        self._run(self.batches)
+        each = (time.perf_counter() - begin) / len(self.batches)
+        count = int(np.clip(effort.seconds / each, *PREPARED))
+        self.batches = [peer.batch(next(given)).to(peer.device) for _ in range(count)]
+
+    def rate(self) -> float:
+        """Samples a second over about the seconds of a repeat."""
+        done, begin = 0, time.perf_counter()
+        while done == 0 or time.perf_counter() - begin < self.effort.seconds:
+            done += self._run(self.batches)
+        return done / (time.perf_counter() - begin)
+
+    def _run(self, batches: Sequence[Any]) -> int:
+        begin, done = time.perf_counter(), 0
+        for batch in batches:
+            self.peer.step(batch)
+            done += batch.samples
+            if time.perf_counter() - begin > self.effort.seconds:
+                break
+        self.wait()
+        return done
+
+    def wait(self) -> None:
+        """Waits for the device."""
+        if self.peer.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+    def graph_rate(self) -> float:
+        """Replays of a CUDA graph of one batch: what PyTorch reaches where no structure ever changes."""
+        from tests.support.torch_treelstm import Graph
+
+        graph, done = Graph(self.peer, self.batches[0]), 0  # type: ignore[arg-type]
+        self.wait()
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < self.effort.seconds:
+            for _ in range(10):
+                graph.step()
+            self.wait()
+            done += 10 * self.batches[0].samples
+        return done / (time.perf_counter() - begin)

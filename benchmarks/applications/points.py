@@ -1,0 +1,137 @@
+"""What is measured: builds by name, and the points of every part.
+
+In: nothing. Out: `BUILDS`, how each build is compiled, and `PARTS`, which name builds, batch sizes,
+data and peers. A table of facts: sizes are those of the papers, bars those that the project set itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from benchmarks.common import ROOT
+from dnc.ir.plan import STREAMED
+
+EXAMPLES, OWN = ROOT / "examples", Path(__file__).resolve().parent
+SST = "sst"
+"""The name of the trees that come from a file; all other data are made up."""
+
+
+@attrs.frozen
+class Recipe:
+    """How a build is compiled: a program, its dimensions, and options of `PlanOptions`."""
+
+    program: Path
+    settings: dict[str, int] = attrs.field(factory=dict)
+    options: dict[str, Any] = attrs.field(factory=dict)
+
+
+@attrs.frozen
+class Point:
+    """Training of a build at batch sizes.
+
+    data: a key of `data.MAKERS`. peer: a class of `benchmarks.peers`, or none. bars: by batch size how
+    many times PyTorch, or how many samples a second, it has to be at least.
+    """
+
+    build: str
+    batches: tuple[int, ...]
+    data: str
+    peer: str = ""
+    times: dict[int, float] = attrs.field(factory=dict)
+    rates: dict[int, float] = attrs.field(factory=dict)
+
+
+def _example(name: str, **settings: int) -> Recipe:
+    return Recipe(EXAMPLES / f"{name}.dn", settings)
+
+
+def _tree(size: int, **options: Any) -> Recipe:
+    return Recipe(EXAMPLES / "treelstm.dn", {"hidden": size, "embed": size}, options)
+
+
+# ---- Tree-LSTM by size -----------------------------------------------------------------------------
+
+SIZES = (64, 128, 256, 512, 1024)
+ABLATED = (128, 256, 512, 1024)
+BATCHES, WIDE_BATCHES = (1, 8, 32, 128), (1, 8, 32, 128, 256)
+
+TREES = (
+    Point("tree-512", BATCHES, SST, "TreeLstm", rates={1: 8_000, 128: 60_000}),
+    Point("tree-64", WIDE_BATCHES, SST),
+    Point("tree-128", WIDE_BATCHES, SST),
+    Point("tree-1024", BATCHES, SST),
+    Point("tree-256", (256, 1024), SST),
+    Point("tree-256", (8,), "trees of 1,000 leaves"),
+)
+
+# ---- the applications of VPPS (Khorasani et al. 2018) ------------------------------------------------
+
+_FIVE = {1: 5.0, 8: 5.0, 32: 5.0, 128: 1.0}
+VPPS = (
+    Point("tree-256", BATCHES, SST, "TreeLstm", _FIVE),
+    Point("rvnn", BATCHES, SST, "Rvnn", _FIVE),
+    Point("td_rnn", BATCHES, "pyramids", "TdRnn", _FIVE),
+    Point("td_lstm", BATCHES, "pyramids", "TdLstm", _FIVE),
+    Point("bilstm_tagger", BATCHES, "tagged sentences", "BiLstmTagger", _FIVE),
+    Point("char_tagger", BATCHES, "spelled sentences", "CharTagger", _FIVE),
+)
+
+# ---- structures of fixed form ------------------------------------------------------------------------
+
+FIXED = (
+    Point("tree_fc", (64,), "complete trees of 256 leaves", "TreeFc", {64: 10.0}),
+    Point("language_model", (64,), "texts of 64 words", "LanguageModel", {64: 1.0}),
+    Point("lstm", (16,), "sentences of 100 words", "LstmClassifier", {16: 1.0}, {16: 16 / 0.8e-3}),
+    Point("rnn", (4,), "sentences of 100 words", "RnnClassifier", {4: 1.0}),
+)
+
+# ---- inference ---------------------------------------------------------------------------------------
+
+INFERENCE = (Point("tree-256-infer", (1, 8, 32, 256), SST, rates={256: 600_000}),)
+
+# ---- ablation, as in Cavs (Xu et al. 2018, Fig. 10) --------------------------------------------------
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "weights streamed": {"residency": STREAMED},
+    "without hoist": {"without": ("hoist",)},
+    "without fuse": {"without": ("fuse",)},
+    "one replica on the whole chip": {"cluster": 0},
+    "clusters of 16": {"cluster": 16},
+    "without inline": {"without": ("inline",)},
+    "without canonicalize": {"without": ("canonicalize",)},
+}
+"""What a build of the ablation is compiled with; everything else is as it is by default."""
+ABLATION_BATCHES = (1, 128)
+TRACED = ("tree-256", "tree-512")
+"""Builds whose workers are looked at; the traced kernel of each lies beside it."""
+
+
+def ablated(size: int) -> dict[str, str]:
+    """The builds of an ablation: by variant the name of a build."""
+    return {name: f"tree-{size}-{name.replace(' ', '-')}" for name in VARIANTS}
+
+
+def _recipes() -> Iterator[tuple[str, Recipe]]:
+    for size in (256, 512, 64, 128, 1024):
+        yield f"tree-{size}", _tree(size)
+    yield "rvnn", _example("rvnn", hidden=512)
+    yield "td_rnn", _example("td_rnn", hidden=512)
+    yield "td_lstm", _example("td_lstm", hidden=256, embed=256)
+    yield "bilstm_tagger", _example("bilstm_tagger", hidden=256, embed=256)
+    yield "char_tagger", _example("char_tagger", hidden=256, half=64, char=64, mlp=256)
+    yield "tree_fc", _example("tree_fc", hidden=512)
+    yield "language_model", _example("language_model", hidden=512, embed=512, vocab=10_000)
+    yield "lstm", _example("lstm_classifier", hidden=256, embed=256)
+    yield "rnn", Recipe(OWN / "rnn.dn", {"hidden": 1152, "embed": 1152})
+    yield "tree-256-infer", _tree(256, mode="infer")
+    for name, options in VARIANTS.items():
+        for size in ABLATED:
+            yield ablated(size)[name], _tree(size, **options)
+
+
+BUILDS = dict(_recipes())
+"""Every build, the most needed first."""
