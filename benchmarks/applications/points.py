@@ -59,12 +59,15 @@ SIZES = (64, 128, 256, 512, 1024)
 ABLATED = (128, 256, 512, 1024)
 BATCHES, WIDE_BATCHES = (1, 8, 32, 128), (1, 8, 32, 128, 256)
 
+_FP32 = {1: 12_000, 8: 60_000, 32: 120_000, 128: 200_000, 256: 250_000}
+_TF32 = {1: 12_000, 8: 60_000, 32: 150_000, 128: 350_000, 256: 450_000}
 TREES = (
     Point("tree-512", BATCHES, SST, "TreeLstm", rates={1: 8_000, 128: 60_000}),
+    Point("tree-256-tf32", WIDE_BATCHES, SST, rates=_TF32),
     Point("tree-64", WIDE_BATCHES, SST),
     Point("tree-128", WIDE_BATCHES, SST),
     Point("tree-1024", BATCHES, SST),
-    Point("tree-256", (256, 1024), SST),
+    Point("tree-256", (256, 1024), SST, rates=_FP32),
     Point("tree-256", (8,), "trees of 1,000 leaves"),
 )
 
@@ -72,7 +75,7 @@ TREES = (
 
 _FIVE = {1: 5.0, 8: 5.0, 32: 5.0, 128: 1.0}
 VPPS = (
-    Point("tree-256", BATCHES, SST, "TreeLstm", _FIVE),
+    Point("tree-256", BATCHES, SST, "TreeLstm", _FIVE, _FP32),
     Point("rvnn", BATCHES, SST, "Rvnn", _FIVE),
     Point("td_rnn", BATCHES, "pyramids", "TdRnn", _FIVE),
     Point("td_lstm", BATCHES, "pyramids", "TdLstm", _FIVE),
@@ -128,6 +131,7 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
     yield "lstm", _example("lstm_classifier", hidden=256, embed=256)
     yield "rnn", Recipe(OWN / "rnn.dn", {"hidden": 1152, "embed": 1152})
     yield "tree-256-infer", _tree(256, mode="infer")
+    yield "tree-256-tf32", _tree(256, precision="tf32")
     for name, options in VARIANTS.items():
         for size in ABLATED:
             yield ablated(size)[name], _tree(size, **options)

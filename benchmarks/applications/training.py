@@ -34,6 +34,9 @@ def measure(
         samples = data.attach(model, point.data)
         peer = peer_of(point, model, samples, device)
         for size in point.batches:
+            if size > len(samples):
+                yield {"line": f"{point.build}: {len(samples)} samples are no batch of {size}"}
+                continue
             found = {"model": point.build, "data": point.data, "batch": size, "device": model.device}
             found["settings"] = model.build.settings
             if peer is not None and size == point.batches[0]:
