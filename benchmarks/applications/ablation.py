@@ -17,7 +17,7 @@ from benchmarks.applications.data import DataSets
 from benchmarks.applications.measure import Effort, dnc_speed
 from benchmarks.applications.points import ABLATED, ABLATION_BATCHES, SST, TRACED, ablated
 from benchmarks.models import run, shuffled
-from benchmarks.treelstm import attached, batches_of
+from benchmarks.treelstm import attached, batches_of, samples_of
 from dnc.api import Model, read_summary, write_trace
 from dnc.runtime.trace.timeline import Timeline
 
@@ -58,7 +58,7 @@ def alone(model: Model, size: int, effort: Effort) -> dict[str, Any]:
             model.step(batch)
         model.sync()
 
-    batches = shuffled(SAMPLES, size)
+    batches = shuffled(samples_of(model), size)
     run(train, batches, effort.seconds / 2, 1)
     return {"rate": run(train, batches, effort.seconds, 1)}
 

@@ -103,7 +103,7 @@ def line(found: dict[str, Any], wanted: float | None) -> str:
     by_kernel = f"{found['batch'] / kernel * 1e6:,.0f}" if kernel else "-"
     known = f"{found['known']:,.0f}" if "known" in found else "-"
     row = f"{found['model']:16}{found['batch']:6}{found['rate']:11,.0f}{known:>11}"
-    row += f"{kernel or 0:11,.0f}{by_kernel:>13}"
+    row += f"{f'{kernel:,.0f}' if kernel else '-':>11}{by_kernel:>13}"
     if wanted is not None:
         row += f"  {wanted:,.0f} {'reached' if found['rate'] >= wanted else 'MISSED'}"
     return row
