@@ -67,11 +67,9 @@ def shifted(address: Address, offset: int) -> Address:
 
 
 class Cutter:
-    """Cuts one stage; how: see `Fuse`. Behind `cut`, `results` are the stage's."""
+    """Cuts one stage; joins, vertex_floats: see `Fuse`. Behind `cut`, `results` are the stage's."""
 
-    def __init__(
-        self, binder: Binder, stage: Stage, joins: bool, vertex_floats: int, exchange_floats: int
-    ) -> None:
+    def __init__(self, binder: Binder, stage: Stage, joins: bool, vertex_floats: int) -> None:
         self.binder, self.stage, self.joins = binder, stage, joins
         self.program = binder.program
         self.cell = with_copies(stage)
@@ -85,7 +83,7 @@ class Cutter:
             for value, bound in zip(self.cell.inputs, stage.inputs, strict=True)
             if isinstance(bound, ParameterInput) and rank_of(value) == 2
         }
-        self.found = Distribution(self.cell, self.matrices, stage, joins, vertex_floats, exchange_floats)
+        self.found = Distribution(self.cell, self.matrices, stage, joins, vertex_floats)
         self.kind, self.step, self.group = self.found.kind, self.found.step, self.found.group
         self.home: dict[Value, BufferAddress] = {}
         self.results: list[Result] = []

@@ -6,8 +6,7 @@ distribution made only in a later step; without joining, every operation is a gr
 
 The kind of a value decides: what a stage is given is complete; a product with a parameter needs a
 complete operand and yields units; element-wise operations keep units; a transposed product takes units
-and yields partial sums; everything else needs whole vectors and runs vertex by vertex. So may element-wise
-operations, where that saves more than it costs (`whole_vectors`).
+and yields partial sums; everything else needs whole vectors and runs vertex by vertex.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from dnc.ir.plan import UNIT, VERTEX
 from dnc.ir.program import LEVEL, ParameterInput, Stage
 from dnc.ir.remarks import Remarks
 from dnc.ir.types import ListType
-from dnc.passes.whole_vectors import may_be_whole, save_exchanges
 
 INPUT, CONSTANT, VIEW, PARTIAL = "input", "constant", "view", "partial"
 MAX_GATES = 16
@@ -55,48 +53,22 @@ class Distribution:
         stage: Stage,
         joins: bool,
         vertex_floats: int,
-        exchange_floats: int,
     ) -> None:
-        """matrices: the inputs that are parameters of two dimensions. The rest: see `Fuse`."""
+        """matrices: the inputs that are parameters of two dimensions. joins, vertex_floats: see `Fuse`."""
         self.cell, self.matrices, self.joins = cell, matrices, joins
         self.ops = cell.definitions()
         self.kind: dict[Value, str] = {}
         self.step: dict[Value, int] = {}
         self.group: dict[Value, int] = {}
-        self.too_few: dict[Value, int]  # values not shared out by units, for there are so few
-        self._least = set() if stage.placement == LEVEL else self._small_stage(vertex_floats)
-        self.classify(frozenset())
-        worth_it = joins and stage.placement == LEVEL and VERTEX in self.kind.values()
-        # Values not shared out by units, to save exchanges.
-        self.saving = save_exchanges(self, exchange_floats) if worth_it else frozenset()
-
-    def classify(self, vertex: frozenset[Value]) -> None:
-        """Decides on all values, these vertex by vertex, and those that have too few units."""
-        self.too_few = {}
-        whole = self._least | vertex
+        self.too_few: dict[Value, int] = {}  # values not shared out by units, for there are so few
+        vertex = set() if stage.placement == LEVEL else self._small_stage(vertex_floats)
         while True:
-            self._classify(whole)
+            self._classify(vertex)
             wide = self._too_wide()
             if not wide:
-                return
-            whole |= wide.keys()
+                break
+            vertex |= wide.keys()
             self.too_few |= wide
-
-    def flexible(self) -> list[Value]:
-        """Values shared out by units that might as well be computed vertex by vertex."""
-        return [op.result for op in self.cell.ops if self.kind[op.result] == UNIT and may_be_whole(op)]
-
-    def steps(self) -> int:
-        """The exchanges of the stage, with the one behind its last step."""
-        return max((self.step[value] for value in self.group), default=-1) + 1
-
-    def vertex_floats(self) -> int:
-        """The most elements that a vertex has under way, where it is computed whole."""
-        found: dict[int, set[Value]] = {}
-        for value, group in self.group.items():
-            if self.kind[value] == VERTEX:
-                found.setdefault(group, set()).update((value, *self.ops[value].operands))
-        return max((sum(map(width_of, values)) for values in found.values()), default=0)
 
     def _small_stage(self, vertex_floats: int) -> set[Value]:
         """All values, if the stage has few weights and anything to gain from whole vectors."""
@@ -308,8 +280,6 @@ class Distribution:
         if op.result in self.too_few:
             few = self.too_few[op.result]
             return f"its vectors divide into {few} units at most, {MAX_GATES} gates to a unit"
-        if op.result in self.saving:
-            return "computed on whole vectors, it saves an exchange further on"
         return f"'{op.opcode}' needs whole vectors"
 
     def is_partial(self, value: Value) -> bool:

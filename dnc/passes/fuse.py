@@ -21,12 +21,10 @@ from dnc.passes.cut import Cutter, shifted
 @attrs.frozen
 class Fuse:
     """Options: `enabled` joins operations; `vertex_floats`, the largest sum of weights of a stage
-    outside the recursion that is still computed vertex by vertex; `exchange_floats`, how many elements more
-    may be computed vertex by vertex in the recursion to save an exchange (0: none)."""
+    outside the recursion that is still computed vertex by vertex."""
 
     enabled: bool = True
     vertex_floats: int = 8192
-    exchange_floats: int = 3072
 
     def __call__(self, program: Program) -> Plan:
         """The plan of `program`: segments, buffers and lists only."""
@@ -39,7 +37,7 @@ class Fuse:
         segments: list[Segment] = []
         results: list[Result] = []
         for stage in program.stages:
-            cutter = Cutter(binder, stage, self.enabled, self.vertex_floats, self.exchange_floats)
+            cutter = Cutter(binder, stage, self.enabled, self.vertex_floats)
             segments.extend(cutter.cut())
             if self.enabled:
                 cutter.found.remark(stage, remarks)
