@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.applications.points import ABLATED, BUILDS, TRACED, ablated
+from benchmarks.applications.points import ABLATED, BUILDS, TRACED, Recipe, ablated
 
 SOURCE = "kernel.cu"
 
@@ -24,27 +24,25 @@ def compile_builds(folder: Path, names: Sequence[str], target: str) -> None:
 
     plain = {variant: f"tree-{size}" for size in ABLATED for variant in ablated(size).values()}
     for name in names or BUILDS:
-        recipe, begin = BUILDS[name], time.perf_counter()
-        path = folder / name
-        options = PlanOptions(**recipe.options)
-        compile_model(recipe.program, path, (target,), recipe.settings, options)
-        without_source(path)
-        if name in plain and plan_of(folder / plain[name]) == plan_of(path):
-            shutil.rmtree(path)
+        recipe, begin, path = BUILDS[name], time.perf_counter(), folder / name
+        if name in plain and plan_of(recipe, target) == plan_of(BUILDS[plain[name]], target):
+            shutil.rmtree(path, ignore_errors=True)
             print(f"{name}: the plan of {plain[name]}", flush=True)
             continue
+        compile_model(recipe.program, path, (target,), recipe.settings, PlanOptions(**recipe.options))
+        without_source(path)
         if name in TRACED:
             write_traced(path, folder / f"{name}.traced")
         print(f"{name}: {time.perf_counter() - begin:.1f} s", flush=True)
 
 
-def plan_of(build: Path) -> str:
-    """The digest of the plan of a build's only target; empty where there is no build."""
-    try:
-        (target,) = json.loads((build / "manifest.json").read_text())["targets"].values()
-    except FileNotFoundError:
-        return ""
-    return str(target["plan"])
+def plan_of(recipe: Recipe, target: str) -> str:
+    """The digest of a build's first plan."""
+    from dnc.compiler import PlanOptions, digest, machine_of, make_plan, read_program, transform
+
+    options = PlanOptions(**recipe.options)
+    _, program, _ = read_program(recipe.program, recipe.settings)
+    return digest(make_plan(transform(program, options), machine_of(target), options))
 
 
 def without_source(build: Path) -> None:
