@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.access import Access
-from dnc.codegen.cells import UnitCell, tensor
+from dnc.codegen.cells import UnitCell, in_order, tensor
 from dnc.codegen.emit import Expr, lane4, named, put, quad_at
 from dnc.ir.cell import Value
 from dnc.ir.plan import ChildrenAddress, Load, Segment, Store
@@ -58,21 +58,27 @@ class UnitQuad:
 
     def run(self) -> None:
         """Emits loads and operations; `values` then holds everything."""
-        for load in self.segment.loads:
-            if load.value not in self.cells[0].values:
-                for cell, found in zip(self.cells, self._load(load), strict=True):
-                    cell.values[load.value] = found
+        missing = [load for load in self.segment.loads if load.value not in self.cells[0].values]
+        for value, found in in_order(missing, self._load).items():
+            for cell, own in zip(self.cells, found, strict=True):
+                cell.values[value] = own
         for cell in self.cells:
             cell.compute()
 
-    def _load(self, load: Load) -> list[list[Any]]:
-        """The loaded value of every unit, gate by gate."""
+    def _load(self, load: Load) -> Callable[[], list[list[Any]]]:
+        """Emits where a load reads; the answer the reads: the value of every unit, gate by gate."""
         if isinstance(load.address, ChildrenAddress):
-            return [cell.load(load) for cell in self.cells]
-        found = self.together.load(load)
-        if not tensor(load.value).shape:
-            return [found] * QUAD
-        return [[lane4(vector, i) for vector in found] for i in range(QUAD)]
+            single = [cell.load(load) for cell in self.cells]
+            return lambda: [read() for read in single]
+        together = self.together.load(load)
+
+        def read() -> list[list[Any]]:
+            found = together()
+            if not tensor(load.value).shape:
+                return [found] * QUAD
+            return [[lane4(vector, i) for vector in found] for i in range(QUAD)]
+
+        return read
 
     def values(self, value: Value) -> list[list[Expr]]:
         """A value of every unit, gate by gate."""

@@ -7,7 +7,7 @@ or four neighbouring ones, so that a load brings 16 bytes; the bits are the same
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -32,34 +32,41 @@ class EarlyLoads:
     """
 
     def __init__(self, tile: UnitTile) -> None:
+        """Emits where they read, so that this is known when `start` comes."""
         self.held: dict[Value, Any] = {}
         segment, units = tile.segment, tile.units
         gathered = [load for load in segment.loads if isinstance(load.address, GatherAddress)]
-        if not segment.products or NARROW * units > THREADS:
+        if not segment.products or not gathered or NARROW * units > THREADS:
             return
         for load in gathered:
             gates = max(1, tensor(load.value).size // segment.units)
             self.held[load.value] = local("early", "float32", T.float32(0.0), gates)
         self.few = tile.count <= NARROW
-        with when(self.few):
-            item = let("item", smaller(tile.worker.thread, tile.count * units - 1))
-            own = let("own", item % units)
-            cell = _unit_cell(tile, let("vertex", item // units), own)
-            if units * tile.worker.workers > segment.units:
-                cell = attrs.evolve(cell, unit=let("near", smaller(cell.unit, segment.units - 1)), values={})
-            self._load(cell)
+        item = let("item", smaller(tile.worker.thread, tile.count * units - 1))
+        own = let("own", item % units)
+        cell = _unit_cell(tile, let("vertex", item // units), own)
+        if units * tile.worker.workers > segment.units:
+            cell = attrs.evolve(cell, unit=let("near", smaller(cell.unit, segment.units - 1)), values={})
+        self._reads = {load.value: cell.load(load) for load in gathered}
 
-    def _load(self, cell: UnitCell) -> None:
-        for load in cell.segment.loads:
-            if load.value in self.held:
-                for gate, found in enumerate(cell.load(load)):
-                    put(self.held[load.value], gate, found)
+    def start(self) -> None:
+        """Emits the loads."""
+        if self.held:
+            with when(self.few):
+                self._keep(self._reads)
+
+    def _keep(self, reads: Mapping[Value, Callable[[], list[Any]]]) -> None:
+        for value, read in reads.items():
+            for gate, found in enumerate(read()):
+                put(self.held[value], gate, found)
 
     def give(self, cell: UnitCell) -> None:
         """Loads what is not there yet, and hands it to the cell."""
         if self.held:
             with when(tirx.Not(self.few)):
-                self._load(cell)
+                self._keep(
+                    {load.value: cell.load(load) for load in cell.segment.loads if load.value in self.held}
+                )
             for value, held in self.held.items():
                 cell.values[value] = [held[gate] for gate in range(cell.gates(value))]
 

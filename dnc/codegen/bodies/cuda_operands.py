@@ -6,6 +6,7 @@ operands, 16 bytes a copy where every piece starts and ends at a whole address.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm.tirx.script.builder import ir as T
@@ -25,19 +26,28 @@ def padded_columns(columns: int) -> int:
 
 
 def stage_operand(
-    worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, group: int, at: int
+    worker: Worker,
+    pieces: tuple[Piece, ...],
+    first: Expr,
+    count: Expr,
+    group: int,
+    at: int,
+    meanwhile: Callable[[], None] | None = None,
 ) -> None:
     """Copies the operands of rows first .. first + count into staging.
 
     Row v lies at `at` + v * padded columns, zeros behind its columns. What a product may read
-    beyond the last row (`group` of them are multiplied together) is zero as well.
+    beyond the last row (`group` of them are multiplied together) is zero as well. meanwhile: emits
+    what is done while the copies are under way.
     """
     rows = let("staged", (count + group - 1) // group * group)
     stride = padded_columns(sum(piece.width for piece in pieces))
     if all_aligned(worker, pieces):
         together = STAGED_TOGETHER if group > 1 else 1
-        stage_quads(worker, pieces, first, count, rows, at, stride, stride // 4, together)
+        stage_quads(worker, pieces, first, count, rows, at, stride, stride // 4, together, meanwhile)
     else:
+        if meanwhile is not None:
+            meanwhile()
         _stage_pieces(worker, pieces, first, count, rows, at)
 
 
@@ -51,6 +61,7 @@ def stage_quads(
     stride: int,
     quads: int,
     together: int = STAGED_TOGETHER,
+    meanwhile: Callable[[], None] | None = None,
 ) -> None:
     """Copies aligned operands, 16 bytes at a time: `quads` of them a row, rows `stride` words apart.
 
@@ -76,6 +87,8 @@ def stage_quads(
                 target = T.address_of(worker.staging[to])
                 cuda.copy4_async(target, T.address_of(worker.pool[source]), source != 0)
     cuda.copy_commit()
+    if meanwhile is not None:
+        meanwhile()
     cuda.copy_wait(0)
 
 

@@ -46,7 +46,7 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
         count = let("count", smaller(rows - begin, size))
         tile = UnitTile(worker, segment, staging, first, count)
         early = EarlyLoads(tile)
-        _products(tile)
+        _products(tile, early)
         one_unit = partial(unit_cells, tile, early)
         if fits_quads(segment, tile.units) and size % 4 == 0 and size * tile.units > THREADS:
             either(count * tile.units <= THREADS, one_unit, partial(quad_cells, tile))
@@ -77,11 +77,13 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, buffers: int) ->
     return lay_out(segment, share(segment.units, worker.workers), tile, max(fronts, default=0))
 
 
-def _products(tile: UnitTile) -> None:
+def _products(tile: UnitTile, early: EarlyLoads) -> None:
     """Sums of all products of the segment, for several vertices at a time where tiles are large."""
+    first = tile.segment.products[0].pieces if tile.segment.products else ()
     group = WIDE if tile.staging.tile >= WIDE else 1
 
     def stage(pieces: tuple[Piece, ...]) -> None:
-        stage_operand(tile.worker, pieces, tile.first, tile.count, group, 0)
+        meanwhile = early.start if pieces == first else None
+        stage_operand(tile.worker, pieces, tile.first, tile.count, group, 0, meanwhile)
 
     each_product(tile, stage, lambda product: forward(tile, product, group))

@@ -6,8 +6,17 @@ Guaranteed: element-wise operations come from the op table's `scalar`; any other
 all targets (`lowerings`).
 """
 
-from dnc.codegen.cells.unit_cell import UnitCell
+from dnc.codegen.cells.unit_cell import UnitCell, in_order
 from dnc.codegen.cells.values import Element, tensor
 from dnc.codegen.cells.vertex_cell import ANY_SIZE, VectorTarget, VertexCell, scratch_floats
 
-__all__ = ["ANY_SIZE", "Element", "UnitCell", "VectorTarget", "VertexCell", "scratch_floats", "tensor"]
+__all__ = [
+    "ANY_SIZE",
+    "Element",
+    "UnitCell",
+    "VectorTarget",
+    "VertexCell",
+    "in_order",
+    "scratch_floats",
+    "tensor",
+]

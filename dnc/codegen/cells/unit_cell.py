@@ -6,7 +6,7 @@ scalar per gate, so nothing is kept in memory between the products and the store
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -18,7 +18,17 @@ from dnc.codegen.emit import Expr, floats, let, loop, put, shift
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
-from dnc.ir.plan import ChildrenAddress, Load, Segment, Store
+from dnc.ir.plan import ChildrenAddress, Load, Segment, SlotsAddress, Store
+
+
+def in_order(loads: Sequence[Load], load: Callable[[Load], Callable[[], Any]]) -> dict[Value, Any]:
+    """The values of several loads: first where all of them read, then the reads, sums over slots last.
+
+    A GPU's thread goes on until it needs what it has asked for: so they are under way together.
+    """
+    places = [(each, load(each)) for each in loads]
+    places.sort(key=lambda place: isinstance(place[0].address, SlotsAddress))
+    return {each.value: read() for each, read in places}
 
 
 @attrs.define(eq=False)
@@ -44,9 +54,8 @@ class UnitCell:
 
     def run(self) -> None:
         """Emits loads that `values` does not hold, and operations; `values` then holds everything."""
-        for load in self.segment.loads:
-            if load.value not in self.values:
-                self.values[load.value] = self.load(load)
+        missing = [load for load in self.segment.loads if load.value not in self.values]
+        self.values |= in_order(missing, self.load)
         self.compute()
 
     def compute(self) -> None:
@@ -61,14 +70,15 @@ class UnitCell:
         """Where a gate of the unit stands in a value."""
         return shift(gate * self.segment.units, self.unit) if tensor(value).shape else 0
 
-    def load(self, load: Load) -> list[Any]:
-        """Emits a load: its value, gate by gate."""
+    def load(self, load: Load) -> Callable[[], list[Any]]:
+        """Emits where a load reads; the answer emits the reads: the value, gate by gate."""
         value, address = load.value, load.address
+        elements = [self.element(value, gate) for gate in range(self.gates(value))]
         if isinstance(address, ChildrenAddress):
             reader = self.access.children(address, self.row)
-            return [self._child(reader, self.element(value, gate)) for gate in range(self.gates(value))]
+            return lambda: [self._child(reader, element) for element in elements]
         read = self.access.reader(address, self.row)
-        return [let(value.name, read(self.element(value, gate))) for gate in range(self.gates(value))]
+        return lambda: [let(value.name, read(element)) for element in elements]
 
     @staticmethod
     def _child(reader: ListReader, element: Expr) -> tuple[Expr, Element]:
