@@ -13,7 +13,7 @@ import attrs
 
 from dnc.ir.isa import layout
 from dnc.ir.machine import Machine, machine
-from dnc.ir.plan import REGISTER, SHARED, STREAMED, UNIT, Plan, unit_range
+from dnc.ir.plan import REGISTER, SHARED, STREAMED, TF32, UNIT, Plan, unit_range
 from dnc.ir.program import LEVEL, ROOT, STACK, TABLE
 from dnc.passes.plan_weights import Slice, slices
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
@@ -181,10 +181,13 @@ def _tiling(plan: Plan, chip: Machine) -> str:
     tiling = plan.tiling
     if not chip.is_gpu:
         return "replicas of one core each; a wide machine may share a replica"
+    found = f"one replica over the chip, {tiling.workers} workers of {tiling.threads} threads"
     if tiling.cluster > 1:
         count = chip.cluster_replicas(tiling.cluster)
-        return f"{count} replicas, each a cluster of {tiling.cluster} workers of {tiling.threads} threads"
-    return f"one replica over the chip, {tiling.workers} workers of {tiling.threads} threads"
+        found = f"{count} replicas, each a cluster of {tiling.cluster} workers of {tiling.threads} threads"
+    if plan.precision == TF32:
+        found += "; weight gradients and products outside the recursion in tf32 on tensor cores"
+    return found
 
 
 def _stages(plan: Plan) -> Iterator[StageFacts]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dnc.ir.plan import (
+    FP32,
     Address,
     BufferAddress,
     ChildrenAddress,
@@ -26,7 +27,8 @@ from dnc.ir.printer import print_op
 
 def print_plan(plan: Plan) -> str:
     """Buffers, segments with their reads and writes, gradients, placements."""
-    lines = [f"plan {plan.program.name} for {plan.target or 'no machine yet'}"]
+    precision = "" if plan.precision == FP32 else f", {plan.precision}"
+    lines = [f"plan {plan.program.name} for {plan.target or 'no machine yet'}{precision}"]
     for buffer in plan.buffers:
         rows = buffer.space if buffer.children is None else f"entries of {buffer.children}"
         runs = ", a run per worker" if buffer.partial else ""

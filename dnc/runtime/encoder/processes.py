@@ -39,8 +39,9 @@ SAID = tuple(each.name for each in attrs.fields(Schedule) if each.name not in ("
 
 
 def default_count() -> int:
-    """How many processes to encode in: this one keeps a core, and where there is no other it encodes."""
-    return min(MOST, len(os.sched_getaffinity(0)) - 1) if hasattr(os, "memfd_create") else 0
+    """How many processes to encode in. This one keeps a core; one process alone is slower than none."""
+    count = min(MOST, len(os.sched_getaffinity(0)) - 1) if hasattr(os, "memfd_create") else 0
+    return count if count > 1 else 0
 
 
 class Lost(Exception):
