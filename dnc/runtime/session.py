@@ -8,7 +8,6 @@ bits, however they are grouped; memory grows by need.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +30,7 @@ from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.encoder.processes import default_count
+from dnc.runtime.launches import Launches
 from dnc.runtime.measurements import Measurements
 from dnc.runtime.memory import MEGABYTE, Memory
 from dnc.runtime.phases import EVALUATE, PREDICT, TRAIN
@@ -39,8 +39,7 @@ from dnc.runtime.predictions import collect, collect_gradients
 from dnc.runtime.prepared import prepare
 from dnc.runtime.results import BatchSums, Evaluation, NotFinite, StepResult
 from dnc.runtime.schedule import Schedule
-from dnc.runtime.trace.timeline import ENCODE, LAUNCH, OFF, WAIT, Timeline, now
-from dnc.runtime.verifier import verify
+from dnc.runtime.trace.timeline import ENCODE, OFF, Timeline
 
 Floats = NDArray[np.float32]
 
@@ -67,7 +66,7 @@ class Session:
         processes that may encode training batches, once there are enough of them; None for as many as
         there are cores to spare, if the kernels leave the cores alone.
         """
-        self.timeline = timeline
+        self._launches = Launches(backend, timeline)
         self.plan, self.backend, self.classes = plan, backend, classes or {}
         self.memory = Memory(plan, backend, table_rows, memory_words)
         self.steps_done = 0
@@ -75,14 +74,19 @@ class Session:
         self.modes = Modes(plan)
         self.is_noisy = any(isinstance(item, NoiseList) for item in plan.lists)
         self.optimizer, self.optimizer_steps = "sgd", 0
-        self._slot = 0
-        self._verifies = os.environ.get("DNC_VERIFY") == "1"  # tests look at every schedule
-        self._flying: list[list[tuple[Schedule, BatchSums]]] = [[], []]
-        self._asked = [0, 0]  # when the traced launches of a slot were started, 0 for none
         self._waiting: list[BatchSums] = []
         self._unclaimed: StepResult | None = None
         self.ahead = Ahead(_spare(backend) if encoders is None else encoders)
         self.write_arrays(values)
+
+    @property
+    def timeline(self) -> Timeline:
+        """What is told when the host and every worker did what."""
+        return self._launches.timeline
+
+    @timeline.setter
+    def timeline(self, timeline: Timeline) -> None:
+        self._launches.timeline = timeline
 
     # ---- parameters -----------------------------------------------------------------------------
 
@@ -194,7 +198,7 @@ class Session:
             self._updates(hypers, steps),
             self._noises(len(batches), steps),
             self.memory.pool,
-            (self._slot + len(before)) % 2,
+            (self._launches.slot + len(before)) % 2,
             self.memory.words,
         )
 
@@ -216,16 +220,16 @@ class Session:
             try:
                 with self.timeline.host(ENCODE, count):
                     schedules = self.ahead.schedules(job)
-                    here = job.moved(self.memory.pool, self._slot, self.memory.words)
+                    here = job.moved(self.memory.pool, self._launches.slot, self.memory.words)
                     if schedules is None or here is not job:
                         schedules = here.encode(data)
                 break
             except DoesNotFit as problem:
-                self._drain()
+                self._launches.drain()
                 if not self.memory.grow(problem.schedule_words, problem.activations):
                     return False
         found = [BatchSums(self.steps_done + 1 + i, len(each), 1) for i, each in enumerate(job.batches)]
-        self._launch(list(zip(schedules, found, strict=True)))
+        self._launches.start(list(zip(schedules, found, strict=True)))
         self._count(found)
         return True
 
@@ -235,7 +239,7 @@ class Session:
         schedules = self.encode(data, chosen, TRAIN, update)
         batch = BatchSums(self.steps_done + 1, len(chosen), len(schedules))
         for schedule in schedules:
-            self._launch([(schedule, batch)])
+            self._launches.start([(schedule, batch)])
         self._count([batch])
 
     def _count(self, batches: list[BatchSums]) -> None:
@@ -269,7 +273,7 @@ class Session:
             while len(self._waiting) > keep:
                 batch = self._waiting[0]
                 while batch.finished < batch.parts:
-                    self._collect_oldest()
+                    self._launches.collect_oldest()
                 del self._waiting[0]
                 loss = batch.loss()
                 if not (batch.updated and np.isfinite(loss)):
@@ -277,7 +281,8 @@ class Session:
                 results.append(StepResult(batch.step, batch.samples, loss, batch.norm, batch.parts))
                 self._unclaimed = results[-1]
         except BaseException:
-            self._flying, self._unclaimed = [[], []], None
+            self._launches.forget()
+            self._unclaimed = None
             self._waiting.clear()
             raise
         return results
@@ -292,11 +297,11 @@ class Session:
         for begin in range(0, len(chosen), CHUNK):
             part, numbers = self._distinct(data, chosen[begin : begin + CHUNK])
             for schedule in self.encode(part, numbers, EVALUATE):
-                self._launch([(schedule, whole)])
+                self._launches.start([(schedule, whole)])
                 if measurements.need_rows:
-                    self._drain()
+                    self._launches.drain()
                     measurements.add(self.backend, part, schedule)
-        self._drain()
+        self._launches.drain()
         return Evaluation(len(chosen), whole.loss(), measurements.metrics(whole.sums))
 
     def predict(
@@ -312,8 +317,8 @@ class Session:
         found: dict[str, list[Any]] = {r.name: [] for r in self.plan.results if r.kind == "output"}
         for begin in range(0, len(distinct), CHUNK):
             for schedule in self.encode(data, distinct[begin : begin + CHUNK], PREDICT, noise=noise):
-                self._launch([(schedule, BatchSums(0, 1, 1))])
-                self._drain()
+                self._launches.start([(schedule, BatchSums(0, 1, 1))])
+                self._launches.drain()
                 outputs = collect(self.backend, data, schedule, np.sort(schedule.samples))
                 for name, values in outputs.items():
                     found[name] += values
@@ -338,7 +343,7 @@ class Session:
         if len(schedules) > 1:
             raise fail("the batch does not fit into memory at once; take fewer samples")
         batch = BatchSums(self.steps_done + 1, len(chosen), 1)
-        self._launch([(schedules[0], batch)])
+        self._launches.start([(schedules[0], batch)])
         self._count([batch])
         result = self._settle(0)[0]
         self._unclaimed = None
@@ -362,12 +367,12 @@ class Session:
         fill: writes into the pool what the other net hands in.
         """
         self._settle(0)
-        self._launch([(schedule, BatchSums(0, 1, 1))], fill)
+        self._launches.start([(schedule, BatchSums(0, 1, 1))], fill)
 
     def wait(self) -> None:
         """Waits for all launches."""
         self._settle(0)
-        self._drain()
+        self._launches.drain()
 
     # ---- launches -------------------------------------------------------------------------------
 
@@ -377,9 +382,7 @@ class Session:
 
     def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[Floats]:
         """One launch to its end, with nothing else under way; then words of the pool: (first, count)."""
-        if self._verifies:
-            verify(schedule)
-        return self.backend.run(schedule, reads)
+        return self._launches.run(schedule, reads)
 
     def _once(self, samples: Ints) -> Ints:
         if len(np.unique(samples)) < len(samples):
@@ -430,7 +433,7 @@ class Session:
                             workers=workers,
                             update=update,
                             part=part,
-                            buffer=(self._slot + index) % 2,
+                            buffer=(self._launches.slot + index) % 2,
                             pool_words=self.memory.words,
                             noise=noise,
                             guest=guest,
@@ -438,7 +441,7 @@ class Session:
                         for index, (numbers, part) in enumerate(parts_of(data, samples, mode, parts))
                     ]
             except DoesNotFit as problem:
-                self._drain()
+                self._launches.drain()
                 if self.memory.grow(problem.schedule_words, problem.activations):
                     continue
                 need = self.memory.pool.words + problem.activations
@@ -449,40 +452,6 @@ class Session:
                     ) from None
                 room = max(self.memory.most() - self.memory.pool.words, 1)
                 parts = min(len(samples), max(parts + 1, parts * problem.activations // room))
-
-    def _launch(self, launches: list[tuple[Schedule, BatchSums]], fill: Fill | None = None) -> None:
-        """Starts launches in the slot whose turn it is, once that slot's last ones are over."""
-        self._collect(self._slot)
-        schedules = [schedule for schedule, _ in launches]
-        if self._verifies:
-            for schedule in schedules:
-                verify(schedule)
-        traced = self.timeline.take(len(schedules))
-        self._asked[self._slot] = now() if traced else 0
-        with self.timeline.host(LAUNCH, len(schedules)):
-            self.backend.launch(schedules, self._slot, traced, fill)
-        self._flying[self._slot] = launches
-        self._slot = 1 - self._slot
-
-    def _collect(self, slot: int) -> None:
-        """Waits for a slot's launches, if there are any, and adds their results to their batches."""
-        flying, self._flying[slot] = self._flying[slot], []
-        if flying:
-            with self.timeline.host(WAIT, len(flying)):
-                results = self.backend.finish(slot)
-            if self._asked[slot]:
-                schedules = [schedule for schedule, _ in flying]
-                self.timeline.add(schedules, self.backend.times(slot), self._asked[slot])
-            for (schedule, batch), words in zip(flying, results, strict=True):
-                batch.add(schedule, words)
-
-    def _collect_oldest(self) -> None:
-        self._collect(self._slot if self._flying[self._slot] else 1 - self._slot)
-
-    def _drain(self) -> None:
-        """Waits for everything that runs; results stay with their batches."""
-        self._collect_oldest()
-        self._collect_oldest()
 
 
 def _spare(backend: Backend) -> int:
