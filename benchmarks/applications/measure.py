@@ -75,7 +75,7 @@ def warm_up(model: Model, size: int, on_gpu: bool) -> None:
 
 
 def checked(model: Model, peer: Peer, numbers: Sequence[int]) -> dict[str, float]:
-    """Losses of both over updates on one batch; SystemExit if they differ.
+    """Losses of both over updates on one batch; ValueError if they differ.
 
     error: the largest difference by the first loss. moved: by how much that loss fell, so that the error
     says something about gradients.
@@ -88,7 +88,7 @@ def checked(model: Model, peer: Peer, numbers: Sequence[int]) -> dict[str, float
     peer.learning_rate = LEARNING_RATE
     error = max(abs(a - b) for a, b in zip(own, other, strict=True)) / abs(other[0])
     if not error <= TOLERANCE:
-        raise SystemExit(f"losses of dnc {own}, of {type(peer).__name__} {other}: not the same model")
+        raise ValueError(f"losses of dnc {own}, of {type(peer).__name__} {other}: not the same model")
     return {"error": error, "moved": (other[0] - other[-1]) / abs(other[0])}
 
 

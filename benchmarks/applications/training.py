@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from benchmarks.applications.data import DataSets, for_peers
 from benchmarks.applications.measure import LEARNING_RATE, Effort, PeerRun, checked, dnc_speed
 from benchmarks.applications.points import Point
 from dnc.api import Model
+from dnc.diagnostics import DiagnosticError
 
 CHECKED = 8
 """Samples that a peer's losses are compared on."""
@@ -23,28 +25,41 @@ TITLE += f"{'PyTorch':>10}{'times':>7}  bar"
 def measure(
     points: tuple[Point, ...], builds: Path, data: DataSets, device: str, effort: Effort, graphs: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Every point in turn. graphs: PyTorch also replays a CUDA graph of one batch."""
+    """Every point in turn; one that fails says why, and the next one follows.
+
+    graphs: PyTorch also replays a CUDA graph of one batch.
+    """
     yield {"title": TITLE}
     for point in points:
-        path = builds / point.build
-        if not path.is_dir():
+        if not (builds / point.build).is_dir():
             yield {"line": f"{point.build}: no build in {builds}"}
             continue
-        model = dnc.load(path, device)
-        samples = data.attach(model, point.data)
-        peer = peer_of(point, model, samples, device)
-        for size in point.batches:
-            if size > len(samples):
-                yield {"line": f"{point.build}: {len(samples)} samples are no batch of {size}"}
-                continue
-            found = {"model": point.build, "data": point.data, "batch": size, "device": model.device}
-            found["settings"] = model.build.settings
-            if peer is not None and size == point.batches[0]:
-                found["check"] = checked(model, peer, list(range(min(CHECKED, len(samples)))))
-            found["dnc"] = dnc_speed(model, size, effort, device == "cuda")
-            if peer is not None:
-                found["peer"] = peer_speed(PeerRun(peer, len(samples), size, effort), effort, graphs)
-            yield found | {"line": line(found, point)}
+        try:
+            yield from _sizes(point, builds / point.build, data, device, effort, graphs)
+        except (DiagnosticError, RuntimeError, ValueError) as error:
+            yield {"line": f"{point.build}: {error}"}
+        gc.collect()  # what the model held on the device
+
+
+def _sizes(
+    point: Point, build: Path, data: DataSets, device: str, effort: Effort, graphs: bool
+) -> Iterator[dict[str, Any]]:
+    """A point at its batch sizes."""
+    model = dnc.load(build, device)
+    samples = data.attach(model, point.data)
+    peer = peer_of(point, model, samples, device)
+    for size in point.batches:
+        if size > len(samples):
+            yield {"line": f"{point.build}: {len(samples)} samples are no batch of {size}"}
+            continue
+        found = {"model": point.build, "data": point.data, "batch": size, "device": model.device}
+        found["settings"] = model.build.settings
+        if peer is not None and size == point.batches[0]:
+            found["check"] = checked(model, peer, list(range(min(CHECKED, len(samples)))))
+        found["dnc"] = dnc_speed(model, size, effort, device == "cuda")
+        if peer is not None:
+            found["peer"] = peer_speed(PeerRun(peer, len(samples), size, effort), effort, graphs)
+        yield found | {"line": line(found, point)}
 
 
 def peer_of(point: Point, model: Model, samples: list[Any], device: str) -> Any:

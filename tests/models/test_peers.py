@@ -63,7 +63,7 @@ def test_losses_of_peers(name, tmp_path, monkeypatch):
     for key in (*peer.TABLES, "V"):
         assert torch.allclose(after[key].detach(), torch.tensor(want[key]), atol=1e-5)
     peer.parameters["V"].data.neg_()
-    with pytest.raises(SystemExit, match="not the same model"):
+    with pytest.raises(ValueError, match="not the same model"):
         measure.checked(model, peer, [3, 0])
 
 
