@@ -2,4 +2,5 @@
 
     python -m benchmarks.applications compile BUILDS --target cuda:sm_90a
     python -m benchmarks.applications run BUILDS --trees SST.jsonl --parts ... --out FOLDER
+    python -m benchmarks.applications table FOLDER/*.json
 """

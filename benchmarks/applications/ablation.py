@@ -26,7 +26,7 @@ TITLE = f"{'hidden':>6}{'batch':>6}  {'left out':34}{'sentences/s':>12}{'kernel 
 TRACE_TITLE = f"{'model':12}{'batch':>6}{'launch us':>11}{'work':>7}{'wait':>7}{'weights':>8}{'idle':>6}"
 TRACED_LAUNCHES, TRACED_BATCHES = 3, (1, 32, 128, 256)
 PARTS = ("work", "wait", "setup", "idle")
-PLAIN, ALONE, ONE = "nothing", "groups of batches, other encoders", "all replicas but one"
+PLAIN, ALONE, ONE = "nothing", "batches encoded together", "all replicas but one"
 
 
 def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterator[dict[str, Any]]:

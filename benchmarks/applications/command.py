@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import common
 from benchmarks.applications import points
+from benchmarks.applications.tables import tables
 from dnc.diagnostics import DiagnosticError
 
 PARTS = ("trees", "vpps", "fixed", "inference", "ablation", "workers")
@@ -26,6 +27,9 @@ def main() -> None:
         from benchmarks.applications.builds import compile_builds
 
         compile_builds(options.builds, options.names, options.target)
+        return
+    if options.command == "table":
+        print(tables(options.results), end="")
         return
     failed = [part for part in options.parts if not measured(part, options)]
     if failed:
@@ -39,6 +43,8 @@ def arguments() -> argparse.Namespace:
     making.add_argument("builds", type=Path)
     making.add_argument("--names", nargs="+", choices=points.BUILDS, default=[], metavar="NAME")
     making.add_argument("--target", default="cuda:sm_90a", help="one target")
+    showing = commands.add_parser("table", help="results as Markdown")
+    showing.add_argument("results", type=Path, nargs="+")
     running = commands.add_parser("run", help="needs neither TVM nor Lark on a GPU")
     running.add_argument("builds", type=Path)
     running.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)

@@ -117,6 +117,10 @@ def test_the_benchmark_goes_through(builds, tmp_path, monkeypatch, capsys):
     assert {("nothing", 1), ("nothing", 128), ("without fuse", 128), (ablation.ONE, 1)} <= variants
     assert {point["batch"] for point in found["vpps"]["points"]} == {1, 8, 32, 128}
     assert all(point["check"]["error"] < measure.TOLERANCE for point in found["fixed"]["points"])
+    monkeypatch.setattr("sys.argv", ["x", "table", *map(str, sorted(tmp_path.glob("*.json")))])
+    command.main()
+    shown = capsys.readouterr().out
+    assert "| without fuse | " in shown and "| tree_fc | complete trees" in shown
     for point in found["workers"]["points"]:
         assert sum(point["shares"].values()) == pytest.approx(1)
 

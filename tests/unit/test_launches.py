@@ -112,6 +112,8 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 sys.path[:0] = ["."]
 import benchmarks.accuracy, benchmarks.models, benchmarks.treelstm
+import benchmarks.applications.ablation, benchmarks.applications.command
+import benchmarks.applications.inference, benchmarks.applications.training
 import dnc
 model = dnc.load(sys.argv[1], "vm")
 model.attach(sys.argv[2])
