@@ -17,13 +17,14 @@ import attrs
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail, read_source
 from dnc.ir.isa import layout
-from dnc.ir.machine import MACHINES, Machine, machine
+from dnc.ir.machine import MACHINES, Constants, Machine, machine
 from dnc.ir.plan import FP32, PRECISIONS, Plan, WeightFormat
 from dnc.ir.plan_text import print_plan
 from dnc.ir.printer import print_program
 from dnc.ir.program import Program
 from dnc.ir.remarks import Remark, Remarks
 from dnc.kernel_cache import cached_kernels
+from dnc.machine_constants import known_constants
 from dnc.passes.canonicalize import Canonicalize
 from dnc.passes.differentiate import Differentiate
 from dnc.passes.drop_training import DropTraining
@@ -51,9 +52,10 @@ class PlanOptions:
 
     without: names of optimising passes left out (hoist, fuse). cluster: CTAs of a cluster (0: the
     whole chip is one replica; None: the cheapest). residency: forced for every weight slice
-    (tests). workers: of a chip-wide replica. window: words of the schedule held on chip.
+    (tests). workers: of a replica that is no cluster. window: words of the schedule held on chip.
     registers: for weights, a thread (None: as many as the machine has to offer without spills).
     mode: one of MODES. precision: of products on a GPU, one of `plan.PRECISIONS`.
+    tile: vertices worked on at a time.
     """
 
     without: tuple[str, ...] = ()
@@ -64,6 +66,7 @@ class PlanOptions:
     registers: int | None = None
     mode: str = TRAIN
     precision: str = FP32
+    tile: int | None = None
 
 
 @attrs.frozen
@@ -98,10 +101,12 @@ def program_passes(mode: str = TRAIN) -> tuple[Pass[Program], ...]:
     return (Canonicalize(), Inline(), Hoist(), middle, Canonicalize())
 
 
-def plan_passes(options: PlanOptions, target: Machine) -> tuple[Pass[Plan], ...]:
-    """Passes from plan to plan, in order, behind `fuse`."""
+def plan_passes(
+    options: PlanOptions, target: Machine, constants: Constants | None = None
+) -> tuple[Pass[Plan], ...]:
+    """Passes from plan to plan, in order, behind `fuse`. constants: measured ones of the target."""
     return (
-        SelectTiles(target, options.cluster, options.window, options.workers),
+        SelectTiles(target, options.cluster, options.window, options.workers, options.tile, constants),
         PlanWeights(target, options.residency, options.registers),
         SelectInstructions(),
     )
@@ -121,8 +126,12 @@ def make_plan(
     target: str,
     options: PlanOptions = PlanOptions(),
     show: PassOptions = PassOptions(),
+    constants: Constants | None = None,
 ) -> Plan:
-    """The plan of a transformed program for a machine ("cpu", "sm_90a", ...)."""
+    """The plan of a transformed program for a machine ("cpu", "sm_90a", ...).
+
+    constants: of the machine, where they were measured; they decide only what `options` leave open.
+    """
     chip = machine(target)
     plan = Fuse(enabled=FUSE not in options.without).decide(program, show.remarks or Remarks())
     plan = attrs.evolve(plan, target=target, trains=options.mode == TRAIN)
@@ -134,17 +143,18 @@ def make_plan(
         show.log(f"# after {FUSE}\n{print_plan(plan)}")
     if show.stop_after == FUSE:
         return plan
-    passes = plan_passes(options, chip)
+    passes = plan_passes(options, chip, constants)
     dump = None if show.dump_dir is None else show.dump_dir / target
     shown = attrs.evolve(_restrict(show, (step.name for step in passes)), dump_dir=dump)
     return PassManager(passes, lambda plan: (), print_plan, shown).run(plan)
 
 
 def digest(plan: Plan) -> str:
-    """A name for everything a kernel and its host have to agree on; spans of the source do not count.
+    """A name for everything a kernel and its host have to agree on; spans and remarks do not count.
 
     The version stands for what is in neither the plan nor the layout of a schedule.
     """
+    plan = attrs.evolve(plan, remarks=())
     return hashlib.sha256(f"{VERSION}\n{layout(plan)!r}\n{plan!r}".encode()).hexdigest()[:16]
 
 
@@ -241,7 +251,7 @@ def compile_model(
     check_place(Path(out))
     machines = tuple(dict.fromkeys(machine_of(target) for target in targets))
     _check_precision(options.precision, machines)
-    if options.cluster and not all(options.cluster in machine(name).clusters for name in machines):
+    if options.cluster and not all(options.cluster in machine(name).cluster_sizes for name in machines):
         raise fail(f"not every target has clusters of {options.cluster}")
     source, program, warnings = read_program(path, settings or {})
     of_program = Remarks()
@@ -255,7 +265,7 @@ def compile_model(
             make_plan(transformed, name, options, attrs.evolve(show, remarks=of_plan))
             remarks += of_plan.all()
         return CompileReport(program.name, None, warnings, (), time.perf_counter() - start, remarks)
-    made = [_compile_target(transformed, name, options, show) for name in machines]
+    made = [compile_target(transformed, name, options, show) for name in machines]
     remarks += tuple(remark for target in made for remark in target.remarks)
     build = Build(
         Path(out),
@@ -280,8 +290,8 @@ def compile_model(
 
 
 @attrs.frozen
-class _CompiledTarget:
-    """The kernels of a target, the options that its plan was made with, and the remarks on that plan."""
+class CompiledTarget:
+    """The kernels of a target, options that make their plan again, and the remarks on that plan."""
 
     report: TargetReport
     options: PlanOptions
@@ -289,23 +299,24 @@ class _CompiledTarget:
     remarks: tuple[Remark, ...]
 
 
-def _compile_target(
-    program: Program, target: str, options: PlanOptions, show: PassOptions
-) -> _CompiledTarget:
+def compile_target(
+    program: Program, target: str, options: PlanOptions, show: PassOptions = PassOptions()
+) -> CompiledTarget:
     """Plans and emits for a target, without spills.
 
-    A model of many different segments leaves fewer registers to weights than one of a few. How many,
-    the target's compiler says: where its code spills, there is a plan with fewer weights in registers.
+    Constants that were measured decide what the options leave open. A model of many different segments
+    leaves fewer registers to weights than one of a few. How many, the target's compiler says: where its
+    code spills, there is a plan with fewer weights in registers.
     """
     begin = time.perf_counter()
-    whole, cached = machine(target), True
+    whole, cached, constants = machine(target), True, known_constants(target)
     budgets: list[int | None] = [options.registers]
     if whole.is_gpu and options.registers is None:
         budgets += [whole.registers - 32 * step for step in range(1, whole.registers // 32 + 1)]
     for registers in budgets:
         tried = attrs.evolve(options, registers=registers)
         said = Remarks(target_name(target))
-        plan = make_plan(program, target, tried, attrs.evolve(show, remarks=said))
+        plan = make_plan(program, target, tried, attrs.evolve(show, remarks=said), constants)
         files, known = cached_kernels(plan, digest(plan))
         cached = cached and known
         if not whole.is_gpu or not spilled(files):
@@ -313,7 +324,16 @@ def _compile_target(
     sizes = {file: len(content) for file, content in files.items()}
     seconds = time.perf_counter() - begin
     report = TargetReport(target_name(target), plan, sizes, cached, seconds)
-    return _CompiledTarget(report, tried, files, said.all())
+    return CompiledTarget(report, settled(tried, plan), files, said.all())
+
+
+def settled(options: PlanOptions, plan: Plan) -> PlanOptions:
+    """The options with what was chosen: they make the plan again, whatever constants are measured later."""
+    assert plan.tiling is not None
+    if not machine(plan.target).is_gpu:
+        return options
+    cluster = plan.tiling.cluster if plan.tiling.cluster > 1 else 0
+    return attrs.evolve(options, cluster=cluster, workers=plan.tiling.workers)
 
 
 def spilled(files: Mapping[str, bytes]) -> int:
@@ -327,16 +347,28 @@ def build_plan(build: Build, target: str) -> Plan:
 
     DiagnosticError when this version of dnc plans otherwise than the one that compiled it.
     """
+    return stored_plan(build, build_program(build), build.targets[target])
+
+
+def build_program(build: Build) -> Program:
+    """The transformed program of a build."""
     from dnc.ir.parser import parse_program
 
-    stored = build.targets[target]
+    return parse_program(build.program, str(build.path / "program.ir"))
+
+
+def stored_options(build: Build, target: Target) -> PlanOptions:
+    """How the plan of a build's kernels was made."""
     try:
-        options = PlanOptions(**{**stored.options, "without": tuple(stored.options.get("without", ()))})
+        return PlanOptions(**{**target.options, "without": tuple(target.options.get("without", ()))})
     except TypeError:  # options that this version does not have
         raise _foreign(build) from None
-    program = parse_program(build.program, str(build.path / "program.ir"))
-    plan = make_plan(program, stored.machine, options)
-    if digest(plan) != stored.plan:
+
+
+def stored_plan(build: Build, program: Program, target: Target) -> Plan:
+    """The plan of a build's kernels; DiagnosticError as for `build_plan`."""
+    plan = make_plan(program, target.machine, stored_options(build, target))
+    if digest(plan) != target.plan:
         raise _foreign(build)
     return plan
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from dnc.compiler import build_plan, machine_of, read_program, target_name
+from dnc.api.ranking import candidate_lines, tuned_lines
+from dnc.compiler import build_plan, machine_of, read_program, stored_options, target_name
 from dnc.diagnostics import Diagnostic, fail
 from dnc.explain.facts import PlanFacts, gather
 from dnc.explain.html import as_page
@@ -57,13 +58,22 @@ class Explained:
     build: Build
     targets: tuple[tuple[str, Plan, PlanFacts, MemoryFacts, Dataset], ...]
 
-    def text(self, schedule: bool = False, batch: int = 32, remarks: bool = False) -> str:
-        """For a terminal. schedule: with the instructions of the first `batch` samples."""
+    def text(
+        self, schedule: bool = False, batch: int = 32, remarks: bool = False, candidates: bool = False
+    ) -> str:
+        """For a terminal. schedule: with the instructions of the first `batch` samples. candidates: with
+        those that are predicted to be the fastest for such batches.
+        """
         build = self.build
         settings = ", ".join(f"{name} = {size}" for name, size in build.settings.items()) or "none"
         parts = [f"model {build.model} of {build.source_name}, settings: {settings}"]
         for name, plan, facts, memory, data in self.targets:
             parts.append(as_text(facts, memory))
+            if build.targets[name].tuned:
+                parts.append("\n".join(tuned_lines(build.targets[name].tuned)))
+            if candidates:
+                options = stored_options(build, build.targets[name])
+                parts.append("\n".join(candidate_lines(plan, options, data, batch)))
             if remarks:
                 own = [remark for remark in build.remarks if remark.target in ("", name)]
                 parts.append("\n".join(str(remark.diagnostic()) for remark in own) or "no remarks")

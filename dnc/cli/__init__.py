@@ -26,6 +26,7 @@ from dnc.cli.lsp import lsp
 from dnc.cli.opt import opt
 from dnc.cli.run import run
 from dnc.cli.trace import trace
+from dnc.cli.tune import tune
 from dnc.cli.weights import export_weights, import_weights
 from dnc.diagnostics import DiagnosticError
 from dnc.version import VERSION
@@ -93,6 +94,7 @@ app.command("run")(_guarded(run))
 app.command("import-weights")(_guarded(import_weights))
 app.command("export-weights")(_guarded(export_weights))
 app.command("trace")(_guarded(trace))
+app.command("tune")(_guarded(tune))
 
 
 def main() -> None:

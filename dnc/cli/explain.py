@@ -17,6 +17,9 @@ def explain(
     ] = False,
     data: Annotated[Path | None, typer.Option(help="Data whose first batch is shown.")] = None,
     batch: Annotated[int, typer.Option(help="Samples of that batch.", min=1)] = 32,
+    candidates: Annotated[
+        bool, typer.Option("--candidates", help="Rank the ways in which such batches could run.")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Write one page that needs no network there.")] = None,
     remarks: Annotated[
         bool, typer.Option("--remarks", help="Say what could not be hoisted, fused, kept on the chip.")
@@ -30,7 +33,7 @@ def explain(
 
     explained = explain_build(build, target, data=data, memory_bytes=int(min(memory, 2**20) * 2**30))
     if html is None:
-        print(explained.text(schedule, batch, remarks))
+        print(explained.text(schedule, batch, remarks, candidates))
         return
     explained.write_page(html)
     print(f"wrote {html}", file=sys.stderr)

@@ -14,13 +14,56 @@ THREADS = WARPS * LANES
 
 
 @attrs.frozen
+class Constants:
+    """Nanoseconds that a worker takes for the things that a launch is made of; `dnc calibrate` measures them.
+
+    launch: one launch, with nothing in it. instruction: to fetch one and see its first loads arrive.
+    cluster_exchange, exchange: workers of a replica meet, in a cluster or at a counter in memory.
+    grid_exchange: all workers meet. flop, tiled_flop: an operation of a product, within the recursion
+    and in large tiles. element: an operation of a cell. byte: read from the L2 cache. shared_byte: of weights
+    in shared memory.
+    """
+
+    launch: float
+    instruction: float
+    cluster_exchange: float
+    exchange: float
+    grid_exchange: float
+    flop: float
+    tiled_flop: float
+    element: float
+    byte: float
+    shared_byte: float
+
+    def scaled(self, compute: float, meeting: float = 1.0) -> Constants:
+        """Those of a chip whose workers compute, and meet, in so many times the time."""
+        return Constants(
+            self.launch,
+            self.instruction * meeting,
+            self.cluster_exchange * meeting,
+            self.exchange * meeting,
+            self.grid_exchange * meeting,
+            self.flop * compute,
+            self.tiled_flop * compute,
+            self.element * compute,
+            self.byte * compute,
+            self.shared_byte * compute,
+        )
+
+
+# From Experiment 0 and the timelines of a Tree-LSTM on an H200 (docs/performance.md).
+H200 = Constants(5000.0, 900.0, 350.0, 960.0, 1090.0, 0.0037, 0.0021, 0.04, 0.026, 0.004)
+# Two cores of an Intel Xeon with AVX-512.
+CPU = Constants(20000.0, 300.0, 600.0, 600.0, 600.0, 0.0125, 0.0125, 0.3, 0.03, 0.0)
+
+
+@attrs.frozen
 class Machine:
     """A chip as the planner sees it.
 
     processors: SMs, or cores. shared_bytes: on-chip memory that one worker may use. registers:
     weight registers a thread can hold beside the interpreter (measured: no spill up to 160).
-    clusters: sizes of clusters that may be used, largest first. flops: fp32 operations a
-    nanosecond of one worker. bytes_from_l2: bytes a nanosecond into one worker.
+    clusters: sizes of clusters that may be used, largest first.
     """
 
     name: str
@@ -29,16 +72,18 @@ class Machine:
     shared_bytes: int
     registers: int
     clusters: tuple[int, ...]
-    flops: float
-    bytes_from_l2: float
-    cluster_barrier: float
-    grid_barrier: float
-    launch: float
+    constants: Constants
 
     @property
     def is_gpu(self) -> bool:
         """Whether workers are CTAs."""
         return self.threads > 1
+
+    @property
+    def cluster_sizes(self) -> tuple[int, ...]:
+        """Every size of cluster that kernels can be made for, largest first."""
+        most = max(self.clusters, default=1)
+        return tuple(1 << power for power in range(most.bit_length() - 1, 0, -1))
 
     @property
     def splits_gradients(self) -> bool:
@@ -48,20 +93,24 @@ class Machine:
     def cluster_replicas(self, cluster: int) -> int:
         """Clusters of that size that are resident together (an estimate; the driver is asked)."""
         if self.name == "sm_90a":
-            return {8: 15, 16: 7}.get(cluster, self.processors // cluster)
+            return {2: 66, 4: 30, 8: 15, 16: 7}.get(cluster, self.processors // cluster)
         return self.processors // cluster
+
+    def replicas(self, workers: int, cluster: int) -> int:
+        """Replicas of so many workers that are resident together (an estimate, as above)."""
+        return self.cluster_replicas(cluster) if cluster > 1 else max(1, self.processors // workers)
 
 
 MACHINES = {
     machine.name: machine
     for machine in (
-        Machine("cpu", 1, 1, 0, 0, (), 80.0, 40.0, 500.0, 500.0, 2000.0),
-        Machine("sm_80", 108, THREADS, 163 * 1024, 160, (), 180.0, 30.0, 1200.0, 1200.0, 5000.0),
-        Machine("sm_86", 84, THREADS, 99 * 1024, 160, (), 350.0, 20.0, 1200.0, 1200.0, 5000.0),
-        Machine("sm_89", 128, THREADS, 99 * 1024, 160, (), 500.0, 30.0, 1100.0, 1100.0, 5000.0),
-        Machine("sm_90a", 132, THREADS, 227 * 1024, 160, (16, 8), 500.0, 38.0, 205.0, 930.0, 5000.0),
-        Machine("sm_100a", 148, THREADS, 227 * 1024, 160, (16, 8), 500.0, 38.0, 205.0, 930.0, 5000.0),
-        Machine("sm_120", 170, THREADS, 99 * 1024, 160, (8,), 600.0, 20.0, 250.0, 1000.0, 5000.0),
+        Machine("cpu", 1, 1, 0, 0, (), CPU),
+        Machine("sm_80", 108, THREADS, 163 * 1024, 160, (), H200.scaled(1.5, 1.2)),
+        Machine("sm_86", 84, THREADS, 99 * 1024, 160, (), H200.scaled(1.4, 1.2)),
+        Machine("sm_89", 128, THREADS, 99 * 1024, 160, (), H200.scaled(1.0, 1.1)),
+        Machine("sm_90a", 132, THREADS, 227 * 1024, 160, (16, 8), H200),
+        Machine("sm_100a", 148, THREADS, 227 * 1024, 160, (16, 8), H200),
+        Machine("sm_120", 170, THREADS, 99 * 1024, 160, (8,), H200.scaled(0.9, 1.1)),
     )
 }
 

@@ -2,57 +2,73 @@
 
 In: a plan with segments. Out: the plan with its `Tiling`. Candidates are clusters of the sizes the
 machine allows (every cluster a replica with its own trees) and the whole chip as one replica with
-a barrier through the L2 cache. The cost of a candidate is the time of a wavefront, from measured
-constants: arithmetic on a worker's rows, bytes that do not fit on the chip, one exchange.
+a barrier through the L2 cache. Without data a wavefront has to stand for a batch: one of a single row,
+and the time of every further row (`dnc tune` ranks more candidates, for the user's own batches).
 """
 
 from __future__ import annotations
 
 import attrs
+import numpy as np
 
-from dnc.ir.machine import Machine
-from dnc.ir.plan import REGISTER, SHARED, STREAMED, UNIT, Plan, Tiling, product_parameters
+from dnc.ir.costs import INSTRUCTION, NAMES, Costs, nanoseconds
+from dnc.ir.machine import Constants, Machine
+from dnc.ir.plan import Plan, Tiling
 from dnc.ir.program import LEVEL
 from dnc.passes.plan_weights import PlanWeights
 
 WINDOW_WORDS = 1024
 VERTICES_PER_TILE = 64
+CPU_TILE = 48
+# Rows of a wavefront, over the whole chip, that a choice without data is made for: a batch of 32 to 64.
+NOMINAL_ROWS = 32
+# Of candidates as near as this the one that takes further rows for less: it also serves large batches.
+NEAR = 1.15
 
 
 @attrs.frozen
-class Candidate:
-    """A tiling with its predicted time in ns per vertex of the recursion, for wide batches."""
+class Ranked:
+    """A tiling with its predicted time in ns for a wavefront of one row, and for every further row."""
 
     tiling: Tiling
     replicas: int
     level_ns: float
     vertex_ns: float
 
+    @property
+    def nominal_ns(self) -> float:
+        """The time of a wavefront of NOMINAL_ROWS."""
+        return self.level_ns + NOMINAL_ROWS * self.vertex_ns
+
 
 @attrs.frozen
 class SelectTiles:
     """Ranks the candidates for `machine`. `cluster` forces one (0 = the whole chip, None = choose).
 
-    `window` is the number of words of the schedule held on chip.
+    `window` is the number of words of the schedule held on chip. `workers`: of a replica that is no
+    cluster. `tile`: vertices worked on at a time. `constants`: measured ones, None for the machine's own.
     """
 
     machine: Machine
     cluster: int | None = None
     window: int = WINDOW_WORDS
     workers: int | None = None
+    tile: int | None = None
+    constants: Constants | None = None
     name: str = attrs.field(default="select-tiles", init=False)
     optional: bool = attrs.field(default=False, init=False)
 
     def __call__(self, plan: Plan) -> Plan:
         """The plan with the cheapest tiling."""
         if not self.machine.is_gpu:
-            tiling = Tiling(workers=self.workers or 1, threads=1, cluster=1, tile=1, window=self.window)
+            tile = self.tile or CPU_TILE
+            tiling = Tiling(workers=self.workers or 1, threads=1, cluster=1, tile=tile, window=self.window)
             return attrs.evolve(plan, tiling=tiling)
-        ranked = sorted(self.candidates(plan), key=lambda c: c.level_ns + 16 * c.vertex_ns)
-        wanted = [c for c in ranked if self.cluster is None or c.tiling.cluster == max(self.cluster, 1)]
-        if not wanted:
+        ranked = sorted(self.candidates(plan), key=lambda c: c.nominal_ns)
+        if not ranked:
             raise ValueError(f"{self.machine.name} has no clusters of {self.cluster}")
-        best = wanted[0]
+        near = [c for c in ranked if c.nominal_ns <= NEAR * ranked[0].nominal_ns]
+        best = min(near, key=lambda c: c.vertex_ns)
         remarks = tuple(
             f"tiles: {c.tiling.workers} workers a replica, cluster {c.tiling.cluster}, "
             f"{c.replicas} replicas: "
@@ -61,31 +77,28 @@ class SelectTiles:
         )
         return attrs.evolve(plan, tiling=best.tiling, remarks=(*plan.remarks, *remarks))
 
-    def candidates(self, plan: Plan) -> list[Candidate]:
-        """Every tiling the machine allows, with its cost."""
+    def candidates(self, plan: Plan) -> list[Ranked]:
+        """Every tiling the machine allows, or the one that was asked for, with its cost."""
         chip = 1 << (self.machine.processors.bit_length() - 1)
-        options = [(size, size) for size in self.machine.clusters] + [(self.workers or chip, 1)]
-        return [self._cost(plan, workers, cluster) for workers, cluster in options]
+        sizes = self.machine.cluster_sizes if self.cluster else self.machine.clusters
+        options = [(size, size) for size in sizes] + [(self.workers or chip, 1)]
+        wanted = None if self.cluster is None else max(self.cluster, 1)
+        return [self._cost(plan, *option) for option in options if wanted in (None, option[1])]
 
-    def _cost(self, plan: Plan, workers: int, cluster: int) -> Candidate:
-        tiling = Tiling(workers, self.machine.threads, cluster, VERTICES_PER_TILE, self.window)
+    def _cost(self, plan: Plan, workers: int, cluster: int) -> Ranked:
+        tile = self.tile or VERTICES_PER_TILE
+        tiling = Tiling(workers, self.machine.threads, cluster, tile, self.window)
         placed = PlanWeights(self.machine)(attrs.evolve(plan, tiling=tiling))
-        replicas = self.machine.cluster_replicas(cluster) if cluster > 1 else 1
-        streamed = flops = 0.0
-        residency = {(p.parameter, p.units): p for p in placed.placements}
-        exchanges = 0
-        for segment in plan.segments:
-            if segment.mapping != UNIT or plan.program.stage(segment.stage).placement != LEVEL:
+        replicas = self.machine.replicas(workers, cluster)
+        costs = Costs(placed, replicas, workers)
+        constants = self.constants or self.machine.constants
+        one, many = np.zeros(len(NAMES)), np.zeros(len(NAMES))
+        for segment in placed.segments:
+            if placed.program.stage(segment.stage).placement != LEVEL:
                 continue
-            exchanges += 1
-            for parameter in product_parameters(segment):
-                place = residency[parameter, segment.units]
-                rows, columns = plan.program.parameter(parameter).type.shape
-                flops += 2.0 * rows * columns / workers
-                if place.residency == STREAMED:
-                    streamed += place.bytes_per_worker
-                else:
-                    assert place.residency in (REGISTER, SHARED)
-        barrier = self.machine.cluster_barrier if cluster > 1 else self.machine.grid_barrier
-        level = exchanges * (barrier + 1000.0) + streamed / self.machine.bytes_from_l2
-        return Candidate(tiling, replicas, level, flops / self.machine.flops / replicas)
+            one[INSTRUCTION] += 1
+            one += costs.exchange() + costs.segment(segment.name, np.ones(1))
+            many += costs.segment(segment.name, np.full(1, 1.0 + NOMINAL_ROWS / replicas))
+            many -= costs.segment(segment.name, np.ones(1))
+        vertex = nanoseconds(many, constants) / NOMINAL_ROWS
+        return Ranked(tiling, replicas, nanoseconds(one, constants), vertex)

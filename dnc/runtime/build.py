@@ -5,6 +5,7 @@
     model.dn        the source, for people
     remarks.json    what passes said of their decisions, with places in the source
     cpu/, cuda-sm_90a/, ...  the kernels of a target
+    cuda-sm_90a.1/, ...      other kernels of it, which `dnc tune` may put in their place
 
 Guaranteed: a build is written whole or not at all and replaces nothing but a build, and that only if
 it holds nothing else; a missing, damaged or foreign folder is refused in words.
@@ -16,7 +17,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import msgspec
 from dnc.diagnostics import Source, Span, fail
 from dnc.ir.machine import MACHINES
 from dnc.ir.remarks import Remark
+from dnc.runtime.tuned import Tuned
 from dnc.version import VERSION
 
 FORMAT = 1
@@ -34,17 +36,24 @@ MANIFEST, PROGRAM, SOURCE, REMARKS = "manifest.json", "program.ir", "model.dn", 
 
 @attrs.frozen
 class Target:
-    """One target of a build. plan: the digest of its plan. files: digests of its kernel files."""
+    """One target of a build. plan: the digest of its plan. files: digests of its kernel files.
+
+    tuned: what was measured with these kernels.
+    """
 
     machine: str
     options: dict[str, Any]
     plan: str
     files: dict[str, str] = attrs.field(factory=dict)
+    tuned: tuple[Tuned, ...] = ()
 
 
 @attrs.frozen
 class Build:
-    """A build. digest: of the model (not of how it was compiled). program: the text of program.ir."""
+    """A build. digest: of the model (not of how it was compiled). program: the text of program.ir.
+
+    candidates: by target, other kernels that it could have.
+    """
 
     path: Path
     model: str
@@ -55,6 +64,7 @@ class Build:
     program: str
     targets: dict[str, Target]
     remarks: tuple[Remark, ...] = ()
+    candidates: dict[str, tuple[Target, ...]] = attrs.field(factory=dict)
 
     def folder(self, target: str) -> Path:
         """Where the kernels of a target lie."""
@@ -62,8 +72,14 @@ class Build:
 
     def kernels(self, target: str) -> dict[str, bytes]:
         """The kernel files of a target, checked against the manifest."""
-        folder = self.folder(target)
-        return {name: _checked(folder / name, found) for name, found in self.targets[target].files.items()}
+        return _kernels(self.folder(target), self.targets[target])
+
+    def candidate_kernels(self, target: str) -> tuple[dict[str, bytes], ...]:
+        """The kernel files of a target's candidates, checked likewise."""
+        return tuple(
+            _kernels(self.path / _candidate_name(target, at), each)
+            for at, each in enumerate(self.candidates.get(target, ()), 1)
+        )
 
 
 class _Remark(msgspec.Struct):
@@ -86,17 +102,23 @@ class _Manifest(msgspec.Struct):
     settings: dict[str, int]
     files: dict[str, str]
     targets: dict[str, dict[str, Any]]
+    candidates: dict[str, list[dict[str, Any]]] = {}
 
 
-def write_build(build: Build, kernels: Mapping[str, Mapping[str, bytes]]) -> None:
-    """Writes a build to `build.path`; `kernels` are the files of every target."""
+Files = Mapping[str, bytes]
+
+
+def write_build(
+    build: Build, kernels: Mapping[str, Files], candidates: Mapping[str, Sequence[Files]] | None = None
+) -> None:
+    """Writes a build to `build.path`; `kernels` are the files of every target, and of its candidates."""
     out = build.path
     check_place(out)
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=out.absolute().parent, prefix=f".{out.name}."))
         try:
-            _fill(made, build, kernels)
+            _fill(made, build, kernels, candidates or {})
             _replace(made, out)
         finally:
             shutil.rmtree(made, ignore_errors=True)
@@ -119,6 +141,7 @@ def check_place(out: Path) -> None:
         SOURCE,
         REMARKS,
         *(_folder_name(str(name)) for name in manifest.get("targets", ())),
+        *_candidate_folders(manifest.get("candidates")),
     }
     foreign = sorted(path.name for path in out.iterdir() if path.name not in own)
     if foreign:
@@ -139,19 +162,24 @@ def check_outside(path: str | Path, shown: str | Path | None = None) -> None:
             )
 
 
-def _fill(folder: Path, build: Build, kernels: Mapping[str, Mapping[str, bytes]]) -> None:
+def _fill(
+    folder: Path, build: Build, kernels: Mapping[str, Files], candidates: Mapping[str, Sequence[Files]]
+) -> None:
     texts = {PROGRAM: build.program.encode(), SOURCE: build.source.encode()}
     texts[REMARKS] = _print_remarks(build.remarks)
     for name, content in texts.items():
         (folder / name).write_bytes(content)
-    targets = {}
-    for name, target in build.targets.items():
-        own = folder / build.folder(name).name
-        own.mkdir()
-        for file, content in kernels.get(name, {}).items():
-            (own / file).write_bytes(content)
-        files = {file: _digest(content) for file, content in kernels.get(name, {}).items()}
-        targets[name] = attrs.asdict(attrs.evolve(target, files=files))
+    targets = {
+        name: _fill_target(folder / _folder_name(name), target, kernels.get(name, {}))
+        for name, target in build.targets.items()
+    }
+    others = {
+        name: [
+            _fill_target(folder / _candidate_name(name, at), target, files)
+            for at, (target, files) in enumerate(zip(found, candidates[name], strict=True), 1)
+        ]
+        for name, found in build.candidates.items()
+    }
     manifest = _Manifest(
         FORMAT,
         VERSION,
@@ -161,11 +189,21 @@ def _fill(folder: Path, build: Build, kernels: Mapping[str, Mapping[str, bytes]]
         build.settings,
         {name: _digest(content) for name, content in texts.items()},
         targets,
+        others,
     )
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
     mask = os.umask(0)
     os.umask(mask)
     folder.chmod(0o777 & ~mask)
+
+
+def _fill_target(folder: Path, target: Target, kernels: Files) -> dict[str, Any]:
+    """Writes the kernels of a target; what the manifest says of it."""
+    folder.mkdir()
+    for file, content in kernels.items():
+        (folder / file).write_bytes(content)
+    files = {file: _digest(content) for file, content in kernels.items()}
+    return attrs.asdict(attrs.evolve(target, files=files))
 
 
 def _replace(made: Path, out: Path) -> None:
@@ -202,6 +240,21 @@ def _folder_name(target: str) -> str:
     return target.replace(":", "-")
 
 
+def _candidate_name(target: str, number: int) -> str:
+    return f"{_folder_name(target)}.{number}"
+
+
+def _candidate_folders(candidates: Any) -> list[str]:
+    """The folders that a manifest, of whatever version, names for candidates."""
+    found = candidates if isinstance(candidates, dict) else {}
+    counts = {str(name): len(each) for name, each in found.items() if isinstance(each, list)}
+    return [_candidate_name(name, at) for name, count in counts.items() for at in range(1, count + 1)]
+
+
+def _kernels(folder: Path, target: Target) -> dict[str, bytes]:
+    return {name: _checked(folder / name, found) for name, found in target.files.items()}
+
+
 def read_build(path: str | Path) -> Build:
     """Reads a build; DiagnosticError says what is wrong with it."""
     folder = Path(path)
@@ -225,11 +278,17 @@ def read_build(path: str | Path) -> Build:
     try:
         manifest = msgspec.convert(values, _Manifest)
         targets = {name: msgspec.convert(found, Target) for name, found in manifest.targets.items()}
+        candidates = {
+            name: tuple(msgspec.convert(each, Target) for each in found)
+            for name, found in manifest.candidates.items()
+        }
     except (msgspec.ValidationError, TypeError):
         raise _damaged(folder / MANIFEST) from None
-    if not targets or any(Path(file).name != file for each in targets.values() for file in each.files):
+    every = [*targets.values(), *(each for found in candidates.values() for each in found)]
+    foreign = any(Path(file).name != file for each in every for file in each.files)
+    if not targets or foreign or not candidates.keys() <= targets.keys():
         raise _damaged(folder / MANIFEST)
-    for each in targets.values():
+    for each in every:
         if each.machine not in MACHINES:
             raise fail(
                 f"{path}: has kernels for {each.machine}, which this dnc ({VERSION}) does not know",
@@ -251,6 +310,7 @@ def read_build(path: str | Path) -> Build:
         _read_remarks(
             texts.get(REMARKS, "[]"), Source(manifest.source_name, texts[SOURCE]), folder / REMARKS
         ),
+        candidates,
     )
 
 

@@ -29,6 +29,7 @@ from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
 from dnc.runtime.backend import Fill
 from dnc.runtime.schedule import Schedule, longest_queue
 from dnc.runtime.trace.timeline import CLOCK
+from dnc.runtime.tuned import Tuned, tuned_grid
 
 Array = NDArray[Any]
 
@@ -53,6 +54,7 @@ class CpuBackend:
         replicas: int | None = None,
         workers: int | None = None,
         yield_limit: int = YIELD_LIMIT,
+        tuned: Sequence[Tuned] = (),
     ) -> None:
         from dnc import tirx_cpu
 
@@ -64,7 +66,7 @@ class CpuBackend:
         self._scratch_floats, self._places = int(described["scratch_floats"]), int(described["places"])
         self._own: list[tuple[Any, Any]] = []
         self._threads: list[ThreadPoolExecutor] = []
-        self._replicas, self._workers = replicas, workers
+        self._replicas, self._workers, self._tuned = replicas, workers, tuned
         self._limit, self._launches = yield_limit, 0
         self._is_small = _step_floats(plan) < SHARED_FLOATS
         self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -85,9 +87,13 @@ class CpuBackend:
         """Replicas of one worker where there are samples for all cores; else the workers share.
 
         Where a step of the recursion is less work than meeting over it, a prediction has one worker.
+        What `dnc tune` found comes before these rules, if there are as many cores.
         """
         if self._replicas or self._workers:
             return self._replicas or 1, self._workers or 1
+        tuned = tuned_grid(self._tuned, samples) if trains == self.plan.trains else None
+        if tuned is not None and math.prod(tuned) <= self.cores:
+            return tuned
         if not trains and self._is_small and samples < 2 * self.cores:
             return 1, 1
         return (self.cores, 1) if samples >= 2 * self.cores else (1, self.cores)

@@ -34,6 +34,7 @@ from dnc.runtime.cuda_driver import (
     raise_on_abort,
 )
 from dnc.runtime.schedule import Schedule, longest_queue
+from dnc.runtime.tuned import Tuned, tuned_grid
 
 # How long a worker waits for the others before the launch is given up.
 TIME_LIMIT_US = 2_000_000
@@ -59,7 +60,12 @@ class CudaBackend:
     leaves_cores = True
 
     def __init__(
-        self, plan: Plan, files: dict[str, bytes], device: Device | None = None, replicas: int | None = None
+        self,
+        plan: Plan,
+        files: dict[str, bytes],
+        device: Device | None = None,
+        replicas: int | None = None,
+        tuned: Sequence[Tuned] = (),
     ) -> None:
         self.plan = plan
         try:
@@ -72,7 +78,7 @@ class CudaBackend:
         self.workers = int(described["workers"])
         self.cluster = int(described["cluster"])
         self._threads, self._shared = int(described["threads"]), int(described["shared_bytes"])
-        self.replicas = replicas or self._resident()
+        self.replicas, self._tuned = replicas or self._resident(), () if replicas else tuned
         if self.replicas < 1:
             raise fail(
                 f"{self.device.name} cannot hold {self.workers} workers of this build at once",
@@ -132,9 +138,12 @@ class CudaBackend:
     def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
         """All resident replicas for training, also on few samples: they share gradients and update.
 
-        Otherwise no more than there are samples: one without any would only load its weights.
+        Otherwise no more than there are samples: one without any would only load its weights. Fewer
+        where `dnc tune` found that faster.
         """
-        return self.replicas if trains else max(1, min(self.replicas, samples)), self.workers
+        tuned = tuned_grid(self._tuned, samples) if trains == self.plan.trains else None
+        most = min(self.replicas, tuned[0] or self.replicas) if tuned else self.replicas
+        return most if trains else max(1, min(most, samples)), self.workers
 
     def capacity(self) -> int:
         """Words that a pool may have: nine tenths of the memory that is free, or held already."""

@@ -86,7 +86,7 @@ def open_backend(
     if device == CUDA:
         from dnc.runtime.cuda_backend import CudaBackend
 
-        return CudaBackend(plan, files, replicas=replicas)
+        return CudaBackend(plan, files, replicas=replicas, tuned=build.targets[target].tuned)
     from dnc.runtime.cpu_backend import CpuBackend
 
-    return CpuBackend(plan, files, replicas, workers)
+    return CpuBackend(plan, files, replicas, workers, tuned=build.targets[target].tuned)

@@ -59,12 +59,9 @@ def header(words: Words, plan: Plan) -> dict[str, int]:
 def queue(words: Words, plan: Plan, worker: int) -> Words:
     """The instructions of a worker up to and with `end`: [count, INSTRUCTION_WORDS]."""
     start = int(words[int(words[layout(plan).header["queues"]]) + worker])
-    end = plan.opcode(END).number
-    count = 0
-    while start + (count + 1) * INSTRUCTION_WORDS <= len(words):
-        count += 1
-        if words[start + (count - 1) * INSTRUCTION_WORDS] == end:
-            break
+    codes = words[start::INSTRUCTION_WORDS][: max(len(words) - start, 0) // INSTRUCTION_WORDS]
+    ends = np.flatnonzero(codes == plan.opcode(END).number)
+    count = int(ends[0]) + 1 if len(ends) else len(codes)
     return words[start : start + count * INSTRUCTION_WORDS].reshape(count, INSTRUCTION_WORDS)
 
 

@@ -22,12 +22,11 @@ from dnc.codegen.bodies.cpu_vectors import (
     vertex_tiles,
     zeros,
 )
-from dnc.codegen.bodies.cpu_worker import TILE, Functions, Worker, lane_sum
+from dnc.codegen.bodies.cpu_worker import Functions, Worker, lane_sum
 from dnc.codegen.emit import Expr, either, let, loop, put, when, wide
 from dnc.ir.weight_format import LANES, PANEL, PANEL_GAP
 
 FORWARD, TRANSPOSED, GRADIENT = "dnc_forward", "dnc_transposed", "dnc_gradient"
-BLOCKS = TILE  # first word of the list of blocks in `places`
 GRADIENT_COLUMNS = 6  # 6 columns x 4 registers
 VERTEX_TILE = 6  # 6 vertices x 4 registers = 24 accumulators of the 32 registers
 COLUMN_CHUNK = 128  # of a block: 32 KiB that stay in L1 over all vertices
@@ -50,7 +49,7 @@ def _blocks(worker: Worker, blocks: Expr, rows: Expr, body: Callable[[Expr, Expr
     """body(block, full) for every block of the list."""
     full = let("full", tirx.truncdiv(rows, PANEL))
     with loop("listed", blocks) as listed:
-        block = let("block", T.cast(worker.places[BLOCKS + listed], I32))
+        block = let("block", T.cast(worker.places[worker.tile + listed], I32))
         body(block, block < full)
 
 

@@ -11,8 +11,8 @@ import attrs
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.bodies.cpu_products import BLOCKS, FORWARD, TRANSPOSED
-from dnc.codegen.bodies.cpu_worker import TILE, Worker, elements, ramp
+from dnc.codegen.bodies.cpu_products import FORWARD, TRANSPOSED
+from dnc.codegen.bodies.cpu_worker import Worker, elements, ramp
 from dnc.codegen.cells import UnitCell, tensor
 from dnc.codegen.emit import Expr, let, local, loop, put, shift, smaller, stride_loop, when, wide
 from dnc.ir.cell import Value
@@ -25,7 +25,7 @@ SCALAR_ONLY = frozenset({"list_max", "list_max_grad"})
 
 @attrs.frozen
 class UnitScratch:
-    """Parts of the scratch memory, TILE rows each: sums and deltas, behind operands that are staged."""
+    """Parts of the scratch memory, a tile of rows each: sums and deltas, behind operands that are staged."""
 
     sums: dict[Value, int]
     deltas: dict[Value, int]
@@ -47,15 +47,15 @@ def unit_scratch(worker: Worker, segment: Segment) -> UnitScratch:
     """Lays out the scratch memory of a UNIT segment."""
     pieces = [piece for product in segment.products for piece in product.pieces]
     staged = [padded(piece.width) for piece in pieces if not worker.access.is_plain(piece.address)]
-    at = -(-max(staged, default=0) // LANES) * LANES * TILE
+    at = -(-max(staged, default=0) // LANES) * LANES * worker.tile
     sums, deltas = {}, {}
     for product in segment.products:
         sums[product.result] = at
-        at += padded_rows(product.result) * TILE
+        at += padded_rows(product.result) * worker.tile
     for transposed in segment.transposed:
         if transposed.delta not in deltas:
             deltas[transposed.delta] = at
-            at += padded_rows(transposed.delta) * TILE
+            at += padded_rows(transposed.delta) * worker.tile
     return UnitScratch(sums, deltas, at)
 
 
@@ -78,12 +78,12 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
     scratch = unit_scratch(worker, segment)
     used = product_parameters(segment)
     most = [layout_of(worker, parameter).num_blocks for parameter in used]
-    worker.functions.need(scratch.floats, BLOCKS + max(most, default=0))
+    worker.functions.need(scratch.floats, worker.tile + max(most, default=0))
     share = let("share", tirx.truncdiv(segment.units + worker.workers - 1, worker.workers))
     begin = let("begin", smaller(worker.rank * share, segment.units))
     end = let("end", smaller(begin + share, segment.units))
-    with stride_loop("tile", 0, rows, TILE) as done:
-        first, count = let("first", row + done), let("count", smaller(rows - done, TILE))
+    with stride_loop("tile", 0, rows, worker.tile) as done:
+        first, count = let("first", row + done), let("count", smaller(rows - done, worker.tile))
         tile = UnitTile(worker, segment, scratch, first, count, begin, end)
         for product in segment.products:
             _forward(tile, product)
@@ -103,7 +103,7 @@ def _list_blocks(tile: UnitTile, value: Value) -> Expr:
         low = let("low", tirx.truncdiv(gate * units + tile.begin, PANEL))
         high = let("high", tirx.truncdiv(gate * units + tile.end + (PANEL - 1), PANEL))
         with T.serial(T.max(low, following[0]), high) as block:
-            put(worker.places, BLOCKS + found[0], wide(block))
+            put(worker.places, worker.tile + found[0], wide(block))
             put(found, 0, found[0] + 1)
         put(following, 0, high)
     return let("blocks", found[0])

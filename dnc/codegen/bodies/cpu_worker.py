@@ -24,7 +24,6 @@ from dnc.codegen.math import random
 from dnc.ir.plan import Plan
 from dnc.ir.weight_format import LANES
 
-TILE = 48  # vertices worked on at a time
 CHUNK = 32  # vertices whose deltas a weight gradient holds in L1
 MEMORY = (("pool", "float32"), ("words", "int32"), ("scratch", "float32"), ("places", "int64"))
 
@@ -93,6 +92,11 @@ class Worker:
     rank: Expr
     workers: Expr
 
+    @property
+    def tile(self) -> int:
+        """Vertices worked on at a time; behind their places is the list of blocks."""
+        return self.functions.tile
+
     def call(self, name: str, *arguments: Expr) -> None:
         """Calls another function with this worker's memory."""
         self.functions.call(name, *self.memory(), *arguments)
@@ -110,7 +114,9 @@ class Functions:
         self.made: dict[Any, Any] = {}
         self._variables: dict[str, Any] = {}
         self.scratch_floats = LANES
-        self.places = TILE
+        assert plan.tiling is not None
+        self.tile = plan.tiling.tile  # vertices of a UNIT segment worked on at a time
+        self.places = max(self.tile, CHUNK)
 
     def define(self, name: str, arguments: tuple[tuple[str, str], ...], body: Callable[..., None]) -> None:
         """A function of the memory and `arguments` (name, dtype); body(worker, *values) emits it."""
@@ -135,7 +141,7 @@ class Functions:
         """Emits a call."""
         T.evaluate(tvm.ir.Call(self.variable(name), list(arguments), ret_ty=tvm.ir.PrimType("int32")))
 
-    def need(self, scratch_floats: int, places: int = TILE) -> None:
+    def need(self, scratch_floats: int, places: int = 0) -> None:
         """A body uses that much of its worker's own memory."""
         self.scratch_floats = max(self.scratch_floats, scratch_floats)
         self.places = max(self.places, places)

@@ -1,0 +1,195 @@
+"""What a launch is predicted to cost: the work of a queue of instructions, counted for its busiest worker.
+
+In: a plan with placements, how many replicas and workers run it, the instructions of a queue. Out: counts
+in the order of `Constants`, so that a time is their product with a machine's constants, and so that
+constants can be fitted to measured times. The counts follow from the plan alone: nothing is measured here.
+"""
+
+from __future__ import annotations
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.ir import isa
+from dnc.ir.machine import Constants, machine
+from dnc.ir.ops import OPS
+from dnc.ir.plan import (
+    SHARED,
+    STREAMED,
+    UNIT,
+    Address,
+    BufferAddress,
+    DenseGradient,
+    Plan,
+    Product,
+    Segment,
+    SlotsAddress,
+    TransposedProduct,
+)
+from dnc.ir.program import LEVEL
+from dnc.ir.types import ListType, Type
+
+Counts = NDArray[np.float64]
+# Rows that one reading of weights in shared memory serves, where there are so many.
+SHARED_ROWS = 4
+NAMES = tuple(field.name for field in attrs.fields(Constants))
+LAUNCH, INSTRUCTION, CLUSTER, EXCHANGE, GRID, FLOP, TILED, ELEMENT, BYTE, SHARED_BYTE = range(len(NAMES))
+
+
+def nanoseconds(counts: Counts, constants: Constants) -> float:
+    """The time of what was counted."""
+    return float(counts @ np.array(attrs.astuple(constants)))
+
+
+@attrs.frozen(eq=False)
+class _Share:
+    """What an instruction on some rows costs a worker.
+
+    row: for every row of the instruction. own: for every row of the worker's, where rows are shared out.
+    tile: for every `size` rows. few: for every SHARED_ROWS of them, once at least.
+    """
+
+    row: Counts
+    own: Counts
+    tile: Counts
+    few: Counts
+    size: int
+
+
+class Costs:
+    """The counts of a plan's instructions on `replicas` x `workers` workers."""
+
+    def __init__(self, plan: Plan, replicas: int, workers: int) -> None:
+        assert plan.tiling is not None
+        self.plan, self.replicas, self.workers = plan, replicas, workers
+        self.tiling, self.on_gpu = plan.tiling, machine(plan.target).is_gpu
+        self._streamed = {
+            (p.parameter, p.units) for p in plan.placements if p.residency == STREAMED or not self.on_gpu
+        }
+        self._shared = {(p.parameter, p.units) for p in plan.placements if p.residency == SHARED}
+        self._partial = {buffer.name for buffer in plan.buffers if buffer.partial}
+        self._width = {buffer.name: buffer.width for buffer in plan.buffers}
+        self._segments = {segment.name: self._segment(segment) for segment in plan.segments}
+        self._gradients = {gradient.name: gradient for gradient in plan.dense_gradients}
+        self._tables = {table.parameter: table.width for table in plan.table_gradients}
+
+    def launch(self) -> Counts:
+        """A launch with its resident weights, and nothing else."""
+        found = np.zeros(len(NAMES))
+        found[LAUNCH] = 1
+        placements = [p for p in self.plan.placements if (p.parameter, p.units) not in self._streamed]
+        found[BYTE] = sum(place.bytes_per_worker for place in placements)
+        return found
+
+    def queue(self, instructions: NDArray[np.int32]) -> Counts:
+        """The instructions of a replica's queue, [count, INSTRUCTION_WORDS]."""
+        found = np.zeros(len(NAMES))
+        found[INSTRUCTION] = len(instructions)
+        for number in np.unique(instructions[:, 0]):
+            opcode = self.plan.opcodes[int(number)]
+            words = instructions[instructions[:, 0] == number, 1:].astype(np.float64)
+            fields = {name: words[:, at] for at, name in enumerate(opcode.fields)}
+            found += self._opcode(opcode.name, fields, len(words))
+        return found
+
+    def segment(self, name: str, rows: Counts) -> Counts:
+        """Instructions of a segment, on so many rows each; without fetching them."""
+        share = self._segments[name]
+        found: Counts = share.row * rows.sum() + share.own * np.ceil(rows / self.workers).sum()
+        found += share.tile * np.ceil(rows / share.size).sum()
+        found += share.few * np.maximum(rows / SHARED_ROWS, 1.0).sum()
+        return found
+
+    def exchange(self) -> Counts:
+        """The workers of a replica meet."""
+        found = np.zeros(len(NAMES))
+        if self.workers > 1:
+            found[CLUSTER if self.tiling.cluster > 1 else EXCHANGE] = 1
+        return found
+
+    # ---- instructions -----------------------------------------------------------------------------
+
+    def _opcode(self, name: str, fields: dict[str, Counts], count: int) -> Counts:
+        found, grid = np.zeros(len(NAMES)), self.replicas * self.workers
+        if name in self._segments:
+            return self.segment(name, fields["rows"])
+        if name == isa.REPLICA_BARRIER:
+            return self.exchange() * count
+        if name == isa.GRID_BARRIER:
+            found[GRID] = count if grid > 1 else 0
+        elif name in self._gradients:
+            found[TILED] = self._gradient(self._gradients[name], fields, grid)
+        elif name == isa.REDUCE:
+            found[ELEMENT] = fields["rows"].sum()
+        elif "count" in fields:  # norm and updates of dense parameters
+            found[BYTE] = 12 * fields["count"].sum() / grid
+        elif "tokens" in fields:
+            width = self._tables.get(name.rpartition(" ")[2], 0)
+            found[BYTE] = 8 * np.ceil(fields["tokens"] / grid).sum() * width
+        return found
+
+    def _gradient(self, gradient: DenseGradient, fields: dict[str, Counts], grid: int) -> float:
+        """Operations of the worker with the most tiles of a weight gradient."""
+        columns = max(1, sum(piece.width for piece in gradient.pieces))
+        if not self.on_gpu:
+            return float(2.0 * gradient.rows * columns * fields["rows"].sum() / grid)
+        shapes = isa.gradient_tiles(gradient)
+        chosen = fields["tile"].astype(int)
+        size = np.array([shape.rows * shape.columns for shape in shapes])[chosen]
+        tiles = np.array([isa.tile_count(gradient, shape) for shape in shapes])[chosen]
+        pieces = np.ceil(tiles * fields["chunks"] / grid)
+        return float((2.0 * pieces * size * fields["rows"] / fields["chunks"]).sum())
+
+    def _segment(self, segment: Segment) -> _Share:
+        row, own, tile, few = np.zeros((4, len(NAMES)))
+        share = _Share(row, own, tile, few, self.tiling.tile)
+        if segment.mapping == UNIT:
+            self._unit(segment, share)
+        else:
+            self._vertex(segment, share)
+        return share
+
+    def _unit(self, segment: Segment, share: _Share) -> None:
+        """Every worker takes all rows, and its units."""
+        units = -(-segment.units // self.workers)
+        fraction = units / segment.units
+        flop = FLOP if self.plan.program.stage(segment.stage).placement == LEVEL else TILED
+        products: tuple[Product | TransposedProduct, ...] = (*segment.products, *segment.transposed)
+        for product in products:
+            rows, columns = self.plan.program.parameter(product.parameter).type.shape
+            share.row[flop] += 2.0 * rows * fraction * columns
+            if (product.parameter, segment.units) in self._streamed:
+                share.tile[BYTE] += 4.0 * rows * fraction * columns
+            elif (product.parameter, segment.units) in self._shared:
+                share.few[SHARED_BYTE] += 4.0 * rows * fraction * columns
+            if isinstance(product, TransposedProduct):
+                share.row[BYTE] += 4.0 * columns
+            else:
+                share.row[BYTE] += sum(4.0 * p.width * self._runs(p.address) for p in product.pieces)
+        for load in segment.loads:
+            share.row[BYTE] += 4.0 * fraction * _size(load.value.type) * self._runs(load.address)
+        share.row[ELEMENT] += fraction * _operations(segment)
+
+    def _vertex(self, segment: Segment, share: _Share) -> None:
+        """Every worker takes its rows, and computes them whole."""
+        share.own[ELEMENT] += _operations(segment)
+        for load in segment.loads:
+            share.own[BYTE] += 4.0 * _size(load.value.type) * self._runs(load.address)
+
+    def _runs(self, address: Address) -> int:
+        """How many values are added up for one that is read."""
+        partial = isinstance(address, BufferAddress) and address.buffer in self._partial
+        partial = partial or (isinstance(address, SlotsAddress) and address.partial is not None)
+        return self.workers if partial else 1
+
+
+def _operations(segment: Segment) -> float:
+    found = 0
+    for op in segment.cell.ops:
+        found += OPS[op.opcode].flops(tuple(value.type for value in op.operands), op.result.type)
+    return float(found)
+
+
+def _size(kind: Type) -> int:
+    return kind.element.size if isinstance(kind, ListType) else kind.size

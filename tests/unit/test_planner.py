@@ -1,0 +1,208 @@
+"""The planner: candidates, what schedules are predicted to cost, and that what was chosen is kept."""
+
+import attrs
+import numpy as np
+import pytest
+
+from dnc.api.ranking import Work, candidate_lines, kernel_of, rank, some_batches
+from dnc.compiler import PlanOptions, digest, make_plan, settled
+from dnc.diagnostics import DiagnosticError
+from dnc.ir import isa
+from dnc.ir.costs import CLUSTER, EXCHANGE, FLOP, INSTRUCTION, LAUNCH, NAMES, Costs, nanoseconds
+from dnc.ir.machine import MACHINES, Constants, machine
+from dnc.machine_constants import Measured, known, known_constants, save
+from dnc.passes.candidates import candidates
+from dnc.runtime.build import Build, Target, read_build, write_build
+from dnc.runtime.data import read_samples, table_rows
+from dnc.runtime.encoder import Encoder
+from dnc.runtime.pool import static_pool
+from dnc.runtime.prepared import prepare
+from dnc.runtime.schedule import queue
+from dnc.runtime.schedule_cost import busiest
+from dnc.runtime.tuned import Tuned, tuned_grid
+from tests.support.models import small_plan, small_program
+
+GPU = "sm_90a"
+
+
+def leaf(word):
+    return {"word": word, "label": 1}
+
+
+def tree(depth):
+    if depth == 0:
+        return leaf("a")
+    return {"left": tree(depth - 1), "right": leaf("b"), "label": 0}
+
+
+def data(count=8, depth=3):
+    return read_samples([tree(depth)] * count, small_program("treelstm"))
+
+
+def work(batch=4, chip=GPU, count=8, cores=2):
+    found = data(count)
+    program = small_plan("treelstm").program
+    return Work(program, found, some_batches(count, batch, 2), machine(chip), cores, machine(chip).constants)
+
+
+def encoded(plan, found, batch, replicas, workers):
+    rows = table_rows(plan.program, found.vocabularies)
+    encoder = Encoder(prepare(plan, found.forest), static_pool(plan, rows, 2**20))
+    return encoder.encode(np.arange(batch, dtype=np.int32), replicas=replicas, workers=workers)
+
+
+# ---- candidates -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cores", [1, 2, 6])
+def test_cpu_candidates_divide_the_cores(cores):
+    found = candidates(machine("cpu"), cores)
+    assert len(set(found)) == len(found)
+    assert {cores % (each.replicas * each.workers) for each in found} == {0}
+    assert max(each.replicas * each.workers for each in found) == cores
+
+
+@pytest.mark.parametrize("name", [name for name, chip in MACHINES.items() if chip.is_gpu])
+def test_gpu_candidates_fit_the_chip(name):
+    chip = machine(name)
+    for each in candidates(chip):
+        assert each.workers * each.replicas <= chip.processors
+        assert each.cluster in (1, each.workers) and each.cluster <= max(chip.clusters, default=1)
+
+
+def test_every_gpu_candidate_is_the_plan_that_it_says():
+    program = small_plan("treelstm").program
+    for each in candidates(machine(GPU)):
+        plan = make_plan(program, GPU, kernel_of(PlanOptions(), each, machine(GPU)))
+        tiling = plan.tiling
+        assert (tiling.workers, tiling.cluster, tiling.tile) == (each.workers, each.cluster, each.tile)
+        if each.registers == 0:
+            assert not any(place.residency == "register" for place in plan.placements)
+
+
+# ---- costs ----------------------------------------------------------------------------------------
+
+
+def test_a_queue_is_counted_from_its_own_words():
+    plan = make_plan(small_plan("treelstm").program, GPU, PlanOptions(cluster=8))
+    schedule = encoded(plan, data(), 1, 1, 8)
+    words = queue(schedule.words, plan, 0)
+    counts = busiest(schedule, Costs(plan, 1, 8), machine(GPU).constants)
+    barriers = (words[:, 0] == plan.opcode(isa.REPLICA_BARRIER).number).sum()
+    assert counts[INSTRUCTION] == len(words) and counts[LAUNCH] == 1
+    assert counts[CLUSTER] == barriers > 0 and counts[EXCHANGE] == 0
+
+
+def test_products_are_shared_out_and_exchanges_are_not():
+    program = small_plan("treelstm").program
+    one, two, four = (
+        busiest(
+            encoded(make_plan(program, GPU, PlanOptions(cluster=0, workers=workers)), data(), 4, 1, workers),
+            Costs(make_plan(program, GPU, PlanOptions(cluster=0, workers=workers)), 1, workers),
+            machine(GPU).constants,
+        )
+        for workers in (1, 2, 4)
+    )
+    assert one[FLOP] == 2 * two[FLOP] == 4 * four[FLOP] > 0
+    assert one[EXCHANGE] == 0 < two[EXCHANGE] == four[EXCHANGE]
+
+
+def test_more_rows_cost_more():
+    plan = make_plan(small_plan("treelstm").program, GPU, PlanOptions(cluster=8))
+    times = [
+        nanoseconds(busiest(encoded(plan, data(), batch, 1, 8), Costs(plan, 1, 8), machine(GPU).constants),
+                    machine(GPU).constants)
+        for batch in (1, 2, 8)
+    ]  # fmt: skip
+    assert times == sorted(times) and times[0] < times[-1]
+
+
+def test_ranking_is_by_predicted_time_and_names_a_kernel_once():
+    found = rank(work(), PlanOptions())
+    times = [each.microseconds for each in found]
+    assert times == sorted(times) and times[0] > 0
+    keys = [(digest(each.plan), each.candidate.replicas, each.candidate.workers) for each in found]
+    assert len(set(keys)) == len(keys)
+
+
+def test_dear_exchanges_favour_replicas_of_one_worker():
+    cheap = rank(work(batch=1, chip="cpu"), PlanOptions())
+    dear = attrs.evolve(machine("cpu").constants, exchange=1e6)
+    found = rank(attrs.evolve(work(batch=1, chip="cpu"), constants=dear), PlanOptions())
+    assert found[0].candidate.workers == 1
+    assert {each.candidate.workers for each in cheap} == {1, 2}
+
+
+def test_explain_ranks():
+    plan = make_plan(small_plan("treelstm").program, GPU, PlanOptions(cluster=8))
+    lines = list(candidate_lines(plan, PlanOptions(cluster=8), data(), 4))
+    assert "batch of 4 samples" in lines[0] and len(lines) == 7
+    times = [float(line.split(" us:")[0].replace(",", "")) for line in lines[1:]]
+    assert times == sorted(times) and any("cluster of 8" in line for line in lines)
+
+
+# ---- what was chosen is kept -------------------------------------------------------------------------
+
+
+def test_a_choice_does_not_depend_on_constants_measured_later():
+    program = small_plan("treelstm").program
+    strange = Constants(*(1e6 if name == "cluster_exchange" else 1.0 for name in NAMES))
+    usual, other = make_plan(program, GPU), make_plan(program, GPU, constants=strange)
+    assert usual.tiling != other.tiling
+    for plan in (usual, other):
+        assert digest(make_plan(program, GPU, settled(PlanOptions(), plan))) == digest(plan)
+
+
+def test_constants_are_kept_by_device(tmp_path, monkeypatch):
+    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path))
+    assert known_constants(GPU) is None
+    constants = machine(GPU).constants.scaled(2.0)
+    old = Measured("NVIDIA H200", GPU, "2026-01-01", 0.1, 10, machine(GPU).constants)
+    save(old)
+    path = save(attrs.evolve(old, device="NVIDIA H100", date="2026-02-01", constants=constants))
+    assert path.name == "NVIDIA-H100.json" and known_constants(GPU) == constants
+    assert known_constants("sm_80") is None
+    path.write_text("{")
+    assert known(GPU) == old
+    save(attrs.evolve(old, version="0.0"))
+    assert known(GPU) is None
+
+
+def entry(batch, replicas, workers):
+    return Tuned(batch, replicas, workers, 1.0, 2, "device", "date")
+
+
+def test_a_tuned_grid_holds_from_half_to_twice_its_batch():
+    entries = [entry(8, 2, 1), entry(32, 1, 2)]
+    found = [tuned_grid(entries, samples) for samples in (1, 4, 8, 15, 17, 32, 64, 65)]
+    assert found == [None, (2, 1), (2, 1), (2, 1), (1, 2), (1, 2), (1, 2), None]
+
+
+# ---- builds -----------------------------------------------------------------------------------------
+
+
+def build(path):
+    targets = {"cpu": Target("cpu", {}, "plan", tuned=(entry(8, 2, 1),))}
+    others = {"cpu": (Target("cpu", {"tile": 24}, "other"), Target("cpu", {"tile": 96}, "third"))}
+    return Build(path, "M", "digest", "m.dn", "model M()", {}, "program", targets, (), others)
+
+
+def test_a_build_holds_kernels_of_candidates(tmp_path):
+    path = tmp_path / "build"
+    for _ in range(2):  # the second replaces the first, and its folders
+        write_build(build(path), {"cpu": {"k": b"0"}}, {"cpu": [{"k": b"1"}, {"k": b"2"}]})
+    found = read_build(path)
+    assert found.targets["cpu"].tuned == (entry(8, 2, 1),)
+    assert [each["k"] for each in found.candidate_kernels("cpu")] == [b"1", b"2"]
+    assert found.kernels("cpu") == {"k": b"0"}
+    (path / "cpu.2" / "k").write_bytes(b"3")
+    with pytest.raises(DiagnosticError, match="damaged"):
+        found.candidate_kernels("cpu")
+
+
+def test_a_folder_that_only_looks_like_a_candidate_is_not_replaced(tmp_path):
+    path = tmp_path / "build"
+    write_build(build(path), {"cpu": {}}, {"cpu": [{}, {}]})
+    (path / "cpu.3").mkdir()
+    with pytest.raises(DiagnosticError, match=r"holds cpu\.3 beside the build"):
+        write_build(build(path), {"cpu": {}}, {"cpu": [{}, {}]})
