@@ -25,7 +25,9 @@ from dnc.api import Model
 if TYPE_CHECKING:
     from benchmarks.peers import Peer
 
-LEARNING_RATE, CHECKED_RATE, CHECKED_STEPS, TOLERANCE = 1e-5, 1e-3, 3, 1e-3
+LEARNING_RATE, CHECKED_STEPS, TOLERANCE = 1e-8, 3, 1e-3
+FALL = 0.02
+"""By how much an update is to lower a loss that is compared, were it a line."""
 WARM_UP_SECONDS, WARM_UP_BATCHES = 0.3, 8
 ENCODERS_SECONDS = 4.0
 IDLE_BATCHES = 8, 4000
@@ -80,10 +82,11 @@ def checked(model: Model, peer: Peer, numbers: Sequence[int]) -> dict[str, float
     error: the largest difference by the first loss. moved: by how much that loss fell, so that the error
     says something about gradients.
     """
-    model.configure("sgd", CHECKED_RATE)
-    peer.learning_rate = CHECKED_RATE
-    own = list(model.steps([numbers] * CHECKED_STEPS))
     batch = peer.batch(numbers).to(peer.device)
+    loss, slope = peer.slope(batch)
+    peer.learning_rate = FALL * loss / slope
+    model.configure("sgd", peer.learning_rate)
+    own = list(model.steps([numbers] * CHECKED_STEPS))
     other = [float(peer.step(batch)) for _ in range(CHECKED_STEPS)]
     peer.learning_rate = LEARNING_RATE
     error = max(abs(a - b) for a, b in zip(own, other, strict=True)) / abs(other[0])

@@ -86,7 +86,10 @@ def peer_speed(runs: PeerRun, effort: Effort, graphs: bool) -> dict[str, Any]:
     rates = [runs.rate() for _ in range(effort.repeats)]
     found: dict[str, Any] = {"rate": statistics.median(rates), "runs": rates, "torch": torch.__version__}
     if graphs and runs.peer.device == "cuda":
-        found["graph rate"] = runs.graph_rate()
+        try:
+            found["graph rate"] = runs.graph_rate()
+        except RuntimeError as error:
+            found["graph error"] = str(error)
     return found
 
 

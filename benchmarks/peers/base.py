@@ -81,19 +81,30 @@ class Peer:
 
     def step(self, batch: Batch) -> Tensor:
         """One update; the loss before it, still on the device."""
-        tables = {name: self.parameters[name] for name in batch.tables}
-        rows = {
-            name: table.index_select(0, batch.tables[name]).requires_grad_() for name, table in tables.items()
-        }
-        loss = self.loss(batch, rows)
-        # A batch may leave a matrix out: of single words, or without a rare one.
-        gradients = torch.autograd.grad(loss, [*self.dense, *rows.values()], materialize_grads=True)
+        loss, rows, gradients = self._gradients(batch)
         with torch.no_grad():
             dense, of_rows = gradients[: len(self.dense)], gradients[len(self.dense) :]
             torch._foreach_add_(self.dense, dense, alpha=-self.learning_rate)
-            for (name, table), gradient in zip(tables.items(), of_rows, strict=True):
-                table.index_copy_(0, batch.tables[name], rows[name] - self.learning_rate * gradient)
+            for (name, values), gradient in zip(rows.items(), of_rows, strict=True):
+                changed = values - self.learning_rate * gradient
+                self.parameters[name].index_copy_(0, batch.tables[name], changed)
         return loss.detach()
+
+    def slope(self, batch: Batch) -> tuple[float, float]:
+        """The loss, and by how much it falls with the learning rate: the square of its gradient's norm."""
+        loss, _, gradients = self._gradients(batch)
+        return float(loss.detach()), sum(float((each * each).sum()) for each in gradients)
+
+    def _gradients(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor], tuple[Tensor, ...]]:
+        """The loss, the rows it was computed from, gradients of `dense` and of those rows."""
+        rows = {
+            name: self.parameters[name].index_select(0, chosen).requires_grad_()
+            for name, chosen in batch.tables.items()
+        }
+        loss = self.loss(batch, rows)
+        # A batch may leave a matrix out: of single words, or without a rare one.
+        wanted = [*self.dense, *rows.values()]
+        return loss, rows, torch.autograd.grad(loss, wanted, materialize_grads=True)
 
 
 def unique(numbers: Sequence[int] | NDArray[np.integer[Any]]) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,6 @@ def test_every_peer_is_measured():
 def test_losses_of_peers(name, tmp_path, monkeypatch):
     monkeypatch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
     monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(measure, "CHECKED_RATE", 0.1)
     torch.set_num_threads(1)
     point = POINTS[name]
     recipe = points.BUILDS[point.build]
