@@ -36,15 +36,20 @@ from dnc.runtime.weights import (
     write_foreign,
 )
 from dnc.runtime.weights.transfer import rows_of
+from dnc.runtime.weights.words import token_dimensions
 
 
 @attrs.frozen(eq=False)
 class Imported:
-    """A run folder with the weights of a file: its checkpoint, and what the parameters were made of."""
+    """A run folder with the weights of a file: its checkpoint, and what the parameters were made of.
+
+    closed: dimensions of tokens in whose words none stands for others; data with others are refused.
+    """
 
     folder: Path
     checkpoint: Path
     gathered: Gathered
+    closed: tuple[str, ...]
 
 
 def import_weights(
@@ -93,7 +98,9 @@ def import_weights(
         folder.record({"event": "import", "weights": str(weights), "map": names.path})
     finally:
         folder.close()
-    return Imported(folder.path, checkpoint, gathered)
+    tokens = token_dimensions(program)
+    closed = tuple(name for name, each in known.items() if name in tokens and each.words and not each.unknown)
+    return Imported(folder.path, checkpoint, gathered, closed)
 
 
 def _tables(program: Program, dimension: str) -> list[str]:

@@ -39,6 +39,9 @@ def import_weights(
         build, weights, map, vocabularies=given, unknown=unknown, saved=saved, seed=seed, run_dir=run_dir
     )
     print(made.gathered, file=sys.stderr)
+    for name in made.closed:
+        found = f"'{unknown}' is not among the words of '{name}'"
+        print(f"{found}: data with other words will be refused (--unknown WORD)", file=sys.stderr)
     print(f"wrote {made.folder}", file=sys.stderr)
 
 

@@ -117,6 +117,12 @@ def test_two_parameters_of_one_tensor(tmp_path: Path) -> None:
             f"{W}: the 6 of axis 0 of [6, 3] cannot be cut as 3 : 1",
         ),
         (
+            'W = { concat = ["v", "w"] }',
+            "m: 'v' is [3, 6], expected [3, 3] for W [6, 3]\n"
+            "error: m: 'w' is [6, 3], expected [3, 3] for W [6, 3]\n"
+            f"  parts of a 'concat' are equal unless it says otherwise: {W}.sizes",
+        ),
+        (
             'W = { concat = ["w"], sizes = [3, 1] }',
             f"{W}.sizes is 2 numbers, expected one for each of 1 parts",
         ),
@@ -274,6 +280,28 @@ def test_the_commands(command, workplace) -> None:
     assert resumed.code == 0 and [e["event"] for e in resumed.events][-1] == "end", resumed.error
     again = command(f"{start} --run-dir", str(folder))
     assert again.code == 2 and "holds a run already" in again.error
+
+
+def test_words_of_which_none_stands_for_others(command, workplace) -> None:
+    """Other words are refused, in predictions too, where nobody would see them read as nothing."""
+    save_file(tree_tensors(3), "m.safetensors")
+    Path("map.toml").write_text(TREE_MAP)
+    Path("words.txt").write_text("bad\nUNK\ngood\n")
+    Path("new.jsonl").write_text('{"word": "god"}\n')
+    done = command("import-weights m.safetensors --map map.toml --vocabulary vocab=words.txt --run-dir one")
+    said = "'<unk>' is not among the words of 'vocab': data with other words will be refused (--unknown WORD)"
+    assert done.code == 0 and said in done.error.splitlines()
+    predict = "run build --device vm --data new.jsonl --predict out.jsonl --run-dir"
+    found = command(f"{predict} one")
+    assert found.code == 2 and not Path("out.jsonl").exists()
+    assert (
+        "new.jsonl:1: error: field 'word' is \"god\", which is no word of 'vocab', and none of "
+        "them stands for others; did you mean 'good'?" in found.error
+    )
+    done = command(
+        "import-weights m.safetensors --map map.toml --vocabulary vocab=words.txt --unknown UNK --run-dir two"
+    )
+    assert done.code == 0 and "refused" not in done.error and command(f"{predict} two").code == 0
 
 
 def test_words_as_json_and_from_another_run(command, workplace) -> None:

@@ -165,11 +165,15 @@ def _strings(conversion: _Conversion, column: _Column, name: str, vocabulary: Vo
             np.int32,
             len(column.values),
         )
-    if conversion.columns.layout.labels_required:
+    token = column.field.kind == TOKEN
+    if token or conversion.columns.layout.labels_required:
         for position, each in enumerate(column.values):
             if each not in index:
-                hint = suggestion(each, index) or f"; it has {len(index)} labels"
-                conversion.report(column, position, f"is {shown(each)}, which is no label of '{name}'{hint}")
+                what = "word" if token else "label"
+                hint = suggestion(each, index) or f"; it has {len(index)} {what}s"
+                why = ", and none of them stands for others" if token else ""
+                text = f"is {shown(each)}, which is no {what} of '{name}'{why}{hint}"
+                conversion.report(column, position, text)
                 return None
     return np.fromiter((index.get(each, -1) for each in column.values), np.int32, len(column.values))
 

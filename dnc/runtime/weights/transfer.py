@@ -16,7 +16,7 @@ import numpy as np
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
 from dnc.runtime.data.problems import names, suggestion
 from dnc.runtime.initialize import check_finite
-from dnc.runtime.weights.nodes import Conflict, Floats, MapProblem, Shape, merged, shown
+from dnc.runtime.weights.nodes import Concat, Conflict, Floats, MapProblem, Shape, merged, shown
 from dnc.runtime.weights.parse import WeightMap
 
 
@@ -65,7 +65,7 @@ def gather(
     others: tensors that hold no floats, and what they hold. path: of the tensors' file.
     """
     _check_names(weights, shapes)
-    problems: list[str] = []
+    problems, notes = list[str](), list[str]()
     expected: dict[str, tuple[Shape, str]] = {}
     for name, shape in shapes.items():
         node, where = weights.of(name), weights.where(name)
@@ -90,6 +90,11 @@ def gather(
         elif found.shape != own:
             made = "" if own == shapes[name] else f" for {name} {shown(shapes[name])}"
             problems.append(f"{path}: '{source}' is {shown(found.shape)}, expected {shown(own)}{made}")
+            node = weights.of(name)
+            if isinstance(node, Concat) and len(set(node.sizes)) == 1 and len(found.shape) == len(own):
+                notes.append(
+                    f"parts of a 'concat' are equal unless it says otherwise: {weights.where(name)}.sizes"
+                )
     unused = [name for name in (*tensors, *others) if name not in expected]
     ignored = [name for name in unused if any(fnmatchcase(name, each) for each in weights.ignore)]
     left = [name for name in unused if name not in ignored]
@@ -97,8 +102,9 @@ def gather(
         listed = [f"{name} {shown(tensors[name].shape)}" if name in tensors else name for name in left]
         problems.append(f"{path}: not used: {', '.join(listed)}")
     if problems:
-        notes = () if not left else ("what is not needed is named in the map, as ignore = ['decoder.*']",)
-        last = Diagnostic(problems.pop(), notes=notes)
+        if left:
+            notes.append("what is not needed is named in the map, as ignore = ['decoder.*']")
+        last = Diagnostic(problems.pop(), notes=tuple(dict.fromkeys(notes)))
         raise DiagnosticError(*map(Diagnostic, problems), last)
     nodes = {name: node for name in shapes if (node := weights.of(name)) is not None}
     values = {

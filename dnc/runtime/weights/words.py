@@ -36,7 +36,7 @@ def read_vocabularies(
     given: by dimension a file, or how many numbers there are. unknown: the word that stands for those
     that are not among them. saved: a vocabulary.json. rows: of tables over an open dimension.
     """
-    used, tokens = _dimensions(program)
+    used, tokens = _dimensions(program), token_dimensions(program)
     for name in given:
         if name not in used:
             hint = suggestion(name, used) or f"; the program has {names(used) or 'none'}"
@@ -63,16 +63,20 @@ def read_vocabularies(
     return found
 
 
-def _dimensions(program: Program) -> tuple[dict[str, Dimension], set[str]]:
-    """The dimensions of tokens and classes, and the names of those of tokens."""
-    found, tokens = dict[str, Dimension](), set[str]()
-    for struct in program.structs:
-        for field in struct.fields.values():
-            if field.kind in (TOKEN, CLASS) and field.dimension is not None:
-                found[field.dimension.name] = field.dimension
-                if field.kind == TOKEN:
-                    tokens.add(field.dimension.name)
-    return found, tokens
+def token_dimensions(program: Program) -> set[str]:
+    """The names of the dimensions of tokens."""
+    fields = (field for struct in program.structs for field in struct.fields.values())
+    return {field.dimension.name for field in fields if field.kind == TOKEN and field.dimension is not None}
+
+
+def _dimensions(program: Program) -> dict[str, Dimension]:
+    """The dimensions of tokens and classes."""
+    return {
+        field.dimension.name: field.dimension
+        for struct in program.structs
+        for field in struct.fields.values()
+        if field.kind in (TOKEN, CLASS) and field.dimension is not None
+    }
 
 
 def _given(name: str, source: str | Path | int, unknown: str, is_token: bool) -> Vocabulary:
