@@ -150,7 +150,7 @@ def tune(
     winner = _winner(entries, name, build)
     kernel = kernels[winner]
     assert isinstance(kernel, Kernel)
-    device_name = _device_name(kind)
+    where = device_name(kind)
     entry = entries[winner]
     note = Tuned(
         batch,
@@ -158,7 +158,7 @@ def tune(
         entry.candidate.workers,
         round(entry.measured or 0.0, 2),
         sum(each.measured is not None for each in entries),
-        device_name,
+        where,
         datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if keeps:
@@ -168,7 +168,7 @@ def tune(
     return Tuning(
         opened.model,
         name,
-        device_name,
+        where,
         DOING[mode_of(kernel.plan)],
         batch,
         len(work.batches),
@@ -324,7 +324,8 @@ def _winner(entries: Sequence[Entry], target: str, build: str | Path) -> int:
     return times.index(least)
 
 
-def _device_name(kind: str) -> str:
+def device_name(kind: str) -> str:
+    """What constants are kept for, and what was timed."""
     if kind == CUDA:
         from dnc.runtime.cuda_driver import open_device
 

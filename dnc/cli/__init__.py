@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from dnc.cli.bench import bench
+from dnc.cli.calibrate import calibrate
 from dnc.cli.check import check
 from dnc.cli.compile import compile_command
 from dnc.cli.explain import explain
@@ -83,6 +84,7 @@ def options(
 
 
 app.command("bench")(_guarded(bench))
+app.command("calibrate")(_guarded(calibrate))
 app.command("check")(_guarded(check))
 app.command("compile")(_guarded(compile_command))
 app.command("explain")(_guarded(explain))

@@ -11,6 +11,7 @@ import dnc.api.tuning
 from dnc.api.timing import Measured
 from dnc.cli import execute
 from dnc.compiler import PlanOptions, compile_model
+from dnc.machine_constants import known
 from dnc.passes.candidates import CPU_TILES
 from dnc.runtime.build import read_build
 from tests.support.command_line import SIZES, TREE, Outcome, write_data
@@ -191,3 +192,27 @@ def test_the_build_in_another_state_is_of_the_same_model(place, command, monkeyp
     assert attrs.evolve(after.targets["cpu"], options={}, plan="", files={}, tuned=()) == attrs.evolve(
         before.targets["cpu"], options={}, plan="", files={}
     )
+
+
+def test_constants_are_measured_and_then_used(place, command, monkeypatch):
+    monkeypatch.setenv("DNC_CACHE_DIR", str(place / "cache"))
+    before = contents(place / "build")
+    done = command("calibrate build --data train.jsonl --device cpu --rounds 1")
+    assert done.code == 0 and "tiled_flop" in done.out and "median error" in done.out, done.error
+    assert contents(place / "build") == before
+    assert known("cpu").launches >= 3 and min(attrs.astuple(known("cpu").constants)) >= 0
+    assert "measured on CPU" in command("explain build --candidates --batch 2 --data train.jsonl").out
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("calibrate build", "--data"),
+        ("calibrate nowhere --data train.jsonl", "there is no such build"),
+        ("calibrate build --data train.jsonl --device vm", "no device to be timed"),
+        ("calibrate build --data nowhere.jsonl", "nowhere.jsonl"),
+    ],
+)
+def test_mistakes_of_calibration(place, command, line, message):
+    done = command(line)
+    assert done.code == 2 and message in done.error and "Traceback" not in done.error

@@ -4,6 +4,7 @@ import attrs
 import numpy as np
 import pytest
 
+from dnc.api.calibration import fit
 from dnc.api.ranking import Work, candidate_lines, kernel_of, rank, some_batches
 from dnc.compiler import PlanOptions, digest, make_plan, settled
 from dnc.diagnostics import DiagnosticError
@@ -166,6 +167,17 @@ def test_constants_are_kept_by_device(tmp_path, monkeypatch):
     assert known(GPU) == old
     save(attrs.evolve(old, version="0.0"))
     assert known(GPU) is None
+
+
+def test_the_fit_finds_constants_and_keeps_what_it_cannot_see():
+    choice = np.random.default_rng(1)
+    before = np.array([5000.0, 900.0, 350.0, 0.02])
+    true = before * [2.0, 0.5, 3.0, 1.0]
+    counts = choice.uniform(1, 20, (60, 4)) * [1, 3, 3, 0]  # nothing is counted of the last one
+    found = fit(counts, counts @ true, before)
+    assert found[3] == before[3]
+    assert found[:3] == pytest.approx(true[:3], rel=0.1)
+    assert (fit(counts, np.full(60, 1.0), before) > 0).all()
 
 
 def entry(batch, replicas, workers):

@@ -1,0 +1,154 @@
+"""Measures the constants of a machine by fitting the cost model to launches of a build.
+
+In: builds (their kernels, also those of candidates), data, a device. Out: `Calibration`, kept in the user's
+cache for the device. Guaranteed: TVM is not needed for builds of a GPU; no run and no build is written. What
+the launches say nothing of keeps the value that it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.api.arguments import Data
+from dnc.api.ranking import Work, candidate_of
+from dnc.api.timing import Contestant, measure
+from dnc.api.tuning import device_name, work_of
+from dnc.api.tuning_kernels import Kernel, kernels_of
+from dnc.compiler import build_program, stored_options
+from dnc.diagnostics import fail
+from dnc.explain.facts import mode_of
+from dnc.ir.costs import NAMES, Costs
+from dnc.ir.machine import Constants, Machine, machine
+from dnc.machine_constants import Measured, save
+from dnc.passes.candidates import Candidate, candidates
+from dnc.runtime.build import Build, read_build
+from dnc.runtime.devices import VM, choose
+from dnc.runtime.encoder import Encoder
+from dnc.runtime.pool import static_pool
+from dnc.runtime.prepared import prepare
+from dnc.runtime.schedule_cost import busiest
+
+BATCHES = (1, 4, 16, 64)
+EACH = 3  # batches of a size
+SCHEDULE_WORDS = 2**24
+# How strongly a constant is drawn to the value it had, against one launch; and the least share of it.
+PULL, LEAST = 0.01, 0.02
+Floats = NDArray[np.float64]
+
+
+@attrs.frozen
+class Calibration:
+    """before: the constants that the fit began with. error_before: as `Measured.error`, with them."""
+
+    measured: Measured
+    path: Path
+    before: Constants
+    error_before: float
+
+
+def calibrate(
+    builds: Sequence[str | Path],
+    data: Data,
+    *,
+    device: str | None = None,
+    rounds: int = 5,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Calibration:
+    """Times the kernels of `builds` on every grid and several sizes of batches, and fits the constants."""
+    counts, times = list[Floats](), list[float]()
+    kind, chip = "", machine("cpu")
+    for path in builds:
+        opened = read_build(path)
+        kind, target = choose(opened, device)
+        if kind == VM:
+            raise fail("the reference VM is no device to be timed; devices: cpu, cuda")
+        chip = machine(opened.targets[target].machine)
+        program = build_program(opened)
+        own = kernels_of(opened, program, target)
+        samples = work_of(program, data, 1, 1, chip).data
+        for batch in (size for size in BATCHES if size <= samples.samples):
+            tell(f"{opened.model}, batches of {batch}")
+            work = work_of(program, samples, batch, EACH, chip)
+            found, seconds = _launches(opened, work, kind, own, rounds)
+            counts += found
+            times += seconds
+    if len(times) < 2:
+        raise fail("no launch could be timed")
+    matrix, measured = np.array(counts), np.array(times) * 1e3
+    before = np.array(attrs.astuple(chip.constants))
+    fitted = fit(matrix, measured, before)
+    result = Measured(
+        device_name(kind),
+        chip.name,
+        datetime.now(UTC).isoformat(timespec="seconds"),
+        round(_error(matrix, measured, fitted), 4),
+        len(times),
+        Constants(*(float(f"{value:.4g}") for value in fitted)),
+    )
+    return Calibration(result, save(result), chip.constants, round(_error(matrix, measured, before), 4))
+
+
+def fit(counts: Floats, times: Floats, before: Floats) -> Floats:
+    """The constants for which counts @ constants is nearest to `times` [ns], by relative error.
+
+    Least squares over factors on `before`, none below LEAST, each drawn to 1: coordinate descent.
+    """
+    shares = counts * before / times[:, None]
+    pull = PULL * np.eye(len(before))
+    normal, goal = shares.T @ shares + pull, shares.sum(axis=0) + PULL
+    factors = np.ones(len(before))
+    for _ in range(2000):
+        for at in range(len(before)):
+            rest = goal[at] - normal[at] @ factors + normal[at, at] * factors[at]
+            factors[at] = max(LEAST, rest / normal[at, at])
+    found: Floats = factors * before
+    return found
+
+
+def _error(counts: Floats, times: Floats, constants: Floats) -> float:
+    return float(np.median(np.abs(counts @ constants / times - 1)))
+
+
+def _launches(
+    build: Build, work: Work, kind: str, own: Sequence[Kernel], rounds: int
+) -> tuple[list[Floats], list[float]]:
+    """Counts and microseconds of a launch, for every kernel on every grid that runs."""
+    ways = [
+        (kernel, candidate_of(kernel.plan, stored_options(build, kernel.target), *grid))
+        for kernel in own
+        for grid in _grids(kernel, work.chip, work.cores)
+    ]
+    contestants = [Contestant(kernel.plan, kernel.files, way.replicas, way.workers) for kernel, way in ways]
+    counts, times = [], []
+    for (kernel, way), measured in zip(ways, measure(work, kind, contestants, rounds), strict=True):
+        if measured.microseconds:
+            counts.append(_counts(kernel, work, way))
+            times.append(measured.microseconds)
+    return counts, times
+
+
+def _grids(kernel: Kernel, chip: Machine, cores: int) -> list[tuple[int, int]]:
+    assert kernel.plan.tiling is not None
+    if not chip.is_gpu:
+        return list(dict.fromkeys((each.replicas, each.workers) for each in candidates(chip, cores)))
+    workers = kernel.plan.tiling.workers
+    resident = chip.replicas(workers, kernel.plan.tiling.cluster)
+    return [(count, workers) for count in dict.fromkeys((resident, 1))]
+
+
+def _counts(kernel: Kernel, work: Work, way: Candidate) -> Floats:
+    """What the launches of all batches are made of, the mean."""
+    plan = kernel.plan
+    pool = static_pool(plan, work.rows, SCHEDULE_WORDS)
+    encoder = Encoder(prepare(plan, work.data.forest), pool)
+    costs, found = Costs(plan, way.replicas, way.workers), np.zeros(len(NAMES))
+    for batch in work.batches:
+        schedule = encoder.encode(batch, mode=mode_of(plan), replicas=way.replicas, workers=way.workers)
+        found += busiest(schedule, costs, work.constants)
+    return found / len(work.batches)
