@@ -93,17 +93,24 @@ def main() -> None:
         for name, (settings, data) in CPU_MODELS.items():
             compile_model(EXAMPLES / f"{name}.dn", folder / name, ("cpu",), settings)
             points += [(folder / name, DATA / data, batch) for batch in CPU_BATCHES]
-    found = [point(*each, given.device, given.rounds) for each in points]
-    result = stamp(device_name(given.device), given.commit)
+    found, result = [], stamp(device_name(given.device), given.commit)
+    for each in points:
+        found.append(point(*each, given.device, given.rounds))
+        write(given.out, {**result, **summary(found), "points": found})
+    print(summary(found))
+
+
+def summary(points: list[dict[str, Any]]) -> dict[str, Any]:
+    """Over all points; `build` is what the build does without tuning."""
+    found = {}
     for what in ("first", "best", "build"):
-        values = [each[what] for each in found]
-        result[what] = {
+        values = [each[what] for each in points]
+        found[what] = {
             "mean": round(statistics.mean(values), 4),
             "median": round(statistics.median(values), 4),
             "worst": max(values),
         }
-    write(given.out, {**result, "points": found})
-    print({what: result[what] for what in ("first", "best", "build")})
+    return found
 
 
 def device_name(device: str) -> str:
