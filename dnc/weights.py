@@ -87,7 +87,8 @@ def import_weights(
     whole = {name: value for name, value in values.items() if value is not None}
     zeros = {p.name: np.zeros_like(whole[p.name]) for p in program.parameters if p.trained}
     state = {each.name: zeros for each in OPTIMIZERS[DEFAULT.optimizer].states}
-    folder = RunFolder(run_dir or new_run(opened.model), config=RunConfig(build=str(build)))
+    # A folder that an import has left without weights, as on a full disk, is none that holds a run.
+    folder = RunFolder(run_dir or new_run(opened.model), again=True, config=RunConfig(build=str(build)))
     try:
         folder.keep_vocabularies(known)
         checkpoint = folder.checkpoint(LAST)

@@ -15,7 +15,7 @@ import numpy as np
 from dnc.api.arguments import Data, check_whole
 from dnc.diagnostics import fail
 from dnc.ir.optimizers import OPTIMIZERS
-from dnc.runtime.curves import TensorBoard
+from dnc.runtime.curves import TensorBoard, tensorboard_library
 from dnc.runtime.data import Dataset
 from dnc.runtime.phases import RESULT_KINDS, TRAIN
 from dnc.runtime.rates import RateSchedule
@@ -61,6 +61,8 @@ def train(
         check_whole(name, value, 1)
     if patience is not None and dev is None:
         raise fail("patience counts epochs without a better score on the dev set, and there is none")
+    if tensorboard:  # before there is a folder, which the next attempt would find
+        tensorboard_library()
     _check_model(model, epochs, batch)
     dataset = model.attach(data)
     _check_samples(model, dataset)

@@ -84,15 +84,19 @@ def _place(name: str) -> tuple[bool, bool, str]:
     return name.endswith("/learning_rate"), not name.endswith("/loss"), name
 
 
+def tensorboard_library() -> Any:
+    """What writes events for TensorBoard; Missing if it is not installed."""
+    try:
+        return importlib.import_module("tensorboardX")
+    except ImportError:
+        raise Missing("no TensorBoard events", "tensorboardX", "tensorboard") from None
+
+
 class TensorBoard:
     """Writes events for TensorBoard into a folder."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            library = importlib.import_module("tensorboardX")
-        except ImportError:
-            raise Missing("no TensorBoard events", "tensorboardX", "tensorboard") from None
-        self._writer = library.SummaryWriter(str(folder))
+        self._writer = tensorboard_library().SummaryWriter(str(folder))
 
     def record(self, event: Mapping[str, Any]) -> None:
         """Adds an event's points."""

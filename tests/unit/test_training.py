@@ -376,6 +376,7 @@ def test_curves_and_events_without_their_libraries(command, workplace, monkeypat
     assert done.code == 2
     line = "error: no TensorBoard events: tensorboardX is not installed (pip install 'dnc[tensorboard]')"
     assert done.error.splitlines()[-1] == line
+    assert not (workplace / "other").exists()  # the next attempt would find a run there
 
 
 def test_tensorboard_events(command, workplace):

@@ -278,6 +278,9 @@ def test_the_commands(command, workplace) -> None:
     assert trained.code == 0, trained.error
     resumed = command(f"run --resume {folder} --data train.jsonl --device vm --epochs 2")
     assert resumed.code == 0 and [e["event"] for e in resumed.events][-1] == "end", resumed.error
+    Path("left").mkdir()
+    Path("left/metrics.jsonl").write_text("")  # what a full disk leaves
+    assert command(f"{start} --vocabulary vocab=words.txt --run-dir left").code == 0
     again = command(f"{start} --run-dir", str(folder))
     assert again.code == 2 and "holds a run already" in again.error
 
