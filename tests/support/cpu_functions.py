@@ -9,8 +9,8 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
 from dnc import tirx_cpu
-from dnc.codegen.bodies.cpu_products import BLOCKS, define_products
-from dnc.codegen.bodies.cpu_worker import MEMORY, TILE, Functions
+from dnc.codegen.bodies.cpu_products import define_products
+from dnc.codegen.bodies.cpu_worker import MEMORY, Functions
 from dnc.compiler import PlanOptions, make_plan, transform
 from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
@@ -63,7 +63,9 @@ class ProductWorker:
         self.pool = pool
         self.words = tirx_cpu.aligned_zeros(64, "int32")
         self.scratch = tirx_cpu.aligned_zeros(scratch_floats)
-        self.places = tirx_cpu.aligned_zeros(TILE + 256, "int64")
+        assert plan.tiling is not None
+        self.tile = plan.tiling.tile  # blocks are listed behind the places of a tile
+        self.places = tirx_cpu.aligned_zeros(self.tile + 256, "int64")
         for name in ("workers", "replicas"):
             self.words[isa.layout(plan).header[name]] = 1
 
@@ -73,7 +75,7 @@ class ProductWorker:
 
     def choose(self, blocks):
         """The blocks of a weight that the next calls work on; how many."""
-        self.places[BLOCKS : BLOCKS + len(blocks)] = blocks
+        self.places[self.tile : self.tile + len(blocks)] = blocks
         return len(blocks)
 
     def call(self, name, *arguments, repetitions=1):

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 import dnc
 from dnc.runtime.atomic import write_atomically
-from dnc.runtime.session import Session
+from dnc.runtime.launches import Launches
 from tests.support.command_line import TREE
 
 TRAIN = "run build --data train.jsonl --device vm --batch 4"
@@ -149,7 +149,7 @@ def test_going_on_from_a_checkpoint(command, workplace):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_saves_and_can_be_resumed(command, workplace, monkeypatch, number):
-    launch, count = Session._launch, []
+    launch, count = Launches.start, []
 
     def interrupted(self, launches):
         count.append(1)
@@ -159,7 +159,7 @@ def test_an_interrupt_saves_and_can_be_resumed(command, workplace, monkeypatch, 
 
     command(f"{TRAIN} --epochs 2 --run-dir whole")
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "_launch", interrupted)
+        patch.setattr(Launches, "start", interrupted)
         patch.setattr("dnc.runtime.batches.GROUP_BATCHES", 1)
         done = command(f"{TRAIN} --epochs 2 --run-dir parts")
     assert done.code == 128 + number

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dnc.compiler import PlanOptions, build_plan, compile_model, make_plan, transform
+from dnc.compiler import PlanOptions, build_plan, compile_model, digest, make_plan, transform
 from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
 from dnc.ir.machine import machine
@@ -73,7 +73,7 @@ def test_a_kernel_that_spills_gets_fewer_registers_for_weights(tmp_path, monkeyp
     assert tried[0] and not tried[-1] and all(tried[:-1])
     build = read_build(tmp_path / "build")
     assert build.targets["cuda:sm_90a"].options["registers"] < machine("sm_90a").registers
-    assert build_plan(build, "cuda:sm_90a") == report.targets[0].plan
+    assert digest(build_plan(build, "cuda:sm_90a")) == digest(report.targets[0].plan)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
