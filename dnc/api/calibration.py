@@ -61,7 +61,7 @@ def calibrate(
     tell: Callable[[str], None] = lambda text: None,
 ) -> Calibration:
     """Times the kernels of `builds` on every grid and several sizes of batches, and fits the constants."""
-    counts, times = list[Floats](), list[float]()
+    counts, times, problems = list[Floats](), list[float](), dict[str, None]()
     kind, chip = "", machine("cpu")
     for path in builds:
         opened = read_build(path)
@@ -75,11 +75,12 @@ def calibrate(
         for batch in (size for size in BATCHES if size <= samples.samples):
             tell(f"{opened.model}, batches of {batch}")
             work = work_of(program, samples, batch, EACH, chip)
-            found, seconds = _launches(opened, work, kind, own, rounds)
+            found, seconds, why = _launches(opened, work, kind, own, rounds)
             counts += found
             times += seconds
+            problems |= dict.fromkeys(why)
     if len(times) < 2:
-        raise fail("no launch could be timed")
+        raise fail("no launch could be timed", *problems)
     matrix, measured = np.array(counts), np.array(times) * 1e3
     before = np.array(attrs.astuple(chip.constants))
     fitted = fit(matrix, measured, before)
@@ -117,20 +118,22 @@ def _error(counts: Floats, times: Floats, constants: Floats) -> float:
 
 def _launches(
     build: Build, work: Work, kind: str, own: Sequence[Kernel], rounds: int
-) -> tuple[list[Floats], list[float]]:
-    """Counts and microseconds of a launch, for every kernel on every grid that runs."""
+) -> tuple[list[Floats], list[float], list[str]]:
+    """Counts and microseconds of a launch, for every kernel on every grid that runs; why others do not."""
     ways = [
         (kernel, candidate_of(kernel.plan, stored_options(build, kernel.target), *grid))
         for kernel in own
         for grid in _grids(kernel, work.chip, work.cores)
     ]
     contestants = [Contestant(kernel.plan, kernel.files, way.replicas, way.workers) for kernel, way in ways]
-    counts, times = [], []
+    counts, times, problems = [], [], []
     for (kernel, way), measured in zip(ways, measure(work, kind, contestants, rounds), strict=True):
         if measured.microseconds:
             counts.append(_counts(kernel, work, way))
             times.append(measured.microseconds)
-    return counts, times
+        else:
+            problems.append(measured.problem)
+    return counts, times, problems
 
 
 def _grids(kernel: Kernel, chip: Machine, cores: int) -> list[tuple[int, int]]:

@@ -216,3 +216,12 @@ def test_constants_are_measured_and_then_used(place, command, monkeypatch):
 def test_mistakes_of_calibration(place, command, line, message):
     done = command(line)
     assert done.code == 2 and message in done.error and "Traceback" not in done.error
+
+
+def test_a_calibration_without_a_launch_says_why(place, command, monkeypatch):
+    def none_runs(work, device, contestants, rounds):
+        return [Measured(None, "the device is full")] * len(contestants)
+
+    monkeypatch.setattr("dnc.api.calibration.measure", none_runs)
+    done = command("calibrate build --data train.jsonl --device cpu --rounds 1")
+    assert done.code == 2 and "no launch could be timed\n  the device is full" in done.error
