@@ -149,7 +149,7 @@ def gpu(tmp_path, monkeypatch):
         driver = HostDriver(plan)
         made.append(driver)
         monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
-        device = cuda_driver.Device("host", "sm_90", 4, 1 << 17, 13000, cuda_driver.Stream(1), context=1)
+        device = cuda_driver.Device("host", "sm_90", 4, 13000, cuda_driver.Stream(1), context=1)
         described = {"symbol": "k", "workers": WORKERS, "cluster": 1, "threads": 32, "shared_bytes": 0}
         names = ["pool", "words", "counters", "grid", "limit_us"]
         files = {"kernel.json": json.dumps({**described, "parameters": names}).encode(), "kernel.cubin": b""}
