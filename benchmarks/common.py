@@ -7,13 +7,14 @@ nothing but the standard library, so that scripts run where only the runtime is 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from dnc.runtime.cores import cores as cores
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -41,11 +42,6 @@ def processor() -> str:
         return platform.processor() or platform.machine()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def stamp(device: str, known_commit: str | None) -> dict[str, Any]:

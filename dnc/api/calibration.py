@@ -16,27 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.api.arguments import Data
-from dnc.api.ranking import Work, candidate_of
+from dnc.api.ranking import Work, candidate_of, counted, encoder_of
 from dnc.api.timing import Contestant, measure
 from dnc.api.tuning import device_name, work_of
 from dnc.api.tuning_kernels import Kernel, kernels_of
 from dnc.compiler import build_program, stored_options
 from dnc.diagnostics import fail
-from dnc.explain.facts import mode_of
-from dnc.ir.costs import NAMES, Costs
 from dnc.ir.machine import Constants, Machine, machine
 from dnc.machine_constants import Measured, save
-from dnc.passes.candidates import Candidate, candidates
+from dnc.passes.candidates import candidates
 from dnc.runtime.build import Build, read_build
 from dnc.runtime.devices import VM, choose
-from dnc.runtime.encoder import Encoder
-from dnc.runtime.pool import static_pool
 from dnc.runtime.prepared import prepare
-from dnc.runtime.schedule_cost import busiest
 
 BATCHES = (1, 4, 16, 64)
 EACH = 3  # batches of a size
-SCHEDULE_WORDS = 2**24
 # How strongly a constant is drawn to the value it had, against one launch; and the least share of it.
 PULL, LEAST = 0.01, 0.02
 Floats = NDArray[np.float64]
@@ -129,7 +123,8 @@ def _launches(
     counts, times, problems = [], [], []
     for (kernel, way), measured in zip(ways, measure(work, kind, contestants, rounds), strict=True):
         if measured.microseconds:
-            counts.append(_counts(kernel, work, way))
+            encoder = encoder_of(work, prepare(kernel.plan, work.data.forest))
+            counts.append(counted(work, encoder, way))
             times.append(measured.microseconds)
         else:
             problems.append(measured.problem)
@@ -143,15 +138,3 @@ def _grids(kernel: Kernel, chip: Machine, cores: int) -> list[tuple[int, int]]:
     workers = kernel.plan.tiling.workers
     resident = chip.replicas(workers, kernel.plan.tiling.cluster)
     return [(count, workers) for count in dict.fromkeys((resident, 1))]
-
-
-def _counts(kernel: Kernel, work: Work, way: Candidate) -> Floats:
-    """What the launches of all batches are made of, the mean."""
-    plan = kernel.plan
-    pool = static_pool(plan, work.rows, SCHEDULE_WORDS)
-    encoder = Encoder(prepare(plan, work.data.forest), pool)
-    costs, found = Costs(plan, way.replicas, way.workers), np.zeros(len(NAMES))
-    for batch in work.batches:
-        schedule = encoder.encode(batch, mode=mode_of(plan), replicas=way.replicas, workers=way.workers)
-        found += busiest(schedule, costs, work.constants)
-    return found / len(work.batches)

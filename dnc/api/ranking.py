@@ -6,7 +6,6 @@ cheapest first. Guaranteed: nothing is compiled or run; candidates whose kernels
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 
 import attrs
@@ -14,13 +13,14 @@ import numpy as np
 
 from dnc.compiler import PlanOptions, digest, make_plan
 from dnc.explain.facts import mode_of
-from dnc.ir.costs import Costs, nanoseconds
+from dnc.ir.costs import Costs, Counts, nanoseconds
 from dnc.ir.forest import Ints
 from dnc.ir.machine import Constants, Machine, machine
 from dnc.ir.plan import Plan
 from dnc.ir.program import Program
 from dnc.machine_constants import known
 from dnc.passes.candidates import Candidate, candidates
+from dnc.runtime.cores import cores
 from dnc.runtime.data import Dataset, table_rows
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.pool import static_pool
@@ -88,7 +88,7 @@ def rank(work: Work, options: PlanOptions, only: Sequence[Candidate] | None = No
     for kernel in dict.fromkeys(kernels.values()):
         plan = make_plan(work.program, work.chip.name, kernel)
         prepared = prepare(plan, work.data.forest) if prepared is None else attrs.evolve(prepared, plan=plan)
-        encoder = Encoder(prepared, static_pool(plan, work.rows, SCHEDULE_WORDS))
+        encoder = encoder_of(work, prepared)
         for each in (each for each in chosen if kernels[each] == kernel):
             key = digest(plan), each.replicas, each.workers
             if key not in seen:
@@ -97,15 +97,25 @@ def rank(work: Work, options: PlanOptions, only: Sequence[Candidate] | None = No
     return sorted(found, key=lambda each: (each.microseconds, chosen.index(each.candidate)))
 
 
+def encoder_of(work: Work, prepared: Prepared) -> Encoder:
+    """An encoder with room for any batch, which nobody launches."""
+    return Encoder(prepared, static_pool(prepared.plan, work.rows, SCHEDULE_WORDS))
+
+
 def predicted(work: Work, encoder: Encoder, candidate: Candidate) -> float:
     """Microseconds of a launch, the mean over the batches."""
+    return nanoseconds(counted(work, encoder, candidate), work.constants) / 1e3
+
+
+def counted(work: Work, encoder: Encoder, candidate: Candidate) -> Counts:
+    """What a launch is made of, the mean over the batches."""
     costs = Costs(encoder.plan, candidate.replicas, candidate.workers)
-    mode = mode_of(encoder.plan)
-    times = []
+    mode, found = mode_of(encoder.plan), []
     for batch in work.batches[:BATCHES]:
         schedule = encoder.encode(batch, mode=mode, replicas=candidate.replicas, workers=candidate.workers)
-        times.append(nanoseconds(busiest(schedule, costs, work.constants), work.constants))
-    return float(np.mean(times)) / 1e3
+        found.append(busiest(schedule, costs, work.constants))
+    counts: Counts = np.mean(found, axis=0)
+    return counts
 
 
 def kernel_of(options: PlanOptions, candidate: Candidate, chip: Machine) -> PlanOptions:
@@ -153,17 +163,12 @@ def candidate_lines(plan: Plan, options: PlanOptions, data: Dataset, batch: int)
     chip = machine(plan.target)
     constants, source = constants_of(chip)
     size = min(batch, data.samples)
-    work = Work(plan.program, data, some_batches(data.samples, size, 1), chip, cores_here(), constants)
+    work = Work(plan.program, data, some_batches(data.samples, size, 1), chip, cores(), constants)
     found = rank(work, options)
     count = f"{size} sample{'' if size == 1 else 's'}"
     yield f"candidates, predicted for a batch of {count} ({len(found)} in all; constants: {source})"
     for each in found[:SHOWN]:
         yield f"  {each.microseconds:10,.1f} us: {describe(each.candidate, chip)}"
-
-
-def cores_here() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def distinct_kernels(ranked: Sequence[Ranked]) -> Iterator[Ranked]:

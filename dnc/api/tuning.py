@@ -21,7 +21,6 @@ from dnc.api.ranking import (
     Work,
     candidate_of,
     constants_of,
-    cores_here,
     distinct_kernels,
     rank,
     some_batches,
@@ -33,13 +32,14 @@ from dnc.diagnostics import fail
 from dnc.explain.facts import DOING, mode_of
 from dnc.ir.machine import Machine, machine
 from dnc.ir.program import Program
-from dnc.passes.candidates import Candidate
+from dnc.passes.candidates import Candidate, replica_counts
 from dnc.runtime.build import Build, check_place, read_build
+from dnc.runtime.cores import cores
 from dnc.runtime.data import Dataset, examples, read, read_samples
 from dnc.runtime.devices import CPU, CUDA, VM, choose
 from dnc.runtime.outside import pulled_fields
 from dnc.runtime.phases import TRAIN
-from dnc.runtime.tuned import Tuned
+from dnc.runtime.tuned import Tuned, tuned_grid
 
 BEST = 5
 BATCHES = 8
@@ -95,7 +95,7 @@ def work_of(program: Program, data: Data, batch: int, batches: int, chip: Machin
         count = f"{dataset.samples} sample{'' if dataset.samples == 1 else 's'}"
         raise fail(f"{dataset.path}: holds {count}, fewer than a batch of {batch}")
     found = some_batches(dataset.samples, batch, batches, seed)
-    return Work(program, dataset, found, chip, cores_here(), constants_of(chip)[0])
+    return Work(program, dataset, found, chip, cores(), constants_of(chip)[0])
 
 
 def tune(
@@ -257,7 +257,7 @@ def _ranked(
             tiling = kernel.plan.tiling
             assert tiling is not None
             resident = chip.replicas(tiling.workers, tiling.cluster)
-            counts = dict.fromkeys((resident, max(1, resident // 2)))
+            counts = replica_counts(resident)
             only = [candidate_of(kernel.plan, way, count, tiling.workers) for count in counts]
             ranked += rank(work, way, only)
     same = digest(first.plan)
@@ -277,8 +277,6 @@ def _grid_now(kind: str, kernel: Kernel, chip: Machine, batch: int, trains: bool
         from dnc.runtime.cpu_backend import CpuBackend
 
         return CpuBackend(kernel.plan, kernel.files, tuned=kernel.target.tuned).grid(batch, trains)
-    from dnc.runtime.tuned import tuned_grid
-
     found = tuned_grid(kernel.target.tuned, batch)
     workers = kernel.plan.tiling.workers
     resident = chip.replicas(workers, kernel.plan.tiling.cluster)
@@ -330,4 +328,4 @@ def device_name(kind: str) -> str:
         from dnc.runtime.cuda_driver import open_device
 
         return open_device().name
-    return f"CPU, {cores_here()} cores"
+    return f"CPU, {cores()} cores"

@@ -14,7 +14,7 @@ from dnc.diagnostics import fail
 if TYPE_CHECKING:
     from dnc.api.tuning import Tuning
 
-COLUMNS = ("rank", "replicas", "workers", "cluster", "tile", "registers")
+COLUMNS = ("rank", "replicas", "workers", "cluster", "tile", "registers", "predicted us", "measured us")
 
 
 def tune(
@@ -38,13 +38,12 @@ def tune(
     if data is None and emit is None:
         raise fail("expected --data, with samples like those that the model will run on, or --emit")
     console = Console(stderr=True)
-    status = console.status("") if console.is_terminal else nullcontext()
+    status = console.status("")
 
     def tell(text: str) -> None:
-        if status is not None and not isinstance(status, nullcontext):
-            status.update(text)
+        status.update(text)
 
-    with status:
+    with status if console.is_terminal else nullcontext():
         if emit is not None:
             found = tuning.emit_candidates(build, emit, data=data, batch=batch, device=device, tell=tell)
         else:
@@ -81,16 +80,7 @@ def show(found: Tuning, emitted: bool) -> None:
     print(f"{found.model} for {found.target}{where}: {found.doing}, batches of {found.batch}")
     print(f"{found.ranked} candidates ranked; constants: {found.constants}")
     table = Table(box=box.ASCII2)
-    for name in (
-        "rank",
-        "replicas",
-        "workers",
-        "cluster",
-        "tile",
-        "registers",
-        "predicted us",
-        "measured us",
-    ):
+    for name in COLUMNS:
         table.add_column(name, justify="right")
     table.add_column("")
     for at, each in enumerate(found.entries):

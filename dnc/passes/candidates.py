@@ -49,9 +49,14 @@ def candidates(chip: Machine, cores: int = 1) -> tuple[Candidate, ...]:
         resident = chip.replicas(workers, cluster)
         for tile in GPU_TILES:
             for registers in (None, 0):
-                for replicas in dict.fromkeys((resident, max(1, resident // 2))):
+                for replicas in replica_counts(resident):
                     found.append(Candidate(workers, cluster, tile, registers, replicas))
     return tuple(found)
+
+
+def replica_counts(resident: int) -> tuple[int, ...]:
+    """Replicas of a launch that are tried on a GPU: all that are resident, or half of them."""
+    return tuple(dict.fromkeys((resident, max(1, resident // 2))))
 
 
 def _divisors(number: int) -> list[int]:

@@ -27,6 +27,7 @@ from dnc.ir.plan import Plan
 from dnc.ir.program import FORWARD, LEVEL
 from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
 from dnc.runtime.backend import Fill
+from dnc.runtime.cores import cores
 from dnc.runtime.schedule import Schedule, longest_queue
 from dnc.runtime.trace.timeline import CLOCK
 from dnc.runtime.tuned import Tuned, tuned_grid
@@ -69,7 +70,7 @@ class CpuBackend:
         self._replicas, self._workers, self._tuned = replicas, workers, tuned
         self._limit, self._launches = yield_limit, 0
         self._is_small = _step_floats(plan) < SHARED_FLOATS
-        self.cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self.cores = cores()
         self.name = f"CPU, {self.cores} cores"
         self._pool: Array = np.zeros(0, np.float32)
         self._traced_kernel: Any = None

@@ -7,7 +7,7 @@ In: words made by the encoder. Out: their fields by name. Everything here is der
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -49,6 +49,11 @@ class Schedule:
     mode: str
     guest: Guest | None = None
     known: dict[str, tuple[int, int]] = attrs.field(factory=dict)
+
+    def bare(self) -> Schedule:
+        """Without plan and positions: what another process needs to be sent, which has the plan."""
+        nothing: Any = None
+        return attrs.evolve(self, plan=nothing, positions={})
 
 
 def header(words: Words, plan: Plan) -> dict[str, int]:

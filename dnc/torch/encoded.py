@@ -81,8 +81,7 @@ def _without_plan(schedule: Schedule) -> Schedule:
     guest, nobody = schedule.guest, np.zeros(0, np.int32)
     assert guest is not None
     handed = {key: attrs.evolve(each, number=nobody) for key, each in guest.handed.items()}
-    own: Any = None
-    return attrs.evolve(schedule, plan=own, positions={}, guest=attrs.evolve(guest, handed=handed))
+    return attrs.evolve(schedule.bare(), guest=attrs.evolve(guest, handed=handed))
 
 
 def _received(

@@ -7,7 +7,7 @@ or four neighbouring ones, so that a load brings 16 bytes; the bits are the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -83,17 +83,14 @@ def unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
             early.give(cell)
             cell.run()
             cell.store()
-            for value, at in tile.staging.deltas.items():
-                for gate, delta in enumerate(cell.values[value]):
-                    row = gate * units + own
-                    put(worker.staging, at + row * tile.staging.pitch + vertex, delta)
+            _stage_deltas(tile, [cell], own, vertex)
 
         _inside_or_zeros(tile, cell.unit, body, own, 1, vertex)
 
 
 def quad_cells(tile: UnitTile) -> None:
     """Cells with a thread per vertex and four units."""
-    worker, units, staging = tile.worker, tile.units, tile.staging
+    worker, units = tile.worker, tile.units
     quads = units // QUAD
     with stride_loop("cell", worker.thread, tile.count * quads, THREADS) as item:
         vertex = fixed("vertex", item // quads)
@@ -101,12 +98,7 @@ def quad_cells(tile: UnitTile) -> None:
         unit = fixed("unit", worker.rank * units + own)
 
         def product(result: Value, gate: int, i: int) -> Expr:
-            at = staging.sums[result] + (gate * units + own + i) * staging.pitch + vertex
-            step = rows_of(result, tile.segment, units) * staging.pitch
-            total = worker.staging[at]
-            for part in range(1, staging.parts[result]):
-                total = total + worker.staging[at + part * step]
-            return let("pre", total)
+            return _staged_sum(tile, result, gate, own + i, vertex)
 
         def body() -> None:
             row = fixed("row", tile.first + vertex)
@@ -115,28 +107,43 @@ def quad_cells(tile: UnitTile) -> None:
                 _give_vectors(tile, one, own + i)
             made.run()
             made.store()
-            for value, at in staging.deltas.items():
-                for i, found in enumerate(made.values(value)):
-                    for gate, delta in enumerate(found):
-                        row_at = at + (gate * units + own + i) * staging.pitch
-                        put(worker.staging, row_at + vertex, delta)
+            _stage_deltas(tile, made.cells, own, vertex)
 
         _inside_or_zeros(tile, unit, body, own, QUAD, vertex)
 
 
 def _unit_cell(tile: UnitTile, vertex: Expr, own: Expr) -> UnitCell:
     """The cell of a vertex of the tile and one of the worker's own units."""
-    worker, units, staging = tile.worker, tile.units, tile.staging
+    worker = tile.worker
 
     def product(result: Value, gate: int) -> Expr:
-        at = staging.sums[result] + (gate * units + own) * staging.pitch + vertex
-        return let("pre", worker.staging[at])
+        return _staged_sum(tile, result, gate, own, vertex)
 
-    unit = fixed("unit", worker.rank * units + own)
+    unit = fixed("unit", worker.rank * tile.units + own)
     row = fixed("row", tile.first + vertex)
     cell = UnitCell(worker.access, worker.math, tile.segment, row, unit, product)
     _give_vectors(tile, cell, own)
     return cell
+
+
+def _staged_sum(tile: UnitTile, result: Value, gate: int, own: Expr, vertex: Expr) -> Expr:
+    """A product's sum for a gate of one of the worker's units, its parts added up."""
+    staging, memory = tile.staging, tile.worker.staging
+    at = staging.sums[result] + (gate * tile.units + own) * staging.pitch + vertex
+    step = rows_of(result, tile.segment, tile.units) * staging.pitch
+    total = memory[at]
+    for part in range(1, staging.parts[result]):
+        total = total + memory[at + part * step]
+    return let("pre", total)
+
+
+def _stage_deltas(tile: UnitTile, cells: Sequence[UnitCell], own: Expr, vertex: Expr) -> None:
+    """Stages what neighbouring units, from `own` on, leave for the transposed products."""
+    for value, at in tile.staging.deltas.items():
+        for i, cell in enumerate(cells):
+            for gate, delta in enumerate(cell.values[value]):
+                row_at = at + (gate * tile.units + own + i) * tile.staging.pitch
+                put(tile.worker.staging, row_at + vertex, delta)
 
 
 def _give_vectors(tile: UnitTile, cell: UnitCell, own: Expr) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
@@ -25,7 +24,6 @@ from dnc.codegen.emit import (
     let,
     local,
     loop,
-    named,
     put,
     quad_at,
     stride_loop,
@@ -81,9 +79,7 @@ class ThreadSums:
         self.tile = tile_of(shape, worker.staging_words, spare=4)
         high, across = self.tile.rows, self.tile.columns
         count = 16 * high.quads * across.quads
-        self.sums = named("sums", T.alloc_local((count,), "float32"))
-        for index in range(count):
-            put(self.sums, index, T.float32(0.0))
+        self.sums = local("sums", "float32", T.float32(0.0), count)
         # A warp has 4 x 8 threads of the tile, so that a read of its operands touches few words.
         along = across.threads // 8
         self.i = fixed("i", (worker.warp // along * 4 + worker.lane // 8) * 4)
@@ -153,7 +149,7 @@ class TensorSums:
         def add(at: Expr, index: int) -> None:
             old = let("old", work.worker.pool[pair_at(at)])
             for i in range(2):
-                put(self.sums.sums, index + i, tirx.Shuffle([old], [i]) + self.sums.sums[index + i])
+                put(self.sums.sums, index + i, lane4(old, i) + self.sums.sums[index + i])
 
         with when(work.accumulate != 0):
             each(add)

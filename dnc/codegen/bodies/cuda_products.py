@@ -24,8 +24,8 @@ from dnc.codegen.emit import (
     either,
     lane4,
     let,
+    local,
     loop,
-    named,
     put,
     quad_at,
     stride_loop,
@@ -72,9 +72,7 @@ def _forward_group(tile: UnitTile, product: Product, weights_at: Expr, vertices:
 
     def block(row_begin: Any, count: int) -> None:
         size = count * vertices
-        partial = named("partial", T.alloc_local((size,), "float32"))
-        for index in range(size):
-            put(partial, index, T.float32(0.0))
+        partial = local("partial", "float32", T.float32(0.0), size)
 
         def operand_of(vertex: int, chunk: Any) -> Expr:
             at = operand + vertex * stride + chunk * CHUNK + worker.lane * 4

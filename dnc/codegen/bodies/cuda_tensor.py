@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.emit import Expr, fixed, let, named, put
+from dnc.codegen.emit import Expr, fixed, let, local
 
 HIGH, ACROSS, DEPTH = 16, 8, 8  # of the blocks that are multiplied
 Element = Callable[[Expr, Expr], Expr]
@@ -62,9 +62,7 @@ class WarpSums:
 def warp_sums(lane: Expr, high: int, across: int) -> WarpSums:
     """Sums that are zero."""
     count = high * across * 4
-    sums = named("sums", T.alloc_local((count,), "float32"))
-    for index in range(count):
-        put(sums, index, T.float32(0.0))
+    sums = local("sums", "float32", T.float32(0.0), count)
     return WarpSums(high, across, sums, fixed("group", lane // 4), fixed("own", lane % 4))
 
 

@@ -25,6 +25,7 @@ from dnc.codegen.emit import (
     lane4,
     lanes,
     let,
+    local,
     loop,
     named,
     put,
@@ -120,9 +121,7 @@ def _by_columns(sums: _Sums) -> None:
     step = min(tile.staging.tile, COLUMN_VERTICES)
     blocks = stride_loop("column", worker.thread, sums.placement.columns, THREADS)
     with stride_loop("first", 0, tile.count, step) as first, blocks as column:
-        totals = named("sums", T.alloc_local((step,), "float32"))
-        for v in range(step):
-            put(totals, v, T.float32(0.0))
+        totals = local("sums", "float32", T.float32(0.0), step)
         with loop("row", sums.rows, unroll=ROWS_TOGETHER) as row:
             weight = let("weight", weights[place(row, column)])
             for quad in range(0, step, 4):
@@ -167,9 +166,7 @@ def _sum_of_warp(
     """The warp's sums over its rows of a group of chunks, for `step` vertices, into scratch."""
     worker, width = sums.tile.worker, len(group)
     rows = rows_per_warp(sums.placement, worker.workers)
-    totals = named("sums", T.alloc_local((step * width * 4,), "float32"))
-    for index in range(step * width * 4):
-        put(totals, index, T.float32(0.0))
+    totals = local("sums", "float32", T.float32(0.0), step * width * 4)
 
     def add_row(row: Any) -> None:
         index = worker.warp * rows + row

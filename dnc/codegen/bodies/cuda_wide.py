@@ -39,8 +39,8 @@ from dnc.codegen.emit import (
     fixed,
     lane4,
     let,
+    local,
     loop,
-    named,
     put,
     quad_at,
     smaller,
@@ -156,9 +156,7 @@ def _forward(tile: UnitTile, product: Product, weights_at: Expr, vertices: int) 
         begin = let("begin", block * (ROWS * ROW_LANES) + down)
         own = [fixed("own", smaller(begin + j * ROW_LANES, rows - 1)) for j in range(ROWS)]
         weights = [row_reader(worker, placement, weights_at, row) for row in own]
-        sums = named("sums", T.alloc_local((ROWS * vertices,), "float32"))
-        for index in range(ROWS * vertices):
-            put(sums, index, T.float32(0.0))
+        sums = local("sums", "float32", T.float32(0.0), ROWS * vertices)
         with loop("quad", smaller(quads - part * share_of, share_of), unroll=2) as step:
             quad = let("at", (part * share_of + step) * 4)
             x = [
@@ -201,9 +199,7 @@ def _columns(tile: UnitTile, product: TransposedProduct, quads: int) -> None:
     with stride_loop("task", worker.warp, tasks, WARPS) as task:
         column = fixed("column", task % blocks * COLUMNS + across)
         vertex = fixed("vertex", task // blocks * BLOCK + down)
-        sums = named("sums", T.alloc_local((quads * QUAD * halves * QUAD,), "float32"))
-        for index in range(quads * QUAD * halves * QUAD):
-            put(sums, index, T.float32(0.0))
+        sums = local("sums", "float32", T.float32(0.0), quads * QUAD * halves * QUAD)
         memory, place = weight_place(worker, placement, weights_at)
         last = padded(placement.columns) - QUAD  # where the matrix has ended any columns do
         near = [fixed("near", smaller(column + h * (COLUMNS // halves), last)) for h in range(halves)]

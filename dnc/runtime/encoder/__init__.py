@@ -24,7 +24,7 @@ from dnc.runtime.encoder.lists import Group, Lists, Touched
 from dnc.runtime.encoder.modes import Mode, Modes
 from dnc.runtime.encoder.queues import encode_queues
 from dnc.runtime.encoder.rows import Rows, assign, space_rows
-from dnc.runtime.encoder.tail import Part
+from dnc.runtime.encoder.tail import Batches, Part
 from dnc.runtime.encoder.words import Numbers, Words
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import MAX_ADDRESS, StaticPool, units
@@ -142,9 +142,8 @@ class Encoder:
             for table in self.plan.table_gradients:
                 lists |= self.lists.encode_table(table, touched[table.parameter], group)
         grid, optimizer = replicas * workers, updates[0].optimizer
-        tail, results = self.modes.tail.encode(
-            mode, group, grid, self.pool.dense, optimizer, part, touched, chunks
-        )
+        behind = Batches(group, grid, self.pool.dense, optimizer, part, touched, chunks)
+        tail, results = self.modes.tail.encode(mode, behind)
         queues = encode_queues(self.plan, known.columns, rows, replicas, workers, tail, body)
         samples = assigned.spread.counts
         words = self._assemble(group, lists, queues, (replicas, workers), updates, part, samples)

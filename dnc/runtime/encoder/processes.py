@@ -21,11 +21,11 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
-from typing import Any
 
 import attrs
 import numpy as np
 
+from dnc.runtime.cores import cores
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.prepared import Prepared
@@ -34,13 +34,12 @@ from dnc.runtime.schedule import Schedule, Words
 # More processes than this do not make any GPU that we know wait less.
 MOST = 4
 READY = "ready"
-# What is said of a schedule; its words come through shared memory, and training reads no positions.
-SAID = tuple(each.name for each in attrs.fields(Schedule) if each.name not in ("plan", "words", "positions"))
+NO_WORDS = np.zeros(0, np.int32)
 
 
 def default_count() -> int:
     """How many processes to encode in. This one keeps a core; one process alone is slower than none."""
-    count = min(MOST, len(os.sched_getaffinity(0)) - 1) if hasattr(os, "memfd_create") else 0
+    count = min(MOST, cores() - 1) if hasattr(os, "memfd_create") else 0
     return count if count > 1 else 0
 
 
@@ -102,9 +101,12 @@ class Processes:
 
 @attrs.frozen(eq=False)
 class _Encoded:
-    """What comes back of a job: what is said of its schedules, and the shape of all words."""
+    """What comes back of a job: its schedules, without their words, and the shape of all words.
 
-    said: list[dict[str, Any]]
+    The words come through shared memory, and training reads no positions.
+    """
+
+    schedules: list[Schedule]
     shape: tuple[int, int]
 
 
@@ -158,8 +160,8 @@ class _Process:
             self._shared = mmap.mmap(self._words, os.fstat(self._words).st_size)
         words = np.frombuffer(self._shared, np.int32, batches * length).reshape(reply.shape)
         return [
-            Schedule(plan=self.plan, words=own, positions={}, **said)
-            for own, said in zip(words, reply.said, strict=True)
+            attrs.evolve(schedule, plan=self.plan, words=own)
+            for own, schedule in zip(words, reply.schedules, strict=True)
         ]
 
 
@@ -197,8 +199,8 @@ def _encode(job: Job, encoder: Encoder, shared: _Shared) -> _Encoded | _TooLarge
         found = job.encode(encoder)
     except DoesNotFit as problem:
         return _TooLarge(problem.diagnostics[0].message, problem.schedule_words, problem.activations)
-    said = [{name: getattr(each, name) for name in SAID} for each in found]
-    return _Encoded(said, shared.write([each.words for each in found]))
+    bare = [attrs.evolve(each.bare(), words=NO_WORDS) for each in found]
+    return _Encoded(bare, shared.write([each.words for each in found]))
 
 
 class _Shared:

@@ -87,6 +87,20 @@ class Shapes:
         ]
 
 
+@attrs.frozen(eq=False)
+class Batches:
+    """A group of batches behind their recursion. grid: workers in all. dense: floats of the trained dense
+    parameters. touched: rows of tables, by parameter. chunks: as `Tail.chunks` has them."""
+
+    group: Group
+    grid: int
+    dense: int
+    optimizer: str
+    part: Part
+    touched: Mapping[str, Touched]
+    chunks: Numbers
+
+
 class Tail:
     """See the module; what depends on the plan alone is worked out once."""
 
@@ -143,22 +157,9 @@ class Tail:
         chunks: Numbers = np.clip(np.stack(most).max(axis=0) // CHUNK_ROWS, 1, self._most_chunks)
         return chunks
 
-    def encode(
-        self,
-        mode: str,
-        group: Group,
-        grid: int,
-        dense: int,
-        optimizer: str,
-        part: Part,
-        touched: Mapping[str, Touched],
-        chunks: Numbers,
-    ) -> tuple[Ints, dict[str, tuple[int, Numbers]]]:
-        """The instructions, [batches, count, INSTRUCTION_WORDS], and results: (word, rows summed).
-
-        grid: workers in all. dense: floats of the trained dense parameters.
-        """
-        number, bases = self._number, group.bases
+    def encode(self, mode: str, batches: Batches) -> tuple[Ints, dict[str, tuple[int, Numbers]]]:
+        """The instructions, [batches, count, INSTRUCTION_WORDS], and results: (word, rows summed)."""
+        group, number, bases = batches.group, self._number, batches.group.bases
         tail: list[list[Field]] = [[number[isa.GRID_BARRIER], 1]]
         results: dict[str, tuple[int, Numbers]] = {}
         for result in self.plan.results:
@@ -169,7 +170,7 @@ class Tail:
                 tail.append([number[isa.REDUCE], bases[result.buffer], counts, stride, word])
                 results[f"{result.kind}:{result.name}"] = (word, counts)
         if mode == TRAIN:
-            tail += self._gradients(group, grid, dense, optimizer, part, touched, chunks)
+            tail += self._gradients(batches)
         tail.append([number[isa.END]])
         words = np.zeros((group.body.batches, len(tail), isa.INSTRUCTION_WORDS), np.int32)
         for at, instruction in enumerate(tail):
@@ -177,16 +178,9 @@ class Tail:
                 words[:, at, field] = value
         return words, results
 
-    def _gradients(
-        self,
-        group: Group,
-        grid: int,
-        dense: int,
-        optimizer: str,
-        part: Part,
-        touched: Mapping[str, Touched],
-        chunks: Numbers,
-    ) -> list[list[Field]]:
+    def _gradients(self, batches: Batches) -> list[list[Field]]:
+        group, grid, part, chunks = batches.group, batches.grid, batches.part, batches.chunks
+        dense, touched = batches.dense, batches.touched
         number, found = self._number, list[list[Field]]()
         ordinals = itertools.count(2)
 
@@ -220,11 +214,11 @@ class Tail:
         if part.update:
             found += [exchange(), [number[isa.NORM], dense, chunks], exchange()]
             for begin, count, rate in self._rates:
-                found.append([number[optimizer], begin, count, norms, isa.float_bits(rate)])
+                found.append([number[batches.optimizer], begin, count, norms, isa.float_bits(rate)])
             if self._running:
                 found.append([number[isa.FOLLOW], dense, self._running, norms, chunks])
             for table in self.plan.table_gradients:
                 tokens = touched[table.parameter].spread.counts
                 rate = isa.float_bits(self.plan.program.parameter(table.parameter).rate)
-                found.append([number[f"{optimizer} {table.parameter}"], tokens, norms, rate])
+                found.append([number[f"{batches.optimizer} {table.parameter}"], tokens, norms, rate])
         return found
