@@ -8,7 +8,9 @@ from pathlib import Path
 
 def cache_folder() -> Path:
     """The folder; it need not exist."""
-    import platformdirs  # only where something is compiled
-
     chosen = os.environ.get("DNC_CACHE_DIR")
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("dnc"))
+    if chosen:
+        return Path(chosen)
+    import platformdirs  # only where something is compiled or kept
+
+    return Path(platformdirs.user_cache_dir("dnc"))

@@ -7,6 +7,7 @@ the plan of the plain one. Workers are looked at through the traced kernel, whic
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from benchmarks.applications.points import ABLATED, ABLATION_BATCHES, SST, TRACE
 from benchmarks.models import run, shuffled
 from benchmarks.treelstm import attached, batches_of, samples_of
 from dnc.api import Model, read_summary, write_trace
+from dnc.diagnostics import DiagnosticError
 from dnc.runtime.trace.timeline import Timeline
 
 SAMPLES = 2048
@@ -30,7 +32,10 @@ PLAIN, ALONE, ONE = "nothing", "batches encoded together", "all replicas but one
 
 
 def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterator[dict[str, Any]]:
-    """All variants of a size, then the next size. times: a kernel by the plain one."""
+    """All variants of a size, then the next size. times: a kernel by the plain one.
+
+    A variant that the device cannot run has a line that says why, in place of numbers.
+    """
     yield {"title": TITLE}
     for size in ABLATED:
         plain: dict[int, dict[str, Any]] = {}
@@ -39,15 +44,22 @@ def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterat
             if not (builds / name).is_dir():
                 continue
             given = {"encoders": 0} | ({"replicas": 1} if variant == ONE else {})
-            model = dnc.load(builds / name, device, **given)
-            data.attach(model, SST, SAMPLES)
-            for batch in ABLATION_BATCHES:
-                own = alone(model, batch, effort) if variant == ALONE else None
-                own = own or dnc_speed(model, batch, effort, device == "cuda")
-                if variant == PLAIN:
-                    plain[batch] = own
-                found = {"hidden": size, "batch": batch, "variant": variant, "device": model.device}
-                yield found | {"dnc": own, "line": line(found, own, plain.get(batch))}
+            found: dict[str, Any] = {"hidden": size, "variant": variant}
+            try:
+                model = dnc.load(builds / name, device, **given)
+                data.attach(model, SST, SAMPLES)
+                found["device"] = model.device
+                for batch in ABLATION_BATCHES:
+                    found["batch"] = batch
+                    own = alone(model, batch, effort) if variant == ALONE else None
+                    own = own or dnc_speed(model, batch, effort, device == "cuda")
+                    if variant == PLAIN:
+                        plain[batch] = own
+                    yield found | {"dnc": own, "line": line(found, own, plain.get(batch))}
+            except DiagnosticError as error:
+                problem = str(error.diagnostics[0].message)
+                yield found | {"problem": problem, "line": problem_line(found, problem)}
+            gc.collect()  # what the model held on the device
 
 
 def alone(model: Model, size: int, effort: Effort) -> dict[str, Any]:
@@ -73,6 +85,11 @@ def line(found: dict[str, Any], own: dict[str, Any], plain: dict[str, Any] | Non
     shown = f"{kernel:,.0f}" if kernel else "-"
     row = f"{found['hidden']:6}{found['batch']:6}  {found['variant']:34}{own['rate']:12,.0f}"
     return row + f"{shown:>11}{times:>7}"
+
+
+def problem_line(found: dict[str, Any], problem: str) -> str:
+    """A row for a variant that did not run, or that a batch size was too much for."""
+    return f"{found['hidden']:6}{found.get('batch', '-'):>6}  {found['variant']:34}{problem}"
 
 
 def workers(builds: Path, data: DataSets, device: str) -> Iterator[dict[str, Any]]:

@@ -73,14 +73,18 @@ def _workers(found: list[Found]) -> str:
 
 
 def _ablation(found: list[Found]) -> str:
-    places = sorted({(point["hidden"], point["batch"]) for point in found})
+    ran = [point for point in found if "dnc" in point]
+    places = sorted({(point["hidden"], point["batch"]) for point in ran})
     variants = list(dict.fromkeys(point["variant"] for point in found))
-    by = {(point["variant"], point["hidden"], point["batch"]): point["dnc"] for point in found}
+    by = {(point["variant"], point["hidden"], point["batch"]): point["dnc"] for point in ran}
+    failed = {(point["variant"], point["hidden"]) for point in found if "problem" in point}
 
     def cell(variant: str, place: tuple[int, int]) -> str:
-        own, plain = by.get((variant, *place)), by[variants[0], *place]
+        own, plain = by.get((variant, *place)), by.get((variants[0], *place))
         if own is None:
-            return "-"
+            return "does not run" if (variant, place[0]) in failed else "-"
+        if plain is None:
+            return f"{own['rate']:,.0f}"
         if variant == variants[0]:
             return f"{own['rate']:,.0f} ({_number(own.get('kernel_us'))} us)"
         kernels = own.get("kernel_us"), plain.get("kernel_us")
@@ -88,4 +92,10 @@ def _ablation(found: list[Found]) -> str:
         return f"{own['rate'] / plain['rate']:.2f}{shown}"
 
     head = ("left out", *(f"h {hidden}, batch {batch}" for hidden, batch in places))
-    return _table(head, ((variant, *(cell(variant, place) for place in places)) for variant in variants))
+    rows = ((variant, *(cell(variant, place) for place in places)) for variant in variants)
+    whys = [
+        f"- {point['variant']}, h {point['hidden']}: {point['problem']}\n"
+        for point in found
+        if "problem" in point
+    ]
+    return _table(head, rows) + "".join(["\n", *whys] if whys else [])

@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from dnc.api.arguments import Data
 from dnc.api.ranking import Work, candidate_of, counted, encoder_of
 from dnc.api.timing import Contestant, measure
-from dnc.api.tuning import device_name, work_of
+from dnc.api.tuning import device_name, replicas_of, work_of
 from dnc.api.tuning_kernels import Kernel, kernels_of
 from dnc.compiler import build_program, stored_options
 from dnc.diagnostics import fail
 from dnc.ir.machine import Constants, Machine, machine
 from dnc.machine_constants import Measured, save
 from dnc.passes.candidates import candidates
-from dnc.runtime.build import Build, read_build
+from dnc.runtime.build import MANIFEST, Build, read_build
 from dnc.runtime.devices import VM, choose
 from dnc.runtime.prepared import prepare
 
@@ -119,16 +119,33 @@ def _launches(
         for kernel in own
         for grid in _grids(kernel, work.chip, work.cores)
     ]
-    contestants = [Contestant(kernel.plan, kernel.files, way.replicas, way.workers) for kernel, way in ways]
+    contestants = [
+        Contestant(kernel.plan, kernel.files, replicas_of(way, work.chip), way.workers)
+        for kernel, way in ways
+    ]
     counts, times, problems = [], [], []
     for (kernel, way), measured in zip(ways, measure(work, kind, contestants, rounds), strict=True):
         if measured.microseconds:
             encoder = encoder_of(work, prepare(kernel.plan, work.data.forest))
-            counts.append(counted(work, encoder, way))
+            ran = attrs.evolve(way, replicas=measured.replicas)
+            counts.append(counted(work, encoder, ran))
             times.append(measured.microseconds)
         else:
-            problems.append(measured.problem)
+            problems.append(f"{build.path}: {measured.problem}")
     return counts, times, problems
+
+
+def builds_in(folder: str | Path) -> list[Path]:
+    """The builds in a folder, in order of their names; DiagnosticError if there is none."""
+    place = Path(folder)
+    if not place.is_dir():
+        problem = "is a file, expected a folder of builds" if place.exists() else "does not exist"
+        raise fail(f"{folder}: {problem}")
+    found = sorted(each.parent for each in place.glob(f"*/{MANIFEST}"))
+    if not found:
+        beside = " (it is a build itself: name it without --builds)" if (place / MANIFEST).exists() else ""
+        raise fail(f"{folder}: holds no builds{beside}")
+    return found
 
 
 def _grids(kernel: Kernel, chip: Machine, cores: int) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from dnc.ir.plan import Plan
 from dnc.runtime.backend import Backend
 from dnc.runtime.devices import CUDA
 from dnc.runtime.initialize import initialize
+from dnc.runtime.phases import TRAIN
 from dnc.runtime.session import Session
 
 
@@ -36,10 +37,14 @@ class Contestant:
 
 @attrs.frozen
 class Measured:
-    """microseconds: of a launch, the mean over the batches; None where it did not run: `problem` says why."""
+    """microseconds: of a launch, the mean over the batches; None where it did not run: `problem` says why.
+
+    replicas: that a launch had, which only the device knows where a contestant asks for all; 0 if none ran.
+    """
 
     microseconds: float | None
     problem: str = ""
+    replicas: int = 0
 
 
 def open_contestant(device: str, each: Contestant) -> Backend:
@@ -77,7 +82,9 @@ def measure(
                     runners[at] = _first_line(error)
         tell(done)
     return [
-        Measured(None, runner) if isinstance(runner, str) else Measured(_mean_of_fastest(times[1:]))
+        Measured(None, runner)
+        if isinstance(runner, str)
+        else Measured(_mean_of_fastest(times[1:]), replicas=runner.replicas)
         for runner, times in zip(runners, found, strict=True)
     ]
 
@@ -98,6 +105,11 @@ class _Runner:
         values = initialize(contestant.plan.program, work.rows, 1)
         self.session = Session(contestant.plan, backend, work.rows, values, encoders=0)
         self.data = self.session.attach(work.data.forest)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of a launch."""
+        return self.backend.grid(len(self.work.batches[0]), self.mode == TRAIN)[0]
 
     def round(self) -> list[float]:
         """Seconds of the kernels of every batch."""

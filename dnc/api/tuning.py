@@ -154,7 +154,7 @@ def tune(
     entry = entries[winner]
     note = Tuned(
         batch,
-        _replicas(entry.candidate, chip) or 0,
+        replicas_of(entry.candidate, chip) or 0,
         entry.candidate.workers,
         round(entry.measured or 0.0, 2),
         sum(each.measured is not None for each in entries),
@@ -284,10 +284,10 @@ def _grid_now(kind: str, kernel: Kernel, chip: Machine, batch: int, trains: bool
 
 
 def _contestant(kernel: Kernel, candidate: Candidate, chip: Machine) -> Contestant:
-    return Contestant(kernel.plan, kernel.files, _replicas(candidate, chip), candidate.workers)
+    return Contestant(kernel.plan, kernel.files, replicas_of(candidate, chip), candidate.workers)
 
 
-def _replicas(candidate: Candidate, chip: Machine) -> int | None:
+def replicas_of(candidate: Candidate, chip: Machine) -> int | None:
     """Replicas to launch; None for all that a GPU holds, of which a candidate has only the estimate."""
     if chip.is_gpu and candidate.replicas == chip.replicas(candidate.workers, candidate.cluster):
         return None

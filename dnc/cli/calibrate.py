@@ -8,10 +8,15 @@ from typing import Annotated
 
 import typer
 
+from dnc.diagnostics import fail
+
 
 def calibrate(
-    builds: Annotated[list[Path], typer.Argument(help="Builds whose kernels are timed.")],
     data: Annotated[Path, typer.Option(help="Samples for all of them, JSONL.")],
+    builds: Annotated[list[Path] | None, typer.Argument(help="Builds whose kernels are timed.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--builds", help="Also all builds in this folder.", metavar="FOLDER")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. [default: the best there is]")] = None,
     rounds: Annotated[int, typer.Option(help="How often every batch is run.", min=1)] = 5,
 ) -> None:
@@ -21,13 +26,18 @@ def calibrate(
     from rich.console import Console
     from rich.table import Table
 
+    from dnc.api.calibration import builds_in
     from dnc.api.calibration import calibrate as run
+
+    chosen = [*(builds or ()), *(() if folder is None else builds_in(folder))]
+    if not chosen:
+        raise fail("expected a build, or --builds with a folder of them")
 
     def tell(text: str) -> None:
         if sys.stderr.isatty():
             print(text, file=sys.stderr)
 
-    found = run(builds, data, device=device, rounds=rounds, tell=tell)
+    found = run(chosen, data, device=device, rounds=rounds, tell=tell)
     measured = found.measured
     print(f"{measured.device} ({measured.machine}), {measured.launches} kinds of launches")
     table = Table(box=box.ASCII2)

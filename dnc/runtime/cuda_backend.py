@@ -78,12 +78,22 @@ class CudaBackend:
         self.workers = int(described["workers"])
         self.cluster = int(described["cluster"])
         self._threads, self._shared = int(described["threads"]), int(described["shared_bytes"])
-        self.replicas, self._tuned = replicas or self._resident(), () if replicas else tuned
-        if self.replicas < 1:
+        try:
+            resident = self._resident()
+        except CudaError as error:
+            raise fail(str(error)) from error
+        if resident < 1:
             raise fail(
                 f"{self.device.name} cannot hold {self.workers} workers of this build at once",
                 "compile for this GPU: dnc compile ... --target cuda:" + self.device.arch,
             )
+        if replicas is not None and replicas > resident:
+            kind = "clusters" if self.cluster > 1 else "replicas"
+            raise fail(
+                f"{self.device.name} holds {resident} {kind} of {self.workers} workers of this build at "
+                f"once; {replicas} were asked for"
+            )
+        self.replicas, self._tuned = replicas or resident, () if replicas else tuned
         shape = f"clusters of {self.workers}" if self.cluster > 1 else f"x {self.workers} workers"
         self.name = f"{self.device.name}, {self.replicas} {shape}"
         self._pool: DeviceBuffer | None = None
@@ -123,6 +133,10 @@ class CudaBackend:
         return LaunchShape(workers, self._threads, self._shared, self.cluster)
 
     def _resident(self) -> int:
+        """Replicas that the driver says are resident together; from now on the kernel can be launched.
+
+        Without `prepare` a driver takes neither as much shared memory nor clusters as large.
+        """
         shape = self._shape(self.workers)
         self.kernel.prepare(shape)
         if self.cluster > 1:

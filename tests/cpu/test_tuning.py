@@ -224,4 +224,4 @@ def test_a_calibration_without_a_launch_says_why(place, command, monkeypatch):
 
     monkeypatch.setattr("dnc.api.calibration.measure", none_runs)
     done = command("calibrate build --data train.jsonl --device cpu --rounds 1")
-    assert done.code == 2 and "no launch could be timed\n  the device is full" in done.error
+    assert done.code == 2 and "no launch could be timed\n  build: the device is full" in done.error

@@ -14,7 +14,7 @@ import numpy as np
 from dnc.ir import isa
 from dnc.ir.plan import Plan
 from dnc.ir.stamps import ANCHOR_WORDS, run_words
-from dnc.runtime.cuda_driver import DeviceBuffer, LaunchShape, PinnedBuffer
+from dnc.runtime.cuda_driver import CudaError, DeviceBuffer, LaunchShape, PinnedBuffer
 from dnc.runtime.schedule import header, queue
 
 CYCLES = 3  # a nanosecond, of the multiprocessors' own clocks
@@ -60,18 +60,27 @@ class FakeStream:
             to.bytes[row * source.size : (row + 1) * source.size] = found
 
 
+RESIDENT = 2  # clusters that the device holds at once
+
+
 class FakeKernel:
-    """A kernel is its parameters' names."""
+    """A kernel is its parameters' names. prepared: whether it may use what a launch of it needs."""
 
     def __init__(self, names: list[str]) -> None:
-        self.names = names
+        self.names, self.prepared = names, False
 
     def prepare(self, shape: LaunchShape) -> None:
-        """Nothing to prepare."""
+        """From now on it can be launched."""
+        self.prepared = True
 
     def resident_clusters(self, shape: LaunchShape) -> int:
-        """Two."""
-        return 2
+        """The same for every shape."""
+        return RESIDENT
+
+    def check(self, shape: LaunchShape) -> None:
+        """As a driver: CudaError for what was not prepared, or is too large to be resident."""
+        if not self.prepared or shape.workers > RESIDENT * shape.cluster:
+            raise CudaError(f"cannot launch {shape.workers} workers: more than can be resident at once")
 
 
 class FakeCall:
@@ -88,6 +97,7 @@ class FakeCall:
     def launch(self) -> None:
         """Results, and stamps on the traced kernel."""
         assert set(self.kernel.names) <= set(self.values)
+        self.kernel.check(self.shape)
         device, plan = self.device, self.device.plan
         where = device.bytes(self.values["words"], 4 * len(isa.HEADER)).view(np.int32)
         size = int(where[isa.HEADER.index("words")])

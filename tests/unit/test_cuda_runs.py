@@ -52,6 +52,7 @@ class Running(FakeCall):
     def launch(self) -> None:
         """Runs the words that lie there on the VM; `break_at` fills in an abort record instead."""
         device, at = self.device, self.values["words"]
+        self.kernel.check(self.shape)
         count = int(device.bytes(at, 4 * len(isa.HEADER)).view(np.int32)[isa.HEADER.index("words")])
         words = device.bytes(at, count * 4).view(np.int32)
         found = header(words, device.plan)
@@ -119,3 +120,21 @@ def test_a_kernel_that_gave_up(made) -> None:
     forest = ForestGrower(session.plan.program, 1).grow(1, 3)
     with pytest.raises(DiagnosticError, match="worker 2, instruction 7, exchange barrier of a replica, 2"):
         Predictor(session).predict(forest)
+
+
+def test_replicas_that_are_asked_for(made) -> None:
+    """A kernel is prepared also where the driver need not be asked how many replicas it holds."""
+    session, plain, device = made
+    backend = CudaBackend(session.plan, files(), device, replicas=1)
+    assert backend.grid(5) == (1, 8)
+    rows, values = rows_of(session.plan), initialize(session.plan.program, rows_of(session.plan), 1)
+    forest = ForestGrower(session.plan.program, 1).grow(3, 4)
+    found = Predictor(Session(session.plan, backend, rows, values)).predict(forest)
+    expected = plain.predict(plain.attach(forest))
+    for name, each in expected.items():
+        assert all(np.array_equal(one, other) for one, other in zip(each, found[name], strict=True))
+
+
+def test_more_replicas_than_the_driver_holds_are_refused(made) -> None:
+    with pytest.raises(DiagnosticError, match="holds 2 clusters of 8 workers of this build at once; 3 were"):
+        CudaBackend(made[0].plan, files(), made[2], replicas=3)
