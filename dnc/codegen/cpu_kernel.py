@@ -34,11 +34,16 @@ SYMBOL = "dnc"
 
 
 class Kernel:
-    """Builds the TIRx module of a plan."""
+    """Builds the TIRx module of a plan.
 
-    def __init__(self, plan: Plan, traced: bool = False) -> None:
-        self.plan, self.traced = plan, traced
-        self.functions = Functions(plan)
+    functions: those of a module that other kernels are in too, where `symbol` is this one's name.
+    """
+
+    def __init__(
+        self, plan: Plan, traced: bool = False, functions: Functions | None = None, symbol: str = SYMBOL
+    ) -> None:
+        self.plan, self.traced, self.symbol = plan, traced, symbol
+        self.functions = functions or Functions(plan)
         self.cases: dict[int, Callable[[], None]] = {}
 
     def build(self) -> IRModule:
@@ -46,7 +51,7 @@ class Kernel:
         define_products(self.functions)
         self._instructions()
         with locals_in("global"), IRBuilder() as builder, T.prim_func(s_tir=True):
-            tirx_cpu.begin_function(SYMBOL)
+            tirx_cpu.begin_function(self.symbol)
             self.memory = [named(n, tirx_cpu.flat_argument(n, dtype)) for n, dtype in MEMORY]
             self.number, self.limit = T.arg("worker", T.int32()), T.arg("limit", T.int32())
             if self.traced:
@@ -57,7 +62,15 @@ class Kernel:
             else:
                 with cpu_sync.primitives():
                     self._interpret()
-        return IRModule({**self.functions.made, SYMBOL: builder.get()})
+        return IRModule({**self.functions.made, self.symbol: builder.get()})
+
+    def described(self) -> dict[str, str | int]:
+        """What a backend has to know of the module that was built."""
+        return {
+            "symbol": self.symbol,
+            "scratch_floats": self.functions.scratch_floats,
+            "places": self.functions.places,
+        }
 
     def _instructions(self) -> None:
         """A function for every instruction; one for all optimizers' of the same parameters."""
@@ -216,9 +229,4 @@ def build_cpu(plan: Plan, traced: bool = False) -> dict[str, bytes]:
     module = kernel.build()
     text = tirx_cpu.to_text(module)
     tirx_cpu.compile_into(cache_folder() / "cpu", text, module)  # reading the text back takes longer
-    described = {
-        "symbol": SYMBOL,
-        "scratch_floats": kernel.functions.scratch_floats,
-        "places": kernel.functions.places,
-    }
-    return {"kernel.tirx": text.encode(), "kernel.json": json.dumps(described, indent=1).encode()}
+    return {"kernel.tirx": text.encode(), "kernel.json": json.dumps(kernel.described(), indent=1).encode()}

@@ -34,9 +34,9 @@ def programs(
     return _text(lambda least, most: int(draw(st.integers(least, most))), widths, groups, depth)
 
 
-def program_of(seed: int, widths: Sequence[int] = SMALL_WIDTHS) -> str:
+def program_of(seed: int, widths: Sequence[int] = SMALL_WIDTHS, groups: int = 3, depth: int = 3) -> str:
     """The program of a seed, for runs of any length."""
-    return _text(random.Random(seed).randint, widths, 3, 3)
+    return _text(random.Random(seed).randint, widths, groups, depth)
 
 
 def _text(number: Callable[[int, int], int], widths: Sequence[int], groups: int, depth: int) -> str:
