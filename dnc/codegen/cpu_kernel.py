@@ -1,8 +1,9 @@
 """The persistent interpreter kernel for the CPU: every worker runs its queue until END.
 
 In: a plan. Out: a TIRx module, and `build_cpu`, the files of a build. The kernel is called once a
-worker; how many workers and replicas there are stands in the schedule's header. Every instruction
-is a private function. Guaranteed: waits are bounded and yield; after an abort all workers leave.
+worker; how many workers and replicas there are stands in the schedule's header. Every instruction is a
+function, and stays one in machine code. Guaranteed: waits are bounded and yield; after an abort all
+workers leave.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Kernel:
 
     def build(self) -> IRModule:
         """The kernel and its functions."""
-        define_products(self.functions)
         self._instructions()
+        define_products(self.functions, self.functions.called)
         with locals_in("global"), IRBuilder() as builder, T.prim_func(s_tir=True):
             tirx_cpu.begin_function(self.symbol)
             self.memory = [named(n, tirx_cpu.flat_argument(n, dtype)) for n, dtype in MEMORY]
@@ -90,7 +91,7 @@ class Kernel:
     def _define(self, number: int, fields: tuple[str, ...], body: Callable[..., None]) -> None:
         """The function of an opcode, and its call; fields: words of the instruction, its last ones."""
         name = f"op_{number}"
-        self.functions.define(name, tuple((field, "int32") for field in fields), body)
+        self.functions.define(name, tuple((field, "int32") for field in fields), body, separate=True)
         first = 0 if fields[:1] == ("opcode",) else 1
 
         def call() -> None:

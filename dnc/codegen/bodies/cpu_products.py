@@ -8,7 +8,7 @@ vertices nor on the vertex tile. A weight lies in panels (`PackedLayout`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
@@ -35,11 +35,18 @@ STRIP_COLUMNS = 8  # columns of a transposed tile: 3 x 8 accumulators
 I32, I64 = "int32", "int64"
 
 
-def define_products(functions: Functions) -> None:
-    """Adds the functions to a module."""
+NAMES = (f"{FORWARD}_pool", f"{FORWARD}_scratch", f"{GRADIENT}_pool", f"{GRADIENT}_scratch", TRANSPOSED)
+
+
+def define_products(functions: Functions, names: Container[str] = NAMES) -> None:
+    """Adds the functions of those names to a module."""
     for source in ("pool", "scratch"):
-        _define_forward(functions, source)
-        _define_gradient(functions, source)
+        if f"{FORWARD}_{source}" in names:
+            _define_forward(functions, source)
+        if f"{GRADIENT}_{source}" in names:
+            _define_gradient(functions, source)
+    if TRANSPOSED not in names:
+        return
     arguments = [("weight", I64), ("rows", I32), ("columns", I32), ("blocks", I32), ("first", I32)]
     arguments += [("width", I32), ("count", I32), ("delta", I64), ("stride", I32)]
     functions.define(TRANSPOSED, tuple(arguments), _transposed)

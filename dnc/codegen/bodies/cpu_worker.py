@@ -17,6 +17,7 @@ from tvm.ir import GlobalVar
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
+from dnc import tirx_cpu
 from dnc.codegen.access import Access
 from dnc.codegen.bodies import cpu_math
 from dnc.codegen.emit import Expr, floats, lanes, let, local, locals_in, loop, named, put, wide
@@ -112,17 +113,27 @@ class Functions:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.made: dict[Any, Any] = {}
+        self.called: set[str] = set()
         self._variables: dict[str, Any] = {}
         self.scratch_floats = LANES
         assert plan.tiling is not None
         self.tile = plan.tiling.tile  # vertices of a UNIT segment worked on at a time
         self.places = max(self.tile, CHUNK)
 
-    def define(self, name: str, arguments: tuple[tuple[str, str], ...], body: Callable[..., None]) -> None:
-        """A function of the memory and `arguments` (name, dtype); body(worker, *values) emits it."""
+    def define(
+        self,
+        name: str,
+        arguments: tuple[tuple[str, str], ...],
+        body: Callable[..., None],
+        separate: bool = False,
+    ) -> None:
+        """A function of the memory and `arguments` (name, dtype); body(worker, *values) emits it.
+
+        separate: it stays a function where it is called only once.
+        """
         with locals_in("global"), IRBuilder() as builder, T.prim_func(s_tir=True, is_private=True):
             T.func_name(name)
-            T.func_attr({"tirx.noalias": False})
+            T.func_attr({"tirx.noalias": False, tirx_cpu.SEPARATE: separate})
             pointers = [T.arg(f"{n}_data", T.handle(dtype, "global")) for n, dtype in MEMORY]
             number = T.arg("worker", T.int32())
             values = [T.arg(n, T.int32() if dtype == "int32" else T.int64()) for n, dtype in arguments]
@@ -139,6 +150,7 @@ class Functions:
 
     def call(self, name: str, *arguments: Expr) -> None:
         """Emits a call."""
+        self.called.add(name)
         T.evaluate(tvm.ir.Call(self.variable(name), list(arguments), ret_ty=tvm.ir.PrimType("int32")))
 
     def need(self, scratch_floats: int, places: int = 0) -> None:

@@ -55,12 +55,18 @@ class SharedFunctions(Functions):
             return self._shared.library.setdefault(key, GlobalVar(f"{name}_{self.tile}"))
         return self._variables.setdefault(name, GlobalVar(self._prefix + name))
 
-    def define(self, name: str, arguments: tuple[tuple[str, str], ...], body: Callable[..., None]) -> None:
+    def define(
+        self,
+        name: str,
+        arguments: tuple[tuple[str, str], ...],
+        body: Callable[..., None],
+        separate: bool = False,
+    ) -> None:
         """A function that is not there yet; one that is the same as another becomes the other."""
         shared, variable = self._shared, self.variable(name)
         if variable in shared.made:
             return
-        super().define(name, arguments, body)
+        super().define(name, arguments, body, separate)
         function = self.made.pop(variable)
         bucket = shared.alike.setdefault(structural_hash(function), [])
         for other in bucket:
