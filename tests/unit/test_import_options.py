@@ -59,6 +59,8 @@ def test_fields_are_renamed_or_left_out(tmp_path: Path) -> None:
         ("text", {"tokens": "bytes"}, "--tokens: found 'bytes', expected one of spaces, words, characters"),
         ("text", {"length": "5"}, "--length: found '5', expected a whole number"),
         ("text", {"length": 0}, "--length: found 0, expected 1 or more"),
+        ("text", {"length": 1 << 40}, "--length: found 1099511627776, expected at most 2147483647"),
+        ("sick", {"classes": 10**9}, "--classes: found 1000000000, expected at most 1000"),
         ("text", {"rare": 2, "structure": "random"}, "--rare goes with --structure sequence alone"),
         (
             "text",

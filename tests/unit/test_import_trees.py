@@ -55,7 +55,8 @@ def test_trees(tmp_path: Path) -> None:
         ("(2 a) (2 b)", "1:7: error: '(' after the end of the tree"),
         ("word", "1:1: error: expected '(', found 'word'"),
         ("(1 " * 501 + ")" * 501, "1:1501: error: a tree of more than 500 levels"),
-        ("\n\n", " error: the file holds no samples"),
+        ("\n\n", " error: the file holds no samples; left out: 2 blank lines"),
+        ("9" * 99, f"1:1: error: expected '(', found '{'9' * 40}...'"),
     ],
 )
 def test_mistakes_in_trees(tmp_path: Path, text: str, message: str) -> None:
@@ -112,7 +113,8 @@ def row(number: int, head: object, form: str = "a") -> str:
         ("\n" + row(1, 2) + row(2, 1), "2: error: no word of the sentence has the head 0"),
         (row(1, 0) + row(2, 3) + row(3, 2), "2: error: word 2 is not below the root: its heads go round"),
         ("".join(row(at + 1, at) for at in range(251)), "1: error: a tree of more than 250 levels"),
-        ("# nothing\n", " error: the file holds no samples"),
+        ("# nothing\n", " error: the file holds no samples; left out: 1 comments"),
+        (row(1, "9" * 99), f"1:13: error: found the head '{'9' * 40}...', expected 0 to 1"),
     ],
 )
 def test_mistakes_in_dependencies(tmp_path: Path, text: str, message: str) -> None:

@@ -13,7 +13,15 @@ from typing import Any
 
 import attrs
 
-from dnc.runtime.importers.source import MOST_NESTED, Counts, Options, Sample, Sentence, Source
+from dnc.runtime.importers.source import (
+    MOST_NESTED,
+    Counts,
+    Options,
+    Sample,
+    Sentence,
+    Source,
+    shown,
+)
 
 COLUMNS = 10
 # Fields of a word, with their columns.
@@ -96,7 +104,7 @@ def _sentences(source: Source, counts: Counts) -> Iterator[list[_Word]]:
                 counts.leave_out(kind)
                 continue
             if cells[0] != str(len(words) + 1):
-                raise source.mistake(number, 1, f"found word '{cells[0]}', expected {len(words) + 1}")
+                raise source.mistake(number, 1, f"found word '{shown(cells[0])}', expected {len(words) + 1}")
             counts.words.add(cells[FORM])
             words.append(_Word(number, cells))
     if words:
@@ -111,6 +119,6 @@ def _head(source: Source, word: _Word, words: int) -> int:
     text = word.cells[HEAD]
     if not (text.isascii() and text.isdecimal() and int(text) <= words):
         column = 1 + sum(len(cell) + 1 for cell in word.cells[:HEAD])
-        what = f"found the head '{text}', expected 0 to {words}"
+        what = f"found the head '{shown(text)}', expected 0 to {words}"
         raise source.mistake(word.line, column, what)
     return int(text)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from dnc.runtime.importers.source import MOST_NESTED, Counts, Options, Sample, Source
+from dnc.runtime.importers.source import MOST_NESTED, Counts, Options, Sample, Source, shown
 
 _PIECE = re.compile(r"[()]|[^() ]+")
 
@@ -32,13 +32,13 @@ def _tree(source: Source, number: int, line: str, counts: Counts) -> dict[str, A
     for piece in _PIECE.finditer(line):
         text, column = piece[0], piece.start() + 1
         if tree is not None:
-            raise source.mistake(number, column, f"'{text}' after the end of the tree")
+            raise source.mistake(number, column, f"'{shown(text)}' after the end of the tree")
         if text == "(":
             if len(stack) == MOST_NESTED:
                 raise source.mistake(number, column, f"a tree of more than {MOST_NESTED} levels")
             stack.append((column, []))
         elif not stack:
-            raise source.mistake(number, column, f"expected '(', found '{text}'")
+            raise source.mistake(number, column, f"expected '(', found '{shown(text)}'")
         elif text == ")":
             opened, parts = stack.pop()
             node = _node(source, number, opened, parts, counts)
@@ -59,7 +59,7 @@ def _node(source: Source, number: int, column: int, parts: list[Any], counts: Co
     children = [part for part in parts if not isinstance(part, str)]
     label = parts[0] if parts and isinstance(parts[0], str) else None
     if label is None or not re.fullmatch(r"[0-9]{1,9}", label):
-        found = f", found '{label}'" if label is not None else ""
+        found = f", found '{shown(label)}'" if label is not None else ""
         raise source.mistake(number, column, f"a node starts with its label, a number{found}")
     counts.labels.add(label)
     if not children and len(words) == 2:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ Reader = Callable[[Any, Options, Counts], Iterator[Any]]
 
 SEQUENCE_OPTIONS = ("structure", "seed", "rare", "counted_in", "longest", "layers", "skip")
 MOST_LAYERS = 1 << 16
+MOST_CLASSES = 1000
 
 
 KINDS: Mapping[str, type] = {
@@ -101,8 +102,11 @@ class Report:
         counts = f"{self.samples:,} samples, {self.vertices:,} vertices, {self.vocabulary:,} different words"
         counts += f", {self.labels:,} different labels" if self.labels else ""
         counts += f", {self.spelled:,} words spelled out" if self.spelled else ""
-        left = ", ".join(f"{count:,} {what}" for what, count in self.left_out) or "nothing"
-        return f"{self.source} -> {self.destination}: {counts}; left out: {left}"
+        return f"{self.source} -> {self.destination}: {counts}; {_left_out(self.left_out)}"
+
+
+def _left_out(counted: Iterable[tuple[str, int]]) -> str:
+    return "left out: " + (", ".join(f"{count:,} {what}" for what, count in counted if count) or "nothing")
 
 
 def import_file(
@@ -140,7 +144,8 @@ def import_file(
     else:
         samples = found
     if not samples:
-        raise file_problem(str(source), "the file holds no samples")
+        left = f"; {_left_out(counts.left_out.items())}" if any(counts.left_out.values()) else ""
+        raise file_problem(str(source), f"the file holds no samples{left}")
     flat = chosen.sentences and checked.structure in structures.FLAT
     vertices = sum(naming.apply(sample, flat) for sample in samples)
     encoded = [msgspec.json.encode(sample) + b"\n" for sample in samples]
@@ -206,9 +211,10 @@ def _checked(format: str, chosen: Format, given: Mapping[str, Any]) -> Options:
             raise fail(f"--{name}: found '{value}'{hint}")
     least_of = {"length": 1, "classes": 2, "longest": 1, "seed": 0, "rare": 0, "layers": 1, "skip": 0}
     for name, least in least_of.items():
-        number = getattr(options, name)
-        if number is not None and not least <= number < 2**31:
-            raise fail(f"--{name}: found {number}, expected {least} or more")
+        number, most = getattr(options, name), MOST_CLASSES if name == "classes" else 2**31 - 1
+        if number is not None and not least <= number <= most:
+            limit = f"{least} or more" if number < least else f"at most {most}"
+            raise fail(f"--{name}: found {number}, expected {limit}")
     if len(options.delimiter) != 1 and options.delimiter != "tab":
         raise fail(f"--delimiter: found '{options.delimiter}', expected one character, or tab")
     if not options.separator or " " in options.separator:

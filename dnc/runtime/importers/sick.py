@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dnc.runtime.importers.conllu import dependency_tree
-from dnc.runtime.importers.source import Counts, Options, Sample, Source
+from dnc.runtime.importers.source import Counts, Options, Sample, Source, shown
 from dnc.runtime.importers.tokens import TOKENIZERS
 
 FILES = ("a.toks", "a.parents", "b.toks", "b.parents", "sim.txt")
@@ -57,7 +57,7 @@ def _tree(source: Source, number: int, tokens: str, heads: str, counts: Counts) 
         raise source.mistake(number, None, what)
     for head in found:
         if not head.removeprefix("-").isdecimal() or not -1 <= int(head) <= len(words):
-            what = f"found the head '{head}', expected 0 to {len(words)}, or -1 for a word in no tree"
+            what = f"found the head '{shown(head)}', expected 0 to {len(words)}, or -1 for a word in no tree"
             raise source.mistake(number, None, what)
     outside = found.count("-1")
     if outside:
@@ -76,5 +76,7 @@ def _score(source: Source, number: int, text: str, classes: int) -> float:
     except ValueError:
         score = math.nan
     if not 1 <= score <= classes:
-        raise source.mistake(number, None, f"found the score '{text.strip()}', expected 1 to {classes}")
+        raise source.mistake(
+            number, None, f"found the score '{shown(text.strip())}', expected 1 to {classes}"
+        )
     return score

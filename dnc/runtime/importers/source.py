@@ -17,6 +17,7 @@ from dnc.runtime.data.problems import DataDiagnostic
 
 WORDS = ("form", "target")
 """The fields of a sentence's words that are words."""
+LONGEST_SHOWN = 40
 MOST_NESTED = 500
 """Levels of objects and arrays; deeper JSON could not be read back in nested form."""
 
@@ -44,6 +45,11 @@ class Source:
 def open_source(path: str | Path) -> Source:
     """The text of a file; DiagnosticError if it cannot be read or is not UTF-8."""
     return Source(str(path), load(path).decode("utf-8"))
+
+
+def shown(text: str) -> str:
+    """What was found, in a message: the beginning of what is long."""
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
 @attrs.define

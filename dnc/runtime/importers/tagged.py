@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dnc.runtime.importers.source import Counts, Options, Sentence, Source
+from dnc.runtime.importers.source import Counts, Options, Sentence, Source, shown
 
 
 def read_tagged(source: Source, options: Options, counts: Counts) -> Iterator[Sentence]:
@@ -19,7 +19,7 @@ def read_tagged(source: Source, options: Options, counts: Counts) -> Iterator[Se
         for piece in line.split(" "):
             form, _, tag = piece.rpartition(options.separator)
             if piece and not (form and tag):
-                what = f"expected word{options.separator}TAG, found '{piece}'"
+                what = f"expected word{options.separator}TAG, found '{shown(piece)}'"
                 raise source.mistake(number, column, what)
             if piece:
                 counts.words.add(form)
