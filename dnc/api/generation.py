@@ -20,6 +20,7 @@ from dnc.diagnostics import fail
 from dnc.ir.plan import Plan, Result
 from dnc.ir.program import ALL
 from dnc.runtime.carried import Carried, carried
+from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.predictions import named_classes
 from dnc.runtime.streams import Sample, StreamState
 
@@ -52,19 +53,19 @@ def generate(
     stream = _stream_of(self, field)
     grows = stream.carried.field
     name = _output_of(self.plan, stream.carried, output)
-    number, samples = _number_of(self, name, end), _checked(samples, grows)
+    ending, samples = Ending(name, _number_of(self, name, end)), _checked(samples, grows)
     stream.reset()
     found: list[list[NDArray[np.int32]]] = [[] for _ in samples]
     going, made = list(range(len(samples))), 0
     while going and made < most:
         count = min(chunk or most, most - made)
-        words = stream.feed([{**samples[at], grows: [{}] * count} for at in going])[name]
+        words = stream.feed([{**samples[at], grows: [{}] * count} for at in going], ending=ending)[name]
         made += count
         lasting = []
         for place, (at, values) in enumerate(zip(going, words, strict=True)):
-            ends = np.flatnonzero(values == number)
-            found[at].append(values[: ends[0]] if len(ends) else values)
-            if not len(ends):
+            ended = values[-1] == ending.word
+            found[at].append(values[:-1] if ended else values)
+            if not ended:
                 lasting.append(place)
         stream.state = _of_streams(stream.state, lasting)
         going = [going[place] for place in lasting]

@@ -15,6 +15,7 @@ from dnc.diagnostics import fail
 from dnc.ir.program import Program
 from dnc.runtime.carried import Carried
 from dnc.runtime.data import Dataset
+from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.outside import Arrays, hand_in, pulled_fields
 from dnc.runtime.streams import Sample, Stream, StreamState
 
@@ -39,13 +40,18 @@ class ModelStream:
 
         self._stream = Stream(lambda: model.session, carried, model.program, read)
 
-    def feed(self, chunk: Sample | Sequence[Sample], pulled: Arrays | None = None) -> dict[str, Any]:
+    def feed(
+        self,
+        chunk: Sample | Sequence[Sample],
+        pulled: Arrays | None = None,
+        ending: Ending | None = None,
+    ) -> dict[str, Any]:
         """The outputs of the elements that follow.
 
         chunk: a sample, whose list holds the next elements; then an output is a value. Or a list of
         samples, one a stream; then an output is a list of values. pulled: as in `Model.forward`, for the
-        chunks' own vertices. DiagnosticError for what does not fit; the streams then stand where they
-        stood.
+        chunks' own vertices. ending: as in `dnc.runtime.streams`. DiagnosticError for what does not fit;
+        the streams then stand where they stood.
         """
         single = isinstance(chunk, Mapping)
         if not single and (isinstance(chunk, str | bytes) or not isinstance(chunk, Sequence)):
@@ -57,7 +63,7 @@ class ModelStream:
             places = pulled_fields(self.model.program)
             hand_in(dataset, numbers, places, pulled or {}, "pulled vector")
 
-        outputs = self._stream.feed(samples, fill)
+        outputs = self._stream.feed(samples, fill, ending)
         return {name: values[0] for name, values in outputs.items()} if single else dict(outputs)
 
     def reset(self) -> None:

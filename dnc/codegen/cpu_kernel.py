@@ -21,6 +21,7 @@ from dnc.cache_folder import cache_folder
 from dnc.codegen import cpu_sync
 from dnc.codegen.access import Access
 from dnc.codegen.bodies import cpu_gradients, cpu_segments, cpu_update, cpu_vertices
+from dnc.codegen.bodies.cpu_ending import all_ended
 from dnc.codegen.bodies.cpu_products import define_products
 from dnc.codegen.bodies.cpu_worker import MEMORY, Functions, Worker
 from dnc.codegen.emit import Expr, both, dispatch, let, local, locals_in, named, put, when
@@ -83,7 +84,7 @@ class Kernel:
                 continue
             self._define(min(opcodes), ("opcode", *names), _update(table))
             self.cases |= dict.fromkeys(opcodes, self.cases[min(opcodes)])
-        own = (isa.NOP, isa.END, isa.REPLICA_BARRIER, isa.GRID_BARRIER)
+        own = (isa.NOP, isa.END, isa.REPLICA_BARRIER, isa.GRID_BARRIER, isa.LEAVE)
         for opcode in self.plan.opcodes:
             if opcode.name not in own and opcode.number not in self.cases:
                 self._define(opcode.number, opcode.fields, self._body(opcode.name))
@@ -161,8 +162,16 @@ class Kernel:
         cases[self.plan.opcode(isa.END).number] = self._end
         cases[self.plan.opcode(isa.REPLICA_BARRIER).number] = self._replica_barrier
         cases[self.plan.opcode(isa.GRID_BARRIER).number] = self._grid_barrier
+        if isa.generates(self.plan):
+            cases[self.plan.opcode(isa.LEAVE).number] = self._leave
         cases[len(self.plan.opcodes)] = self._unknown
         return cases
+
+    def _leave(self) -> None:
+        """Goes on behind the recursion if all lists have ended."""
+        to, *fields = (self.words[self.entry + 1 + at] for at in range(len(isa.LEAVE_FIELDS)))
+        with when(all_ended(self.memory[0], self.words, *fields) != 0):
+            put(self.at, 0, to - 1)
 
     # ---- barriers -------------------------------------------------------------------------------
 

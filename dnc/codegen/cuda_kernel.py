@@ -20,6 +20,7 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen import sync
 from dnc.codegen.access import Access
 from dnc.codegen.bodies import cuda_dense, cuda_gradients, cuda_segments, cuda_update, cuda_vertices
+from dnc.codegen.bodies.cuda_ending import ALL_ENDED
 from dnc.codegen.bodies.cuda_worker import Worker, load_registers, load_shared, make_view, vector_slots
 from dnc.codegen.emit import Expr, any_of, both, dispatch, let, local, named, put, stride_loop, when
 from dnc.codegen.math import TirMath
@@ -195,11 +196,7 @@ class Kernel:
         T.evaluate(T.cuda.cta_sync())
         self._stamp(0)
         with when(self.at[0] % per_window == 0):
-            for part in range(-(-self.tiling.window // THREADS)):
-                index = self.worker.thread + part * THREADS
-                with when(index < self.tiling.window):
-                    word = self.worker.words[self.queue[0] + self.at[0] * size + index]
-                    put(self.window, index, word)
+            self._fill_window(self.at[0])
             T.evaluate(T.cuda.cta_sync())
         put(self.entry, 0, self.at[0] % per_window * size)
         fetched = let("fetched", cuda.uniform(self.window[self.entry[0]]))
@@ -208,6 +205,25 @@ class Kernel:
         opcode = let("opcode", T.Select(skips, self._number(isa.NOP), fetched))
         self._stamp(1)
         return opcode
+
+    def _fill_window(self, first: Expr) -> None:
+        """Reads the instructions from `first` on into the window; seen after a block barrier."""
+        for part in range(-(-self.tiling.window // THREADS)):
+            index = self.worker.thread + part * THREADS
+            with when(index < self.tiling.window):
+                word = self.worker.words[self.queue[0] + first * isa.INSTRUCTION_WORDS + index]
+                put(self.window, index, word)
+
+    def _leave(self) -> None:
+        """Goes on behind the recursion if all lists have ended, which is the same on all threads."""
+        target = self.worker.field("to", self.entry[0], self.window, isa.LEAVE_FIELDS)
+        to = local("leave_to", "int32", target)  # the window is filled again
+        pool, words = (T.address_of(buffer[0]) for buffer in (self.worker.pool, self.worker.words))
+        ended = ALL_ENDED(pool, words, *self._values(isa.LEAVE_FIELDS)[1:])
+        with when(let("ended", ended) != 0):
+            per_window = self.tiling.window // isa.INSTRUCTION_WORDS
+            put(self.at, 0, to[0] - 1)
+            self._fill_window(to[0] - to[0] % per_window)
 
     def _stamp(self, place: int) -> None:
         """In a traced kernel the time, as stamp `place` of the instruction at hand."""
@@ -227,6 +243,8 @@ class Kernel:
             self._number(isa.REPLICA_BARRIER): self._replica_barrier,
             self._number(isa.GRID_BARRIER): self._grid_barrier,
         }
+        if region == isa.WITHIN and isa.generates(self.plan):
+            cases[self._number(isa.LEAVE)] = self._leave
         if region == isa.BEHIND:
             for table in ("", *(table.parameter for table in self.plan.table_gradients)):
                 opcodes = isa.optimizers_of(self.plan, table)

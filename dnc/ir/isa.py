@@ -20,7 +20,8 @@ from dnc.ir.plan import (
     Plan,
     Segment,
 )
-from dnc.ir.program import BACKWARD, EARLY, FORWARD, LATE, TABLE, Parameter
+from dnc.ir.program import BACKWARD, EARLY, FORWARD, LATE, LEVEL, TABLE, Parameter
+from dnc.ir.types import INDEX
 
 INSTRUCTION_WORDS = 8
 VERSION = 4
@@ -82,6 +83,7 @@ MOST_CHUNKS = 8
 
 NOP, END, REPLICA_BARRIER, GRID_BARRIER = "nop", "end", "replica_barrier", "grid_barrier"
 NORM, REDUCE, FOLLOW = "norm", "reduce", "follow"
+LEAVE = "leave"
 
 # A queue goes through the regions in order. BEFORE: forward stages that do not wait for the recursion.
 # WITHIN: the recursion, and what stands between its two directions. BEHIND: backward stages that the
@@ -94,6 +96,10 @@ REGIONS = (BEFORE, WITHIN, BEHIND)
 # worker has added one for each of them.
 BARRIER_FIELDS = ("ordinal",)
 SEGMENT_FIELDS = ("row", "rows")
+# Goes on at instruction `to` if the words `begins` and `ends` lead to the class `word` in every one of
+# `lists` lists: entries of a list are the words from the offset at begins + list up to that at ends + list,
+# each the address of a record whose first float is a class. Workers of a replica decide alike.
+LEAVE_FIELDS = ("to", "lists", "begins", "ends", "word")
 # `index` is the number of a parameter in its stack (0 where there is no stack), `tile` an index into
 # `gradient_tiles`.
 DENSE_GRADIENT_FIELDS = ("row", "rows", "first_worker", "accumulate", "chunks", "index", "tile")
@@ -201,6 +207,7 @@ def opcodes(plan: Plan) -> tuple[Opcode, ...]:
         (GRID_BARRIER, BARRIER_FIELDS, ANYWHERE),
     ]
     named += [(segment.name, SEGMENT_FIELDS, segment_region(plan, segment)) for segment in plan.segments]
+    named += [(LEAVE, LEAVE_FIELDS, WITHIN)] if generates(plan) else []
     named += [(NORM, NORM_FIELDS, BEHIND)] if plan.trains else []
     named.append((REDUCE, REDUCE_FIELDS, BEHIND))
     if plan.trains:
@@ -214,6 +221,16 @@ def opcodes(plan: Plan) -> tuple[Opcode, ...]:
     named += [(name, TABLE_GRADIENT_FIELDS, BEHIND) for name in tables]
     named.sort(key=lambda item: item[2])
     return tuple(Opcode(name, number, fields, region) for number, (name, fields, region) in enumerate(named))
+
+
+def generates(plan: Plan) -> bool:
+    """Whether the recursion chooses classes: only then may a schedule `leave` it, behind the last word."""
+    return any(
+        op.result.type == INDEX
+        for stage in plan.program.stages
+        if stage.placement == LEVEL and stage.direction == FORWARD
+        for op in stage.cell.ops
+    )
 
 
 def segment_region(plan: Plan, segment: Segment) -> int:

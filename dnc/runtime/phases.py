@@ -1,6 +1,6 @@
 """Phases: the static order in which a plan's segments run, for training, evaluation, prediction.
 
-In: a plan. Out: a `Sequence` per mode, the segments with their phase and step. Guaranteed: a
+In: a plan. Out: the `Step`s of a mode, its segments with their phase and step. Guaranteed: a
 segment comes behind everything it reads, an exchange stands between two steps of a phase.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from dnc.ir.plan import Plan, Segment
+from dnc.ir.plan import Plan, Result, Segment
 from dnc.ir.program import (
     BACKWARD,
     EARLY,
@@ -33,6 +33,20 @@ RESULT_KINDS = {
     PREDICT: ("output",),
     FORWARD_ONLY: ("loss", "output"),
 }
+
+
+def prediction_of(output: str) -> str:
+    """The mode in which a prediction makes one of the declared outputs, and nothing for the others."""
+    return f"{PREDICT} {output}"
+
+
+def results_of(plan: Plan, mode: str) -> tuple[Result, ...]:
+    """What a mode is run for."""
+    kind, _, name = mode.partition(" ")
+    return tuple(
+        result for result in plan.results if result.kind in RESULT_KINDS[kind] and name in ("", result.name)
+    )
+
 
 # Forward early, level, late, then backward early, level, late.
 PHASES = 6
@@ -84,8 +98,7 @@ def _producers(program: Program, inputs: Iterable[Input]) -> set[str]:
 def needed_stages(plan: Plan, mode: str) -> set[str]:
     """Stages that a mode runs: those its results need, and in training all that learn."""
     program = plan.program
-    kinds = RESULT_KINDS[mode]
-    wanted = {f"{result.buffer}" for result in plan.results if result.kind in kinds}
+    wanted = {result.buffer for result in results_of(plan, mode)}
     work = {segment.stage for segment in plan.segments if any(s.buffer in wanted for s in segment.stores)}
     if mode == TRAIN:
         work |= {stage.name for stage in program.stages if stage.direction == BACKWARD}

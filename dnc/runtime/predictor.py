@@ -20,7 +20,8 @@ from dnc.ir.forest import Forest, path_struct
 from dnc.ir.plan import ClassList, TableList, VectorList, padded, state_layout
 from dnc.ir.structure import SELECTOR
 from dnc.runtime.encoder import Encoder
-from dnc.runtime.phases import PREDICT
+from dnc.runtime.encoder.ending import Ending
+from dnc.runtime.phases import PREDICT, results_of
 from dnc.runtime.pool import StaticPool
 from dnc.runtime.predictions import sample_rows
 from dnc.runtime.prepared import Indices
@@ -38,6 +39,7 @@ MOST_WORDS = 1 << 24
 NEAR = 1024
 
 Range = tuple[int, int]
+Shape = tuple[bytes, Ending | None]
 
 
 def shape_of(forest: Forest) -> bytes:
@@ -122,7 +124,8 @@ class _Known:
 class _Output:
     """Where an output's rows are in what was read, and which of them are a sample's.
 
-    rows: per sample the numbers of its rows; of a root None where the sample has none.
+    rows: per sample the numbers of its rows; of a root None where the sample has none. end: the number
+    behind which nothing of a sample's rows is defined, and which ends what is read of them.
     """
 
     name: str
@@ -133,14 +136,23 @@ class _Output:
     shape: tuple[int, ...]
     is_integer: bool
     rows: Sequence[Any]
+    end: int | None = None
 
     def values(self, parts: Sequence[NDArray[np.float32]]) -> list[Any]:
         """One value or array a sample."""
         size = int(np.prod(self.shape, dtype=np.int64))
         words = parts[self.part][self.begin : self.begin + self.count * self.width]
         found = words.reshape(self.count, self.width)[:, :size].reshape(self.count, *self.shape)
+        if self.end is not None:
+            return [np.rint(until(found[rows], self.end)).astype(np.int32) for rows in self.rows]
         values: NDArray[Any] = np.rint(found).astype(np.int32) if self.is_integer else found.copy()
         return [None if rows is None else values[rows] for rows in self.rows]
+
+
+def until(values: NDArray[Any], end: int) -> NDArray[Any]:
+    """The values up to and with the first one that is `end`; all of them where there is none."""
+    ends = np.flatnonzero(values == end)
+    return values[: ends[0] + 1] if len(ends) else values
 
 
 @attrs.frozen(eq=False)
@@ -163,7 +175,7 @@ class Predictor:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._templates: OrderedDict[bytes, Template] = OrderedDict()
+        self._templates: OrderedDict[Shape, Template] = OrderedDict()
         self._words = 0
         self.encoded = 0
 
@@ -174,18 +186,20 @@ class Predictor:
         return self.session.predict(self.session.attach(forest)) if found is None else found[0]
 
     def run(
-        self, forest: Forest, wanted: Sequence[tuple[str, int]] = ()
+        self, forest: Forest, wanted: Sequence[tuple[str, int]] = (), ending: Ending | None = None
     ) -> tuple[dict[str, list[Any]], list[Floats]] | None:
         """The declared outputs, and the records of states, (function, vertex) each, in one launch.
 
-        What is wanted follows from the shape. None if the samples do not fit into one launch.
+        What is wanted follows from the shape. ending: its output alone, every list cut behind the word
+        that ends it; states of a list that has ended are not defined then. None if the samples do not fit
+        into one launch.
         """
         self.session.settle()
-        shape = shape_of(forest)
+        shape = shape_of(forest), ending
         found = self._templates.get(shape)
         if found is None or found.pool is not self.session.memory.pool:
             self.encoded += 1
-            made = make_template(self.session, forest, wanted)
+            made = make_template(self.session, forest, wanted, ending)
             if made is None:
                 return None
             self._keep(shape, made)
@@ -194,7 +208,7 @@ class Predictor:
             self._templates.move_to_end(shape)
         return run_template(self.session, found, forest)
 
-    def _keep(self, shape: bytes, made: Template) -> None:
+    def _keep(self, shape: Shape, made: Template) -> None:
         old = self._templates.pop(shape, None)
         self._words += made.schedule.words.size - (0 if old is None else old.schedule.words.size)
         self._templates[shape] = made
@@ -215,24 +229,28 @@ def run_template(
 
 
 def make_template(
-    session: Session, forest: Forest, wanted: Sequence[tuple[str, int]] = ()
+    session: Session,
+    forest: Forest,
+    wanted: Sequence[tuple[str, int]] = (),
+    ending: Ending | None = None,
 ) -> Template | None:
     """The template of a forest's shape; None if its samples do not fit into one launch."""
     data = session.attach(forest)
     samples = np.arange(forest.samples, dtype=np.int32)
-    schedules = session.encode(data, samples, PREDICT)
+    mode = PREDICT if ending is None else ending.mode
+    schedules = session.encode(data, samples, mode, ending=ending)
     if len(schedules) > 1:
         return None
     schedule = schedules[0]
     reads, places = _ranges(schedule)
     outputs = []
-    for result in schedule.plan.results:
-        if result.kind == "output":
-            rows, width = schedule.rows[result.space], schedule.plan.buffer(result.buffer).width
-            part, begin = places[result.name]
-            numbers = sample_rows(data, schedule, result.space, samples)
-            is_integer = result.dtype == "i32"
-            outputs.append(_Output(result.name, part, begin, rows, width, result.shape, is_integer, numbers))
+    for result in results_of(schedule.plan, mode):
+        rows, width = schedule.rows[result.space], schedule.plan.buffer(result.buffer).width
+        part, begin = places[result.name]
+        numbers = sample_rows(data, schedule, result.space, samples)
+        end = None if ending is None else ending.word
+        is_integer = result.dtype == "i32"
+        outputs.append(_Output(result.name, part, begin, rows, width, result.shape, is_integer, numbers, end))
     fills = _fills(data, schedule)
     program = schedule.plan.program
     records = [
@@ -251,8 +269,7 @@ def _ranges(schedule: Schedule) -> tuple[tuple[Range, ...], dict[str, Range]]:
             schedule.rows[result.space] * schedule.plan.buffer(result.buffer).width,
             result.name,
         )
-        for result in schedule.plan.results
-        if result.kind == "output"
+        for result in results_of(schedule.plan, schedule.mode)
     )
     ranges: list[Range] = []
     places: dict[str, Range] = {}
@@ -273,7 +290,7 @@ def _fills(data: Encoder, schedule: Schedule) -> tuple[_Numbers | _Vectors | _Kn
         size = count * state_layout(schedule.plan.program, function)[""]
         found.append(_Known(slice(first, first + size), function))
     structs, prepared = data.prepared.forest.structs, data.prepared
-    for item in data.modes.mode(PREDICT).lists:
+    for item in data.modes.mode(schedule.mode).lists:
         if not isinstance(item, TableList | ClassList | VectorList):
             continue
         rows, positions = schedule.rows[item.space], schedule.positions[item.space]

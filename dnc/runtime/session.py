@@ -26,6 +26,7 @@ from dnc.runtime.ahead import Ahead
 from dnc.runtime.backend import Backend, Fill
 from dnc.runtime.batches import groups, parts_of
 from dnc.runtime.encoder import DoesNotFit, Encoder
+from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.modes import Modes
@@ -412,10 +413,11 @@ class Session:
         update: Update = Update(),
         guest: Guest | None = None,
         noise: int | None = None,
+        ending: Ending | None = None,
     ) -> list[Schedule]:
         """The schedules of a batch: one, or as many parts as it takes to fit.
 
-        noise: None for that of the next step in training, and for none otherwise.
+        noise: None for that of the next step in training, and for none otherwise. ending: `mode` is its.
         """
         if noise is None:
             noise = int(self._noises(1)[0]) if mode == TRAIN else NONE
@@ -437,6 +439,7 @@ class Session:
                             pool_words=self.memory.words,
                             noise=noise,
                             guest=guest,
+                            ending=ending,
                         )
                         for index, (numbers, part) in enumerate(parts_of(data, samples, mode, parts))
                     ]

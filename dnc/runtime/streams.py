@@ -22,6 +22,7 @@ from dnc.ir.program import Program
 from dnc.ir.structure import LIST, VERTEX_KINDS
 from dnc.runtime.carried import Carried
 from dnc.runtime.data import Dataset
+from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.predictor import Predictor
 from dnc.runtime.session import Session
 
@@ -59,12 +60,18 @@ class Stream:
         """Begins anew: what follows is the beginning of other lists."""
         self.state = None
 
-    def feed(self, samples: Sequence[Sample], hand_in: HandIn = lambda dataset: None) -> Outputs:
+    def feed(
+        self,
+        samples: Sequence[Sample],
+        hand_in: HandIn = lambda dataset: None,
+        ending: Ending | None = None,
+    ) -> Outputs:
         """The outputs of the next chunks, one a stream: by name one entry a chunk, of its own elements.
 
         A chunk is a sample in nested form whose list holds the elements that follow, one or more; its
-        other fields are those of this call. DiagnosticError for anything else; then the streams stand
-        where they stood.
+        other fields are those of this call. ending: its output alone, cut behind the last word; streams
+        that have ended do not go on. DiagnosticError for anything else; then the streams stand where
+        they stood.
         """
         field, state = self.carried.field, self.state or self._start(len(samples))
         if len(samples) != len(state.elements):
@@ -82,7 +89,7 @@ class Stream:
         if self._predictor is None or self._predictor.session is not session:
             self._predictor = Predictor(session)
         wanted, kept = self._wanted(rows, state)
-        found = self._predictor.run(forest, wanted)
+        found = self._predictor.run(forest, wanted, ending)
         if found is None:
             raise fail("the chunks do not fit into memory at once; feed fewer elements")
         outputs, records = found

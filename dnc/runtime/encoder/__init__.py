@@ -19,6 +19,7 @@ from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
 from dnc.ir.optimizers import Update
 from dnc.ir.plan import ChildrenList, Plan, TableGradient, padded
+from dnc.runtime.encoder.ending import Ending, exits, late_levels
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.lists import Group, Lists, Touched
 from dnc.runtime.encoder.modes import Mode, Modes
@@ -67,11 +68,13 @@ class Encoder:
         pool_words: int | None = None,
         noise: int = NONE,
         guest: Guest | None = None,
+        ending: Ending | None = None,
     ) -> Schedule:
         """The schedule of `samples` (numbers in the data set) on replicas × workers workers.
 
         `noise`: that of a training step; without it nothing is dropped. `guest`: what the batch shares
-        with another net; its places are filled in.
+        with another net; its places are filled in. `ending`: makes one output, and a replica may leave
+        the recursion once all its lists have come to their last word; `mode` is the ending's.
         `buffer` chooses one of the pool's two places for schedules. DoesNotFit when the batch
         does not fit into `pool_words`, or its schedule into the place for schedules.
         """
@@ -79,7 +82,7 @@ class Encoder:
         noises = np.array([noise], np.uint32)
         updates = [update]
         return self._encode(
-            chosen, mode, replicas, workers, updates, part, buffer, pool_words, noises, guest
+            chosen, mode, replicas, workers, updates, part, buffer, pool_words, noises, guest, ending
         )[0]
 
     def encode_group(
@@ -116,11 +119,13 @@ class Encoder:
         pool_words: int | None,
         noise: NDArray[np.uint32],
         guest: Guest | None = None,
+        ending: Ending | None = None,
     ) -> list[Schedule]:
         known = self.modes.mode(mode)
         assigned = assign(batches, self.prepared.weight, replicas)
+        late = self._late_levels(known, ending)
         rows = {
-            name: space_rows(self.prepared.spaces[name], assigned, name in self.modes.leveled)
+            name: space_rows(self.prepared.spaces[name], assigned, name in self.modes.leveled, late.get(name))
             for name in known.spaces
         }
         touched = self._touched(mode, rows, part)
@@ -144,7 +149,8 @@ class Encoder:
         grid, optimizer = replicas * workers, updates[0].optimizer
         behind = Batches(group, grid, self.pool.dense, optimizer, part, touched, chunks)
         tail, results = self.modes.tail.encode(mode, behind)
-        queues = encode_queues(self.plan, known.columns, rows, replicas, workers, tail, body)
+        left = exits(group, assigned, self.prepared, ending, late) if ending and late else None
+        queues = encode_queues(self.plan, known.columns, rows, replicas, workers, tail, body, left)
         samples = assigned.spread.counts
         words = self._assemble(group, lists, queues, (replicas, workers), updates, part, samples)
         activations = (used - self.pool.activations) * 4
@@ -169,6 +175,12 @@ class Encoder:
             )
             for index in range(len(batches))
         ]
+
+    def _late_levels(self, known: Mode, ending: Ending | None) -> dict[str, Ints]:
+        """Levels of the rows behind the recursion, by space; nothing if it is not left before its end."""
+        if ending is None or not isa.generates(self.plan):
+            return {}
+        return late_levels(self.prepared, known.columns.steps)
 
     def _check_room(self, words: int, activations: int, used: int, pool_words: int | None) -> None:
         if words > self.pool.schedule_words:

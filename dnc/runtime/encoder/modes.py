@@ -13,7 +13,7 @@ from dnc.ir.plan import Buffer, IndexList, Plan
 from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.queues import Columns, columns
 from dnc.runtime.encoder.tail import Tail
-from dnc.runtime.phases import RESULT_KINDS, TRAIN, Step, sequence
+from dnc.runtime.phases import TRAIN, Step, results_of, sequence
 
 
 @attrs.frozen(eq=False)
@@ -55,7 +55,7 @@ class Modes:
             for gradient in self.plan.dense_gradients:
                 used |= {getattr(p.address, "list", "") for p in gradient.pieces}
                 used |= {getattr(p.address, "select", "") for p in gradient.pieces}
-        read = {result.buffer for result in self.plan.results if result.kind in RESULT_KINDS[name]}
+        read = {result.buffer for result in results_of(self.plan, name)}
         buffers = [buffer for buffer in self.plan.buffers if buffer.name in written]
         return Mode(
             columns(self.plan, steps),

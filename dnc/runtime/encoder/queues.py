@@ -12,6 +12,7 @@ import numpy as np
 from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.plan import Plan
+from dnc.runtime.encoder.ending import BEHIND, LEVELS, Exits
 from dnc.runtime.encoder.rows import Rows, wavefronts
 from dnc.runtime.encoder.words import Numbers, Spread, Words
 from dnc.runtime.phases import BACKWARD_LEVELS, PHASES, Step
@@ -50,33 +51,50 @@ def encode_queues(
     workers: int,
     tail: Ints,
     body: Words,
+    exits: Exits | None = None,
 ) -> Ints:
     """Appends the queues, one a replica; [batches, replicas * workers] offsets.
 
     tail: [batches, count, INSTRUCTION_WORDS]. Instructions are sorted by (batch, replica, phase,
     level, step, place in the sequence); an exchange stands where anything before the place changes.
+    exits: of the only batch; then what follows the recursion is made within it, window by window.
     """
     steps, batches = mode.steps, body.batches
     depth = max((rows[step.segment.space].counts.shape[3] for step in steps), default=1)
     groups: dict[tuple[str, bool], tuple[Numbers, ...]] = {}
     found = []
     for step in steps:
+        if exits is not None and step.phase == BEHIND:
+            found.append(exits.windows(rows[step.segment.space]))
+            continue
         where = (step.segment.space, step.phase % 3 == 1)
         if where not in groups:
             groups[where] = wavefronts(rows[where[0]], where[1])
         found.append(groups[where])
     idle = _idle(found, replicas, batches)
     found.append((idle, *np.zeros((3, len(idle)), np.int64)))
+    phases, within = np.append(mode.phase, 0), np.append(mode.within, 0)
+    opcodes = np.append(mode.opcode, plan.opcode(isa.NOP).number)
+    if exits is not None:
+        found.append((exits.owner, exits.level, np.arange(len(exits.owner)), np.zeros_like(exits.owner)))
+        phases, within = np.append(np.where(phases == BEHIND, LEVELS, phases), LEVELS), np.append(within, 0)
+        opcodes, depth = np.append(opcodes, plan.opcode(isa.LEAVE).number), exits.depth
     owner, level, start, count = (np.concatenate(column) for column in zip(*found, strict=True))
     index = np.repeat(np.arange(len(found)), [len(group[0]) for group in found])
-    phase = np.append(mode.phase, 0)[index]
+    phase = phases[index]
     level = np.where(phase == BACKWARD_LEVELS, depth - 1 - level, level)
-    place = ((owner * PHASES + phase) * depth + level) * mode.longest + np.append(mode.within, 0)[index]
-    order = np.argsort(place * len(found) + index, kind="stable")
+    place = ((owner * PHASES + phase) * depth + level) * mode.longest + within[index]
+    # Of what stands at one place a test comes first: without an exchange of its own.
+    first_of_all = len(found) - 1 if exits is not None else len(found)
+    turn = np.where(index == first_of_all, -1, index)
+    order = np.argsort(place * len(found) + turn, kind="stable")
     place, owner = place[order], owner[order]
-    opcode = np.append(mode.opcode, plan.opcode(isa.NOP).number)[index]
-    made = np.stack((opcode, start, count))[:, order]
+    made = np.stack((opcodes[index], start, count))[:, order]
     at, ends, out = _merge(plan, place, owner, made, tail, owner // replicas, workers)
+    if exits is not None:
+        own = np.flatnonzero(made[0] == opcodes[-1])
+        begin, behind = (np.searchsorted(owner, owner[own], side=side) for side in ("left", "right"))
+        exits.aim(out, at[own], made[1, own], at[behind - 1] + 1 - at[begin])
     spread = Spread(np.diff(ends[np.searchsorted(owner // replicas, np.arange(batches + 1))]))
     body.align(4)
     first = body.add(_matrix(spread, out))

@@ -78,8 +78,8 @@ def sample_rows(space: SpaceRows, samples: Ints) -> tuple[Indices, Numbers]:
     return np.repeat(begin - (ends - counts), counts) + np.arange(ends[-1]), counts
 
 
-def space_rows(space: SpaceRows, assigned: Assignment, leveled: bool) -> Rows:
-    """The rows of a space; without levels everything is one wavefront."""
+def space_rows(space: SpaceRows, assigned: Assignment, leveled: bool, levels: Ints | None = None) -> Rows:
+    """The rows of a space; without levels everything is one wavefront. levels: others than the space's."""
     positions, counts = sample_rows(space, assigned.samples)
     batches, replicas = assigned.spread.batches, assigned.replicas
     owner, groups, depth = np.repeat(assigned.owner, counts), batches * replicas, 1
@@ -87,8 +87,9 @@ def space_rows(space: SpaceRows, assigned: Assignment, leveled: bool) -> Rows:
     if keys > 1:
         batch, replica = np.divmod(owner, replicas)
         owner, groups = (batch * keys + space.key[positions]) * replicas + replica, groups * keys
+    leveled = leveled or levels is not None
     if leveled:
-        level = space.level[positions]
+        level = (space.level if levels is None else levels)[positions]
         depth = int(level.max(initial=0)) + 1
         owner = owner * depth + level
     if leveled or keys > 1:

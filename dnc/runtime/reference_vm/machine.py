@@ -76,9 +76,21 @@ class ReferenceVM:
         if opcode.name in (isa.REPLICA_BARRIER, isa.GRID_BARRIER):
             worker.waiting = opcode.name
             return False
+        if opcode.name == isa.LEAVE and self._ended(fields, worker):
+            worker.counter = fields["to"]
+            return False
         self._execute(opcode.name, fields, worker)
         worker.counter += 1
         return False
+
+    def _ended(self, fields: dict[str, int], worker: Worker) -> bool:
+        """Whether every list of a `leave` has the word that ends it."""
+        for number in range(fields["lists"]):
+            begin, end = (self.word(fields[name] + number, worker) for name in ("begins", "ends"))
+            at = [self.word(entry, worker) * 4 for entry in range(begin, end)]
+            if fields["word"] not in self.read(np.array(at, np.int64), worker):
+                return False
+        return True
 
     def _release(self) -> None:
         for replica in range(self.replicas):
@@ -131,7 +143,7 @@ class ReferenceVM:
                 self.write(np.array([self.base(isa.RESULTS) + fields["result"]]), total, worker)
         elif name == isa.FOLLOW:
             follow(self, fields, worker)
-        elif name != isa.NOP:
+        elif name not in (isa.NOP, isa.LEAVE):
             optimizer, _, table = name.partition(" ")
             update(self, optimizer, table, fields, worker)
 
