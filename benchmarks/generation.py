@@ -1,4 +1,4 @@
-"""Greedy generation: what a word behind the end costs in a launch, and what more launches cost instead.
+"""Greedy generation: what a launch costs that is left behind the last word, and what more launches cost.
 
     dnc compile DECODER.dn -o decoder/ --mode infer --target cpu,cuda     # the decoder of docs/latency.md
     python benchmarks/generation.py decoder/ --device cuda [--out FILE]
@@ -7,9 +7,10 @@ In: a build of a program with the lists `source` and `target` that pulls nothing
 goes on from its own words. Out: first a comparison (it stops where `generate` gives other words than
 `predict`), then milliseconds a call at batch 1: `predict` with a list of so many words, in one launch, and
 `generate` of as many words in launches of 8, 16 and 32, for an end that never comes; and from these the
-cost of a word and of a launch; a JSON file of all raw numbers. Every number is the least of --calls, in
-turns: other work on the machine adds to a call and takes nothing away. Needs neither TVM nor the frontend
-on a GPU.
+cost of a word and of a launch. Then answers of few and of many words with room for 200: call and launch, of
+one sentence and of 16, beside `predict`, whose launch goes on to its end. A JSON file of all raw numbers.
+Those of the first part are the least of --calls, in turns: other work on the machine adds to a call and takes
+nothing away; those of the second are medians and least ones. Needs neither TVM nor the frontend on a GPU.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import dnc
 from benchmarks import common
 
 LENGTHS, CHUNKS, WORDS, NEVER = (32, 64, 128, 256), (8, 16, 32), 20, 10**6
+ROOM, ANSWERS, BATCHES = 200, (0, 5, 20, 60), (1, 16)
 
 
 def main() -> None:
@@ -49,6 +51,7 @@ def main() -> None:
     result: dict[str, Any] = common.stamp(model.device, options.commit)
     result |= {"what": "milliseconds of a call at batch 1", "points": points}
     result |= {"ms_of_a_word": float(slope), "ms_of_one_more_launch": launches}
+    result["answers"] = [answers(model, source, batch, options.calls) for batch in BATCHES]
     print(
         f"a word {slope * 1e3:.1f} us; one more launch", {k: f"{v * 1e3:.0f} us" for k, v in launches.items()}
     )
@@ -94,6 +97,48 @@ def measure(model: dnc.Model, source: list[Any], length: int, calls: int) -> dic
     least = {name: min(times) for name, times in found.items()}
     print(length, "words:", ", ".join(f"{name} {value:.3f} ms" for name, value in least.items()), flush=True)
     return {"words": length, "runs": found, "least": least}
+
+
+def answers(model: dnc.Model, source: list[Any], batch: int, calls: int) -> dict[str, Any]:
+    """Calls of a batch of one sentence: by the words before the end, those of a launch, microseconds."""
+    samples = [{"source": source}] * batch
+    whole = [
+        int(word) for word in model.predict([{**each, "target": [{}] * ROOM} for each in samples])["words"][0]
+    ]
+    new = [
+        at for at, word in enumerate(whole) if word not in whole[:at]
+    ]  # where a word comes for the first time
+    ends = {at: whole[at] for at in (max(at for at in new if at <= wanted) for wanted in ANSWERS)}
+    kinds: dict[str, Callable[[], object]] = {
+        "predict": lambda: model.predict([{**each, "target": [{}] * ROOM} for each in samples])
+    }
+    for at, word in (*ends.items(), (ROOM, NEVER)):
+        kinds[str(at)] = lambda word=word: model.generate(  # type: ignore[misc]
+            samples, word, "words", most=ROOM, field="target"
+        )
+    found: dict[str, dict[str, list[float]]] = {name: {"call": [], "launch": []} for name in kinds}
+    kernel = model.backend.time_kernels()
+    for call in range(calls + 5):
+        for name, run in kinds.items():
+            if kernel is not None:
+                kernel.clear()
+            begin = time.perf_counter()
+            run()
+            if call >= 5:
+                found[name]["call"].append((time.perf_counter() - begin) * 1e6)
+                found[name]["launch"] += [seconds * 1e6 for seconds in kernel or ()]
+    model.backend.time_kernels(False)
+    numbers = {
+        name: {
+            what: {"p50": float(np.median(each)), "least": min(each)} for what, each in own.items() if each
+        }
+        for name, own in found.items()
+    }
+    for name, own in numbers.items():
+        shown = ", ".join(f"{what} p50 {v['p50']:,.0f} least {v['least']:,.0f} us" for what, v in own.items())
+        rate = batch * (ROOM if name == "predict" else int(name)) / own["call"]["p50"] * 1e6
+        print(f"batch {batch}, {name} words: {shown}, {rate:,.0f} words a second", flush=True)
+    return {"batch": batch, "room": ROOM, "runs": found, "numbers": numbers}
 
 
 if __name__ == "__main__":

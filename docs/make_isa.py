@@ -44,6 +44,17 @@ TREE = {
     "label": 3,
 }
 
+# What the example has no instruction for: running statistics, and a recursion that chooses classes.
+OTHERS = """model Others(n = 4)
+struct Word = Word(form: class<n>)
+struct Text = Text(words: [Word])
+param F: [n, n], U: [n, n]
+running param m: [n] = zeros
+fn run(w: Word) -> [n] = tanh(U @ run(w.prev) + F[argmax(run(w.prev))])
+loss sum(w in all(Word)) cross_entropy(run(w) - follow(m, run(w), 0.1), w.form)
+output words = [argmax(run(w)) for w in all(Word)]
+"""
+
 # What the words mean; the keys must be exactly those of the code.
 HEADER = {
     "version": "version of this layout",
@@ -98,12 +109,15 @@ OPCODES = {
     "grid_barrier": "waits for all workers of the launch",
     "norm": "sums of squares of the dense gradients, chunk by chunk, into `@norms`; "
     "chunks are dealt out to the grid",
+    "leave": "goes on at another instruction if all lists have ended, see below",
     "reduce": "worker 0 adds up a column of records into a word of the results",
     "OPTIMIZER": "clips, and updates the trained dense parameters of one rate: an opcode each for "
     + ", ".join(f"`{name}`" for name in OPTIMIZERS),
     "OPTIMIZER TABLE": "the same for the touched rows of a table",
     "SEGMENT": "a segment of the plan on neighbouring rows of its space",
     "gradient PARAMETER #N": "adds up the gradient of a dense parameter; tiles are dealt out to the grid",
+    "follow": "moves the running parameters, which lie behind the trained ones, by what the rows gave, "
+    "unless the norm is not finite",
     "gradient TABLE": "adds up the slots of every touched row of a table",
 }
 FIELDS = {
@@ -116,6 +130,11 @@ FIELDS = {
     "tokens": "touched rows of the table",
     "first_norm": "the word of `@norms` for the first touched row",
     "chunks": "chunks of rows that are summed apart",
+    "to": "where the workers go on, counted in instructions from the queue's first",
+    "lists": "lists of the replica",
+    "begins": "offset of a word for every list: the offset of its first entry",
+    "ends": "offset of a word for every list: the offset behind its last entry of those that are there",
+    "word": "the class that ends a list",
     "accumulate": "1: add to what is there (a later part of a batch, or a second use of the parameter); "
     "0: overwrite",
     "base": "address of the first record",
@@ -133,6 +152,12 @@ def example_plan() -> Plan:
     """The plan of the small Tree-LSTM that the page shows."""
     source = Source(MODEL.name, MODEL.read_text(encoding="utf-8"))
     program, _ = load_program(source, SETTINGS)
+    return make_plan(transform(program), "sm_90a")
+
+
+def other_plan() -> Plan:
+    """A plan that has what the example has not."""
+    program, _ = load_program(Source("others.dn", OTHERS), {})
     return make_plan(transform(program), "sm_90a")
 
 
@@ -173,8 +198,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def blocks() -> dict[str, str]:
     """The generated blocks of the page by name."""
     plan = example_plan()
-    kinds = {opcode_kind(plan, opcode.name): opcode for opcode in plan.opcodes}
-    fields = list(dict.fromkeys(field for opcode in plan.opcodes for field in opcode.fields))
+    plans = (plan, other_plan())
+    kinds = {opcode_kind(each, opcode.name): opcode for each in plans for opcode in each.opcodes}
+    fields = list(dict.fromkeys(field for opcode in kinds.values() for field in opcode.fields))
     sync = {name: getattr(isa, name) * isa.SYNC_STRIDE for name in SYNC}
     results = {name: getattr(isa, name) for name in RESULTS}
     exchanges = "; ".join(f"{number}: {name}" for number, name in enumerate(isa.ABORT_EXCHANGES))

@@ -36,6 +36,7 @@ from dnc.ir.plan import (
     state_layout,
 )
 from dnc.ir.program import TABLE
+from dnc.runtime.exits import exit_problem
 from dnc.runtime.phases import TRAIN, sequence
 from dnc.runtime.schedule import Schedule
 
@@ -79,6 +80,8 @@ class _Verifier:
         tail = self._tail(queues)
         self._barriers(queues)
         self._coverage(np.concatenate(queues))
+        problem = exit_problem(self.schedule, queues, self.workers)
+        _need(problem is None, str(problem))
         self._closing(tail)
         for item in self.plan.lists:
             at = self._list_at(item.name)

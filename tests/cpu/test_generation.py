@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,17 @@ import pytest
 
 import dnc
 import dnc.kernel_cache
-from dnc.compiler import PlanOptions, compile_model
+from dnc.codegen.cpu_kernel import build_cpu
+from dnc.compiler import PlanOptions, compile_model, make_plan, transform
+from dnc.diagnostics import Source
+from dnc.frontend.build import load_program
+from dnc.ir.program import Program
+from dnc.runtime.cpu_backend import CpuBackend
+from tests.support.endings import CLASSES, check_endings, encoded, exits_of
+from tests.support.executors import Bench, OnGrid
+from tests.support.forests import ForestGrower
 
-PROGRAM = """model Decoder(words = 9, targets = 7, embed = 4, hidden = 5)
-struct Source = Source(form: token<words>)
-struct Target = Target(form: class<targets>)
-struct Pair = Pair(source: [Source], target: [Target])
-param E: table[words, embed] = normal(1), F: [targets, embed] = normal(2)
-param W: [hidden, embed] = normal(1), U: [hidden, hidden] = normal(1)
-param V: [targets, hidden] = normal(2), b: [targets] = normal(0.5)
-cell next(x: [embed], h: [hidden]) -> [hidden] = tanh(W @ x + U @ h)
-fn encode(w: Source) -> [hidden] = next(E[w.form], encode(w.prev))
-fn taught(w: Target) -> [hidden] = next(F[w.prev.form], taught(w.prev) else encode(w.parent.source.last))
-fn chosen(w: Target) -> [embed] = F[argmax(scores(w))]
-fn run(w: Target) -> [hidden] = next(chosen(w.prev), run(w.prev) else encode(w.parent.source.last))
-fn scores(w: Target) -> [targets] = V @ run(w) + b
-loss sum(w in all(Target)) cross_entropy(V @ taught(w) + b, w.form)
-output words = [argmax(scores(w)) for w in all(Target)]
-output following = [argmax(V @ taught(w) + b) for w in all(Target)]
-"""
+PROGRAM = (Path(__file__).parents[1] / "support" / "decoder.dn").read_text()
 LIMIT = 12
 
 
@@ -120,6 +113,40 @@ def test_there_are_lists_that_end_and_others(decoder: dnc.Model) -> None:
         for words in decoder.generate(given, end, "words", most=LIMIT, field="target")
     }
     assert 0 in lengths and LIMIT in lengths and len(lengths) > 3
+
+
+@cache
+def kernel(mode: str) -> tuple[Program, CpuBackend]:
+    options = PlanOptions(mode=mode)
+    program = transform(load_program(Source("decoder.dn", PROGRAM), {})[0], options)
+    plan = make_plan(program, "cpu", options)
+    return program, CpuBackend(plan, build_cpu(plan))
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+@pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2), (1, 3), (2, 2)])
+def test_the_kernel_leaves_behind_the_last_word(mode: str, grid: tuple[int, int]) -> None:
+    program, backend = kernel(mode)
+    left, total = 0, 0
+    for seed, shape in enumerate(("complete", "chain", "comb", "random")):
+        forest = ForestGrower(program, seed).grow(1 + 2 * seed, 60, shape)
+        bench = Bench(program, backend.plan, OnGrid(backend, grid), forest, seed)  # type: ignore[arg-type]
+        found = check_endings(bench)
+        left, total = left + found[0], total + found[1]
+    assert 0 < left < total
+
+
+def test_many_launches_that_leave() -> None:
+    """Two workers that meet at counters: none waits for one that has gone."""
+    program, backend = kernel("infer")
+    forest = ForestGrower(program, 5).grow(2, 50, "complete")
+    bench = Bench(program, backend.plan, OnGrid(backend, (1, 2)), forest, 5)  # type: ignore[arg-type]
+    schedules = [encoded(bench, word) for word in range(CLASSES)]
+    assert all(len(exits_of(schedule)) for schedule in schedules)
+    bench.load(max(schedule.static_words + schedule.activations for schedule in schedules))
+    for turn in range(300):
+        backend.launch([schedules[turn % CLASSES]], turn % 2)
+        backend.finish(turn % 2)
 
 
 def test_mistakes(decoder: dnc.Model) -> None:

@@ -43,6 +43,8 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "lstm": ("lstm_classifier", {"hidden": 24, "embed": 20}, PlanOptions(cluster=0, workers=64)),
     "dag": ("dag", {}, PlanOptions()),
     "childsum": ("childsum", {"hidden": 24, "embed": 20}, PlanOptions()),
+    "decoder": ("../tests/support/decoder", {"hidden": 24, "embed": 20}, PlanOptions(cluster=8)),
+    "decoder-chip": ("../tests/support/decoder", {}, PlanOptions(cluster=0)),
     "tags": ("../tests/support/tags", {"vocab": 11}, PlanOptions()),
     "attention": ("attention", {"hidden": 40, "embed": 20, "targets": 300}, PlanOptions()),
     "mvrnn": ("mvrnn", {"width": 12}, PlanOptions()),

@@ -19,6 +19,7 @@ from dnc.runtime.initialize import initialize
 from dnc.runtime.session import Session
 from dnc.runtime.trace.chrome import write_trace
 from dnc.runtime.trace.timeline import OFF, Timeline
+from tests.support.endings import check_endings
 from tests.support.executors import Bench, check_evaluation, check_training
 from tests.support.forests import SHAPES, ForestGrower
 from tests.support.optimizers import VOCABULARY, check_many_steps
@@ -96,6 +97,20 @@ def test_same_bits_twice_and_one_launch(device: Any, name: str) -> None:
     for other in found[1:]:
         for parameter, value in found[0].items():
             assert np.array_equal(value, other[parameter]), parameter
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("decoder")] or ["none"])
+def test_a_launch_leaves_behind_the_last_word(device: Any, name: str) -> None:
+    """The same words up to the end; no worker is left waiting for one that has gone."""
+    program, backend = _backend(device, name)
+    left, total = 0, 0
+    for seed, samples in enumerate((1, 2, 7, 40)):
+        forest = ForestGrower(program, seed).grow(samples, 80, "complete")
+        bench = Bench(program, backend.plan, backend, forest, seed)
+        for _ in range(20):
+            found = check_endings(bench)
+            left, total = left + found[0], total + found[1]
+    assert 0 < left < total
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if (FOLDER / name / "traced").exists()] or ["none"])
