@@ -59,7 +59,8 @@ def generate(
     going, made = list(range(len(samples))), 0
     while going and made < most:
         count = min(chunk or most, most - made)
-        words = stream.feed([{**samples[at], grows: [{}] * count} for at in going], ending=ending)[name]
+        chunks = [{**samples[at], grows: [{}]} for at in going]
+        words = stream.feed(chunks, ending=ending, times=count)[name]
         made += count
         lasting = []
         for place, (at, values) in enumerate(zip(going, words, strict=True)):

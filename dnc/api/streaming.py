@@ -45,13 +45,14 @@ class ModelStream:
         chunk: Sample | Sequence[Sample],
         pulled: Arrays | None = None,
         ending: Ending | None = None,
+        times: int = 1,
     ) -> dict[str, Any]:
         """The outputs of the elements that follow.
 
         chunk: a sample, whose list holds the next elements; then an output is a value. Or a list of
         samples, one a stream; then an output is a list of values. pulled: as in `Model.forward`, for the
-        chunks' own vertices. ending: as in `dnc.runtime.streams`. DiagnosticError for what does not fit;
-        the streams then stand where they stood.
+        chunks' own vertices. ending, times: as in `dnc.runtime.streams`. DiagnosticError for what does
+        not fit; the streams then stand where they stood.
         """
         single = isinstance(chunk, Mapping)
         if not single and (isinstance(chunk, str | bytes) or not isinstance(chunk, Sequence)):
@@ -63,7 +64,7 @@ class ModelStream:
             places = pulled_fields(self.model.program)
             hand_in(dataset, numbers, places, pulled or {}, "pulled vector")
 
-        outputs = self._stream.feed(samples, fill, ending)
+        outputs = self._stream.feed(samples, fill, ending, times)
         return {name: values[0] for name, values in outputs.items()} if single else dict(outputs)
 
     def reset(self) -> None:

@@ -23,6 +23,7 @@ from dnc.ir.structure import LIST, VERTEX_KINDS
 from dnc.runtime.carried import Carried
 from dnc.runtime.data import Dataset
 from dnc.runtime.encoder.ending import Ending
+from dnc.runtime.lengthen import lengthened
 from dnc.runtime.predictor import Predictor
 from dnc.runtime.session import Session
 
@@ -65,12 +66,14 @@ class Stream:
         samples: Sequence[Sample],
         hand_in: HandIn = lambda dataset: None,
         ending: Ending | None = None,
+        times: int = 1,
     ) -> Outputs:
         """The outputs of the next chunks, one a stream: by name one entry a chunk, of its own elements.
 
         A chunk is a sample in nested form whose list holds the elements that follow, one or more; its
         other fields are those of this call. ending: its output alone, cut behind the last word; streams
-        that have ended do not go on. DiagnosticError for anything else; then the streams stand where
+        that have ended do not go on. times: how often the last element of every chunk stands there, which
+        holds nothing then. DiagnosticError for anything else; then the streams stand where
         they stood.
         """
         field, state = self.carried.field, self.state or self._start(len(samples))
@@ -83,7 +86,11 @@ class Stream:
                 raise fail(f"chunk {number}: expected an object with '{field}', a list of an element or more")
             chunks.append({**sample, field: [*before, *own]})
         dataset = self._read(chunks)
-        forest, rows = self._given(dataset.forest, state)
+        forest = dataset.forest
+        if times > 1:
+            forest = lengthened(forest, field, times)
+            chunks = [{field: [*chunk[field], *[{}] * (times - 1)]} for chunk in chunks]
+        forest, rows = self._given(forest, state)
         hand_in(attrs.evolve(dataset, forest=forest))
         session = self._session()
         if self._predictor is None or self._predictor.session is not session:
