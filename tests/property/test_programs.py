@@ -1,9 +1,9 @@
 """Random programs: the interpreter against the reference VM and the CPU kernel, in values and gradients.
 
 Each program is printed and parsed, compiled with passes on and off, and run on random structures and
-grids. `DNC_PROGRAMS` sets how many run on the VM (of the CPU kernel, which takes seconds to
-compile, a fortieth). Programs that
-once failed are in `programs/`; docs/testing.md says how to run many more.
+grids. `DNC_PROGRAMS` sets how many run on the VM. Of the CPU kernel, which takes seconds to compile, a
+fortieth are compiled as a build is, and a fifth many in a module. Programs that once failed are in
+`programs/`; docs/testing.md says how to run many more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dnc.runtime.cpu_backend import CpuBackend
 from tests.support.executors import OnGrid
 from tests.support.forests import SHAPES
 from tests.support.programs import SMALL_WIDTHS, WIDTHS, programs
-from tests.support.programs.campaign import GRIDS
+from tests.support.programs.campaign import BATCH, GRIDS, Tally, check_on_cpu
 from tests.support.programs.check import (
     OPTIONAL_PASSES,
     Case,
@@ -99,6 +99,13 @@ def test_cpu_kernel(text: str, case: Case) -> None:
         on_the_cpu(text, case)
     except Unsuitable:
         assume(False)
+
+
+@pytest.mark.parametrize("first", range(1, COUNT // 5 + 1, BATCH))
+def test_cpu_kernels_of_one_module(first: int) -> None:
+    tally = Tally("cpu")
+    check_on_cpu(range(first, min(first + BATCH, COUNT // 5 + 1)), tally)
+    assert not tally.failures and tally.agreed
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"case{case.seed}")

@@ -3,7 +3,7 @@
 In: an executor (`vm` or `cpu`), the first seed and how many programs. Out: counts, and for every kind
 of failure the shortest program with its seed and case; `check_seed` runs one of them again. On the CPU
 the kernels of a batch of programs share a module that LLVM does not optimise (`kernels.py`), and one
-program of a hundred goes the way of a build, optimised.
+program of five hundred goes the way of a build, optimised.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SIZES = ((1, 2),) * 5 + ((2, 2),) * 3 + ((1, 3), (3, 3))
 """Groups of functions and depth of expressions, at most, of programs for the CPU: LLVM takes the time."""
 REPORT_EVERY = 100
 BATCH = 32
-BUILD_EVERY = 100
+BUILD_EVERY = 500
 
 
 def text_of(executor: str, seed: int) -> str:

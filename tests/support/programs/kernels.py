@@ -3,8 +3,8 @@
 In: plans. Out: a CPU backend for each. What a kernel is made of is what `build_cpu` makes of its plan, by
 the same code; but kernels share a module, so that functions which are the same in all (the products, the
 norm) are compiled once, LLVM does not optimise, the text is neither printed nor read back, and of the
-optimizers there is only the one that the comparison launches. The first seeds of a run, and one of a
-hundred later, go the way of a build instead (`campaign.py`).
+optimizers there is only the one that the comparison launches. One program of five hundred goes the way of
+a build instead (`campaign.py`).
 """
 
 from __future__ import annotations
