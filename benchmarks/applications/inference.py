@@ -1,8 +1,10 @@
-"""Inference of the Tree-LSTM: sentences a second of calls, one after another, and of whole passes.
+"""Inference of the Tree-LSTM: sentences a second of a stream of batches, of single calls, of whole passes.
 
-Every call waits for its values. `calls` has the structures read before and encodes what is of a new shape;
-`pass` predicts the data set with one call, which goes chunk by chunk; `evaluate` makes losses and metrics
-in place of values, and encodes a chunk while another one runs.
+`stream` hands prepared structures to `Model.predictions` in shuffled order: encoding, copies, launches and
+values on the host are in the time, as in `dnc bench --throughput`. `calls` are batches of the same prepared
+data, one after another, each waited for; `new` are structures that are read in the call, all of new shapes;
+`known` have been seen before. A pass predicts or evaluates the whole set with one call. Before anything is
+timed, values are compared with the float64 definition, and those of a stream, to the bit, with single calls.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import dnc
 from benchmarks.applications.data import DataSets
@@ -20,11 +25,15 @@ from benchmarks.applications.points import INFERENCE
 from benchmarks.models import shuffled
 from benchmarks.treelstm import TimedDevice, attached
 from dnc.api import Model
+from dnc.api.bench import measure_throughput
+from dnc.ir.interpreter import interpret
 from dnc.runtime.predictor import MOST_SAMPLES, Predictor
 
-TITLE = f"{'model':16}{'batch':>6}{'calls/s':>11}{'known/s':>11}{'kernel us':>11}{'by kernel/s':>13}  bar"
-MOST = 200
-"""Batches whose launches are looked at, and whose shapes are known."""
+TITLE = f"{'model':16}{'batch':>6}{'stream/s':>11}{'calls/s':>10}{'new/s':>9}{'known/s':>10}"
+TITLE += f"{'kernel us':>11}{'by kernel/s':>13}{'idle':>6}  bar"
+MOST, CHECKED, COMPARED = 200, 8, 40
+"""Batches whose launches are looked at, and whose shapes are known; samples and batches that are checked."""
+TOLERANCE = 1e-3
 
 
 def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterator[dict[str, Any]]:
@@ -33,11 +42,13 @@ def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterat
     for point in INFERENCE:
         model = dnc.load(builds / point.build, device)
         samples = data.attach(model, point.data)
+        error = check_values(model, min(CHECKED, len(samples)))
         for size in point.batches:
             if size > len(samples):
                 continue
             found: dict[str, Any] = {"model": point.build, "batch": size, "device": model.device}
-            found |= speeds(model, samples, size, effort, device == "cuda")
+            check_stream(model, size, len(samples))
+            found |= {"error": error} | speeds(model, samples, size, effort, device == "cuda")
             yield found | {"line": line(found, point.rates.get(size))}
         count = len(samples)
         whole = {"predict": lambda m=model: m.predict(), "evaluate": lambda m=model: m.evaluate()}
@@ -50,8 +61,33 @@ def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterat
             yield {"model": point.build, "pass": name, "batch": count, "rate": rate, "line": shown}
 
 
+def check_values(model: Model, count: int) -> float:
+    """The largest difference of an output from the float64 definition; ValueError if it is large."""
+    numbers = np.arange(count, dtype=np.int32)
+    weights = {name: value.astype(np.float64) for name, value in model.parameters().items()}
+    expected = interpret(model.program, attached(model).prepared.forest.select(numbers), weights).outputs
+    found = model.predict(numbers)
+    error = 0.0
+    for name, values in expected.items():
+        given = np.array([value for value in found[name] if value is not None], np.float64)
+        if given.dtype.kind == "f" and given.shape == values.shape:
+            error = max(error, float(np.abs(given - values).max()))
+    if not error <= TOLERANCE:
+        raise ValueError(f"{model.build.model}: values are off by {error:g}")
+    return error
+
+
+def check_stream(model: Model, size: int, samples: int) -> None:
+    """ValueError if a stream gives other values than calls."""
+    batches = list(islice(shuffled(samples, size), COMPARED))
+    for batch, streamed in zip(batches, model.predictions(batches), strict=True):
+        for name, values in model.session.predict(attached(model), batch).items():
+            if not all(np.array_equal(a, b) for a, b in zip(values, streamed[name], strict=True)):
+                raise ValueError(f"a stream of batches of {size} gives other values of {name} than calls")
+
+
 def speeds(model: Model, samples: list[Any], size: int, effort: Effort, on_gpu: bool) -> dict[str, Any]:
-    """Calls with batches of one size."""
+    """Batches of one size."""
     batches = shuffled(len(samples), size)
     repeat(lambda: model.session.predict(attached(model), next(batches)), effort.seconds / 2, size)
     rates = [
@@ -59,17 +95,39 @@ def speeds(model: Model, samples: list[Any], size: int, effort: Effort, on_gpu: 
         for _ in range(effort.repeats)
     ]
     found: dict[str, Any] = {"rate": statistics.median(rates), "runs": rates}
+    assert model.attached is not None
+    streams = [
+        measure_throughput(model, model.attached, batch=size, seconds=effort.seconds, seed=seed)
+        for seed in range(effort.repeats)
+    ]
+    found["streams"] = [each.samples_per_second for each in streams]
+    found["stream"] = statistics.median(found["streams"])
+    found["encoders"] = model.session.answers.ahead.has_room
     if size <= MOST_SAMPLES:
-        short = Predictor(model.session)
-        chosen = [next(batches) for _ in range(MOST)]
-        read = [model.read([samples[n] for n in each], labels_required=False).forest for each in chosen]
-        for forest in read:
-            short.predict(forest)
-        turn = iter(read * 10_000)
-        found["known"] = repeat(lambda: short.predict(next(turn)), effort.seconds, size)
+        found |= small_calls(model, samples, [next(batches) for _ in range(MOST)], effort)
     if on_gpu:
-        found["kernel_us"] = kernel_us(model, [next(batches) for _ in range(MOST)])
+        found |= kernels(
+            model, list(islice(batches, max(MOST, int(effort.seconds * found["stream"] / size))))
+        )
     return found
+
+
+def small_calls(
+    model: Model, samples: list[Any], chosen: list[list[int]], effort: Effort
+) -> dict[str, float]:
+    """Calls of few samples: read in the call and of new shapes, and of known ones that were read before."""
+    size, given = len(chosen[0]), [[samples[n] for n in each] for each in chosen]
+    model.predict(given[-1])
+    begin = time.perf_counter()
+    for each in given[:-1]:
+        model.predict(each)
+    new = size * (len(given) - 1) / (time.perf_counter() - begin)
+    short = Predictor(model.session)
+    read = [model.read(each, labels_required=False).forest for each in given]
+    for forest in read:
+        short.predict(forest)
+    turn = iter(read * 10_000)
+    return {"new": new, "known": repeat(lambda: short.predict(next(turn)), effort.seconds, size)}
 
 
 def repeat(call: Callable[[], Any], seconds: float, size: int) -> float:
@@ -81,29 +139,32 @@ def repeat(call: Callable[[], Any], seconds: float, size: int) -> float:
     return done / (time.perf_counter() - begin)
 
 
-def kernel_us(model: Model, batches: list[list[int]]) -> float:
-    """The median time of a launch."""
+def kernels(model: Model, batches: list[list[int]]) -> dict[str, float]:
+    """Of a stream: the median time of a launch, and the share of the time in which none ran."""
     backend: Any = model.backend
     device = backend.device
-    backend.device = timed = TimedDevice(device, 2 * len(batches))
+    backend.device = timed = TimedDevice(device, len(batches))
     backend.forget_calls()
     try:
-        for batch in batches:
-            model.session.predict(attached(model), batch)
+        for _ in model.predictions(batches):
+            pass
     finally:
         backend.device = device
         backend.forget_calls()
     events = timed.events[: timed.used]
-    return statistics.median(after.microseconds_since(before) for before, after in events)
+    found = [after.microseconds_since(before) for before, after in events]
+    whole = events[-1][1].microseconds_since(events[0][0])
+    return {"kernel_us": statistics.median(found), "idle_of_gpu_time": 1 - sum(found) / whole}
 
 
 def line(found: dict[str, Any], wanted: float | None) -> str:
-    """A row of the table."""
-    kernel = found.get("kernel_us")
+    """A row of the table; the bar is that of a stream."""
+    kernel, idle = found.get("kernel_us"), found.get("idle_of_gpu_time")
     by_kernel = f"{found['batch'] / kernel * 1e6:,.0f}" if kernel else "-"
-    known = f"{found['known']:,.0f}" if "known" in found else "-"
-    row = f"{found['model']:16}{found['batch']:6}{found['rate']:11,.0f}{known:>11}"
-    row += f"{f'{kernel:,.0f}' if kernel else '-':>11}{by_kernel:>13}"
+    new, known = (f"{found[name]:,.0f}" if name in found else "-" for name in ("new", "known"))
+    row = f"{found['model']:16}{found['batch']:6}{found['stream']:11,.0f}{found['rate']:10,.0f}{new:>9}"
+    row += f"{known:>10}{f'{kernel:,.0f}' if kernel else '-':>11}{by_kernel:>13}"
+    row += f"{'-' if idle is None else f'{idle:.0%}':>6}"
     if wanted is not None:
-        row += f"  {wanted:,.0f} {'reached' if found['rate'] >= wanted else 'MISSED'}"
+        row += f"  {wanted:,.0f} {'reached' if found['stream'] >= wanted else 'MISSED'}"
     return row

@@ -51,14 +51,18 @@ def _training(found: list[Found]) -> str:
 
 
 def _inference(found: list[Found]) -> str:
-    head = ("model", "batch", "calls, samples/s", "known shapes", "launch, us", "by the launch alone")
+    head = ("model", "batch", "stream, samples/s", "calls", "read in the call", "known shapes")
+    head = (*head, "launch, us", "by the launch alone", "GPU idle")
     rows = []
     for point in found:
         kernel = point.get("kernel_us")
         name = point["model"] + (f", {point['pass']} of a set" if "pass" in point else "")
         alone = None if kernel is None else point["batch"] / kernel * 1e6
-        calls = _number(point["rate"]), _number(point.get("known"))
-        rows.append((name, str(point["batch"]), *calls, _number(kernel), _number(alone)))
+        idle = point.get("idle_of_gpu_time")
+        stream, calls = (None, point["rate"]) if "pass" not in point else (point["rate"], None)
+        speeds = point.get("stream", stream), calls, point.get("new"), point.get("known"), kernel, alone
+        shown = [_number(value) for value in speeds]
+        rows.append((name, str(point["batch"]), *shown, "-" if idle is None else f"{idle:.0%}"))
     return _table(head, rows)
 
 

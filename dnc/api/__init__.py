@@ -82,7 +82,7 @@ def load(
     checkpoint: weights, optimizer state and vocabulary to start from. seed: of the first weights
     otherwise. replicas, workers: how the device is divided, None for what suits it. memory_bytes:
     the most memory to take; a batch that does not fit is run in parts. encoders: other processes that
-    encode training batches ahead of a GPU, 0 for none; None for a few, as cores are there.
+    encode batches ahead of a GPU, 0 for none; None for a few, as cores are there.
     """
     for name, value, least in (("seed", seed, 0), ("replicas", replicas, 1), ("workers", workers, 1)):
         check_whole(name, value, least)

@@ -61,6 +61,10 @@ def sample_numbers(batch: Any, samples: int) -> NDArray[np.int32]:
     """The numbers of a batch, all below `samples`; None means all."""
     if batch is None:
         return np.arange(samples, dtype=np.int32)
+    if type(batch) is np.ndarray and batch.dtype.kind == "i" and batch.shape == (1,):  # a stream of them
+        number = int(batch[0])
+        if 0 <= number < samples:
+            return batch.astype(np.int32)
     numbers = np.asarray(batch) if len(batch) else np.zeros(0, np.int32)
     if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
         raise fail(f"a batch of numbers is {list(numbers.shape)} of {numbers.dtype}, expected a list of int")

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from dnc.api.model import Model
 
 PERCENTILES = (50, 90, 99)
+# Batches before the measured ones, and seconds that processes have to start in meanwhile.
+WARM_UP, MOST_WAIT = 8, 10.0
 Call = Callable[[], Any]
 
 
@@ -138,20 +140,33 @@ def measure_latency(
 def measure_throughput(
     model: Model, data: str | Path | Dataset, *, batch: int, seconds: float = 2.0, seed: int = 1
 ) -> Throughput:
-    """Passes over a data set, its order shuffled, until `seconds` are over; a first pass is not counted."""
+    """Passes over a data set in batches, every one in another order, until `seconds` are over.
+
+    The structures have been read. In the time are encoding, copies, launches and the values of every sample
+    on the host, as `Model.predictions` hands them out. A first pass, of at least WARM_UP batches (on a GPU
+    as many as it takes until other processes encode, if they do), is not counted.
+    """
     _check(model, batch=batch)
     if pulled_fields(model.program):
         raise fail("the program pulls vectors from outside: its speed is that of what makes them")
-    dataset = model.attach(data)
-    numbers = np.random.default_rng(seed).permutation(dataset.samples)
-    batches = [numbers[at : at + batch] for at in range(0, len(numbers), batch)]
-    for each in batches:
-        model.predict(each)
-    done, start = 0, time.perf_counter()
-    while (taken := time.perf_counter() - start) < seconds or not done:
-        for each in batches:
-            model.predict(each)
-        done += dataset.samples
+    dataset = model.attach(model.read(data, labels_required=False))
+    choice, done, start = np.random.default_rng(seed), 0, 0.0
+    ahead, ready = model.session.answers.ahead, time.perf_counter() + MOST_WAIT
+
+    def stream() -> Iterator[NDArray[np.intp]]:
+        while True:
+            numbers = choice.permutation(dataset.samples)
+            yield from (numbers[at : at + batch] for at in range(0, len(numbers), batch))
+
+    for count, found in enumerate(model.predictions(stream()), 1):
+        done += len(next(iter(found.values())))
+        now = time.perf_counter()
+        if not start:
+            if done >= dataset.samples and count >= WARM_UP and (not ahead.is_starting or now > ready):
+                done, start = 0, now
+        elif now - start >= seconds:
+            break
+    taken = time.perf_counter() - start
     return Throughput(
         model.build.model, model.device, batch, done, round(taken, 4), seed, round(done / taken, 1)
     )

@@ -7,6 +7,7 @@ mistake of the user is a `DiagnosticError`; nothing but `Model.train` writes a r
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from dnc.runtime.measurements import class_metrics
 from dnc.runtime.outside import Arrays, hand_back, hand_in, pulled_fields, pushed_values
 from dnc.runtime.phases import EVALUATE, RESULT_KINDS
 from dnc.runtime.pool import static_pool
-from dnc.runtime.predictions import in_file_order, metric_classes
+from dnc.runtime.predictions import has_file_order, in_file_order, metric_classes
 from dnc.runtime.predictor import MOST_SAMPLES, Predictor
 from dnc.runtime.results import Evaluation
 from dnc.runtime.session import Session
@@ -388,6 +389,35 @@ class Model:
         """
         dataset, numbers = self.batch_of(batch, labels_required=False)
         return self._predict(dataset, numbers)
+
+    def predictions(
+        self, batches: Iterable[Sequence[int] | NDArray[np.integer[Any]]]
+    ) -> Iterator[dict[str, list[Any]]]:
+        """What `predict` gives, for one batch of attached samples after another; some batches late.
+
+        Faster than a call for every batch: batches are encoded while those before them run, small ones
+        several at a time, on a GPU in other processes. For samples without labels attach what
+        `read(..., labels_required=False)` returns.
+        """
+        data = self._training_data()
+        ordered = has_file_order(self.plan, data)
+        for numbers, found in self._numbered(data, batches):
+            yield in_file_order(found, self.plan, data, numbers) if ordered else found
+
+    def _numbered(
+        self, data: Dataset, batches: Iterable[Any]
+    ) -> Iterator[tuple[NDArray[np.int32], dict[str, list[Any]]]]:
+        """Every batch as numbers, with its outputs."""
+        waiting = deque[NDArray[np.int32]]()
+
+        def noted() -> Iterator[NDArray[np.int32]]:
+            for batch in batches:
+                waiting.append(sample_numbers(batch, data.samples))
+                self._encoded += 1
+                yield waiting[-1]
+
+        for found in self.session.predictions(self.encoder(data), noted()):
+            yield waiting.popleft(), found
 
     def _predict(self, dataset: Dataset, numbers: NDArray[np.int32]) -> dict[str, list[Any]]:
         known = dataset.samples <= MOST_SAMPLES and len(numbers) == dataset.samples

@@ -12,19 +12,19 @@ from contextlib import suppress
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.processes import Lost, Processes
-from dnc.runtime.schedule import Schedule
+from dnc.runtime.schedules import Schedules
 
 # Groups of batches of a data set before processes are started for it: who takes a few steps needs none.
 GROUPS = 4
 
 
 class Ahead:
-    """See the module. `count`: processes, 0 for none."""
+    """See the module. `count`: processes, 0 for none. `groups`: taken so far; behind `least` they start."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, least: int = GROUPS) -> None:
+        self._count, self._least = count, least
         self._data: Encoder | None = None
-        self._groups = 0
+        self.groups = 0
         self._processes: Processes | None = None
         self._taken = deque[Job]()
 
@@ -35,7 +35,14 @@ class Ahead:
                 self.schedules(self._taken[0])
         if data is not self._data:
             self._end()
-            self._data, self._groups = data, 0
+            self._data, self.groups = data, 0
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether processes are about to help: they have still to be started, or to read the data."""
+        if not self._count:
+            return False
+        return self._processes is None or not self._processes.ready
 
     @property
     def has_room(self) -> bool:
@@ -48,8 +55,8 @@ class Ahead:
 
     def take(self, job: Job) -> bool:
         """Takes a job, to be handed back in order; False if it has to be encoded by the caller at once."""
-        self._groups += 1
-        if self._data is not None and self._count and self._processes is None and self._groups > GROUPS:
+        self.groups += 1
+        if self._data is not None and self._count and self._processes is None and self.groups > self._least:
             try:
                 self._processes = Processes(self._data.prepared, self._count)
             except (Lost, OSError):
@@ -63,7 +70,7 @@ class Ahead:
         self._taken.append(job)
         return True
 
-    def schedules(self, job: Job) -> list[Schedule] | None:
+    def schedules(self, job: Job) -> Schedules | None:
         """The schedules of the oldest job, to be copied before the next one is taken; DoesNotFit.
 
         None: it has to be encoded by the caller.

@@ -61,7 +61,7 @@ class Backend(Protocol):
 
         They lie side by side, and have the same layout, as `Encoder.encode_group` makes them. traced:
         so many of them, the first, run on the traced kernel. fill: is called between, to write what
-        comes from elsewhere.
+        comes from elsewhere. Where they have a readout, its words are copied behind them.
         """
 
     def pool_array(self) -> Any:
@@ -72,6 +72,9 @@ class Backend(Protocol):
 
         DiagnosticError when the kernel gave up (names worker, instruction and exchange).
         """
+
+    def values(self, slot: int) -> NDArray[np.float32]:
+        """After `finish`: the words of the readout, until the slot is used again."""
 
     def trace_with(self, files: dict[str, bytes]) -> bool:
         """Takes the traced kernel's files; whether its times are of the host's clock.
@@ -107,6 +110,7 @@ class VMBackend:
         self.machine = ReferenceVM(plan, seed)
         self.pool = np.zeros(0, np.float32)
         self._results: dict[int, NDArray[np.float32]] = {}
+        self._values: dict[int, NDArray[np.float32]] = {}
 
     @property
     def launches(self) -> int:
@@ -153,10 +157,16 @@ class VMBackend:
             words = self.pool[at : at + len(schedule.words)].view(np.int32).copy()
             self.machine.run(words, self.pool, schedule.static_words)
         self._results[slot] = np.stack([self.read(s.bases[RESULTS] * 4, RESULT_WORDS) for s in schedules])
+        readout = schedules[0].readout
+        self._values[slot] = self.read(0, 0) if readout is None else self.read(readout.first, readout.count)
 
     def finish(self, slot: int) -> NDArray[np.float32]:
         """The results of the slot's last launches."""
         return self._results[slot]
+
+    def values(self, slot: int) -> NDArray[np.float32]:
+        """What the slot's last launches left."""
+        return self._values[slot]
 
     def trace_with(self, files: dict[str, bytes]) -> bool:
         """There is nothing to trace: steps of the VM take no time that means anything."""

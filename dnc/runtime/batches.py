@@ -22,11 +22,14 @@ MOST_SAMPLES = 1024
 GROUP_BATCHES = 32
 
 
-def groups(batches: Iterable[Sequence[int] | Ints]) -> Iterator[list[Ints]]:
-    """Batches in groups that can be encoded together: of one size, and no sample occurs twice."""
+def groups(batches: Iterable[Sequence[int] | Ints], most: int = MOST_SAMPLES) -> Iterator[list[Ints]]:
+    """Batches in groups that can be encoded together: of one size, and no sample occurs twice.
+
+    most: samples of a group, if it has several batches.
+    """
     group: list[Ints] = []
     seen: set[int] = set()
-    limit = GROUP_SAMPLES
+    limit = min(GROUP_SAMPLES, most)
     for batch in batches:
         samples = np.asarray(batch, np.int32)
         own = set(samples.tolist())
@@ -39,7 +42,7 @@ def groups(batches: Iterable[Sequence[int] | Ints]) -> Iterator[list[Ints]]:
         if repeats or len(group) >= min(GROUP_BATCHES, limit // max(len(samples), 1)):
             yield group
             group, seen = [], set()
-            limit = min(2 * limit, MOST_SAMPLES)
+            limit = min(2 * limit, most)
     if group:
         yield group
 

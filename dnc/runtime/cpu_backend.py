@@ -29,6 +29,7 @@ from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
 from dnc.runtime.backend import Fill
 from dnc.runtime.cores import cores
 from dnc.runtime.schedule import Schedule, longest_queue
+from dnc.runtime.schedules import words_of
 from dnc.runtime.trace.timeline import CLOCK
 from dnc.runtime.tuned import Tuned, tuned_grid
 
@@ -153,8 +154,7 @@ class CpuBackend:
                 wait(here.futures)
         at = first.address * 4
         words = self._pool[at : at + len(schedules) * size].view(np.int32).reshape(len(schedules), size)
-        for here_words, schedule in zip(words, schedules, strict=True):
-            here_words[:] = schedule.words
+        words[:] = words_of(schedules)
         if fill is not None:
             fill()
         results = words[:, sync - isa.RESULT_WORDS : sync].view(np.float32)
@@ -168,7 +168,11 @@ class CpuBackend:
             for number, thread in enumerate(self._threads[:total])
         ]
         times = [each.reshape(total, size) for each in flat]
-        self._slots[slot] = _Launches(tuple(futures), abort, results, total, times)
+        readout = first.readout
+        at, count = (0, 0) if readout is None else (readout.first, readout.count)
+        self._slots[slot] = _Launches(
+            tuple(futures), abort, results, total, times, self._pool[at : at + count]
+        )
         self._launches += len(schedules)
 
     def finish(self, slot: int) -> NDArray[np.float32]:
@@ -181,6 +185,11 @@ class CpuBackend:
         for words in here.abort:
             self._check(words)
         return here.results.copy()
+
+    def values(self, slot: int) -> NDArray[np.float32]:
+        """The words of the readout, where the slot's launches wrote them."""
+        here = self._slots[slot]
+        return self._pool[:0] if here is None else here.values
 
     def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
         """Runs a schedule in this thread, with the other workers in theirs; then copies words."""
@@ -269,7 +278,7 @@ class CpuBackend:
 
 @attrs.frozen(eq=False)
 class _Launches:
-    """Launches under way: their calls, and in the pool their abort records and results.
+    """Launches under way: their calls, and in the pool their abort records, results and values.
 
     times: of those that are traced.
     """
@@ -279,6 +288,7 @@ class _Launches:
     results: Array
     workers: int
     times: list[Times]
+    values: Array
 
 
 def _step_floats(plan: Plan) -> int:

@@ -33,7 +33,9 @@ from dnc.runtime.cuda_driver import (
     open_device,
     raise_on_abort,
 )
+from dnc.runtime.encoder.readout import Readout
 from dnc.runtime.schedule import Schedule, longest_queue
+from dnc.runtime.schedules import words_of
 from dnc.runtime.tuned import Tuned, tuned_grid
 
 # How long a worker waits for the others before the launch is given up.
@@ -41,6 +43,7 @@ TIME_LIMIT_US = 2_000_000
 # What comes back of a launch: its results, and behind them the words up to the abort record.
 RECORD = isa.RESULT_WORDS + (isa.SYNC_ABORT + 1) * isa.SYNC_STRIDE
 MOST_LAUNCHES = 1024  # in one group
+NOTHING = np.zeros(0, np.float32)
 FIRST_READ = 16  # words before what `run` brings back: the abort record
 
 ARGUMENTS = {
@@ -233,12 +236,13 @@ class CudaBackend:
     def launch(
         self, schedules: Sequence[Schedule], slot: int, traced: int = 0, fill: Fill | None = None
     ) -> None:
-        """One copy of all schedules, a kernel for each, one copy of all results and abort records."""
+        """One copy of all schedules, a kernel for each, one copy of all results and abort records.
+
+        And one of all values, where the schedules have a readout.
+        """
         first, count, size = schedules[0], len(schedules), len(schedules[0].words)
         here = self._slot(slot, count * size)
-        filled = here.words[: count * size].reshape(count, size)
-        for row, schedule in zip(filled, schedules, strict=True):
-            row[:] = schedule.words
+        here.words[: count * size].reshape(count, size)[:] = words_of(schedules)
         header = self._header
         sync, replicas = (int(first.words[header[name]]) for name in ("sync", "replicas"))
         words_at = self._at(first.address * 4)
@@ -263,6 +267,8 @@ class CudaBackend:
                 stream.download(here.back, results, RECORD * 4)
             else:
                 stream.download_rows(here.back, results, count, size * 4)
+            if first.readout is not None:
+                here.values = self._values_of(first.readout, here)
             stream.mark(here.done)
         except CudaError as error:
             raise fail(str(error)) from error
@@ -281,6 +287,20 @@ class CudaBackend:
         except CudaError as error:
             raise fail(str(error)) from error
         return here.results[:, : isa.RESULT_WORDS].view(np.float32).copy()
+
+    def _values_of(self, readout: Readout, here: _Slot) -> NDArray[np.float32]:
+        """Where the words of a readout come to lie, behind the launches so far."""
+        if here.fetched is None or here.fetched.bytes.nbytes < readout.count * 4:
+            if here.fetched is not None:
+                here.fetched.free()
+            here.fetched = self.device.pinned(max(readout.count * 2, 1 << 12) * 4)
+        self.device.stream.download_to(here.fetched.address, self._at(readout.first), readout.count * 4)
+        return here.fetched.view(np.float32)[: readout.count]
+
+    def values(self, slot: int) -> NDArray[np.float32]:
+        """The words of the readout of the slot's last launches, in page-locked memory."""
+        here = self._slots[slot]
+        return NOTHING if here is None else here.values
 
     def _traced_run(self, schedule: Schedule, grid: int) -> _Runs:
         """Memory for the times of a launch."""
@@ -411,6 +431,8 @@ class _Slot:
         self.results = self.room[:0].reshape(0, RECORD)
         self.times: list[_Runs] = []
         self.call: Call | None = None
+        self.fetched: PinnedBuffer | None = None
+        self.values = NOTHING
 
 
 class _Direct:

@@ -1,23 +1,27 @@
 """Launches under way: two groups of them, one in each of the backend's slots.
 
 In: schedules, and the batches that they are parts of. Out: the batches' results, added to them once their
-launch is over. Guaranteed: launches run and are collected in the order in which they were started; a slot
-is collected before it is used again.
+launch is over, and the values of a group that has a readout. Guaranteed: launches run and are collected in
+the order in which they were started; a slot is collected before it is used again.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from dnc.runtime.backend import Backend, Fill
 from dnc.runtime.results import BatchSums
 from dnc.runtime.schedule import Schedule
+from dnc.runtime.schedules import results_of
 from dnc.runtime.trace.timeline import LAUNCH, WAIT, Timeline, now
 from dnc.runtime.verifier import verify
+
+Take = Callable[[NDArray[np.float32]], None]
 
 
 class Launches:
@@ -27,34 +31,40 @@ class Launches:
         self.backend, self.timeline = backend, timeline
         self.slot = 0
         self._verifies = os.environ.get("DNC_VERIFY") == "1"  # tests look at every schedule
-        self._flying: list[list[tuple[Schedule, BatchSums]]] = [[], []]
+        self._flying: list[_Group | None] = [None, None]
         self._asked = [0, 0]  # when the traced launches of a slot were started, 0 for none
 
-    def start(self, launches: list[tuple[Schedule, BatchSums]], fill: Fill | None = None) -> None:
-        """Starts launches in the slot whose turn it is, once that slot's last ones are over."""
+    def start(
+        self,
+        schedules: Sequence[Schedule],
+        batches: Sequence[BatchSums] = (),
+        fill: Fill | None = None,
+        take: Take | None = None,
+    ) -> None:
+        """Starts launches in the slot whose turn it is, once that slot's last ones are over.
+
+        batches: what the results are added to, one a launch, or none if nobody asks for them. take: is
+        called with the words of their readout once they are; these stay for that call only.
+        """
         self._collect(self.slot)
-        schedules = [schedule for schedule, _ in launches]
-        for schedule in schedules:
-            self._look_at(schedule)
+        for schedule in schedules if self._verifies else ():
+            verify(schedule)
         traced = self.timeline.take(len(schedules))
         self._asked[self.slot] = now() if traced else 0
         with self.timeline.host(LAUNCH, len(schedules)):
             self.backend.launch(schedules, self.slot, traced, fill)
-        self._flying[self.slot] = launches
+        self._flying[self.slot] = _Group(schedules, batches, take)
         self.slot = 1 - self.slot
 
     def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
         """One launch to its end, with nothing else under way; then words of the pool: (first, count)."""
-        self._look_at(schedule)
-        return self.backend.run(schedule, reads)
-
-    def _look_at(self, schedule: Schedule) -> None:
         if self._verifies:
             verify(schedule)
+        return self.backend.run(schedule, reads)
 
     def collect_oldest(self) -> None:
         """Waits for the launches of the slot that was used first, if there are any."""
-        self._collect(self.slot if self._flying[self.slot] else 1 - self.slot)
+        self._collect(1 - self.slot if self._flying[self.slot] is None else self.slot)
 
     def drain(self) -> None:
         """Waits for everything that runs; results stay with their batches."""
@@ -63,15 +73,27 @@ class Launches:
 
     def forget(self) -> None:
         """Nobody waits for what runs any longer."""
-        self._flying = [[], []]
+        self._flying = [None, None]
 
     def _collect(self, slot: int) -> None:
-        flying, self._flying[slot] = self._flying[slot], []
-        if flying:
-            with self.timeline.host(WAIT, len(flying)):
-                results = self.backend.finish(slot)
-            if self._asked[slot]:
-                schedules = [schedule for schedule, _ in flying]
-                self.timeline.add(schedules, self.backend.times(slot), self._asked[slot])
-            for (schedule, batch), words in zip(flying, results, strict=True):
-                batch.add(schedule, words)
+        group, self._flying[slot] = self._flying[slot], None
+        if group is None:
+            return
+        schedules = group.schedules
+        with self.timeline.host(WAIT, len(schedules)):
+            results = self.backend.finish(slot)
+        if self._asked[slot]:
+            self.timeline.add(schedules, self.backend.times(slot), self._asked[slot])
+        for at, batch in enumerate(group.batches):
+            batch.add(results_of(schedules, at), results[at])
+        if group.take is not None:
+            group.take(self.backend.values(slot))
+
+
+@attrs.frozen(eq=False)
+class _Group:
+    """Launches under way."""
+
+    schedules: Sequence[Schedule]
+    batches: Sequence[BatchSums]
+    take: Take | None

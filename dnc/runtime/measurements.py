@@ -1,8 +1,7 @@
 """Metrics over a whole set, launch by launch.
 
-In: the sums of evaluation launches, and what lies in the pool behind them. Out: every metric by name,
-in the order of the program. Guaranteed: metrics that follow from a mean come from the sums alone; the
-rows of others are read behind each launch, which is then the only one under way.
+In: the sums of evaluation launches, and the rows of columns. Out: every metric by name, in the order of
+the program. Guaranteed: metrics that follow from a mean come from the sums alone; only others need rows.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from dnc.ir.measures import CLASS, MEASURES, Rows, in_lists, is_summed
 from dnc.ir.plan import Plan
 from dnc.ir.program import MetricOutput, Program
 from dnc.ir.structure import Path
-from dnc.runtime.backend import Backend
 from dnc.runtime.encoder import Encoder
-from dnc.runtime.predictions import read_result
 from dnc.runtime.schedule import Schedule
 
 Array = NDArray[Any]
@@ -60,14 +57,14 @@ class Measurements:
         """Whether `add` has to be called behind every launch."""
         return any(result.kind == "column" for result in self.plan.results)
 
-    def add(self, backend: Backend, data: Encoder, schedule: Schedule) -> None:
-        """Takes in the rows of a launch that is over."""
+    def add(self, data: Encoder, schedule: Schedule, columns: Mapping[str, Array]) -> None:
+        """Takes in the columns of a launch, by name; rows in its order."""
         forest, most = data.prepared.forest, 0
-        columns = {each.name: each for each in self.plan.results if each.kind == "column"}
+        spaces = {each.name: each.space for each in self.plan.results if each.kind == "column"}
         for name, (output, struct) in measured(self.plan.program).items():
             if is_summed(output):
                 continue
-            space = columns[f"{name}.0"].space
+            space = spaces[f"{name}.0"]
             vertex = data.prepared.spaces[space].vertex[schedule.positions[space]]
             sequence, place = self._places(forest, struct)
             order = np.argsort(place[vertex], kind="stable")
@@ -75,8 +72,7 @@ class Measurements:
                 order = order[_is_known(forest, struct, field, path, vertex[order])]
             for position in range(len(MEASURES[output.measure].operands)):
                 column = f"{name}.{position}"
-                values = read_result(backend, schedule, columns[column])[order]
-                self.columns.setdefault(column, []).append(values)
+                self.columns.setdefault(column, []).append(columns[column][order])
             # No list goes on in another launch.
             self.sequences.setdefault(name, []).append(sequence[vertex[order]] + self._lists)
             most = max(most, int(sequence.max(initial=-1)) + 1)

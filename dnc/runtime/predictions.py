@@ -57,6 +57,12 @@ def collect_gradients(backend: Backend, data: Encoder, schedule: Schedule) -> di
     return found
 
 
+def read_columns(backend: Backend, schedule: Schedule) -> dict[str, Array]:
+    """The columns of metrics that a launch has left, by name."""
+    columns = [result for result in schedule.plan.results if result.kind == "column"]
+    return {result.name: read_result(backend, schedule, result) for result in columns}
+
+
 def read_result(backend: Backend, schedule: Schedule, result: Result) -> Array:
     """What a launch left for `result`: a value for every row of its space, in the order of the launch."""
     rows = schedule.rows[result.space]
@@ -85,6 +91,12 @@ def sample_rows(data: Encoder, schedule: Schedule, space: str, samples: Ints) ->
     if schedule.plan.program.space(space).selection == ROOT:
         return [order[a] if a < b else None for a, b in zip(first, last, strict=True)]
     return [order[a:b] for a, b in zip(first, last, strict=True)]
+
+
+def has_file_order(plan: Plan, dataset: Dataset) -> bool:
+    """Whether there is an output whose vertices stand in another order in the file than in the data."""
+    spaces = [plan.program.space(result.space) for result in plan.results if result.kind == "output"]
+    return any(each.struct in dataset.positions and each.selection != ROOT for each in spaces)
 
 
 def in_file_order(

@@ -6,13 +6,14 @@ was not finite is an error that says so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import Diagnostic, DiagnosticError
 from dnc.ir import isa
-from dnc.runtime.schedule import Schedule
 
 Floats = NDArray[np.float32]
 
@@ -61,9 +62,12 @@ class BatchSums:
     norm: float = 0.0
     updated: bool = False
 
-    def add(self, schedule: Schedule, words: Floats) -> None:
-        """Takes in the results of one launch; norm and update are those of the last."""
-        for name, (word, rows) in schedule.results.items():
+    def add(self, results: Mapping[str, tuple[int, int]], words: Floats) -> None:
+        """Takes in the results of one launch; norm and update are those of the last.
+
+        results: as in `Schedule`.
+        """
+        for name, (word, rows) in results.items():
             total, count = self.sums.get(name, (0.0, 0))
             self.sums[name] = (total + float(words[word]), count + rows)
         self.norm = float(words[isa.RESULT_NORM])

@@ -18,6 +18,7 @@ from dnc.ir.plan import Plan
 
 if TYPE_CHECKING:
     from dnc.runtime.encoder.guest import Guest
+    from dnc.runtime.encoder.readout import Readout
 
 Words = NDArray[np.int32]
 
@@ -33,7 +34,7 @@ class Schedule:
     summed). samples: sample numbers in the order in which spaces over the sample roots hold them.
     positions: per space the row of the prepared data that every row is. mode: what it was encoded for.
     guest: what it shares with another net, if anything. known: by function the states that lie in the
-    words: (address of the first, how many).
+    words: (address of the first, how many). readout: what the host reads of the group that it is one of.
     """
 
     plan: Plan
@@ -49,6 +50,7 @@ class Schedule:
     mode: str
     guest: Guest | None = None
     known: dict[str, tuple[int, int]] = attrs.field(factory=dict)
+    readout: Readout | None = None
 
     def bare(self) -> Schedule:
         """Without plan and positions: what another process needs to be sent, which has the plan."""

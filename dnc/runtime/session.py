@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import attrs
@@ -23,6 +24,7 @@ from dnc.ir.noise import NONE, step_noises
 from dnc.ir.optimizers import OPTIMIZERS, Hyper, Update
 from dnc.ir.plan import NoiseList, Plan
 from dnc.runtime.ahead import Ahead
+from dnc.runtime.answers import Answers
 from dnc.runtime.backend import Backend, Fill
 from dnc.runtime.batches import groups, parts_of
 from dnc.runtime.encoder import DoesNotFit, Encoder
@@ -32,20 +34,17 @@ from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.encoder.processes import default_count
 from dnc.runtime.launches import Launches
-from dnc.runtime.measurements import Measurements
 from dnc.runtime.memory import MEGABYTE, Memory
-from dnc.runtime.phases import EVALUATE, PREDICT, TRAIN
+from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import load_parameters, read_array
-from dnc.runtime.predictions import collect, collect_gradients
+from dnc.runtime.predictions import collect_gradients
 from dnc.runtime.prepared import prepare
 from dnc.runtime.results import BatchSums, Evaluation, NotFinite, StepResult
 from dnc.runtime.schedule import Schedule
+from dnc.runtime.schedules import Schedules
 from dnc.runtime.trace.timeline import ENCODE, OFF, Timeline
 
 Floats = NDArray[np.float32]
-
-# Samples of one launch in evaluation and prediction.
-CHUNK = 256
 
 
 class Session:
@@ -64,10 +63,10 @@ class Session:
         encoders: int | None = None,
     ) -> None:
         """classes: by metric what its classes are called, for those that have to know. encoders: other
-        processes that may encode training batches, once there are enough of them; None for as many as
+        processes that may encode batches, once there are enough of them; None for as many as
         there are cores to spare, if the kernels leave the cores alone.
         """
-        self._launches = Launches(backend, timeline)
+        self.launches = Launches(backend, timeline)
         self.plan, self.backend, self.classes = plan, backend, classes or {}
         self.memory = Memory(plan, backend, table_rows, memory_words)
         self.steps_done = 0
@@ -77,17 +76,18 @@ class Session:
         self.optimizer, self.optimizer_steps = "sgd", 0
         self._waiting: list[BatchSums] = []
         self._unclaimed: StepResult | None = None
-        self.ahead = Ahead(_spare(backend) if encoders is None else encoders)
+        processes = _spare(backend) if encoders is None else encoders
+        self.ahead, self.answers = Ahead(processes), Answers(self, processes)
         self.write_arrays(values)
 
     @property
     def timeline(self) -> Timeline:
         """What is told when the host and every worker did what."""
-        return self._launches.timeline
+        return self.launches.timeline
 
     @timeline.setter
     def timeline(self, timeline: Timeline) -> None:
-        self._launches.timeline = timeline
+        self.launches.timeline = timeline
 
     # ---- parameters -----------------------------------------------------------------------------
 
@@ -174,7 +174,9 @@ class Session:
             hypers = [hyper(first + at) if callable(hyper) else hyper for at in range(len(group))]
             while coming and not (self.ahead.has_room and hypers[0].optimizer == self.optimizer):
                 yield from self._train_job(data, coming.popleft())
-            job = self._job(data, group, hypers, coming)
+            steps = sum(len(each.batches) for each in coming)
+            noises, updates = self._noises(len(group), steps), self._updates(hypers, steps)
+            job = self.job(data, group, TRAIN, noises, len(coming), updates)
             if self.ahead.take(job):
                 coming.append(job)
             else:
@@ -189,19 +191,47 @@ class Session:
         self._settle(0)
         return self._claim()
 
-    def _job(self, data: Encoder, batches: list[Ints], hypers: list[Hyper], before: Sequence[Job]) -> Job:
-        """Batches of the next steps, behind those of other jobs."""
+    def job(
+        self,
+        data: Encoder,
+        batches: list[Ints],
+        mode: str,
+        noises: NDArray[np.uint32],
+        before: int,
+        updates: Sequence[Update] = (),
+    ) -> Job:
+        """Batches that run in a mode, behind so many other jobs."""
         self._check_samples(data, np.concatenate(batches))
-        steps = sum(len(job.batches) for job in before)
         return Job(
             batches,
-            self.backend.grid(len(batches[0])),
-            self._updates(hypers, steps),
-            self._noises(len(batches), steps),
+            self.backend.grid(len(batches[0]), mode == TRAIN),
+            list(updates),
+            noises,
             self.memory.pool,
-            (self._launches.slot + len(before)) % 2,
+            (self.launches.slot + before) % 2,
             self.memory.words,
+            mode,
         )
+
+    def encode_job(self, data: Encoder, job: Job, ahead: Ahead) -> Schedules | None:
+        """The schedules of the oldest job, for the slot whose turn it is; None if they do not fit at once."""
+        count = len(job.batches)
+        if count == 1 and len(np.unique(job.batches[0])) < len(job.batches[0]):
+            with suppress(DoesNotFit):
+                ahead.schedules(job)  # what comes next is behind it
+            return None
+        while True:
+            try:
+                with self.timeline.host(ENCODE, count):
+                    schedules = ahead.schedules(job)
+                    here = job.moved(self.memory.pool, self.launches.slot, self.memory.words)
+                    if schedules is None or here is not job:
+                        schedules = here.encode(data)
+                return schedules
+            except DoesNotFit as problem:
+                self.launches.drain()
+                if not self.memory.grow(problem.schedule_words, problem.activations):
+                    return None
 
     def _train_job(self, data: Encoder, job: Job) -> Iterator[StepResult]:
         """Launches the batches of a job, together if that is possible; results of those before."""
@@ -214,33 +244,21 @@ class Session:
 
     def _train_together(self, data: Encoder, job: Job) -> bool:
         """Launches the batches of a job behind each other; False if they do not fit together."""
-        count = len(job.batches)
-        if count == 1 and len(np.unique(job.batches[0])) < len(job.batches[0]):
+        schedules = self.encode_job(data, job, self.ahead)
+        if schedules is None:
             return False
-        while True:
-            try:
-                with self.timeline.host(ENCODE, count):
-                    schedules = self.ahead.schedules(job)
-                    here = job.moved(self.memory.pool, self._launches.slot, self.memory.words)
-                    if schedules is None or here is not job:
-                        schedules = here.encode(data)
-                break
-            except DoesNotFit as problem:
-                self._launches.drain()
-                if not self.memory.grow(problem.schedule_words, problem.activations):
-                    return False
         found = [BatchSums(self.steps_done + 1 + i, len(each), 1) for i, each in enumerate(job.batches)]
-        self._launches.start(list(zip(schedules, found, strict=True)))
+        self.launches.start(schedules, found)
         self._count(found)
         return True
 
     def _train_alone(self, data: Encoder, samples: Sequence[int] | Ints, update: Update) -> None:
         """Launches a batch, in parts if it does not fit."""
-        data, chosen = self._distinct(data, samples)
+        data, chosen = self.distinct(data, samples)
         schedules = self.encode(data, chosen, TRAIN, update)
         batch = BatchSums(self.steps_done + 1, len(chosen), len(schedules))
         for schedule in schedules:
-            self._launches.start([(schedule, batch)])
+            self.launches.start([schedule], [batch])
         self._count([batch])
 
     def _count(self, batches: list[BatchSums]) -> None:
@@ -274,7 +292,7 @@ class Session:
             while len(self._waiting) > keep:
                 batch = self._waiting[0]
                 while batch.finished < batch.parts:
-                    self._launches.collect_oldest()
+                    self.launches.collect_oldest()
                 del self._waiting[0]
                 loss = batch.loss()
                 if not (batch.updated and np.isfinite(loss)):
@@ -282,7 +300,7 @@ class Session:
                 results.append(StepResult(batch.step, batch.samples, loss, batch.norm, batch.parts))
                 self._unclaimed = results[-1]
         except BaseException:
-            self._launches.forget()
+            self.launches.forget()
             self._unclaimed = None
             self._waiting.clear()
             raise
@@ -292,18 +310,7 @@ class Session:
 
     def evaluate(self, data: Encoder, samples: Sequence[int] | Ints | None = None) -> Evaluation:
         """Loss and metrics over the samples (all of them by default), chunk by chunk."""
-        self._settle(0)
-        chosen = _all_or(data, samples)
-        whole, measurements = BatchSums(0, len(chosen), 0), Measurements(self.plan, self.classes)
-        for begin in range(0, len(chosen), CHUNK):
-            part, numbers = self._distinct(data, chosen[begin : begin + CHUNK])
-            for schedule in self.encode(part, numbers, EVALUATE):
-                self._launches.start([(schedule, whole)])
-                if measurements.need_rows:
-                    self._launches.drain()
-                    measurements.add(self.backend, part, schedule)
-        self._launches.drain()
-        return Evaluation(len(chosen), whole.loss(), measurements.metrics(whole.sums))
+        return self.answers.evaluate(data, _all_or(data, samples))
 
     def predict(
         self, data: Encoder, samples: Sequence[int] | Ints | None = None, *, noisy: bool = False
@@ -314,16 +321,13 @@ class Session:
         """
         self._settle(0)
         noise = int(self._noises(1)[0]) if noisy else NONE
-        distinct, inverse = np.unique(_all_or(data, samples), return_inverse=True)
-        found: dict[str, list[Any]] = {r.name: [] for r in self.plan.results if r.kind == "output"}
-        for begin in range(0, len(distinct), CHUNK):
-            for schedule in self.encode(data, distinct[begin : begin + CHUNK], PREDICT, noise=noise):
-                self._launches.start([(schedule, BatchSums(0, 1, 1))])
-                self._launches.drain()
-                outputs = collect(self.backend, data, schedule, np.sort(schedule.samples))
-                for name, values in outputs.items():
-                    found[name] += values
-        return {name: [values[at] for at in inverse] for name, values in found.items()}
+        return self.answers.predict(data, _all_or(data, samples), noise)
+
+    def predictions(
+        self, data: Encoder, batches: Iterable[Sequence[int] | Ints]
+    ) -> Iterator[dict[str, list[Any]]]:
+        """The same for one batch after another; some batches late, as in `steps`."""
+        return self.answers.predictions(data, batches)
 
     # ---- values and gradients of others -----------------------------------------------------------
 
@@ -344,7 +348,7 @@ class Session:
         if len(schedules) > 1:
             raise fail("the batch does not fit into memory at once; take fewer samples")
         batch = BatchSums(self.steps_done + 1, len(chosen), 1)
-        self._launches.start([(schedules[0], batch)])
+        self.launches.start(schedules, [batch])
         self._count([batch])
         result = self._settle(0)[0]
         self._unclaimed = None
@@ -368,12 +372,12 @@ class Session:
         fill: writes into the pool what the other net hands in.
         """
         self._settle(0)
-        self._launches.start([(schedule, BatchSums(0, 1, 1))], fill)
+        self.launches.start([schedule], fill=fill)
 
     def wait(self) -> None:
         """Waits for all launches."""
         self._settle(0)
-        self._launches.drain()
+        self.launches.drain()
 
     # ---- launches -------------------------------------------------------------------------------
 
@@ -383,14 +387,14 @@ class Session:
 
     def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[Floats]:
         """One launch to its end, with nothing else under way; then words of the pool: (first, count)."""
-        return self._launches.run(schedule, reads)
+        return self.launches.run(schedule, reads)
 
     def _once(self, samples: Ints) -> Ints:
         if len(np.unique(samples)) < len(samples):
             raise fail("a sample occurs twice in the batch, and its gradients would be handed out as one")
         return samples
 
-    def _distinct(self, data: Encoder, samples: Sequence[int] | Ints) -> tuple[Encoder, Ints]:
+    def distinct(self, data: Encoder, samples: Sequence[int] | Ints) -> tuple[Encoder, Ints]:
         """The batch's data and sample numbers; a sample that occurs twice gets vertices of its own."""
         chosen = np.asarray(samples, np.int32)
         self._check_samples(data, chosen)
@@ -435,7 +439,7 @@ class Session:
                             workers=workers,
                             update=update,
                             part=part,
-                            buffer=(self._launches.slot + index) % 2,
+                            buffer=(self.launches.slot + index) % 2,
                             pool_words=self.memory.words,
                             noise=noise,
                             guest=guest,
@@ -444,7 +448,7 @@ class Session:
                         for index, (numbers, part) in enumerate(parts_of(data, samples, mode, parts))
                     ]
             except DoesNotFit as problem:
-                self._launches.drain()
+                self.launches.drain()
                 if self.memory.grow(problem.schedule_words, problem.activations):
                     continue
                 need = self.memory.pool.words + problem.activations

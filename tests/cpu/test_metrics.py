@@ -87,7 +87,7 @@ def given(sample):
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_metrics_are_those_of_the_predictions(build, flat, monkeypatch):
-    monkeypatch.setattr("dnc.runtime.session.CHUNK", 4)
+    monkeypatch.setattr("dnc.runtime.answers.CHUNK", 4)
     device, folder = build
     data = samples(11, 7, flat)
     model = dnc.load(folder, device)
@@ -124,7 +124,7 @@ def test_metrics_are_those_of_the_predictions(build, flat, monkeypatch):
 
 
 def test_a_sample_that_occurs_twice_counts_twice(build, monkeypatch):
-    monkeypatch.setattr("dnc.runtime.session.CHUNK", 3)
+    monkeypatch.setattr("dnc.runtime.answers.CHUNK", 3)
     device, folder = build
     data = samples(4, 3, False)
     model = dnc.load(folder, device)

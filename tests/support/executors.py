@@ -22,7 +22,7 @@ from dnc.runtime.encoder import Encoder, Part
 from dnc.runtime.measurements import Measurements
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN
 from dnc.runtime.pool import StaticPool, load_parameters, read_array, static_pool
-from dnc.runtime.predictions import collect, collect_gradients
+from dnc.runtime.predictions import collect, collect_gradients, read_columns
 from dnc.runtime.prepared import prepare
 from dnc.runtime.schedule import Schedule
 
@@ -226,7 +226,7 @@ def check_evaluation(bench: Bench, tolerance: float = 2e-5) -> None:
     )
     assert abs(loss - expected.loss) <= tolerance * max(1.0, abs(expected.loss)), (loss, expected.loss)
     measurements = Measurements(bench.plan, {})
-    measurements.add(bench.backend, bench.encoder, schedule)
+    measurements.add(bench.encoder, schedule, read_columns(bench.backend, schedule))
     sums = {name: (float(results[word]), rows) for name, (word, rows) in schedule.results.items()}
     found = measurements.metrics(sums)
     assert found.keys() == expected.metrics.keys()

@@ -53,6 +53,10 @@ class FakeStream:
         """Copies to the device."""
         self.device.bytes(to.address, size)[:] = source.bytes[:size]
 
+    def download(self, to: PinnedBuffer, source: DeviceBuffer, size: int) -> None:
+        """Copies from the device."""
+        to.bytes[:size] = self.device.bytes(source.address, size)
+
     def download_rows(self, to: PinnedBuffer, source: DeviceBuffer, rows: int, pitch: int) -> None:
         """Copies rows that lie apart."""
         for row in range(rows):

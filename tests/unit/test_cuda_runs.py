@@ -31,6 +31,9 @@ class Event:
     def __init__(self, device: FakeDevice) -> None:
         self.device, self.at = device, 0
 
+    def synchronize(self) -> None:
+        """Everything has happened."""
+
     def microseconds_since(self, start: Event) -> float:
         """A launch lasts three."""
         return 3.0 * (self.at - start.at)
@@ -138,3 +141,33 @@ def test_replicas_that_are_asked_for(made) -> None:
 def test_more_replicas_than_the_driver_holds_are_refused(made) -> None:
     with pytest.raises(DiagnosticError, match="holds 2 clusters of 8 workers of this build at once; 3 were"):
         CudaBackend(made[0].plan, files(), made[2], replicas=3)
+
+
+def test_a_group_of_predictions_is_one_copy_there_and_one_back(made, monkeypatch) -> None:
+    """Values of all batches come in one copy behind the launches; two groups are under way."""
+    session, plain, device = made
+    run = ReferenceVM.run
+
+    def with_static(machine: ReferenceVM, words: Any, pool: Any, static: int) -> None:
+        run(machine, words, pool, max(static, session.memory.pool.words))
+
+    monkeypatch.setattr(ReferenceVM, "run", with_static)
+    forest = ForestGrower(session.plan.program, 2).grow(40, 6)
+    data, other = session.attach(forest), plain.attach(forest)
+    batches = [[at, at + 1] for at in range(0, 40, 2)] * 2
+    list(session.predictions(data, batches))  # memory has grown
+    copies: list[str] = []
+    for name in ("upload", "download_to", "download_rows"):
+        inner = getattr(device.stream, name)
+        monkeypatch.setattr(
+            device.stream, name, lambda *a, name=name, inner=inner: (copies.append(name), inner(*a))
+        )
+    before = device.launches
+    found = list(session.predictions(data, batches))
+    assert device.launches == before + len(batches)
+    # Every second pass begins a group, as no sample occurs twice in one; a group has 32 batches at most.
+    assert copies == ["upload", "download_rows", "download_to"] * 2
+    for batch, outputs in zip(batches, found, strict=True):
+        for name, values in plain.predict(other, batch).items():
+            assert all(np.array_equal(a, b) for a, b in zip(values, outputs[name], strict=True)), name
+    assert session.evaluate(data) == pytest.approx(plain.evaluate(other))

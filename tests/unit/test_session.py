@@ -144,7 +144,7 @@ def test_a_device_that_refuses_memory_leaves_the_old_pool(monkeypatch):
 
 @pytest.mark.parametrize("name", ["treelstm", "bilstm_tagger"])
 def test_evaluation_and_prediction(name, monkeypatch):
-    monkeypatch.setattr("dnc.runtime.session.CHUNK", 4)
+    monkeypatch.setattr("dnc.runtime.answers.CHUNK", 4)
     session = small_session(name, replicas=3)
     forest = forest_of(name)
     data = session.attach(forest)

@@ -18,12 +18,13 @@ from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
 from dnc.ir.optimizers import Update
-from dnc.ir.plan import ChildrenList, Plan, TableGradient, padded
+from dnc.ir.plan import Buffer, ChildrenList, Plan, Result, TableGradient, padded
 from dnc.runtime.encoder.ending import Ending, exits, late_levels
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.lists import Group, Lists, Touched
 from dnc.runtime.encoder.modes import Mode, Modes
 from dnc.runtime.encoder.queues import encode_queues
+from dnc.runtime.encoder.readout import Readout, Readouts
 from dnc.runtime.encoder.rows import Rows, assign, space_rows
 from dnc.runtime.encoder.tail import Batches, Part
 from dnc.runtime.encoder.words import Numbers, Words
@@ -31,6 +32,7 @@ from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import MAX_ADDRESS, StaticPool, units
 from dnc.runtime.prepared import Prepared
 from dnc.runtime.schedule import Schedule
+from dnc.runtime.schedules import Schedules
 
 
 class DoesNotFit(DiagnosticError):
@@ -51,6 +53,7 @@ class Encoder:
         self.modes = modes or Modes(self.plan)
         self.layout = self.modes.layout
         self.lists = Lists(prepared)
+        self.readouts = Readouts(prepared)
         self._arena = isa.gradient_floats(self.plan)
 
     # ---- batches --------------------------------------------------------------------------------
@@ -89,23 +92,26 @@ class Encoder:
         self,
         batches: Sequence[Ints],
         *,
+        mode: str = TRAIN,
         replicas: int = 1,
         workers: int = 1,
         updates: Sequence[Update] = (),
         buffer: int = 0,
         pool_words: int | None = None,
         noises: NDArray[np.uint32] | None = None,
-    ) -> list[Schedule]:
-        """Training schedules of several batches, one behind the other in the place for schedules.
+    ) -> Schedules:
+        """Schedules of several batches, one behind the other in the place for schedules.
 
         updates: one a batch, all of one optimizer; none for plain SGD with a rate of zero. noises: the
         noise of every step. No sample may occur twice. The activations share memory: the batches run one
-        after another.
+        after another. What the host reads row by row does not: it lies behind the schedules, and their
+        `readout` says whose it is.
         """
         chosen = [np.asarray(batch, np.int32) for batch in batches]
         noise = np.full(len(chosen), NONE, np.uint32) if noises is None else noises
         updates = updates or [Update()] * len(chosen)
-        return self._encode(chosen, TRAIN, replicas, workers, updates, Part(), buffer, pool_words, noise)
+        place = Part(), buffer, pool_words, noise
+        return self._encode(chosen, mode, replicas, workers, updates, *place, reads=True)
 
     def _encode(
         self,
@@ -120,7 +126,8 @@ class Encoder:
         noise: NDArray[np.uint32],
         guest: Guest | None = None,
         ending: Ending | None = None,
-    ) -> list[Schedule]:
+        reads: bool = False,
+    ) -> Schedules:
         known = self.modes.mode(mode)
         assigned = assign(batches, self.prepared.weight, replicas)
         late = self._late_levels(known, ending)
@@ -131,7 +138,10 @@ class Encoder:
         touched = self._touched(mode, rows, part)
         chunks = self.modes.tail.chunks(rows, mode, part)
         first = self.pool.activations if guest is None else guest.reserve(self.pool.activations)
-        bases, used = self._allocate(known, mode, rows, workers, touched, int(chunks.max()), first)
+        values = known.values if reads else ()
+        elsewhere = {result.buffer for result in values}
+        buffers = [buffer for buffer in known.buffers if buffer.name not in elsewhere]
+        bases, used = self._allocate(buffers, mode, rows, workers, touched, int(chunks.max()), first)
         self._check_addresses(used)  # before any of them is written
         body = Words(len(batches), self.layout.queues_at + replicas * workers)
         followed = self.modes.tail.followed(rows) if part.followed is None else part.followed
@@ -153,28 +163,42 @@ class Encoder:
         queues = encode_queues(self.plan, known.columns, rows, replicas, workers, tail, body, left)
         samples = assigned.spread.counts
         words = self._assemble(group, lists, queues, (replicas, workers), updates, part, samples)
+        readout, own = self._read_behind(group, values, batches, words)
         activations = (used - self.pool.activations) * 4
-        self._check_room(words.size, activations, used, pool_words)
-        size = words.shape[1]
-        result_base = bases[isa.RESULTS]
-        return [
-            Schedule(
-                self.plan,
-                words[index],
-                group.address + index * size // 4,
-                {name: int(found.spread.counts[index]) for name, found in rows.items()},
-                {**bases, isa.RESULTS: result_base + index * size // 4},
-                (bases[isa.NORMS] if part.accumulate else first) * 4,
-                activations,
-                {name: (word, int(counts[index])) for name, (word, counts) in results.items()},
-                assigned.samples[assigned.spread.of(index)],
-                {name: found.positions[found.spread.of(index)] for name, found in rows.items()},
-                mode,
-                guest,
-                known_states,
-            )
-            for index in range(len(batches))
-        ]
+        behind_words = 0 if readout is None else readout.count
+        self._check_room(words.size + behind_words, activations, used, pool_words)
+        own[isa.RESULTS] = bases[isa.RESULTS], words.shape[1] // 4
+        return Schedules(
+            self.plan,
+            words,
+            group.address,
+            bases | {name: at for name, (at, _) in own.items()},
+            {name: distance for name, (_, distance) in own.items()},
+            {name: found.spread.counts for name, found in rows.items()},
+            {name: (found.spread, found.positions) for name, found in rows.items()},
+            (bases[isa.NORMS] if part.accumulate else first) * 4,
+            activations,
+            results,
+            assigned.samples,
+            assigned.spread,
+            mode,
+            guest,
+            known_states,
+            readout,
+        )
+
+    def _read_behind(
+        self, group: Group, values: Sequence[Result], batches: list[Ints], words: Ints
+    ) -> tuple[Readout | None, dict[str, tuple[int, int]]]:
+        """Gives every batch its own place for what the host reads, behind the words of all; where it is."""
+        if not values:
+            return None, {}
+        address = group.address + words.size // 4
+        readout, places = self.readouts.make(self.plan, values, group.rows, batches, address)
+        where, turn = self.layout, np.arange(len(batches), dtype=np.int32)
+        for name, (base, distance) in places.items():
+            words[:, where.bases_at + where.bases[name]] = base + turn * distance
+        return readout, places
 
     def _late_levels(self, known: Mode, ending: Ending | None) -> dict[str, Ints]:
         """Levels of the rows behind the recursion, by space; nothing if it is not left before its end."""
@@ -224,7 +248,7 @@ class Encoder:
 
     def _allocate(
         self,
-        known: Mode,
+        buffers: Sequence[Buffer],
         mode: str,
         rows: dict[str, Rows],
         workers: int,
@@ -246,7 +270,7 @@ class Encoder:
             if chunks > 1:
                 bases[isa.CHUNKS] = at
                 at += units((chunks - 1) * self._arena)
-        for buffer in known.buffers:
+        for buffer in buffers:
             count = rows[buffer.space].spread.most
             if buffer.children is not None:
                 path = self._children(buffer.children).path

@@ -1,4 +1,4 @@
-"""A job: batches that are trained on one after another, and all that their encoding depends on.
+"""A job: batches that run one after another in one mode, and all that their encoding depends on.
 
 In: a session's state when the batches come up. Out: an encoder's schedules. Guaranteed: a job can be
 encoded anywhere, at any time before its launches, with the same words.
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from dnc.ir.forest import Ints
 from dnc.ir.optimizers import Update
+from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import StaticPool
-from dnc.runtime.schedule import Schedule
+from dnc.runtime.schedules import Schedules
 
 if TYPE_CHECKING:
     from dnc.runtime.encoder import Encoder
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class Job:
-    """Training batches of one size, in which no sample occurs twice.
+    """Batches of one size, in which no sample occurs twice.
 
-    grid: replicas, workers of each. updates, noises: one a batch. pool: where everything lies; buffer:
-    which of its two places for schedules. pool_words: how many words there are.
+    grid: replicas, workers of each. updates (in training), noises: one a batch. pool: where everything
+    lies; buffer: which of its two places for schedules. pool_words: how many words there are.
     """
 
     batches: list[Ints]
@@ -36,6 +37,7 @@ class Job:
     pool: StaticPool
     buffer: int
     pool_words: int
+    mode: str = TRAIN
 
     def moved(self, pool: StaticPool, buffer: int, pool_words: int) -> Job:
         """The same job for another place; itself, if that is where it is."""
@@ -43,12 +45,13 @@ class Job:
             return self
         return attrs.evolve(self, pool=pool, buffer=buffer, pool_words=pool_words)
 
-    def encode(self, encoder: Encoder) -> list[Schedule]:
+    def encode(self, encoder: Encoder) -> Schedules:
         """The schedules; DoesNotFit if the batches do not fit into the pool."""
         encoder.pool = self.pool
         replicas, workers = self.grid
         return encoder.encode_group(
             self.batches,
+            mode=self.mode,
             replicas=replicas,
             workers=workers,
             updates=self.updates,

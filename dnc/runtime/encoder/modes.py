@@ -9,24 +9,28 @@ from __future__ import annotations
 import attrs
 
 from dnc.ir import isa
-from dnc.ir.plan import Buffer, IndexList, Plan
+from dnc.ir.plan import Buffer, IndexList, Plan, Result
 from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.queues import Columns, columns
 from dnc.runtime.encoder.tail import Tail
 from dnc.runtime.phases import TRAIN, Step, results_of, sequence
+
+BY_ROW = ("output", "column")  # kinds of results that the host reads as they are
 
 
 @attrs.frozen(eq=False)
 class Mode:
     """What training, evaluation or prediction needs of a plan.
 
-    buffers: those that the host reads come first, so that one copy brings them.
+    buffers: those that the host reads come first, so that one copy brings them. values: what it reads
+    row by row.
     """
 
     columns: Columns
     spaces: tuple[str, ...]
     buffers: tuple[Buffer, ...]
     lists: tuple[IndexList, ...]
+    values: tuple[Result, ...]
 
 
 class Modes:
@@ -56,12 +60,14 @@ class Modes:
                 used |= {getattr(p.address, "list", "") for p in gradient.pieces}
                 used |= {getattr(p.address, "select", "") for p in gradient.pieces}
         read = {result.buffer for result in results_of(self.plan, name)}
+        values = [result for result in results_of(self.plan, name) if result.kind in BY_ROW]
         buffers = [buffer for buffer in self.plan.buffers if buffer.name in written]
         return Mode(
             columns(self.plan, steps),
             tuple(dict.fromkeys(step.segment.space for step in steps)),
             tuple(sorted(buffers, key=lambda buffer: buffer.name not in read)),
             tuple(item for item in self.plan.lists if item.name in used),
+            tuple(values),
         )
 
 

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from multiprocessing.connection import Connection, Pipe
 
 import attrs
@@ -29,12 +28,12 @@ from dnc.runtime.cores import cores
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.prepared import Prepared
-from dnc.runtime.schedule import Schedule, Words
+from dnc.runtime.schedule import Words
+from dnc.runtime.schedules import Schedules
 
 # More processes than this do not make any GPU that we know wait less.
 MOST = 4
 READY = "ready"
-NO_WORDS = np.zeros(0, np.int32)
 
 
 def default_count() -> int:
@@ -83,7 +82,7 @@ class Processes:
         self._free[0].send(job)
         self._busy.append(self._free.popleft())
 
-    def receive(self) -> list[Schedule]:
+    def receive(self) -> Schedules:
         """The schedules of the oldest job, to be copied before the next `submit`; DoesNotFit as there."""
         process = self._busy.popleft()
         reply = process.receive()
@@ -103,10 +102,10 @@ class Processes:
 class _Encoded:
     """What comes back of a job: its schedules, without their words, and the shape of all words.
 
-    The words come through shared memory, and training reads no positions.
+    The words come through shared memory.
     """
 
-    schedules: list[Schedule]
+    schedules: Schedules
     shape: tuple[int, int]
 
 
@@ -153,16 +152,13 @@ class _Process:
         except (OSError, EOFError) as error:
             raise Lost(str(error)) from error
 
-    def schedules(self, reply: _Encoded) -> list[Schedule]:
+    def schedules(self, reply: _Encoded) -> Schedules:
         """The schedules with their words, which lie in shared memory."""
         batches, length = reply.shape
         if self._shared is None or len(self._shared) < batches * length * 4:
             self._shared = mmap.mmap(self._words, os.fstat(self._words).st_size)
         words = np.frombuffer(self._shared, np.int32, batches * length).reshape(reply.shape)
-        return [
-            attrs.evolve(schedule, plan=self.plan, words=own)
-            for own, schedule in zip(words, reply.schedules, strict=True)
-        ]
+        return attrs.evolve(reply.schedules, plan=self.plan, words=words)
 
 
 def _end(running: subprocess.Popen[bytes], connection: Connection, words: int) -> None:
@@ -199,8 +195,7 @@ def _encode(job: Job, encoder: Encoder, shared: _Shared) -> _Encoded | _TooLarge
         found = job.encode(encoder)
     except DoesNotFit as problem:
         return _TooLarge(problem.diagnostics[0].message, problem.schedule_words, problem.activations)
-    bare = [attrs.evolve(each.bare(), words=NO_WORDS) for each in found]
-    return _Encoded(bare, shared.write([each.words for each in found]))
+    return _Encoded(found.bare(), shared.write(found.words))
 
 
 class _Shared:
@@ -210,12 +205,12 @@ class _Shared:
         self._file = file
         self._memory: mmap.mmap | None = None
 
-    def write(self, rows: Sequence[Words]) -> tuple[int, int]:
-        """Writes rows of one length; how many there are, and how long each is."""
-        shape = len(rows), len(rows[0])
-        size = shape[0] * shape[1] * 4
+    def write(self, words: Words) -> tuple[int, int]:
+        """Writes the words of a group; their shape."""
+        batches, length = words.shape
+        size = batches * length * 4
         if self._memory is None or len(self._memory) < size:
             os.ftruncate(self._file, size * 2)
             self._memory = mmap.mmap(self._file, size * 2)
-        np.frombuffer(self._memory, np.int32, size // 4).reshape(shape)[:] = rows
-        return shape
+        np.frombuffer(self._memory, np.int32, size // 4).reshape(batches, length)[:] = words
+        return batches, length

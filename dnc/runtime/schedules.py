@@ -1,0 +1,115 @@
+"""The schedules of a group of batches, which lie side by side: what they share once, and each by need.
+
+In: the words of all, counts and places by batch. Out: a sequence of `Schedule`s. Guaranteed: a schedule is
+made when somebody asks for it; who copies words and adds up results asks for none, and that is all that a
+batch of one sentence has time for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.ir.plan import Plan
+from dnc.runtime.schedule import Schedule, Words
+
+if TYPE_CHECKING:
+    from dnc.runtime.encoder.guest import Guest
+    from dnc.runtime.encoder.readout import Readout
+    from dnc.runtime.encoder.words import Spread
+
+Results = dict[str, tuple[int, int]]
+
+
+@attrs.frozen(eq=False)
+class Schedules(Sequence[Schedule]):
+    """words: [batches, words of a schedule]. address: where the first one will lie.
+
+    bases: by name, those of the first; moving: of those that every batch has for itself the distance from
+    one to the next. rows, positions: by space how the rows of all batches are divided, and which they are
+    (not where a group came from another process). results: by name (word, rows summed of every batch).
+    samples, division: of all batches, and how they are divided. Everything else is as in `Schedule`.
+    """
+
+    plan: Plan
+    words: Words
+    address: int
+    bases: dict[str, int]
+    moving: dict[str, int]
+    rows: dict[str, NDArray[Any]]
+    positions: dict[str, tuple[Spread, NDArray[np.intp]]]
+    static_words: int
+    activations: int
+    results: dict[str, tuple[int, NDArray[Any]]]
+    samples: Words
+    division: Spread
+    mode: str
+    guest: Guest | None
+    known: dict[str, tuple[int, int]]
+    readout: Readout | None
+
+    def __len__(self) -> int:
+        return self.division.batches
+
+    @overload
+    def __getitem__(self, index: int) -> Schedule: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Schedule]: ...
+
+    def __getitem__(self, index: int | slice) -> Schedule | Sequence[Schedule]:
+        if isinstance(index, slice):
+            return [self[at] for at in range(*index.indices(len(self)))]
+        at = range(len(self))[index]
+        bases = dict(self.bases)
+        for name, distance in self.moving.items():
+            bases[name] += at * distance
+        return Schedule(
+            self.plan,
+            self.words[at],
+            self.address + at * self.words.shape[1] // 4,
+            {name: int(counts[at]) for name, counts in self.rows.items()},
+            bases,
+            self.static_words,
+            self.activations,
+            self.results_of(at),
+            self.samples[self.division.of(at)],
+            {name: found[spread.of(at)] for name, (spread, found) in self.positions.items()},
+            self.mode,
+            self.guest,
+            self.known,
+            self.readout,
+        )
+
+    def results_of(self, index: int) -> Results:
+        """Name -> (word in the results area, rows summed) of one of them."""
+        return {name: (word, int(counts[index])) for name, (word, counts) in self.results.items()}
+
+    def bare(self) -> Schedules:
+        """Without the words, the plan, and the positions that nobody asks for: what is sent elsewhere.
+
+        Who gets it has the plan. Who reads columns asks whose their rows are.
+        """
+        nothing: Any = None
+        columns = set() if self.readout is None else self.readout.column_names
+        spaces = {each.space for each in self.plan.results if each.name in columns}
+        positions = {name: self.positions[name] for name in spaces}
+        return attrs.evolve(self, plan=nothing, words=self.words[:0], positions=positions)
+
+
+def words_of(schedules: Sequence[Schedule]) -> Words:
+    """[schedules, words of each]: as they are to be copied."""
+    if isinstance(schedules, Schedules):
+        return schedules.words
+    return np.stack([schedule.words for schedule in schedules])
+
+
+def results_of(schedules: Sequence[Schedule], index: int) -> Results:
+    """Where one of some schedules leaves its sums, and over how many rows."""
+    if isinstance(schedules, Schedules):
+        return schedules.results_of(index)
+    return schedules[index].results
