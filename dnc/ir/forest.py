@@ -141,15 +141,13 @@ class Forest:
     def _vertices(self, space: Space) -> Ints:
         struct = self.structs[space.struct]
         table = self.tables[space.struct]
-        names = [arm.name for arm in struct.arms]
+        wanted = np.array([arm.name in space.arms for arm in struct.arms])
         if space.selection == ROOT:
             rows = self.roots if space.struct == self.root else np.zeros(0, np.int32)
-            keep = np.isin(table.arm[rows], [names.index(arm) for arm in space.arms])
-            return rows[keep]
-        if len(space.arms) == len(names):
+            kept: Ints = rows[wanted[table.arm[rows]]]
+            return kept
+        if wanted.all():
             return np.arange(len(table), dtype=np.int32)
-        wanted = np.zeros(len(names), bool)
-        wanted[[names.index(arm) for arm in space.arms]] = True
         return np.flatnonzero(wanted[table.arm]).astype(np.int32)
 
     def resolve(self, struct: str, path: Path, rows: Ints) -> Ints:

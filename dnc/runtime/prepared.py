@@ -23,6 +23,7 @@ from dnc.ir.program import FORWARD, LEVEL, Program, Space, Stage, StateInput
 from dnc.ir.structure import Path
 
 Indices = NDArray[np.intp]
+FEW = 1024  # nodes and edges of a graph that Python walks through sooner than NumPy
 
 
 @attrs.frozen(eq=False)
@@ -171,6 +172,8 @@ def _numbers(
 
 def longest_paths(nodes: int, sources: np.ndarray, targets: np.ndarray) -> Ints:
     """The number of edges on the longest path to every node of an acyclic graph."""
+    if nodes + len(sources) <= FEW:
+        return _few_paths(nodes, sources.tolist(), targets.tolist())
     level = np.zeros(nodes, np.int32)
     order = np.argsort(sources, kind="stable")
     begin = np.zeros(nodes + 1, np.int64)
@@ -190,4 +193,23 @@ def longest_paths(nodes: int, sources: np.ndarray, targets: np.ndarray) -> Ints:
         np.subtract.at(waiting, reached, 1)
         frontier = np.unique(reached[waiting[reached] == 0])
         depth += 1
+    return level
+
+
+def _few_paths(nodes: int, sources: list[int], targets: list[int]) -> Ints:
+    """The same for a small graph, where a look at every edge takes less time than arrays for every level."""
+    heads: list[list[int]] = [[] for _ in range(nodes)]
+    waiting, depth, level = [0] * nodes, [0] * nodes, np.zeros(nodes, np.int32)
+    for source, target in zip(sources, targets, strict=True):
+        heads[source].append(target)
+        waiting[target] += 1
+    ready = [node for node in range(nodes) if not waiting[node]]
+    for node in ready:  # grows meanwhile
+        below = depth[node] + 1
+        for target in heads[node]:
+            waiting[target] -= 1
+            depth[target] = max(depth[target], below)
+            if not waiting[target]:
+                ready.append(target)
+    level[ready] = [depth[node] for node in ready]
     return level

@@ -22,7 +22,7 @@ WIDTH = isa.INSTRUCTION_WORDS
 
 @attrs.frozen(eq=False)
 class Columns:
-    """The steps of a mode as arrays: phase, place within it, opcode; and which have wavefronts."""
+    """The steps of a mode as arrays: phase, place within it, opcode; last those of a no-op."""
 
     steps: tuple[Step, ...]
     phase: Numbers
@@ -36,9 +36,9 @@ def columns(plan: Plan, steps: tuple[Step, ...]) -> Columns:
     within = np.array([step.step for step in steps])
     return Columns(
         steps,
-        np.array([step.phase for step in steps]),
-        within,
-        np.array([plan.opcode(step.segment.name).number for step in steps]),
+        np.array([*(step.phase for step in steps), 0]),
+        np.append(within, 0),
+        np.array([*(plan.opcode(step.segment.name).number for step in steps), plan.opcode(isa.NOP).number]),
         int(within.max(initial=0)) + 1,
     )
 
@@ -73,21 +73,20 @@ def encode_queues(
         found.append(groups[where])
     idle = _idle(found, replicas, batches)
     found.append((idle, *np.zeros((3, len(idle)), np.int64)))
-    phases, within = np.append(mode.phase, 0), np.append(mode.within, 0)
-    opcodes = np.append(mode.opcode, plan.opcode(isa.NOP).number)
+    phases, within, opcodes = mode.phase, mode.within, mode.opcode
     if exits is not None:
         found.append((exits.owner, exits.level, np.arange(len(exits.owner)), np.zeros_like(exits.owner)))
         phases, within = np.append(np.where(phases == BEHIND, LEVELS, phases), LEVELS), np.append(within, 0)
         opcodes, depth = np.append(opcodes, plan.opcode(isa.LEAVE).number), exits.depth
     owner, level, start, count = (np.concatenate(column) for column in zip(*found, strict=True))
-    index = np.repeat(np.arange(len(found)), [len(group[0]) for group in found])
+    index = np.arange(len(found)).repeat([len(group[0]) for group in found])
     phase = phases[index]
     level = np.where(phase == BACKWARD_LEVELS, depth - 1 - level, level)
     place = ((owner * PHASES + phase) * depth + level) * mode.longest + within[index]
     # Of what stands at one place a test comes first: without an exchange of its own.
     first_of_all = len(found) - 1 if exits is not None else len(found)
-    turn = np.where(index == first_of_all, -1, index)
-    order = np.argsort(place * len(found) + turn, kind="stable")
+    turn = index if exits is None else np.where(index == first_of_all, -1, index)
+    order = (place * len(found) + turn).argsort(kind="stable")
     place, owner = place[order], owner[order]
     made = np.stack((opcodes[index], start, count))[:, order]
     at, ends, out = _merge(plan, place, owner, made, tail, owner // replicas, workers)
@@ -95,23 +94,34 @@ def encode_queues(
         own = np.flatnonzero(made[0] == opcodes[-1])
         begin, behind = (np.searchsorted(owner, owner[own], side=side) for side in ("left", "right"))
         exits.aim(out, at[own], made[1, own], at[behind - 1] + 1 - at[begin])
-    spread = Spread(np.diff(ends[np.searchsorted(owner // replicas, np.arange(batches + 1))]))
+    bounds = ends[(owner // replicas).searchsorted(np.arange(batches + 1))]
+    spread = Spread(bounds[1:] - bounds[:-1])
     body.align(4)
     first = body.add(_matrix(spread, out))
     # A replica without samples only does the work of the grid: it starts at its batch's last tail.
     last = first + (spread.counts - tail.shape[1]) * WIDTH
-    offsets = np.repeat(last, replicas).astype(np.int32)
-    begin = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
+    offsets = last.repeat(replicas).astype(np.int32)
+    begin = _with(0, (owner[1:] != owner[:-1]).nonzero()[0] + 1)
     offsets[owner[begin]] = first + (at[begin] - spread.first[owner[begin] // replicas]) * WIDTH
-    return np.repeat(offsets.reshape(batches, replicas), workers, axis=1)
+    every: Ints = offsets.reshape(batches, replicas).repeat(workers, axis=1)
+    return every
 
 
 def _idle(found: list[tuple[Numbers, ...]], replicas: int, batches: int) -> Numbers:
     """The first replica of every batch in which no step has a row: it waits out a no-op."""
+    if batches == 1:
+        return np.zeros(0 if any(len(owner) for owner, *_ in found) else 1, np.intp)
     busy = np.zeros(batches, bool)
     for owner, *_ in found:
         busy[owner // replicas] = True
     return np.flatnonzero(~busy) * replicas
+
+
+def _with(first: int, numbers: Numbers) -> Numbers:
+    """A number, then others."""
+    out = np.empty(len(numbers) + 1, np.intp)
+    out[0], out[1:] = first, numbers
+    return out
 
 
 def _merge(
@@ -126,18 +136,19 @@ def _merge(
     change = owner[1:] != owner[:-1]
     exchange = (place[1:] != place[:-1]) & ~change if workers > 1 else np.zeros(count - 1, bool)
     at = np.zeros(count, np.int64)
-    np.cumsum(1 + exchange + length * change, out=at[1:])
-    ends = np.append(at[:-1][change], at[-1]) + 1
+    (1 + exchange + length * change).cumsum(out=at[1:])
+    lasts = np.empty(int(change.sum()) + 1, np.intp)  # of every queue the last instruction
+    lasts[:-1], lasts[-1] = change.nonzero()[0], count - 1
+    ends = at[lasts] + 1
     out = np.zeros((int(ends[-1]) + length, WIDTH), np.int32)
     out[at, :3] = made.T
-    closing = np.append(batch[:-1][change], batch[-1])
-    out[ends[:, None] + np.arange(length)] = tail[closing]
+    out[ends[:, None] + np.arange(length)] = tail[batch[lasts]]
     barriers = at[1:][exchange] - 1
-    ordinal = np.cumsum(exchange)
+    ordinal = exchange.cumsum()
     before = np.maximum.accumulate(np.where(change, ordinal, 0))
     out[barriers, 0] = plan.opcode(isa.REPLICA_BARRIER).number
     out[barriers, 1] = (ordinal - before)[exchange]
-    return at, np.append(at, len(out)), out
+    return at, np.concatenate((at, (len(out),))), out
 
 
 def _matrix(spread: Spread, instructions: Ints) -> Ints:

@@ -61,7 +61,8 @@ def assign(batches: list[Ints], weight: Ints, replicas: int) -> Assignment:
     spread = Spread(np.array([len(batch) for batch in batches]))
     samples = batches[0] if len(batches) == 1 else np.concatenate(batches)
     if replicas == 1:
-        return Assignment(samples, np.broadcast_to(spread.batch, len(samples)), spread, 1)
+        owner = spread.batch if len(batches) > 1 else np.zeros(len(samples), np.intp)
+        return Assignment(samples, owner, spread, 1)
     rank = np.lexsort((-weight[samples], np.broadcast_to(spread.batch, len(samples))))
     turn, place = np.divmod(spread.local, replicas)
     owner = np.empty(len(samples), np.intp)
@@ -74,15 +75,17 @@ def sample_rows(space: SpaceRows, samples: Ints) -> tuple[Indices, Numbers]:
     """Positions of all rows of the samples, and how many each sample has."""
     begin = space.begin[samples]
     counts = space.begin[samples + 1] - begin
-    ends = np.cumsum(counts)
-    return np.repeat(begin - (ends - counts), counts) + np.arange(ends[-1]), counts
+    if len(samples) == 1:
+        return np.arange(begin[0], begin[0] + counts[0]), counts
+    ends = counts.cumsum()
+    return (begin - (ends - counts)).repeat(counts) + np.arange(ends[-1]), counts
 
 
 def space_rows(space: SpaceRows, assigned: Assignment, leveled: bool, levels: Ints | None = None) -> Rows:
     """The rows of a space; without levels everything is one wavefront. levels: others than the space's."""
     positions, counts = sample_rows(space, assigned.samples)
     batches, replicas = assigned.spread.batches, assigned.replicas
-    owner, groups, depth = np.repeat(assigned.owner, counts), batches * replicas, 1
+    owner, groups, depth = assigned.owner.repeat(counts), batches * replicas, 1
     keys = math.prod(space.sizes)
     if keys > 1:
         batch, replica = np.divmod(owner, replicas)
@@ -92,11 +95,13 @@ def space_rows(space: SpaceRows, assigned: Assignment, leveled: bool, levels: In
         level = (space.level if levels is None else levels)[positions]
         depth = int(level.max(initial=0)) + 1
         owner = owner * depth + level
-    if leveled or keys > 1:
+    # The prepared rows of a sample are in the order of their own levels.
+    is_sorted = len(counts) == 1 and keys == 1 and levels is None
+    if (leveled or keys > 1) and not is_sorted:
         small = owner.astype(np.uint16) if groups * depth < 65536 else owner
-        positions = positions[np.argsort(small, kind="stable")]
+        positions = positions[small.argsort(kind="stable")]
     per = np.bincount(owner, minlength=groups * depth).reshape(batches, -1)
-    ends = np.cumsum(per, axis=1)
+    ends = per.cumsum(axis=1)
     shape = (batches, keys, replicas, depth)
     starts = (ends - per).reshape(shape)
     return Rows(positions, Spread(ends[:, -1]), per.reshape(shape), starts, space.sizes)
@@ -109,9 +114,10 @@ def wavefronts(rows: Rows, leveled: bool) -> tuple[Numbers, ...]:
     if not leveled and counts.shape[3] > 1:
         counts, starts = counts.sum(axis=3, keepdims=True), starts[..., :1]
     _, keys, replicas, depth = counts.shape
-    found = np.flatnonzero(counts)
+    flat = counts.reshape(-1)
+    found = flat.nonzero()[0]
     owner, level = np.divmod(found, depth)
     if keys > 1:
         rest, replica = np.divmod(owner, replicas)
         owner = rest // keys * replicas + replica
-    return owner, level, starts.ravel()[found], counts.ravel()[found]
+    return owner, level, starts.reshape(-1)[found], flat[found]

@@ -24,15 +24,19 @@ class Spread:
 
     def __init__(self, counts: Numbers) -> None:
         self.counts, self.batches = counts, len(counts)
-        ends = np.cumsum(counts)
+        if self.batches == 1:
+            self.total = self.most = int(counts[0])
+            self.first, self.batch = np.zeros(1, np.intp), np.zeros(1, np.intp)
+            self.local: Numbers = np.arange(self.total)
+            self.place: Numbers = self.local
+            return
+        ends = counts.cumsum()
         self.first = ends - counts
         self.total, self.most = int(ends[-1]), int(counts.max())
-        self.local: Numbers = np.arange(self.total)
-        self.batch, self.place = np.zeros(1, np.intp), self.local
-        if self.batches > 1:
-            self.batch = np.repeat(np.arange(self.batches), counts)
-            self.place = self.local + np.repeat(np.arange(self.batches) * self.most - self.first, counts)
-            self.local = self.place - self.batch * self.most
+        turn = np.arange(self.batches)
+        self.batch = turn.repeat(counts)
+        self.place = np.arange(self.total) + (turn * self.most - self.first).repeat(counts)
+        self.local = self.place - self.batch * self.most
 
     def matrix(self, values: NDArray[Any]) -> Ints:
         """[batches, most]: every batch's values, then zeros."""
