@@ -151,11 +151,11 @@ def test_going_on_from_a_checkpoint(command, workplace):
 def test_an_interrupt_saves_and_can_be_resumed(command, workplace, monkeypatch, number):
     launch, count = Launches.start, []
 
-    def interrupted(self, launches):
+    def interrupted(self, schedules, batches):
         count.append(1)
         if len(count) == 2:
             os.kill(os.getpid(), number)
-        return launch(self, launches)
+        return launch(self, schedules, batches)
 
     command(f"{TRAIN} --epochs 2 --run-dir whole")
     with monkeypatch.context() as patch:
