@@ -99,6 +99,33 @@ def test_same_bits_twice_and_one_launch(device: Any, name: str) -> None:
             assert np.array_equal(value, other[parameter]), parameter
 
 
+@pytest.mark.parametrize("name", NAMES or ["none"])
+def test_a_stream_of_predictions(device: Any, name: str) -> None:
+    """Groups of batches, two under way: the bits of every batch alone; on one replica the same values."""
+    program, backend = _backend(device, name)
+    if not any(result.kind == "output" for result in backend.plan.results):
+        pytest.skip("declares no output")
+    rows = {p.name: 11 for p in program.parameters if p.kind == "table"}
+    values = initialize(program, rows, 1)
+    batches = [[at, at + 1] for at in range(0, 40, 2)] * 3 + [[at] for at in range(40)] * 2 + [[3, 3, 5]]
+    found = []
+    for own in (backend, _backend(device, name, replicas=1)[1]):
+        made = Session(backend.plan, own, rows, values)
+        data = made.attach(ForestGrower(program, 3).grow(40, 9))
+        before = own.launches
+        found.append(list(made.predictions(data, batches)))
+        assert own.launches == before + len(batches)
+        for batch, outputs in zip(batches, found[-1], strict=True):
+            for key, expected in made.answers.predict(data, np.array(batch)).items():
+                assert all(np.array_equal(a, b) for a, b in zip(outputs[key], expected, strict=True)), key
+    assert own.grid(100, False)[0] == own.grid(100)[0] == 1
+    for outputs, others in zip(*found, strict=True):
+        for key, each in outputs.items():
+            for a, b in zip(each, others[key], strict=True):
+                if a is not None and np.asarray(a).dtype.kind == "f":
+                    assert np.allclose(a, b, rtol=1e-2, atol=1e-3), key
+
+
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("decoder")] or ["none"])
 def test_a_launch_leaves_behind_the_last_word(device: Any, name: str) -> None:
     """The same words up to the end; no worker is left waiting for one that has gone."""
