@@ -178,7 +178,9 @@ def _restrict(show: PassOptions, names: Iterable[str]) -> PassOptions:
 
 def _check_precision(precision: str, machines: Sequence[str]) -> None:
     if precision not in PRECISIONS:
-        raise fail(f"precision: found '{precision}', expected {' or '.join(PRECISIONS)}")
+        raise fail(
+            f"precision: found '{precision}', expected {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
+        )
     if precision != FP32 and not any(machine(name).is_gpu for name in machines):
         raise fail(f"precision {precision} is for GPUs, and no target is one: a CPU computes in {FP32}")
 

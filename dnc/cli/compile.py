@@ -28,7 +28,8 @@ def compile_command(
         str, typer.Option(help="train, or infer: a smaller and faster build that cannot train.")
     ] = "train",
     precision: Annotated[
-        str, typer.Option(help="Of products on a GPU: fp32, or tf32 where tensor cores multiply.")
+        str,
+        typer.Option(help="Of products on a GPU: fp32; on tensor cores tf32, or tf32x3, as exact as fp32."),
     ] = "fp32",
     without: Annotated[Names, typer.Option(help="Leave out an optional pass.")] = None,
     cluster: Annotated[

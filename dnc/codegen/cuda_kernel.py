@@ -21,7 +21,8 @@ from dnc.codegen import sync
 from dnc.codegen.access import Access
 from dnc.codegen.bodies import cuda_dense, cuda_gradients, cuda_segments, cuda_update, cuda_vertices
 from dnc.codegen.bodies.cuda_ending import ALL_ENDED
-from dnc.codegen.bodies.cuda_worker import Worker, load_registers, load_shared, make_view, vector_slots
+from dnc.codegen.bodies.cuda_resident import registers, resident
+from dnc.codegen.bodies.cuda_worker import Worker, load_shared, make_view, share, vector_slots
 from dnc.codegen.emit import Expr, any_of, both, dispatch, let, local, named, put, stride_loop, when
 from dnc.codegen.math import TirMath
 from dnc.codegen.nvrtc import compiled
@@ -29,7 +30,7 @@ from dnc.codegen.stamps import CudaStamps
 from dnc.codegen.tirx_cuda import emit_cuda
 from dnc.ir import isa
 from dnc.ir.machine import LANES, THREADS, machine
-from dnc.ir.plan import REGISTER, SHARED, UNIT, Plan, Segment, product_parameters
+from dnc.ir.plan import REGISTER, SHARED, UNIT, Placement, Plan, Segment, product_parameters
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
@@ -73,7 +74,7 @@ class Kernel:
             self._open()
             load_shared(self.worker)
             if self._register_regions() - {isa.WITHIN}:
-                load_registers(self.worker)
+                self._load_registers()
             put(self.opcode, 0, self._fetch())
             for region in isa.REGIONS:
                 self._region(region)
@@ -87,7 +88,7 @@ class Kernel:
             last += 1  # an opcode that does not exist
         with when(self.opcode[0] <= last):
             if self._register_regions() == {region} == {isa.WITHIN}:
-                load_registers(self.worker)
+                self._load_registers()
             with T.While(self.opcode[0] <= last):
                 dispatch(self.opcode[0], self._cases(region))
                 put(self.at, 0, self.at[0] + 1)
@@ -175,17 +176,19 @@ class Kernel:
             default=0,
         )
 
-    def _registers(self) -> int:
-        from dnc.codegen.bodies.cuda_worker import chunks, rows_per_warp
+    def _in_registers(self) -> list[Placement]:
+        return [p for p in self.plan.placements if p.residency == REGISTER]
 
+    def _registers(self) -> int:
+        workers = self.tiling.workers
         return max(
-            (
-                p.slot + rows_per_warp(p, self.tiling.workers) * chunks(p.columns) * 4
-                for p in self.plan.placements
-                if p.residency == REGISTER
-            ),
+            (p.slot + registers(p.gates * share(p.units, workers), p.columns) for p in self._in_registers()),
             default=0,
         )
+
+    def _load_registers(self) -> None:
+        for placement in self._in_registers():
+            resident(self.worker, placement).load()
 
     # ---- the loop -------------------------------------------------------------------------------
 

@@ -106,17 +106,64 @@ __device__ __forceinline__ float dnc_sigmoid_approx(float x) {
 )
 
 
-# The nearest number with 10 bits of mantissa, as tensor cores read it.
+# The nearest number with 10 bits of mantissa, as tensor cores read it: they ignore the other bits, which
+# are not cleared here. (`cvt.rna` makes six instructions of it.)
 ROUND_TF32 = Primitive(
     "dnc_round_tf32",
     """
 __device__ __forceinline__ float dnc_round_tf32(float x) {
-  unsigned rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(x));
-  return __uint_as_float(rounded);
+  return __int_as_float(__float_as_int(x) + 0x1000);
 }
 """,
     "float32",
+)
+
+# A number as the sum of two: the nearest with 10 bits of mantissa, and the rest.
+SPLIT_TF32 = Primitive(
+    "dnc_split_tf32",
+    """
+__device__ __forceinline__ void dnc_split_tf32(float x, float& large, float& rest) {
+  large = __int_as_float((__float_as_int(x) + 0x1000) & 0xffffe000);
+  rest = x - large;
+}
+""",
+)
+
+# The same for weights in registers, worked out where it stands: the compiler would do it once, before the
+# loops, and keep the results in registers that there are not.
+ROUND_TF32_HERE = Primitive(
+    "dnc_round_tf32_here",
+    """
+__device__ __forceinline__ float dnc_round_tf32_here(float x) {
+  int rounded;
+  asm volatile("add.s32 %0, %1, 0x1000;" : "=r"(rounded) : "r"(__float_as_int(x)));
+  return __int_as_float(rounded);
+}
+""",
+    "float32",
+)
+SPLIT_TF32_HERE = Primitive(
+    "dnc_split_tf32_here",
+    """
+__device__ __forceinline__ void dnc_split_tf32_here(float x, float& large, float& rest) {
+  asm volatile("{ .reg .b32 near; add.s32 near, %2, 0x1000; and.b32 %0, near, 0xffffe000; "
+               "sub.f32 %1, %3, %0; }"
+               : "=&f"(large), "=f"(rest) : "r"(__float_as_int(x)), "f"(x));
+}
+""",
+)
+
+# The thread, read here: what follows from it is not worked out before the loops.
+THREAD_HERE = Primitive(
+    "dnc_thread_here",
+    """
+__device__ __forceinline__ int dnc_thread_here() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+""",
+    "int32",
 )
 
 # d += a b of a warp, 16 x 8 by 8 x 8; which lane holds what: `bodies/cuda_tensor.py`.
@@ -219,15 +266,19 @@ class Scattered:
     valid: tuple[Any, ...]
 
 
-def warp_reduce_scatter(values: Any, count: int, lane: Any) -> Scattered:
+ALL_LANES = (16, 8, 4, 2, 1)
+
+
+def warp_reduce_scatter(values: Any, count: int, lane: Any, masks: tuple[int, ...] = ALL_LANES) -> Scattered:
     """Sum ``values[0:count]`` (a local buffer) over the 32 lanes; every sum on one lane.
 
     Each of five exchanges halves what a lane holds: 12 shuffles for 10 values and 40+20+
     10+5+3 for 80, where butterflies would take 5 a value. The order of additions depends
-    on ``count`` alone, so the bits do not depend on timing. Overwrites ``values``.
+    on ``count`` alone, so the bits do not depend on timing. Overwrites ``values``. Where ``masks``
+    are not all, the sum is over the lanes that they lead to, and so are the sums' places.
     """
     sizes, first = [count], T.int32(0)
-    for mask in (16, 8, 4, 2, 1):
+    for mask in masks:
         size, half = sizes[-1], (sizes[-1] + 1) // 2
         upper = T.bitwise_and(lane, mask) != 0
         for low in range(half):
@@ -242,14 +293,14 @@ def warp_reduce_scatter(values: Any, count: int, lane: Any) -> Scattered:
         first = first + (T.Select(upper, half, 0) if size > 1 else 0)
         sizes.append(half)
     first = T.Bind(first)
-    return Scattered(sizes[-1], first, tuple(_valid(sizes, j, lane) for j in range(sizes[-1])))
+    return Scattered(sizes[-1], first, tuple(_valid(sizes, j, lane, masks) for j in range(sizes[-1])))
 
 
-def _valid(sizes: list[int], slot: int, lane: Any) -> Any:
+def _valid(sizes: list[int], slot: int, lane: Any, masks: tuple[int, ...]) -> Any:
     """Whether ``slot`` is a value at every level, and this lane the lowest that holds it."""
     index, valid = T.int32(slot), tirx.const(True, "bool")
-    for level in reversed(range(5)):
-        size, half, mask = sizes[level], sizes[level + 1], 16 >> level
+    for level, mask in reversed(list(enumerate(masks))):
+        size, half = sizes[level], sizes[level + 1]
         upper = T.bitwise_and(lane, mask) != 0
         if size == 1:
             valid = tirx.And(valid, tirx.Not(upper))

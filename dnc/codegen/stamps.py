@@ -51,10 +51,12 @@ _STAMP = Primitive(
     "dnc_trace_stamp",
     f"""
 __device__ __forceinline__ void dnc_trace_stamp(long long* runs, int stamp, int stamps) {{
-  if (threadIdx.x != 0 || stamp >= stamps) return;
-  unsigned long long own;
-  asm volatile("mov.u64 %0, %clock64;" : "=l"(own) :: "memory");{_RUN}
-  run[{ANCHOR_WORDS} + stamp] = (long long)own;
+  if (threadIdx.x == 0 && stamp < stamps) {{
+    unsigned long long own;
+    asm volatile("mov.u64 %0, %clock64;" : "=l"(own) :: "memory");{_RUN}
+    run[{ANCHOR_WORDS} + stamp] = (long long)own;
+  }}
+  if (threadIdx.x < 32) __syncwarp();  // the thread is together with its warp again
 }}
 """,
 )

@@ -13,7 +13,7 @@ import attrs
 
 from dnc.ir.isa import layout
 from dnc.ir.machine import Machine, machine
-from dnc.ir.plan import REGISTER, SHARED, STREAMED, TF32, UNIT, Plan, unit_range
+from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, UNIT, Plan, unit_range
 from dnc.ir.program import LEVEL, ROOT, STACK, TABLE
 from dnc.passes.plan_weights import Slice, slices
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
@@ -185,8 +185,10 @@ def _tiling(plan: Plan, chip: Machine) -> str:
     if tiling.cluster > 1:
         count = chip.cluster_replicas(tiling.cluster)
         found = f"{count} replicas, each a cluster of {tiling.cluster} workers of {tiling.threads} threads"
-    if plan.precision == TF32:
-        found += "; weight gradients and products outside the recursion in tf32 on tensor cores"
+    if plan.precision != FP32:
+        found += (
+            f"; products of more than two vertices, and weight gradients, in {plan.precision} on tensor cores"
+        )
     return found
 
 

@@ -416,10 +416,10 @@ class Opcode:
     region: int
 
 
-# Of products: float32 throughout, or operands rounded to tf32 (10 bits of mantissa) where tensor cores
-# multiply; sums are float32 always.
-FP32, TF32 = "fp32", "tf32"
-PRECISIONS = (FP32, TF32)
+# Of products: float32 throughout; or on tensor cores, with operands rounded to tf32 (10 bits of mantissa), or
+# as sums of two such numbers, which is about as exact as float32. Sums are float32 always.
+FP32, TF32, TF32X3 = "fp32", "tf32", "tf32x3"
+PRECISIONS = (FP32, TF32, TF32X3)
 
 
 @attrs.frozen

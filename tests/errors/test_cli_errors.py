@@ -28,7 +28,7 @@ COMMANDS = [
     (f"compile {TREE} --set hidden", f"error: --set: found 'hidden', {SIZE}"),
     (f"compile {TREE} --set hidden=2.5", f"error: --set: found 'hidden=2.5', {SIZE}"),
     (f"compile {TREE} --set hidden=2,hidden=3", "error: --set: hidden is set twice"),
-    (f"compile {TREE} --precision fp16", "error: precision: found 'fp16', expected fp32 or tf32"),
+    (f"compile {TREE} --precision fp16", "error: precision: found 'fp16', expected fp32, tf32 or tf32x3"),
     (
         f"compile {TREE} --precision tf32",
         "error: precision tf32 is for GPUs, and no target is one: a CPU computes in fp32",

@@ -24,6 +24,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "treelstm-256": ("treelstm", {"hidden": 256, "embed": 256}, PlanOptions()),
     "treelstm-tf32": ("treelstm", {"hidden": 256, "embed": 256}, PlanOptions(precision="tf32")),
+    "treelstm-tf32x3": ("treelstm", {"hidden": 256, "embed": 256}, PlanOptions(precision="tf32x3")),
+    "treelstm-odd-tf32x3": (
+        "treelstm",
+        {"hidden": 72, "embed": 40},
+        PlanOptions(cluster=8, precision="tf32x3"),
+    ),
+    "lstm2-tf32": ("lstm2", {"hidden": 136, "embed": 20}, PlanOptions(cluster=8, precision="tf32")),
     "treelstm-odd-tf32": (
         "treelstm",
         {"hidden": 72, "embed": 40},

@@ -6,7 +6,7 @@ import pytest
 
 from dnc.compiler import PlanOptions, digest, make_plan
 from dnc.explain.facts import gather
-from dnc.ir.plan import FP32, TF32
+from dnc.ir.plan import FP32, PRECISIONS, TF32, TF32X3
 from dnc.ir.plan_text import print_plan
 from tests.support.models import small_program
 
@@ -14,13 +14,15 @@ pytest.importorskip("tvm")
 OPTIONS = PlanOptions(precision=TF32)
 
 
-def test_a_gpu_plan_says_so_and_has_kernels_of_its_own() -> None:
+@pytest.mark.parametrize("precision", (TF32, TF32X3))
+def test_a_gpu_plan_says_so_and_has_kernels_of_its_own(precision: str) -> None:
     program = small_program("treelstm")
-    plain, rounded = make_plan(program, "sm_90a"), make_plan(program, "sm_90a", OPTIONS)
-    assert (plain.precision, rounded.precision) == (FP32, TF32)
+    plain = make_plan(program, "sm_90a")
+    rounded = make_plan(program, "sm_90a", PlanOptions(precision=precision))
+    assert (plain.precision, rounded.precision) == (FP32, precision)
     assert digest(plain) != digest(rounded)
-    assert print_plan(rounded).splitlines()[0].endswith(", tf32")
-    assert "tf32" in gather(rounded).tiling and "tf32" not in gather(plain).tiling
+    assert print_plan(rounded).splitlines()[0].endswith(f", {precision}")
+    assert f"in {precision} on tensor cores" in gather(rounded).tiling and "tf32" not in gather(plain).tiling
 
 
 def test_a_cpu_computes_in_float32() -> None:
@@ -33,6 +35,8 @@ def test_only_the_kernel_that_may_round_uses_tensor_cores() -> None:
 
     program = small_program("treelstm")
     texts = [
-        emit_source(make_plan(program, "sm_90a", each))["kernel.cu"] for each in (PlanOptions(), OPTIONS)
+        emit_source(make_plan(program, "sm_90a", PlanOptions(precision=each)))["kernel.cu"]
+        for each in PRECISIONS
     ]
-    assert [b"mma.sync" in text for text in texts] == [False, True]
+    assert [b"mma.sync" in text for text in texts] == [False, True, True]
+    assert [b"dnc_split_tf32" in text for text in texts] == [False, False, True]

@@ -128,22 +128,20 @@ def _unit_cell(tile: UnitTile, vertex: Expr, own: Expr) -> UnitCell:
 
 def _staged_sum(tile: UnitTile, result: Value, gate: int, own: Expr, vertex: Expr) -> Expr:
     """A product's sum for a gate of one of the worker's units, its parts added up."""
-    staging, memory = tile.staging, tile.worker.staging
-    at = staging.sums[result] + (gate * tile.units + own) * staging.pitch + vertex
-    step = rows_of(result, tile.segment, tile.units) * staging.pitch
+    plane, memory = tile.staging.sums[result], tile.worker.staging
+    at = plane.place(gate * tile.units + own, vertex)
     total = memory[at]
-    for part in range(1, staging.parts[result]):
-        total = total + memory[at + part * step]
+    for part in range(1, plane.parts):
+        total = total + memory[at + part * plane.part]
     return let("pre", total)
 
 
 def _stage_deltas(tile: UnitTile, cells: Sequence[UnitCell], own: Expr, vertex: Expr) -> None:
     """Stages what neighbouring units, from `own` on, leave for the transposed products."""
-    for value, at in tile.staging.deltas.items():
+    for value, plane in tile.staging.deltas.items():
         for i, cell in enumerate(cells):
             for gate, delta in enumerate(cell.values[value]):
-                row_at = at + (gate * tile.units + own + i) * tile.staging.pitch
-                put(tile.worker.staging, row_at + vertex, delta)
+                put(tile.worker.staging, plane.place(gate * tile.units + own + i, vertex), delta)
 
 
 def _give_vectors(tile: UnitTile, cell: UnitCell, own: Expr) -> None:
@@ -164,11 +162,10 @@ def _inside_or_zeros(
     worker, units, staging = tile.worker, tile.units, tile.staging
 
     def zeros() -> None:
-        for value, at in staging.deltas.items():
+        for value, plane in staging.deltas.items():
             for gate in range(rows_of(value, tile.segment, 1)):
                 for i in range(lanes):
-                    row_at = at + (gate * units + own + i) * staging.pitch
-                    put(worker.staging, row_at + vertex, T.float32(0.0))
+                    put(worker.staging, plane.place(gate * units + own + i, vertex), T.float32(0.0))
 
     if units * worker.workers == tile.segment.units:
         cell()

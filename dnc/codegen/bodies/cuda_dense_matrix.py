@@ -2,7 +2,7 @@
 
 In: a tile and its shape. Out: statements that sum it and write it, or add it to what is there. A thread
 sums 4 x 4 elements of the smaller shapes, up to 8 x 16 of the larger ones, in the order of the rows; or,
-where tf32 is allowed, warps multiply on tensor cores.
+where it is allowed, warps multiply on tensor cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dnc.codegen.emit import (
 )
 from dnc.ir import isa
 from dnc.ir.machine import WARPS
-from dnc.ir.plan import TF32, padded
+from dnc.ir.plan import FP32, padded
 
 
 class Sums(Protocol):
@@ -50,7 +50,7 @@ class Sums(Protocol):
 def matrix_tile(work: TileWork, shape: isa.GradientTile) -> None:
     """The sum of outer products over the rows: the next ones are loaded during the sums."""
     worker = work.worker
-    kind = TensorSums if worker.plan.precision == TF32 else ThreadSums
+    kind = ThreadSums if worker.plan.precision == FP32 else TensorSums
     sums: Sums = kind(work, shape)
     tile = sums.tile
     step = tile.step
@@ -119,7 +119,7 @@ class TensorSums:
         own, across = shape.rows // high, shape.columns // along
         self.row = fixed("warp_row", worker.warp // along * own)
         self.column = fixed("warp_column", worker.warp % along * across)
-        self.sums = warp_sums(worker.lane, own // HIGH, across // ACROSS)
+        self.sums = warp_sums(worker, own // HIGH, across // ACROSS)
 
     def add(self, stage: Expr) -> None:
         """Eight rows at a time."""

@@ -20,9 +20,17 @@ from dnc.ir.plan import Address, GatherAddress, Piece
 STAGED_TOGETHER = 4  # loads a thread has under way
 
 
+SPARE = 16  # words between staged operands: two neighbours are in different halves of the banks
+
+
 def padded_columns(columns: int) -> int:
     """Columns of a staged operand: whole chunks."""
     return chunks(columns) * CHUNK
+
+
+def operand_stride(columns: int) -> int:
+    """Words from one staged operand to the next."""
+    return padded_columns(columns) + SPARE
 
 
 def stage_operand(
@@ -36,15 +44,16 @@ def stage_operand(
 ) -> None:
     """Copies the operands of rows first .. first + count into staging.
 
-    Row v lies at `at` + v * padded columns, zeros behind its columns. What a product may read
+    Row v lies at `at` + v * `operand_stride`, zeros behind its columns. What a product may read
     beyond the last row (`group` of them are multiplied together) is zero as well. meanwhile: emits
     what is done while the copies are under way.
     """
     rows = let("staged", (count + group - 1) // group * group)
-    stride = padded_columns(sum(piece.width for piece in pieces))
+    columns = sum(piece.width for piece in pieces)
+    stride, quads = operand_stride(columns), padded_columns(columns) // 4
     if all_aligned(worker, pieces):
         together = STAGED_TOGETHER if group > 1 else 1
-        stage_quads(worker, pieces, first, count, rows, at, stride, stride // 4, together, meanwhile)
+        stage_quads(worker, pieces, first, count, rows, at, stride, quads, together, meanwhile)
     else:
         if meanwhile is not None:
             meanwhile()
@@ -158,8 +167,8 @@ def _stage_pieces(
     worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, rows: Expr, at: int
 ) -> None:
     """One element at a time, for operands that are sums or not aligned."""
-    stride = padded_columns(sum(piece.width for piece in pieces))
-    begin = 0
+    columns = sum(piece.width for piece in pieces)
+    stride, begin = operand_stride(columns), 0
     for piece in pieces:
         with stride_loop("item", worker.thread, rows * piece.width, THREADS) as item:
             vertex = fixed("vertex", item // piece.width)
@@ -171,7 +180,7 @@ def _stage_pieces(
                 with T.Else():
                     put(worker.staging, to, T.float32(0.0))
         begin += piece.width
-    rest = stride - begin
+    rest = padded_columns(columns) - begin
     if rest:
         with stride_loop("item", worker.thread, rows * rest, THREADS) as item:
             put(worker.staging, at + item // rest * stride + begin + item % rest, T.float32(0.0))

@@ -1,9 +1,8 @@
-"""Products with a worker's weight slice on CUDA, all lanes of a warp on one row of the weights.
+"""Products with weights in shared memory or L2 on CUDA, all lanes of a warp on one row of the weights.
 
 In: a tile whose operands are staged. Out: statements that leave the sums in staging. A slice of R rows
 and K columns is spread over the worker: warp w has the rows w * n .. + n, lane l the columns 128 c + 4 l
-.. + 3 of every chunk c. Sums over lanes run in a fixed order, and it is the same code for weights of
-every residency (GRNN's output tiling, VPPS's register residency).
+.. + 3 of every chunk c. Sums over lanes run in a fixed order (GRNN's output tiling).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_operands import padded_columns
+from dnc.codegen.bodies.cuda_operands import operand_stride
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_weights import chunk_reader
 from dnc.codegen.bodies.cuda_worker import CHUNK, chunks, rows_per_warp, share
@@ -31,7 +30,7 @@ from dnc.codegen.emit import (
     stride_loop,
     when,
 )
-from dnc.ir.plan import REGISTER, STREAMED, Placement, Product
+from dnc.ir.plan import STREAMED, Product
 
 ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators beside the weights
 STREAMED_BLOCK = 5  # the same where weights come from L2: their addresses take registers, too
@@ -63,10 +62,10 @@ def forward(tile: UnitTile, product: Product, group: int) -> None:
 def _forward_group(tile: UnitTile, product: Product, weights_at: Expr, vertices: int, first: Expr) -> None:
     """Rows of the worker times the staged operands of `vertices` vertices, from vertex `first` on."""
     worker, placement = tile.worker, tile.placement(product)
-    sums, pitch = tile.staging.sums[product.result], tile.staging.pitch
+    plane = tile.staging.sums[product.result]
     rows = rows_per_warp(placement, worker.workers)
     total_rows = placement.gates * share(placement.units, worker.workers)
-    stride = padded_columns(placement.columns)
+    stride = operand_stride(placement.columns)
     operand = first * stride
     weights = chunk_reader(worker, placement, weights_at)
 
@@ -84,19 +83,14 @@ def _forward_group(tile: UnitTile, product: Product, weights_at: Expr, vertices:
                 put(partial, index, cuda.fma(weight[i], lane4(x, i), partial[index]))
 
         def accumulate(chunk: Any) -> None:
-            if placement.residency == REGISTER:  # few live operands: the registers hold weights
-                for vertex in range(vertices):
-                    x = operand_of(vertex, chunk)
-                    for row in range(count):
-                        add(row, vertex, weights(row_begin + row, chunk), x)
-                return
             operands = [operand_of(vertex, chunk) for vertex in range(vertices)]
             for row in range(count):
                 weight = weights(row_begin + row, chunk)
                 for vertex in range(vertices):
                     add(row, vertex, weight, operands[vertex])
 
-        _each_chunk(placement, accumulate)
+        with loop("chunk", chunks(placement.columns)) as chunk:
+            accumulate(chunk)
         owned = cuda.warp_reduce_scatter(partial, size, worker.lane)
         for slot in range(owned.slots):
             with when(owned.valid[slot]):
@@ -104,22 +98,12 @@ def _forward_group(tile: UnitTile, product: Product, weights_at: Expr, vertices:
                 own = let("own", row_begin + index // vertices)
                 row = worker.warp * rows + own
                 with when(both(own < rows, row < total_rows)):
-                    put(worker.staging, sums + row * pitch + first + index % vertices, partial[slot])
+                    put(worker.staging, plane.place(row, first + index % vertices), partial[slot])
 
     together = STREAMED_BLOCK if placement.residency == STREAMED else ROW_BLOCK
-    if placement.residency == REGISTER or rows <= UNROLLED_ROWS:
+    if rows <= UNROLLED_ROWS:
         for row_begin in range(0, rows, together):
             block(row_begin, min(together, rows - row_begin))
     else:
         with loop("block", -(-rows // together)) as number:
             block(let("first_row", number * together), together)
-
-
-def _each_chunk(placement: Placement, body: Callable[[Any], None]) -> None:
-    """Chunks unrolled where weights are literal registers, else a loop."""
-    if placement.residency == REGISTER:
-        for chunk in range(chunks(placement.columns)):
-            body(chunk)
-    else:
-        with loop("chunk", chunks(placement.columns)) as chunk:
-            body(chunk)

@@ -9,17 +9,37 @@ from __future__ import annotations
 
 from functools import partial
 
+import attrs
+
 from dnc.codegen.bodies.cuda_cells import EarlyLoads, quad_cells, unit_cells
-from dnc.codegen.bodies.cuda_operands import padded_columns, stage_operand
+from dnc.codegen.bodies.cuda_operands import operand_stride, stage_operand
 from dnc.codegen.bodies.cuda_products import WIDE, forward
-from dnc.codegen.bodies.cuda_staging import Staging, UnitTile, each_product, lay_out, operand_columns
-from dnc.codegen.bodies.cuda_transposed import FEW, scratch_words, transposed
+from dnc.codegen.bodies.cuda_resident import BLOCK, scratch_words
+from dnc.codegen.bodies.cuda_resident_products import TENSOR
+from dnc.codegen.bodies.cuda_resident_products import forward as forward_resident
+from dnc.codegen.bodies.cuda_resident_products import transposed as transposed_resident
+from dnc.codegen.bodies.cuda_resident_tensor import turned_words
+from dnc.codegen.bodies.cuda_staging import (
+    Plane,
+    Staging,
+    UnitTile,
+    by_rows,
+    by_vertices,
+    each_product,
+    lay_out,
+    operand_columns,
+    rows_of,
+)
+from dnc.codegen.bodies.cuda_transposed import FEW, transposed
+from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
 from dnc.codegen.bodies.cuda_worker import Worker, share
 from dnc.codegen.emit import Expr, either, let, smaller, stride_loop
 from dnc.codegen.quads import fits_quads
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import Piece, Segment
+from dnc.ir.plan import REGISTER, Piece, Product, Segment, TransposedProduct
+
+ROUNDS = 2  # of cells with a unit a thread, which are faster than one of cells with four
 
 
 def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
@@ -48,21 +68,24 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
         early = EarlyLoads(tile)
         _products(tile, early)
         one_unit = partial(unit_cells, tile, early)
-        if fits_quads(segment, tile.units) and size % 4 == 0 and size * tile.units > THREADS:
-            either(count * tile.units <= THREADS, one_unit, partial(quad_cells, tile))
+        if fits_quads(segment, tile.units) and size % 4 == 0 and size * tile.units > ROUNDS * THREADS:
+            either(count * tile.units <= ROUNDS * THREADS, one_unit, partial(quad_cells, tile))
         else:
             one_unit()
         worker.synchronize()
         for product in segment.transposed:
-            transposed(tile, product, buffers)
+            if tile.placement(product).residency == REGISTER:
+                transposed_resident(tile, product)
+            else:
+                transposed(tile, product, buffers)
 
 
 def choose_staging(worker: Worker, segment: Segment) -> tuple[Staging, int]:
-    """Tiles as large as the staging area takes, up to the plan's tile; buffers of transposed products."""
+    """Tiles as large as the staging area takes, up to the plan's tile; buffers of what is added up."""
     assert worker.plan.tiling is not None
     tile = worker.plan.tiling.tile
     while True:
-        for buffers in (2, 1) if segment.transposed else (1,):
+        for buffers in (2, 1) if segment.transposed or segment.products else (1,):
             found = narrow_staging(worker, segment, tile, buffers)
             if found.words <= worker.staging_words or (tile == buffers == 1):
                 worker.stage(found.words)
@@ -71,10 +94,31 @@ def choose_staging(worker: Worker, segment: Segment) -> tuple[Staging, int]:
 
 
 def narrow_staging(worker: Worker, segment: Segment, tile: int, buffers: int) -> Staging:
-    """The staging area for tiles of `tile` vertices: operands and scratch of transposed products in front."""
-    fronts = [tile * padded_columns(operand_columns(product)) for product in segment.products]
-    fronts += [scratch_words(turned.columns, tile, buffers) for turned in segment.transposed]
-    return lay_out(segment, share(segment.units, worker.workers), tile, max(fronts, default=0))
+    """The staging area for tiles of `tile` vertices: operands and scratch of products in front."""
+    units, taken = share(segment.units, worker.workers), max(tile, BLOCK // 2)
+
+    def in_registers(product: Product | TransposedProduct) -> bool:
+        return worker.placement(product.parameter, segment.units).residency == REGISTER
+
+    def plane(tile: int, rows: int, product: Product | TransposedProduct) -> Plane:
+        if isinstance(product, Product):
+            return by_vertices(taken, rows) if in_registers(product) else by_rows(tile, rows)
+        readers = [turned for turned in segment.transposed if turned.delta == product.delta]
+        return by_vertices(taken, rows) if all(map(in_registers, readers)) else by_rows(tile, rows)
+
+    held = [product for product in segment.products if in_registers(product)]
+    operands = max(
+        (taken * operand_stride(operand_columns(product)) for product in segment.products), default=0
+    )
+    sums = [scratch_words(rows_of(product.result, segment, units), tile) for product in held]
+    front = operands + buffers * max(sums, default=0)
+    for turned in segment.transposed:
+        rows = rows_of(turned.delta, segment, units)
+        held_words = turned_words(rows) if TENSOR[worker.plan.precision][1] else 0
+        words = held_words if in_registers(turned) else transposed_words(turned.columns, tile, buffers)
+        front = max(front, words)
+    found = lay_out(segment, units, tile, front, plane)
+    return attrs.evolve(found, scratch=operands, buffers=buffers)
 
 
 def _products(tile: UnitTile, early: EarlyLoads) -> None:
@@ -86,4 +130,10 @@ def _products(tile: UnitTile, early: EarlyLoads) -> None:
         meanwhile = early.start if pieces == first else None
         stage_operand(tile.worker, pieces, tile.first, tile.count, group, 0, meanwhile)
 
-    each_product(tile, stage, lambda product: forward(tile, product, group))
+    def multiply(product: Product) -> None:
+        if tile.placement(product).residency == REGISTER:
+            forward_resident(tile, product)
+        else:
+            forward(tile, product, group)
+
+    each_product(tile, stage, multiply)

@@ -18,24 +18,37 @@ from dnc.ir.plan import Piece, Placement, Product, Segment, TransposedProduct
 
 
 @attrs.frozen
-class Staging:
-    """First words of the parts of the staging area, for tiles of `tile` vertices.
+class Plane:
+    """Where a staged value of a worker's rows lies, for every vertex of a tile, in `parts` to be added up.
 
-    From 0 on lie the operands, and later the scratch of transposed products. A product's sums of local
-    row r and vertex v are at sums + (part * rows + r) * pitch + v, in `parts` parts that are to be added
-    up; deltas at deltas + r * pitch + v.
+    row, vertex, part: words from one to the next.
+    """
+
+    at: int
+    row: int
+    vertex: int
+    parts: int = 1
+    part: int = 0
+
+    def place(self, row: Expr, vertex: Expr) -> Expr:
+        """The word of a local row and a vertex of the tile, in the first part."""
+        return self.at + row * self.row + vertex * self.vertex
+
+
+@attrs.frozen
+class Staging:
+    """The parts of the staging area, for tiles of `tile` vertices: sums of products, deltas.
+
+    From 0 on lie the operands, and later the scratch of transposed products; from `scratch` on that of
+    products with weights in registers, for `buffers` blocks of vertices.
     """
 
     tile: int
-    sums: dict[Value, int]
-    parts: dict[Value, int]
-    deltas: dict[Value, int]
+    sums: dict[Value, Plane]
+    deltas: dict[Value, Plane]
     words: int
-
-    @property
-    def pitch(self) -> int:
-        """Words from row to row: neighbouring rows are in different banks."""
-        return pitch(self.tile)
+    scratch: int = 0
+    buffers: int = 1
 
 
 @attrs.frozen(eq=False)
@@ -62,9 +75,20 @@ class UnitTile:
         return self.worker.access.weights(product.parameter, product.select, self.first)
 
 
-def pitch(tile: int) -> int:
-    """Words between the rows of staged sums and deltas of a tile: neighbouring rows in different banks."""
-    return tile + 4 if tile % 4 == 0 else tile
+def by_rows(tile: int, rows: int, parts: int = 1) -> Plane:
+    """A plane with the vertices of a row side by side; neighbouring rows are in different banks."""
+    row = tile + 4 if tile % 4 == 0 else tile
+    return Plane(0, row, 1, parts, rows * row)
+
+
+def by_vertices(tile: int, rows: int) -> Plane:
+    """A plane with the rows of a vertex side by side: see `vertex_words`."""
+    return Plane(0, 1, vertex_words(rows), 1, tile * vertex_words(rows))
+
+
+def vertex_words(rows: int) -> int:
+    """Words between vertices: 8 of them, and 4 neighbouring rows of each, are in different banks."""
+    return -(-rows // 8) * 8 + 4
 
 
 def operand_columns(product: Product) -> int:
@@ -78,19 +102,24 @@ def rows_of(value: Value, segment: Segment, units: int) -> int:
 
 
 def lay_out(
-    segment: Segment, units: int, tile: int, front: int, parts: Callable[[Product], int] = lambda _: 1
+    segment: Segment,
+    units: int,
+    tile: int,
+    front: int,
+    plane: Callable[[int, int, Product | TransposedProduct], Plane],
 ) -> Staging:
-    """Staging with `front` words before the sums, and `parts(product)` parts of a product's sums."""
-    at, sums, numbers, deltas = front, {}, {}, {}
+    """Staging with `front` words before the sums and deltas; `plane(tile, rows, product)` shapes them."""
+    at, sums, deltas = front, {}, {}
     for product in segment.products:
-        numbers[product.result] = parts(product)
-        sums[product.result] = at
-        at += numbers[product.result] * rows_of(product.result, segment, units) * pitch(tile)
+        made = plane(tile, rows_of(product.result, segment, units), product)
+        sums[product.result] = attrs.evolve(made, at=at)
+        at += made.parts * made.part
     for turned in segment.transposed:
         if turned.delta not in deltas:
-            deltas[turned.delta] = at
-            at += rows_of(turned.delta, segment, units) * pitch(tile)
-    return Staging(tile, sums, numbers, deltas, at)
+            made = plane(tile, rows_of(turned.delta, segment, units), turned)
+            deltas[turned.delta] = attrs.evolve(made, at=at)
+            at += made.part
+    return Staging(tile, sums, deltas, at)
 
 
 def each_product(

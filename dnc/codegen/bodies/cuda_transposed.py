@@ -1,4 +1,4 @@
-"""Transposed products with a worker's weight slice on CUDA: partial sums over the worker's rows.
+"""Transposed products with weights in shared memory or L2 on CUDA: partial sums over the worker's rows.
 
 In: a tile whose deltas are staged. Out: statements that store the partial sums, for the workers of a
 replica to add up. Rows are spread over the warps, whose sums are added up through staging in a fixed
@@ -15,15 +15,15 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import UnitTile
+from dnc.codegen.bodies.cuda_stores import store_columns
 from dnc.codegen.bodies.cuda_weights import ChunkReader, chunk_reader, weight_place
-from dnc.codegen.bodies.cuda_worker import CHUNK, Worker, chunks, rows_per_warp, share
+from dnc.codegen.bodies.cuda_worker import CHUNK, chunks, rows_per_warp, share
 from dnc.codegen.emit import (
     Expr,
     both,
     either,
     fixed,
     lane4,
-    lanes,
     let,
     local,
     loop,
@@ -34,13 +34,12 @@ from dnc.codegen.emit import (
     when,
 )
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import REGISTER, Placement, TransposedProduct
+from dnc.ir.plan import Placement, TransposedProduct
 
 COLUMN_GROUP = 4  # chunks that are summed over the warps at a time
 MOST_SUMS = 32  # that a thread holds
 COLUMN_VERTICES = 16  # vertices whose sums a thread holds that has a column to itself
 ROWS_TOGETHER = 2  # rows whose weights such a thread loads together
-Place = Callable[[Expr], Expr]
 FEW = 4  # vertices for which it is not worth giving every thread a column
 
 
@@ -72,7 +71,7 @@ class _Sums:
     def delta_at(self, row: Expr, vertex: Expr) -> Expr:
         """The staged delta of a row of the worker and a vertex of the tile."""
         staging = self.tile.staging
-        return staging.deltas[self.product.delta] + row * staging.pitch + vertex
+        return staging.deltas[self.product.delta].place(row, vertex)
 
 
 def transposed(tile: UnitTile, product: TransposedProduct, buffers: int) -> None:
@@ -87,31 +86,12 @@ def transposed(tile: UnitTile, product: TransposedProduct, buffers: int) -> None
         return lambda: _by_rows(sums, buffers, step)
 
     step = vertices_together(placement.columns, tile.staging.tile)
-    if placement.residency != REGISTER and tile.staging.tile % 4 == 0 and tile.staging.tile > FEW:
+    if tile.staging.tile % 4 == 0 and tile.staging.tile > FEW:
         either(tile.count <= FEW, by_rows(step), lambda: _by_columns(sums))
     elif step > 1:
         either(tile.count == 1, by_rows(1), by_rows(step))
     else:
         by_rows(1)()
-
-
-def store_columns(
-    worker: Worker, product: TransposedProduct, row: Expr, column: Expr, values: Expr, place: Place = quad_at
-) -> None:
-    """Writes columns of a row of the result, from `column` on, to where they belong.
-
-    values: a vector; `place` makes the position of one from that of its first element, a whole one.
-    """
-    value, width = let("value", values), lanes(values)
-    for buffer, offset, low, high in product.stores:
-        at = worker.access.record(buffer, row) + (offset - low) + column
-        if low % width == high % width == offset % width == 0:
-            with when(both(column >= low, column < high)):
-                T.buffer_store(worker.pool, value, [place(at)])
-        else:
-            for i in range(width):
-                with when(both(column + i >= low, column + i < high)):
-                    put(worker.pool, at + i, lane4(value, i))
 
 
 def _by_columns(sums: _Sums) -> None:
@@ -182,12 +162,8 @@ def _sum_of_warp(
                     at = (v * width + chunk) * 4 + i
                     put(totals, at, cuda.fma(weight[i], delta[v], totals[at]))
 
-    if sums.placement.residency == REGISTER:  # whose numbers are literal
-        for row in range(rows):
-            add_row(row)
-    else:
-        with loop("row", rows) as row:
-            add_row(row)
+    with loop("row", rows) as row:
+        add_row(row)
     for v in range(step):
         for chunk in range(width):
             at = scratch + (worker.warp * step + v) * width * CHUNK + chunk * CHUNK + worker.lane * 4

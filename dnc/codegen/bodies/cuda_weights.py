@@ -1,4 +1,4 @@
-"""Readers of a worker's weight slice on CUDA: from literal registers, shared memory, or the L2 cache.
+"""Readers of a worker's weight slice on CUDA: from shared memory or the L2 cache.
 
 In: a placement and the position of the whole weight in the pool, which STREAMED slices are read from.
 Out: functions that emit the read of some weights of a local row. Guaranteed: the same weights from
@@ -15,27 +15,19 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.bodies.cuda_worker import (
     CHUNK,
     Worker,
-    chunks,
     rows_per_warp,
     share,
     source_row,
 )
 from dnc.codegen.emit import Expr, fixed, lane4, let, quad_at
-from dnc.ir.plan import REGISTER, SHARED, Placement, padded, shared_stride
+from dnc.ir.plan import SHARED, Placement, padded, shared_stride
 
 ChunkReader = Callable[[Any, Any], list[Expr]]  # (row of the warp, chunk) -> four weights
 
 
 def chunk_reader(worker: Worker, placement: Placement, weights_at: Expr) -> ChunkReader:
-    """Reads a lane's four weights of a row of the warp in a chunk; both literal for registers."""
+    """Reads a lane's four weights of a row of the warp in a chunk."""
     rows, columns = rows_per_warp(placement, worker.workers), padded(placement.columns)
-    if placement.residency == REGISTER:
-
-        def resident(row: Any, chunk: Any) -> list[Expr]:
-            first = placement.slot + (row * chunks(placement.columns) + chunk) * 4
-            return [worker.registers[first + i] for i in range(4)]
-
-        return resident
 
     def column_of(chunk: Expr) -> Expr:
         column = chunk * CHUNK + worker.lane * 4
@@ -55,7 +47,7 @@ def chunk_reader(worker: Worker, placement: Placement, weights_at: Expr) -> Chun
 
 
 def row_reader(worker: Worker, placement: Placement, weights_at: Expr, row: Expr) -> Callable[[Expr], Expr]:
-    """Reads four weights of one local row, which is looked up once; not for registers."""
+    """Reads four weights of one local row, which is looked up once."""
     if placement.residency == SHARED:
         at = let("row_at", placement.slot + row * shared_stride(placement.columns))
         return lambda column: let("weight", worker.shared_weights[quad_at(at + column)])

@@ -17,14 +17,16 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_cells import quad_cells
 from dnc.codegen.bodies.cuda_operands import all_aligned, stage_quads
 from dnc.codegen.bodies.cuda_staging import (
+    Plane,
     Staging,
     UnitTile,
+    by_rows,
     each_product,
     lay_out,
     operand_columns,
     rows_of,
 )
-from dnc.codegen.bodies.cuda_transposed import store_columns
+from dnc.codegen.bodies.cuda_stores import store_columns
 from dnc.codegen.bodies.cuda_weights import row_reader, weight_place
 from dnc.codegen.bodies.cuda_wide_tensor import (
     on_tensor_cores,
@@ -82,7 +84,11 @@ def wide_staging(worker: Worker, segment: Segment) -> Staging | None:
         return None
     stride = max((shared_stride(operand_columns(product)) for product in segment.products), default=0)
     parts = partial(tensor_parts if on_tensor_cores(worker.plan, segment) else _parts, segment, units)
-    layouts = (lay_out(segment, units, tile, tile * stride, parts) for tile in TILES)
+
+    def plane(tile: int, rows: int, product: Product | TransposedProduct) -> Plane:
+        return by_rows(tile, rows, parts(product) if isinstance(product, Product) else 1)
+
+    layouts = (lay_out(segment, units, tile, tile * stride, plane) for tile in TILES)
     return next((found for found in layouts if found.words <= worker.staging_words), None)
 
 
@@ -142,7 +148,8 @@ def _forward(tile: UnitTile, product: Product, weights_at: Expr, vertices: int) 
     """Sums of all rows of the worker and all vertices of the tile; a thread has 6 x `vertices` of them."""
     worker, staging, placement = tile.worker, tile.staging, tile.placement(product)
     rows = rows_of(product.result, tile.segment, tile.units)
-    parts, stride = staging.parts[product.result], shared_stride(placement.columns)
+    plane, stride = staging.sums[product.result], shared_stride(placement.columns)
+    parts = plane.parts
     quads = padded(placement.columns) // 4
     share_of = -(-quads // parts)
     blocks = -(-rows // (ROWS * ROW_LANES))
@@ -169,11 +176,11 @@ def _forward(tile: UnitTile, product: Product, weights_at: Expr, vertices: int) 
                     at = j * vertices + i
                     for k in range(4):
                         put(sums, at, cuda.fma(lane4(weight, k), lane4(x[i], k), sums[at]))
-        to = let("to", staging.sums[product.result] + part * (rows * staging.pitch) + vertex)
+        to = let("to", plane.place(0, vertex) + part * plane.part)
         for j in range(ROWS):
             with when(begin + j * ROW_LANES < rows):
                 for i in range(vertices):
-                    at = to + (begin + j * ROW_LANES) * staging.pitch + i * VERTEX_LANES
+                    at = to + (begin + j * ROW_LANES) * plane.row + i * VERTEX_LANES
                     put(worker.staging, at, sums[j * vertices + i])
 
 
@@ -187,9 +194,8 @@ def _transposed(tile: UnitTile, product: TransposedProduct) -> None:
 
 
 def _columns(tile: UnitTile, product: TransposedProduct, quads: int) -> None:
-    worker, placement, pitch = tile.worker, tile.placement(product), tile.staging.pitch
+    worker, placement, deltas = tile.worker, tile.placement(product), tile.staging.deltas[product.delta]
     rows = placement.gates * share(placement.units, worker.workers)
-    deltas = tile.staging.deltas[product.delta]
     weights_at = let("weights_at", tile.weights_at(product))
     blocks = -(-product.columns // COLUMNS)
     halves = COLUMNS // (COLUMN_LANES * QUAD)
@@ -206,7 +212,7 @@ def _columns(tile: UnitTile, product: TransposedProduct, quads: int) -> None:
         with loop("row", rows, unroll=2) as row:
             weights = [let("weight", memory[quad_at(place(row, own))]) for own in near]
             for g in range(quads):
-                at = deltas + row * pitch + vertex + g * (BLOCK // 2)
+                at = deltas.place(row, vertex) + g * (BLOCK // 2)
                 delta = let("delta", worker.staging[quad_at(at)])
                 for v in range(QUAD):
                     for h in range(halves):

@@ -10,13 +10,13 @@ from __future__ import annotations
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_staging import UnitTile, operand_columns, rows_of
+from dnc.codegen.bodies.cuda_stores import store_columns
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, pair_at, warp_sums
-from dnc.codegen.bodies.cuda_transposed import store_columns
 from dnc.codegen.bodies.cuda_weights import weight_place
 from dnc.codegen.bodies.cuda_worker import share
 from dnc.codegen.emit import both, fixed, let, loop, smaller, stride_loop, when
 from dnc.ir.machine import WARPS
-from dnc.ir.plan import TF32, Plan, Product, Segment, TransposedProduct, padded, shared_stride
+from dnc.ir.plan import FP32, Plan, Product, Segment, TransposedProduct, padded, shared_stride
 
 BLOCK = 32  # vertices of a warp's part of a product
 MOST_HIGH = 3  # blocks of 16 rows of a warp's part
@@ -30,7 +30,7 @@ def on_tensor_cores(plan: Plan, segment: Segment) -> bool:
     units = share(segment.units, plan.tiling.workers)
     depths = [padded(operand_columns(product)) for product in segment.products]
     depths += [rows_of(turned.delta, segment, units) for turned in segment.transposed]
-    return plan.precision == TF32 and all(depth % DEPTH == 0 for depth in depths)
+    return plan.precision != FP32 and all(depth % DEPTH == 0 for depth in depths)
 
 
 def _high(rows: int) -> int:
@@ -50,7 +50,8 @@ def tensor_parts(segment: Segment, units: int, product: Product) -> int:
 def tensor_forward(tile: UnitTile, product: Product) -> None:
     """Sums of all rows of the worker and all vertices of the tile."""
     worker, staging, placement = tile.worker, tile.staging, tile.placement(product)
-    rows, parts = rows_of(product.result, tile.segment, tile.units), staging.parts[product.result]
+    rows, plane = rows_of(product.result, tile.segment, tile.units), staging.sums[product.result]
+    parts = plane.parts
     stride, steps = shared_stride(placement.columns), padded(placement.columns) // DEPTH
     share_of, high = -(-steps // parts), _high(rows)
     blocks = -(-rows // (high * HIGH))
@@ -61,35 +62,34 @@ def tensor_forward(tile: UnitTile, product: Product) -> None:
         part = fixed("part", task % parts)
         row = fixed("row", task // parts % blocks * (high * HIGH))
         vertex = fixed("vertex", task // (parts * blocks) * BLOCK)
-        sums = warp_sums(worker.lane, high, BLOCK // ACROSS)
+        sums = warp_sums(worker, high, BLOCK // ACROSS)
         with loop("step", smaller(steps - part * share_of, share_of), unroll=1) as step:
             sums.add(
                 let("depth", (part * share_of + step) * DEPTH),
                 lambda own, k: memory[place(smaller(row + own, rows - 1), k)],
                 lambda k, own: worker.staging[(vertex + own) * stride + k],
             )
-        to = let("to", staging.sums[product.result] + part * (rows * staging.pitch) + vertex)
+        to = let("to", plane.place(0, vertex) + part * plane.part)
         for own, across, index in sums.pairs():
             with when(row + own < rows):
-                at = pair_at(to + (row + own) * staging.pitch + across)
+                at = pair_at(to + (row + own) * plane.row + across)
                 T.buffer_store(worker.staging, sums.pair(index), [at])
 
 
 def tensor_transposed(tile: UnitTile, product: TransposedProduct) -> None:
     """Partial sums over the worker's rows for all vertices of the tile."""
-    worker, placement, pitch = tile.worker, tile.placement(product), tile.staging.pitch
+    worker, placement, deltas = tile.worker, tile.placement(product), tile.staging.deltas[product.delta]
     rows = placement.gates * share(placement.units, worker.workers)
-    deltas = tile.staging.deltas[product.delta]
     memory, place = weight_place(worker, placement, let("weights_at", tile.weights_at(product)))
     blocks, last = -(-product.columns // COLUMNS), padded(placement.columns) - 1
     with stride_loop("task", worker.warp, (tile.count + BLOCK - 1) // BLOCK * blocks, WARPS) as task:
         column = fixed("column", task % blocks * COLUMNS)
         vertex = fixed("vertex", task // blocks * BLOCK)
-        sums = warp_sums(worker.lane, BLOCK // HIGH, COLUMNS // ACROSS)
+        sums = warp_sums(worker, BLOCK // HIGH, COLUMNS // ACROSS)
         with loop("step", rows // DEPTH, unroll=1) as step:
             sums.add(
                 step * DEPTH,
-                lambda own, k: worker.staging[deltas + k * pitch + vertex + own],
+                lambda own, k: worker.staging[deltas.place(k, vertex + own)],
                 # Where the matrix has ended any columns do.
                 lambda k, own: memory[place(k, smaller(column + own, last))],
             )

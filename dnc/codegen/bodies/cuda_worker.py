@@ -18,7 +18,7 @@ from dnc.codegen.access import Access
 from dnc.codegen.emit import Expr, fixed, let, local, named, put, quad_at, stride_loop, when
 from dnc.codegen.math import TirMath
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import REGISTER, SHARED, UNIT, ParameterAddress, Placement, Plan, padded, shared_stride
+from dnc.ir.plan import SHARED, UNIT, ParameterAddress, Placement, Plan, padded, shared_stride
 from dnc.ir.program import LEVEL
 
 CHUNK = 4 * LANES  # columns that a warp reads with one 16-byte load a lane
@@ -126,16 +126,6 @@ def source_row(worker: Worker, placement: Placement, index: Expr) -> tuple[Expr,
     return gate * placement.units + unit, valid
 
 
-def load_registers(worker: Worker) -> None:
-    """Fills registers with the worker's slices.
-
-    Rows and columns that do not exist are read from the pool's row of zeros.
-    """
-    for placement in worker.plan.placements:
-        if placement.residency == REGISTER:
-            _load_registers(worker, placement)
-
-
 def load_shared(worker: Worker) -> None:
     """Fills shared memory with the worker's slices and vectors, once a launch; ends with a barrier."""
     for placement in worker.plan.placements:
@@ -173,20 +163,6 @@ def _load_vector(worker: Worker, parameter: str, units: int, slot: int) -> None:
         unit = let("unit", worker.rank * own + (element - gate * own))
         near = T.Select(unit < units, unit, units - 1)
         put(worker.shared_weights, slot + element, worker.pool[base + gate * units + near])
-
-
-def _load_registers(worker: Worker, placement: Placement) -> None:
-    rows, columns = rows_per_warp(placement, worker.workers), padded(placement.columns)
-    base = let("weights", worker.access.base(placement.parameter))
-    for row in range(rows):
-        source, valid = source_row(worker, placement, worker.warp * rows + row)
-        for chunk in range(chunks(placement.columns)):
-            column = chunk * CHUNK + worker.lane * 4
-            there = valid * (column < columns)
-            at = fixed("from", T.Select(there != 0, base + source * columns + column, T.int64(0)), "int64")
-            first = placement.slot + (row * chunks(placement.columns) + chunk) * 4
-            into = [worker.registers[first + i] for i in range(4)]
-            T.evaluate(cuda.LOAD4_RELAXED(T.address_of(worker.pool[at]), *into))
 
 
 def _load_shared(worker: Worker, placement: Placement) -> None:

@@ -1,0 +1,130 @@
+"""Weights in registers on CUDA: how a worker's slice is spread over its threads.
+
+In: a placement. Out: `Resident`, which loads the slice and names its registers, and `Block`, the vertices
+that are multiplied together. A warp has all rows of some columns: in the forward direction warps add up
+what they have, in the other every warp has whole sums of its own columns. The registers of a strip are
+also what tensor cores read, without another copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_staging import vertex_words
+from dnc.codegen.bodies.cuda_worker import Worker, share, source_row
+from dnc.codegen.emit import Expr, fixed, let, put, quad_at, smaller
+from dnc.ir.machine import LANES, WARPS
+from dnc.ir.plan import Placement, padded
+
+BAND, STRIP = 8, 16  # rows and columns that a warp holds with four registers a lane
+BLOCK = 16  # vertices whose sums lie side by side before they are added up
+TOGETHER = 10  # bands that a warp sums at a time: with 2 vertices, 20 sums beside the weights
+
+
+@attrs.frozen(eq=False)
+class Resident:
+    """The registers of a slice: lane 4 `group` + `own` holds row `group` of every band, and of every strip
+    of its warp four neighbouring columns from 4 `own` on. Rows and columns that do not exist are zero."""
+
+    worker: Worker
+    placement: Placement
+    warp: Expr
+    group: Expr
+    own: Expr
+
+    @property
+    def rows(self) -> int:
+        """Rows of the worker."""
+        return self.placement.gates * share(self.placement.units, self.worker.workers)
+
+    @property
+    def bands(self) -> int:
+        """Blocks of 8 rows."""
+        return -(-self.rows // BAND)
+
+    @property
+    def strips(self) -> int:
+        """Blocks of 16 columns of a warp."""
+        return strips(self.placement.columns)
+
+    def weight(self, band: int, strip: int, i: int) -> Expr:
+        """A register."""
+        return self.worker.registers[self.slot(band, strip) + i]
+
+    def slot(self, band: int, strip: int) -> int:
+        """The first of four registers."""
+        return self.placement.slot + (band * self.strips + strip) * 4
+
+    def column(self, strip: Any) -> Expr:
+        """The first column of a strip that the lane holds."""
+        return (self.warp * self.strips + strip) * STRIP + self.own * 4
+
+    def near(self, row: Expr) -> Expr:
+        """A row of a band, or the last one where there is none: its weights are zero."""
+        return row if self.rows % BAND == 0 else smaller(row, self.rows - 1)
+
+    def load(self) -> None:
+        """Fills the registers."""
+        columns = padded(self.placement.columns)
+        base = let("weights", self.worker.access.base(self.placement.parameter))
+        for band in range(self.bands):
+            source, valid = source_row(self.worker, self.placement, band * BAND + self.group)
+            for strip in range(self.strips):
+                column = self.column(strip)
+                there = valid * (column < columns)
+                at = fixed(
+                    "from", T.Select(there != 0, base + source * columns + column, T.int64(0)), "int64"
+                )
+                into = [self.weight(band, strip, i) for i in range(4)]
+                T.evaluate(cuda.LOAD4_RELAXED(T.address_of(self.worker.pool[at]), *into))
+
+
+def resident(worker: Worker, placement: Placement) -> Resident:
+    """The registers of a slice, as this thread sees them."""
+    thread = let("thread_here", cuda.THREAD_HERE())
+    lane, warp = let("lane_here", thread % LANES), let("warp_here", thread // LANES)
+    return Resident(worker, placement, warp, let("group", lane // 4), let("own_lane", lane % 4))
+
+
+def strips(columns: int) -> int:
+    """Blocks of 16 columns of a warp: the warps share the columns."""
+    return -(-columns // (STRIP * WARPS))
+
+
+def registers(rows: int, columns: int) -> int:
+    """Registers of a thread that a slice takes."""
+    return -(-rows // BAND) * strips(columns) * 4
+
+
+def block_of(tile: int) -> int:
+    """Vertices whose sums are added up together, where a tile has so many."""
+    return BLOCK if tile >= BLOCK else BLOCK // 2
+
+
+def scratch_words(rows: int, tile: int) -> int:
+    """Staging that `forward` needs for the sums of the warps, for one block."""
+    return WARPS * block_of(tile) * vertex_words(rows)
+
+
+@attrs.frozen(eq=False)
+class Block:
+    """Vertices begin .. begin + count of a tile, and where a warp leaves its sums of them."""
+
+    slice: Resident
+    begin: Expr
+    count: Expr
+    stride: int
+    first_word: Expr
+
+    def operand(self, vertex: Expr, strip: int) -> Expr:
+        """The four elements of the operand of a vertex of the block that the lane's registers meet."""
+        at = (self.begin + vertex) * self.stride + self.slice.column(strip)
+        return let("x", self.slice.worker.staging[quad_at(at)])
+
+    def leave(self, row: Expr, vertex: Expr, value: Expr) -> None:
+        """Writes a sum of the warp's columns, of any row of a band."""
+        put(self.slice.worker.staging, self.first_word + vertex * vertex_words(self.slice.rows) + row, value)

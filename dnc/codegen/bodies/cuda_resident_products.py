@@ -1,0 +1,165 @@
+"""Products with weights in registers on CUDA, and transposed ones from the same registers.
+
+In: a tile whose operands or deltas are staged. Out: the sums in staging, or the partial sums of a
+transposed product in the pool. One or two vertices, and all of them where sums are in float32 throughout,
+run here; the others on tensor cores (`cuda_resident_tensor.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_operands import operand_stride
+from dnc.codegen.bodies.cuda_resident import BAND, TOGETHER, Block, Resident, block_of, resident
+from dnc.codegen.bodies.cuda_resident_tensor import forward_tensor, transposed_tensor
+from dnc.codegen.bodies.cuda_staging import UnitTile, vertex_words
+from dnc.codegen.bodies.cuda_stores import store_columns
+from dnc.codegen.bodies.cuda_tensor import pair_at
+from dnc.codegen.emit import (
+    Expr,
+    both,
+    either,
+    fixed,
+    lane4,
+    let,
+    local,
+    put,
+    quad_at,
+    smaller,
+    stride_loop,
+    when,
+)
+from dnc.ir.machine import THREADS, WARPS
+from dnc.ir.plan import FP32, TF32, TF32X3, Product, TransposedProduct
+
+STRIPS_TOGETHER = 4  # whose columns a warp sums at a time
+# Vertices from which on a product, and a transposed one, is faster on tensor cores; 0: none is.
+TENSOR = {FP32: (0, 0), TF32: (2, 4), TF32X3: (5, 0)}
+
+
+def forward(tile: UnitTile, product: Product) -> None:
+    """Sums of a product for all vertices of a tile. Barriers inside, none at the end."""
+    worker, staging = tile.worker, tile.staging
+    held = resident(worker, tile.placement(product))
+    block, words = block_of(staging.tile), vertex_words(held.rows)
+    stride, least = operand_stride(held.placement.columns), TENSOR[worker.plan.precision][0]
+    if product is not tile.segment.products[0]:
+        worker.synchronize()  # the sums of the one before have been added up
+    with stride_loop("block", 0, tile.count, block) as begin:
+        count = let("in_block", smaller(tile.count - begin, block))
+        scratch = let("scratch", staging.scratch + begin // block % staging.buffers * (WARPS * block * words))
+        own = Block(held, begin, count, stride, let("leave", scratch + held.warp * (block * words)))
+        one, two = partial(_by, own, 1), partial(_by, own, min(2, staging.tile))
+        narrow = partial(either, tile.count == 1, one, two)
+        if least == 0:
+            narrow()
+        else:
+            few = one if least == 2 else narrow
+            either(tile.count < least, few, partial(forward_tensor, own, block // 8))
+        worker.synchronize()
+        _add_warps(tile, product, own, scratch, block * words)
+        if staging.buffers == 1:
+            with when(begin + block < tile.count):
+                worker.synchronize()
+
+
+def _by(block: Block, vertices: int) -> None:
+    """The sums of a warp, of `vertices` vertices at a time."""
+    held = block.slice
+    with stride_loop("vertex", 0, block.count, vertices) as vertex:
+        for begin in range(0, held.bands, TOGETHER):
+            _sum(block, range(begin, min(begin + TOGETHER, held.bands)), vertex, vertices)
+
+
+def _sum(block: Block, bands: range, vertex: Expr, vertices: int) -> None:
+    """The sums of a warp, of some bands and vertices."""
+    held, size = block.slice, len(bands) * vertices
+    sums = local("sums", "float32", T.float32(0.0), size)
+    for strip in range(held.strips):
+        for v in range(vertices):
+            x = block.operand(vertex + v, strip)
+            for number, band in enumerate(bands):
+                at = number * vertices + v
+                for i in range(4):
+                    put(sums, at, cuda.fma(held.weight(band, strip, i), lane4(x, i), sums[at]))
+    owned = cuda.warp_reduce_scatter(sums, size, held.worker.lane, (2, 1))
+    for slot in range(owned.slots):
+        with when(owned.valid[slot]):
+            index = let("index", owned.first + slot)
+            row = (index // vertices + bands.start) * BAND + held.group
+            block.leave(row, vertex + index % vertices, sums[slot])
+
+
+def _add_warps(tile: UnitTile, product: Product, block: Block, scratch: Expr, step: int) -> None:
+    """Adds up what the warps left of a block, in their order."""
+    worker, rows, plane = tile.worker, block.slice.rows, tile.staging.sums[product.result]
+    with stride_loop("item", worker.thread, block.count * rows, THREADS) as item:
+        vertex = fixed("vertex", item // rows)
+        row = fixed("row", item - vertex * rows)
+        at = let("at", scratch + vertex * vertex_words(rows) + row)
+        total = worker.staging[at]
+        for warp in range(1, WARPS):
+            total = total + worker.staging[at + warp * step]
+        put(worker.staging, plane.place(row, block.begin + vertex), total)
+
+
+# ---- transposed products -----------------------------------------------------------------------------
+
+
+def transposed(tile: UnitTile, product: TransposedProduct) -> None:
+    """Partial sums over the worker's rows for all vertices of a tile. Ends with a barrier."""
+    held = resident(tile.worker, tile.placement(product))
+
+    def by(vertices: int) -> Callable[[], None]:
+        def body() -> None:
+            with stride_loop("first", 0, tile.count, vertices) as first:
+                for begin in range(0, held.strips, STRIPS_TOGETHER):
+                    width = min(STRIPS_TOGETHER, held.strips - begin)
+                    _columns(tile, product, held, range(begin, begin + width), first, vertices)
+
+        return body
+
+    least = TENSOR[tile.worker.plan.precision][1]
+    narrow = partial(either, tile.count == 1, by(1), by(min(2, tile.staging.tile)))
+    if least == 0:
+        narrow()
+    else:
+        either(tile.count < least, narrow, partial(transposed_tensor, tile, product, held))
+    tile.worker.synchronize()
+
+
+def _columns(
+    tile: UnitTile, product: TransposedProduct, held: Resident, some: range, first: Expr, vertices: int
+) -> None:
+    """Sums of the columns of some strips, for `vertices` vertices from `first` on."""
+    worker, plane = tile.worker, tile.staging.deltas[product.delta]
+    width = 1 << (len(some) - 1).bit_length()  # so that what a lane has in the end are neighbours
+    size = vertices * width * 4
+    sums = local("sums", "float32", T.float32(0.0), size)
+    for band in range(held.bands):
+        row = let("row", held.near(band * BAND + held.group))
+        delta = [let("delta", worker.staging[plane.place(row, first + v)]) for v in range(vertices)]
+        for number, strip in enumerate(some):
+            for v in range(vertices):
+                for i in range(4):
+                    at = (v * width + number) * 4 + i
+                    put(sums, at, cuda.fma(held.weight(band, strip, i), delta[v], sums[at]))
+    owned = cuda.warp_reduce_scatter(sums, size, worker.lane, (16, 8, 4))
+    index = let("index", owned.first)
+    vertex = let("vertex", first + index // (4 * width))
+    strip = let("strip", index // 4 % width)
+    there = both(owned.valid[0], vertex < tile.count)
+    if width > len(some):
+        there = both(there, strip < len(some))
+    column = let("column", held.column(some.start + strip) + index % 4)
+    place, value = {
+        1: (lambda at: at, sums[0]),
+        2: (pair_at, sums[pair_at(0)]),
+        4: (quad_at, sums[quad_at(0)]),
+    }[owned.slots]
+    with when(there):
+        store_columns(worker, product, tile.first + vertex, column, value, place)

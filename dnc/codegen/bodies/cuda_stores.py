@@ -1,0 +1,36 @@
+"""Partial sums of transposed products on CUDA: where the columns of a row belong.
+
+In: neighbouring columns of a row of the result, as a vector. Out: statements that write them to the
+buffers of the plan, one access each where the buffers' parts allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen.bodies.cuda_worker import Worker
+from dnc.codegen.emit import Expr, both, lane4, lanes, let, put, quad_at, when
+from dnc.ir.plan import TransposedProduct
+
+Place = Callable[[Expr], Expr]
+
+
+def store_columns(
+    worker: Worker, product: TransposedProduct, row: Expr, column: Expr, values: Expr, place: Place = quad_at
+) -> None:
+    """Writes columns of a row of the result, from `column` on, to where they belong.
+
+    values: a vector; `place` makes the position of one from that of its first element, a whole one.
+    """
+    value, width = let("value", values), lanes(values)
+    for buffer, offset, low, high in product.stores:
+        at = worker.access.record(buffer, row) + (offset - low) + column
+        if low % width == high % width == offset % width == 0:
+            with when(both(column >= low, column < high)):
+                T.buffer_store(worker.pool, value, [place(at)])
+        else:
+            for i in range(width):
+                with when(both(column + i >= low, column + i < high)):
+                    put(worker.pool, at + i, value if width == 1 else lane4(value, i))
