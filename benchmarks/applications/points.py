@@ -64,6 +64,7 @@ _TF32 = {1: 12_000, 8: 60_000, 32: 150_000, 128: 350_000, 256: 450_000}
 TREES = (
     Point("tree-512", BATCHES, SST, "TreeLstm", rates={1: 8_000, 128: 60_000}),
     Point("tree-256-tf32", WIDE_BATCHES, SST, rates=_TF32),
+    Point("tree-256-tf32x3", WIDE_BATCHES, SST, rates=_FP32),
     Point("tree-64", WIDE_BATCHES, SST),
     Point("tree-128", WIDE_BATCHES, SST),
     Point("tree-1024", BATCHES, SST),
@@ -139,6 +140,7 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
     yield "rnn", Recipe(OWN / "rnn.dn", {"hidden": 1152, "embed": 1152})
     yield "tree-256-infer", _tree(256, mode="infer")
     yield "tree-256-tf32", _tree(256, precision="tf32")
+    yield "tree-256-tf32x3", _tree(256, precision="tf32x3")
     for name, options in VARIANTS.items():
         for size in ABLATED:
             yield ablated(size)[name], _tree(size, **options)
