@@ -262,14 +262,24 @@ class Gradients:
             vectors = self._launches.values(self._launched, pulled)
         else:
             arena, tables, vectors = self._copies
+        if scale is not None and scale.device.type == "cpu" and scale.item() == 1:
+            scale = None
+        wanted = tuple(names)
         own: Tensor | None = None
-        for name in names:
+        first = arena.storage_offset()  # places count from the start of the memory
+        together = all(name in tables or pool.places[name].shared for name in wanted)
+        for name in wanted:
+            place = pool.places[name]
             if name in tables:
-                found[name] = _table(tables[name], pool.places[name].shape, scale, sparse)
-                continue
-            if own is None:
-                own = arena.clone() if scale is None else arena * scale
-            found[name] = pool.places[name].read(own, pool.shift(name))
+                found[name] = _table(tables[name], place.shape, scale, sparse)
+            elif together:  # one copy of all, and every gradient is seen there
+                own = _copy(arena, scale) if own is None else own
+                found[name] = place.read(own, pool.shift(name))
+            elif place.shared:
+                found[name] = _copy(place.read(arena, first + pool.shift(name)), scale)
+            else:  # what is read out of panels is a copy
+                value = place.read(arena, first + pool.shift(name))
+                found[name] = value if scale is None else value.mul_(scale)
         for name in pulled:
             found[name] = vectors[name] if scale is None else vectors[name] * scale
         return found
@@ -277,6 +287,10 @@ class Gradients:
 
 # Rows of a table's gradient, and their numbers in the table.
 Rows = tuple[Tensor, Tensor]
+
+
+def _copy(values: Tensor, scale: Tensor | None) -> Tensor:
+    return values.clone() if scale is None else values * scale
 
 
 def _table(found: Rows, shape: tuple[int, ...], scale: Tensor | None, sparse: bool) -> Tensor:

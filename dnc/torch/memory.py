@@ -23,6 +23,9 @@ from dnc.ir.weight_format import Piece, WeightFormat, row_strides
 from dnc.runtime.cuda_driver import CudaError, LentBuffer
 from dnc.runtime.session import Session
 
+# Rows that are transposed into a panel at a time: those of more lie in the same places of a cache.
+GROUP = 16
+
 
 def current_stream() -> int:
     """PyTorch's current stream on the first GPU."""
@@ -81,11 +84,8 @@ class Place:
             return
         for piece, rows, at in self._rows(values, first):
             place = _strided(floats, piece, at)
-            if len(piece.shape) == 3:  # panels: PyTorch transposes matrices fast
-                for panel, own in zip(place, rows, strict=True):
-                    panel.t().copy_(own.t())
-            else:
-                place.copy_(rows)
+            for row in range(0, piece.shape[-2], GROUP):
+                place[..., row : row + GROUP, :].copy_(rows[..., row : row + GROUP, :])
 
     def read(self, floats: Tensor, first: int) -> Tensor:
         """The values at a place: seen there if they can be, else a copy."""

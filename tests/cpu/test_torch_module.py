@@ -62,6 +62,22 @@ def test_losses_and_gradients(builds, batch):
     np.testing.assert_allclose(net.dnc.parameters()["U"], net.U.detach())
 
 
+def test_gradients_are_scaled_as_copies(builds):
+    """Once, three times, once: the same bits, three times them; the first gradients stay as they were."""
+    program = dnc.load(builds / "treelstm", "cpu").program
+    data = model_data.samples("treelstm", program, 5, SIZES)
+    net = dnc.torch.Module(builds / "treelstm", data, device="cpu")
+    randomized(net)
+    found = []
+    for scale in (1.0, 3.0, 1.0):
+        net.zero_grad()
+        (net(range(5))["loss"] * scale).backward()
+        found.append({key: value.grad for key, value in net.named_parameters()})
+    for key, value in found[0].items():
+        assert value.count_nonzero() and torch.equal(found[1][key], value * 3), key
+        assert torch.equal(found[2][key], value), key
+
+
 def test_a_stack_of_matrices_in_panels(tmp_path):
     """Every matrix of the stack in panels of its own."""
     settings = {"layers": 2, "hidden": 70}
