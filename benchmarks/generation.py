@@ -27,7 +27,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import dnc
+import dnc.runtime.encoder.ending
 from benchmarks import common
+from dnc.runtime.encoder.ending import WINDOW
 
 LENGTHS, CHUNKS, WORDS, NEVER = (32, 64, 128, 256), (8, 16, 32), 20, 10**6
 ROOM, ANSWERS, BATCHES = 200, (0, 5, 20, 60), (1, 16)
@@ -38,9 +40,11 @@ def main() -> None:
     parser.add_argument("build", type=Path)
     parser.add_argument("--device", choices=("cpu", "cuda", "vm"), default="cuda")
     parser.add_argument("--calls", type=int, default=50)
+    parser.add_argument("--window", type=int, default=WINDOW, help="levels between two tests for the end")
     parser.add_argument("--commit")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    dnc.runtime.encoder.ending.WINDOW = options.window
     model = dnc.load(options.build, options.device)
     source = [{"form": form} for form in range(WORDS)]
     model.read([{"source": source, "target": [{"form": 0}]}])
@@ -49,7 +53,7 @@ def main() -> None:
     slope = np.polyfit(LENGTHS, [point["least"]["predict"] for point in points], 1)[0]
     launches = {str(chunk): of_a_launch(points, chunk) for chunk in CHUNKS}
     result: dict[str, Any] = common.stamp(model.device, options.commit)
-    result |= {"what": "milliseconds of a call at batch 1", "points": points}
+    result |= {"what": "milliseconds of a call at batch 1", "window": options.window, "points": points}
     result |= {"ms_of_a_word": float(slope), "ms_of_one_more_launch": launches}
     result["answers"] = [answers(model, source, batch, options.calls) for batch in BATCHES]
     print(

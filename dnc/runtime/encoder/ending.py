@@ -20,8 +20,9 @@ from dnc.runtime.encoder.words import Numbers
 from dnc.runtime.phases import Step, prediction_of, results_of
 from dnc.runtime.prepared import Prepared
 
-# Levels of a window. A test costs about as much as two levels of few rows, and a replica goes on for half
-# a window and one level behind its last word: with 60 levels the sum is smallest near 16.
+# Levels of a window: a replica goes on for half a window and a level or two behind its last word. On a CPU,
+# with one sentence (600 levels), windows of 2, 8, 16 levels add 15, 5, 3 % to a launch that no word ends,
+# and one that ends behind 9 words takes 61, 63, 65 us (2026-11-22). Not measured on a GPU.
 WINDOW = 16
 LEVELS, BEHIND = 1, 2  # phases: the recursion, and what follows it
 
