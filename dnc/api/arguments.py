@@ -6,7 +6,7 @@ that cannot be meant is a DiagnosticError that says what was found and what was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,13 @@ def are_numbers(batch: object) -> bool:
         return False
 
 
+def batches_of(given: Any) -> Iterable[Any]:
+    """Batches of a stream, whatever each is; DiagnosticError if they cannot be gone through."""
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise fail(f"found {type(given).__name__}, expected batches: lists of sample numbers, one by one")
+    return given
+
+
 def sample_numbers(batch: Any, samples: int) -> NDArray[np.int32]:
     """The numbers of a batch, all below `samples`; None means all."""
     if batch is None:
@@ -65,6 +72,8 @@ def sample_numbers(batch: Any, samples: int) -> NDArray[np.int32]:
         number = int(batch[0])
         if 0 <= number < samples:
             return batch.astype(np.int32)
+    if not hasattr(batch, "__len__"):
+        raise fail(f"a batch is {batch!r}, expected a list of sample numbers")
     numbers = np.asarray(batch) if len(batch) else np.zeros(0, np.int32)
     if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
         raise fail(f"a batch of numbers is {list(numbers.shape)} of {numbers.dtype}, expected a list of int")

@@ -18,7 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.api import generation, training
-from dnc.api.arguments import Batch, Data, are_numbers, as_array, check_whole, sample_numbers, with_settings
+from dnc.api.arguments import (
+    Batch,
+    Data,
+    are_numbers,
+    as_array,
+    batches_of,
+    check_whole,
+    sample_numbers,
+    with_settings,
+)
 from dnc.api.streaming import ModelStream
 from dnc.api.tracing import LAUNCHES, start_timeline
 from dnc.diagnostics import fail
@@ -362,7 +371,7 @@ class Model:
         """
         self.check_trains()
         data = self._training_data()
-        numbers = (sample_numbers(batch, data.samples) for batch in batches)
+        numbers = (sample_numbers(batch, data.samples) for batch in batches_of(batches))
         for result in self.session.steps(self.encoder(data), numbers, self.hyper):
             self.position = attrs.evolve(self.position, step=result.step)
             yield result.loss
@@ -411,7 +420,7 @@ class Model:
         waiting = deque[NDArray[np.int32]]()
 
         def noted() -> Iterator[NDArray[np.int32]]:
-            for batch in batches:
+            for batch in batches_of(batches):
                 waiting.append(sample_numbers(batch, data.samples))
                 self._encoded += 1
                 yield waiting[-1]

@@ -397,6 +397,40 @@ def test_wrong_batches(workplace, batch, message):
             model.predict(batch)
 
 
+@pytest.mark.parametrize(
+    "batches, message",
+    [
+        (5, "found int, expected batches: lists of sample numbers, one by one"),
+        ("train.jsonl", "found str, expected batches"),
+        ([0, 1], "a batch is 0, expected a list of sample numbers"),
+        ([[0], [12]], "a batch holds sample 12; the data have 0..11"),
+        ([np.array([2**40])], "a batch holds sample 1099511627776"),
+        ([np.array([-1])], "a batch holds sample -1"),
+        ([[0], []], "holds no samples"),
+        ([[1.5]], "expected a list of int"),
+    ],
+)
+def test_wrong_streams(workplace, batches, message):
+    model = dnc.load("build", "vm")
+    with pytest.raises(dnc.DiagnosticError, match="no data are attached"):
+        next(model.predictions([[0]]))
+    model.attach("train.jsonl")
+    for stream in (model.predictions, model.steps):
+        with pytest.raises(dnc.DiagnosticError, match=message):
+            list(stream(batches))
+
+
+def test_streams_of_samples_without_labels(workplace):
+    model = dnc.load("build", "vm")
+    model.attach("train.jsonl")
+    samples = [{"word": "good"}, {"left": {"word": "so"}, "right": {"word": "bad"}}]
+    model.attach(model.read(samples, labels_required=False))
+    first, second = model.predictions(iter([np.array([1]), (0, 1)]))
+    assert len(first["p"]) == 1 and len(second["p"]) == 2
+    assert np.array_equal(first["p"][0], second["p"][1])
+    assert np.array_equal(second["p"], model.predict(samples)["p"])
+
+
 def test_wrong_arguments_in_python(workplace):
     for options, message in (
         ({"replicas": 0}, "replicas is 0, expected 1 or more"),
