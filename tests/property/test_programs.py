@@ -108,6 +108,16 @@ def test_cpu_kernels_of_one_module(first: int) -> None:
     assert not tally.failures and tally.agreed
 
 
+def test_rounding_adds_up_where_vertices_are_alike() -> None:
+    """The same tanh of 9 at many vertices: what float32 makes of its slope has one sign everywhere."""
+    text = "model M\nstruct A = A(t: [B])\nstruct B = B()\nparam w: [2]\n"
+    text += "loss 0.03 * sum(t in all(B)) tanh({} + sum(w))\n"
+    case = Case(seed=1, samples=1, vertices=200, shape="chain")
+    prepare(text.format(1), case)
+    with pytest.raises(Unsuitable, match="gradient w is decided by rounding"):
+        prepare(text.format(9), case)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"case{case.seed}")
 @pytest.mark.parametrize("path", FAILED_ONCE, ids=lambda path: path.stem)
 def test_failed_once(path: Path, case: Case) -> None:
