@@ -1,7 +1,7 @@
 """Products with weights in registers on CUDA, and transposed ones from the same registers.
 
 In: a tile whose operands or deltas are staged. Out: the sums in staging, or the partial sums of a
-transposed product in the pool. One or two vertices, and all of them where sums are in float32 throughout,
+transposed product in the pool. A few vertices, and all of them where sums are in float32 throughout,
 run here; the others on tensor cores (`cuda_resident_tensor.py`).
 """
 
