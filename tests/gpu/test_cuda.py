@@ -105,7 +105,7 @@ def test_a_stream_of_predictions(device: Any, name: str) -> None:
     program, backend = _backend(device, name)
     if not any(result.kind == "output" for result in backend.plan.results):
         pytest.skip("declares no output")
-    rows = {p.name: 11 for p in program.parameters if p.kind == "table"}
+    rows = {p.name: p.dimensions[0].size or 11 for p in program.parameters if p.kind == "table"}
     values = initialize(program, rows, 1)
     batches = [[at, at + 1] for at in range(0, 40, 2)] * 3 + [[at] for at in range(40)] * 2 + [[3, 3, 5]]
     found = []
