@@ -25,7 +25,7 @@ from tests.support.forests import SHAPES, ForestGrower
 from tests.support.optimizers import VOCABULARY, check_many_steps
 from tests.support.traces import check_instructions, check_nesting, clock_error, load
 
-# Of losses and gradients, relative: operands in tf32 have 10 bits of mantissa, and a recursion adds errors up.
+# Of losses and gradients, relative: operands in tf32 have 10 bits of mantissa; a recursion adds errors up.
 TOLERANCE = {FP32: 2e-5, TF32: 5e-3, TF32X3: 2e-5}
 FOLDER = Path(os.environ.get("DNC_GPU_BUILDS", "/nonexistent"))
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/program.ir"))
