@@ -13,6 +13,11 @@ WARPS, LANES = 8, 32  # of a worker on a GPU, and threads of a warp
 THREADS = WARPS * LANES
 
 
+def weight_registers(rows: int, columns: int) -> int:
+    """Registers of a thread that hold a worker's slice: four for 8 rows and 128 columns."""
+    return -(-rows // WARPS) * -(-columns // (4 * LANES)) * 4
+
+
 @attrs.frozen
 class Constants:
     """Nanoseconds that a worker takes for the things that a launch is made of; `dnc calibrate` measures them.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import attrs
 
 from dnc.diagnostics import Span
-from dnc.ir.machine import LANES, WARPS, Machine
+from dnc.ir.machine import Machine, weight_registers
 from dnc.ir.plan import (
     REGISTER,
     SHARED,
@@ -43,8 +43,8 @@ class Slice:
         return self.gates * -(-self.units // workers)
 
     def registers(self, workers: int) -> int:
-        """Registers a thread: warps share the rows, lanes the columns four at a time."""
-        return -(-self.rows(workers) // WARPS) * -(-self.columns // (4 * LANES)) * 4
+        """Registers a thread."""
+        return weight_registers(self.rows(workers), self.columns)
 
     def words(self, workers: int) -> int:
         """Words of shared memory a worker."""

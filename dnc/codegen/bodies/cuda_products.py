@@ -32,7 +32,7 @@ from dnc.codegen.emit import (
 )
 from dnc.ir.plan import STREAMED, Product
 
-ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators beside the weights
+ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators
 STREAMED_BLOCK = 5  # the same where weights come from L2: their addresses take registers, too
 UNROLLED_ROWS = 40  # of a warp; more, as those of a large vocabulary, are a loop
 NARROW = 2  # groups up to this size are multiplied one vertex at a time

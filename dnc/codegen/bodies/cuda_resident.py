@@ -95,11 +95,6 @@ def strips(columns: int) -> int:
     return -(-columns // (STRIP * WARPS))
 
 
-def registers(rows: int, columns: int) -> int:
-    """Registers of a thread that a slice takes."""
-    return -(-rows // BAND) * strips(columns) * 4
-
-
 def block_of(tile: int) -> int:
     """Vertices whose sums are added up together, where a tile has so many."""
     return BLOCK if tile >= BLOCK else BLOCK // 2

@@ -59,7 +59,7 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
 
 def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """The same with all lanes of a warp on one row of the weights, which may be in registers."""
-    staging, buffers = choose_staging(worker, segment)
+    staging = choose_staging(worker, segment)
     size = staging.tile
     with stride_loop("tile", 0, rows, size) as begin:
         first = let("first", row + begin)
@@ -77,10 +77,10 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
             if tile.placement(product).residency == REGISTER:
                 transposed_resident(tile, product)
             else:
-                transposed(tile, product, buffers)
+                transposed(tile, product)
 
 
-def choose_staging(worker: Worker, segment: Segment) -> tuple[Staging, int]:
+def choose_staging(worker: Worker, segment: Segment) -> Staging:
     """Tiles as large as the staging area takes, up to the plan's tile; buffers of what is added up."""
     assert worker.plan.tiling is not None
     tile = worker.plan.tiling.tile
@@ -89,7 +89,7 @@ def choose_staging(worker: Worker, segment: Segment) -> tuple[Staging, int]:
             found = narrow_staging(worker, segment, tile, buffers)
             if found.words <= worker.staging_words or (tile == buffers == 1):
                 worker.stage(found.words)
-                return found, buffers
+                return found
         tile //= 2
 
 

@@ -40,7 +40,7 @@ class Staging:
     """The parts of the staging area, for tiles of `tile` vertices: sums of products, deltas.
 
     From 0 on lie the operands, and later the scratch of transposed products; from `scratch` on that of
-    products with weights in registers, for `buffers` blocks of vertices.
+    products with weights in registers. buffers: of either scratch; one is filled while another is added up.
     """
 
     tile: int

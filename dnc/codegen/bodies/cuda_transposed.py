@@ -74,7 +74,7 @@ class _Sums:
         return staging.deltas[self.product.delta].place(row, vertex)
 
 
-def transposed(tile: UnitTile, product: TransposedProduct, buffers: int) -> None:
+def transposed(tile: UnitTile, product: TransposedProduct) -> None:
     """Partial sums over the worker's rows for all vertices of a tile, a few at a time.
 
     `scratch_words` of staging from 0 on are for the sums of the warps. Barriers inside; ends with one.
@@ -83,7 +83,7 @@ def transposed(tile: UnitTile, product: TransposedProduct, buffers: int) -> None
     sums = _Sums(tile, product, placement, tile.weights_at(product))
 
     def by_rows(step: int) -> Callable[[], None]:
-        return lambda: _by_rows(sums, buffers, step)
+        return lambda: _by_rows(sums, step)
 
     step = vertices_together(placement.columns, tile.staging.tile)
     if tile.staging.tile % 4 == 0 and tile.staging.tile > FEW:
@@ -117,12 +117,12 @@ def _by_columns(sums: _Sums) -> None:
     worker.synchronize()
 
 
-def _by_rows(sums: _Sums, buffers: int, step: int) -> None:
+def _by_rows(sums: _Sums, step: int) -> None:
     """Rows spread over the warps, whose sums are added up through staging.
 
     With two buffers a warp goes on to the next sums while others still add up the last ones.
     """
-    tile, worker = sums.tile, sums.tile.worker
+    tile, worker, buffers = sums.tile, sums.tile.worker, sums.tile.staging.buffers
     weights = chunk_reader(worker, sums.placement, sums.weights_at)
     all_chunks = chunks(sums.placement.columns)
     groups = -(-all_chunks // COLUMN_GROUP)
