@@ -22,7 +22,7 @@ from dnc.codegen.access import Access
 from dnc.codegen.bodies import cuda_dense, cuda_gradients, cuda_segments, cuda_update, cuda_vertices
 from dnc.codegen.bodies.cuda_ending import ALL_ENDED
 from dnc.codegen.bodies.cuda_resident import resident
-from dnc.codegen.bodies.cuda_worker import Worker, load_shared, make_view, share, vector_slots
+from dnc.codegen.bodies.cuda_worker import Worker, load_shared, make_view, vector_slots
 from dnc.codegen.emit import Expr, any_of, both, dispatch, let, local, named, put, stride_loop, when
 from dnc.codegen.math import TirMath
 from dnc.codegen.nvrtc import compiled
@@ -30,7 +30,7 @@ from dnc.codegen.stamps import CudaStamps
 from dnc.codegen.tirx_cuda import emit_cuda
 from dnc.ir import isa
 from dnc.ir.machine import LANES, THREADS, machine, weight_registers
-from dnc.ir.plan import REGISTER, SHARED, UNIT, Placement, Plan, Segment, product_parameters
+from dnc.ir.plan import REGISTER, SHARED, UNIT, Placement, Plan, Segment, product_parameters, unit_share
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
@@ -183,7 +183,7 @@ class Kernel:
         workers = self.tiling.workers
         return max(
             (
-                p.slot + weight_registers(p.gates * share(p.units, workers), p.columns)
+                p.slot + weight_registers(p.gates * unit_share(p.units, workers), p.columns)
                 for p in self._in_registers()
             ),
             default=0,

@@ -26,6 +26,7 @@ from dnc.ir.plan import (
     Segment,
     SlotsAddress,
     TransposedProduct,
+    unit_share,
 )
 from dnc.ir.program import LEVEL
 from dnc.ir.types import ListType, Type
@@ -152,7 +153,7 @@ class Costs:
 
     def _unit(self, segment: Segment, share: _Share) -> None:
         """Every worker takes all rows, and its units."""
-        units = -(-segment.units // self.workers)
+        units = unit_share(segment.units, self.workers)
         fraction = units / segment.units
         flop = FLOP if self.plan.program.stage(segment.stage).placement == LEVEL else TILED
         products: tuple[Product | TransposedProduct, ...] = (*segment.products, *segment.transposed)

@@ -29,6 +29,8 @@ from dnc.ir.weight_format import padded as padded
 UNIT, VERTEX = "unit", "vertex"
 ROWS, ENTRIES = "rows", "entries"
 
+MANY_UNITS = 32
+
 # Residency of a weight slice.
 REGISTER, SHARED, STREAMED = "register", "shared", "streamed"
 
@@ -467,9 +469,15 @@ def product_parameters(segment: Segment) -> list[str]:
     return products + [product.parameter for product in segment.transposed]
 
 
+def unit_share(units: int, workers: int) -> int:
+    """Units of a worker, at most: where these are many, a multiple of 4, as whole addresses are."""
+    even = -(-units // workers)
+    return even if even < MANY_UNITS else -(-even // 4) * 4
+
+
 def unit_range(units: int, workers: int, rank: int) -> tuple[int, int]:
-    """The units [begin, end) of worker `rank`: even shares of whole addresses where that fits."""
-    share = -(-units // workers)
+    """The units [begin, end) of worker `rank`."""
+    share = unit_share(units, workers)
     begin = min(units, rank * share)
     return begin, min(units, begin + share)
 

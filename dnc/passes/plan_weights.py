@@ -20,6 +20,7 @@ from dnc.ir.plan import (
     Plan,
     product_parameters,
     shared_stride,
+    unit_share,
 )
 from dnc.ir.program import LEVEL, STACK, ParameterInput
 from dnc.ir.remarks import Remarks
@@ -40,7 +41,7 @@ class Slice:
 
     def rows(self, workers: int) -> int:
         """Rows that one worker holds."""
-        return self.gates * -(-self.units // workers)
+        return self.gates * unit_share(self.units, workers)
 
     def registers(self, workers: int) -> int:
         """Registers a thread."""

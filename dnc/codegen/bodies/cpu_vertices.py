@@ -33,6 +33,10 @@ class LoopTarget:
         with loop("element", extent, unroll=None) as index:
             body(index)
 
+    def fill(self, extent: int, read: Element, write: Callable[[Expr, Expr], None]) -> None:
+        """One element after the other."""
+        self.each(extent, lambda index: write(index, read(index)))
+
     def _reduce(self, extent: int, term: Element, start: float, join: Callable[[Expr, Expr], Expr]) -> Expr:
         found = local("reduced", "float32", T.float32(start))
         with loop("element", extent, unroll=None) as index:

@@ -72,7 +72,7 @@ class EarlyLoads:
 
 
 def unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
-    """Cells with a thread per vertex and unit, whose products have one part."""
+    """Cells with a thread per vertex and unit."""
     worker, units = tile.worker, tile.units
     with stride_loop("cell", worker.thread, tile.count * units, THREADS) as item:
         vertex = fixed("vertex", item // units)
@@ -127,13 +127,9 @@ def _unit_cell(tile: UnitTile, vertex: Expr, own: Expr) -> UnitCell:
 
 
 def _staged_sum(tile: UnitTile, result: Value, gate: int, own: Expr, vertex: Expr) -> Expr:
-    """A product's sum for a gate of one of the worker's units, its parts added up."""
-    plane, memory = tile.staging.sums[result], tile.worker.staging
-    at = plane.place(gate * tile.units + own, vertex)
-    total = memory[at]
-    for part in range(1, plane.parts):
-        total = total + memory[at + part * plane.part]
-    return let("pre", total)
+    """A product's sum for a gate of one of the worker's units."""
+    plane = tile.staging.sums[result]
+    return let("pre", tile.worker.staging[plane.place(gate * tile.units + own, vertex)])
 
 
 def _stage_deltas(tile: UnitTile, cells: Sequence[UnitCell], own: Expr, vertex: Expr) -> None:

@@ -16,7 +16,7 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_operands import operand_stride
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_weights import chunk_reader
-from dnc.codegen.bodies.cuda_worker import CHUNK, chunks, rows_per_warp, share
+from dnc.codegen.bodies.cuda_worker import CHUNK, chunks, rows_per_warp
 from dnc.codegen.emit import (
     Expr,
     both,
@@ -30,7 +30,7 @@ from dnc.codegen.emit import (
     stride_loop,
     when,
 )
-from dnc.ir.plan import STREAMED, Product
+from dnc.ir.plan import STREAMED, Product, unit_share
 
 ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators
 STREAMED_BLOCK = 5  # the same where weights come from L2: their addresses take registers, too
@@ -64,7 +64,7 @@ def _forward_group(tile: UnitTile, product: Product, weights_at: Expr, vertices:
     worker, placement = tile.worker, tile.placement(product)
     plane = tile.staging.sums[product.result]
     rows = rows_per_warp(placement, worker.workers)
-    total_rows = placement.gates * share(placement.units, worker.workers)
+    total_rows = placement.gates * unit_share(placement.units, worker.workers)
     stride = operand_stride(placement.columns)
     operand = first * stride
     weights = chunk_reader(worker, placement, weights_at)

@@ -15,10 +15,10 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import vertex_words
-from dnc.codegen.bodies.cuda_worker import Worker, share, source_row
+from dnc.codegen.bodies.cuda_worker import Worker, source_row
 from dnc.codegen.emit import Expr, fixed, let, put, quad_at, smaller
 from dnc.ir.machine import LANES, WARPS
-from dnc.ir.plan import Placement, padded
+from dnc.ir.plan import Placement, padded, unit_share
 
 BAND, STRIP = 8, 16  # rows and columns that a warp holds with four registers a lane
 BLOCK = 16  # vertices whose sums lie side by side before they are added up
@@ -39,7 +39,7 @@ class Resident:
     @property
     def rows(self) -> int:
         """Rows of the worker."""
-        return self.placement.gates * share(self.placement.units, self.worker.workers)
+        return self.placement.gates * unit_share(self.placement.units, self.worker.workers)
 
     @property
     def bands(self) -> int:

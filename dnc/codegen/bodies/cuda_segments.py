@@ -33,11 +33,11 @@ from dnc.codegen.bodies.cuda_staging import (
 from dnc.codegen.bodies.cuda_transposed import FEW, transposed
 from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
-from dnc.codegen.bodies.cuda_worker import Worker, share
+from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, either, let, smaller, stride_loop
 from dnc.codegen.quads import fits_quads
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import REGISTER, Piece, Product, Segment, TransposedProduct
+from dnc.ir.plan import REGISTER, Piece, Product, Segment, TransposedProduct, unit_share
 
 ROUNDS = 2  # of cells with a unit a thread, which are faster than one of cells with four
 
@@ -95,7 +95,7 @@ def choose_staging(worker: Worker, segment: Segment) -> Staging:
 
 def narrow_staging(worker: Worker, segment: Segment, tile: int, buffers: int) -> Staging:
     """The staging area for tiles of `tile` vertices: operands and scratch of products in front."""
-    units, taken = share(segment.units, worker.workers), max(tile, BLOCK // 2)
+    units, taken = unit_share(segment.units, worker.workers), max(tile, BLOCK // 2)
 
     def in_registers(product: Product | TransposedProduct) -> bool:
         return worker.placement(product.parameter, segment.units).residency == REGISTER

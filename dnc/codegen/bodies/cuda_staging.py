@@ -10,28 +10,27 @@ from collections.abc import Callable
 
 import attrs
 
-from dnc.codegen.bodies.cuda_worker import Worker, share
+from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.cells import tensor
 from dnc.codegen.emit import Expr
 from dnc.ir.cell import Value
-from dnc.ir.plan import Piece, Placement, Product, Segment, TransposedProduct
+from dnc.ir.plan import Piece, Placement, Product, Segment, TransposedProduct, unit_share
 
 
 @attrs.frozen
 class Plane:
-    """Where a staged value of a worker's rows lies, for every vertex of a tile, in `parts` to be added up.
+    """Where a staged value of a worker's rows lies, for every vertex of a tile.
 
-    row, vertex, part: words from one to the next.
+    row, vertex: words from one to the next. words: of the whole plane.
     """
 
     at: int
     row: int
     vertex: int
-    parts: int = 1
-    part: int = 0
+    words: int
 
     def place(self, row: Expr, vertex: Expr) -> Expr:
-        """The word of a local row and a vertex of the tile, in the first part."""
+        """The word of a local row and a vertex of the tile."""
         return self.at + row * self.row + vertex * self.vertex
 
 
@@ -40,7 +39,8 @@ class Staging:
     """The parts of the staging area, for tiles of `tile` vertices: sums of products, deltas.
 
     From 0 on lie the operands, and later the scratch of transposed products; from `scratch` on that of
-    products with weights in registers. buffers: of either scratch; one is filled while another is added up.
+    products with weights in registers. buffers: of either scratch, one is filled while another is added up;
+    or steps under way.
     """
 
     tile: int
@@ -64,7 +64,7 @@ class UnitTile:
     @property
     def units(self) -> int:
         """Units of a worker, at most."""
-        return share(self.segment.units, self.worker.workers)
+        return unit_share(self.segment.units, self.worker.workers)
 
     def placement(self, product: Product | TransposedProduct) -> Placement:
         """Where the worker's slice of a product's weight lives."""
@@ -75,15 +75,15 @@ class UnitTile:
         return self.worker.access.weights(product.parameter, product.select, self.first)
 
 
-def by_rows(tile: int, rows: int, parts: int = 1) -> Plane:
+def by_rows(tile: int, rows: int, spare: int = 4) -> Plane:
     """A plane with the vertices of a row side by side; neighbouring rows are in different banks."""
-    row = tile + 4 if tile % 4 == 0 else tile
-    return Plane(0, row, 1, parts, rows * row)
+    row = tile + spare if tile % 4 == 0 else tile
+    return Plane(0, row, 1, rows * row)
 
 
 def by_vertices(tile: int, rows: int) -> Plane:
     """A plane with the rows of a vertex side by side: see `vertex_words`."""
-    return Plane(0, 1, vertex_words(rows), 1, tile * vertex_words(rows))
+    return Plane(0, 1, vertex_words(rows), tile * vertex_words(rows))
 
 
 def vertex_words(rows: int) -> int:
@@ -113,12 +113,12 @@ def lay_out(
     for product in segment.products:
         made = plane(tile, rows_of(product.result, segment, units), product)
         sums[product.result] = attrs.evolve(made, at=at)
-        at += made.parts * made.part
+        at += made.words
     for turned in segment.transposed:
         if turned.delta not in deltas:
             made = plane(tile, rows_of(turned.delta, segment, units), turned)
             deltas[turned.delta] = attrs.evolve(made, at=at)
-            at += made.part
+            at += made.words
     return Staging(tile, sums, deltas, at)
 
 

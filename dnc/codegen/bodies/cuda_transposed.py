@@ -17,7 +17,7 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_stores import store_columns
 from dnc.codegen.bodies.cuda_weights import ChunkReader, chunk_reader, weight_place
-from dnc.codegen.bodies.cuda_worker import CHUNK, chunks, rows_per_warp, share
+from dnc.codegen.bodies.cuda_worker import CHUNK, chunks, rows_per_warp
 from dnc.codegen.emit import (
     Expr,
     both,
@@ -34,7 +34,7 @@ from dnc.codegen.emit import (
     when,
 )
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import Placement, TransposedProduct
+from dnc.ir.plan import Placement, TransposedProduct, unit_share
 
 COLUMN_GROUP = 4  # chunks that are summed over the warps at a time
 MOST_SUMS = 32  # that a thread holds
@@ -66,7 +66,7 @@ class _Sums:
     @property
     def rows(self) -> int:
         """Rows of the worker."""
-        return self.placement.gates * share(self.placement.units, self.tile.worker.workers)
+        return self.placement.gates * unit_share(self.placement.units, self.tile.worker.workers)
 
     def delta_at(self, row: Expr, vertex: Expr) -> Expr:
         """The staged delta of a row of the worker and a vertex of the tile."""

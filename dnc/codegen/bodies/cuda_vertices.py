@@ -15,12 +15,14 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import PlanTooLarge, Worker
 from dnc.codegen.cells import ANY_SIZE, Element, VertexCell, scratch_floats
-from dnc.codegen.emit import Expr, both, let, local, loop, put, stride_loop, when
+from dnc.codegen.emit import Expr, both, let, local, loop, put, smaller, stride_loop, when
 from dnc.ir.machine import LANES, WARPS
 from dnc.ir.plan import Segment
 
 LOWEST = -3.4028234663852886e38  # of float32
 WIDEST_KEPT = 512  # elements of a value that is kept, where the whole row does not fit
+LONG = 4096  # elements of a value that is not kept where it leaves warps idle
+TOGETHER = 8  # elements of a long vector that a lane loads before it uses the first
 
 
 @attrs.define(eq=False)
@@ -46,9 +48,33 @@ class WarpTarget:
                     body(index)
         self.synchronize()
 
+    def fill(self, extent: int, read: Element, write: Callable[[Expr, Expr], None]) -> None:
+        """Lane l runs l, l + 32, ...; of long vectors it reads several before it writes the first."""
+        parts = -(-extent // LANES)
+        if not self._unrolled(extent):
+            self.each(extent, lambda index: write(index, read(index)))
+            return
+        with loop("group", -(-parts // TOGETHER)) as group:
+            first = let("first", group * (TOGETHER * LANES) + self.worker.lane)
+            places = [let("element", first + part * LANES) for part in range(TOGETHER)]
+            whole = extent % (TOGETHER * LANES) == 0
+            nears = places if whole else [let("near", smaller(at, extent - 1)) for at in places]
+            found = [let("found", read(near)) for near in nears]
+            for place, value in zip(places, found, strict=True):
+                if whole:
+                    write(place, value)
+                else:
+                    with when(place < extent):
+                        write(place, value)
+        self.synchronize()
+
+    def _unrolled(self, extent: int) -> int | bool:
+        """How many rounds of a loop over a vector stand in the code: their loads are under way together."""
+        return TOGETHER if extent >= TOGETHER * LANES and not self.worker.crowded else False
+
     def _reduce(self, extent: int, term: Element, start: float, join: Callable[[Expr, Expr], Expr]) -> Expr:
         total = local("reduced", "float32", T.float32(start))
-        with loop("part", -(-extent // LANES)) as part:
+        with loop("part", -(-extent // LANES), unroll=self._unrolled(extent)) as part:
             index = let("element", part * LANES + self.worker.lane)
             with when(index < extent):
                 put(total, 0, join(total[0], term(index)))
@@ -81,7 +107,7 @@ class WarpTarget:
         """The first index of the largest term."""
         top = self.max(extent, term)
         best = local("best", "int32", extent)
-        with loop("part", -(-extent // LANES)) as part:
+        with loop("part", -(-extent // LANES), unroll=self._unrolled(extent)) as part:
             index = let("element", part * LANES + self.worker.lane)
             with when(index < extent), when(both(term(index) == top, index < best[0])):
                 put(best, 0, index)
@@ -107,11 +133,7 @@ class WarpTarget:
 
 def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """The body of a VERTEX segment's instruction: warps of all workers take rows in turn."""
-    widest = ANY_SIZE
-    floats = max(scratch_floats(segment), 1)
-    if floats > worker.staging_words:  # the logits of a large vocabulary
-        widest = WIDEST_KEPT
-        floats = max(scratch_floats(segment, widest), 1)
+    floats, widest = _kept(worker, segment)
     warps = min(WARPS, worker.staging_words // floats)
     if warps == 0:
         raise PlanTooLarge(f"{segment.name}: {floats * 4} bytes of scratch for one vertex")
@@ -122,3 +144,15 @@ def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
         vertex = let("vertex", row + index)
         VertexCell(worker.access, worker.math, target, segment, vertex, widest).run()
         target.synchronize()
+
+
+def _kept(worker: Worker, segment: Segment) -> tuple[int, int]:
+    """Words of scratch of a row, and the widest value that is kept there.
+
+    The logits of a large vocabulary are not: a row of them would take the place of many rows.
+    """
+    for widest, warps in ((ANY_SIZE, WARPS), (LONG, WARPS), (ANY_SIZE, 1), (WIDEST_KEPT, 1)):
+        floats = max(scratch_floats(segment, widest), 1)
+        if warps * floats <= worker.staging_words:
+            break
+    return floats, widest

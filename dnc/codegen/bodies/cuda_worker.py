@@ -18,7 +18,16 @@ from dnc.codegen.access import Access
 from dnc.codegen.emit import Expr, fixed, let, local, named, put, quad_at, stride_loop, when
 from dnc.codegen.math import TirMath
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import SHARED, UNIT, ParameterAddress, Placement, Plan, padded, shared_stride
+from dnc.ir.plan import (
+    SHARED,
+    UNIT,
+    ParameterAddress,
+    Placement,
+    Plan,
+    padded,
+    shared_stride,
+    unit_share,
+)
 from dnc.ir.program import LEVEL
 
 CHUNK = 4 * LANES  # columns that a warp reads with one 16-byte load a lane
@@ -102,14 +111,9 @@ class Worker:
         return self.block_sum(total[0])
 
 
-def share(placement_units: int, workers: int) -> int:
-    """Units of a worker, at most."""
-    return -(-placement_units // workers)
-
-
 def rows_per_warp(placement: Placement, workers: int) -> int:
     """Rows of a slice that one warp works on (the last warps may have padding)."""
-    return -(-placement.gates * share(placement.units, workers) // WARPS)
+    return -(-placement.gates * unit_share(placement.units, workers) // WARPS)
 
 
 def chunks(columns: int) -> int:
@@ -119,7 +123,7 @@ def chunks(columns: int) -> int:
 
 def source_row(worker: Worker, placement: Placement, index: Expr) -> tuple[Expr, Expr]:
     """Row of the parameter behind local row `index` (gate by gate), and whether there is one."""
-    units = share(placement.units, worker.workers)
+    units = unit_share(placement.units, worker.workers)
     gate = fixed("gate", index // units)
     unit = fixed("unit", worker.rank * units + (index - gate * units))
     valid = (unit < placement.units) * (gate < placement.gates)
@@ -150,12 +154,12 @@ def vector_slots(plan: Plan, first: int) -> tuple[dict[tuple[str, int], int], in
                 key = address.parameter, segment.units
                 if len(shape) == 1 and shape[0] % segment.units == 0 and key not in found:
                     found[key] = first
-                    first += shape[0] // segment.units * share(segment.units, plan.tiling.workers)
+                    first += shape[0] // segment.units * unit_share(segment.units, plan.tiling.workers)
     return found, -(-first // 4) * 4
 
 
 def _load_vector(worker: Worker, parameter: str, units: int, slot: int) -> None:
-    own = share(units, worker.workers)
+    own = unit_share(units, worker.workers)
     gates = worker.plan.program.parameter(parameter).type.shape[0] // units
     base = let("vector", worker.access.base(parameter))
     with stride_loop("element", worker.thread, gates * own, THREADS) as element:
@@ -166,7 +170,7 @@ def _load_vector(worker: Worker, parameter: str, units: int, slot: int) -> None:
 
 
 def _load_shared(worker: Worker, placement: Placement) -> None:
-    rows = placement.gates * share(placement.units, worker.workers)
+    rows = placement.gates * unit_share(placement.units, worker.workers)
     columns = padded(placement.columns)
     base = let("weights", worker.access.base(placement.parameter))
     quads = columns // 4

@@ -41,6 +41,9 @@ class VectorTarget(Protocol):
     def each(self, extent: int, body: Callable[[Expr], None]) -> None:
         """Runs body(i) for i in 0..extent, spread over the lanes; then all lanes see the writes."""
 
+    def fill(self, extent: int, read: Element, write: Callable[[Expr, Expr], None]) -> None:
+        """The same with write(i, read(i)): what is read does not depend on what is written."""
+
     def sum(self, extent: int, term: Element) -> Expr:
         """The sum of the terms, on every lane."""
 
@@ -150,7 +153,7 @@ class VertexCell:
         if size > self.widest:
             return read
         buffer, first = self.target.scratch(size)
-        self.target.each(size, lambda i: put(buffer, first + i, read(i)))
+        self.target.fill(size, read, lambda i, found: put(buffer, first + i, found))
         return lambda i: buffer[first + i]
 
     def at(self, value: Value, row: Expr, column: Expr) -> Expr:
@@ -221,6 +224,8 @@ class VertexCell:
             number = T.cast(found, "float32") if tensor(value).dtype == "i32" else found
             self.target.once(lambda: put(self.access.pool, at, number))
         else:
-            self.target.each(
-                tensor(value).size, lambda i: put(self.access.pool, at + wide(i), self.vectors[value](i))
-            )
+
+            def write(i: Expr, found: Expr) -> None:
+                put(self.access.pool, at + wide(i), found)
+
+            self.target.fill(tensor(value).size, self.vectors[value], write)

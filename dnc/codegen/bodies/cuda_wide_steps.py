@@ -1,0 +1,227 @@
+"""Copies for tiled products on CUDA: operands and weights come into shared memory a step at a time.
+
+In: a tile of vertices, a product, how many steps are under way. Out: statements that start the copies of
+later steps while the sums of one are made. A step is some columns of all operands and of the worker's
+rows of the weights; in a transposed product some rows of the weights. Weights that are in shared memory are
+read where they are. Guaranteed: columns that do not exist are zero; rows that do not exist, anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_operands import piece_at, piece_word
+from dnc.codegen.bodies.cuda_staging import UnitTile
+from dnc.codegen.bodies.cuda_weights import weight_place
+from dnc.codegen.bodies.cuda_worker import source_row
+from dnc.codegen.emit import Expr, both, fixed, let, local, put, smaller, stride_loop, when
+from dnc.ir.machine import THREADS
+from dnc.ir.plan import STREAMED, Placement, Product, TransposedProduct, padded
+
+STEP = 32  # columns of a step
+STRIDE = STEP + 4  # words between staged rows: the same column of eight of them is in all banks
+QUADS = STEP // 4
+TURNED_WORDS = 4096  # of a step of a transposed product: so many columns, the fewer rows
+SPARE = 8  # words behind a staged row of it
+
+Element = Callable[[Expr, Expr], tuple[Any, Expr]]  # (row, column) -> the memory and the word in it
+
+
+def step_words(vertices: int, rows: int) -> int:
+    """Words of a step: operands, weights behind them; rows: those that are copied."""
+    return (vertices + rows) * STRIDE
+
+
+def turned_rows(columns: int) -> int:
+    """Rows of the weights in a step of a transposed product."""
+    return TURNED_WORDS // columns
+
+
+def turned_words(columns: int) -> int:
+    """Words of such a step."""
+    return turned_rows(columns) * (columns + SPARE)
+
+
+def in_steps(
+    worker_synchronizes: Callable[[], None],
+    count: Expr,
+    stages: int,
+    words: int,
+    copy: Callable[[Expr, Expr], None],
+    work: Callable[[Expr, Expr], None],
+) -> None:
+    """work(step, first word of its stage) for every step; copy(step, ..) runs `stages` - 1 steps ahead.
+
+    Starts with a block barrier, and ends without one.
+    """
+    ahead = stages - 1
+    with stride_loop("round", -ahead, count, 1) as now:
+        cuda.copy_wait(stages - 2)
+        worker_synchronizes()  # the step is there, and the stage of the one before it has been read
+        later = fixed("later", now + ahead)
+        with when(later < count):
+            copy(later, let("into", later % stages * words))
+        cuda.copy_commit()
+        with when(now >= 0):
+            work(now, fixed("stage", now % stages * words))
+
+
+class ProductSteps:
+    """The steps of a product: columns of the operands of a tile, and of rows row .. + rows of the weights."""
+
+    def __init__(self, tile: UnitTile, product: Product, vertices: int, row: Expr, rows: int) -> None:
+        self.tile, self.pieces, self.vertices = tile, product.pieces, vertices
+        self.placement = tile.placement(product)
+        self.count = -(-padded(self.placement.columns) // STEP)
+        worker = self.worker = tile.worker
+        self.line = fixed("line", worker.thread // QUADS)
+        self.own = fixed("own", worker.thread % QUADS * 4)
+        self.weights_at = let("weights_at", tile.weights_at(product))
+        self.row, self.rows = row, rows
+        self.copied = rows if self.placement.residency == STREAMED else 0
+        self.words = step_words(vertices, self.copied)
+        lines = THREADS // QUADS
+        self.sources = []
+        for part in range(-(-self.copied // lines)):
+            source, valid = source_row(worker, self.placement, let("row", row + self.line + part * lines))
+            at = T.Select(valid != 0, source * padded(self.placement.columns), 0)
+            self.sources.append((part * lines, fixed("source", at)))
+        self.places = local("place", "int32", 0, -(-vertices // lines))
+        self._look_up(0)
+
+    def _look_up(self, step: Expr) -> None:
+        """Asks where the operands of a step lie: known before the copies need it."""
+        column = let("column", step * STEP + self.own)
+        for part, _, near in self._vertices():
+            word = piece_word(self.worker, self.pieces, near, column)
+            if word is not None:
+                put(self.places, part, word)
+
+    def _vertices(self) -> list[tuple[int, Expr, Expr]]:
+        lines, found = THREADS // QUADS, []
+        for part in range(-(-self.vertices // lines)):
+            vertex = let("vertex", self.line + part * lines)
+            near = let("near", self.tile.first + smaller(vertex, self.tile.count - 1))
+            found.append((part, vertex, near))
+        return found
+
+    def copy(self, step: Expr, stage: Expr) -> None:
+        """Starts the copies of a step."""
+        worker = self.worker
+        column = fixed("column", step * STEP + self.own)
+        there = column < padded(self.placement.columns)
+        for part, vertex, near in self._vertices():
+            with when(vertex < self.tile.count):
+                source = piece_at(worker, self.pieces, near, column, there, self.places[part])
+                self._start(stage + vertex * STRIDE + self.own, source)
+        for first, source in self.sources:
+            line = let("line", self.line + first)
+            at = T.Select(there, self.weights_at + source + column, T.int64(0))
+            to = stage + (self.vertices + line) * STRIDE + self.own
+            if first + THREADS // QUADS > self.copied:
+                with when(line < self.copied):
+                    self._start(to, at)
+            else:
+                self._start(to, at)
+        self._look_up(step + 1)
+
+    def _start(self, to: Expr, source: Expr) -> None:
+        worker = self.worker
+        at = fixed("from", source, "int64")
+        cuda.copy4_async(T.address_of(worker.staging[to]), T.address_of(worker.pool[at]), at != 0)
+
+    def weights(self, step: Expr, stage: Expr) -> Element:
+        """Where weights of a step are: of a row of these rows, in a column of the step."""
+        if self.copied:
+            return lambda row, column: (
+                self.worker.staging,
+                stage + (self.vertices + row) * STRIDE + column,
+            )
+        memory, place = weight_place(self.worker, self.placement, self.weights_at)
+        return lambda row, column: (memory, place(self.row + row, step * STEP + column))
+
+    def whole(self) -> bool:
+        """Whether every step has all its columns, or they are zeros."""
+        return bool(self.copied) or self.placement.columns % STEP == 0
+
+
+@attrs.frozen(eq=False)
+class TurnedSteps:
+    """The steps of a transposed product, one block of columns after another: step `number` is rows
+    number % each * high .. of block number // each."""
+
+    tile: UnitTile
+    placement: Placement
+    weights_at: Expr
+    rows: int
+    columns: int
+
+    @property
+    def high(self) -> int:
+        """Rows of a step."""
+        return turned_rows(self.columns)
+
+    @property
+    def each(self) -> int:
+        """Steps of a block of columns."""
+        return -(-self.rows // self.high)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether the weights are copied."""
+        return self.placement.residency == STREAMED
+
+    @property
+    def words(self) -> int:
+        """Words of a step."""
+        return turned_words(self.columns) if self.streamed else 0
+
+    def copy(self, number: Expr, stage: Expr) -> None:
+        """Starts the copies of a step."""
+        if not self.streamed:
+            return
+        worker, width = self.tile.worker, padded(self.placement.columns)
+        quads = self.columns // 4
+        block = fixed("block", number // self.each)
+        first = fixed("first_row", (number - block * self.each) * self.high)
+        for part in range(self.high * quads // THREADS):
+            index = worker.thread + part * THREADS
+            line, own = fixed("line", index // quads), let("own", index % quads * 4)
+            column = fixed("column", block * self.columns + own)
+            source, valid = source_row(worker, self.placement, let("row", first + line))
+            there = both(valid != 0, column < width)
+            at = T.Select(there, self.weights_at + source * width + column, T.int64(0))
+            at = fixed("from", at, "int64")
+            to = stage + line * (self.columns + SPARE) + own
+            cuda.copy4_async(T.address_of(worker.staging[to]), T.address_of(worker.pool[at]), at != 0)
+
+    def weights(self, block: Expr, first: Expr, stage: Expr) -> Element:
+        """Where weights of a step are: of a row of the step, in a column of the block."""
+        if self.streamed:
+            return lambda row, column: (
+                self.tile.worker.staging,
+                stage + row * (self.columns + SPARE) + column,
+            )
+        memory, place = weight_place(self.tile.worker, self.placement, self.weights_at)
+        last = padded(self.placement.columns) - 4  # where the matrix has ended any columns do
+        start = block * self.columns
+
+        def there(row: Expr, column: Expr) -> tuple[Any, Expr]:
+            at = start + column
+            if self.placement.columns % self.columns:
+                at = smaller(at, last)
+            return memory, place(first + row, at)
+
+        return there
+
+
+def turned_steps(tile: UnitTile, product: TransposedProduct, rows: int, columns: int) -> TurnedSteps:
+    """The steps of a transposed product over the worker's `rows`, `columns` of the result at a time."""
+    placement = tile.placement(product)
+    weights_at = let("weights_at", tile.weights_at(product))
+    return TurnedSteps(tile, placement, weights_at, rows, columns)
