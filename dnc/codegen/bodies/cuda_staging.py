@@ -50,6 +50,11 @@ class Staging:
     scratch: int = 0
     buffers: int = 1
 
+    @property
+    def front(self) -> int:
+        """Words before the sums and deltas."""
+        return min((plane.at for plane in (*self.sums.values(), *self.deltas.values())), default=self.words)
+
 
 @attrs.frozen(eq=False)
 class UnitTile:

@@ -23,7 +23,7 @@ from dnc.codegen.bodies.cuda_staging import (
     rows_of,
 )
 from dnc.codegen.bodies.cuda_tensor import DEPTH
-from dnc.codegen.bodies.cuda_wide_products import shape_of
+from dnc.codegen.bodies.cuda_wide_products import block_rows, most_vertices
 from dnc.codegen.bodies.cuda_wide_steps import step_words
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, let, smaller, stride_loop
@@ -84,19 +84,21 @@ def _lay_out(worker: Worker, segment: Segment, units: int, tile: int, steps: int
 
     front = 0
     for product in segment.products:
-        shape = shape_of(rows_of(product.result, segment, units), tensor)
-        if shape.most < tile:
+        rows = rows_of(product.result, segment, units)
+        if most_vertices(rows, tensor) < tile:
             return None
-        words = step_words(tile, shape.rows if streamed(product) else 0)
-        front = max(front, steps * words, shape.scratch(tile))
-    if any(streamed(turned) for turned in segment.transposed):
-        front = max(front, steps * cuda_wide_transposed.step_words(tile))
+        words = step_words(tile, block_rows(rows) if streamed(product) else 0)
+        front = max(front, steps * words)
+    for turned in segment.transposed:
+        if streamed(turned):
+            front = max(front, steps * cuda_wide_transposed.step_words(tile, turned.columns, tensor))
     return attrs.evolve(lay_out(segment, units, tile, front, plane), buffers=steps)
 
 
 def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, rows: Expr) -> None:
     """The body of the segment's instruction."""
     worker.stage(staging.words)
+    worker = worker.here()
     tensor = on_tensor_cores(worker.plan, segment)
     with stride_loop("tile", 0, rows, staging.tile) as begin:
         first = let("first", row + begin)

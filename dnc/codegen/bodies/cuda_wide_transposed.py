@@ -1,7 +1,7 @@
 """Tiled transposed products of UNIT segments on CUDA: partial sums over the worker's rows for many vertices.
 
 In: a tile of vertices whose deltas are staged. Out: the partial sums in the pool. Rows of the weights come
-in steps (`cuda_wide_steps.py`), a block of columns after another. A warp has up to 32 vertices and 64 columns
+in steps (`cuda_wide_steps.py`), a block of columns after another. A warp has up to 32 vertices, 128 columns
 of a block; its sums lie with its threads, or are made on tensor cores.
 """
 
@@ -24,17 +24,20 @@ from dnc.ir.machine import WARPS
 from dnc.ir.plan import STREAMED, TransposedProduct
 
 HALF = 16  # vertices of a warp, or twice as many
-COLUMNS = 32  # of a warp, twice
+COLUMNS = 32  # of a warp; or two or four times as many
+MOST_TIMES = 4
+UNROLLED = 1
 COLUMN_LANES = 8  # threads of a warp along the columns, where these have the sums
 Place = tuple[Expr, Expr]  # the first vertex of a warp, and its first column in a block
 
 
 @attrs.frozen
 class Shape:
-    """`halves` x 16 vertices a warp, `along` warps along the vertices, all others along `columns`."""
+    """`halves` x 16 vertices and `times` x 32 columns a warp, `along` warps along the vertices."""
 
     halves: int
     along: int
+    times: int
 
     @property
     def vertices(self) -> int:
@@ -44,27 +47,33 @@ class Shape:
     @property
     def columns(self) -> int:
         """Columns of a block."""
-        return WARPS // self.along * 2 * COLUMNS
+        return WARPS // self.along * self.times * COLUMNS
 
 
-def shapes(tile: int) -> list[Shape]:
+def shapes(tile: int, columns: int, tensor: bool) -> list[Shape]:
     """For few vertices up to a tile."""
-    found = [Shape(1, 1)]
-    along = 1
+
+    def shape(halves: int, along: int) -> Shape:
+        times = 2 if tensor else MOST_TIMES
+        while times > 1 and WARPS // along * (times // 2) * COLUMNS >= columns:
+            times //= 2
+        return Shape(halves, along, times)
+
+    found, along = [shape(1, 1)], 1
     while found[-1].vertices < tile:
-        found.append(Shape(2, along))
+        found.append(shape(2, along))
         along *= 2
     return found
 
 
-def step_words(tile: int) -> int:
+def step_words(tile: int, columns: int, tensor: bool) -> int:
     """Words of a step, at most."""
-    return max(turned_words(shape.columns) for shape in shapes(tile))
+    return max(turned_words(shape.columns) for shape in shapes(tile, columns, tensor))
 
 
 def transposed(tile: UnitTile, product: TransposedProduct, tensor: bool) -> None:
     """Partial sums for all vertices of the tile. Starts with a barrier, ends without."""
-    *fewer, most = shapes(tile.staging.tile)
+    *fewer, most = shapes(tile.staging.tile, product.columns, tensor)
     body = partial(_blocks, tile, product, tensor, most)
     for shape in reversed(fewer):
         body = partial(
@@ -93,7 +102,7 @@ def _blocks(tile: UnitTile, product: TransposedProduct, tensor: bool, shape: Sha
     steps = turned_steps(tile, product, rows, shape.columns)
     others = WARPS // shape.along
     vertex = fixed("warp_vertex", worker.warp // others * (shape.halves * HALF))
-    column = fixed("warp_column", worker.warp % others * (2 * COLUMNS))
+    column = fixed("warp_column", worker.warp % others * (shape.times * COLUMNS))
     sums: Sums = (TensorSums if tensor else ThreadSums)(tile, product, shape, (vertex, column))
     blocks = -(-product.columns // shape.columns)
 
@@ -118,11 +127,11 @@ def _rows(steps: TurnedSteps, first: Expr, of: int) -> Expr:
 
 
 class ThreadSums:
-    """A thread has 4 vertices, 16 apart twice, and 4 columns, 32 apart twice."""
+    """A thread has 4 vertices, twice 16 apart, and 4 columns, up to four times 32 apart."""
 
     def __init__(self, tile: UnitTile, product: TransposedProduct, shape: Shape, warp: Place) -> None:
         self.tile, self.product, self.shape = tile, product, shape
-        self.count, lane = shape.halves * QUAD * 2 * QUAD, tile.worker.lane
+        self.count, lane = shape.halves * QUAD * shape.times * QUAD, tile.worker.lane
         self.sums = local("sums", "float32", T.float32(0.0), self.count)
         self.down = fixed("down", warp[0] + lane // COLUMN_LANES * QUAD)
         self.across = fixed("across", warp[1] + lane % COLUMN_LANES * QUAD)
@@ -138,15 +147,15 @@ class ThreadSums:
         deltas = self.tile.staging.deltas[self.product.delta]
         weights = steps.weights(block, first, stage)
         at = let("deltas", deltas.place(first, self.down))
-        with loop("row", _rows(steps, first, 1), unroll=2) as row:
-            pairs = [weights(row, self.across + h * COLUMNS) for h in range(2)]
+        with loop("row", _rows(steps, first, 1), unroll=UNROLLED) as row:
+            pairs = [weights(row, self.across + h * COLUMNS) for h in range(self.shape.times)]
             weight = [let("weight", memory[quad_at(place)]) for memory, place in pairs]
             for g in range(self.shape.halves):
                 delta = let("delta", staging[quad_at(at + row * deltas.row + g * HALF)])
                 for v in range(QUAD):
-                    for h in range(2):
+                    for h in range(self.shape.times):
                         for c in range(QUAD):
-                            to = ((g * QUAD + v) * 2 + h) * QUAD + c
+                            to = ((g * QUAD + v) * self.shape.times + h) * QUAD + c
                             put(self.sums, to, cuda.fma(lane4(weight[h], c), lane4(delta, v), self.sums[to]))
 
     def store(self, column: Expr) -> None:
@@ -156,9 +165,9 @@ class ThreadSums:
             for v in range(QUAD):
                 now = let("now", self.down + g * HALF + v)
                 with when(now < tile.count):
-                    for h in range(2):
+                    for h in range(self.shape.times):
                         own = let("own", column + self.across + h * COLUMNS)
-                        values = self.sums[quad_at(((g * QUAD + v) * 2 + h) * QUAD)]
+                        values = self.sums[quad_at(((g * QUAD + v) * self.shape.times + h) * QUAD)]
                         if self.product.columns % self.shape.columns:
                             with when(own < self.product.columns):
                                 store_columns(tile.worker, self.product, tile.first + now, own, values)
@@ -172,7 +181,7 @@ class TensorSums:
     def __init__(self, tile: UnitTile, product: TransposedProduct, shape: Shape, warp: Place) -> None:
         self.tile, self.product, self.shape = tile, product, shape
         self.vertex, self.column = warp
-        self.warp = warp_sums(tile.worker, shape.halves * HALF // HIGH, 2 * COLUMNS // ACROSS)
+        self.warp = warp_sums(tile.worker, shape.halves * HALF // HIGH, shape.times * COLUMNS // ACROSS)
 
     def clear(self) -> None:
         """All sums are zero."""

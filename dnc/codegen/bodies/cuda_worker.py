@@ -79,6 +79,13 @@ class Worker:
         """Where the worker's slice of a parameter lives."""
         return next(p for p in self.plan.placements if (p.parameter, p.units) == (parameter, units))
 
+    def here(self) -> Worker:
+        """The same worker, whose thread is read in this place: the compiler works nothing out before the
+        loop of the interpreter that follows from it."""
+        thread = fixed("thread_here", cuda.THREAD_HERE())
+        lane, warp = let("lane_here", thread % LANES), let("warp_here", thread // LANES)
+        return attrs.evolve(self, thread=thread, lane=lane, warp=warp)
+
     def synchronize(self) -> None:
         """Block barrier."""
         T.evaluate(T.cuda.cta_sync())

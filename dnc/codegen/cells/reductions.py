@@ -39,7 +39,8 @@ def _normalizer(cell: VertexCell, logits: Value) -> tuple[Element, Expr, Expr]:
 
 def _softmax(cell: VertexCell, op: Op) -> Element:
     read, top, total = _normalizer(cell, op.operands[0])
-    return cell.keep(op.result, lambda i: cell.math.exp(read(i) - top) / total)
+    scale = let("scale", T.float32(1.0) / total)
+    return cell.keep(op.result, lambda i: cell.math.exp(read(i) - top) * scale)
 
 
 def _log_softmax(cell: VertexCell, op: Op) -> Element:
@@ -57,11 +58,12 @@ def _cross_entropy(cell: VertexCell, op: Op) -> Expr:
 
 def _cross_entropy_grad(cell: VertexCell, op: Op) -> Element:
     read, top, total = _normalizer(cell, op.operands[0])
-    label = cell.scalars[op.operands[1]]
+    label = cell.scalars[op.operands[1]]  # -1 is no element's
+    scale = let("scale", T.Select(label >= 0, T.float32(1.0) / total, T.float32(0.0)))
 
     def element(i: Expr) -> Expr:
         hot = T.Select(label == T.cast(i, "int32"), T.float32(1.0), T.float32(0.0))
-        return T.Select(label >= 0, cell.math.exp(read(i) - top) / total - hot, T.float32(0.0))
+        return cell.math.exp(read(i) - top) * scale - hot
 
     return cell.keep(op.result, element)
 
