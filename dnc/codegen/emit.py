@@ -93,6 +93,11 @@ def quad_at(at: Expr) -> Expr:
     return tirx.Ramp(at if isinstance(at, int) else T.shift_right(at, 2) * 4, 1, 4)
 
 
+def whole_quad(number: Expr) -> Expr:
+    """The elements 4 * number .. + 3: one access of 16 bytes."""
+    return tirx.Ramp(number * 4, 1, 4)
+
+
 def shift(at: Expr, index: Expr) -> Expr:
     """at + index, where `index` may be a ramp (neighbouring elements, read and written as one).
 

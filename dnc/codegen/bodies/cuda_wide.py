@@ -91,7 +91,7 @@ def _lay_out(worker: Worker, segment: Segment, units: int, tile: int, steps: int
         front = max(front, steps * words)
     for turned in segment.transposed:
         if streamed(turned):
-            front = max(front, steps * cuda_wide_transposed.step_words(tile, turned.columns, tensor))
+            front = max(front, steps * cuda_wide_transposed.step_words(tile, turned.columns))
     return attrs.evolve(lay_out(segment, units, tile, front, plane), buffers=steps)
 
 

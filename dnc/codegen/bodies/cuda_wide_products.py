@@ -28,17 +28,19 @@ from dnc.codegen.emit import (
     local,
     loop,
     put,
-    quad_at,
     smaller,
     stride_loop,
     when,
+    whole_quad,
 )
 from dnc.ir.machine import THREADS, WARPS
 from dnc.ir.plan import Product
 
 MOST_ROWS = 256  # of a worker that are summed together
 VERTICES = 8  # of a thread, or of a block on tensor cores
+QUADS_TOGETHER = 2
 ROWS = 10  # of a thread, at most
+SPARE = 4  # words behind the sums of a row in scratch: neighbouring rows are in different banks
 TIMES_ALONG = (1, 2, 4, 8, 16)  # threads side by side along the vertices
 TIMES = (1, 2, 4, 8)  # blocks of 8 vertices of a warp on tensor cores
 MOST_HIGH, MOST_BLOCKS = 5, 20  # blocks of 16 rows of such a warp; blocks of 16 x 8 at most
@@ -113,7 +115,7 @@ def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
     layouts = []
     for along in TIMES_ALONG[: (staging.tile // VERTICES).bit_length()]:
         parts = min(QUADS, THREADS // (shape.lanes * along))
-        layouts.append((along, _fitting(parts, staging, together * along * VERTICES)))
+        layouts.append((along, _fitting(parts, staging, together * (along * VERTICES + SPARE))))
     chosen = local("layout", "int32", 0, 2)  # threads side by side along the vertices; parts
     for number, layout in enumerate(layouts):
         with when(tile.count > (layout[0] * VERTICES // 2 if number else 0)):
@@ -124,11 +126,10 @@ def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
     down = fixed("own_row", worker.thread // along_now % shape.lanes)
     part = fixed("part", worker.thread // (along_now * shape.lanes))
     own_quads = fixed("own_quads", QUADS // parts)
+    near = fixed("near_row", smaller(down, together - 1 - (shape.own - 1) * shape.lanes))
+    own_rows = [(down if j < shape.own - 1 else near) + j * shape.lanes for j in range(shape.own)]
+    operands = [fixed("operand", (vertex + along_now * i) * (STRIDE // 4)) for i in range(VERTICES)]
     sums = local("sums", "float32", T.float32(0.0), shape.own * VERTICES)
-    whole = shape.own * shape.lanes == together
-    own_rows = [down + j * shape.lanes for j in range(shape.own)]
-    if not whole:
-        own_rows = [*own_rows[:-1], fixed("last_row", smaller(own_rows[-1], together - 1))]
 
     def work(step: Expr, stage: Expr) -> None:
         weights = steps.weights(step, stage)
@@ -137,13 +138,13 @@ def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
         if not steps.whole():
             there = -(-steps.placement.columns // 4) - step * QUADS - begin
             count = let("count", smaller(there, own_quads))
-        with when(part < parts), loop("quad", count, unroll=1) as quad:
-            column = let("column", (begin + quad) * 4)
-            at = let("at", stage + vertex * STRIDE + column)
-            x = [let("x", worker.staging[quad_at(at + along_now * (i * STRIDE))]) for i in range(VERTICES)]
+        with when(part < parts), loop("quad", count, unroll=QUADS_TOGETHER) as quad:
+            column = let("column", begin + quad)
+            at = let("at", stage // 4 + column)
+            x = [let("x", worker.staging[whole_quad(at + operand)]) for operand in operands]
             for j, own in enumerate(own_rows):
-                memory, place = weights(own, column)
-                weight = let("weight", memory[quad_at(place)])
+                memory, place = weights(own, column * 4)
+                weight = let("weight", memory[whole_quad(place // 4)])
                 for i in range(VERTICES):
                     to = j * VERTICES + i
                     for k in range(4):
@@ -163,13 +164,13 @@ def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
         each(lambda own, now, value: put(worker.staging, plane.place(row + own, now), value))
 
     def to_scratch() -> None:
-        wide = let("wide", along_now * VERTICES)
-        first = let("first_sum", part * together * wide)
+        wide = let("wide", along_now * VERTICES + SPARE)
+        first = let("first_sum", part * (together * wide))
         worker.synchronize()
         with when(part < parts):
             each(lambda own, now, value: put(worker.staging, first + own * wide + now, value))
         worker.synchronize()
-        add_parts(tile, plane, row, rows, wide, together * wide, parts)
+        add_parts(tile, plane, row, rows, wide, parts)
 
     if all(parts == 1 for _, parts in layouts):
         to_plane()
@@ -177,17 +178,16 @@ def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
         either(parts == 1, to_plane, to_scratch)
 
 
-def add_parts(
-    tile: UnitTile, plane: Plane, row: Expr, rows: int, wide: Expr, size: Expr, parts: Expr
-) -> None:
-    """Adds up the sums in scratch, `wide` vertices a row and `size` words a part, into a plane."""
+def add_parts(tile: UnitTile, plane: Plane, row: Expr, rows: int, wide: Expr, parts: Expr) -> None:
+    """Adds up the sums in scratch, `wide` words a row, into a plane."""
     worker, together = tile.worker, block_rows(rows)
-    with stride_loop("sum", worker.thread, together * wide, THREADS) as item:
+    size = fixed("part_words", together * wide)
+    with stride_loop("sum", worker.thread, size, THREADS) as item:
         own = fixed("own", item // wide)
         vertex = fixed("vertex", item - own * wide)
-        with _inside(row + own, rows, own):
+        with when(vertex < tile.count), _inside(row + own, rows, own):
             total = local("total", "float32", worker.staging[item])
-            with loop("other", parts - 1, unroll=1) as other:
+            with loop("other", parts - 1, unroll=3) as other:
                 put(total, 0, total[0] + worker.staging[item + (other + 1) * size])
             put(worker.staging, plane.place(row + own, vertex), total[0])
 
@@ -258,7 +258,7 @@ def _tensor_sums(
     worker, staging = tile.worker, tile.staging
     rows = rows_of(product.result, tile.segment, tile.units)
     together, wide = block_rows(rows), times * along * VERTICES
-    parts = _fitting(shape.others // along, staging, together * wide)
+    parts = _fitting(shape.others // along, staging, together * (wide + SPARE))
     idle = parts * along < shape.others
     steps = ProductSteps(tile, product, wide, row, together)
     first = fixed("warp_row", worker.warp // shape.others * (shape.own * HIGH))
@@ -293,16 +293,16 @@ def _tensor_sums(
     plane = staging.sums[product.result]
     if parts > 1:
         worker.synchronize()
-        begin = let("first_sum", part * (together * wide))
+        begin = let("first_sum", part * (together * (wide + SPARE)))
     for down, across, index in sums.pairs():
         own = let("own", first + down)
         inside = row + own < rows if together >= rows else own < together
         with when(both(inside, part < parts) if idle else inside):
             if parts > 1:
-                at = begin + own * wide + vertex + across
+                at = begin + own * (wide + SPARE) + vertex + across
             else:
                 at = plane.place(row + own, vertex + across)
             T.buffer_store(worker.staging, sums.pair(index), [pair_at(at)])
     if parts > 1:
         worker.synchronize()
-        add_parts(tile, plane, row, rows, wide, together * wide, parts)
+        add_parts(tile, plane, row, rows, wide + SPARE, parts)

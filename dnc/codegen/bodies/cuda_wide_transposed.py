@@ -1,7 +1,7 @@
 """Tiled transposed products of UNIT segments on CUDA: partial sums over the worker's rows for many vertices.
 
 In: a tile of vertices whose deltas are staged. Out: the partial sums in the pool. Rows of the weights come
-in steps (`cuda_wide_steps.py`), a block of columns after another. A warp has up to 32 vertices, 128 columns
+in steps (`cuda_wide_steps.py`), a block of columns after another. A warp has up to 32 vertices, 64 columns
 of a block; its sums lie with its threads, or are made on tensor cores.
 """
 
@@ -24,9 +24,8 @@ from dnc.ir.machine import WARPS
 from dnc.ir.plan import STREAMED, TransposedProduct
 
 HALF = 16  # vertices of a warp, or twice as many
-COLUMNS = 32  # of a warp; or two or four times as many
-MOST_TIMES = 4
-UNROLLED = 1
+COLUMNS = 32  # of a warp, or twice as many
+MOST_TIMES = 2
 COLUMN_LANES = 8  # threads of a warp along the columns, where these have the sums
 Place = tuple[Expr, Expr]  # the first vertex of a warp, and its first column in a block
 
@@ -50,11 +49,11 @@ class Shape:
         return WARPS // self.along * self.times * COLUMNS
 
 
-def shapes(tile: int, columns: int, tensor: bool) -> list[Shape]:
+def shapes(tile: int, columns: int) -> list[Shape]:
     """For few vertices up to a tile."""
 
     def shape(halves: int, along: int) -> Shape:
-        times = 2 if tensor else MOST_TIMES
+        times = MOST_TIMES
         while times > 1 and WARPS // along * (times // 2) * COLUMNS >= columns:
             times //= 2
         return Shape(halves, along, times)
@@ -66,14 +65,14 @@ def shapes(tile: int, columns: int, tensor: bool) -> list[Shape]:
     return found
 
 
-def step_words(tile: int, columns: int, tensor: bool) -> int:
+def step_words(tile: int, columns: int) -> int:
     """Words of a step, at most."""
-    return max(turned_words(shape.columns) for shape in shapes(tile, columns, tensor))
+    return max(turned_words(shape.columns) for shape in shapes(tile, columns))
 
 
 def transposed(tile: UnitTile, product: TransposedProduct, tensor: bool) -> None:
     """Partial sums for all vertices of the tile. Starts with a barrier, ends without."""
-    *fewer, most = shapes(tile.staging.tile, product.columns, tensor)
+    *fewer, most = shapes(tile.staging.tile, product.columns)
     body = partial(_blocks, tile, product, tensor, most)
     for shape in reversed(fewer):
         body = partial(
@@ -127,7 +126,7 @@ def _rows(steps: TurnedSteps, first: Expr, of: int) -> Expr:
 
 
 class ThreadSums:
-    """A thread has 4 vertices, twice 16 apart, and 4 columns, up to four times 32 apart."""
+    """A thread has 4 vertices, twice 16 apart, and 4 columns, once or twice 32 apart."""
 
     def __init__(self, tile: UnitTile, product: TransposedProduct, shape: Shape, warp: Place) -> None:
         self.tile, self.product, self.shape = tile, product, shape
@@ -147,7 +146,7 @@ class ThreadSums:
         deltas = self.tile.staging.deltas[self.product.delta]
         weights = steps.weights(block, first, stage)
         at = let("deltas", deltas.place(first, self.down))
-        with loop("row", _rows(steps, first, 1), unroll=UNROLLED) as row:
+        with loop("row", _rows(steps, first, 1), unroll=2) as row:
             pairs = [weights(row, self.across + h * COLUMNS) for h in range(self.shape.times)]
             weight = [let("weight", memory[quad_at(place)]) for memory, place in pairs]
             for g in range(self.shape.halves):
