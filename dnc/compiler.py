@@ -18,7 +18,7 @@ import attrs
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail, read_source
 from dnc.ir.isa import layout
 from dnc.ir.machine import MACHINES, Constants, Machine, machine
-from dnc.ir.plan import FP32, PRECISIONS, Plan, WeightFormat
+from dnc.ir.plan import FP32, PRECISIONS, REGISTER, Plan, WeightFormat
 from dnc.ir.plan_text import print_plan
 from dnc.ir.printer import print_program
 from dnc.ir.program import Program
@@ -321,7 +321,8 @@ def compile_target(
         plan = make_plan(program, target, tried, attrs.evolve(show, remarks=said), constants)
         files, known = cached_kernels(plan, digest(plan))
         cached = cached and known
-        if not whole.is_gpu or not spilled(files):
+        held = any(placement.residency == REGISTER for placement in plan.placements)
+        if not whole.is_gpu or not spilled(files) or not held:
             break
     sizes = {file: len(content) for file, content in files.items()}
     seconds = time.perf_counter() - begin

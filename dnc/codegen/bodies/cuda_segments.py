@@ -44,7 +44,10 @@ ROUNDS = 2  # of cells with a unit a thread, which are faster than one of cells 
 
 def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """The body of a UNIT segment's instruction."""
-    wide = None if worker.crowded else wide_staging(worker, segment)
+    if worker.crowded:
+        narrow_segment(worker, segment, row, rows)
+        return
+    worker, wide = worker.here(), wide_staging(worker, segment)
     if wide is None:
         narrow_segment(worker, segment, row, rows)
     elif worker.few:

@@ -133,6 +133,7 @@ class WarpTarget:
 
 def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """The body of a VERTEX segment's instruction: warps of all workers take rows in turn."""
+    worker = worker if worker.crowded else worker.here()
     floats, widest = _kept(worker, segment)
     warps = min(WARPS, worker.staging_words // floats)
     if warps == 0:

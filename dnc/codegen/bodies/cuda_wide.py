@@ -98,7 +98,6 @@ def _lay_out(worker: Worker, segment: Segment, units: int, tile: int, steps: int
 def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, rows: Expr) -> None:
     """The body of the segment's instruction."""
     worker.stage(staging.words)
-    worker = worker.here()
     tensor = on_tensor_cores(worker.plan, segment)
     with stride_loop("tile", 0, rows, staging.tile) as begin:
         first = let("first", row + begin)

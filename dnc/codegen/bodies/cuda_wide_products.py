@@ -17,7 +17,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import Plane, Staging, UnitTile, rows_of
 from dnc.codegen.bodies.cuda_tensor import DEPTH, HIGH, pair_at, warp_sums
-from dnc.codegen.bodies.cuda_wide_steps import QUADS, STEP, STRIDE, ProductSteps, in_steps
+from dnc.codegen.bodies.cuda_wide_steps import QUADS, STEP, STRIDE, Element, ProductSteps, in_steps
 from dnc.codegen.emit import (
     Expr,
     both,
@@ -38,7 +38,7 @@ from dnc.ir.plan import Product
 
 MOST_ROWS = 256  # of a worker that are summed together
 VERTICES = 8  # of a thread, or of a block on tensor cores
-QUADS_TOGETHER = 2
+MOST_PARTS = QUADS // 2  # of a step's columns
 ROWS = 10  # of a thread, at most
 SPARE = 4  # words behind the sums of a row in scratch: neighbouring rows are in different banks
 TIMES_ALONG = (1, 2, 4, 8, 16)  # threads side by side along the vertices
@@ -114,7 +114,7 @@ def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
     steps = ProductSteps(tile, product, staging.tile, row, together)
     layouts = []
     for along in TIMES_ALONG[: (staging.tile // VERTICES).bit_length()]:
-        parts = min(QUADS, THREADS // (shape.lanes * along))
+        parts = min(MOST_PARTS, THREADS // (shape.lanes * along))
         layouts.append((along, _fitting(parts, staging, together * (along * VERTICES + SPARE))))
     chosen = local("layout", "int32", 0, 2)  # threads side by side along the vertices; parts
     for number, layout in enumerate(layouts):
@@ -131,24 +131,38 @@ def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
     operands = [fixed("operand", (vertex + along_now * i) * (STRIDE // 4)) for i in range(VERTICES)]
     sums = local("sums", "float32", T.float32(0.0), shape.own * VERTICES)
 
+    held = [local("x", "float32", T.float32(0.0), 4 * VERTICES) for _ in range(2)]
+
+    def load(into: int, at: Expr, column: Expr) -> None:
+        for i, operand in enumerate(operands):
+            found = worker.staging[whole_quad(at + column + operand)]
+            T.buffer_store(held[into], found, [whole_quad(i)])
+
+    def multiply(x: int, weights: Element, column: Expr) -> None:
+        for j, own in enumerate(own_rows):
+            memory, place = weights(own, column * 4)
+            weight = let("weight", memory[whole_quad(place // 4)])
+            for i in range(VERTICES):
+                to = j * VERTICES + i
+                for k in range(4):
+                    put(sums, to, cuda.fma(lane4(weight, k), held[x][4 * i + k], sums[to]))
+
     def work(step: Expr, stage: Expr) -> None:
         weights = steps.weights(step, stage)
         begin = let("begin", part * own_quads)
-        count = own_quads
-        if not steps.whole():
-            there = -(-steps.placement.columns // 4) - step * QUADS - begin
-            count = let("count", smaller(there, own_quads))
-        with when(part < parts), loop("quad", count, unroll=QUADS_TOGETHER) as quad:
-            column = let("column", begin + quad)
-            at = let("at", stage // 4 + column)
-            x = [let("x", worker.staging[whole_quad(at + operand)]) for operand in operands]
-            for j, own in enumerate(own_rows):
-                memory, place = weights(own, column * 4)
-                weight = let("weight", memory[whole_quad(place // 4)])
-                for i in range(VERTICES):
-                    to = j * VERTICES + i
-                    for k in range(4):
-                        put(sums, to, cuda.fma(lane4(weight, k), lane4(x[i], k), sums[to]))
+        at = let("at", stage // 4)
+        if steps.whole():
+            load(0, at, begin)
+            with when(part < parts), stride_loop("quad", begin, begin + own_quads, 2) as quad:
+                load(1, at, quad + 1)
+                multiply(0, weights, quad)
+                load(0, at, quad + 2)  # behind the last one nobody uses it
+                multiply(1, weights, quad + 1)
+        else:
+            last = smaller(-(-steps.placement.columns // 4) - step * QUADS, begin + own_quads)
+            with when(part < parts), stride_loop("quad", begin, let("last", last), 1) as quad:
+                load(0, at, quad)
+                multiply(0, weights, quad)
 
     in_steps(worker.synchronize, steps.count, staging.buffers, steps.words, steps.copy, work)
     plane = staging.sums[product.result]

@@ -86,11 +86,6 @@ class ProductSteps:
         self.copied = rows if self.placement.residency == STREAMED else 0
         self.words = step_words(vertices, self.copied)
         lines = THREADS // QUADS
-        self.sources = []
-        for part in range(-(-self.copied // lines)):
-            source, valid = source_row(worker, self.placement, let("row", row + self.line + part * lines))
-            at = T.Select(valid != 0, source * padded(self.placement.columns), 0)
-            self.sources.append((part * lines, fixed("source", at)))
         self.places = local("place", "int32", 0, -(-vertices // lines))
         self._look_up(0)
 
@@ -119,11 +114,14 @@ class ProductSteps:
             with when(vertex < self.tile.count):
                 source = piece_at(worker, self.pieces, near, column, there, self.places[part])
                 self._start(stage + vertex * STRIDE + self.own, source)
-        for first, source in self.sources:
+        width, lines = padded(self.placement.columns), THREADS // QUADS
+        for first in range(0, self.copied, lines):
             line = let("line", self.line + first)
-            at = T.Select(there, self.weights_at + source + column, T.int64(0))
+            source, valid = source_row(worker, self.placement, let("row", self.row + line))
+            there_too = both(there, valid != 0)
+            at = T.Select(there_too, self.weights_at + source * width + column, T.int64(0))
             to = stage + (self.vertices + line) * STRIDE + self.own
-            if first + THREADS // QUADS > self.copied:
+            if first + lines > self.copied:
                 with when(line < self.copied):
                     self._start(to, at)
             else:
