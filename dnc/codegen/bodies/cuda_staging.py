@@ -118,7 +118,7 @@ def lay_out(
     for product in segment.products:
         made = plane(tile, rows_of(product.result, segment, units), product)
         sums[product.result] = attrs.evolve(made, at=at)
-        at += made.words
+        at += -(-made.words // 4) * 4
     for turned in segment.transposed:
         if turned.delta not in deltas:
             made = plane(tile, rows_of(turned.delta, segment, units), turned)

@@ -79,8 +79,9 @@ def _lay_out(worker: Worker, segment: Segment, units: int, tile: int, steps: int
     def streamed(product: Product | TransposedProduct) -> bool:
         return worker.placement(product.parameter, segment.units).residency == STREAMED
 
-    def plane(tile: int, rows: int, _: Product | TransposedProduct) -> Plane:
-        return by_rows(tile, rows, spare=8 if tensor else 4)
+    def plane(tile: int, rows: int, product: Product | TransposedProduct) -> Plane:
+        spare = (2 if tensor else 1) if isinstance(product, Product) else (8 if tensor else 4)
+        return by_rows(tile, rows, spare)
 
     front = 0
     for product in segment.products:

@@ -9,6 +9,7 @@ read where they are. Guaranteed: columns that do not exist are zero; rows that d
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -21,11 +22,12 @@ from dnc.codegen.bodies.cuda_weights import weight_place
 from dnc.codegen.bodies.cuda_worker import source_row
 from dnc.codegen.emit import Expr, both, fixed, let, local, put, smaller, stride_loop, when
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import STREAMED, Placement, Product, TransposedProduct, padded
+from dnc.ir.plan import STREAMED, Placement, Product, TransposedProduct, padded, unit_share
 
 STEP = 32  # columns of a step
 STRIDE = STEP + 4  # words between staged rows: the same column of eight of them is in all banks
 QUADS = STEP // 4
+LINES = THREADS // QUADS  # rows of a step that all threads together copy at a time
 TURNED_WORDS = 4096  # of a step of a transposed product: so many columns, the fewer rows
 SPARE = 8  # words behind a staged row of it
 
@@ -85,8 +87,13 @@ class ProductSteps:
         self.row, self.rows = row, rows
         self.copied = rows if self.placement.residency == STREAMED else 0
         self.words = step_words(vertices, self.copied)
-        lines = THREADS // QUADS
-        self.places = local("place", "int32", 0, -(-vertices // lines))
+        self.near: Expr | None = None
+        units = unit_share(self.placement.units, worker.workers)
+        if self.copied and (self.placement.gates == 1 or (units % LINES == 0 and isinstance(row, int))):
+            # The rows that a thread copies are always as far apart. Those behind the last unit are others.
+            own_row = worker.rank * units + row + self.line
+            self.near = fixed("near", self.weights_at + own_row * padded(self.placement.columns), "int64")
+        self.places = local("place", "int32", 0, -(-vertices // LINES))
         self._look_up(0)
 
     def _look_up(self, step: Expr) -> None:
@@ -98,9 +105,9 @@ class ProductSteps:
                 put(self.places, part, word)
 
     def _vertices(self) -> list[tuple[int, Expr, Expr]]:
-        lines, found = THREADS // QUADS, []
-        for part in range(-(-self.vertices // lines)):
-            vertex = let("vertex", self.line + part * lines)
+        found = []
+        for part in range(-(-self.vertices // LINES)):
+            vertex = let("vertex", self.line + part * LINES)
             near = let("near", self.tile.first + smaller(vertex, self.tile.count - 1))
             found.append((part, vertex, near))
         return found
@@ -114,19 +121,25 @@ class ProductSteps:
             with when(vertex < self.tile.count):
                 source = piece_at(worker, self.pieces, near, column, there, self.places[part])
                 self._start(stage + vertex * STRIDE + self.own, source)
-        width, lines = padded(self.placement.columns), THREADS // QUADS
-        for first in range(0, self.copied, lines):
+        for first in range(0, self.copied, LINES):
             line = let("line", self.line + first)
-            source, valid = source_row(worker, self.placement, let("row", self.row + line))
-            there_too = both(there, valid != 0)
-            at = T.Select(there_too, self.weights_at + source * width + column, T.int64(0))
             to = stage + (self.vertices + line) * STRIDE + self.own
-            if first + lines > self.copied:
-                with when(line < self.copied):
-                    self._start(to, at)
-            else:
-                self._start(to, at)
+            with when(line < self.copied) if first + LINES > self.copied else nullcontext():
+                self._start(to, self._weight_at(first, column))
         self._look_up(step + 1)
+
+    def _weight_at(self, first: int, column: Expr) -> Expr:
+        """Where the thread's column of row line + first is; 0 where there is none."""
+        placement, width = self.placement, padded(self.placement.columns)
+        if self.near is not None:  # so many rows on
+            units = unit_share(placement.units, self.worker.workers)
+            gate = first // units if placement.gates > 1 else 0
+            skipped = gate * (placement.units - units) + first
+            at = self.near + skipped * width + column
+            return at if width % STEP == 0 else T.Select(column < width, at, T.int64(0))
+        source, valid = source_row(self.worker, placement, let("row", self.row + self.line + first))
+        there = both(column < width, valid != 0)
+        return T.Select(there, self.weights_at + source * width + column, T.int64(0))
 
     def _start(self, to: Expr, source: Expr) -> None:
         worker = self.worker
@@ -187,13 +200,20 @@ class TurnedSteps:
         quads = self.columns // 4
         block = fixed("block", number // self.each)
         first = fixed("first_row", (number - block * self.each) * self.high)
+        units = unit_share(self.placement.units, worker.workers)
+        regular = units * worker.workers == self.placement.units and units % self.high == 0
+        start, _ = source_row(worker, self.placement, first)
         for part in range(self.high * quads // THREADS):
             index = worker.thread + part * THREADS
             line, own = fixed("line", index // quads), let("own", index % quads * 4)
             column = fixed("column", block * self.columns + own)
-            source, valid = source_row(worker, self.placement, let("row", first + line))
-            there = both(valid != 0, column < width)
-            at = T.Select(there, self.weights_at + source * width + column, T.int64(0))
+            source, there = start + line, column < width
+            if not regular:
+                source, valid = source_row(worker, self.placement, let("row", first + line))
+                there = both(valid != 0, there)
+            at = self.weights_at + source * width + column
+            if not regular or self.placement.columns % self.columns:
+                at = T.Select(there, at, T.int64(0))
             at = fixed("from", at, "int64")
             to = stage + line * (self.columns + SPARE) + own
             cuda.copy4_async(T.address_of(worker.staging[to]), T.address_of(worker.pool[at]), at != 0)
