@@ -65,6 +65,8 @@ TREES = (
     Point("tree-512", BATCHES, SST, "TreeLstm", rates={1: 8_000, 128: 60_000}),
     Point("tree-256-tf32", WIDE_BATCHES, SST, rates=_TF32),
     Point("tree-256-tf32x3", WIDE_BATCHES, SST, rates=_FP32),
+    Point("tree-512-tf32x3", BATCHES, SST, rates={1: 8_000, 128: 60_000}),
+    Point("tree-512-tf32", BATCHES, SST),
     Point("tree-64", WIDE_BATCHES, SST),
     Point("tree-128", WIDE_BATCHES, SST),
     Point("tree-1024", BATCHES, SST),
@@ -89,6 +91,8 @@ VPPS = (
 FIXED = (
     Point("tree_fc", (64,), "complete trees of 256 leaves", "TreeFc", {64: 10.0}),
     Point("language_model", (64,), "texts of 64 words", "LanguageModel", {64: 1.0}),
+    Point("tree_fc-tf32", (64,), "complete trees of 256 leaves"),
+    Point("language_model-tf32", (64,), "texts of 64 words"),
     Point("lstm", (16,), "sentences of 100 words", "LstmClassifier", {16: 1.0}, {16: 16 / 0.8e-3}),
     Point("rnn", (4,), "sentences of 100 words", "RnnClassifier", {4: 1.0}),
 )
@@ -134,14 +138,20 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
     yield "td_lstm", _example("td_lstm", hidden=256, embed=256)
     yield "bilstm_tagger", _example("bilstm_tagger", hidden=256, embed=256)
     yield "char_tagger", _example("char_tagger", hidden=256, half=64, char=64, mlp=256)
-    yield "tree_fc", _example("tree_fc", hidden=512)
-    yield "language_model", _example("language_model", hidden=512, embed=512, vocab=10_000)
+    tree_fc = _example("tree_fc", hidden=512)
+    language_model = _example("language_model", hidden=512, embed=512, vocab=10_000)
+    yield "tree_fc", tree_fc
+    yield "language_model", language_model
     yield "lstm", _example("lstm_classifier", hidden=256, embed=256)
     # What `dnc tune` finds for a batch of 4.
     yield "rnn", Recipe(OWN / "rnn.dn", {"hidden": 1152, "embed": 1152}, {"cluster": 0})
     yield "tree-256-infer", _tree(256, mode="infer")
     yield "tree-256-tf32", _tree(256, precision="tf32")
     yield "tree-256-tf32x3", _tree(256, precision="tf32x3")
+    yield "tree-512-tf32x3", _tree(512, precision="tf32x3")
+    yield "tree-512-tf32", _tree(512, precision="tf32")
+    yield "language_model-tf32", attrs.evolve(language_model, options={"precision": "tf32"})
+    yield "tree_fc-tf32", attrs.evolve(tree_fc, options={"precision": "tf32"})
     for name, options in VARIANTS.items():
         for size in ABLATED:
             yield ablated(size)[name], _tree(size, **options)
