@@ -34,6 +34,7 @@ from dnc.ir.plan import STREAMED, Product, unit_share
 
 ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators
 STREAMED_BLOCK = 5  # the same where weights come from L2: their addresses take registers, too
+AHEAD_BLOCK = 16  # the same where registers hold no weights: so many loads are under way
 UNROLLED_ROWS = 40  # of a warp; more, as those of a large vocabulary, are a loop
 NARROW = 2  # groups up to this size are multiplied one vertex at a time
 WIDE = 4
@@ -100,7 +101,9 @@ def _forward_group(tile: UnitTile, product: Product, weights_at: Expr, vertices:
                 with when(both(own < rows, row < total_rows)):
                     put(worker.staging, plane.place(row, first + index % vertices), partial[slot])
 
-    together = STREAMED_BLOCK if placement.residency == STREAMED else ROW_BLOCK
+    together = ROW_BLOCK
+    if placement.residency == STREAMED:
+        together = STREAMED_BLOCK if worker.crowded else AHEAD_BLOCK
     if rows <= UNROLLED_ROWS:
         for row_begin in range(0, rows, together):
             block(row_begin, min(together, rows - row_begin))

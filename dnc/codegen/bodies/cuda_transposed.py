@@ -34,12 +34,13 @@ from dnc.codegen.emit import (
     when,
 )
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import Placement, TransposedProduct, unit_share
+from dnc.ir.plan import STREAMED, Placement, TransposedProduct, unit_share
 
 COLUMN_GROUP = 4  # chunks that are summed over the warps at a time
 MOST_SUMS = 32  # that a thread holds
 COLUMN_VERTICES = 16  # vertices whose sums a thread holds that has a column to itself
 ROWS_TOGETHER = 2  # rows whose weights such a thread loads together
+ROWS_AHEAD = 4  # rows whose weights a warp loads together, where registers hold none
 FEW = 4  # vertices for which it is not worth giving every thread a column
 
 
@@ -162,7 +163,8 @@ def _sum_of_warp(
                     at = (v * width + chunk) * 4 + i
                     put(totals, at, cuda.fma(weight[i], delta[v], totals[at]))
 
-    with loop("row", rows) as row:
+    ahead = sums.placement.residency == STREAMED and not worker.crowded
+    with loop("row", rows, unroll=ROWS_AHEAD if ahead else False) as row:
         add_row(row)
     for v in range(step):
         for chunk in range(width):
