@@ -13,6 +13,7 @@ behind a warm-up, with all work of the host. Needs neither TVM nor the frontend 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import statistics
@@ -85,6 +86,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--clip", type=float, default=50.0, help="largest norm of the gradient")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--resume", type=Path, help="a folder: goes on from what is there, and leaves more")
     parser.add_argument("--commit", help="where the working tree came from, if git cannot say it")
     return parser.parse_args()
 
@@ -105,7 +107,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         batches = chosen(data.samples, options)
         predicted, parts = predict(model, encoder, batches)
         print(f"predicted: {sum(predicted.values()) / 2**20:,.0f} MiB, {parts} launches a step", flush=True)
-        trained = train(model, encoder, batches, options)
+        before = resumed(model, options)
+        trained = train(model, encoder, batches, options, before)
+        if options.resume:
+            options.resume.mkdir(parents=True, exist_ok=True)
+            model.save(options.resume / "model.ckpt")
+            common.write(options.resume / "run.json", trained)
         pool = model.session.memory.words * 4  # evaluation may take more
         if watch:
             in_use |= {"trained": watch.now(), "peak": watch.peak}
@@ -142,21 +149,38 @@ def chosen(samples: int, options: argparse.Namespace) -> list[Ints]:
     ]
 
 
-def train(model: Model, encoder: Encoder, batches: list[Ints], options: argparse.Namespace) -> dict[str, Any]:
-    """The updates: losses, norms and times."""
-    begin = time.perf_counter()
+def resumed(model: Model, options: argparse.Namespace) -> dict[str, Any]:
+    """What an earlier run of the same updates has done, whose model this one takes."""
+    if not options.resume or not (options.resume / "run.json").exists():
+        return {"losses": [], "norms": [], "seconds": 0.0, "runs": 0}
+    found: dict[str, Any] = json.loads((options.resume / "run.json").read_text(encoding="utf-8"))
+    model.restore(options.resume / "model.ckpt")
+    model.session.steps_done = len(found["losses"])
+    model.configure(OPTIMIZER, options.learning_rate, options.clip, momentum=options.momentum)
+    return found
+
+
+def train(
+    model: Model,
+    encoder: Encoder,
+    batches: list[Ints],
+    options: argparse.Namespace,
+    before: dict[str, Any],
+) -> dict[str, Any]:
+    """The updates that are left: losses, norms and times; before: what an earlier run has done."""
+    begin, done = time.perf_counter(), len(before["losses"])
 
     def in_time() -> Iterator[Ints]:
-        return takewhile(lambda _: time.perf_counter() - begin <= options.seconds, batches)
+        return takewhile(lambda _: time.perf_counter() - begin <= options.seconds, batches[done:])
 
-    losses: list[float] = []
-    norms: list[float] = []
-    launches, warm, warmed = 1, begin, 0
+    losses: list[float] = before["losses"]
+    norms: list[float] = before["norms"]
+    launches, warm, warmed = 1, begin, done
     for found in model.session.steps(encoder, in_time(), falling(model.hyper, options.updates)):
         losses.append(found.loss / options.steps)
         norms.append(found.norm)
         launches = max(launches, found.parts)
-        if len(losses) == min(WARM_UP, options.updates // 2):
+        if len(losses) - done == min(WARM_UP, options.updates // 2):
             warm, warmed = time.perf_counter(), len(losses)
         if len(losses) % max(1, options.updates // PRINTED) == 0:
             recent = statistics.fmean(losses[-50:])
@@ -165,7 +189,8 @@ def train(model: Model, encoder: Encoder, batches: list[Ints], options: argparse
     return {
         "launches_a_step": launches,
         "updates": len(losses),
-        "seconds": end - begin,
+        "seconds": before["seconds"] + end - begin,
+        "runs": before["runs"] + 1,
         "steps_per_second": (len(losses) - warmed) / (end - warm),
         "nats_first": statistics.fmean(losses[:10]),
         "nats_last": statistics.fmean(losses[-50:]),

@@ -45,18 +45,6 @@ def chunk_reader(worker: Worker, placement: Placement, weights_at: Expr) -> Chun
     return elsewhere
 
 
-def row_reader(worker: Worker, placement: Placement, weights_at: Expr, row: Expr) -> Callable[[Expr], Expr]:
-    """Reads four weights of one local row, which is looked up once."""
-    if placement.residency == SHARED:
-        at = let("row_at", placement.slot + row * shared_stride(placement.columns))
-        return lambda column: let("weight", worker.shared_weights[quad_at(at + column)])
-    source, valid = source_row(worker, placement, row)
-    start = weights_at + source * padded(placement.columns)
-    place = fixed("from", T.Select(valid != 0, start, T.int64(0)), "int64")
-    there = fixed("there", T.Select(valid != 0, 1, 0))
-    return lambda column: let("weight", worker.pool[quad_at(place + column * there)])
-
-
 def weight_place(
     worker: Worker, placement: Placement, weights_at: Expr
 ) -> tuple[Any, Callable[[Expr, Expr], Expr]]:
