@@ -44,6 +44,20 @@ CASES = (
     Case(seed=8, samples=3),
 )
 
+OF_A_PROGRAM = {
+    "pushed_gradients_of_an_arm_without_any": Case(
+        seed=2009611,
+        samples=3,
+        vertices=6,
+        shape="chain",
+        replicas=2,
+        workers=2,
+        without=("inline", "canonicalize"),
+        target="cpu",
+    ),
+}
+"""The case that a program failed in, where those above do not find it."""
+
 generated = settings(
     deadline=None,
     derandomize="DNC_PROGRAMS" not in os.environ,
@@ -127,3 +141,10 @@ def test_failed_once(path: Path, case: Case) -> None:
 @pytest.mark.parametrize("path", [p for p in FAILED_ONCE if "# cpu" in p.read_text()], ids=lambda p: p.stem)
 def test_failed_once_on_the_cpu(path: Path) -> None:
     on_the_cpu(path.read_text(), CASES[0])
+
+
+@pytest.mark.parametrize("name", OF_A_PROGRAM)
+def test_failed_in_a_case_of_its_own(name: str) -> None:
+    text, case = (HERE / "programs" / f"{name}.dn").read_text(), OF_A_PROGRAM[name]
+    on_the_vm(text, case)
+    on_the_cpu(text, case)

@@ -86,9 +86,11 @@ class Lists:
         self._owner = {space: f for f, spaces in self._spaces.items() for space in spaces}
         self._stride = {name: state_layout(self.program, name)[""] // 4 for name in self._spaces}
         # By vertex, the last entry standing for none: its record, and its number among the calls of
-        # its function. Only what a group writes is read for that group.
+        # its function; -1 where a mode has no rows for its space. Of records only what a group writes is
+        # read for that group.
         self._record = {name: np.zeros(self._vertices(name) + 1, np.int32) for name in self._spaces}
         self._call = {name: np.full(self._vertices(name) + 1, -1, np.intp) for name in self._spaces}
+        self._numbered: dict[str, list[Indices]] = {}  # by function the vertices that have a number
         self._known: dict[tuple[str, Path, str], tuple[NDArray[Any], bool]] = {}
 
     def _vertices(self, function: str) -> int:
@@ -100,6 +102,10 @@ class Lists:
         """Notes where every call's record lies, and its number among the calls of its function."""
         for function, spaces in self._spaces.items():
             calls, first, stride = self._calls(function, group.rows), 0, self._stride[function]
+            before, self._numbered[function] = self._numbered.get(function, []), []
+            if not all(space in group.rows for space in spaces):
+                for vertex in before:
+                    self._call[function][vertex] = -1
             for space in spaces:
                 if space not in group.rows:
                     continue
@@ -108,6 +114,7 @@ class Lists:
                 base = group.bases.get(f"{space}:state")
                 if base is not None:
                     self._record[function][vertex] = base + rows.spread.local * stride
+                self._numbered[function].append(vertex)
                 self._call[function][vertex] = first + calls * rows.spread.batch + rows.spread.local
                 first += rows.spread.most
 
