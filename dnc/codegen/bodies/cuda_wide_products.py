@@ -152,12 +152,13 @@ def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
         begin = let("begin", part * own_quads)
         at = let("at", stage // 4)
         if steps.whole():
-            load(0, at, begin)
-            with when(part < parts), stride_loop("quad", begin, begin + own_quads, 2) as quad:
-                load(1, at, quad + 1)
-                multiply(0, weights, quad)
-                load(0, at, quad + 2)  # behind the last one nobody uses it
-                multiply(1, weights, quad + 1)
+            with when(part < parts):
+                load(0, at, begin)
+                with stride_loop("quad", begin, begin + own_quads, 2) as quad:
+                    load(1, at, quad + 1)
+                    multiply(0, weights, quad)
+                    load(0, at, quad + 2)  # behind the last one nobody uses it
+                    multiply(1, weights, quad + 1)
         else:
             last = smaller(-(-steps.placement.columns // 4) - step * QUADS, begin + own_quads)
             with when(part < parts), stride_loop("quad", begin, let("last", last), 1) as quad:

@@ -50,7 +50,7 @@ def turned_words(columns: int) -> int:
 
 
 def in_steps(
-    worker_synchronizes: Callable[[], None],
+    synchronize: Callable[[], None],
     count: Expr,
     stages: int,
     words: int,
@@ -64,7 +64,7 @@ def in_steps(
     ahead = stages - 1
     with stride_loop("round", -ahead, count, 1) as now:
         cuda.copy_wait(stages - 2)
-        worker_synchronizes()  # the step is there, and the stage of the one before it has been read
+        synchronize()  # the step is there, and the stage of the one before it has been read
         later = fixed("later", now + ahead)
         with when(later < count):
             copy(later, let("into", later % stages * words))
