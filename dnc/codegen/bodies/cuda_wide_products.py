@@ -8,6 +8,7 @@ tensor cores.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -109,88 +110,111 @@ def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
     columns of a step have: the code is the same.
     """
     worker, staging = tile.worker, tile.staging
-    rows = rows_of(product.result, tile.segment, tile.units)
-    shape, together = thread_shape(rows), block_rows(rows)
+    together = block_rows(rows_of(product.result, tile.segment, tile.units))
     steps = ProductSteps(tile, product, staging.tile, row, together)
-    layouts = []
-    for along in TIMES_ALONG[: (staging.tile // VERTICES).bit_length()]:
-        parts = min(MOST_PARTS, THREADS // (shape.lanes * along))
-        layouts.append((along, _fitting(parts, staging, together * (along * VERTICES + SPARE))))
-    chosen = local("layout", "int32", 0, 2)  # threads side by side along the vertices; parts
-    for number, layout in enumerate(layouts):
-        with when(tile.count > (layout[0] * VERTICES // 2 if number else 0)):
-            for i in range(2):
-                put(chosen, i, layout[i])
-    along_now, parts = fixed("along", chosen[0]), fixed("parts", chosen[1])
-    vertex = fixed("own_vertex", worker.thread % along_now)
-    down = fixed("own_row", worker.thread // along_now % shape.lanes)
-    part = fixed("part", worker.thread // (along_now * shape.lanes))
-    own_quads = fixed("own_quads", QUADS // parts)
-    near = fixed("near_row", smaller(down, together - 1 - (shape.own - 1) * shape.lanes))
-    own_rows = [(down if j < shape.own - 1 else near) + j * shape.lanes for j in range(shape.own)]
-    operands = [fixed("operand", (vertex + along_now * i) * (STRIDE // 4)) for i in range(VERTICES)]
-    sums = local("sums", "float32", T.float32(0.0), shape.own * VERTICES)
+    sums = _ThreadSums(tile, product, row)
 
-    held = [local("x", "float32", T.float32(0.0), 4 * VERTICES) for _ in range(2)]
+    def work(step: Expr, stage: Expr) -> None:
+        sums.add(steps, step, stage)
 
-    def load(into: int, at: Expr, column: Expr) -> None:
-        for i, operand in enumerate(operands):
-            found = worker.staging[whole_quad(at + column + operand)]
-            T.buffer_store(held[into], found, [whole_quad(i)])
+    in_steps(worker.synchronize, steps.count, staging.buffers, steps.words, steps.copy, work)
+    if all(parts == 1 for _, parts in sums.layouts):
+        sums.to_plane()
+    else:
+        either(sums.parts == 1, sums.to_plane, sums.to_scratch)
 
-    def multiply(x: int, weights: Element, column: Expr) -> None:
-        for j, own in enumerate(own_rows):
+
+class _ThreadSums:
+    """The sums of a thread, and where it stands: `along` threads along the vertices, `parts` of a step."""
+
+    def __init__(self, tile: UnitTile, product: Product, row: Expr) -> None:
+        self.tile, self.row = tile, row
+        worker, staging = tile.worker, tile.staging
+        self.plane, self.rows = (
+            staging.sums[product.result],
+            rows_of(product.result, tile.segment, tile.units),
+        )
+        self.shape, self.together = thread_shape(self.rows), block_rows(self.rows)
+        lanes, own = self.shape.lanes, self.shape.own
+        self.layouts = []
+        for along in TIMES_ALONG[: (staging.tile // VERTICES).bit_length()]:
+            parts = min(MOST_PARTS, THREADS // (lanes * along))
+            words = self.together * (along * VERTICES + SPARE)
+            self.layouts.append((along, _fitting(parts, staging, words)))
+        chosen = local("layout", "int32", 0, 2)
+        for number, layout in enumerate(self.layouts):
+            with when(tile.count > (layout[0] * VERTICES // 2 if number else 0)):
+                for i in range(2):
+                    put(chosen, i, layout[i])
+        self.along, self.parts = fixed("along", chosen[0]), fixed("parts", chosen[1])
+        self.vertex = fixed("own_vertex", worker.thread % self.along)
+        self.down = fixed("own_row", worker.thread // self.along % lanes)
+        self.part = fixed("part", worker.thread // (self.along * lanes))
+        self.quads = fixed("own_quads", QUADS // self.parts)
+        near = fixed("near_row", smaller(self.down, self.together - 1 - (own - 1) * lanes))
+        self.own_rows = [(self.down if j < own - 1 else near) + j * lanes for j in range(own)]
+        self.operands = [
+            fixed("operand", (self.vertex + self.along * i) * (STRIDE // 4)) for i in range(VERTICES)
+        ]
+        self.sums = local("sums", "float32", T.float32(0.0), own * VERTICES)
+        self.held = [local("x", "float32", T.float32(0.0), 4 * VERTICES) for _ in range(2)]
+
+    def add(self, steps: ProductSteps, step: Expr, stage: Expr) -> None:
+        """Adds the thread's part of a step; the operands of the next columns are read meanwhile."""
+        weights = steps.weights(step, stage)
+        begin = let("begin", self.part * self.quads)
+        at = let("at", stage // 4)
+        if steps.whole():
+            with when(self.part < self.parts):
+                self._load(0, at, begin)
+                with stride_loop("quad", begin, begin + self.quads, 2) as quad:
+                    self._load(1, at, quad + 1)
+                    self._multiply(0, weights, quad)
+                    self._load(0, at, quad + 2)  # behind the last one nobody uses it
+                    self._multiply(1, weights, quad + 1)
+        else:
+            last = smaller(-(-steps.placement.columns // 4) - step * QUADS, begin + self.quads)
+            with when(self.part < self.parts), stride_loop("quad", begin, let("last", last), 1) as quad:
+                self._load(0, at, quad)
+                self._multiply(0, weights, quad)
+
+    def _load(self, into: int, at: Expr, column: Expr) -> None:
+        for i, operand in enumerate(self.operands):
+            found = self.tile.worker.staging[whole_quad(at + column + operand)]
+            T.buffer_store(self.held[into], found, [whole_quad(i)])
+
+    def _multiply(self, x: int, weights: Element, column: Expr) -> None:
+        for j, own in enumerate(self.own_rows):
             memory, place = weights(own, column * 4)
             weight = let("weight", memory[whole_quad(place // 4)])
             for i in range(VERTICES):
                 to = j * VERTICES + i
                 for k in range(4):
-                    put(sums, to, cuda.fma(lane4(weight, k), held[x][4 * i + k], sums[to]))
+                    put(self.sums, to, cuda.fma(lane4(weight, k), self.held[x][4 * i + k], self.sums[to]))
 
-    def work(step: Expr, stage: Expr) -> None:
-        weights = steps.weights(step, stage)
-        begin = let("begin", part * own_quads)
-        at = let("at", stage // 4)
-        if steps.whole():
-            with when(part < parts):
-                load(0, at, begin)
-                with stride_loop("quad", begin, begin + own_quads, 2) as quad:
-                    load(1, at, quad + 1)
-                    multiply(0, weights, quad)
-                    load(0, at, quad + 2)  # behind the last one nobody uses it
-                    multiply(1, weights, quad + 1)
-        else:
-            last = smaller(-(-steps.placement.columns // 4) - step * QUADS, begin + own_quads)
-            with when(part < parts), stride_loop("quad", begin, let("last", last), 1) as quad:
-                load(0, at, quad)
-                multiply(0, weights, quad)
+    def to_plane(self) -> None:
+        """Writes the sums, of which there is one part."""
+        self._each(lambda own, now: self.plane.place(self.row + own, now))
 
-    in_steps(worker.synchronize, steps.count, staging.buffers, steps.words, steps.copy, work)
-    plane = staging.sums[product.result]
+    def to_scratch(self) -> None:
+        """Leaves the part's sums in scratch, and adds up those of all parts."""
+        worker = self.tile.worker
+        wide = let("wide", self.along * VERTICES + SPARE)
+        first = let("first_sum", self.part * (self.together * wide))
+        worker.synchronize()
+        with when(self.part < self.parts):
+            self._each(lambda own, now: first + own * wide + now)
+        worker.synchronize()
+        add_parts(self.tile, self.plane, self.row, self.rows, wide, self.parts)
 
-    def each(body: Any) -> None:
-        for j in range(shape.own):
-            own = down + j * shape.lanes
-            with _inside(row + own, rows, own):
+    def _each(self, place: Callable[[Expr, Expr], Expr]) -> None:
+        """Writes every sum to its place: of a row, and of a vertex of the tile."""
+        for j in range(self.shape.own):
+            own = self.down + j * self.shape.lanes
+            with _inside(self.row + own, self.rows, own):
                 for i in range(VERTICES):
-                    body(own, let("vertex", vertex + along_now * i), sums[j * VERTICES + i])
-
-    def to_plane() -> None:
-        each(lambda own, now, value: put(worker.staging, plane.place(row + own, now), value))
-
-    def to_scratch() -> None:
-        wide = let("wide", along_now * VERTICES + SPARE)
-        first = let("first_sum", part * (together * wide))
-        worker.synchronize()
-        with when(part < parts):
-            each(lambda own, now, value: put(worker.staging, first + own * wide + now, value))
-        worker.synchronize()
-        add_parts(tile, plane, row, rows, wide, parts)
-
-    if all(parts == 1 for _, parts in layouts):
-        to_plane()
-    else:
-        either(parts == 1, to_plane, to_scratch)
+                    now = let("vertex", self.vertex + self.along * i)
+                    put(self.tile.worker.staging, place(own, now), self.sums[j * VERTICES + i])
 
 
 def add_parts(tile: UnitTile, plane: Plane, row: Expr, rows: int, wide: Expr, parts: Expr) -> None:
