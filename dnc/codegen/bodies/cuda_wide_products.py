@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import attrs
 from tvm.tirx.script.builder import ir as T
@@ -78,10 +77,10 @@ def _fitting(parts: int, staging: Staging, sums: int) -> int:
     return parts
 
 
-def _inside(row: Expr, rows: int, own: Expr) -> Any:
-    """Where a row of the worker, and of the rows that are summed together, exists."""
+def _inside(row: Expr, rows: int, own: Expr) -> Expr:
+    """Whether a row is one of the worker's, and of those that are summed together."""
     together = block_rows(rows)
-    return when(row < rows) if together >= rows else when(both(row < rows, own < together))
+    return row < rows if together >= rows else both(row < rows, own < together)
 
 
 # ---- on threads --------------------------------------------------------------------------------------
@@ -211,7 +210,7 @@ class _ThreadSums:
         """Writes every sum to its place: of a row, and of a vertex of the tile."""
         for j in range(self.shape.own):
             own = self.down + j * self.shape.lanes
-            with _inside(self.row + own, self.rows, own):
+            with when(_inside(self.row + own, self.rows, own)):
                 for i in range(VERTICES):
                     now = let("vertex", self.vertex + self.along * i)
                     put(self.tile.worker.staging, place(own, now), self.sums[j * VERTICES + i])
@@ -224,7 +223,7 @@ def add_parts(tile: UnitTile, plane: Plane, row: Expr, rows: int, wide: Expr, pa
     with stride_loop("sum", worker.thread, size, THREADS) as item:
         own = fixed("own", item // wide)
         vertex = fixed("vertex", item - own * wide)
-        with when(vertex < tile.count), _inside(row + own, rows, own):
+        with when(vertex < tile.count), when(_inside(row + own, rows, own)):
             total = local("total", "float32", worker.staging[item])
             with loop("other", parts - 1, unroll=3) as other:
                 put(total, 0, total[0] + worker.staging[item + (other + 1) * size])
@@ -335,7 +334,7 @@ def _tensor_sums(
         begin = let("first_sum", part * (together * (wide + SPARE)))
     for down, across, index in sums.pairs():
         own = let("own", first + down)
-        inside = row + own < rows if together >= rows else own < together
+        inside = _inside(row + own, rows, own)
         with when(both(inside, part < parts) if idle else inside):
             if parts > 1:
                 at = begin + own * (wide + SPARE) + vertex + across
