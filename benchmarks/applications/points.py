@@ -143,7 +143,7 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
     yield "tree_fc", tree_fc
     yield "language_model", language_model
     yield "lstm", _example("lstm_classifier", hidden=256, embed=256)
-    # What `dnc tune` finds for a batch of 4.
+    # One replica over the chip, as four rows a level leave most of seven clusters idle.
     yield "rnn", Recipe(OWN / "rnn.dn", {"hidden": 1152, "embed": 1152}, {"cluster": 0})
     yield "tree-256-infer", _tree(256, mode="infer")
     yield "tree-256-tf32", _tree(256, precision="tf32")

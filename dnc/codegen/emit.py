@@ -6,7 +6,7 @@ bodies of instructions are written with these, so that they read like the code t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -131,6 +131,15 @@ def either(condition: Expr, then: Callable[[], None], otherwise: Callable[[], No
             then()
         with T.Else():
             otherwise()
+
+
+def by_size(count: Expr, bodies: Sequence[tuple[int, Callable[[], None]]]) -> None:
+    """The body of the first size that is not below `count`, else that of the last; sizes ascend."""
+    (size, body), *larger = bodies
+    if larger:
+        either(count <= size, body, lambda: by_size(count, larger))
+    else:
+        body()
 
 
 @contextmanager

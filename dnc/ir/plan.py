@@ -29,7 +29,7 @@ from dnc.ir.weight_format import padded as padded
 UNIT, VERTEX = "unit", "vertex"
 ROWS, ENTRIES = "rows", "entries"
 
-MANY_UNITS = 32
+MANY_UNITS = 32  # of a worker: so many that up to 3 more are no matter
 
 # Residency of a weight slice.
 REGISTER, SHARED, STREAMED = "register", "shared", "streamed"

@@ -147,7 +147,7 @@ class Steps:
                 valid = both(vertex < self.end, self.row < gradient.rows)
                 if self.aligned:
                     delta = worker.access.position(gradient.delta, vertex) + self.row
-                    self._start(at, fixed("delta_at", T.Select(valid, delta, T.int64(0)), "int64"))
+                    worker.start_copy(at, fixed("delta_at", T.Select(valid, delta, T.int64(0)), "int64"))
                 else:
                     self._copy_delta(vertex, at)
         operands = stage + self.tile.step * self.tile.rows.stride
@@ -158,7 +158,7 @@ class Steps:
                     valid = both(vertex < self.end, self.column < self.columns)
                     word = self.places[part]
                     source = piece_at(worker, gradient.pieces, self._near(vertex), self.column, valid, word)
-                    self._start(at, fixed("operand_at", source, "int64"))
+                    worker.start_copy(at, fixed("operand_at", source, "int64"))
                 else:
                     self._copy_operand(vertex, at)
         cuda.copy_commit()
@@ -168,11 +168,6 @@ class Steps:
         for part in range(side.parts(self.tile.step)):
             now = fixed("now", line + part * side.lines)
             yield part, now, fixed("vertex", first + now), fixed("row_at", at + now * side.stride)
-
-    def _start(self, to: Expr, source: Expr) -> None:
-        worker = self.worker
-        target = T.address_of(worker.staging[to])
-        cuda.copy4_async(target, T.address_of(worker.pool[source]), source != 0)
 
     def _copy_delta(self, vertex: Expr, to: Expr) -> None:
         """Element by element, where they are sums or not aligned."""

@@ -93,8 +93,7 @@ def stage_quads(
             places.append((fixed("to", at + vertex * stride + element), source))
         for part, (to, source) in enumerate(places):
             with when(item + part * THREADS < total):
-                target = T.address_of(worker.staging[to])
-                cuda.copy4_async(target, T.address_of(worker.pool[source]), source != 0)
+                worker.start_copy(to, source)
     cuda.copy_commit()
     if meanwhile is not None:
         meanwhile()

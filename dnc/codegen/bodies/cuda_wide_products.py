@@ -21,6 +21,7 @@ from dnc.codegen.bodies.cuda_wide_steps import QUADS, STEP, STRIDE, Element, Pro
 from dnc.codegen.emit import (
     Expr,
     both,
+    by_size,
     either,
     fixed,
     lane4,
@@ -281,12 +282,11 @@ def tensor_shape(rows: int) -> TensorShape:
 def _on_tensor_cores(tile: UnitTile, product: Product, row: Expr) -> None:
     """By how many vertices there are."""
     shape = tensor_shape(rows_of(product.result, tile.segment, tile.units))
-    *fewer, most = shape.variants(tile.staging.tile)
-    body = partial(_tensor_sums, tile, product, row, shape, *most)
-    for times, along in reversed(fewer):
-        enough = tile.count <= times * along * VERTICES
-        body = partial(either, enough, partial(_tensor_sums, tile, product, row, shape, times, along), body)
-    body()
+    bodies = [
+        (times * along * VERTICES, partial(_tensor_sums, tile, product, row, shape, times, along))
+        for times, along in shape.variants(tile.staging.tile)
+    ]
+    by_size(tile.count, bodies)
 
 
 def _tensor_sums(

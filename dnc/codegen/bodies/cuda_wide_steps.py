@@ -142,9 +142,7 @@ class ProductSteps:
         return T.Select(there, self.weights_at + source * width + column, T.int64(0))
 
     def _start(self, to: Expr, source: Expr) -> None:
-        worker = self.worker
-        at = fixed("from", source, "int64")
-        cuda.copy4_async(T.address_of(worker.staging[to]), T.address_of(worker.pool[at]), at != 0)
+        self.worker.start_copy(to, fixed("from", source, "int64"))
 
     def weights(self, step: Expr, stage: Expr) -> Element:
         """Where weights of a step are: of a row of these rows, in a column of the step."""
@@ -216,7 +214,7 @@ class TurnedSteps:
                 at = T.Select(there, at, T.int64(0))
             at = fixed("from", at, "int64")
             to = stage + line * (self.columns + SPARE) + own
-            cuda.copy4_async(T.address_of(worker.staging[to]), T.address_of(worker.pool[at]), at != 0)
+            worker.start_copy(to, at)
 
     def weights(self, block: Expr, first: Expr, stage: Expr) -> Element:
         """Where weights of a step are: of a row of the step, in a column of the block."""

@@ -7,6 +7,7 @@ of a block; its sums lie with its threads, or are made on tensor cores.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Protocol
 
@@ -18,10 +19,10 @@ from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
 from dnc.codegen.bodies.cuda_stores import store_columns
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, pair_at, warp_sums
 from dnc.codegen.bodies.cuda_wide_steps import TurnedSteps, in_steps, turned_steps, turned_words
-from dnc.codegen.emit import Expr, both, either, fixed, lane4, let, local, loop, put, quad_at, smaller, when
+from dnc.codegen.emit import Expr, both, by_size, fixed, lane4, let, local, loop, put, quad_at, smaller, when
 from dnc.codegen.quads import QUAD
 from dnc.ir.machine import WARPS
-from dnc.ir.plan import STREAMED, TransposedProduct
+from dnc.ir.plan import TransposedProduct
 
 HALF = 16  # vertices of a warp, or twice as many
 COLUMNS = 32  # of a warp, or twice as many
@@ -72,13 +73,8 @@ def step_words(tile: int, columns: int) -> int:
 
 def transposed(tile: UnitTile, product: TransposedProduct, tensor: bool) -> None:
     """Partial sums for all vertices of the tile. Starts with a barrier, ends without."""
-    *fewer, most = shapes(tile.staging.tile, product.columns)
-    body = partial(_blocks, tile, product, tensor, most)
-    for shape in reversed(fewer):
-        body = partial(
-            either, tile.count <= shape.vertices, partial(_blocks, tile, product, tensor, shape), body
-        )
-    body()
+    found = shapes(tile.staging.tile, product.columns)
+    by_size(tile.count, [(shape.vertices, partial(_blocks, tile, product, tensor, shape)) for shape in found])
 
 
 class Sums(Protocol):
@@ -114,7 +110,7 @@ def _blocks(tile: UnitTile, product: TransposedProduct, tensor: bool, shape: Sha
         with when(step == steps.each - 1):
             sums.store(block * shape.columns)
 
-    stages = tile.staging.buffers if tile.placement(product).residency == STREAMED else 2
+    stages = tile.staging.buffers if steps.streamed else 2
     in_steps(worker.synchronize, blocks * steps.each, stages, steps.words, steps.copy, work)
 
 
@@ -167,10 +163,8 @@ class ThreadSums:
                     for h in range(self.shape.times):
                         own = let("own", column + self.across + h * COLUMNS)
                         values = self.sums[quad_at(((g * QUAD + v) * self.shape.times + h) * QUAD)]
-                        if self.product.columns % self.shape.columns:
-                            with when(own < self.product.columns):
-                                store_columns(tile.worker, self.product, tile.first + now, own, values)
-                        else:
+                        whole = self.product.columns % self.shape.columns == 0
+                        with nullcontext() if whole else when(own < self.product.columns):
                             store_columns(tile.worker, self.product, tile.first + now, own, values)
 
 

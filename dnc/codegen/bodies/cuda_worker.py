@@ -86,6 +86,11 @@ class Worker:
         lane, warp = let("lane_here", thread % LANES), let("warp_here", thread // LANES)
         return attrs.evolve(self, thread=thread, lane=lane, warp=warp)
 
+    def start_copy(self, to: Expr, source: Expr) -> None:
+        """Starts copying 16 bytes of the pool, zeros where `source` is 0, to a word of staging."""
+        target = T.address_of(self.staging[to])
+        cuda.copy4_async(target, T.address_of(self.pool[source]), source != 0)
+
     def synchronize(self) -> None:
         """Block barrier."""
         T.evaluate(T.cuda.cta_sync())
