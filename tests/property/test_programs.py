@@ -132,6 +132,14 @@ def test_rounding_adds_up_where_vertices_are_alike() -> None:
         prepare(text.format(9), case)
 
 
+def test_values_beyond_float32_cannot_be_compared() -> None:
+    """A softplus written out: float64 takes the logarithm of e^100, float32 has no such number."""
+    text = "model M\nstruct A = A()\nparam w: [2]\nloss 0.01 * sum(t in all(A)) log(1 + exp({} + sum(w)))\n"
+    prepare(text.format(50), Case(samples=1))
+    with pytest.raises(Unsuitable, match="loss is decided by rounding"):
+        prepare(text.format(100), Case(samples=1))
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"case{case.seed}")
 @pytest.mark.parametrize("path", FAILED_ONCE, ids=lambda path: path.stem)
 def test_failed_once(path: Path, case: Case) -> None:

@@ -212,7 +212,7 @@ def _compared(results: Results) -> dict[str, Array]:
 
 @contextmanager
 def _rounding(seed: int, alike: bool) -> Iterator[None]:
-    """Every operation's result is off by a random part of float32's last bit.
+    """Every operation's result is off by a random part of float32's last bit, infinite beyond its range.
 
     alike: by a part that follows from the value, so that errors of vertices which are alike add up, as in
     a kernel.
@@ -230,6 +230,7 @@ def _rounding(seed: int, alike: bool) -> Iterator[None]:
             exact = entry.has(VIEW) or entry.has(CONSTANT) or entry.has(LIST)
             if value.dtype.kind == "f" and not exact:
                 value = value * (1 + ROUNDING * part(value))
+                value = np.where(np.abs(value) > np.finfo(np.float32).max, np.copysign(np.inf, value), value)
             known[op.result] = value
         return [known[result] for result in cell.results]
 
