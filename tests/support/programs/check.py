@@ -62,7 +62,7 @@ class Unsuitable(Exception):
 
 @attrs.frozen
 class Case:
-    """What a program is run on, and how."""
+    """What a program is run on, and how. options: of its plan, but for `without`."""
 
     seed: int = 0
     samples: int = 2
@@ -73,6 +73,7 @@ class Case:
     workers: int = 1
     without: tuple[str, ...] = ()
     target: str = "cpu"
+    options: PlanOptions = PlanOptions()
 
 
 @attrs.frozen(eq=False)
@@ -96,7 +97,7 @@ def prepare(text: str, case: Case) -> Prepared:
     """Compiles a text, prints and parses it on the way, and interprets it with the passes on and off."""
     source = load(text)
     assert parse_program(print_program(source)) == source
-    options = PlanOptions(without=case.without)
+    options = attrs.evolve(case.options, without=case.without)
     try:
         program = transform(source, options)
     except DiagnosticError as error:

@@ -1,0 +1,151 @@
+"""Random programs on a GPU, with the plan of each forced by chance: cluster, residency, precision, tile.
+
+`python -m tests.gpu.programs emit FOLDER FIRST COUNT` writes CUDA text on a machine with TVM,
+`python -m tests.gpu.builds compile FOLDER` compiles it wherever NVRTC is,
+`python -m tests.gpu.programs run FOLDER` compares on the GPU: training, evaluation, outputs, parts and
+groups of batches with the interpreter, and the bits of three launches with each other.
+It needs Lark, not TVM. A seed is the same program, data and plan on every machine; a plan that a program has no
+place for takes no part.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from dnc.compiler import PlanOptions, digest
+from dnc.diagnostics import DiagnosticError
+from dnc.ir.optimizers import Hyper
+from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, TF32X3, Plan
+from dnc.runtime.cuda_backend import CudaBackend
+from tests.support.executors import Bench
+from tests.support.forests import SHAPES
+from tests.support.programs import WIDTHS, program_of
+from tests.support.programs.check import OPTIONAL_PASSES, Case, Prepared, Unsuitable, prepare, run
+
+TARGET = "sm_90a"
+WIDE = (*WIDTHS, 130, 200)
+SIZES = ((1, 2), (1, 2), (2, 2), (1, 3))
+"""Groups of functions and depth of expressions, at most."""
+PROCESSES = 8
+
+
+def text_of(seed: int) -> str:
+    """The program of a seed."""
+    groups, depth = random.Random(-2 - seed).choice(SIZES)
+    return program_of(seed, WIDE, groups, depth)
+
+
+def case_of(seed: int) -> Case:
+    """Data, and what is forced on the plan."""
+    choice = random.Random(-1 - seed)
+    cluster = choice.choice((0, 8, 8, 16))
+    return Case(
+        seed=seed,
+        samples=choice.choice((1, 3, 20)),
+        vertices=choice.choice((4, 12, 40)),
+        shape=choice.choice(SHAPES),
+        sharing=choice.choice((0.0, 0.4)),
+        without=tuple(name for name in OPTIONAL_PASSES if choice.random() < 0.15),
+        target=TARGET,
+        options=PlanOptions(
+            cluster=cluster,
+            workers=choice.choice((None, 7, 64)) if cluster == 0 else None,
+            residency=choice.choice((None, REGISTER, SHARED, STREAMED, STREAMED)),
+            precision=choice.choice((FP32, TF32X3)),
+            tile=choice.choice((None, None, 4, 16)),
+            window=choice.choice((256, 1024)),
+        ),
+    )
+
+
+def emit(folder: Path, seed: int) -> str:
+    """Writes the kernel text of a seed's program; what became of it."""
+    from dnc.codegen.cuda_kernel import emit_source
+
+    try:
+        plan = prepare(text_of(seed), case_of(seed)).plan
+    except Unsuitable as reason:
+        return f"not comparable: {str(reason).split()[0]}"
+    except DiagnosticError as error:
+        return f"no such plan: {str(error).splitlines()[0].split(': ')[-1]}"
+    target = folder / str(seed)
+    target.mkdir(parents=True)
+    for file, content in emit_source(plan).items():
+        (target / file).write_bytes(content)
+    (target / "digest").write_text(digest(plan))
+    return "emitted"
+
+
+def check(folder: Path, seed: int) -> tuple[Plan, str]:
+    """Runs a seed's program; its plan, and what differs."""
+    case, target = case_of(seed), folder / str(seed)
+    prepared = prepare(text_of(seed), case)
+    plan = prepared.plan
+    assert digest(plan) == (target / "digest").read_text(), "another plan than the one that was emitted"
+    files = {file: (target / file).read_bytes() for file in ("kernel.cubin", "kernel.json")}
+    backend = CudaBackend(plan, files)
+    try:
+        run(prepared, backend, case)
+        _same_bits(prepared, backend, seed)
+    except Exception as error:
+        return plan, f"{type(error).__name__}: {error}"
+    return plan, ""
+
+
+def _same_bits(prepared: Prepared, backend: CudaBackend, seed: int) -> None:
+    bench = Bench(prepared.program, prepared.plan, backend, prepared.forest, seed)
+    found = []
+    for _ in range(3):
+        bench.launch("train", Hyper(learning_rate=0.5))
+        found.append(bench.parameters())
+    for other in found[1:]:
+        for name, value in found[0].items():
+            assert np.array_equal(value, other[name], equal_nan=True), f"{name}: other bits the second time"
+
+
+def _emitted(job: tuple[Path, int]) -> str:
+    warnings.simplefilter("ignore")
+    return emit(*job)
+
+
+def _checked(job: tuple[Path, int]) -> tuple[int, list[str], str]:
+    """Seed, variants that its plan has, and what differs."""
+    warnings.simplefilter("ignore")
+    plan, message = check(*job)
+    tiling = plan.tiling
+    assert tiling is not None
+    variants = [f"cluster {tiling.cluster}" if tiling.cluster > 1 else "whole chip", plan.precision]
+    variants += {f"weights {placement.residency}" for placement in plan.placements}
+    return job[1], [*variants, f"tile {tiling.tile}"], message
+
+
+def main(command: str, folder: Path, *numbers: str) -> int:
+    """Emits or runs; prints counts; 1 if something differs."""
+    if command == "emit":
+        first, count = map(int, numbers)
+        with ProcessPoolExecutor(2) as pool:
+            jobs = [(folder, seed) for seed in range(first, first + count)]
+            print(dict(Counter(pool.map(_emitted, jobs)).most_common()))
+        return 0
+    seeds = sorted(int(path.parent.name) for path in folder.glob("*/kernel.cubin"))
+    variants: Counter[str] = Counter()
+    failed = 0
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        for seed, names, message in pool.map(_checked, [(folder, seed) for seed in seeds]):
+            variants.update(names)
+            failed += bool(message)
+            if message:
+                print(f"seed {seed}: {message[:400]}\n{case_of(seed).options}", flush=True)
+    print(f"{len(seeds)} programs, {failed} failed; {dict(variants.most_common())}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]))
