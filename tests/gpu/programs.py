@@ -4,8 +4,8 @@
 `python -m tests.gpu.builds compile FOLDER` compiles it wherever NVRTC is,
 `python -m tests.gpu.programs run FOLDER` compares on the GPU: training, evaluation, outputs, parts and
 groups of batches with the interpreter, and the bits of three launches with each other.
-It needs Lark, not TVM. A seed is the same program, data and plan on every machine; a plan that a program has no
-place for takes no part.
+It needs Lark, not TVM. A seed is the same program, data and plan on every machine; a plan that a program has
+no place for takes no part.
 """
 
 from __future__ import annotations
