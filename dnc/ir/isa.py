@@ -10,6 +10,8 @@ rows or units of an instruction are theirs follows from their rank.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 import numpy as np
 
@@ -293,9 +295,20 @@ def layout(plan: Plan) -> Layout:
 
 
 def dense_parameters(plan: Plan) -> tuple[Parameter, ...]:
-    """Dense parameters in arena order: trained ones, those of one rate side by side, running, frozen ones."""
+    """Dense parameters in arena order: trained ones, running, frozen ones.
+
+    Trained and running ones to which rows add come first, in front of those that nothing depends on, so that
+    arenas of chunks, which nobody clears, are added up as far as they are written. Among the trained ones
+    those of one rate stand side by side.
+    """
     dense = [parameter for parameter in plan.program.parameters if parameter.kind != TABLE]
-    return tuple(sorted(dense, key=lambda parameter: (parameter.frozen, parameter.running, parameter.rate)))
+    summed = _summed(plan)
+    return tuple(sorted(dense, key=lambda p: (p.frozen, p.running, p.name not in summed, p.rate)))
+
+
+def _summed(plan: Plan) -> set[str]:
+    """Names of the dense parameters to whose gradient, or running value, rows add."""
+    return {gradient.parameter for gradient in plan.dense_gradients}
 
 
 def trained_floats(plan: Plan) -> int:
@@ -303,10 +316,23 @@ def trained_floats(plan: Plan) -> int:
     return sum(count for _, count, _ in rate_groups(plan)) if plan.trains else 0
 
 
+def summed_floats(plan: Plan) -> int:
+    """Floats of the trained dense parameters to whose gradient rows add: the first ones of an arena."""
+    return _floats(plan, [p for p in dense_parameters(plan) if p.trained and p.name in _summed(plan)])
+
+
 def running_floats(plan: Plan) -> int:
     """Floats of all running parameters, behind the trained ones; 0 in a plan that does not train."""
-    running = [parameter.name for parameter in dense_parameters(plan) if parameter.running]
-    return sum(parameter_floats(plan, name) for name in running) if plan.trains else 0
+    return _floats(plan, [p for p in dense_parameters(plan) if p.running])
+
+
+def followed_floats(plan: Plan) -> int:
+    """Floats of the running parameters that rows move: the first running ones of an arena."""
+    return _floats(plan, [p for p in dense_parameters(plan) if p.running and p.name in _summed(plan)])
+
+
+def _floats(plan: Plan, parameters: Sequence[Parameter]) -> int:
+    return sum(parameter_floats(plan, each.name) for each in parameters) if plan.trains else 0
 
 
 def gradient_floats(plan: Plan) -> int:

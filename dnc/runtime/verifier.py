@@ -207,7 +207,7 @@ class _Verifier:
         names = [self.plan.opcodes[int(number)].name for number in tail[:, 0]]
         dense = {gradient.name: gradient for gradient in self.plan.dense_gradients}
         tables = {f"gradient {table.parameter}": table for table in self.plan.table_gradients}
-        floats = isa.trained_floats(self.plan)
+        floats = isa.summed_floats(self.plan)
         norms, sums, updated = -(-floats // isa.NORM_CHUNK), [], list[tuple[int, int, int]]()
         buffers = {
             self.bases[r.buffer]: r
@@ -251,8 +251,8 @@ class _Verifier:
             elif name == isa.NORM:
                 self._fields(name, fields, {"count": floats, "chunks": chunks})
             elif name == isa.FOLLOW:
-                count = isa.running_floats(self.plan)
-                expected = {"first": floats, "count": count, "norms": norms, "chunks": chunks}
+                first, count = isa.trained_floats(self.plan), isa.followed_floats(self.plan)
+                expected = {"first": first, "count": count, "norms": norms, "chunks": chunks}
                 self._fields(name, fields, expected)
             elif name in OPTIMIZERS:
                 updated.append((fields["first"], fields["count"], fields["rate"]))

@@ -55,6 +55,7 @@ OF_A_PROGRAM = {
         without=("inline", "canonicalize"),
         target="cpu",
     ),
+    "unused_parameters_in_chunks_of_rows": Case(samples=20, vertices=30, shape="chain", target="sm_90a"),
 }
 """The case that a program failed in, where those above do not find it."""
 
@@ -155,4 +156,4 @@ def test_failed_once_on_the_cpu(path: Path) -> None:
 def test_failed_in_a_case_of_its_own(name: str) -> None:
     text, case = (HERE / "programs" / f"{name}.dn").read_text(), OF_A_PROGRAM[name]
     on_the_vm(text, case)
-    on_the_cpu(text, case)
+    on_the_cpu(text, attrs.evolve(case, target="cpu"))

@@ -89,12 +89,12 @@ class Shapes:
 
 @attrs.frozen(eq=False)
 class Batches:
-    """A group of batches behind their recursion. grid: workers in all. dense: floats of the trained dense
-    parameters. touched: rows of tables, by parameter. chunks: as `Tail.chunks` has them."""
+    """A group of batches behind their recursion. grid: workers in all. summed: floats of the dense parameters
+    that have gradients. touched: rows of tables, by parameter. chunks: as `Tail.chunks` has them."""
 
     group: Group
     grid: int
-    dense: int
+    summed: int
     optimizer: str
     part: Part
     touched: Mapping[str, Touched]
@@ -110,7 +110,7 @@ class Tail:
         self._width = {buffer.name: buffer.width for buffer in plan.buffers}
         self._splits = machine(plan.target).splits_gradients
         self._rates = isa.rate_groups(plan)
-        self._running = isa.running_floats(self.plan)
+        self._trained, self._followed = isa.trained_floats(plan), isa.followed_floats(plan)
         products = {gradient.parameter for gradient in self.plan.dense_gradients if gradient.pieces}
         # Gradients that share out a parameter alike; sums of deltas of matrices that products share out.
         alike, others = list[Shapes](), list[Shapes]()
@@ -180,7 +180,7 @@ class Tail:
 
     def _gradients(self, batches: Batches) -> list[list[Field]]:
         group, grid, part, chunks = batches.group, batches.grid, batches.part, batches.chunks
-        dense, touched = batches.dense, batches.touched
+        summed, touched = batches.summed, batches.touched
         number, found = self._number, list[list[Field]]()
         ordinals = itertools.count(2)
 
@@ -204,7 +204,7 @@ class Tail:
                     found.append([number[gradient.name], row, rows, worker, again, chunks, index, tile])
                 if gradient.pieces:  # sums of deltas are light work
                     first = first + chunks * tiles
-        norms: Field = -(-dense // isa.NORM_CHUNK)
+        norms: Field = -(-summed // isa.NORM_CHUNK)
         for table in self.plan.table_gradients:
             tokens = touched[table.parameter].spread.counts
             # Those who have the fewest tiles take the first tokens, often the most frequent ones.
@@ -212,11 +212,11 @@ class Tail:
             found.append([number[f"gradient {table.parameter}"], tokens, norms, again, turn])
             norms = norms + tokens
         if part.update:
-            found += [exchange(), [number[isa.NORM], dense, chunks], exchange()]
+            found += [exchange(), [number[isa.NORM], summed, chunks], exchange()]
             for begin, count, rate in self._rates:
                 found.append([number[batches.optimizer], begin, count, norms, isa.float_bits(rate)])
-            if self._running:
-                found.append([number[isa.FOLLOW], dense, self._running, norms, chunks])
+            if self._followed:
+                found.append([number[isa.FOLLOW], self._trained, self._followed, norms, chunks])
             for table in self.plan.table_gradients:
                 tokens = touched[table.parameter].spread.counts
                 rate = isa.float_bits(self.plan.program.parameter(table.parameter).rate)
