@@ -22,6 +22,8 @@ from dnc.frontend.structs import INDEXED_KINDS, LINKS
 from dnc.ir.measures import MEASURES
 
 PAGE = Path(__file__).parent / "vscode" / "syntaxes" / "dn.tmLanguage.json"
+DECLARING = (*NAMED, "loss", "output", "param", "push")
+"""Keywords that begin a declaration."""
 NAME = "[A-Za-z_][A-Za-z_0-9]*"
 
 
@@ -44,7 +46,7 @@ def words(found: Iterable[str]) -> str:
 
 def patterns() -> list[dict[str, Any]]:
     """What is coloured, the first that fits."""
-    missing = [word for word in NAMED if word not in keywords()]
+    missing = [word for word in DECLARING if word not in keywords()]
     assert not missing, f"no keywords: {missing}"
     calls = {*BUILTINS, *REDUCTIONS, ATTEND, *MEASURES}
     return [
@@ -56,6 +58,7 @@ def patterns() -> list[dict[str, Any]]:
                 "2": {"name": "entity.name.dn"},
             },
         },
+        {"name": "keyword.declaration.dn", "match": words(DECLARING)},
         {"name": "keyword.control.dn", "match": words(keywords())},
         {
             "match": f"(=)\\s*{words(RULES)}",

@@ -1,11 +1,16 @@
 // Starts `dnc lsp` and hands its answers to VS Code. It needs no packages, so that nothing is to be built.
 "use strict";
 
+const os = require("os");
+const path = require("path");
 const vscode = require("vscode");
 const { Connection } = require("./protocol");
 
 const LANGUAGE = "dn";
-let connection = null;
+const SCHEMES = ["file", "untitled"]; // not the old texts that a comparison shows beside the new ones
+let server = null; // the one that was started last; it may not have answered yet
+let connection = null; // the same as soon as it has answered
+let turn = Promise.resolve(); // stops and starts come one after the other
 let diagnostics = null;
 
 const position = (p) => new vscode.Position(p.line, p.character);
@@ -16,6 +21,8 @@ const at = (document, place) => ({
   textDocument: { uri: document.uri.toString() },
   position: { line: place.line, character: place.character },
 });
+
+const ours = (document) => document.languageId === LANGUAGE && SCHEMES.includes(document.uri.scheme);
 
 async function ask(method, params, token) {
   if (!connection) return null;
@@ -33,35 +40,52 @@ function publish({ uri, diagnostics: found }) {
 }
 
 function open(document) {
-  if (document.languageId !== LANGUAGE || !connection) return;
+  if (!ours(document) || !connection) return;
   const { uri, version } = document;
   const textDocument = { uri: uri.toString(), languageId: LANGUAGE, version, text: document.getText() };
   connection.notify("textDocument/didOpen", { textDocument });
 }
 
 function changed({ document }) {
-  if (document.languageId !== LANGUAGE || !connection) return;
+  if (!ours(document) || !connection) return;
   const textDocument = { uri: document.uri.toString(), version: document.version };
   const contentChanges = [{ text: document.getText() }];
   connection.notify("textDocument/didChange", { textDocument, contentChanges });
 }
 
 function closed(document) {
-  if (document.languageId !== LANGUAGE || !connection) return;
+  if (!ours(document) || !connection) return;
   connection.notify("textDocument/didClose", { textDocument: { uri: document.uri.toString() } });
+}
+
+// The command as the settings mean it: "~", "${workspaceFolder}" and paths in the workspace are looked up. Nothing
+// in a folder that is not trusted is run.
+function resolved(command) {
+  const folders = vscode.workspace.isTrusted ? vscode.workspace.workspaceFolders : undefined;
+  const folder = folders?.[0]?.uri.fsPath ?? os.homedir();
+  const named = command.replace(/^~(?=[/\\])/, os.homedir()).replace("${workspaceFolder}", folder);
+  return /[/\\]/.test(named) ? path.resolve(folder, named) : named;
+}
+
+async function tell(command, reason) {
+  const message =
+    `'${command} lsp' does not run (${reason}). Is dnc installed with its extra, pip install 'dnc[lsp]', ` +
+    "and does the setting dnc.command name it?";
+  const chosen = await vscode.window.showErrorMessage(message, "Open Setting", "Restart");
+  if (chosen === "Open Setting") await vscode.commands.executeCommand("workbench.action.openSettings", "dnc.command");
+  if (chosen === "Restart") await restart();
 }
 
 async function start() {
   const settings = vscode.workspace.getConfiguration("dnc");
-  const command = settings.get("command") || "dnc";
-  const server = new Connection(command, ["lsp"], { "textDocument/publishDiagnostics": publish }, (reason) => {
-    connection = null;
+  const command = resolved(settings.get("command") || "dnc");
+  const started = new Connection(command, ["lsp"], { "textDocument/publishDiagnostics": publish }, (reason) => {
+    if (server !== started) return; // another one runs already
+    server = connection = null;
     diagnostics.clear();
-    vscode.window.showErrorMessage(
-      `'${command} lsp' has stopped (${reason}). Is dnc installed with its extra, pip install 'dnc[lsp]', ` +
-        "and does the setting dnc.command name it? Then run 'dnc: Restart the language server'."
-    );
+    tell(command, reason);
   });
+  server = started;
   const initializationOptions = { set: { ...settings.get("set") } };
   const capabilities = {
     textDocument: {
@@ -71,20 +95,26 @@ async function start() {
     },
   };
   try {
-    await server.request("initialize", { processId: process.pid, rootUri: null, capabilities, initializationOptions });
+    await started.request("initialize", { processId: process.pid, rootUri: null, capabilities, initializationOptions });
   } catch {
     return; // told above
   }
-  server.notify("initialized", {});
-  connection = server;
+  if (server !== started) return; // it was stopped before it answered
+  started.notify("initialized", {});
+  connection = started;
   vscode.workspace.textDocuments.forEach(open);
 }
 
 async function stop() {
-  const server = connection;
-  connection = null;
+  const last = server;
+  server = connection = null;
   diagnostics?.clear();
-  await server?.stop();
+  await last?.stop();
+}
+
+function restart() {
+  turn = turn.then(stop).then(() => void start()); // a server that does not answer must not hold up the next one
+  return turn;
 }
 
 const symbol = (each) => {
@@ -134,10 +164,13 @@ const providers = {
   },
   Rename: {
     async prepareRename(document, place, token) {
-      return range(await ask("prepareRename", at(document, place), token));
+      const found = await ask("prepareRename", at(document, place), token);
+      if (!found) throw new Error("the language server does not run: 'dnc: Restart the language server' starts it");
+      return range(found);
     },
     async provideRenameEdits(document, place, newName, token) {
       const found = await ask("rename", { ...at(document, place), newName }, token);
+      if (!found) throw new Error("the language server does not run: 'dnc: Restart the language server' starts it");
       const edits = new vscode.WorkspaceEdit();
       for (const [uri, each] of Object.entries(found.changes)) edits.set(vscode.Uri.parse(uri), each.map(edit));
       return edits;
@@ -159,16 +192,17 @@ const completion = {
 
 async function activate(context) {
   diagnostics = vscode.languages.createDiagnosticCollection("dnc");
-  const selector = { language: LANGUAGE };
+  const selector = SCHEMES.map((scheme) => ({ language: LANGUAGE, scheme }));
   context.subscriptions.push(
     diagnostics,
     vscode.workspace.onDidOpenTextDocument(open),
     vscode.workspace.onDidChangeTextDocument(changed),
     vscode.workspace.onDidCloseTextDocument(closed),
-    vscode.commands.registerCommand("dnc.restart", async () => {
-      await stop();
-      await start();
+    vscode.workspace.onDidChangeConfiguration((event) => {
+      if (event.affectsConfiguration("dnc")) restart();
     }),
+    vscode.workspace.onDidGrantWorkspaceTrust(restart),
+    vscode.commands.registerCommand("dnc.restart", restart),
     vscode.languages.registerCompletionItemProvider(selector, completion, ".", "<", "(", "["),
     ...Object.entries(providers).map(([kind, each]) => vscode.languages[`register${kind}Provider`](selector, each))
   );

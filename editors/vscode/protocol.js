@@ -13,7 +13,10 @@ class Connection {
     this.log = "";
     this.process = spawn(command, args, { stdio: ["pipe", "pipe", "pipe"] });
     this.process.on("error", (error) => this.#end(error.message, ended));
-    this.process.on("exit", (code) => this.#end(`exit code ${code}\n${this.log}`.trim(), ended));
+    this.process.on("exit", (code, signal) => {
+      const told = this.log.trim().split("\n").at(-1); // of a traceback the last line says what it was
+      this.#end([signal ?? `exit code ${code}`, ...(told ? [told] : [])].join(": "), ended);
+    });
     this.process.stdin.on("error", () => {}); // the server has gone; "exit" says why
     this.process.stdout.on("data", (data) => this.#receive(data));
     this.process.stderr.on("data", (data) => (this.log = (this.log + data).slice(-4000)));

@@ -9,7 +9,7 @@ class Position { constructor(line, character) { Object.assign(this, { line, char
 class Range { constructor(start, end) { Object.assign(this, { start, end }); } }
 const record = (...names) => class { constructor(...values) { names.forEach((name, i) => (this[name] = values[i])); } };
 const published = [], errors = [], providers = {}, listeners = {}, commands = {};
-const uri = { toString: () => "file:///model.dn" };
+const uri = { scheme: "file", toString: () => "file:///model.dn" };
 const document = { uri, languageId: "dn", version: 1, getText: () => text.replace("§", "") };
 const listen = (name) => (listener) => (listeners[name] = listener);
 const provide = (kind) => (selector, provider) => (providers[kind] = provider);
@@ -30,6 +30,7 @@ const vscode = {
   workspace: {
     textDocuments: [document],
     getConfiguration: () => ({ get: (name) => ({ command, set: { hidden: 128 } })[name] }),
+    isTrusted: true, onDidGrantWorkspaceTrust: listen("trust"), onDidChangeConfiguration: listen("settings"),
     onDidOpenTextDocument: listen("open"), onDidChangeTextDocument: listen("change"), onDidCloseTextDocument: listen("close"),
   },
 };
