@@ -35,7 +35,7 @@ Counts = NDArray[np.float64]
 # Rows that one reading of weights in shared memory serves, where there are so many.
 SHARED_ROWS = 4
 # What operands and partial sums of a replica over the whole chip cost, against those of a cluster: a level of
-# an LSTM with 512 units took 1.2 us a row on an H200, where the bytes at a cluster's price are 0.2.
+# four gates with 512 units took 1.2 us a row on an H200, where the bytes at a cluster's price are 0.2.
 FAR = 6.0
 NAMES = tuple(field.name for field in attrs.fields(Constants))
 LAUNCH, INSTRUCTION, CLUSTER, EXCHANGE, GRID, FLOP, TILED, ELEMENT, BYTE, SHARED_BYTE = range(len(NAMES))
