@@ -30,7 +30,7 @@ import dnc
 from benchmarks import common, model_data
 from dnc.api import Model
 from dnc.diagnostics import DiagnosticError
-from dnc.runtime.outside import pulled_fields, pushed_values, vertices_of
+from dnc.runtime.outside import pulled_fields, pushed_values
 
 WARM_UP_BATCHES, LEARNING_RATE = 16, 0.001
 WARM_UP_SECONDS = 0.5
@@ -141,8 +141,8 @@ def _inside(model: Model) -> Callable[[Batches], None]:
     pulled: dict[str, list[Any]] = {}
     for key, (space, field) in pulled_fields(model.program).items():
         width = data.forest.tables[space.struct].data[field].shape[1]
-        rows = vertices_of(data, space, np.arange(data.samples, dtype=np.int32))
-        pulled[key] = [random.normal(size=(len(each), width)).astype(np.float32) for each in rows]
+        rows = data.order(space).counts(np.arange(data.samples, dtype=np.int32))
+        pulled[key] = [random.normal(size=(count, width)).astype(np.float32) for count in rows]
 
     def train(batches: Batches) -> None:
         for batch in batches:

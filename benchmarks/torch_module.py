@@ -17,6 +17,8 @@ What is compared, in turns, on the same batches:
 - `torch`: `net(batch)` with sample numbers, which are encoded when they come; with dense and with sparse
   gradients of the table.
 - `torch, encoded ahead`: the same, from a data loader whose `--workers` encode (0 leaves it out).
+- `PyTorch alone`: a node that computes nothing in place of a batch, with parameters of the same shapes: what
+  autograd and the optimizer cost, which no program can do without.
 
 Every number is the median of repeats of --seconds each, with new batches in every repeat. Needs neither
 TVM nor the frontend on a GPU.
@@ -167,6 +169,32 @@ def sgd(net: Any, options: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), lr=RATE, **how)
 
 
+class Nothing(torch.autograd.Function):
+    """A node that computes nothing; its gradients are whatever the memory holds."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: torch.Tensor) -> torch.Tensor:
+        ctx.parameters = parameters
+        return parameters[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, incoming: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.empty_like(each) for each in ctx.parameters)
+
+
+def alone(net: Any, options: Any) -> tuple[Steps, Wait]:
+    """Steps of PyTorch alone."""
+    copies = torch.nn.ParameterList(each.detach().clone() for each in net.parameters())
+    optimizer = sgd(copies, options)
+
+    def step(batch: Any) -> None:
+        optimizer.zero_grad()
+        Nothing.apply(*copies).backward()
+        optimizer.step()
+
+    return one_by_one(step), synchronize
+
+
 def synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -208,7 +236,7 @@ class Labelled:
             if self.options.workers:
                 ahead = encoded_ahead(net, step, self.options.workers)
                 found[f"torch, encoded ahead, {name} gradient of the table"] = (ahead, synchronize)
-        return found
+        return found | {"PyTorch alone": alone(self.nets["dense"], self.options)}
 
     def check(self) -> dict[str, float]:
         """Loss and gradients of some trees against PyTorch in float64."""
@@ -286,7 +314,7 @@ class Between:
         if self.options.workers:
             ahead = encoded_ahead(self.net, step, self.options.workers)
             steps["torch, encoded ahead"] = (ahead, synchronize)
-        return steps
+        return steps | {"PyTorch alone": alone(self.net, self.options)}
 
     def check(self) -> dict[str, float]:
         """State and gradients of some trees against PyTorch in float64."""

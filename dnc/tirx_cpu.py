@@ -90,7 +90,7 @@ def _separate(module: IRModule) -> IRModule:
     """Functions that are to stay functions are visible to others, behind the passes that wrap such ones.
 
     LLVM puts a private function that is called once into its caller, however large it is: all instructions
-    of a kernel into its loop, which takes three times as long to compile (27 s instead of 8 where there are many).
+    of a kernel into its loop, which takes three times as long to compile (of many 27 s instead of 8).
     """
     functions = dict(module.functions.items())
     for variable, function in functions.items():

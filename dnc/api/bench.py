@@ -22,7 +22,7 @@ from dnc.diagnostics import fail
 from dnc.runtime.data import Dataset
 from dnc.runtime.data.lines import load, objects
 from dnc.runtime.data.problems import ProblemList
-from dnc.runtime.outside import pulled_fields, vertices_of
+from dnc.runtime.outside import pulled_fields
 from dnc.runtime.phases import PREDICT, RESULT_KINDS
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def _call(model: Model, samples: list[Mapping[str, Any]], seed: int, prepared: b
     pulled = {}
     for name, (space, field) in places.items():
         width = dataset.forest.tables[space.struct].data[field].shape[1]
-        rows = [len(each) for each in vertices_of(dataset, space, numbers)]
+        rows = dataset.order(space).counts(numbers)
         pulled[name] = [choice.normal(size=(count, width)).astype(np.float32) for count in rows]
     return lambda: model.forward(given, pulled)
 

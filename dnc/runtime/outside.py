@@ -18,6 +18,7 @@ from dnc.ir.forest import Ints
 from dnc.ir.program import ROOT, DeclaredOutput, Program, Space
 from dnc.ir.structure import OUTSIDE
 from dnc.runtime.data import Dataset
+from dnc.runtime.predictions import Gradients
 
 Arrays = Mapping[str, Sequence[Any]]
 
@@ -60,49 +61,38 @@ def hand_in(
                 f"the {what} '{name}' has {len(arrays)} arrays, expected one for each of {len(samples)}"
             )
         column: NDArray[Any] = dataset.forest.tables[space.struct].data[field]
-        for number, rows in enumerate(vertices_of(dataset, space, samples)):
+        order, width = dataset.order(space), column.shape[1]
+        handed = []
+        for number, count in enumerate(order.counts(samples)):
             array = np.asarray(arrays[number], np.float32)
-            shape = (len(rows), column.shape[1])
-            if space.selection == ROOT and len(rows) == 1 and array.ndim == 1:
+            if space.selection == ROOT and count == 1 and array.ndim == 1:
                 array = array[None]
-            whose = f"the {what} '{name}' of sample {number + 1}"
-            if array.shape != shape:
-                raise fail(f"{whose} is {list(array.shape)}, expected {list(shape)}")
-            if not np.isfinite(array).all():
-                raise fail(f"{whose} has numbers that are not finite")
-            column[rows] = array
+            if array.shape != (count, width):
+                found = f"is {list(array.shape)}, expected {[int(count), width]}"
+                raise fail(f"the {what} '{name}' of sample {number + 1} {found}")
+            handed.append(array)
+        values = np.concatenate(handed)
+        if not np.isfinite(values).all():
+            number = next(number for number, array in enumerate(handed) if not np.isfinite(array).all())
+            raise fail(f"the {what} '{name}' of sample {number + 1} has numbers that are not finite")
+        column[order.of(samples)] = values
 
 
 def hand_back(
     dataset: Dataset,
     samples: Ints,
     places: Mapping[str, tuple[Space, str]],
-    gradients: Mapping[str, NDArray[Any]],
+    gradients: Mapping[str, Gradients],
 ) -> dict[str, list[Any]]:
-    """The gradients by what was handed in at `places`, shaped alike.
-
-    gradients: a row for every vertex of the struct; what nothing depends on has none.
-    """
+    """The gradients by what was handed in at `places`, shaped alike; what nothing depends on has zeros."""
     found = {}
     for name, (space, field) in places.items():
-        shape = dataset.forest.tables[space.struct].data[field].shape
-        rows = gradients.get(name, np.zeros(shape, np.float32))
-        found[name] = [rows[vertices] for vertices in vertices_of(dataset, space, samples)]
-    return found
-
-
-def vertices_of(dataset: Dataset, space: Space, samples: Ints) -> list[Ints]:
-    """The vertices of a space, sample by sample, as the user counts them."""
-    rows = dataset.forest.vertices(space)
-    begin = dataset.forest.tables[space.struct].begin
-    if space.selection != ROOT:
-        rows = np.sort(rows)
-    order = np.argsort(rows, kind="stable")
-    first = np.searchsorted(rows[order], begin[samples])
-    last = np.searchsorted(rows[order], begin[samples + 1])
-    positions = dataset.positions.get(space.struct)
-    found = []
-    for a, b in zip(first, last, strict=True):
-        own = rows[order][a:b]
-        found.append(own if positions is None else own[np.argsort(positions[own], kind="stable")])
+        order, width = dataset.order(space), dataset.forest.tables[space.struct].data[field].shape[1]
+        vertices = order.of(samples)
+        rows = (
+            gradients[name].of(vertices)
+            if name in gradients
+            else np.zeros((len(vertices), width), np.float32)
+        )
+        found[name] = np.split(rows, np.cumsum(order.counts(samples))[:-1])
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +26,7 @@ from dnc.runtime.encoder import Encoder
 from dnc.runtime.schedule import Schedule
 
 Array = NDArray[Any]
+Numbers = NDArray[np.signedinteger]
 
 
 def collect(backend: Backend, data: Encoder, schedule: Schedule, samples: Ints) -> dict[str, list[Any]]:
@@ -41,19 +43,37 @@ def collect(backend: Backend, data: Encoder, schedule: Schedule, samples: Ints) 
     return found
 
 
-def collect_gradients(backend: Backend, data: Encoder, schedule: Schedule) -> dict[str, Array]:
-    """By "Struct.field" the gradient by a pulled field: a row for every vertex of the struct.
+@attrs.frozen(eq=False)
+class Gradients:
+    """Gradients by the vectors of a field. vertices: rows of the struct's table, ascending."""
 
-    Zeros for vertices of other samples, and of arms that have no such field or do not need it.
-    """
-    found: dict[str, Array] = {}
+    vertices: Numbers
+    values: Array
+
+    def of(self, vertices: Numbers) -> Array:
+        """The gradients of some vertices; zeros for those that are not among these."""
+        at = np.searchsorted(self.vertices, vertices)
+        at = np.minimum(at, max(len(self.vertices) - 1, 0))
+        found = np.zeros((len(vertices), *self.values.shape[1:]), np.float32)
+        known = self.vertices[at] == vertices if len(self.vertices) else np.zeros(len(vertices), bool)
+        found[known] = self.values[at[known]]
+        return found
+
+
+def collect_gradients(backend: Backend, data: Encoder, schedule: Schedule) -> dict[str, Gradients]:
+    """By "Struct.field" the gradient by a pulled field, of the vertices of the batch that need it."""
+    parts: dict[str, list[tuple[Numbers, Array]]] = {}
     for result in schedule.plan.results:
         if result.kind == "gradient":
-            struct = schedule.plan.program.space(result.space).struct
-            vertices = len(data.prepared.forest.tables[struct].arm)
-            into = found.setdefault(result.name, np.zeros((vertices, *result.shape), np.float32))
             rows = data.prepared.spaces[result.space].vertex[schedule.positions[result.space]]
-            into[rows] += read_result(backend, schedule, result)
+            parts.setdefault(result.name, []).append((rows, read_result(backend, schedule, result)))
+    found = {}
+    for name, each in parts.items():
+        vertices = np.unique(np.concatenate([rows for rows, _ in each]))
+        values = np.zeros((len(vertices), *each[0][1].shape[1:]), np.float32)
+        for rows, added in each:
+            values[np.searchsorted(vertices, rows)] += added
+        found[name] = Gradients(vertices, values)
     return found
 
 

@@ -37,7 +37,7 @@ from dnc.runtime.launches import Launches
 from dnc.runtime.memory import MEGABYTE, Memory
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import load_parameters, read_array
-from dnc.runtime.predictions import collect_gradients
+from dnc.runtime.predictions import Gradients, collect_gradients
 from dnc.runtime.prepared import prepare
 from dnc.runtime.results import BatchSums, Evaluation, NotFinite, StepResult
 from dnc.runtime.schedule import Schedule
@@ -333,12 +333,11 @@ class Session:
 
     def backward(
         self, data: Encoder, samples: Sequence[int] | Ints, hyper: Hyper = Hyper(), noisy: bool = True
-    ) -> tuple[StepResult, dict[str, NDArray[Any]]]:
+    ) -> tuple[StepResult, dict[str, Gradients]]:
         """Trains on a batch and waits: its result, and the gradients by what was handed in.
 
-        By "Struct.field" an array with a row for every vertex of the struct in the data. What was
-        pushed has its gradient in the data. Samples are distinct, and all of them fit into one launch.
-        noisy: with random numbers; without, nothing is dropped.
+        By "Struct.field"; what was pushed has its gradient in the data. Samples are distinct, and all of
+        them fit into one launch. noisy: with random numbers; without, nothing is dropped.
         """
         self._settle(0)
         chosen = np.asarray(samples, np.int32)

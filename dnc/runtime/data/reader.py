@@ -18,13 +18,14 @@ import msgspec
 import numpy as np
 
 from dnc.ir.forest import Forest, Ints, program_structs
-from dnc.ir.program import Program
+from dnc.ir.program import Program, Space
 from dnc.ir.structure import OUTSIDE
 from dnc.runtime.data.columns import Columns, assemble, empty_columns, file_positions
 from dnc.runtime.data.flat import is_flat, read_flat
 from dnc.runtime.data.layout import Layout
 from dnc.runtime.data.lines import load, objects
 from dnc.runtime.data.nested import nested_reader
+from dnc.runtime.data.order import Order, order_of
 from dnc.runtime.data.problems import Problem, ProblemList, kind_of
 from dnc.runtime.data.usage import layout_of
 from dnc.runtime.data.values import convert
@@ -44,6 +45,13 @@ class Dataset:
     path: str
     lines: tuple[int, ...]
     positions: dict[str, Ints] = attrs.field(factory=dict)
+    _orders: dict[Space, Order] = attrs.field(factory=dict, init=False, repr=False)
+
+    def order(self, space: Space) -> Order:
+        """The order of the vertices of a space, worked out when it is first asked for."""
+        if space not in self._orders:
+            self._orders[space] = order_of(self.forest, self.positions.get(space.struct), space)
+        return self._orders[space]
 
 
 def read(
