@@ -91,6 +91,9 @@ class HostDriver:
         self.waits.append(stream)
         return (Status.CUDA_SUCCESS,)
 
+    def cuOccupancyMaxActiveBlocksPerMultiprocessor(self, function, threads, shared):
+        return Status.CUDA_SUCCESS, 1
+
     def cuMemGetInfo(self):
         return Status.CUDA_SUCCESS, 1 << 28, 1 << 30
 
