@@ -48,7 +48,10 @@ def pushed_values(program: Program) -> dict[str, tuple[Space, str]]:
 def hand_in(
     dataset: Dataset, samples: Ints, places: Mapping[str, tuple[Space, str]], given: Arrays, what: str
 ) -> None:
-    """Fills in the arrays of all `places`: one a sample, [vertices, width], or [width] for a root."""
+    """Fills in the arrays of all `places`: one a sample, [vertices, width], or [width] for a root.
+
+    Nothing is filled in at a place where an array is refused.
+    """
     unknown = sorted(set(given) - set(places))
     missing = sorted(set(places) - set(given))
     if unknown or missing:
@@ -56,6 +59,8 @@ def hand_in(
         raise fail(f"the {what} '{name}' {how}; the program has: {', '.join(places) or 'none'}")
     for name, (space, field) in places.items():
         arrays = given[name]
+        if not isinstance(arrays, Sequence) and not hasattr(arrays, "__array__"):
+            raise fail(f"the {what} '{name}' is {type(arrays).__name__}, expected a list of arrays")
         if len(arrays) != len(samples):
             raise fail(
                 f"the {what} '{name}' has {len(arrays)} arrays, expected one for each of {len(samples)}"
@@ -64,12 +69,15 @@ def hand_in(
         order, width = dataset.order(space), column.shape[1]
         handed = []
         for number, count in enumerate(order.counts(samples)):
-            array = np.asarray(arrays[number], np.float32)
+            whose = f"the {what} '{name}' of sample {number + 1}"
+            try:
+                array = np.asarray(arrays[number], np.float32)
+            except (TypeError, ValueError) as error:
+                raise fail(f"{whose} is no array of numbers: {error}") from None
             if space.selection == ROOT and count == 1 and array.ndim == 1:
                 array = array[None]
             if array.shape != (count, width):
-                found = f"is {list(array.shape)}, expected {[int(count), width]}"
-                raise fail(f"the {what} '{name}' of sample {number + 1} {found}")
+                raise fail(f"{whose} is {list(array.shape)}, expected {[int(count), width]}")
             handed.append(array)
         values = np.concatenate(handed)
         if not np.isfinite(values).all():

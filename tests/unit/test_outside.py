@@ -115,6 +115,15 @@ def test_a_batch_in_another_order_and_again(model):
             {"Tree.x": [np.zeros((1, 3)), np.full((2, 3), np.nan)]},
             "the pulled vector 'Tree.x' of sample 2 has numbers that are not finite",
         ),
+        (
+            {"Tree.x": [np.zeros((1, 3)), [[1, 2, 3], [4]]]},
+            "the pulled vector 'Tree.x' of sample 2 is no array of numbers: setting an array",
+        ),
+        (
+            {"Tree.x": [[["a", "b", "c"]], np.zeros((2, 3))]},
+            "the pulled vector 'Tree.x' of sample 1 is no array of numbers: could not convert",
+        ),
+        ({"Tree.x": 3}, "the pulled vector 'Tree.x' is int, expected a list of arrays"),
     ],
 )
 def test_what_does_not_fit_is_refused(model, pulled, message):
