@@ -4,8 +4,9 @@
 `python -m tests.gpu.builds compile FOLDER` compiles it wherever NVRTC is,
 `python -m tests.gpu.programs run FOLDER` compares on the GPU: training, evaluation, outputs, parts and
 groups of batches with the interpreter, and the bits of three launches with each other.
-It needs Lark, not TVM. A seed is the same program, data and plan on every machine; a plan that a program has
-no place for takes no part.
+`python -m tests.gpu.programs vm FIRST COUNT` runs the same plans on the reference VM, without a GPU.
+Running needs Lark, not TVM. A seed is the same program, data and plan on every machine; a plan that a program
+has no place for takes no part.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dnc.compiler import PlanOptions, digest
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, TF32X3, Plan
+from dnc.runtime.backend import VMBackend
 from dnc.runtime.cuda_backend import CudaBackend
 from tests.support.executors import Bench
 from tests.support.forests import SHAPES
@@ -99,6 +101,22 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     return plan, ""
 
 
+def on_the_vm(seed: int) -> str:
+    """Runs a seed's program on the reference VM, with the plan for a GPU; what became of it."""
+    case = case_of(seed)
+    try:
+        prepared = prepare(text_of(seed), case)
+        run(prepared, VMBackend(prepared.plan, 2, 4, seed), case)
+    except Unsuitable:
+        return "not comparable"
+    except DiagnosticError:
+        return "no such plan"
+    except Exception as error:
+        print(f"seed {seed}: {type(error).__name__}: {str(error)[:400]}", flush=True)
+        return "failed"
+    return "agree"
+
+
 def _same_bits(prepared: Prepared, backend: CudaBackend, seed: int) -> None:
     bench = Bench(prepared.program, prepared.plan, backend, prepared.forest, seed)
     found = []
@@ -115,6 +133,11 @@ def _emitted(job: tuple[Path, int]) -> str:
     return emit(*job)
 
 
+def _interpreted(seed: int) -> str:
+    warnings.simplefilter("ignore")
+    return on_the_vm(seed)
+
+
 def _checked(job: tuple[Path, int]) -> tuple[int, list[str], str]:
     """Seed, variants that its plan has, and what differs."""
     warnings.simplefilter("ignore")
@@ -126,10 +149,17 @@ def _checked(job: tuple[Path, int]) -> tuple[int, list[str], str]:
     return job[1], [*variants, f"tile {tiling.tile}"], message
 
 
-def main(command: str, folder: Path, *numbers: str) -> int:
+def main(command: str, *arguments: str) -> int:
     """Emits or runs; prints counts; 1 if something differs."""
+    if command == "vm":
+        first, count = map(int, arguments)
+        with ProcessPoolExecutor(2) as pool:
+            found = Counter(pool.map(_interpreted, range(first, first + count)))
+        print(dict(found.most_common()))
+        return 1 if found["failed"] else 0
+    folder = Path(arguments[0])
     if command == "emit":
-        first, count = map(int, numbers)
+        first, count = map(int, arguments[1:])
         with ProcessPoolExecutor(2) as pool:
             jobs = [(folder, seed) for seed in range(first, first + count)]
             print(dict(Counter(pool.map(_emitted, jobs)).most_common()))
@@ -148,4 +178,4 @@ def main(command: str, folder: Path, *numbers: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:]))
+    sys.exit(main(*sys.argv[1:]))
