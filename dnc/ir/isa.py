@@ -318,7 +318,8 @@ def trained_floats(plan: Plan) -> int:
 
 def summed_floats(plan: Plan) -> int:
     """Floats of the trained dense parameters to whose gradient rows add: the first ones of an arena."""
-    return _floats(plan, [p for p in dense_parameters(plan) if p.trained and p.name in _summed(plan)])
+    summed = _summed(plan)
+    return _floats(plan, [p for p in dense_parameters(plan) if p.trained and p.name in summed])
 
 
 def running_floats(plan: Plan) -> int:
@@ -328,7 +329,8 @@ def running_floats(plan: Plan) -> int:
 
 def followed_floats(plan: Plan) -> int:
     """Floats of the running parameters that rows move: the first running ones of an arena."""
-    return _floats(plan, [p for p in dense_parameters(plan) if p.running and p.name in _summed(plan)])
+    summed = _summed(plan)
+    return _floats(plan, [p for p in dense_parameters(plan) if p.running and p.name in summed])
 
 
 def _floats(plan: Plan, parameters: Sequence[Parameter]) -> int:

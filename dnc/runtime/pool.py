@@ -19,7 +19,6 @@ from dnc.ir.isa import (
     dense_parameters,
     gradient_floats,
     parameter_floats,
-    summed_floats,
     trained_floats,
 )
 from dnc.ir.plan import Plan, padded
@@ -38,15 +37,14 @@ def units(words: int) -> int:
 class StaticPool:
     """Addresses of the static places, by base name; `schedules` holds two windows of words.
 
-    dense: floats of the trained dense parameters, summed: of those of them that have gradients. table_rows:
-    rows per table. states: arenas for what an optimizer keeps, each as large as all trained parameters.
+    dense: floats of the trained dense parameters. table_rows: rows per table. states: arenas for what
+    an optimizer keeps, each as large as all trained parameters.
     """
 
     bases: dict[str, int]
     schedules: tuple[int, int]
     schedule_words: int
     dense: int
-    summed: int
     table_rows: dict[str, int]
     activations: int
     states: int
@@ -62,7 +60,7 @@ def static_pool(plan: Plan, table_rows: dict[str, int], schedule_words: int, sta
     widest = max([buffer.width for buffer in plan.buffers] + [1024])
     at = units(widest * 2)
     bases: dict[str, int] = {}
-    dense, summed = trained_floats(plan), summed_floats(plan)
+    dense = trained_floats(plan)
     bases[PARAMETERS] = at
     arena = 0
     for parameter in arena_order(plan):
@@ -84,8 +82,7 @@ def static_pool(plan: Plan, table_rows: dict[str, int], schedule_words: int, sta
         at += units(schedule_words)
     if at > MAX_ADDRESS:
         raise fail(f"the parameters need {at * 16 / 2**30:.1f} GiB; a pool holds at most 32 GiB")
-    windows = schedules[0], schedules[1]
-    return StaticPool(bases, windows, schedule_words, dense, summed, table_rows, at, states)
+    return StaticPool(bases, (schedules[0], schedules[1]), schedule_words, dense, table_rows, at, states)
 
 
 def arena_order(plan: Plan) -> list[Parameter]:

@@ -52,11 +52,9 @@ class Gradients:
 
     def of(self, vertices: Numbers) -> Array:
         """The gradients of some vertices; zeros for those that are not among these."""
-        at = np.searchsorted(self.vertices, vertices)
-        at = np.minimum(at, max(len(self.vertices) - 1, 0))
         found = np.zeros((len(vertices), *self.values.shape[1:]), np.float32)
-        known = self.vertices[at] == vertices if len(self.vertices) else np.zeros(len(vertices), bool)
-        found[known] = self.values[at[known]]
+        known = np.isin(vertices, self.vertices)
+        found[known] = self.values[np.searchsorted(self.vertices, vertices[known])]
         return found
 
 

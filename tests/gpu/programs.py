@@ -16,6 +16,7 @@ import sys
 import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -128,47 +129,35 @@ def _same_bits(prepared: Prepared, backend: CudaBackend, seed: int) -> None:
             assert np.array_equal(value, other[name], equal_nan=True), f"{name}: other bits the second time"
 
 
-def _emitted(job: tuple[Path, int]) -> str:
-    warnings.simplefilter("ignore")
-    return emit(*job)
+def _processes(count: int) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(count, initializer=warnings.simplefilter, initargs=("ignore",))
 
 
-def _interpreted(seed: int) -> str:
-    warnings.simplefilter("ignore")
-    return on_the_vm(seed)
-
-
-def _checked(job: tuple[Path, int]) -> tuple[int, list[str], str]:
+def _checked(folder: Path, seed: int) -> tuple[int, list[str], str]:
     """Seed, variants that its plan has, and what differs."""
-    warnings.simplefilter("ignore")
-    plan, message = check(*job)
+    plan, message = check(folder, seed)
     tiling = plan.tiling
     assert tiling is not None
     variants = [f"cluster {tiling.cluster}" if tiling.cluster > 1 else "whole chip", plan.precision]
     variants += {f"weights {placement.residency}" for placement in plan.placements}
-    return job[1], [*variants, f"tile {tiling.tile}"], message
+    return seed, [*variants, f"tile {tiling.tile}"], message
 
 
 def main(command: str, *arguments: str) -> int:
     """Emits or runs; prints counts; 1 if something differs."""
-    if command == "vm":
-        first, count = map(int, arguments)
-        with ProcessPoolExecutor(2) as pool:
-            found = Counter(pool.map(_interpreted, range(first, first + count)))
+    if command in ("vm", "emit"):
+        first, count = map(int, arguments[-2:])
+        step = on_the_vm if command == "vm" else partial(emit, Path(arguments[0]))
+        with _processes(2) as pool:
+            found = Counter(pool.map(step, range(first, first + count)))
         print(dict(found.most_common()))
         return 1 if found["failed"] else 0
     folder = Path(arguments[0])
-    if command == "emit":
-        first, count = map(int, arguments[1:])
-        with ProcessPoolExecutor(2) as pool:
-            jobs = [(folder, seed) for seed in range(first, first + count)]
-            print(dict(Counter(pool.map(_emitted, jobs)).most_common()))
-        return 0
     seeds = sorted(int(path.parent.name) for path in folder.glob("*/kernel.cubin"))
     variants: Counter[str] = Counter()
     failed = 0
-    with ProcessPoolExecutor(PROCESSES) as pool:
-        for seed, names, message in pool.map(_checked, [(folder, seed) for seed in seeds]):
+    with _processes(PROCESSES) as pool:
+        for seed, names, message in pool.map(partial(_checked, folder), seeds):
             variants.update(names)
             failed += bool(message)
             if message:

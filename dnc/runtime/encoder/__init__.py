@@ -157,7 +157,7 @@ class Encoder:
             for table in self.plan.table_gradients:
                 lists |= self.lists.encode_table(table, touched[table.parameter], group)
         grid, optimizer = replicas * workers, updates[0].optimizer
-        behind = Batches(group, grid, self.pool.summed, optimizer, part, touched, chunks)
+        behind = Batches(group, grid, optimizer, part, touched, chunks)
         tail, results = self.modes.tail.encode(mode, behind)
         left = exits(group, assigned, self.prepared, ending, late) if ending and late else None
         queues = encode_queues(self.plan, known.columns, rows, replicas, workers, tail, body, left)
@@ -259,7 +259,7 @@ class Encoder:
         """Bases of everything dynamic from address `at` on, and the first free address."""
         bases = dict(self.pool.bases)
         if mode == TRAIN:
-            total = -(-self.pool.summed // isa.NORM_CHUNK)
+            total = -(-self.modes.tail.summed // isa.NORM_CHUNK)
             for table in self.plan.table_gradients:
                 tokens = touched[table.parameter].spread.most
                 total += tokens

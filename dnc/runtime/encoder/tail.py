@@ -89,12 +89,11 @@ class Shapes:
 
 @attrs.frozen(eq=False)
 class Batches:
-    """A group of batches behind their recursion. grid: workers in all. summed: floats of the dense parameters
-    that have gradients. touched: rows of tables, by parameter. chunks: as `Tail.chunks` has them."""
+    """A group of batches behind their recursion. grid: workers in all. touched: rows of tables, by
+    parameter. chunks: as `Tail.chunks` has them."""
 
     group: Group
     grid: int
-    summed: int
     optimizer: str
     part: Part
     touched: Mapping[str, Touched]
@@ -110,6 +109,7 @@ class Tail:
         self._width = {buffer.name: buffer.width for buffer in plan.buffers}
         self._splits = machine(plan.target).splits_gradients
         self._rates = isa.rate_groups(plan)
+        self.summed = isa.summed_floats(plan)
         self._trained, self._followed = isa.trained_floats(plan), isa.followed_floats(plan)
         products = {gradient.parameter for gradient in self.plan.dense_gradients if gradient.pieces}
         # Gradients that share out a parameter alike; sums of deltas of matrices that products share out.
@@ -180,7 +180,7 @@ class Tail:
 
     def _gradients(self, batches: Batches) -> list[list[Field]]:
         group, grid, part, chunks = batches.group, batches.grid, batches.part, batches.chunks
-        summed, touched = batches.summed, batches.touched
+        summed, touched = self.summed, batches.touched
         number, found = self._number, list[list[Field]]()
         ordinals = itertools.count(2)
 
