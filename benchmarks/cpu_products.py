@@ -18,9 +18,10 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc import tirx_cpu
 from dnc.codegen.bodies.cpu_products import FORWARD, GRADIENT, TRANSPOSED
-from dnc.ir.weight_format import PackedLayout
+from dnc.ir.weight_format import BLOCK, WeightFormat, whole_lanes
 from tests.support.cpu_functions import ProductWorker, aligned, product_module
 
+FORMAT = WeightFormat(column_major=True)
 COUNTS = (1, 2, 4, 8, 16, 32, 48)
 ROWS_TO_GATHER = 512
 REPEATS = 25
@@ -61,17 +62,21 @@ def best_time(runs):
     return best
 
 
-def run_of(kind, layout, at, worker, blocks, n, repetitions):
+def run_of(kind, shape, at, worker, blocks, n, repetitions):
     """A function that multiplies the rows of some blocks."""
-    whole = (layout.padded_rows, layout.columns, worker.choose([block for block, _ in blocks]))
-    weight, rows, columns = at["weight"], layout.padded_rows, layout.columns
+    rows, columns, step = whole_lanes(shape[0]), shape[1], FORMAT.strides(shape)[1]
+    weight, whole = at["weight"], (rows, step, worker.choose(blocks))
     if kind == "forward":
         calls = [(f"{FORWARD}_pool", weight, *whole, 0, columns, n, 0, rows, 1)]
     elif kind == "transposed":
         worker.gather(at["out"] + np.arange(n) * columns)
         calls = [(TRANSPOSED, weight, *whole, 0, columns, n, 0, rows)]
     else:
-        calls = [(f"{GRADIENT}_pool", at["gradient"] + b.offset, b.width, columns, n, 0) for _, b in blocks]
+        begins = [block * BLOCK for block in blocks]
+        calls = [
+            (f"{GRADIENT}_pool", at["gradient"] + begin, step, min(rows - begin, BLOCK), columns, n, 0)
+            for begin in begins
+        ]
 
     def run():
         for call in calls:
@@ -81,32 +86,32 @@ def run_of(kind, layout, at, worker, blocks, n, repetitions):
 
 
 def measure(made, kind, shape, seconds):
-    layout, most = PackedLayout(*shape), max(COUNTS)
+    (rows, columns), most = shape, max(COUNTS)
     at, end = aligned(
         {
-            "weight": layout.size,
-            "gradient": layout.size,
-            "x": ROWS_TO_GATHER * layout.columns,
-            "out": 2 * most * layout.columns,
+            "weight": FORMAT.floats(shape),
+            "gradient": FORMAT.floats(shape),
+            "x": ROWS_TO_GATHER * columns,
+            "out": 2 * most * columns,
         }
     )
     rng = np.random.default_rng(0)
     pool = tirx_cpu.aligned_zeros(end)
     pool[:] = rng.standard_normal(end)
-    blocks = list(enumerate(layout.blocks))
+    blocks = list(range(-(-rows // BLOCK)))
     for threads in (1, 2):
         line = []
         for n in COUNTS:
-            flops = 2 * layout.rows * layout.columns * n
+            flops = 2 * rows * columns * n
             repetitions = max(1, int(seconds * 50e9 * threads / flops))
             runs = []
             for i in range(threads):
-                worker = ProductWorker(made, pool, most * layout.padded_rows)
+                worker = ProductWorker(made, pool, most * whole_lanes(rows))
                 worker.scratch[:] = rng.standard_normal(worker.scratch.size)
-                worker.gather(at["x"] + rng.integers(0, ROWS_TO_GATHER, n) * layout.columns)
+                worker.gather(at["x"] + rng.integers(0, ROWS_TO_GATHER, n) * columns)
                 own = blocks[len(blocks) * i // threads : len(blocks) * (i + 1) // threads]
-                places = at | {"out": at["out"] + i * most * layout.columns}
-                runs.append(run_of(kind, layout, places, worker, own, n, repetitions))
+                places = at | {"out": at["out"] + i * most * columns}
+                runs.append(run_of(kind, shape, places, worker, own, n, repetitions))
             line.append(f"{flops * repetitions / best_time(runs) / 1e9:8.1f}")
         print(f"{kind:12}{shape[0]:6}x{shape[1]:<5}{threads:3}", *line, flush=True)
 

@@ -38,8 +38,6 @@ from dnc.passes.select_tiles import SelectTiles
 from dnc.runtime.build import Build, Target, check_place, write_build
 from dnc.version import VERSION
 
-# Rows of a panel of a weight matrix on the CPU: what one product keeps in vector registers.
-CPU_PANEL = 64
 DEFAULT_GPU = "sm_90a"
 FUSE = "fuse"
 # What a build can do: train, evaluate and predict; or evaluate and predict only.
@@ -138,7 +136,7 @@ def make_plan(
     if chip.is_gpu:
         plan = attrs.evolve(plan, precision=options.precision)
     else:
-        plan = attrs.evolve(plan, weight_format=WeightFormat(CPU_PANEL))
+        plan = attrs.evolve(plan, weight_format=WeightFormat(column_major=True))
     if FUSE in show.print_after or "all" in show.print_after:
         show.log(f"# after {FUSE}\n{print_plan(plan)}")
     if show.stop_after == FUSE:
@@ -154,8 +152,10 @@ def digest(plan: Plan) -> str:
 
     The version stands for what is in neither the plan nor the layout of a schedule.
     """
-    plan = attrs.evolve(plan, remarks=())
-    return hashlib.sha256(f"{VERSION}\n{layout(plan)!r}\n{plan!r}".encode()).hexdigest()[:16]
+    plan, form = attrs.evolve(plan, remarks=()), plan.weight_format
+    shapes = [parameter.type.shape for parameter in plan.program.parameters]
+    weights = [(form.strides(shape), form.floats(shape)) for shape in shapes]
+    return hashlib.sha256(f"{VERSION}\n{layout(plan)!r}\n{plan!r}\n{weights}".encode()).hexdigest()[:16]
 
 
 def pass_names(mode: str = TRAIN) -> tuple[str, ...]:

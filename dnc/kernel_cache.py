@@ -71,11 +71,13 @@ def _version(package: str) -> str:
 
 def _emitters() -> str:
     """A digest of the emitters' own sources, so that work on them never meets an old kernel."""
-    package, module = find_spec("dnc.codegen"), find_spec("dnc.tirx_cpu")
-    assert package is not None and package.submodule_search_locations and module is not None and module.origin
     total = hashlib.sha256()
-    for file in [*sorted(Path(package.submodule_search_locations[0]).rglob("*.py")), Path(module.origin)]:
-        total.update(file.read_bytes())
+    for name in ("dnc.codegen", "dnc.ir", "dnc.tirx_cpu"):
+        found = find_spec(name)
+        assert found is not None and found.origin, name
+        origin = Path(found.origin)
+        for file in sorted(origin.parent.rglob("*.py")) if found.submodule_search_locations else [origin]:
+            total.update(file.read_bytes())
     return total.hexdigest()
 
 

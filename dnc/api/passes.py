@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from dnc.compiler import CPU_PANEL, FUSE, MODES, PlanOptions, plan_passes, program_passes, read_program
+from dnc.compiler import FUSE, MODES, PlanOptions, plan_passes, program_passes, read_program
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail, read_source
 from dnc.ir.machine import Machine, machine
 from dnc.ir.parser import parse_program
@@ -115,7 +115,7 @@ def _apply(step: Any, value: Program | Plan, remarks: Remarks, chip: Machine, wh
         _verify(made, when)
     elif isinstance(value, Program):  # fuse
         trains = any(stage.direction == BACKWARD for stage in value.stages)
-        layout = WeightFormat() if chip.is_gpu else WeightFormat(CPU_PANEL)
+        layout = WeightFormat(column_major=not chip.is_gpu)
         made = attrs.evolve(made, target=chip.name, trains=trains, weight_format=layout)
     return made
 

@@ -40,7 +40,6 @@ from dnc.ir.plan import (
     Plan,
     SeedAddress,
     SlotsAddress,
-    padded,
 )
 from dnc.ir.program import STACK
 
@@ -208,10 +207,8 @@ class Access:
     def weight(self, parameter: str) -> Callable[[Expr, Expr], Expr]:
         """Position of element [r, k] of a dense matrix behind its base, in the plan's format."""
         shape = self.plan.program.parameter(parameter).type.shape
-        if not self.plan.weight_format.panel:
-            return lambda r, k: r * padded(shape[-1]) + k
-        layout = self.plan.weight_format.layout(shape)
-        return lambda r, k: layout.position(r, k, T.Select)
+        down, across = self.plan.weight_format.strides(shape)[-2:]
+        return lambda r, k: r * down + k * across
 
     def flat_position(self, parameter: str, index: Expr) -> Expr:
         """Position of element `index` (rows behind each other) of a dense parameter of any shape."""

@@ -2,7 +2,8 @@
 
 In: a data set and sample numbers. Out: a `Guest` for the encoder: where pulled vectors and gradients of
 pushed values go, and which rows of which results are wanted, in the order of `predict`'s outputs.
-Guaranteed: what depends on the data alone is worked out once; no Python runs per vertex or sample.
+Guaranteed: what depends on the data alone is worked out once, and the data set is not kept alive by it;
+no Python runs per vertex or sample.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dnc.ir.forest import Ints
-from dnc.ir.plan import Plan, Result
+from dnc.ir.plan import Plan
 from dnc.ir.program import Space
 from dnc.runtime.data import Dataset
 from dnc.runtime.encoder.guest import Guest, Handed
@@ -26,9 +27,18 @@ class Sharing:
     """The places of one data set for one plan."""
 
     def __init__(self, plan: Plan, dataset: Dataset) -> None:
-        self.plan, self.dataset = plan, dataset
-        self.pulled, self.pushed = pulled_fields(plan.program), pushed_values(plan.program)
-        self._numbers: dict[tuple[str, str], Ints] = {}
+        program = plan.program
+        self.pulled, self.pushed = pulled_fields(program), pushed_values(program)
+        self._results = {
+            kind: {result.name: program.space(result.space) for result in plan.results if result.kind == kind}
+            for kind in (GRADIENT, OUTPUT)
+        }
+        handed = [*self.pulled.values(), *self.pushed.values()]
+        spaces = {space for space, _ in handed}.union(*(each.values() for each in self._results.values()))
+        self._orders = {space: dataset.order(space) for space in spaces}
+        tables = {(space.struct, field): dataset.forest.tables[space.struct] for space, field in handed}
+        self._widths = {key: table.data[key[1]].shape[1] for key, table in tables.items()}
+        self._numbers = {key: np.full(len(table) + 1, -1, np.int32) for key, table in tables.items()}
 
     def guest_of(self, samples: Ints, mode: str) -> Guest:
         """What a batch shares in a mode: in training gradients come in and go out, otherwise outputs."""
@@ -37,28 +47,17 @@ class Sharing:
         handed = {
             (space.struct, field): self._handed(space, field, samples) for space, field in places.values()
         }
-        wanted = [result for result in self.plan.results if result.kind == kind]
-        return Guest(
-            handed, {result.name: self.dataset.order(self._space(result)).of(samples) for result in wanted}
-        )
+        wanted = self._results[kind].items()
+        return Guest(handed, {name: self._orders[space].of(samples) for name, space in wanted})
 
     def counts(self, samples: Ints) -> Mapping[str, Ints]:
         """Rows of every sample, by pulled field and by output."""
-        found = {name: self.dataset.order(space).counts(samples) for name, (space, _) in self.pulled.items()}
-        results = [result for result in self.plan.results if result.kind == OUTPUT]
-        return found | {
-            result.name: self.dataset.order(self._space(result)).counts(samples) for result in results
-        }
-
-    def _space(self, result: Result) -> Space:
-        return self.plan.program.space(result.space)
+        spaces = {name: space for name, (space, _) in self.pulled.items()} | self._results[OUTPUT]
+        return {name: self._orders[space].counts(samples) for name, space in spaces.items()}
 
     def _handed(self, space: Space, field: str, samples: Ints) -> Handed:
-        table = self.dataset.forest.tables[space.struct]
         key = space.struct, field
-        if key not in self._numbers:
-            self._numbers[key] = np.full(len(table) + 1, -1, np.int32)
-        vertices = self.dataset.order(space).of(samples)
+        vertices = self._orders[space].of(samples)
         number = self._numbers[key]
         number[vertices] = np.arange(len(vertices), dtype=np.int32)
-        return Handed(len(vertices), table.data[field].shape[1], number)
+        return Handed(len(vertices), self._widths[key], number)

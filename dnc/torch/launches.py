@@ -264,22 +264,14 @@ class Gradients:
             arena, tables, vectors = self._copies
         if scale is not None and scale.device.type == "cpu" and scale.item() == 1:
             scale = None
-        wanted = tuple(names)
         own: Tensor | None = None
-        first = arena.storage_offset()  # places count from the start of the memory
-        together = all(name in tables or pool.places[name].shared for name in wanted)
-        for name in wanted:
+        for name in names:
             place = pool.places[name]
             if name in tables:
                 found[name] = _table(tables[name], place.shape, scale, sparse)
-            elif together:  # one copy of all, and every gradient is seen there
+            else:  # one copy of all, and every gradient is seen there
                 own = _copy(arena, scale) if own is None else own
-                found[name] = place.read(own, pool.shift(name))
-            elif place.shared:
-                found[name] = _copy(place.read(arena, first + pool.shift(name)), scale)
-            else:  # what is read out of panels is a copy
-                value = place.read(arena, first + pool.shift(name))
-                found[name] = value if scale is None else value.mul_(scale)
+                found[name] = place.view(own, pool.shift(name))
         for name in pulled:
             found[name] = vectors[name] if scale is None else vectors[name] * scale
         return found

@@ -2,13 +2,12 @@
 
 In: a session. Out: the pool as a flat tensor, and of every parameter the tensor that is its memory.
 Guaranteed: on the GPU the pool is allocated by PyTorch, so a view of it never outlives it; on the CPU it is
-shared by DLPack. When the pool grows the parameters move with it. A matrix that the CPU kernel wants
-in panels cannot be seen as a matrix: it has memory of its own and is copied before every launch.
+shared by DLPack. When the pool grows the parameters move with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from weakref import ref
 
 import attrs
@@ -19,12 +18,9 @@ from dnc.diagnostics import fail
 from dnc.ir.isa import GRADIENTS, PARAMETERS
 from dnc.ir.plan import padded
 from dnc.ir.program import STACK, TABLE, Parameter
-from dnc.ir.weight_format import Piece, WeightFormat, row_strides
+from dnc.ir.weight_format import WeightFormat, row_strides
 from dnc.runtime.cuda_driver import CudaError, LentBuffer
 from dnc.runtime.session import Session
-
-# Rows that are transposed into a panel at a time: those of more lie in the same places of a cache.
-GROUP = 16
 
 
 def current_stream() -> int:
@@ -48,65 +44,15 @@ def allocate(size: int) -> LentBuffer:
 
 @attrs.frozen(eq=False)
 class Place:
-    """Where a parameter lies, in floats from the start of an arena.
-
-    pieces: of the whole, or of each of the parameters of a stack, which are `size` floats apart.
-    """
+    """How a parameter lies: its shape, and floats from an element to the next, by dimension."""
 
     parameter: Parameter
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
-    size: int = 0
-    shared: bool = attrs.field(init=False)  # whether it can be seen at its place, as one strided array
-    strides: tuple[int, ...] = attrs.field(init=False)
-
-    @property
-    def _stacked(self) -> bool:
-        return self.parameter.kind == STACK
-
-    @shared.default
-    def _is_shared(self) -> bool:
-        return self.pieces[0].shape == (self.shape[1:] if self._stacked else self.shape)
-
-    @strides.default
-    def _own_strides(self) -> tuple[int, ...]:
-        strides = self.pieces[0].strides
-        return (self.size, *strides) if self._stacked else strides
+    strides: tuple[int, ...]
 
     def view(self, floats: Tensor, first: int) -> Tensor:
-        """The parameter at its place."""
+        """What lies from a float on, seen as the parameter."""
         return floats.as_strided(self.shape, self.strides, first)
-
-    def write(self, values: Tensor, floats: Tensor, first: int) -> None:
-        """Copies values to their place."""
-        if self.shared:
-            self.view(floats, first).copy_(values)
-            return
-        for piece, rows, at in self._rows(values, first):
-            place = _strided(floats, piece, at)
-            for row in range(0, piece.shape[-2], GROUP):
-                place[..., row : row + GROUP, :].copy_(rows[..., row : row + GROUP, :])
-
-    def read(self, floats: Tensor, first: int) -> Tensor:
-        """The values at a place: seen there if they can be, else a copy."""
-        if self.shared:
-            return self.view(floats, first)
-        values = torch.empty(self.shape, dtype=floats.dtype, device=floats.device)
-        for piece, rows, at in self._rows(values, first):
-            rows.copy_(_strided(floats, piece, at))
-        return values
-
-    def _rows(self, values: Tensor, first: int) -> Iterator[tuple[Piece, Tensor, int]]:
-        """The rows of every piece of a matrix, in the shape of the piece, and where the matrix begins."""
-        for number, own in enumerate(values if self._stacked else (values,)):
-            for piece in self.pieces:
-                count = piece.shape[0] * (piece.shape[1] if len(piece.shape) == 3 else 1)
-                rows = own[piece.first_row : piece.first_row + count].view(piece.shape)
-                yield piece, rows, first + number * self.size
-
-
-def _strided(floats: Tensor, piece: Piece, first: int) -> Tensor:
-    return floats.as_strided(piece.shape, piece.strides, first + piece.offset)
 
 
 class Memory:
@@ -131,12 +77,11 @@ class Memory:
         self.floats = array if isinstance(array, Tensor) else torch.from_dlpack(array)
         self.words = self.floats.view(torch.int32)
         for name, place in self.places.items():
-            if place.shared:
-                own = place.view(self.floats, self.first(name))
-                self._own[name] = own.data_ptr(), own.stride()
-                if isinstance(parameters.get(name), torch.nn.Parameter):
-                    parameters[name].data = own
-                    self._holders[name] = ref(parameters[name])
+            own = place.view(self.floats, self.first(name))
+            self._own[name] = own.data_ptr(), own.stride()
+            if isinstance(parameters.get(name), torch.nn.Parameter):
+                parameters[name].data = own
+                self._holders[name] = ref(parameters[name])
 
     @property
     def device(self) -> torch.device:
@@ -168,13 +113,14 @@ class Memory:
                     f"parameter {name} is {list(value.shape)} of {value.dtype} on {value.device}, expected "
                     f"{list(place.shape)} of {torch.float32} on {self.device}"
                 )
-            if place.shared and self._is_there(name, place, value):
+            if self._is_there(name, place, value):
                 self._holders[name] = ref(value)
                 continue
             self._leave(name)
-            place.write(value.detach(), self.floats, self.first(name))
-            if place.shared and isinstance(value, torch.nn.Parameter):  # another tensor was put in its place
-                value.data = place.view(self.floats, self.first(name))
+            own = place.view(self.floats, self.first(name))
+            own.copy_(value.detach())
+            if isinstance(value, torch.nn.Parameter):  # another tensor was put in its place
+                value.data = own
                 self._holders[name] = ref(value)
 
     def _is_there(self, name: str, place: Place, value: Tensor) -> bool:
@@ -197,7 +143,7 @@ def _place(form: WeightFormat, parameter: Parameter, rows: Mapping[str, int]) ->
     sizes = tuple(int(dimension.size or 0) for dimension in parameter.dimensions)
     if parameter.kind == TABLE:
         shape = (rows[parameter.name], *sizes[1:])
-        strides = (padded(parameter.row_size), *row_strides(shape[1:], shape[-1]))
-        return Place(parameter, shape, (Piece(0, shape, strides, 0),))
+        return Place(parameter, shape, (padded(parameter.row_size), *row_strides(shape[1:], shape[-1])))
     own = parameter.type.shape
-    return Place(parameter, sizes, form.pieces(own), form.floats(own))
+    strides = form.strides(own)
+    return Place(parameter, sizes, (form.floats(own), *strides) if parameter.kind == STACK else strides)

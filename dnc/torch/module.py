@@ -97,13 +97,8 @@ class Module(nn.Module):
         self._memory.bring_in(self._values())
 
     def _make_parameters(self) -> None:
-        first = None
         for name, place in self._memory.places.items():
-            if place.shared:
-                values = place.view(self._memory.floats, self._memory.first(name))
-            else:
-                first = first or self.dnc.parameters()
-                values = torch.from_numpy(first[name]).to(self._memory.device)
+            values = place.view(self._memory.floats, self._memory.first(name))
             trained = self.dnc.plan.trains and place.parameter.trained
             try:
                 self.register_parameter(name, nn.Parameter(values, requires_grad=trained))

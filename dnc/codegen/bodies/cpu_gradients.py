@@ -13,7 +13,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cpu_products import GRADIENT
-from dnc.codegen.bodies.cpu_segments import layout_of, place_rows
+from dnc.codegen.bodies.cpu_segments import place_rows, weight_step
 from dnc.codegen.bodies.cpu_worker import CHUNK, Worker, alike, elements, ramp, total
 from dnc.codegen.emit import (
     Expr,
@@ -29,7 +29,7 @@ from dnc.codegen.emit import (
 )
 from dnc.ir import isa
 from dnc.ir.plan import DenseGradient, SlotsAddress, TableGradient, padded
-from dnc.ir.weight_format import LANES, PANEL
+from dnc.ir.weight_format import BLOCK, LANES, whole_lanes
 
 
 def dense_gradient(worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr]) -> None:
@@ -40,7 +40,7 @@ def dense_gradient(worker: Worker, gradient: DenseGradient, fields: Mapping[str,
     access = worker.access
     own = access.base(isa.GRADIENTS) + access.slice(gradient.parameter, fields["index"])
     base = let("gradient", own - access.base(isa.PARAMETERS))
-    blocks = -(-gradient.rows // PANEL)
+    blocks = -(-gradient.rows // BLOCK)
     begin = let("begin", tirx.truncmod(worker.number + worker.grid - fields["first_worker"], worker.grid))
     with stride_loop("block", begin, blocks, worker.grid) as block:
         if gradient.pieces:
@@ -53,10 +53,11 @@ def _matrix_block(
     worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr], block: Expr, base: Expr
 ) -> None:
     """Chunks of vertices: their deltas are copied to scratch memory, then every piece is added."""
-    layout, rows = layout_of(worker, gradient.parameter), fields["rows"]
-    worker.functions.need(PANEL * CHUNK)
-    panel = let("panel", base + wide(block) * layout.block_stride)
-    width = let("width", smaller(layout.padded_rows - block * PANEL, PANEL))
+    rows = fields["rows"]
+    step = weight_step(worker, gradient.parameter)
+    worker.functions.need(BLOCK * CHUNK)
+    begin = let("begin_of_block", base + wide(block) * BLOCK)
+    own = let("own_rows", smaller(whole_lanes(gradient.rows) - block * BLOCK, BLOCK))
     chunks = let("chunks", T.max(tirx.truncdiv(rows + (CHUNK - 1), CHUNK), 1))
     with loop("chunk", chunks) as chunk:
         start = let("start", chunk * CHUNK)
@@ -68,20 +69,21 @@ def _matrix_block(
         for piece in gradient.pieces:
             assert worker.access.is_plain(piece.address), piece
             place_rows(worker, piece, start, count)
-            at = let("at", panel + wide(width) * column)
-            worker.call(f"{GRADIENT}_pool", at, width, tirx.const(piece.width, "int32"), count, add)
+            at = let("at", begin + column * step)
+            numbers = tirx.const(step, "int32"), own, tirx.const(piece.width, "int32")
+            worker.call(f"{GRADIENT}_pool", at, *numbers, count, add)
             column += piece.width
 
 
 def _copy_deltas(worker: Worker, gradient: DenseGradient, start: Expr, count: Expr, block: Expr) -> None:
     """The deltas of a block's rows at the start of scratch memory, 64 floats a vertex."""
-    first = let("first_row", block * PANEL)
-    own = let("own", smaller(gradient.rows - first, PANEL))
+    first = let("first_row", block * BLOCK)
+    own = let("own", smaller(gradient.rows - first, BLOCK))
     with loop("v", count) as v:
-        at = let("at", wide(v) * PANEL)
+        at = let("at", wide(v) * BLOCK)
         read = worker.access.reader(gradient.delta, let("vertex", start + v))
-        if gradient.rows % PANEL:
-            for lane in range(0, PANEL, LANES):
+        if gradient.rows % BLOCK:
+            for lane in range(0, BLOCK, LANES):
                 put(worker.scratch, ramp(at + lane), T.float32(0.0))
         elements(own, lambda i: put(worker.scratch, shift(at, i), read(shift(first, i))))
 
@@ -90,8 +92,8 @@ def _vector_block(
     worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr], block: Expr, base: Expr
 ) -> None:
     """Sums the deltas of 64 elements over all rows."""
-    first = let("first_row", block * PANEL)
-    own = let("own", smaller(gradient.rows - first, PANEL))
+    first = let("first_row", block * BLOCK)
+    own = let("own", smaller(gradient.rows - first, BLOCK))
     shape = worker.plan.program.parameter(gradient.parameter).type.shape
 
     def element(i: Expr) -> None:

@@ -3,7 +3,8 @@
 In: shapes and positions as arguments; the rows that a product gathers or scatters, and the blocks of
 a weight it works on, as lists in the worker's `places`. Out: private functions in a module.
 Guaranteed: every output element is summed in one fixed order that depends neither on the number of
-vertices nor on the vertex tile. A weight lies in panels (`PackedLayout`).
+vertices nor on the vertex tile. A weight lies by
+columns (`WeightFormat`), `step` floats apart; a block is BLOCK of its rows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dnc.codegen.bodies.cpu_vectors import (
 )
 from dnc.codegen.bodies.cpu_worker import Functions, Worker, lane_sum
 from dnc.codegen.emit import Expr, either, let, loop, put, when, wide
-from dnc.ir.weight_format import LANES, PANEL, PANEL_GAP
+from dnc.ir.weight_format import BLOCK, LANES
 
 FORWARD, TRANSPOSED, GRADIENT = "dnc_forward", "dnc_transposed", "dnc_gradient"
 GRADIENT_COLUMNS = 6  # 6 columns x 4 registers
@@ -47,14 +48,14 @@ def define_products(functions: Functions, names: Container[str] = NAMES) -> None
             _define_gradient(functions, source)
     if TRANSPOSED not in names:
         return
-    arguments = [("weight", I64), ("rows", I32), ("columns", I32), ("blocks", I32), ("first", I32)]
+    arguments = [("weight", I64), ("rows", I32), ("step", I32), ("blocks", I32), ("first", I32)]
     arguments += [("width", I32), ("count", I32), ("delta", I64), ("stride", I32)]
     functions.define(TRANSPOSED, tuple(arguments), _transposed)
 
 
 def _blocks(worker: Worker, blocks: Expr, rows: Expr, body: Callable[[Expr, Expr], None]) -> None:
     """body(block, full) for every block of the list."""
-    full = let("full", tirx.truncdiv(rows, PANEL))
+    full = let("full", tirx.truncdiv(rows, BLOCK))
     with loop("listed", blocks) as listed:
         block = let("block", T.cast(worker.places[worker.tile + listed], I32))
         body(block, block < full)
@@ -67,15 +68,15 @@ def _define_forward(functions: Functions, source: str) -> None:
     """
 
     def forward(
-        worker: Worker, weight: Expr, rows: Expr, columns: Expr, blocks: Expr, first: Expr, width: Expr,
+        worker: Worker, weight: Expr, rows: Expr, step: Expr, blocks: Expr, first: Expr, width: Expr,
         count: Expr, out: Expr, stride: Expr, fresh: Expr,
     ) -> None:  # fmt: skip
         inputs = getattr(worker, source)
         scratch, pool, places = worker.scratch, worker.pool, worker.places
-        tail = let("tail", tirx.truncmod(rows, PANEL))
+        tail = let("tail", tirx.truncmod(rows, BLOCK))
 
-        def columns_of(row: Expr, panel: Expr, step: Expr, registers: int) -> None:
-            """All columns for 16 * registers rows; `step` floats from a column to the next."""
+        def columns_of(row: Expr, begin: Expr, registers: int) -> None:
+            """All columns for 16 * registers rows, those of the weight from `begin` on."""
             with when(fresh != 0), loop("v", count) as v:
                 for j in range(registers):
                     store(scratch, row + wide(v) * stride + j * LANES, zeros())
@@ -85,7 +86,7 @@ def _define_forward(functions: Functions, source: str) -> None:
                 xs = [let("x", places[v0 + t]) for t in range(size)]
                 sums = [[accumulator(load(scratch, a + j * LANES)) for j in range(registers)] for a in at]
                 with T.serial(k0, k1) as k:
-                    w_at = let("w_at", panel + wide(first + k) * step)
+                    w_at = let("w_at", begin + wide(first + k) * step)
                     ws = [let("w", load(pool, w_at + j * LANES)) for j in range(registers)]
                     for t in range(size):
                         x = let("value", tirx.Broadcast(inputs[xs[t] + wide(k)], LANES))
@@ -101,30 +102,30 @@ def _define_forward(functions: Functions, source: str) -> None:
                 vertex_tiles(count, VERTEX_TILE, lambda v0, size: tile(v0, size, k0, k1))
 
         def block(index: Expr, is_full: Expr) -> None:
-            panel = let("panel", weight + wide(index) * (columns * PANEL + PANEL_GAP))
-            row = let("row", out + wide(index) * PANEL)
+            begin = let("begin", weight + wide(index) * BLOCK)
+            row = let("row", out + wide(index) * BLOCK)
 
             def narrow() -> None:
                 with loop("strip", tirx.truncdiv(tail, LANES)) as strip:
                     lane = let("lane", wide(strip) * LANES)
-                    columns_of(let("at", row + lane), let("strip_at", panel + lane), wide(tail), 1)
+                    columns_of(let("at", row + lane), let("strip_at", begin + lane), 1)
 
-            either(is_full, lambda: columns_of(row, panel, tirx.const(PANEL, I64), 4), narrow)
+            either(is_full, lambda: columns_of(row, begin, 4), narrow)
 
         _blocks(worker, blocks, rows, block)
 
-    arguments = [("weight", I64), ("rows", I32), ("columns", I32), ("blocks", I32), ("first", I32)]
+    arguments = [("weight", I64), ("rows", I32), ("step", I32), ("blocks", I32), ("first", I32)]
     arguments += [("width", I32), ("count", I32), ("out", I64), ("stride", I32), ("fresh", I32)]
     functions.define(f"{FORWARD}_{source}", tuple(arguments), forward)
 
 
 def _transposed(
-    worker: Worker, weight: Expr, rows: Expr, columns: Expr, blocks: Expr, first: Expr, width: Expr,
+    worker: Worker, weight: Expr, rows: Expr, step: Expr, blocks: Expr, first: Expr, width: Expr,
     count: Expr, delta: Expr, stride: Expr,
 ) -> None:  # fmt: skip
     """pool[places[v] + k] = sum over the blocks' rows r of W[r, first + k] * scratch[delta + v * stride + r]."""  # noqa: E501
     pool, scratch, places = worker.pool, worker.scratch, worker.places
-    tail = let("tail", tirx.truncmod(rows, PANEL))
+    tail = let("tail", tirx.truncmod(rows, BLOCK))
 
     def strip(local: Expr, strip_columns: int) -> None:
         def tile(v0: Expr, size: int) -> None:
@@ -133,20 +134,16 @@ def _transposed(
             sums = [[accumulator(zeros()) for _ in range(strip_columns)] for _ in range(size)]
 
             def block(index: Expr, is_full: Expr) -> None:
-                panel = let("panel", weight + wide(index) * (columns * PANEL + PANEL_GAP))
-                row = let("row", wide(index) * PANEL)
-
-                def part(block_width: Expr) -> None:
-                    at = let("column_at", panel + wide(first + local) * block_width)
-                    with loop("j", tirx.truncdiv(block_width, LANES)) as j:
-                        lane = let("lane", wide(j) * LANES)
-                        held = [let("held", load(scratch, d + row + lane)) for d in ds]
-                        for c in range(strip_columns):
-                            w = let("w", load(pool, at + lane + c * wide(block_width)))
-                            for t, value in enumerate(held):
-                                multiply_add(sums[t][c], w, value)
-
-                either(is_full, lambda: part(tirx.const(PANEL, I32)), lambda: part(tail))
+                row = let("row", wide(index) * BLOCK)
+                at = let("column_at", weight + row + wide(first + local) * step)
+                # One loop for all blocks: where its length is known, or its end apart, sums are spilled.
+                with loop("j", tirx.truncdiv(T.Select(is_full, BLOCK, tail), LANES)) as j:
+                    lane = let("lane", wide(j) * LANES)
+                    held = [let("held", load(scratch, d + row + lane)) for d in ds]
+                    for c in range(strip_columns):
+                        w = let("w", load(pool, at + lane + c * wide(step)))
+                        for t, value in enumerate(held):
+                            multiply_add(sums[t][c], w, value)
 
             _blocks(worker, blocks, rows, block)
             for out, registers in zip(outs, sums, strict=True):
@@ -168,15 +165,17 @@ def _transposed(
 def _define_gradient(functions: Functions, source: str) -> None:
     """One block, one piece: pool[at + k * step + r] (+)= sum over v of scratch[v * 64 + r] * x[v, k].
 
-    x[v, 0] is `source`[places[v]]; `step` is the width of the block.
+    x[v, 0] is `source`[places[v]]; the block has `rows`, a multiple of 16.
     """
 
-    def gradient(worker: Worker, at: Expr, step: Expr, width: Expr, count: Expr, add: Expr) -> None:
+    def gradient(
+        worker: Worker, at: Expr, step: Expr, rows: Expr, width: Expr, count: Expr, add: Expr
+    ) -> None:
         inputs, pool, scratch = getattr(worker, source), worker.pool, worker.scratch
 
-        def tile(column: Expr, columns: int, place: Expr, row: Expr, distance: Expr, registers: int) -> None:
+        def tile(column: Expr, columns: int, place: Expr, row: Expr, registers: int) -> None:
             at = [
-                let("at", place + (wide(column) + c) * distance + j * LANES)
+                let("at", place + (wide(column) + c) * step + j * LANES)
                 for c in range(columns)
                 for j in range(registers)
             ]
@@ -185,7 +184,7 @@ def _define_gradient(functions: Functions, source: str) -> None:
                 for register, position in zip(sums, at, strict=True):
                     T.buffer_store(register, load(pool, position), [0])
             with loop("v", count) as v:
-                d = let("d", row + wide(v) * PANEL)
+                d = let("d", row + wide(v) * BLOCK)
                 x = let("x", worker.places[v] + wide(column))
                 deltas = [let("delta", load(scratch, d + j * LANES)) for j in range(registers)]
                 for c in range(columns):
@@ -195,23 +194,25 @@ def _define_gradient(functions: Functions, source: str) -> None:
             for register, position in zip(sums, at, strict=True):
                 store(pool, position, register[0])
 
-        def columns_of(place: Expr, row: Expr, distance: Expr, registers: int) -> None:
+        def columns_of(place: Expr, row: Expr, registers: int) -> None:
             full = let("full", tirx.truncdiv(width, GRADIENT_COLUMNS))
             with loop("group", full) as group:
                 column = let("column", group * GRADIENT_COLUMNS)
-                tile(column, GRADIENT_COLUMNS, place, row, distance, registers)
+                tile(column, GRADIENT_COLUMNS, place, row, registers)
             with T.serial(full * GRADIENT_COLUMNS, width) as column:
-                tile(column, 1, place, row, distance, registers)
+                tile(column, 1, place, row, registers)
 
         def narrow() -> None:
-            with loop("strip", tirx.truncdiv(step, LANES)) as strip:
+            with loop("strip", tirx.truncdiv(rows, LANES)) as strip:
                 lane = let("lane", wide(strip) * LANES)
-                columns_of(let("strip_at", at + lane), lane, wide(step), 1)
+                columns_of(let("strip_at", at + lane), lane, 1)
 
         def full() -> None:
-            columns_of(at, tirx.const(0, I64), tirx.const(PANEL, I64), 4)
+            columns_of(at, tirx.const(0, I64), 4)
 
-        either(step == PANEL, full, narrow)
+        either(rows == BLOCK, full, narrow)
 
-    arguments = (("at", I64), ("step", I32), ("width", I32), ("count", I32), ("add", I32))
+    arguments = (
+        ("at", I64), ("step", I32), ("rows", I32), ("width", I32), ("count", I32), ("add", I32),
+    )  # fmt: skip
     functions.define(f"{GRADIENT}_{source}", arguments, gradient)

@@ -16,8 +16,8 @@ from dnc.codegen.bodies.cpu_worker import Worker, elements, ramp
 from dnc.codegen.cells import UnitCell, tensor
 from dnc.codegen.emit import Expr, let, local, loop, put, shift, smaller, stride_loop, when, wide
 from dnc.ir.cell import Value
-from dnc.ir.plan import Piece, Product, Segment, TransposedProduct, padded, product_parameters
-from dnc.ir.weight_format import LANES, PANEL, PackedLayout
+from dnc.ir.plan import Piece, Product, Segment, TransposedProduct, padded
+from dnc.ir.weight_format import BLOCK, LANES, whole_lanes
 
 # Operations whose lanes would have to branch apart.
 SCALAR_ONLY = frozenset({"list_max", "list_max_grad"})
@@ -32,15 +32,14 @@ class UnitScratch:
     floats: int
 
 
-def layout_of(worker: Worker, parameter: str) -> PackedLayout:
-    """The panels of a weight."""
-    shape = worker.plan.program.parameter(parameter).type.shape
-    return worker.plan.weight_format.layout(shape)
+def weight_step(worker: Worker, parameter: str) -> int:
+    """Floats from a column of a weight to the next."""
+    return worker.plan.weight_format.strides(worker.plan.program.parameter(parameter).type.shape)[1]
 
 
 def padded_rows(value: Value) -> int:
     """Rows of a product's result, rounded up to vectors."""
-    return -(-tensor(value).size // LANES) * LANES
+    return whole_lanes(tensor(value).size)
 
 
 def unit_scratch(worker: Worker, segment: Segment) -> UnitScratch:
@@ -76,9 +75,9 @@ class UnitTile:
 def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """The body of a UNIT segment's instruction."""
     scratch = unit_scratch(worker, segment)
-    used = product_parameters(segment)
-    most = [layout_of(worker, parameter).num_blocks for parameter in used]
-    worker.functions.need(scratch.floats, worker.tile + max(most, default=0))
+    values = {each.result for each in segment.products} | {each.delta for each in segment.transposed}
+    blocks = [-(-tensor(value).size // BLOCK) for value in values]
+    worker.functions.need(scratch.floats, worker.tile + max(blocks, default=0))
     share = let("share", tirx.truncdiv(segment.units + worker.workers - 1, worker.workers))
     begin = let("begin", smaller(worker.rank * share, segment.units))
     end = let("end", smaller(begin + share, segment.units))
@@ -100,8 +99,8 @@ def _list_blocks(tile: UnitTile, value: Value) -> Expr:
     gates = tensor(value).size // units
     found, following = local("found", "int32", 0), local("following", "int32", 0)
     with when(tile.begin < tile.end), loop("gate", gates) as gate:
-        low = let("low", tirx.truncdiv(gate * units + tile.begin, PANEL))
-        high = let("high", tirx.truncdiv(gate * units + tile.end + (PANEL - 1), PANEL))
+        low = let("low", tirx.truncdiv(gate * units + tile.begin, BLOCK))
+        high = let("high", tirx.truncdiv(gate * units + tile.end + (BLOCK - 1), BLOCK))
         with T.serial(T.max(low, following[0]), high) as block:
             put(worker.places, worker.tile + found[0], wide(block))
             put(found, 0, found[0] + 1)
@@ -126,7 +125,8 @@ def place_rows(worker: Worker, piece: Piece, first: Expr, count: Expr) -> str:
 
 
 def _forward(tile: UnitTile, product: Product) -> None:
-    worker, layout = tile.worker, layout_of(tile.worker, product.parameter)
+    worker, rows = tile.worker, padded_rows(product.result)
+    numbers = [tirx.const(n, "int32") for n in (rows, weight_step(worker, product.parameter))]
     blocks = _list_blocks(tile, product.result)
     weight = worker.access.weights(product.parameter, product.select, tile.first)
     column = 0
@@ -135,12 +135,12 @@ def _forward(tile: UnitTile, product: Product) -> None:
         worker.call(
             f"{FORWARD}_{memory}",
             weight,
-            *(tirx.const(n, "int32") for n in (layout.padded_rows, layout.columns)),
+            *numbers,
             blocks,
             *(tirx.const(n, "int32") for n in (column, piece.width)),
             tile.count,
             tirx.const(tile.scratch.sums[product.result], "int64"),
-            tirx.const(layout.padded_rows, "int32"),
+            tirx.const(rows, "int32"),
             tirx.const(int(column == 0), "int32"),
         )
         column += piece.width
@@ -182,7 +182,8 @@ def _cells(tile: UnitTile, v: Expr) -> None:
 
 
 def _transposed(tile: UnitTile, product: TransposedProduct) -> None:
-    worker, layout = tile.worker, layout_of(tile.worker, product.parameter)
+    worker, rows = tile.worker, padded_rows(product.delta)
+    numbers = [tirx.const(n, "int32") for n in (rows, weight_step(worker, product.parameter))]
     blocks = _list_blocks(tile, product.delta)
     weight = worker.access.weights(product.parameter, product.select, tile.first)
     for buffer, offset, low, high in product.stores:
@@ -191,10 +192,10 @@ def _transposed(tile: UnitTile, product: TransposedProduct) -> None:
         worker.call(
             TRANSPOSED,
             weight,
-            *(tirx.const(n, "int32") for n in (layout.padded_rows, layout.columns)),
+            *numbers,
             blocks,
             *(tirx.const(n, "int32") for n in (low, high - low)),
             tile.count,
             tirx.const(tile.scratch.deltas[product.delta], "int64"),
-            tirx.const(padded_rows(product.delta), "int32"),
+            tirx.const(rows, "int32"),
         )
