@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail, read_source
-from dnc.ir.isa import layout
+from dnc.ir.isa import dense_parameters, layout
 from dnc.ir.machine import MACHINES, Constants, Machine, machine
 from dnc.ir.plan import FP32, PRECISIONS, REGISTER, Plan, WeightFormat
 from dnc.ir.plan_text import print_plan
@@ -153,7 +153,7 @@ def digest(plan: Plan) -> str:
     The version stands for what is in neither the plan nor the layout of a schedule.
     """
     plan, form = attrs.evolve(plan, remarks=()), plan.weight_format
-    shapes = [parameter.type.shape for parameter in plan.program.parameters]
+    shapes = [parameter.type.shape for parameter in dense_parameters(plan)]
     weights = [(form.strides(shape), form.floats(shape)) for shape in shapes]
     return hashlib.sha256(f"{VERSION}\n{layout(plan)!r}\n{plan!r}\n{weights}".encode()).hexdigest()[:16]
 
