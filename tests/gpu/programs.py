@@ -5,13 +5,15 @@
 `python -m tests.gpu.programs run FOLDER` compares on the GPU: training, evaluation, outputs, parts and
 groups of batches with the interpreter, and the bits of three launches with each other.
 `python -m tests.gpu.programs vm FIRST COUNT` runs the same plans on the reference VM, without a GPU.
-Running needs Lark, not TVM. A seed is the same program, data and plan on every machine; a plan that a program
-has no place for takes no part.
+Running needs Lark, not TVM. A seed is the same program, data and plan everywhere; a plan that a program
+has no place for takes no part. Seeds from EXAMPLES_FROM on are examples of random sizes: with matrices large
+enough for every way to multiply.
 """
 
 from __future__ import annotations
 
 import random
+import re
 import sys
 import warnings
 from collections import Counter
@@ -29,6 +31,7 @@ from dnc.runtime.backend import VMBackend
 from dnc.runtime.cuda_backend import CudaBackend
 from tests.support.executors import Bench
 from tests.support.forests import SHAPES
+from tests.support.models import EXAMPLES
 from tests.support.programs import WIDTHS, program_of
 from tests.support.programs.check import OPTIONAL_PASSES, Case, Prepared, Unsuitable, prepare, run
 
@@ -37,10 +40,25 @@ WIDE = (*WIDTHS, 130, 200)
 SIZES = ((1, 2), (1, 2), (2, 2), (1, 3))
 """Groups of functions and depth of expressions, at most."""
 PROCESSES = 8
+EXAMPLES_FROM = 1_000_000
+MATRICES = (8, 33, 40, 64, 100, 128, 130, 200, 256, 300)
+OTHERS = {"classes": (5,), "tags": (7,), "targets": (11, 300), "vocab": (11, 300), "chars": (20,)}
+OTHERS |= {"layers": (2, 5), "width": (4, 12)}
+"""Settings of an example that are no sides of large matrices."""
 
 
 def text_of(seed: int) -> str:
     """The program of a seed."""
+    if seed >= EXAMPLES_FROM:
+        choice = random.Random(-2 - seed)
+        text = choice.choice(sorted(EXAMPLES.glob("*.dn"))).read_text(encoding="utf-8")
+        (header,) = re.findall(r"^model .*$", text, re.MULTILINE)
+        sized = re.sub(
+            r"(\w+) = \d+",
+            lambda found: f"{found[1]} = {choice.choice(OTHERS.get(found[1], MATRICES))}",
+            header,
+        )
+        return text.replace(header, sized)
     groups, depth = random.Random(-2 - seed).choice(SIZES)
     return program_of(seed, WIDE, groups, depth)
 
@@ -51,7 +69,7 @@ def case_of(seed: int) -> Case:
     cluster = choice.choice((0, 8, 8, 16))
     return Case(
         seed=seed,
-        samples=choice.choice((1, 3, 20)),
+        samples=choice.choice((1, 3, 20) if seed < EXAMPLES_FROM else (1, 3, 20, 60)),
         vertices=choice.choice((4, 12, 40)),
         shape=choice.choice(SHAPES),
         sharing=choice.choice((0.0, 0.4)),
@@ -64,6 +82,7 @@ def case_of(seed: int) -> Case:
             precision=choice.choice((FP32, TF32X3)),
             tile=choice.choice((None, None, 4, 16)),
             window=choice.choice((256, 1024)),
+            registers=choice.choice((None, 32, 96)) if seed >= EXAMPLES_FROM else None,
         ),
     )
 
