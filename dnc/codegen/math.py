@@ -11,6 +11,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
+from dnc.codegen import primitives as cuda
 from dnc.codegen.emit import lanes
 from dnc.ir import noise
 
@@ -18,7 +19,7 @@ Expr = Any
 
 
 class TirMath:
-    """Scalar functions for targets whose exp, log and tanh are good: CUDA."""
+    """Scalar functions for CUDA, whose exp, log and tanh are good."""
 
     def constant(self, value: float) -> Expr:
         """A float32 literal."""
@@ -38,7 +39,7 @@ class TirMath:
 
     def sigmoid(self, a: Expr) -> Expr:
         """1 / (1 + exp(-a))."""
-        return T.float32(1.0) / (T.float32(1.0) + T.exp(T.float32(0.0) - a))
+        return cuda.SIGMOID(a)
 
     def sqrt(self, a: Expr) -> Expr:
         """The square root."""

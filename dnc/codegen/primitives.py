@@ -90,6 +90,20 @@ __device__ __forceinline__ void dnc_peer_load4(
 """,
 )
 
+# 1 / (1 + exp(-x)) without a branch: a division has one for numbers near the ends of the range, and no load
+# of a cell is moved across it. Here there are none of these, so the step rounds as the division would.
+SIGMOID = Primitive(
+    "dnc_sigmoid",
+    """
+__device__ __forceinline__ float dnc_sigmoid(float x) {
+  float sum = 1.0f + expf(x < -87.0f ? 87.0f : -x), inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(sum));
+  return fmaf(inverse, fmaf(-sum, inverse, 1.0f), inverse);
+}
+""",
+    "float32",
+)
+
 # 1 / (1 + exp(-x)) with no branch and no division; by the error bounds of ex2.approx and
 # rcp.approx the absolute error is below 3e-7 (estimated, not swept). Not the default of fp32.
 SIGMOID_APPROX = Primitive(

@@ -21,11 +21,32 @@ from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, stri
 from dnc.codegen.quads import QUAD, UnitQuad
 from dnc.ir.cell import Value
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import GatherAddress, ParameterAddress
+from dnc.ir.plan import BufferAddress, GatherAddress, Load, ParameterAddress, Plan, Segment
+
+MOST_EARLY = 6  # registers of loads that are not through lists, with those that are: more would be spilled
+
+
+def early_loads(plan: Plan, segment: Segment) -> list[Load]:
+    """What is loaded early: all that goes through lists, and rows of its own while there are registers."""
+    chosen = [load for load in segment.loads if isinstance(load.address, GatherAddress)]
+    taken = sum(_gates(segment, load) for load in chosen)
+    for load in segment.loads:
+        address = load.address
+        if isinstance(address, BufferAddress) and not plan.buffer(address.buffer).partial:
+            taken += _gates(segment, load)
+            if taken > MOST_EARLY:
+                break
+            chosen.append(load)
+    return chosen
+
+
+def _gates(segment: Segment, load: Load) -> int:
+    return max(1, tensor(load.value).size // segment.units)
 
 
 class EarlyLoads:
-    """What the cells of one or two vertices load through lists: under way during the products.
+    """What the cells of one or two vertices load through lists, or a little of their own rows: under way
+    during the products.
 
     All loads would take more registers than there are. A thread without a cell loads what one with it
     does, and throws it away.
@@ -35,19 +56,18 @@ class EarlyLoads:
         """Emits where they read, so that this is known when `start` comes."""
         self.held: dict[Value, Any] = {}
         segment, units = tile.segment, tile.units
-        gathered = [load for load in segment.loads if isinstance(load.address, GatherAddress)]
-        if not segment.products or not gathered or NARROW * units > THREADS:
+        chosen = early_loads(tile.worker.plan, segment)
+        if not segment.products or not chosen or NARROW * units > THREADS:
             return
-        for load in gathered:
-            gates = max(1, tensor(load.value).size // segment.units)
-            self.held[load.value] = local("early", "float32", T.float32(0.0), gates)
+        for load in chosen:
+            self.held[load.value] = local("early", "float32", T.float32(0.0), _gates(segment, load))
         self.few = tile.count <= NARROW
         item = let("item", smaller(tile.worker.thread, tile.count * units - 1))
         own = let("own", item % units)
         cell = _unit_cell(tile, let("vertex", item // units), own)
         if units * tile.worker.workers > segment.units:
             cell = attrs.evolve(cell, unit=let("near", smaller(cell.unit, segment.units - 1)), values={})
-        self._reads = {load.value: cell.load(load) for load in gathered}
+        self._reads = {load.value: cell.load(load) for load in chosen}
 
     def start(self) -> None:
         """Emits the loads."""
