@@ -32,7 +32,7 @@ from dnc.passes.fuse import Fuse
 from dnc.passes.hoist import Hoist
 from dnc.passes.inline import Inline
 from dnc.passes.pass_manager import Pass, PassManager, PassOptions, program_manager
-from dnc.passes.plan_weights import PlanWeights
+from dnc.passes.plan_weights import PlanWeights, most_registers
 from dnc.passes.select_instructions import SelectInstructions
 from dnc.passes.select_tiles import SelectTiles
 from dnc.runtime.build import Build, Target, check_place, write_build
@@ -314,7 +314,8 @@ def compile_target(
     whole, cached, constants = machine(target), True, known_constants(target)
     budgets: list[int | None] = [options.registers]
     if whole.is_gpu and options.registers is None:
-        budgets += [whole.registers - 32 * step for step in range(1, whole.registers // 32 + 1)]
+        most = most_registers(whole, options.precision)
+        budgets += [most - 32 * step for step in range(1, most // 32 + 1)]
     best: tuple[int, PlanOptions, Plan, dict[str, bytes], Remarks] | None = None
     for registers in budgets:
         tried = attrs.evolve(options, registers=registers)

@@ -29,7 +29,9 @@ def compile_command(
     ] = "train",
     precision: Annotated[
         str,
-        typer.Option(help="Of products on a GPU: fp32; on tensor cores tf32, or tf32x3, as exact as fp32."),
+        typer.Option(
+            help="Of products on a GPU: fp32; on tensor cores bf16, tf32, or tf32x3, as exact as fp32."
+        ),
     ] = "fp32",
     without: Annotated[Names, typer.Option(help="Leave out an optional pass.")] = None,
     cluster: Annotated[

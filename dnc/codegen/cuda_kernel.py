@@ -30,7 +30,17 @@ from dnc.codegen.stamps import CudaStamps
 from dnc.codegen.tirx_cuda import emit_cuda
 from dnc.ir import isa
 from dnc.ir.machine import LANES, THREADS, machine, weight_registers
-from dnc.ir.plan import REGISTER, SHARED, UNIT, Placement, Plan, Segment, product_parameters, unit_share
+from dnc.ir.plan import (
+    REGISTER,
+    SHARED,
+    UNIT,
+    Placement,
+    Plan,
+    Segment,
+    product_parameters,
+    unit_share,
+    weights_of_register,
+)
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
@@ -180,10 +190,10 @@ class Kernel:
         return [p for p in self.plan.placements if p.residency == REGISTER]
 
     def _registers(self) -> int:
-        workers = self.tiling.workers
+        workers, packed = self.tiling.workers, weights_of_register(self.plan.precision)
         return max(
             (
-                p.slot + weight_registers(p.gates * unit_share(p.units, workers), p.columns)
+                p.slot + weight_registers(p.gates * unit_share(p.units, workers), p.columns, packed)
                 for p in self._in_registers()
             ),
             default=0,

@@ -167,6 +167,33 @@ __device__ __forceinline__ void dnc_split_tf32_here(float x, float& large, float
 """,
 )
 
+# Two numbers as bf16 in the bits of one float: the nearest ones with 7 bits of mantissa, ties to even.
+PACK_BF16 = Primitive(
+    "dnc_pack_bf16",
+    """
+__device__ __forceinline__ float dnc_pack_bf16(float low, float high) {
+  unsigned packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return __uint_as_float(packed);
+}
+""",
+    "float32",
+)
+
+# The word that a lane has when 8 x 8 numbers of a warp are turned: of two in row g, columns 2 t and 2 t + 1,
+# those in column g, rows 2 t and 2 t + 1. Worked out where it stands.
+TURN_BF16_HERE = Primitive(
+    "dnc_turn_bf16_here",
+    """
+__device__ __forceinline__ float dnc_turn_bf16_here(float word) {
+  unsigned turned;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(__float_as_uint(word)));
+  return __uint_as_float(turned);
+}
+""",
+    "float32",
+)
+
 # The thread, read here: what follows from it is not worked out before the loops.
 THREAD_HERE = Primitive(
     "dnc_thread_here",
@@ -192,6 +219,35 @@ __device__ __forceinline__ void dnc_mma_tf32(
       : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
       : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
         "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+""",
+)
+
+
+# The same for words of two numbers, 16 x 16 by 16 x 8, and for half as much, 16 x 8 by 8 x 8.
+MMA_BF16 = Primitive(
+    "dnc_mma_bf16",
+    """
+__device__ __forceinline__ void dnc_mma_bf16(
+    float& d0, float& d1, float& d2, float& d3,
+    float a0, float a1, float a2, float a3, float b0, float b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
+      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
+        "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
+}
+""",
+)
+MMA_BF16_HALF = Primitive(
+    "dnc_mma_bf16_half",
+    """
+__device__ __forceinline__ void dnc_mma_bf16_half(
+    float& d0, float& d1, float& d2, float& d3, float a0, float a1, float b0) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
+      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(b0)));
 }
 """,
 )

@@ -15,7 +15,7 @@ from dnc.ir.isa import layout
 from dnc.ir.machine import Machine, machine
 from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, UNIT, Plan, unit_range
 from dnc.ir.program import LEVEL, ROOT, STACK, TABLE
-from dnc.passes.plan_weights import Slice, slices
+from dnc.passes.plan_weights import Slice, most_registers, slices
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
 
 FORWARD_LEVEL, BACKWARD_LEVEL = "forward, a level of the recursion", "backward, a level of the recursion"
@@ -257,7 +257,9 @@ def _on_chip(plan: Plan, chip: Machine) -> OnChip:
         WorkerMap(rank, tuple((p.parameter, *unit_range(p.units, workers, rank)) for p in plan.placements))
         for rank in range(workers)
     )
-    return OnChip(chip.registers, chip.shared_bytes, tuple(registers), tuple(shared), maps)
+    return OnChip(
+        most_registers(chip, plan.precision), chip.shared_bytes, tuple(registers), tuple(shared), maps
+    )
 
 
 def _key(piece: Slice) -> tuple[str, int, int]:

@@ -13,9 +13,10 @@ WARPS, LANES = 8, 32  # of a worker on a GPU, and threads of a warp
 THREADS = WARPS * LANES
 
 
-def weight_registers(rows: int, columns: int) -> int:
-    """Registers of a thread that hold a worker's slice: four for 8 rows and 128 columns."""
-    return -(-rows // WARPS) * -(-columns // (4 * LANES)) * 4
+def weight_registers(rows: int, columns: int, packed: int = 1) -> int:
+    """Registers of a thread that hold a worker's slice, `packed` weights each: for 8 rows and 128 columns
+    four weights."""
+    return -(-rows // WARPS) * -(-columns // (4 * LANES)) * (4 // packed)
 
 
 @attrs.frozen

@@ -419,9 +419,15 @@ class Opcode:
 
 
 # Of products: float32 throughout; or on tensor cores, with operands rounded to tf32 (10 bits of mantissa), or
-# as sums of two such numbers, which is about as exact as float32. Sums are float32 always.
-FP32, TF32, TF32X3 = "fp32", "tf32", "tf32x3"
-PRECISIONS = (FP32, TF32, TF32X3)
+# as sums of two such numbers, which is about as exact as float32, or rounded to bf16 (7 bits). Sums are
+# float32 always.
+FP32, TF32, TF32X3, BF16 = "fp32", "tf32", "tf32x3", "bf16"
+PRECISIONS = (FP32, TF32, TF32X3, BF16)
+
+
+def weights_of_register(precision: str) -> int:
+    """Weights that a register holds: two where products round them to 16 bits."""
+    return 2 if precision == BF16 else 1
 
 
 @attrs.frozen

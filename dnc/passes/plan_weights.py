@@ -21,16 +21,23 @@ from dnc.ir.plan import (
     product_parameters,
     shared_stride,
     unit_share,
+    weights_of_register,
 )
 from dnc.ir.program import LEVEL, STACK, ParameterInput
 from dnc.ir.remarks import Remarks
 
+MOST_PACKED = 96  # registers that hold two weights each: with 120 of them kernels spill
 STAGING_BYTES = 56 * 1024  # of shared memory, kept for the schedule's window and for staging operands
+
+
+def most_registers(chip: Machine, precision: str) -> int:
+    """Registers of a thread that weights may take."""
+    return min(chip.registers, MOST_PACKED) if weights_of_register(precision) > 1 else chip.registers
 
 
 @attrs.frozen
 class Slice:
-    """A parameter as the unit segments use it: rows = gates * units."""
+    """A parameter as the unit segments use it: rows = gates * units. packed: weights of a register."""
 
     parameter: str
     units: int
@@ -38,6 +45,7 @@ class Slice:
     columns: int
     recursive: bool
     stacked: bool = False
+    packed: int = 1
 
     def rows(self, workers: int) -> int:
         """Rows that one worker holds."""
@@ -45,7 +53,7 @@ class Slice:
 
     def registers(self, workers: int) -> int:
         """Registers a thread."""
-        return weight_registers(self.rows(workers), self.columns)
+        return weight_registers(self.rows(workers), self.columns, self.packed)
 
     def words(self, workers: int) -> int:
         """Words of shared memory a worker."""
@@ -56,6 +64,7 @@ def slices(plan: Plan) -> tuple[Slice, ...]:
     """Every slice that unit segments use, recursive ones first, then by use and size."""
     found: dict[tuple[str, int, int], Slice] = {}
     uses: dict[tuple[str, int, int], int] = {}
+    packed = weights_of_register(plan.precision)
     for segment in plan.segments:
         if segment.mapping != UNIT:
             continue
@@ -66,7 +75,7 @@ def slices(plan: Plan) -> tuple[Slice, ...]:
             before = found.get(key)
             recursive_too = recursive or (before is not None and before.recursive)
             stacked = plan.program.parameter(parameter).kind == STACK
-            found[key] = Slice(parameter, segment.units, key[2], columns, recursive_too, stacked)
+            found[key] = Slice(parameter, segment.units, key[2], columns, recursive_too, stacked, packed)
             uses[key] = uses.get(key, 0) + 1
     order = sorted(found, key=lambda key: (not found[key].recursive, -uses[key], found[key].columns))
     return tuple(found[key] for key in order)
@@ -118,7 +127,7 @@ class PlanWeights:
                 for s in slices(plan)
             )
             return attrs.evolve(plan, placements=made)
-        workers, most = plan.tiling.workers, self.machine.registers
+        workers, most = plan.tiling.workers, most_registers(self.machine, plan.precision)
         registers = _Memory(most if self.limit is None else min(self.limit, most))
         shared = _Memory((self.machine.shared_bytes - STAGING_BYTES) // 4)
         placements = []

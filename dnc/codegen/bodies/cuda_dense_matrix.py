@@ -14,7 +14,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_dense_steps import STAGES, Side, Steps, Tile, TileWork, tile_of
-from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, pair_at, warp_sums
+from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, pair_at, uses_cores, warp_sums
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
@@ -32,7 +32,7 @@ from dnc.codegen.emit import (
 )
 from dnc.ir import isa
 from dnc.ir.machine import WARPS
-from dnc.ir.plan import FP32, padded
+from dnc.ir.plan import padded
 
 
 class Sums(Protocol):
@@ -50,7 +50,7 @@ class Sums(Protocol):
 def matrix_tile(work: TileWork, shape: isa.GradientTile) -> None:
     """The sum of outer products over the rows: the next ones are loaded during the sums."""
     worker = work.worker
-    kind = ThreadSums if worker.plan.precision == FP32 else TensorSums
+    kind = TensorSums if uses_cores(worker.plan) else ThreadSums
     sums: Sums = kind(work, shape)
     tile = sums.tile
     step = tile.step
@@ -108,7 +108,7 @@ class ThreadSums:
 
 
 class TensorSums:
-    """Sums on tensor cores: a warp has a part of the tile, and multiplies 8 rows at a time."""
+    """Sums on tensor cores: a warp has a part of the tile."""
 
     def __init__(self, work: TileWork, shape: isa.GradientTile) -> None:
         worker, self.work = work.worker, work
@@ -122,16 +122,17 @@ class TensorSums:
         self.sums = warp_sums(worker, own // HIGH, across // ACROSS)
 
     def add(self, stage: Expr) -> None:
-        """Eight rows at a time."""
+        """All rows."""
         memory, tile = self.work.worker.staging, self.tile
         deltas = let("deltas", stage + self.row)
         operands = let("operands", stage + tile.step * tile.rows.stride + self.column)
-        with loop("k", tile.step // DEPTH, unroll=1) as k:
-            self.sums.add(
-                k * DEPTH,
-                lambda row, depth: memory[deltas + depth * tile.rows.stride + row],
-                lambda depth, column: memory[operands + depth * tile.columns.stride + column],
-            )
+        self.sums.add(
+            "k",
+            tile.step // DEPTH,
+            lambda block: block * DEPTH,
+            lambda row, depth: memory[deltas + depth * tile.rows.stride + row],
+            lambda depth, column: memory[operands + depth * tile.columns.stride + column],
+        )
 
     def write(self) -> None:
         """Two sums side by side at a time; what they are added to is read before anything is written."""

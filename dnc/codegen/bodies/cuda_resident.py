@@ -3,7 +3,7 @@
 In: a placement. Out: `Resident`, which loads the slice and names its registers, and `Block`, the vertices
 that are multiplied together. A warp has all rows of some columns: in the forward direction warps add up
 what they have, in the other every warp has whole sums of its own columns. The registers of a strip are
-also what tensor cores read, without another copy.
+also what tensor cores read, without another copy; where they read 16 bits, a register holds two weights.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import vertex_words
+from dnc.codegen.bodies.cuda_tensor import cores_of, keep
 from dnc.codegen.bodies.cuda_worker import Worker, source_row
-from dnc.codegen.emit import Expr, fixed, let, put, quad_at, smaller
+from dnc.codegen.emit import Expr, fixed, let, local, put, quad_at, smaller
 from dnc.ir.machine import LANES, WARPS
-from dnc.ir.plan import Placement, padded, unit_share
+from dnc.ir.plan import Placement, padded, unit_share, weights_of_register
 
 BAND, STRIP = 8, 16  # rows and columns that a warp holds with four registers a lane
 BLOCK = 16  # vertices whose sums lie side by side before they are added up
@@ -28,7 +29,8 @@ TOGETHER = 10  # bands that a warp sums at a time: with 2 vertices, 20 sums besi
 @attrs.frozen(eq=False)
 class Resident:
     """The registers of a slice: lane 4 `group` + `own` holds row `group` of every band, and of every strip
-    of its warp four neighbouring columns from 4 `own` on. Rows and columns that do not exist are zero."""
+    of its warp four neighbouring columns from 4 `own` on, as words that `cuda_tensor.keep` makes. Rows and
+    columns that do not exist are zero."""
 
     worker: Worker
     placement: Placement
@@ -51,13 +53,18 @@ class Resident:
         """Blocks of 16 columns of a warp."""
         return strips(self.placement.columns)
 
-    def weight(self, band: int, strip: int, i: int) -> Expr:
+    @property
+    def words(self) -> int:
+        """Registers of a band and strip."""
+        return 4 // weights_of_register(self.worker.plan.precision)
+
+    def word(self, band: int, strip: int, i: int) -> Expr:
         """A register."""
         return self.worker.registers[self.slot(band, strip) + i]
 
     def slot(self, band: int, strip: int) -> int:
-        """The first of four registers."""
-        return self.placement.slot + (band * self.strips + strip) * 4
+        """The first of the registers."""
+        return self.placement.slot + (band * self.strips + strip) * self.words
 
     def column(self, strip: Any) -> Expr:
         """The first column of a strip that the lane holds."""
@@ -79,8 +86,18 @@ class Resident:
                 at = fixed(
                     "from", T.Select(there != 0, base + source * columns + column, T.int64(0)), "int64"
                 )
-                into = [self.weight(band, strip, i) for i in range(4)]
-                T.evaluate(cuda.LOAD4_RELAXED(T.address_of(self.worker.pool[at]), *into))
+                self._fill(band, strip, T.address_of(self.worker.pool[at]))
+
+    def _fill(self, band: int, strip: int, source: Expr) -> None:
+        """Loads four weights."""
+        if self.words == 4:
+            T.evaluate(cuda.LOAD4_RELAXED(source, *(self.word(band, strip, i) for i in range(4))))
+            return
+        loaded = local("loaded", "float32", T.float32(0.0), 4)
+        numbers = [loaded[i] for i in range(4)]
+        T.evaluate(cuda.LOAD4_RELAXED(source, *numbers))
+        for i, word in enumerate(keep(cores_of(self.worker.plan), numbers)):
+            put(self.worker.registers, self.slot(band, strip) + i, word)
 
 
 def resident(worker: Worker, placement: Placement) -> Resident:

@@ -15,10 +15,11 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_operands import operand_stride
 from dnc.codegen.bodies.cuda_resident import BAND, TOGETHER, Block, Resident, block_of, resident
+from dnc.codegen.bodies.cuda_resident_packed import transposed_packed
 from dnc.codegen.bodies.cuda_resident_tensor import forward_tensor, transposed_tensor
 from dnc.codegen.bodies.cuda_staging import UnitTile, vertex_words
 from dnc.codegen.bodies.cuda_stores import store_columns
-from dnc.codegen.bodies.cuda_tensor import pair_at
+from dnc.codegen.bodies.cuda_tensor import cores_of, pair_at, uses_cores
 from dnc.codegen.emit import (
     Expr,
     both,
@@ -34,11 +35,17 @@ from dnc.codegen.emit import (
     when,
 )
 from dnc.ir.machine import THREADS, WARPS
-from dnc.ir.plan import FP32, TF32, TF32X3, Product, TransposedProduct
+from dnc.ir.plan import Product, TransposedProduct
 
 STRIPS_TOGETHER = 4  # whose columns a warp sums at a time
-# Vertices from which on a product, and a transposed one, is faster on tensor cores; 0: none is.
-TENSOR = {FP32: (0, 0), TF32: (2, 4), TF32X3: (5, 0)}
+
+
+def by_count(count: Expr, least: int, few: Callable[[], None], many: Callable[[], None]) -> None:
+    """`many` from `least` vertices on, which is always if that is 1; never if it is 0."""
+    if least > 1:
+        either(count < least, few, many)
+    else:
+        (many if least else few)()
 
 
 def forward(tile: UnitTile, product: Product) -> None:
@@ -46,7 +53,7 @@ def forward(tile: UnitTile, product: Product) -> None:
     worker, staging = tile.worker, tile.staging
     held = resident(worker, tile.placement(product))
     block, words = block_of(staging.tile), vertex_words(held.rows)
-    stride, least = operand_stride(held.placement.columns), TENSOR[worker.plan.precision][0]
+    stride = operand_stride(held.placement.columns)
     if product is not tile.segment.products[0]:
         worker.synchronize()  # the sums of the one before have been added up
     with stride_loop("block", 0, tile.count, block) as begin:
@@ -55,11 +62,9 @@ def forward(tile: UnitTile, product: Product) -> None:
         own = Block(held, begin, count, stride, let("leave", scratch + held.warp * (block * words)))
         one, two = partial(_by, own, 1), partial(_by, own, min(2, staging.tile))
         narrow = partial(either, tile.count == 1, one, two)
-        if least == 0:
-            narrow()
-        else:
-            few = one if least == 2 else narrow
-            either(tile.count < least, few, partial(forward_tensor, own, block // 8))
+        least = cores_of(worker.plan).product if uses_cores(worker.plan) else 0
+        few = one if least == 2 else narrow
+        by_count(tile.count, least, few, partial(forward_tensor, own, block // 8))
         worker.synchronize()
         _add_warps(tile, product, own, scratch, block * words)
         if staging.buffers == 1:
@@ -85,7 +90,7 @@ def _sum(block: Block, bands: range, vertex: Expr, vertices: int) -> None:
             for number, band in enumerate(bands):
                 at = number * vertices + v
                 for i in range(4):
-                    put(sums, at, cuda.fma(held.weight(band, strip, i), lane4(x, i), sums[at]))
+                    put(sums, at, cuda.fma(held.word(band, strip, i), lane4(x, i), sums[at]))
     owned = cuda.warp_reduce_scatter(sums, size, held.worker.lane, (2, 1))
     for slot in range(owned.slots):
         with when(owned.valid[slot]):
@@ -123,12 +128,10 @@ def transposed(tile: UnitTile, product: TransposedProduct) -> None:
 
         return body
 
-    least = TENSOR[tile.worker.plan.precision][1]
     narrow = partial(either, tile.count == 1, by(1), by(min(2, tile.staging.tile)))
-    if least == 0:
-        narrow()
-    else:
-        either(tile.count < least, narrow, partial(transposed_tensor, tile, product, held))
+    least = cores_of(tile.worker.plan).transposed if uses_cores(tile.worker.plan) else 0
+    turned = transposed_tensor if held.words == 4 else transposed_packed
+    by_count(tile.count, least, narrow, partial(turned, tile, product, held))
     tile.worker.synchronize()
 
 
@@ -147,7 +150,7 @@ def _columns(
             for v in range(vertices):
                 for i in range(4):
                     at = (v * width + number) * 4 + i
-                    put(sums, at, cuda.fma(held.weight(band, strip, i), delta[v], sums[at]))
+                    put(sums, at, cuda.fma(held.word(band, strip, i), delta[v], sums[at]))
     owned = cuda.warp_reduce_scatter(sums, size, worker.lane, (16, 8, 4))
     index = let("index", owned.first)
     vertex = let("vertex", first + index // (4 * width))

@@ -1,9 +1,10 @@
 """Products with weights in registers on CUDA's tensor cores.
 
 In: a block or a tile of vertices, and the registers of a slice. Out: as in `cuda_resident.py`. A product
-of a warp's blocks of 16 x 8 weights with 8 vertices takes two bands and half a strip: the registers lie
-as it wants them. A transposed product wants row t where they have row g: they go through shared memory,
-two strips of a warp at a time, once for all vertices of a tile.
+of a warp's blocks of 16 x 8 words of weights with 8 vertices takes two bands and half a strip, or a whole
+one of two numbers a word: the registers lie as it wants them. A transposed product wants row t where they
+have row g: they go through shared memory, two strips of a warp at a time, once for all vertices of a tile.
+Words of two numbers are turned in registers (`cuda_resident_packed.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.bodies.cuda_resident import BAND, STRIP, Block, Resident
 from dnc.codegen.bodies.cuda_staging import Plane, UnitTile
 from dnc.codegen.bodies.cuda_stores import store_columns
-from dnc.codegen.bodies.cuda_tensor import ACROSS, Terms, multiply, terms
+from dnc.codegen.bodies.cuda_tensor import ACROSS, Terms, cores_of, uses_cores, words
 from dnc.codegen.emit import Expr, both, either, lane4, let, local, loop, quad_at, stride_loop, when
 from dnc.ir.machine import WARPS
-from dnc.ir.plan import TF32, TF32X3, TransposedProduct
+from dnc.ir.plan import Plan, TransposedProduct
 
 MOST_BLOCKS = 2  # of 8 vertices, for which turned weights are read together
 READ_AHEAD = 4  # bands whose turned weights are read together, for one block of vertices
-BANDS = {TF32: 10, TF32X3: 6}  # that a warp sums at a time, for two blocks of vertices
 
 
 def forward_tensor(block: Block, most: int) -> None:
@@ -37,7 +37,7 @@ def forward_tensor(block: Block, most: int) -> None:
 
 def _sums(block: Block, across: int) -> None:
     held = block.slice
-    together = BANDS[held.worker.plan.precision]
+    together = cores_of(held.worker.plan).bands
     for begin in range(0, held.bands, together):
         _sums_of(block, range(begin, min(begin + together, held.bands)), across)
 
@@ -45,24 +45,24 @@ def _sums(block: Block, across: int) -> None:
 def _sums_of(block: Block, bands: range, across: int) -> None:
     """Sums of some bands, two at a time, for `across` times 8 vertices."""
     held = block.slice
-    precision, pairs = held.worker.plan.precision, range(0, len(bands), 2)
+    cores, pairs = cores_of(held.worker.plan), range(0, len(bands), 2)
     sums = local("sums", "float32", T.float32(0.0), len(pairs) * across * 4)
     for strip in range(held.strips):
         operands = []
         for number in range(across):
             x = block.operand(number * ACROSS + held.group, strip)
-            operands.append([terms(precision, lane4(x, i)) for i in range(4)])
-        for half in range(2):
+            operands.append(words(cores, [lane4(x, i) for i in range(4)]))
+        for begin in range(0, held.words, 2):
             for pair in pairs:
                 weights = [
-                    _weight(held, bands.start + pair + high, strip, 2 * half + right, bands.stop)
+                    _weight(held, bands.start + pair + high, strip, begin + right, bands.stop)
                     for right in range(2)
                     for high in range(2)
                 ]
                 for number in range(across):
                     first = (pair // 2 * across + number) * 4
                     into = [sums[first + i] for i in range(4)]
-                    multiply(into, weights, operands[number][2 * half : 2 * half + 2])
+                    cores.multiply(into, weights, operands[number][begin : begin + 2])
     for pair in pairs:
         for high in range(min(2, len(bands) - pair)):
             row = let("row", (bands.start + pair + high) * BAND + held.group)
@@ -75,19 +75,19 @@ def _sums_of(block: Block, bands: range, across: int) -> None:
 def _weight(held: Resident, band: int, strip: int, i: int, end: int) -> Terms:
     """What tensor cores read of a register; zero behind the last band.
 
-    It is made every time: as they are registers cannot be operands, which have to be neighbours.
+    Numbers are rounded every time: there is no place to keep both.
     """
-    precision = held.worker.plan.precision
-    if band >= end:
-        return [T.float32(0.0)] * (1 if precision == TF32 else 2)
-    return terms(precision, held.weight(band, strip, i), here=True)
+    cores = cores_of(held.worker.plan)
+    return cores.nothing() if band >= end else cores.terms(held.word(band, strip, i), here=True)
 
 
 # ---- transposed products -----------------------------------------------------------------------------
 
 
-def turned_words(rows: int) -> int:
-    """Staging that `transposed_tensor` needs: two strips of every warp."""
+def turned_words(rows: int, plan: Plan) -> int:
+    """Staging that `transposed_tensor` needs, if the plan uses it: two strips of every warp."""
+    if not uses_cores(plan) or cores_of(plan).transposed == 0 or cores_of(plan).packed > 1:
+        return 0
     return WARPS * -(-rows // BAND) * BAND * 2 * STRIP
 
 
@@ -126,7 +126,7 @@ class _Turned:
 
     def __init__(self, held: Resident) -> None:
         self.held, self.memory = held, held.worker.staging
-        begin = held.warp * (turned_words(held.rows) // WARPS)
+        begin = held.warp * (held.bands * BAND * 2 * STRIP)
         self.written = [
             let("written", begin + held.group * 32 + _place(4 * h + held.own, held.group) * 4)
             for h in range(2)
@@ -153,7 +153,7 @@ class _Turned:
         rows = []
         for j in range(2):
             quad = let("turned", self.memory[quad_at(self.read_at + band * (BAND * 32) + j * (4 * 32))])
-            rows.append([terms(self.held.worker.plan.precision, lane4(quad, i)) for i in range(4)])
+            rows.append(words(cores_of(self.held.worker.plan), [lane4(quad, i) for i in range(4)]))
         return [[row[i] for row in rows] for i in range(4)]
 
 
@@ -167,6 +167,7 @@ def _columns(
 ) -> None:
     """Sums of the columns of two strips, for `across` times 8 vertices from `first` on."""
     worker, held, plane = tile.worker, turned.held, tile.staging.deltas[product.delta]
+    cores = cores_of(worker.plan)
     sums = local("sums", "float32", T.float32(0.0), across * 8)
     # Unrolled for more vertices, more would be read ahead than there is room for.
     with loop("band", held.bands, unroll=READ_AHEAD // across) as band:
@@ -177,7 +178,7 @@ def _columns(
             for number in range(across):
                 # Sum i of a vertex belongs to the i-th of four neighbouring columns.
                 places = [(number * 2 + i % 2) * 4 + 2 * half + i // 2 for i in range(4)]
-                multiply([sums[place] for place in places], weights, deltas[number])
+                cores.multiply([sums[place] for place in places], weights, deltas[number])
     column = let("column", (held.warp * held.strips + pair) * STRIP + 4 * held.group)
     for number in range(across):
         for i in range(2):
@@ -196,5 +197,5 @@ def _deltas(held: Resident, plane: Plane, band: Expr, vertex: Expr) -> list[Term
     for i in range(2):
         row = held.near(band * BAND + held.own + 4 * i)
         delta = let("delta", held.worker.staging[plane.place(row, vertex + held.group)])
-        found.append(terms(held.worker.plan.precision, delta))
+        found += words(cores_of(held.worker.plan), [delta])
     return found

@@ -15,7 +15,6 @@ from dnc.codegen.bodies.cuda_cells import EarlyLoads, quad_cells, unit_cells
 from dnc.codegen.bodies.cuda_operands import operand_stride, stage_operand
 from dnc.codegen.bodies.cuda_products import WIDE, forward
 from dnc.codegen.bodies.cuda_resident import BLOCK, scratch_words
-from dnc.codegen.bodies.cuda_resident_products import TENSOR
 from dnc.codegen.bodies.cuda_resident_products import forward as forward_resident
 from dnc.codegen.bodies.cuda_resident_products import transposed as transposed_resident
 from dnc.codegen.bodies.cuda_resident_tensor import turned_words
@@ -117,7 +116,7 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, buffers: int) ->
     front = operands + buffers * max(sums, default=0)
     for turned in segment.transposed:
         rows = rows_of(turned.delta, segment, units)
-        held_words = turned_words(rows) if TENSOR[worker.plan.precision][1] else 0
+        held_words = turned_words(rows, worker.plan)
         words = held_words if in_registers(turned) else transposed_words(turned.columns, tile, buffers)
         front = max(front, words)
     found = lay_out(segment, units, tile, front, plane)

@@ -1,17 +1,22 @@
-"""Products of a warp on tensor cores: float32 sums of operands in tf32.
+"""Products of a warp on tensor cores: float32 sums of operands in tf32 or bf16.
 
 In: functions that read elements of two matrices. Out: statements that add their product, and where each
-sum lies. A warp multiplies blocks of 16 x 8 and 8 x 8 elements (`mma.sync.m16n8k8`); lane 4 g + t holds
-elements of rows g and g + 8, columns t and t + 4 of the first, and rows t and t + 4, column g of the second.
-Operands are rounded to 10 bits of mantissa; or, where sums are to be as in float32, each is the sum of two
-such numbers, and what is left out is the product of the two small ones (Ootomo and Yokota 2022).
+sum lies. A warp multiplies blocks of 16 x 8 and 8 x 8 words (`mma.sync`); lane 4 g + t holds words of rows g
+and g + 8, columns t and t + 4 of the first, and rows t and t + 4, column g of the second. What a word is
+depends on the precision, and nothing but the classes of `Cores` knows of it:
+
+- tf32: a number, rounded to 10 bits of mantissa;
+- tf32x3: the same twice, as a number is the sum of two such ones; what is left out is the product of the two
+  small ones, so sums are about as in float32 (Ootomo and Yokota 2022);
+- bf16: two numbers of neighbouring columns, rounded to 7 bits of mantissa. Which columns are neighbours is
+  free as long as both matrices agree: where they come in blocks of 8, t and t + 4 are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
 
 import attrs
 from tvm import tirx
@@ -19,27 +24,134 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, fixed, let, local
-from dnc.ir.plan import TF32
+from dnc.codegen.emit import Expr, fixed, let, local, loop, when
+from dnc.ir.plan import BF16, TF32, TF32X3, Plan, weights_of_register
 
-HIGH, ACROSS, DEPTH = 16, 8, 8  # of the blocks that are multiplied
+HIGH, ACROSS, DEPTH = 16, 8, 8  # of the blocks of numbers that are read together
 Element = Callable[[Expr, Expr], Expr]
-Terms = list[Expr]  # of which a number is the sum, the largest first
+Terms = list[Expr]  # of which a word is the sum, the largest first
 
 
-def terms(precision: str, value: Expr, here: bool = False) -> Terms:
-    """What tensor cores read for a number; `here`: it is made in this place, and never kept."""
-    if precision == TF32:
-        return [let("tf32", (cuda.ROUND_TF32_HERE if here else cuda.ROUND_TF32)(value))]
-    made = local("terms", "float32", T.float32(0.0), 2)
-    T.evaluate((cuda.SPLIT_TF32_HERE if here else cuda.SPLIT_TF32)(value, made[0], made[1]))
-    return [made[0], made[1]]
+class Cores(Protocol):
+    """Tensor cores at a precision.
+
+    packed: numbers of a word, and of a register that holds weights. bands: of weights in registers, that a
+    warp sums at a time for two blocks of vertices. product, transposed: vertices from which on one with
+    weights in registers is faster than FMAs, of which there are none if it is 1; 0: it never is.
+    """
+
+    packed: int
+    bands: int
+    product: int
+    transposed: int
+
+    def keep(self, numbers: Sequence[Expr]) -> Expr:
+        """`packed` numbers in 4 bytes."""
+
+    def terms(self, kept: Expr, here: bool = False) -> Terms:
+        """What tensor cores read for them; `here`: it is made in this place, and never kept."""
+
+    def nothing(self) -> Terms:
+        """The same for numbers that are zero."""
+
+    def multiply(self, into: list[Expr], left: list[Terms], right: list[Terms]) -> None:
+        """into += left right for blocks of 16 x 8 and 8 x 8 words; or of half as many columns and rows."""
 
 
-def multiply(into: list[Expr], left: list[Terms], right: list[Terms]) -> None:
-    """into += left right for blocks of 16 x 8 and 8 x 8, products of small terms first."""
-    for i, j in ((0, 0),) if len(right[0]) == 1 else ((1, 0), (0, 1), (0, 0)):
-        T.evaluate(cuda.MMA_TF32(*into, *(a[i] for a in left), *(b[j] for b in right)))
+class Tf32:
+    """A number is one of 10 bits."""
+
+    packed, bands, product, transposed = 1, 10, 2, 4
+
+    def keep(self, numbers: Sequence[Expr]) -> Expr:
+        """As it is."""
+        return numbers[0]
+
+    def terms(self, kept: Expr, here: bool = False) -> Terms:
+        """The nearest one."""
+        return [let("tf32", (cuda.ROUND_TF32_HERE if here else cuda.ROUND_TF32)(kept))]
+
+    def nothing(self) -> Terms:
+        """Zero."""
+        return [T.float32(0.0)]
+
+    def multiply(self, into: list[Expr], left: list[Terms], right: list[Terms]) -> None:
+        """One product."""
+        T.evaluate(cuda.MMA_TF32(*into, *(a[0] for a in left), *(b[0] for b in right)))
+
+
+class Tf32x3(Tf32):
+    """A number is the sum of two of 10 bits."""
+
+    packed, bands, product, transposed = 1, 6, 5, 0
+
+    def terms(self, kept: Expr, here: bool = False) -> Terms:
+        """The nearest one, and the nearest to the rest."""
+        made = local("terms", "float32", T.float32(0.0), 2)
+        T.evaluate((cuda.SPLIT_TF32_HERE if here else cuda.SPLIT_TF32)(kept, made[0], made[1]))
+        return [made[0], made[1]]
+
+    def nothing(self) -> Terms:
+        """Zero and zero."""
+        return [T.float32(0.0)] * 2
+
+    def multiply(self, into: list[Expr], left: list[Terms], right: list[Terms]) -> None:
+        """Products of small terms first."""
+        for i, j in ((1, 0), (0, 1), (0, 0)):
+            T.evaluate(cuda.MMA_TF32(*into, *(a[i] for a in left), *(b[j] for b in right)))
+
+
+class Bf16:
+    """Two numbers of 7 bits are one word."""
+
+    packed, bands, product, transposed = weights_of_register(BF16), 10, 1, 1
+
+    def keep(self, numbers: Sequence[Expr]) -> Expr:
+        """The nearest ones."""
+        return let("bf16", cuda.PACK_BF16(*numbers))
+
+    def terms(self, kept: Expr, here: bool = False) -> Terms:
+        """As they are."""
+        return [kept]
+
+    def nothing(self) -> Terms:
+        """Zero and zero."""
+        return [T.float32(0.0)]
+
+    def multiply(self, into: list[Expr], left: list[Terms], right: list[Terms]) -> None:
+        """One product."""
+        mma = cuda.MMA_BF16 if len(right) == 2 else cuda.MMA_BF16_HALF
+        T.evaluate(mma(*into, *(a[0] for a in left), *(b[0] for b in right)))
+
+
+_CORES: dict[str, Cores] = {TF32: Tf32(), TF32X3: Tf32x3(), BF16: Bf16()}
+
+
+def uses_cores(plan: Plan) -> bool:
+    """Whether products may run on tensor cores."""
+    return plan.precision in _CORES
+
+
+def cores_of(plan: Plan) -> Cores:
+    """Tensor cores at the precision of a plan; KeyError where it does not use them."""
+    return _CORES[plan.precision]
+
+
+def keep(cores: Cores, numbers: Sequence[Expr]) -> list[Expr]:
+    """Numbers in as many words as they need: of four in two words the first and third are one."""
+    size = len(numbers) // cores.packed
+    return [cores.keep(numbers[i::size]) for i in range(size)]
+
+
+def words(cores: Cores, numbers: Sequence[Expr]) -> list[Terms]:
+    """What tensor cores read for a lane's numbers: those of k = t, then as many of k = t + 4."""
+    size = len(numbers) // cores.packed
+    return [cores.terms(cores.keep(numbers[i::size])) for i in range(size)]
+
+
+def join(parts: Iterable[list[Terms]]) -> list[Terms]:
+    """The words of blocks that are multiplied together."""
+    return [word for part in parts for word in part]
 
 
 @attrs.frozen(eq=False)
@@ -51,21 +163,47 @@ class WarpSums:
     sums: Any
     group: Expr
     own: Expr
-    precision: str
+    cores: Cores
 
-    def add(self, depth: Expr, left: Element, right: Element) -> None:
-        """Adds left(row, k) * right(k, column) for the 8 values of k from `depth` on."""
+    def add(
+        self, name: str, count: Expr, first: Callable[[Expr], Expr], left: Element, right: Element
+    ) -> None:
+        """Adds left(row, k) * right(k, column) for `count` blocks of 8 values of k, in a loop called `name`.
+
+        first: of the number of a block its first k.
+        """
+        packed = self.cores.packed
+        if not isinstance(count, int) or count >= packed:
+            with loop(name, count // packed, unroll=1) as block:
+                self._add(first(block if packed == 1 else block * packed), packed, left, right)
+        if packed == 1 or (isinstance(count, int) and count % packed == 0):
+            return
+        with when(count % packed != 0) if not isinstance(count, int) else nullcontext():
+            self._add(first(count - 1), 1, left, right)
+
+    def _add(self, depth: Expr, blocks: int, left: Element, right: Element) -> None:
+        """For so many blocks that are multiplied together."""
         k = let("k", depth + self.own)
-        of = partial(terms, self.precision)
+
+        def row(block: int, i: int) -> Expr:
+            return HIGH * block + 8 * (i % 2) + self.group
+
         rows = [
-            [of(left(HIGH * block + 8 * (i % 2) + self.group, k + 4 * (i // 2))) for i in range(4)]
+            join(
+                words(self.cores, [left(row(block, i), k + (DEPTH * part + 4 * (i // 2))) for i in range(4)])
+                for part in range(blocks)
+            )
             for block in range(self.high)
         ]
         for block in range(self.across):
-            columns = [of(right(k + 4 * i, ACROSS * block + self.group)) for i in range(2)]
-            for number, row in enumerate(rows):
+            column = ACROSS * block + self.group
+            columns = join(
+                words(self.cores, [right(k + (DEPTH * part + 4 * i), column) for i in range(2)])
+                for part in range(blocks)
+            )
+            for number, own_rows in enumerate(rows):
                 first = (number * self.across + block) * 4
-                multiply([self.sums[first + i] for i in range(4)], row, columns)
+                self.cores.multiply([self.sums[first + i] for i in range(4)], own_rows, columns)
 
     def pairs(self) -> Iterator[tuple[Expr, Expr, int]]:
         """(row, column, index) of every two sums side by side: at index and index + 1."""
@@ -86,7 +224,7 @@ def warp_sums(worker: Worker, high: int, across: int) -> WarpSums:
     count = high * across * 4
     sums = local("sums", "float32", T.float32(0.0), count)
     group, own = fixed("group", worker.lane // 4), fixed("own", worker.lane % 4)
-    return WarpSums(high, across, sums, group, own, worker.plan.precision)
+    return WarpSums(high, across, sums, group, own, cores_of(worker.plan))
 
 
 def pair_at(at: Expr) -> Expr:

@@ -22,14 +22,13 @@ from dnc.codegen.bodies.cuda_staging import (
     operand_columns,
     rows_of,
 )
-from dnc.codegen.bodies.cuda_tensor import DEPTH
+from dnc.codegen.bodies.cuda_tensor import DEPTH, uses_cores
 from dnc.codegen.bodies.cuda_wide_products import block_rows, most_vertices
 from dnc.codegen.bodies.cuda_wide_steps import step_words
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, let, smaller, stride_loop
 from dnc.codegen.quads import fits_quads
 from dnc.ir.plan import (
-    FP32,
     REGISTER,
     STREAMED,
     Plan,
@@ -53,7 +52,7 @@ def on_tensor_cores(plan: Plan, segment: Segment) -> bool:
     units = unit_share(segment.units, plan.tiling.workers)
     depths = [padded(operand_columns(product)) for product in segment.products]
     depths += [rows_of(turned.delta, segment, units) for turned in segment.transposed]
-    return plan.precision != FP32 and all(depth % DEPTH == 0 for depth in depths)
+    return uses_cores(plan) and all(depth % DEPTH == 0 for depth in depths)
 
 
 def wide_staging(worker: Worker, segment: Segment) -> Staging | None:

@@ -320,9 +320,11 @@ def _tensor_sums(
             memory, place = weights(near, column)
             return memory[place]
 
-        with when(part < parts), loop("depth", count, unroll=1) as depth:
+        with when(part < parts):
             sums.add(
-                let("column", (begin + depth) * DEPTH),
+                "depth",
+                count,
+                lambda block: let("column", (begin + block) * DEPTH),
                 weight,
                 lambda column, own: worker.staging[stage + (vertex + own) * STRIDE + column],
             )

@@ -182,7 +182,7 @@ class TensorSums:
             put(self.warp.sums, i, T.float32(0.0))
 
     def add(self, steps: TurnedSteps, block: Expr, first: Expr, stage: Expr) -> None:
-        """Eight rows at a time."""
+        """All rows."""
         staging = self.tile.worker.staging
         deltas = self.tile.staging.deltas[self.product.delta]
         weights = steps.weights(block, first, stage)
@@ -191,12 +191,13 @@ class TensorSums:
             memory, place = weights(row, self.column + own)
             return memory[place]
 
-        with loop("rows", _rows(steps, first, DEPTH), unroll=1) as eight:
-            self.warp.add(
-                let("row", eight * DEPTH),
-                lambda own, row: staging[deltas.place(first + row, self.vertex + own)],
-                weight,
-            )
+        self.warp.add(
+            "rows",
+            _rows(steps, first, DEPTH),
+            lambda block: let("row", block * DEPTH),
+            lambda own, row: staging[deltas.place(first + row, self.vertex + own)],
+            weight,
+        )
 
     def store(self, column: Expr) -> None:
         """Two columns at a time."""
