@@ -67,6 +67,8 @@ TREES = (
     Point("tree-256-tf32x3", WIDE_BATCHES, SST, rates=_FP32),
     Point("tree-512-tf32x3", BATCHES, SST, rates={1: 8_000, 128: 60_000}),
     Point("tree-512-tf32", BATCHES, SST),
+    Point("tree-256-bf16", WIDE_BATCHES, SST),
+    Point("tree-512-bf16", BATCHES, SST),
     Point("tree-64", WIDE_BATCHES, SST),
     Point("tree-128", WIDE_BATCHES, SST),
     Point("tree-1024", BATCHES, SST),
@@ -93,6 +95,8 @@ FIXED = (
     Point("language_model", (64,), "texts of 64 words", "LanguageModel", {64: 1.0}),
     Point("tree_fc-tf32", (64,), "complete trees of 256 leaves"),
     Point("language_model-tf32", (64,), "texts of 64 words"),
+    Point("tree_fc-bf16", (64,), "complete trees of 256 leaves"),
+    Point("language_model-bf16", (64,), "texts of 64 words"),
     Point("lstm", (16,), "sentences of 100 words", "LstmClassifier", {16: 1.0}, {16: 16 / 0.8e-3}),
     Point("rnn", (4,), "sentences of 100 words", "RnnClassifier", {4: 1.0}),
 )
@@ -150,8 +154,11 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
     yield "tree-256-tf32x3", _tree(256, precision="tf32x3")
     yield "tree-512-tf32x3", _tree(512, precision="tf32x3")
     yield "tree-512-tf32", _tree(512, precision="tf32")
-    yield "language_model-tf32", attrs.evolve(language_model, options={"precision": "tf32"})
-    yield "tree_fc-tf32", attrs.evolve(tree_fc, options={"precision": "tf32"})
+    for precision in ("tf32", "bf16"):
+        yield f"language_model-{precision}", attrs.evolve(language_model, options={"precision": precision})
+        yield f"tree_fc-{precision}", attrs.evolve(tree_fc, options={"precision": precision})
+    yield "tree-256-bf16", _tree(256, precision="bf16")
+    yield "tree-512-bf16", _tree(512, precision="bf16")
     for name, options in VARIANTS.items():
         for size in ABLATED:
             yield ablated(size)[name], _tree(size, **options)

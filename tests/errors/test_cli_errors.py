@@ -5,6 +5,7 @@ import json
 import pytest
 
 import dnc
+from dnc.ir.plan import PRECISIONS
 from dnc.runtime.checkpoint import Position
 from tests.support.command_line import TREE
 
@@ -20,6 +21,8 @@ ONE_OF = "error: expected one of --latency and --throughput"
 NO_BUILD = "error: none: there is no such build; make one with dnc compile"
 LOST = "is read here too and would be lost; choose another file to write"
 
+A_PRECISION = f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
+
 COMMANDS = [
     (
         f"compile {TREE} --target tpu",
@@ -28,7 +31,7 @@ COMMANDS = [
     (f"compile {TREE} --set hidden", f"error: --set: found 'hidden', {SIZE}"),
     (f"compile {TREE} --set hidden=2.5", f"error: --set: found 'hidden=2.5', {SIZE}"),
     (f"compile {TREE} --set hidden=2,hidden=3", "error: --set: hidden is set twice"),
-    (f"compile {TREE} --precision fp16", "error: precision: found 'fp16', expected fp32, tf32 or tf32x3"),
+    (f"compile {TREE} --precision fp16", f"error: precision: found 'fp16', expected {A_PRECISION}"),
     (
         f"compile {TREE} --precision tf32",
         "error: precision tf32 is for GPUs, and no target is one: a CPU computes in fp32",

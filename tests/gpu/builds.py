@@ -36,6 +36,15 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         {"hidden": 72, "embed": 40},
         PlanOptions(cluster=8, residency="shared", precision="tf32"),
     ),
+    "treelstm-bf16": ("treelstm", {"hidden": 256, "embed": 256}, PlanOptions(precision="bf16")),
+    "treelstm-wide-bf16": ("treelstm", {"hidden": 512, "embed": 512}, PlanOptions(precision="bf16")),
+    "treelstm-odd-bf16": (
+        "treelstm",
+        {"hidden": 72, "embed": 40},
+        PlanOptions(cluster=8, residency="shared", precision="bf16"),
+    ),
+    "treelstm-registers-bf16": ("treelstm", {"hidden": 72, "embed": 40}, PlanOptions(precision="bf16")),
+    "lstm2-bf16": ("lstm2", {"hidden": 100, "embed": 20}, PlanOptions(cluster=8, precision="bf16")),
     "treelstm-chip": ("treelstm", {"hidden": 48, "embed": 40}, PlanOptions(cluster=0)),
     "treelstm-shared": ("treelstm", {"hidden": 36, "embed": 20}, PlanOptions(cluster=8, residency="shared")),
     "treelstm-streamed": (

@@ -44,7 +44,10 @@ def test_nothing_spills(arch: str, cluster: int) -> None:
     assert binary.resident, binary.log
 
 
-@pytest.mark.parametrize("arch, name", [*(("sm_90a", name) for name in CASES), ("sm_80", "treelstm-256")])
+SMALLER = (("sm_80", "treelstm-256"), ("sm_80", "treelstm-bf16"))
+
+
+@pytest.mark.parametrize("arch, name", [*(("sm_90a", name) for name in CASES), *SMALLER])
 def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str) -> None:
     from dnc.codegen.cuda_kernel import emit_source
     from dnc.codegen.nvrtc import compile_cuda
