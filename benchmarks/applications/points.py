@@ -98,6 +98,7 @@ FIXED = (
     Point("tree_fc-bf16", (64,), "complete trees of 256 leaves"),
     Point("language_model-bf16", (64,), "texts of 64 words"),
     Point("lstm", (16,), "sentences of 100 words", "LstmClassifier", {16: 1.0}, {16: 16 / 0.8e-3}),
+    Point("lstm-bf16", (16,), "sentences of 100 words", rates={16: 16 / 0.5e-3}),
     Point("rnn", (4,), "sentences of 100 words", "RnnClassifier", {4: 1.0}),
 )
 
@@ -146,7 +147,9 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
     language_model = _example("language_model", hidden=512, embed=512, vocab=10_000)
     yield "tree_fc", tree_fc
     yield "language_model", language_model
-    yield "lstm", _example("lstm_classifier", hidden=256, embed=256)
+    lstm = _example("lstm_classifier", hidden=256, embed=256)
+    yield "lstm", lstm
+    yield "lstm-bf16", attrs.evolve(lstm, options={"precision": "bf16"})
     # One replica over the chip, as four rows a level leave most of seven clusters idle.
     yield "rnn", Recipe(OWN / "rnn.dn", {"hidden": 1152, "embed": 1152}, {"cluster": 0})
     yield "tree-256-infer", _tree(256, mode="infer")
