@@ -216,15 +216,15 @@ class TurnedSteps:
             to = stage + line * (self.columns + SPARE) + own
             worker.start_copy(to, at)
 
-    def weights(self, block: Expr, first: Expr, stage: Expr) -> Element:
-        """Where weights of a step are: of a row of the step, in a column of the block."""
+    def weights(self, block: Expr, first: Expr, stage: Expr, lanes: int) -> Element:
+        """Where weights of a step are: `lanes` of a row of the step, from a column of the block on."""
         if self.streamed:
             return lambda row, column: (
                 self.tile.worker.staging,
                 stage + row * (self.columns + SPARE) + column,
             )
         memory, place = weight_place(self.tile.worker, self.placement, self.weights_at)
-        last = padded(self.placement.columns) - 4  # where the matrix has ended any columns do
+        last = padded(self.placement.columns) - lanes  # where the matrix has ended any columns do
         start = block * self.columns
 
         def there(row: Expr, column: Expr) -> tuple[Any, Expr]:

@@ -140,7 +140,7 @@ class ThreadSums:
         """Row by row."""
         staging = self.tile.worker.staging
         deltas = self.tile.staging.deltas[self.product.delta]
-        weights = steps.weights(block, first, stage)
+        weights = steps.weights(block, first, stage, QUAD)
         at = let("deltas", deltas.place(first, self.down))
         with loop("row", _rows(steps, first, 1), unroll=2) as row:
             pairs = [weights(row, self.across + h * COLUMNS) for h in range(self.shape.times)]
@@ -185,7 +185,7 @@ class TensorSums:
         """All rows."""
         staging = self.tile.worker.staging
         deltas = self.tile.staging.deltas[self.product.delta]
-        weights = steps.weights(block, first, stage)
+        weights = steps.weights(block, first, stage, 1)
 
         def weight(row: Expr, own: Expr) -> Expr:
             memory, place = weights(row, self.column + own)
