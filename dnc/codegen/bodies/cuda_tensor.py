@@ -24,7 +24,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, fixed, let, local, loop, when
+from dnc.codegen.emit import Expr, both, fixed, let, local, loop, when
 from dnc.ir.plan import BF16, TF32, TF32X3, Plan, weights_of_register
 
 HIGH, ACROSS, DEPTH = 16, 8, 8  # of the blocks of numbers that are read together
@@ -178,7 +178,8 @@ class WarpSums:
                 self._add(first(block if packed == 1 else block * packed), packed, left, right)
         if packed == 1 or (isinstance(count, int) and count % packed == 0):
             return
-        with when(count % packed != 0) if not isinstance(count, int) else nullcontext():
+        # A part of a sum that is left over has fewer than no blocks.
+        with when(both(count > 0, count % packed != 0)) if not isinstance(count, int) else nullcontext():
             self._add(first(count - 1), 1, left, right)
 
     def _add(self, depth: Expr, blocks: int, left: Element, right: Element) -> None:
