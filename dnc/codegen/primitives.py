@@ -207,50 +207,32 @@ __device__ __forceinline__ int dnc_thread_here() {
     "int32",
 )
 
-# d += a b of a warp, 16 x 8 by 8 x 8; which lane holds what: `bodies/cuda_tensor.py`.
-MMA_TF32 = Primitive(
-    "dnc_mma_tf32",
-    """
-__device__ __forceinline__ void dnc_mma_tf32(
-    float& d0, float& d1, float& d2, float& d3,
-    float a0, float a1, float a2, float a3, float b0, float b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
-      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
-        "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
-}
+
+def _mma(name: str, shape: str, numbers: str, left: int, right: int) -> Primitive:
+    """d += a b of a warp; `left` words of a and `right` of b a lane: which, says `bodies/cuda_tensor.py`."""
+    sums, a, b = (
+        [f"{matrix}{i}" for i in range(count)] for matrix, count in (("d", 4), ("a", left), ("b", right))
+    )
+    places = [f"%{i}" for i in range(4 + left + right)]
+    into, of_a, of_b = (", ".join(part) for part in (places[:4], places[4 : 4 + left], places[4 + left :]))
+    return Primitive(
+        name,
+        f"""
+__device__ __forceinline__ void {name}(
+    {", ".join(f"float& {d}" for d in sums)}, {", ".join(f"float {word}" for word in a + b)}) {{
+  asm("mma.sync.aligned.{shape}.row.col.f32.{numbers}.{numbers}.f32 "
+      "{{{into}}}, {{{of_a}}}, {{{of_b}}}, {{{into}}};"
+      : {", ".join(f'"+f"({d})' for d in sums)}
+      : {", ".join(f'"r"(__float_as_uint({word}))' for word in a + b)});
+}}
 """,
-)
+    )
 
 
-# The same for words of two numbers, 16 x 16 by 16 x 8, and for half as much, 16 x 8 by 8 x 8.
-MMA_BF16 = Primitive(
-    "dnc_mma_bf16",
-    """
-__device__ __forceinline__ void dnc_mma_bf16(
-    float& d0, float& d1, float& d2, float& d3,
-    float a0, float a1, float a2, float a3, float b0, float b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
-      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(a2)),
-        "r"(__float_as_uint(a3)), "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
-}
-""",
-)
-MMA_BF16_HALF = Primitive(
-    "dnc_mma_bf16_half",
-    """
-__device__ __forceinline__ void dnc_mma_bf16_half(
-    float& d0, float& d1, float& d2, float& d3, float a0, float a1, float b0) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+f"(d0), "+f"(d1), "+f"(d2), "+f"(d3)
-      : "r"(__float_as_uint(a0)), "r"(__float_as_uint(a1)), "r"(__float_as_uint(b0)));
-}
-""",
-)
+MMA_TF32 = _mma("dnc_mma_tf32", "m16n8k8", "tf32", 4, 2)
+# Of words of two numbers, and half as much.
+MMA_BF16 = _mma("dnc_mma_bf16", "m16n8k16", "bf16", 4, 2)
+MMA_BF16_HALF = _mma("dnc_mma_bf16_half", "m16n8k8", "bf16", 2, 1)
 
 
 # 16 bytes from global to shared memory without a register, past L1; seen after `copy_wait` and a

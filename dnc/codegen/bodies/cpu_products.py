@@ -3,8 +3,8 @@
 In: shapes and positions as arguments; the rows that a product gathers or scatters, and the blocks of
 a weight it works on, as lists in the worker's `places`. Out: private functions in a module.
 Guaranteed: every output element is summed in one fixed order that depends neither on the number of
-vertices nor on the vertex tile. A weight lies by
-columns (`WeightFormat`), `step` floats apart; a block is BLOCK of its rows.
+vertices nor on the vertex tile. A weight lies by columns (`WeightFormat`), `step` floats apart; a block is
+BLOCK of its rows.
 """
 
 from __future__ import annotations

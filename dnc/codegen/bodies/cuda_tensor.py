@@ -145,8 +145,7 @@ def keep(cores: Cores, numbers: Sequence[Expr]) -> list[Expr]:
 
 def words(cores: Cores, numbers: Sequence[Expr]) -> list[Terms]:
     """What tensor cores read for a lane's numbers: those of k = t, then as many of k = t + 4."""
-    size = len(numbers) // cores.packed
-    return [cores.terms(cores.keep(numbers[i::size])) for i in range(size)]
+    return [cores.terms(word) for word in keep(cores, numbers)]
 
 
 def join(parts: Iterable[list[Terms]]) -> list[Terms]:

@@ -37,7 +37,7 @@ class Shared:
     """The functions of a module, each once."""
 
     made: dict[Any, Any] = attrs.Factory(dict)
-    library: dict[tuple[str, int], Any] = attrs.Factory(dict)
+    products: dict[tuple[str, int], Any] = attrs.Factory(dict)
     alike: dict[int, list[Any]] = attrs.Factory(dict)
 
 
@@ -49,10 +49,10 @@ class SharedFunctions(Functions):
         self._shared, self._prefix = shared, prefix
 
     def variable(self, name: str) -> Any:
-        """A function of the library is that of all plans."""
+        """A product's function is that of all plans."""
         if name.startswith(LIBRARY):
             key = name, self.tile
-            return self._shared.library.setdefault(key, GlobalVar(f"{name}_{self.tile}"))
+            return self._shared.products.setdefault(key, GlobalVar(f"{name}_{self.tile}"))
         return self._variables.setdefault(name, GlobalVar(self._prefix + name))
 
     def define(
