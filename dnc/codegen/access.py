@@ -8,7 +8,7 @@ expressions for every kind of address of `dnc.ir.plan`. Guaranteed: the position
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -47,10 +47,20 @@ MOST_RUNS = 16  # partial sums of a slot that are loaded without a loop
 
 
 @attrs.frozen(eq=False)
+class NearLists:
+    """Words of lists that a target keeps near: that of row `first` at `places[name]`, others behind it."""
+
+    words: Any
+    places: Mapping[str, int]
+    first: Expr
+
+
+@attrs.frozen(eq=False)
 class Access:
     """Emits reads and writes. `workers` is the replica's size, a number or an expression.
 
     eager: loads that may not be needed are made, from the pool's zeros, so that none waits for another.
+    near: what of the lists is nearer than the schedule.
     """
 
     plan: Plan
@@ -60,6 +70,7 @@ class Access:
     rank: Any
     tables: Any = None
     eager: bool = False
+    near: NearLists | None = None
     layout: isa.Layout = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -83,7 +94,7 @@ class Access:
         """Position of a dense parameter, of a stack that of the one which the list selects for a row."""
         if select is None:
             return self.base(parameter)
-        return self.slice(parameter, self.words[self.list_at(select) + row])
+        return self.slice(parameter, self.row_word(select, row))
 
     def slice(self, parameter: str, index: Expr) -> Expr:
         """Position of a dense parameter, of a stack that of the one with a number."""
@@ -99,6 +110,18 @@ class Access:
     def list_at(self, name: str) -> Expr:
         """Offset in the schedule of a list."""
         return self.tables[self.layout.lists_at + self.layout.lists[name]]
+
+    def list_of(self, names: Sequence[tuple[int, str]], place: Expr) -> Expr:
+        """Offset in the schedule of the last of several lists that begins before or at a place."""
+        return self.tables[
+            self.layout.lists_at + last_before([(at, self.layout.lists[name]) for at, name in names], place)
+        ]
+
+    def row_word(self, name: str, row: Expr) -> Expr:
+        """A row's word of a list with one word a row."""
+        if self.near is not None and name in self.near.places:
+            return self.near.words[self.near.places[name] + (row - self.near.first)]
+        return self.words[self.list_at(name) + row]
 
     def entry(self, at: Expr) -> Expr:
         """Position in the pool that the list word at `at` names."""
@@ -120,7 +143,7 @@ class Access:
             at = self.position(address, row)
             return lambda i: self.pool[shift(at, i)]
         if isinstance(address, IndexAddress):
-            value = let("index", self.words[self.list_at(address.list) + row])
+            value = let("index", self.row_word(address.list, row))
             return lambda i: value
         if isinstance(address, SeedAddress):
             return lambda i: self.header_float("loss_scale")
@@ -141,7 +164,7 @@ class Access:
             base = self.weights(address.parameter, address.select, row)
             return let("parameter", base + address.offset)
         if isinstance(address, GatherAddress):
-            return let("gathered", self.entry(self.list_at(address.list) + row) + address.offset)
+            return let("gathered", wide(self.row_word(address.list, row)) * 4 + address.offset)
         assert isinstance(address, BufferAddress)
         width = self.plan.buffer(address.buffer).width
         return let("record", self.base(address.buffer) + wide(row) * width + address.offset)
@@ -165,7 +188,7 @@ class Access:
     def slots(self, address: SlotsAddress, row: Expr) -> SlotsReader:
         """The slots of a row."""
         heads = {
-            name: let("head", self.words[self.list_at(name) + row])
+            name: let("head", self.row_word(name, row))
             for name in (address.plain, address.partial)
             if name is not None
         }
@@ -221,6 +244,14 @@ class Access:
         """How many entries of a ragged list stand before those of `row`."""
         at = self.list_at(name)
         return self.words[at + row] - self.words[at]
+
+
+def last_before(values: Sequence[tuple[int, Any]], place: Expr) -> Any:
+    """The value of the last of several places that stands before or at `place`."""
+    found = values[0][1]
+    for begin, value in values[1:]:
+        found = T.Select(place >= begin, value, found)
+    return found
 
 
 @attrs.frozen(eq=False)

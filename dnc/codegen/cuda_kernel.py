@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 import attrs
 from tvm import tirx
@@ -19,11 +20,31 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen import sync
 from dnc.codegen.access import Access
-from dnc.codegen.bodies import cuda_dense, cuda_gradients, cuda_segments, cuda_update, cuda_vertices
+from dnc.codegen.bodies import (
+    cuda_ahead,
+    cuda_dense,
+    cuda_gradients,
+    cuda_segments,
+    cuda_update,
+    cuda_vertices,
+)
 from dnc.codegen.bodies.cuda_ending import ALL_ENDED
 from dnc.codegen.bodies.cuda_resident import resident
 from dnc.codegen.bodies.cuda_worker import Worker, load_shared, make_view, vector_slots
-from dnc.codegen.emit import Expr, any_of, both, dispatch, let, local, named, put, stride_loop, when
+from dnc.codegen.emit import (
+    Expr,
+    any_of,
+    both,
+    dispatch,
+    either,
+    fixed,
+    let,
+    local,
+    named,
+    put,
+    stride_loop,
+    when,
+)
 from dnc.codegen.math import TirMath
 from dnc.codegen.nvrtc import compiled
 from dnc.codegen.stamps import CudaStamps
@@ -46,6 +67,7 @@ from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
 STATE_WORDS = 4
 FINISHED = 1 << 30  # what stands for an opcode behind END
+AHEAD = 16  # bit of an entry whose words of lists have been read ahead
 # Indices into `isa.ABORT_EXCHANGES`.
 GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
 
@@ -100,10 +122,18 @@ class Kernel:
             if self._register_regions() == {region} == {isa.WITHIN}:
                 self._load_registers()
             with T.While(self.opcode[0] <= last):
-                dispatch(self.opcode[0], self._cases(region))
-                put(self.at, 0, self.at[0] + 1)
-                with when(self.opcode[0] != FINISHED):
-                    put(self.opcode, 0, self._fetch())
+                either(
+                    self.opcode[0] == self._number(isa.REPLICA_BARRIER),
+                    partial(self._exchange, region),
+                    partial(self._instruction, region),
+                )
+
+    def _instruction(self, region: int) -> None:
+        """Runs an instruction and fetches the next one."""
+        dispatch(self.opcode[0], self._cases(region))
+        put(self.at, 0, self.at[0] + 1)
+        with when(self.opcode[0] != FINISHED):
+            put(self.opcode, 0, self._fetch())
 
     # ---- prologue -------------------------------------------------------------------------------
 
@@ -132,20 +162,23 @@ class Kernel:
         layout = isa.layout(self.plan)
         table_words, weight_words = -(-layout.queues_at // 32) * 32, self._shared_words()
         fixed_words = self.tiling.window + table_words
-        staging_words = self.shape.shared_bytes // 4 - fixed_words - weight_words - STATE_WORDS
+        ahead_words = cuda_ahead.ahead_words(self.plan)
+        behind_words = ahead_words + STATE_WORDS
+        staging_words = self.shape.shared_bytes // 4 - fixed_words - weight_words - behind_words
         self.window = make_view(shared, "window", 0, self.tiling.window, "int32")
         tables = make_view(shared, "tables", self.tiling.window, table_words, "int32")
         weights = make_view(shared, "weights", fixed_words, weight_words)
         staging = make_view(shared, "staging", fixed_words + weight_words, staging_words)
         # Registers are for weights: the abort flag and the queue's place live in shared memory. So does a
         # zero, of which the compiler does not know that it is one.
-        state = fixed_words + weight_words + staging_words
+        state = self.shape.shared_bytes // 4 - STATE_WORDS
         self.aborted = make_view(shared, "aborted", state, 1, "int32")
         self.queue = make_view(shared, "queue", state + 1, 1, "int32")
         self.zero = make_view(shared, "zero", state + 2, 1, "int32")
         registers = named("resident", T.alloc_local((max(self._registers(), 1),), "float32"))
         self.at = local("at", "int32", 0)
         self.opcode, self.entry = local("opcode", "int32", 0), local("entry", "int32", 0)
+        ahead = make_view(shared, "ahead", state - ahead_words, ahead_words, "int32")
         workers = self.tiling.workers
         rank, self.replica = let("rank", number % workers), let("replica", number // workers)
         access = Access(self.plan, pool, words, workers, rank, tables, eager=True)
@@ -153,7 +186,7 @@ class Kernel:
             plan=self.plan, access=access, math=TirMath(), pool=pool, words=words, staging=staging,
             staging_words=staging_words, shared_weights=weights, registers=registers, thread=thread,
             lane=let("lane", thread % LANES), warp=let("warp", thread // LANES), rank=rank, number=number,
-            grid=self.grid, vectors=vector_slots(self.plan, self._matrix_words())[0],
+            grid=self.grid, ahead=ahead, vectors=vector_slots(self.plan, self._matrix_words())[0],
         )  # fmt: skip
         with when(thread == 0):
             put(self.aborted, 0, 0)
@@ -206,21 +239,59 @@ class Kernel:
     # ---- the loop -------------------------------------------------------------------------------
 
     def _fetch(self) -> Expr:
-        """Refills the window when it is used up; the opcode, after a block barrier."""
-        size = isa.INSTRUCTION_WORDS
-        per_window = self.tiling.window // size
+        """The opcode behind a block barrier, the window filled again where it is used up."""
         T.evaluate(T.cuda.cta_sync())
         self._stamp(0)
-        with when(self.at[0] % per_window == 0):
+        with when(self._window_ends()):
             self._fill_window(self.at[0])
             T.evaluate(T.cuda.cta_sync())
-        put(self.entry, 0, self.at[0] % per_window * size)
+        opcode = self._decode()
+        self._stamp(1)
+        return opcode
+
+    def _window_ends(self) -> Expr:
+        return self.at[0] % (self.tiling.window // isa.INSTRUCTION_WORDS) == 0
+
+    def _decode(self) -> Expr:
+        """The opcode of the instruction at hand, a no-op where it is skipped."""
+        size = isa.INSTRUCTION_WORDS
+        put(self.entry, 0, self.at[0] % (self.tiling.window // size) * size)
         fetched = let("fetched", cuda.uniform(self.window[self.entry[0]]))
         keeps = any_of(fetched == self._number(isa.END), self._is_cluster_barrier(fetched))
         skips = both(self.aborted[0] != 0, tirx.Not(keeps))
-        opcode = let("opcode", T.Select(skips, self._number(isa.NOP), fetched))
+        return let("opcode", T.Select(skips, self._number(isa.NOP), fetched))
+
+    def _exchange(self, region: int) -> None:
+        """A barrier of the replica. Between arriving and waiting a worker fetches the next instruction, and
+        the words of lists that it reads."""
+        wait = self._arrive_at_replica()
+        put(self.at, 0, self.at[0] + 1)
+        with when(self._window_ends()):
+            T.evaluate(T.cuda.cta_sync())
+            self._fill_window(self.at[0])
+            T.evaluate(T.cuda.cta_sync())
+        put(self.opcode, 0, self._decode())
+        word, found = local("word", "int32", 0), local("found", "int32", 0)
+
+        def read(segment: Segment, fields: tuple[str, ...]) -> None:
+            put(word, 0, cuda_ahead.read_ahead(self.worker, segment, *self._values(fields)))
+            put(found, 0, 1)
+
+        cases = {
+            self.plan.opcode(segment.name).number: partial(
+                read, segment, self.plan.opcode(segment.name).fields
+            )
+            for segment in self.plan.segments
+            if isa.segment_region(self.plan, segment) == region and cuda_ahead.near_lists(self.plan, segment)
+        }
+        if cases:
+            dispatch(self.opcode[0], cases)
+        wait()
+        with when(found[0] != 0):
+            cuda_ahead.keep_ahead(self.worker, word[0])
+            put(self.entry, 0, self.entry[0] + (1 << AHEAD))
+        self._stamp(0)
         self._stamp(1)
-        return opcode
 
     def _fill_window(self, first: Expr) -> None:
         """Reads the instructions from `first` on into the window; seen after a block barrier."""
@@ -256,7 +327,6 @@ class Kernel:
         """The bodies of a region by opcode; in the last one, an opcode beyond the set stops the launch."""
         cases: dict[int, Callable[[], None]] = {
             self._number(isa.END): lambda: put(self.opcode, 0, FINISHED),
-            self._number(isa.REPLICA_BARRIER): self._replica_barrier,
             self._number(isa.GRID_BARRIER): self._grid_barrier,
         }
         if region == isa.WITHIN and isa.generates(self.plan):
@@ -303,7 +373,8 @@ class Kernel:
     def _worker_of(self, segment: Segment) -> Worker:
         """The worker for a segment: what it knows of the wavefronts and of the registers."""
         if self.plan.program.stage(segment.stage).placement == LEVEL:
-            return attrs.evolve(self.worker, few=True, crowded=isa.WITHIN in self._register_regions())
+            crowded, ahead = isa.WITHIN in self._register_regions(), let("is_ahead", self.entry[0] >> AHEAD)
+            return attrs.evolve(self.worker, few=True, crowded=crowded, is_ahead=ahead)
         crowded = isa.segment_region(self.plan, segment) in self._register_regions()
         return attrs.evolve(self._behind(), crowded=crowded)
 
@@ -319,7 +390,8 @@ class Kernel:
 
     def _values(self, fields: tuple[str, ...]) -> list[Expr]:
         """The fields of the current instruction."""
-        return [self.worker.field(field, self.entry[0], self.window, fields) for field in fields]
+        entry = self.entry[0] & ((1 << AHEAD) - 1)
+        return [self.worker.field(field, entry, self.window, fields) for field in fields]
 
     def _update(self, parameter: str) -> Callable[[], None]:
         """All optimizers' instructions for the dense parameters, or for a table."""
@@ -334,34 +406,42 @@ class Kernel:
 
     # ---- barriers -------------------------------------------------------------------------------
 
-    def _replica_barrier(self) -> None:
-        """The cluster's hardware barrier, or a counter."""
+    def _arrive_at_replica(self) -> Callable[[], None]:
+        """Arrives at the cluster's hardware barrier, or at a counter; what then waits."""
         if self.tiling.cluster > 1:
-            sync.cluster_barrier()
-            return
+            sync.cluster_arrive()
+            return sync.cluster_wait
         counter = (isa.SYNC_REPLICAS + self.replica) * isa.SYNC_STRIDE
-        self._counter_barrier(counter, self.tiling.workers, REPLICA)
+        return self._arrive(counter, self.tiling.workers, REPLICA)
 
     def _grid_barrier(self) -> None:
-        self._counter_barrier(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID)
+        self._arrive(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID)()
 
-    def _counter_barrier(self, counter: Expr, arrivals: Expr, exchange: int) -> None:
-        (ordinal,) = (
-            self.worker.field(f, self.entry[0], self.window, isa.BARRIER_FIELDS) for f in isa.BARRIER_FIELDS
-        )
+    def _arrive(self, counter: Expr, arrivals: Expr, exchange: int) -> Callable[[], None]:
+        """Arrives at a counter; what waits there. Where that fails, only END is left of an opcode at hand."""
+        (ordinal,) = self._values(isa.BARRIER_FIELDS)
+        instruction = fixed("instruction", self.at[0])
         address = T.address_of(self.counters[counter])
+        target = T.cast(ordinal * arrivals, "uint32")
         sync.signal(address)
-        waited = sync.wait(
-            address,
-            T.cast(ordinal * arrivals, "uint32"),
-            abort=T.address_of(self.counters[isa.SYNC_ABORT * isa.SYNC_STRIDE]),
-            limit_us=self.limit_us,
-            worker=self.worker.number,
-            instruction=self.at[0],
-            exchange=exchange,
-        )
-        with when(both(let("failed", waited) != 0, self.worker.thread == 0)):
-            put(self.aborted, 0, self.at[0] + 1)
+
+        def wait() -> None:
+            waited = sync.wait(
+                address,
+                target,
+                abort=T.address_of(self.counters[isa.SYNC_ABORT * isa.SYNC_STRIDE]),
+                limit_us=self.limit_us,
+                worker=self.worker.number,
+                instruction=instruction,
+                exchange=exchange,
+            )
+            with when(let("failed", waited) != 0):
+                with when(self.worker.thread == 0):
+                    put(self.aborted, 0, instruction + 1)
+                with when(self.opcode[0] != self._number(isa.END)):
+                    put(self.opcode, 0, self._number(isa.NOP))
+
+        return wait
 
     def _abort(self, exchange: int) -> None:
         """An unknown opcode: claims the abort record and stops."""

@@ -12,6 +12,7 @@ from typing import Any
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
+from dnc.codegen.access import last_before
 from dnc.codegen.bodies.cuda_worker import CHUNK, Worker, chunks
 from dnc.codegen.emit import Expr, both, fixed, let, put, smaller, stride_loop, when, wide
 from dnc.ir.machine import THREADS
@@ -112,8 +113,12 @@ def piece_word(worker: Worker, pieces: tuple[Piece, ...], row: Expr, element: Ex
     ]
     if not gathered:
         return None
+    near = worker.access.near
+    if near is not None and all(address.list in near.places for _, address in gathered):
+        places = [(begin, near.places[address.list]) for begin, address in gathered]
+        return near.words[last_before(places, element) + (row - near.first)]
     lists = [(begin, let("list", worker.access.list_at(address.list))) for begin, address in gathered]
-    return worker.words[_chosen(lists, element) + row]
+    return worker.words[last_before(lists, element) + row]
 
 
 def piece_at(
@@ -136,7 +141,7 @@ def piece_at(
             (begin, piece.address.offset - begin)  # type: ignore[union-attr]
             for begin, piece in zip(begins, pieces, strict=True)
         ]
-        at = let("piece", wide(word) * 4 + _chosen(shifts, element))
+        at = let("piece", wide(word) * 4 + last_before(shifts, element))
     else:
         positions = []
         for begin, piece in zip(begins, pieces, strict=True):
@@ -145,21 +150,13 @@ def piece_at(
             else:
                 found = worker.access.position(piece.address, row)
             positions.append((begin, let("piece", found - begin)))
-        at = _chosen(positions, element)
+        at = last_before(positions, element)
     return T.Select(valid, at + element, T.int64(0))
 
 
 def _begins(pieces: tuple[Piece, ...]) -> list[int]:
     """The first element of every piece."""
     return [sum(piece.width for piece in pieces[:index]) for index in range(len(pieces))]
-
-
-def _chosen(values: list[tuple[int, Any]], element: Expr) -> Any:
-    """The value of the last one that begins before or at an element."""
-    found = values[0][1]
-    for begin, value in values[1:]:
-        found = T.Select(element >= begin, value, found)
-    return found
 
 
 def _stage_pieces(

@@ -11,6 +11,7 @@ from functools import partial
 
 import attrs
 
+from dnc.codegen.bodies.cuda_ahead import ROWS, keep_ahead, near_lists, read_ahead, with_near
 from dnc.codegen.bodies.cuda_cells import EarlyLoads, quad_cells, unit_cells
 from dnc.codegen.bodies.cuda_operands import operand_stride, stage_operand
 from dnc.codegen.bodies.cuda_products import WIDE, forward
@@ -33,7 +34,7 @@ from dnc.codegen.bodies.cuda_transposed import FEW, transposed
 from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, either, let, smaller, stride_loop
+from dnc.codegen.emit import Expr, either, let, local, put, smaller, stride_loop, when
 from dnc.codegen.quads import fits_quads
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import REGISTER, Piece, Product, Segment, TransposedProduct, unit_share
@@ -63,10 +64,15 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
     """The same with all lanes of a warp on one row of the weights, which may be in registers."""
     staging = choose_staging(worker, segment)
     size = staging.tile
+    ahead = local("ahead", "int32", worker.is_ahead)
     with stride_loop("tile", 0, rows, size) as begin:
         first = let("first", row + begin)
         count = let("count", smaller(rows - begin, size))
-        tile = UnitTile(worker, segment, staging, first, count)
+        if near_lists(worker.plan, segment):
+            with when(ahead[0] == 0):
+                keep_ahead(worker, read_ahead(worker, segment, first, count))
+            put(ahead, 0, 0)
+        tile = UnitTile(with_near(worker, segment, first), segment, staging, first, count)
         early = EarlyLoads(tile)
         _products(tile, early)
         one_unit = partial(unit_cells, tile, early)
@@ -86,6 +92,8 @@ def choose_staging(worker: Worker, segment: Segment) -> Staging:
     """Tiles as large as the staging area takes, up to the plan's tile; buffers of what is added up."""
     assert worker.plan.tiling is not None
     tile = worker.plan.tiling.tile
+    if near_lists(worker.plan, segment):
+        tile = min(tile, ROWS)
     while True:
         for buffers in (2, 1) if segment.transposed or segment.products else (1,):
             found = narrow_staging(worker, segment, tile, buffers)

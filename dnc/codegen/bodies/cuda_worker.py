@@ -43,7 +43,8 @@ class Worker:
 
     vectors: first word in `shared_weights` of the worker's units of a vector parameter, gate by gate, by
     its name and units. few: an instruction may have few vertices, and then has to be fast. crowded:
-    registers hold weights.
+    registers hold weights. ahead: see `cuda_ahead`; is_ahead: 1 where it holds what this
+    instruction needs.
     """
 
     plan: Plan
@@ -61,6 +62,8 @@ class Worker:
     rank: Expr
     number: Expr
     grid: Expr
+    ahead: Any
+    is_ahead: Expr = 0
     vectors: dict[tuple[str, int], int] = attrs.field(factory=dict)
     few: bool = False
     crowded: bool = False
