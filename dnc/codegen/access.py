@@ -48,11 +48,16 @@ MOST_RUNS = 16  # partial sums of a slot that are loaded without a loop
 
 @attrs.frozen(eq=False)
 class NearLists:
-    """Words of lists that a target keeps near: that of row `first` at `places[name]`, others behind it."""
+    """Words of lists that a target keeps near: from begin + places[name] on those of rows from `first` on."""
 
     words: Any
+    begin: Expr
     places: Mapping[str, int]
     first: Expr
+
+    def word(self, place: Expr, row: Expr) -> Expr:
+        """A row's word of the list at a place."""
+        return self.words[self.begin + place + (row - self.first)]
 
 
 @attrs.frozen(eq=False)
@@ -120,7 +125,7 @@ class Access:
     def row_word(self, name: str, row: Expr) -> Expr:
         """A row's word of a list with one word a row."""
         if self.near is not None and name in self.near.places:
-            return self.near.words[self.near.places[name] + (row - self.near.first)]
+            return self.near.word(self.near.places[name], row)
         return self.words[self.list_at(name) + row]
 
     def entry(self, at: Expr) -> Expr:

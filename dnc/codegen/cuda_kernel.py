@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 
 import attrs
 from tvm import tirx
@@ -65,9 +65,10 @@ from dnc.ir.plan import (
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
-STATE_WORDS = 4
+STATE_WORDS = 8
 FINISHED = 1 << 30  # what stands for an opcode behind END
-AHEAD = 16  # bit of an entry whose words of lists have been read ahead
+# Bits of an entry: its words of lists are there; the replica's barrier follows.
+READY, FOLLOWED, ENTRY = 1 << 16, 1 << 17, (1 << 16) - 1
 # Indices into `isa.ABORT_EXCHANGES`.
 GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
 
@@ -129,11 +130,18 @@ class Kernel:
                 )
 
     def _instruction(self, region: int) -> None:
-        """Runs an instruction and fetches the next one."""
+        """Runs an instruction and fetches the next one, if it is not known already."""
         dispatch(self.opcode[0], self._cases(region))
         put(self.at, 0, self.at[0] + 1)
-        with when(self.opcode[0] != FINISHED):
-            put(self.opcode, 0, self._fetch())
+
+        def fetch() -> None:
+            with when(self.opcode[0] != FINISHED):
+                put(self.opcode, 0, self._fetch())
+
+        if self._ahead_segments(region):
+            either(self.entry[0] >= FOLLOWED, self._follow, fetch)
+        else:
+            fetch()
 
     # ---- prologue -------------------------------------------------------------------------------
 
@@ -160,9 +168,9 @@ class Kernel:
             "shared", T.alloc_buffer((self.shape.shared_bytes,), "uint8", scope="shared.dyn", align=128)
         )
         layout = isa.layout(self.plan)
-        table_words, weight_words = -(-layout.queues_at // 32) * 32, self._shared_words()
+        table_words, weight_words = -(-layout.queues_at // 4) * 4, self._shared_words()
         fixed_words = self.tiling.window + table_words
-        ahead_words = cuda_ahead.ahead_words(self.plan)
+        ahead_words = 2 * cuda_ahead.ahead_words(self.plan)
         behind_words = ahead_words + STATE_WORDS
         staging_words = self.shape.shared_bytes // 4 - fixed_words - weight_words - behind_words
         self.window = make_view(shared, "window", 0, self.tiling.window, "int32")
@@ -175,6 +183,7 @@ class Kernel:
         self.aborted = make_view(shared, "aborted", state, 1, "int32")
         self.queue = make_view(shared, "queue", state + 1, 1, "int32")
         self.zero = make_view(shared, "zero", state + 2, 1, "int32")
+        self.ahead_at = make_view(shared, "ahead_at", state + 3, 2, "int32")
         registers = named("resident", T.alloc_local((max(self._registers(), 1),), "float32"))
         self.at = local("at", "int32", 0)
         self.opcode, self.entry = local("opcode", "int32", 0), local("entry", "int32", 0)
@@ -186,11 +195,14 @@ class Kernel:
             plan=self.plan, access=access, math=TirMath(), pool=pool, words=words, staging=staging,
             staging_words=staging_words, shared_weights=weights, registers=registers, thread=thread,
             lane=let("lane", thread % LANES), warp=let("warp", thread // LANES), rank=rank, number=number,
-            grid=self.grid, ahead=ahead, vectors=vector_slots(self.plan, self._matrix_words())[0],
+            grid=self.grid, ahead=cuda_ahead.Ahead(ahead),
+            vectors=vector_slots(self.plan, self._matrix_words())[0],
         )  # fmt: skip
         with when(thread == 0):
             put(self.aborted, 0, 0)
             put(self.zero, 0, 0)
+            for half in range(2):
+                put(self.ahead_at, half, -1)
             put(self.queue, 0, words[layout.queues_at + number])
         with stride_loop("word", thread, layout.queues_at, THREADS) as word:
             put(tables, word, words[word])
@@ -262,8 +274,9 @@ class Kernel:
         return let("opcode", T.Select(skips, self._number(isa.NOP), fetched))
 
     def _exchange(self, region: int) -> None:
-        """A barrier of the replica. Between arriving and waiting a worker fetches the next instruction, and
-        the words of lists that it reads."""
+        """A barrier of the replica. Between arriving and waiting a worker fetches the next instruction."""
+        if self._ahead_segments(region):
+            cuda.copy_wait(0)  # so that all see the words that were copied
         wait = self._arrive_at_replica()
         put(self.at, 0, self.at[0] + 1)
         with when(self._window_ends()):
@@ -271,27 +284,55 @@ class Kernel:
             self._fill_window(self.at[0])
             T.evaluate(T.cuda.cta_sync())
         put(self.opcode, 0, self._decode())
-        word, found = local("word", "int32", 0), local("found", "int32", 0)
+        level = self._ahead_segments(region)
+        if level:
+            self._look_ahead(level)
+        wait()
+        self._stamp(0)
+        self._stamp(1)
 
-        def read(segment: Segment, fields: tuple[str, ...]) -> None:
-            put(word, 0, cuda_ahead.read_ahead(self.worker, segment, *self._values(fields)))
-            put(found, 0, 1)
-
-        cases = {
-            self.plan.opcode(segment.name).number: partial(
-                read, segment, self.plan.opcode(segment.name).fields
-            )
+    def _ahead_segments(self, region: int) -> dict[int, Segment]:
+        """By opcode the segments of a region whose words of lists are copied ahead."""
+        return {
+            self.plan.opcode(segment.name).number: segment
             for segment in self.plan.segments
             if isa.segment_region(self.plan, segment) == region and cuda_ahead.near_lists(self.plan, segment)
         }
-        if cases:
-            dispatch(self.opcode[0], cases)
-        wait()
-        with when(found[0] != 0):
-            cuda_ahead.keep_ahead(self.worker, word[0])
-            put(self.entry, 0, self.entry[0] + (1 << AHEAD))
+
+    def _look_ahead(self, level: dict[int, Segment]) -> None:
+        """Between arriving and waiting: what is known of the instruction at hand, and the words of lists of
+        the next one but one, which is that of the next level if a barrier is between them."""
+        size = isa.INSTRUCTION_WORDS
+        entry, at = fixed("entry_now", self.entry[0]), fixed("at_now", self.at[0])
+        with when(self.ahead_at[self._half(at)] == at):
+            put(self.entry, 0, entry + READY)
+        with when(entry + 3 * size <= self.tiling.window):
+            if self.tiling.cluster > 1:
+                is_level = reduce(any_of, [self.opcode[0] == number for number in level])
+                follows = self.window[entry + size] == self._number(isa.REPLICA_BARRIER)
+                with when(both(is_level, follows)):
+                    put(self.entry, 0, self.entry[0] + FOLLOWED)
+            then = entry + 2 * size
+
+            def copy(segment: Segment, fields: tuple[str, ...]) -> None:
+                values = [self.worker.field(field, then, self.window, fields) for field in fields]
+                cuda_ahead.copy_ahead(self.worker, segment, self._half(at + 2), *values)
+                with when(self.worker.thread == 0):
+                    put(self.ahead_at, self._half(at + 2), at + 2)
+
+            fields = {number: self.plan.opcodes[number].fields for number in level}
+            opcode = let("opcode_then", cuda.uniform(self.window[then]))
+            dispatch(opcode, {number: partial(copy, level[number], fields[number]) for number in level})
+
+    def _half(self, at: Expr) -> Expr:
+        """Of the words that are copied ahead, by the place of an instruction."""
+        return at // 2 % 2
+
+    def _follow(self) -> None:
+        """The replica's barrier, of which it is known that it comes: without a block barrier and a look."""
         self._stamp(0)
         self._stamp(1)
+        put(self.opcode, 0, self._number(isa.REPLICA_BARRIER))
 
     def _fill_window(self, first: Expr) -> None:
         """Reads the instructions from `first` on into the window; seen after a block barrier."""
@@ -373,8 +414,9 @@ class Kernel:
     def _worker_of(self, segment: Segment) -> Worker:
         """The worker for a segment: what it knows of the wavefronts and of the registers."""
         if self.plan.program.stage(segment.stage).placement == LEVEL:
-            crowded, ahead = isa.WITHIN in self._register_regions(), let("is_ahead", self.entry[0] >> AHEAD)
-            return attrs.evolve(self.worker, few=True, crowded=crowded, is_ahead=ahead)
+            crowded, ready = isa.WITHIN in self._register_regions(), let("is_ready", self.entry[0] & READY)
+            ahead = attrs.evolve(self.worker.ahead, half=self._half(self.at[0]), ready=ready)
+            return attrs.evolve(self.worker, few=True, crowded=crowded, ahead=ahead)
         crowded = isa.segment_region(self.plan, segment) in self._register_regions()
         return attrs.evolve(self._behind(), crowded=crowded)
 
@@ -390,7 +432,7 @@ class Kernel:
 
     def _values(self, fields: tuple[str, ...]) -> list[Expr]:
         """The fields of the current instruction."""
-        entry = self.entry[0] & ((1 << AHEAD) - 1)
+        entry = self.entry[0] & ENTRY
         return [self.worker.field(field, entry, self.window, fields) for field in fields]
 
     def _update(self, parameter: str) -> Callable[[], None]:

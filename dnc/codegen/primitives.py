@@ -248,6 +248,16 @@ __device__ __forceinline__ void dnc_copy4_async(float* to, const float* from, in
 }
 """,
 )
+# The same for one word that nobody writes during the launch.
+_COPY1_ASYNC = Primitive(
+    "dnc_copy1_async",
+    """
+__device__ __forceinline__ void dnc_copy1_async(int* to, const int* from) {
+  unsigned at = (unsigned)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(at), "l"(from) : "memory");
+}
+""",
+)
 _COPY_COMMIT = Primitive(
     "dnc_copy_commit",
     """
@@ -272,6 +282,11 @@ __device__ __forceinline__ void dnc_copy_wait{groups}() {{
 def copy4_async(to: Any, source: Any, valid: Any) -> None:
     """Starts copying 4 words from the global address `source`, or zeros, to the shared address `to`."""
     T.evaluate(_COPY4_ASYNC(to, source, T.cast(valid, "int32")))
+
+
+def copy1_async(to: Any, source: Any) -> None:
+    """Starts copying a word that nobody writes from the global address `source` to the shared one `to`."""
+    T.evaluate(_COPY1_ASYNC(to, source))
 
 
 def copy_commit() -> None:

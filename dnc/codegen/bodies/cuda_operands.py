@@ -7,7 +7,6 @@ operands, 16 bytes a copy where every piece starts and ends at a whole address.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
@@ -116,7 +115,7 @@ def piece_word(worker: Worker, pieces: tuple[Piece, ...], row: Expr, element: Ex
     near = worker.access.near
     if near is not None and all(address.list in near.places for _, address in gathered):
         places = [(begin, near.places[address.list]) for begin, address in gathered]
-        return near.words[last_before(places, element) + (row - near.first)]
+        return near.word(last_before(places, element), row)
     lists = [(begin, let("list", worker.access.list_at(address.list))) for begin, address in gathered]
     return worker.words[last_before(lists, element) + row]
 

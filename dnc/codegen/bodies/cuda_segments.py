@@ -11,7 +11,7 @@ from functools import partial
 
 import attrs
 
-from dnc.codegen.bodies.cuda_ahead import ROWS, keep_ahead, near_lists, read_ahead, with_near
+from dnc.codegen.bodies.cuda_ahead import ROWS, copy_now, near_lists, with_near
 from dnc.codegen.bodies.cuda_cells import EarlyLoads, quad_cells, unit_cells
 from dnc.codegen.bodies.cuda_operands import operand_stride, stage_operand
 from dnc.codegen.bodies.cuda_products import WIDE, forward
@@ -64,14 +64,14 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
     """The same with all lanes of a warp on one row of the weights, which may be in registers."""
     staging = choose_staging(worker, segment)
     size = staging.tile
-    ahead = local("ahead", "int32", worker.is_ahead)
+    ready = local("ready", "int32", worker.ahead.ready)
     with stride_loop("tile", 0, rows, size) as begin:
         first = let("first", row + begin)
         count = let("count", smaller(rows - begin, size))
         if near_lists(worker.plan, segment):
-            with when(ahead[0] == 0):
-                keep_ahead(worker, read_ahead(worker, segment, first, count))
-            put(ahead, 0, 0)
+            with when(ready[0] == 0):
+                copy_now(worker, segment, first, count)
+            put(ready, 0, 0)
         tile = UnitTile(with_near(worker, segment, first), segment, staging, first, count)
         early = EarlyLoads(tile)
         _products(tile, early)

@@ -43,8 +43,7 @@ class Worker:
 
     vectors: first word in `shared_weights` of the worker's units of a vector parameter, gate by gate, by
     its name and units. few: an instruction may have few vertices, and then has to be fast. crowded:
-    registers hold weights. ahead: see `cuda_ahead`; is_ahead: 1 where it holds what this
-    instruction needs.
+    registers hold weights. ahead: see `cuda_ahead`.
     """
 
     plan: Plan
@@ -63,7 +62,6 @@ class Worker:
     number: Expr
     grid: Expr
     ahead: Any
-    is_ahead: Expr = 0
     vectors: dict[tuple[str, int], int] = attrs.field(factory=dict)
     few: bool = False
     crowded: bool = False
