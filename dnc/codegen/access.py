@@ -48,16 +48,19 @@ MOST_RUNS = 16  # partial sums of a slot that are loaded without a loop
 
 @attrs.frozen(eq=False)
 class NearLists:
-    """Words of lists that a target keeps near: from begin + places[name] on those of rows from `first` on."""
+    """Words of lists that a target keeps near: from begin() + places[name] on those of rows from `first` on.
+
+    begin: emits a look-up, as registers are short.
+    """
 
     words: Any
-    begin: Expr
+    begin: Callable[[], Expr]
     places: Mapping[str, int]
     first: Expr
 
     def word(self, place: Expr, row: Expr) -> Expr:
         """A row's word of the list at a place."""
-        return self.words[self.begin + place + (row - self.first)]
+        return self.words[self.begin() + place + (row - self.first)]
 
 
 @attrs.frozen(eq=False)

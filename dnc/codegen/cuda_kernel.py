@@ -65,10 +65,8 @@ from dnc.ir.plan import (
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
-STATE_WORDS = 8
+STATE_WORDS = 4  # of shared memory, beside those of `cuda_ahead`
 FINISHED = 1 << 30  # what stands for an opcode behind END
-# Bits of an entry: its words of lists are there; the replica's barrier follows.
-READY, FOLLOWED, ENTRY = 1 << 16, 1 << 17, (1 << 16) - 1
 # Indices into `isa.ABORT_EXCHANGES`.
 GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
 
@@ -123,25 +121,59 @@ class Kernel:
             if self._register_regions() == {region} == {isa.WITHIN}:
                 self._load_registers()
             with T.While(self.opcode[0] <= last):
-                either(
-                    self.opcode[0] == self._number(isa.REPLICA_BARRIER),
-                    partial(self._exchange, region),
-                    partial(self._instruction, region),
-                )
+                level = cuda_ahead.level_segments(self.plan, region)
+                if level:
+                    is_level = reduce(any_of, [self.opcode[0] == number for number in level])
+                    either(is_level, partial(self._levels, level), partial(self._instruction, region))
+                else:
+                    self._instruction(region)
 
     def _instruction(self, region: int) -> None:
-        """Runs an instruction and fetches the next one, if it is not known already."""
+        """Runs an instruction, and fetches the next one."""
         dispatch(self.opcode[0], self._cases(region))
-        put(self.at, 0, self.at[0] + 1)
+        self._advance(1)
+        with when(self.opcode[0] != FINISHED):
+            put(self.opcode, 0, self._fetch())
 
-        def fetch() -> None:
-            with when(self.opcode[0] != FINISHED):
-                put(self.opcode, 0, self._fetch())
+    def _levels(self, level: dict[int, Segment]) -> None:
+        """Runs an instruction of a level. If the replica's barrier follows, and behind it another one, these
+        are neither fetched nor dispatched."""
+        dispatch(
+            self.opcode[0],
+            {number: partial(self._same_levels, level, segment) for number, segment in level.items()},
+        )
 
-        if self._ahead_segments(region):
-            either(self.entry[0] >= FOLLOWED, self._follow, fetch)
-        else:
-            fetch()
+    def _same_levels(self, level: dict[int, Segment], segment: Segment) -> None:
+        """The same instruction, level after level."""
+        opcode = self.plan.opcode(segment.name)
+        again = local("again", "int32", 1)
+        with T.While(again[0] != 0):
+            row, rows = self._values(opcode.fields)
+            cuda_segments.unit_segment(self._looking(segment, level), segment, row, rows)
+            following = self.worker.ahead.next()
+            put(again, 0, T.Select(following == opcode.number, 1, 0))
+            either(following >= 0, partial(self._pass_barrier, following), self._go_on)
+
+    def _looking(self, segment: Segment, level: dict[int, Segment]) -> Worker:
+        """The worker for a segment of a level, which looks ahead."""
+        worker = self._worker_of(segment)
+
+        def look() -> None:
+            cuda_ahead.look_ahead(worker, self.window, fixed("entry_here", self._place()), level)
+
+        return attrs.evolve(worker, ahead=attrs.evolve(worker.ahead, look=look))
+
+    def _pass_barrier(self, following: Expr) -> None:
+        """Waits at the replica's barrier, which follows; the instruction behind it is known."""
+        self._advance(1)
+        self._stamp(0)
+        self._stamp(1)
+        self._advance(1)
+        sync.cluster_barrier()
+        put(self.entry, 0, self._place())
+        put(self.opcode, 0, following)
+        self._stamp(0)
+        self._stamp(1)
 
     # ---- prologue -------------------------------------------------------------------------------
 
@@ -168,26 +200,24 @@ class Kernel:
             "shared", T.alloc_buffer((self.shape.shared_bytes,), "uint8", scope="shared.dyn", align=128)
         )
         layout = isa.layout(self.plan)
-        table_words, weight_words = -(-layout.queues_at // 4) * 4, self._shared_words()
-        fixed_words = self.tiling.window + table_words
-        ahead_words = 2 * cuda_ahead.ahead_words(self.plan)
+        table_words, weight_words = -(-layout.queues_at // 32) * 32, self._shared_words()
+        fixed_words, ahead_words = self.tiling.window + table_words, cuda_ahead.ahead_words(self.plan)
         behind_words = ahead_words + STATE_WORDS
         staging_words = self.shape.shared_bytes // 4 - fixed_words - weight_words - behind_words
         self.window = make_view(shared, "window", 0, self.tiling.window, "int32")
         tables = make_view(shared, "tables", self.tiling.window, table_words, "int32")
         weights = make_view(shared, "weights", fixed_words, weight_words)
         staging = make_view(shared, "staging", fixed_words + weight_words, staging_words)
-        # Registers are for weights: the abort flag and the queue's place live in shared memory. So does a
-        # zero, of which the compiler does not know that it is one.
-        state = self.shape.shared_bytes // 4 - STATE_WORDS
+        # Registers are for weights: the abort flag, the queue's place and that of the instruction at hand in
+        # it live in shared memory. So does a zero, of which the compiler does not know that it is one.
+        state = fixed_words + weight_words + staging_words
         self.aborted = make_view(shared, "aborted", state, 1, "int32")
         self.queue = make_view(shared, "queue", state + 1, 1, "int32")
         self.zero = make_view(shared, "zero", state + 2, 1, "int32")
-        self.ahead_at = make_view(shared, "ahead_at", state + 3, 2, "int32")
+        self.at = make_view(shared, "at", state + 3, 1, "int32")
+        ahead = make_view(shared, "ahead", state + STATE_WORDS, ahead_words, "int32")
         registers = named("resident", T.alloc_local((max(self._registers(), 1),), "float32"))
-        self.at = local("at", "int32", 0)
         self.opcode, self.entry = local("opcode", "int32", 0), local("entry", "int32", 0)
-        ahead = make_view(shared, "ahead", state - ahead_words, ahead_words, "int32")
         workers = self.tiling.workers
         rank, self.replica = let("rank", number % workers), let("replica", number // workers)
         access = Access(self.plan, pool, words, workers, rank, tables, eager=True)
@@ -195,14 +225,14 @@ class Kernel:
             plan=self.plan, access=access, math=TirMath(), pool=pool, words=words, staging=staging,
             staging_words=staging_words, shared_weights=weights, registers=registers, thread=thread,
             lane=let("lane", thread % LANES), warp=let("warp", thread // LANES), rank=rank, number=number,
-            grid=self.grid, ahead=cuda_ahead.Ahead(ahead),
+            grid=self.grid, ahead=cuda_ahead.Ahead(ahead, self.at),
             vectors=vector_slots(self.plan, self._matrix_words())[0],
         )  # fmt: skip
         with when(thread == 0):
             put(self.aborted, 0, 0)
             put(self.zero, 0, 0)
-            for half in range(2):
-                put(self.ahead_at, half, -1)
+            put(self.at, 0, 0)
+            cuda_ahead.clear(self.worker)
             put(self.queue, 0, words[layout.queues_at + number])
         with stride_loop("word", thread, layout.queues_at, THREADS) as word:
             put(tables, word, words[word])
@@ -250,89 +280,36 @@ class Kernel:
 
     # ---- the loop -------------------------------------------------------------------------------
 
+    def _go_on(self) -> None:
+        """Fetches the next instruction."""
+        self._advance(1)
+        put(self.opcode, 0, self._fetch())
+
+    def _advance(self, count: int) -> None:
+        """Another instruction is at hand, for all threads behind a barrier."""
+        with when(self.worker.thread == 0):
+            put(self.at, 0, self.at[0] + count)
+
     def _fetch(self) -> Expr:
-        """The opcode behind a block barrier, the window filled again where it is used up."""
+        """Refills the window when it is used up; the opcode, after a block barrier."""
+        per_window = self.tiling.window // isa.INSTRUCTION_WORDS
         T.evaluate(T.cuda.cta_sync())
         self._stamp(0)
-        with when(self._window_ends()):
+        with when(self.at[0] % per_window == 0):
             self._fill_window(self.at[0])
             T.evaluate(T.cuda.cta_sync())
-        opcode = self._decode()
-        self._stamp(1)
-        return opcode
-
-    def _window_ends(self) -> Expr:
-        return self.at[0] % (self.tiling.window // isa.INSTRUCTION_WORDS) == 0
-
-    def _decode(self) -> Expr:
-        """The opcode of the instruction at hand, a no-op where it is skipped."""
-        size = isa.INSTRUCTION_WORDS
-        put(self.entry, 0, self.at[0] % (self.tiling.window // size) * size)
+        put(self.entry, 0, self._place())
         fetched = let("fetched", cuda.uniform(self.window[self.entry[0]]))
         keeps = any_of(fetched == self._number(isa.END), self._is_cluster_barrier(fetched))
         skips = both(self.aborted[0] != 0, tirx.Not(keeps))
-        return let("opcode", T.Select(skips, self._number(isa.NOP), fetched))
-
-    def _exchange(self, region: int) -> None:
-        """A barrier of the replica. Between arriving and waiting a worker fetches the next instruction."""
-        if self._ahead_segments(region):
-            cuda.copy_wait(0)  # so that all see the words that were copied
-        wait = self._arrive_at_replica()
-        put(self.at, 0, self.at[0] + 1)
-        with when(self._window_ends()):
-            T.evaluate(T.cuda.cta_sync())
-            self._fill_window(self.at[0])
-            T.evaluate(T.cuda.cta_sync())
-        put(self.opcode, 0, self._decode())
-        level = self._ahead_segments(region)
-        if level:
-            self._look_ahead(level)
-        wait()
-        self._stamp(0)
+        opcode = let("opcode", T.Select(skips, self._number(isa.NOP), fetched))
         self._stamp(1)
+        return opcode
 
-    def _ahead_segments(self, region: int) -> dict[int, Segment]:
-        """By opcode the segments of a region whose words of lists are copied ahead."""
-        return {
-            self.plan.opcode(segment.name).number: segment
-            for segment in self.plan.segments
-            if isa.segment_region(self.plan, segment) == region and cuda_ahead.near_lists(self.plan, segment)
-        }
-
-    def _look_ahead(self, level: dict[int, Segment]) -> None:
-        """Between arriving and waiting: what is known of the instruction at hand, and the words of lists of
-        the next one but one, which is that of the next level if a barrier is between them."""
+    def _place(self) -> Expr:
+        """The word of the window at which the instruction at hand stands."""
         size = isa.INSTRUCTION_WORDS
-        entry, at = fixed("entry_now", self.entry[0]), fixed("at_now", self.at[0])
-        with when(self.ahead_at[self._half(at)] == at):
-            put(self.entry, 0, entry + READY)
-        with when(entry + 3 * size <= self.tiling.window):
-            if self.tiling.cluster > 1:
-                is_level = reduce(any_of, [self.opcode[0] == number for number in level])
-                follows = self.window[entry + size] == self._number(isa.REPLICA_BARRIER)
-                with when(both(is_level, follows)):
-                    put(self.entry, 0, self.entry[0] + FOLLOWED)
-            then = entry + 2 * size
-
-            def copy(segment: Segment, fields: tuple[str, ...]) -> None:
-                values = [self.worker.field(field, then, self.window, fields) for field in fields]
-                cuda_ahead.copy_ahead(self.worker, segment, self._half(at + 2), *values)
-                with when(self.worker.thread == 0):
-                    put(self.ahead_at, self._half(at + 2), at + 2)
-
-            fields = {number: self.plan.opcodes[number].fields for number in level}
-            opcode = let("opcode_then", cuda.uniform(self.window[then]))
-            dispatch(opcode, {number: partial(copy, level[number], fields[number]) for number in level})
-
-    def _half(self, at: Expr) -> Expr:
-        """Of the words that are copied ahead, by the place of an instruction."""
-        return at // 2 % 2
-
-    def _follow(self) -> None:
-        """The replica's barrier, of which it is known that it comes: without a block barrier and a look."""
-        self._stamp(0)
-        self._stamp(1)
-        put(self.opcode, 0, self._number(isa.REPLICA_BARRIER))
+        return self.at[0] % (self.tiling.window // size) * size
 
     def _fill_window(self, first: Expr) -> None:
         """Reads the instructions from `first` on into the window; seen after a block barrier."""
@@ -350,7 +327,8 @@ class Kernel:
         ended = ALL_ENDED(pool, words, *self._values(isa.LEAVE_FIELDS)[1:])
         with when(let("ended", ended) != 0):
             per_window = self.tiling.window // isa.INSTRUCTION_WORDS
-            put(self.at, 0, to[0] - 1)
+            with when(self.worker.thread == 0):
+                put(self.at, 0, to[0] - 1)
             self._fill_window(to[0] - to[0] % per_window)
 
     def _stamp(self, place: int) -> None:
@@ -365,11 +343,14 @@ class Kernel:
         return both(opcode == self._number(isa.REPLICA_BARRIER), self.tiling.cluster > 1)
 
     def _cases(self, region: int) -> dict[int, Callable[[], None]]:
-        """The bodies of a region by opcode; in the last one, an opcode beyond the set stops the launch."""
+        """The bodies of a region by opcode, but for those of levels that look ahead; in the last region an
+        opcode beyond the set stops the launch."""
         cases: dict[int, Callable[[], None]] = {
             self._number(isa.END): lambda: put(self.opcode, 0, FINISHED),
+            self._number(isa.REPLICA_BARRIER): self._replica_barrier,
             self._number(isa.GRID_BARRIER): self._grid_barrier,
         }
+        level = cuda_ahead.level_segments(self.plan, region)
         if region == isa.WITHIN and isa.generates(self.plan):
             cases[self._number(isa.LEAVE)] = self._leave
         if region == isa.BEHIND:
@@ -379,7 +360,7 @@ class Kernel:
                     cases |= dict.fromkeys(opcodes, self._update(table))
             cases[len(self.plan.opcodes)] = lambda: self._abort(UNKNOWN_OPCODE)
         for opcode in self.plan.opcodes:
-            if opcode.region == region and opcode.number not in cases:
+            if opcode.region == region and opcode.number not in cases | level:
                 cases[opcode.number] = self._body(opcode.name, opcode.fields)
         return cases
 
@@ -414,9 +395,7 @@ class Kernel:
     def _worker_of(self, segment: Segment) -> Worker:
         """The worker for a segment: what it knows of the wavefronts and of the registers."""
         if self.plan.program.stage(segment.stage).placement == LEVEL:
-            crowded, ready = isa.WITHIN in self._register_regions(), let("is_ready", self.entry[0] & READY)
-            ahead = attrs.evolve(self.worker.ahead, half=self._half(self.at[0]), ready=ready)
-            return attrs.evolve(self.worker, few=True, crowded=crowded, ahead=ahead)
+            return attrs.evolve(self.worker, few=True, crowded=isa.WITHIN in self._register_regions())
         crowded = isa.segment_region(self.plan, segment) in self._register_regions()
         return attrs.evolve(self._behind(), crowded=crowded)
 
@@ -426,14 +405,11 @@ class Kernel:
         What depends on the thread alone is worked out in each of them: the compiler would do it once,
         before the loop, and keep the results in registers that the recursion needs.
         """
-        thread = let("thread_again", self.worker.thread + self.zero[0])
-        lane, warp = let("lane_again", thread % LANES), let("warp_again", thread // LANES)
-        return attrs.evolve(self.worker, thread=thread, lane=lane, warp=warp)
+        return self.worker.here()
 
     def _values(self, fields: tuple[str, ...]) -> list[Expr]:
         """The fields of the current instruction."""
-        entry = self.entry[0] & ENTRY
-        return [self.worker.field(field, entry, self.window, fields) for field in fields]
+        return [self.worker.field(field, self.entry[0], self.window, fields) for field in fields]
 
     def _update(self, parameter: str) -> Callable[[], None]:
         """All optimizers' instructions for the dense parameters, or for a table."""
@@ -448,42 +424,34 @@ class Kernel:
 
     # ---- barriers -------------------------------------------------------------------------------
 
-    def _arrive_at_replica(self) -> Callable[[], None]:
-        """Arrives at the cluster's hardware barrier, or at a counter; what then waits."""
+    def _replica_barrier(self) -> None:
+        """The cluster's hardware barrier, or a counter."""
         if self.tiling.cluster > 1:
-            sync.cluster_arrive()
-            return sync.cluster_wait
+            sync.cluster_barrier()
+            return
         counter = (isa.SYNC_REPLICAS + self.replica) * isa.SYNC_STRIDE
-        return self._arrive(counter, self.tiling.workers, REPLICA)
+        self._counter_barrier(counter, self.tiling.workers, REPLICA)
 
     def _grid_barrier(self) -> None:
-        self._arrive(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID)()
+        self._counter_barrier(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID)
 
-    def _arrive(self, counter: Expr, arrivals: Expr, exchange: int) -> Callable[[], None]:
-        """Arrives at a counter; what waits there. Where that fails, only END is left of an opcode at hand."""
-        (ordinal,) = self._values(isa.BARRIER_FIELDS)
-        instruction = fixed("instruction", self.at[0])
+    def _counter_barrier(self, counter: Expr, arrivals: Expr, exchange: int) -> None:
+        (ordinal,) = (
+            self.worker.field(f, self.entry[0], self.window, isa.BARRIER_FIELDS) for f in isa.BARRIER_FIELDS
+        )
         address = T.address_of(self.counters[counter])
-        target = T.cast(ordinal * arrivals, "uint32")
         sync.signal(address)
-
-        def wait() -> None:
-            waited = sync.wait(
-                address,
-                target,
-                abort=T.address_of(self.counters[isa.SYNC_ABORT * isa.SYNC_STRIDE]),
-                limit_us=self.limit_us,
-                worker=self.worker.number,
-                instruction=instruction,
-                exchange=exchange,
-            )
-            with when(let("failed", waited) != 0):
-                with when(self.worker.thread == 0):
-                    put(self.aborted, 0, instruction + 1)
-                with when(self.opcode[0] != self._number(isa.END)):
-                    put(self.opcode, 0, self._number(isa.NOP))
-
-        return wait
+        waited = sync.wait(
+            address,
+            T.cast(ordinal * arrivals, "uint32"),
+            abort=T.address_of(self.counters[isa.SYNC_ABORT * isa.SYNC_STRIDE]),
+            limit_us=self.limit_us,
+            worker=self.worker.number,
+            instruction=self.at[0],
+            exchange=exchange,
+        )
+        with when(both(let("failed", waited) != 0, self.worker.thread == 0)):
+            put(self.aborted, 0, self.at[0] + 1)
 
     def _abort(self, exchange: int) -> None:
         """An unknown opcode: claims the abort record and stops."""

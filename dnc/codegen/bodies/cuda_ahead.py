@@ -1,13 +1,15 @@
-"""Words of lists on CUDA, copied ahead of the instruction of a level that needs them.
+"""Looking ahead on CUDA: what the levels behind the one at hand need, before it is their turn.
 
-In: a segment of the recursion, rows of its space. Out: statements that copy, for every row of a tile, the
-words of its lists into shared memory. An exchange empties L1, so a word would be a read of L2 in front of
-what it leads to; but the host wrote the lists before the launch, so they can be copied a level before.
+In: the instruction at hand. Out: statements that one warp, while others compute cells, runs: they find the
+instruction behind the replica's next barrier, and copy into shared memory the words of lists that the one
+behind the second barrier reads, for every row. An exchange empties L1, so such a word would be a read of L2
+in front of what it leads to; but the host wrote lists and instructions before the launch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, reduce
 from typing import Any
 
 import attrs
@@ -16,7 +18,8 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.access import NearLists
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, both, when
+from dnc.codegen.emit import Expr, any_of, both, dispatch, let, put, when
+from dnc.ir import isa
 from dnc.ir.machine import LANES, WARPS
 from dnc.ir.plan import (
     UNIT,
@@ -29,14 +32,22 @@ from dnc.ir.plan import (
 )
 from dnc.ir.program import LEVEL
 
-ROWS = LANES  # of a tile: a lane copies a row's word, a warp has a list
+ROWS = LANES  # of a tile: a lane copies a row's words
+LOOKING = WARPS - 1  # the warp that looks ahead: of few cells it has none
+TURNS = 4  # instructions whose words are kept, in turn: at hand, the next, the one being copied, a power of 2
+NEXT, WORDS = (
+    TURNS,
+    2 * TURNS,
+)  # where the next opcode lies, and the words of lists, behind the owners of turns
+NOTHING = -1
 
 
 def near_lists(plan: Plan, segment: Segment) -> tuple[str, ...]:
     """The lists with a word a row whose words are copied ahead: those of operands first."""
+    assert plan.tiling is not None
     if segment.mapping != UNIT or plan.program.stage(segment.stage).placement != LEVEL:
         return ()
-    return tuple(dict.fromkeys(_lists(segment)))[:WARPS]
+    return tuple(dict.fromkeys(_lists(segment))) if plan.tiling.cluster > 1 else ()
 
 
 def _lists(segment: Segment) -> Iterator[str]:
@@ -50,46 +61,118 @@ def _lists(segment: Segment) -> Iterator[str]:
             yield address.select
 
 
-@attrs.frozen(eq=False)
-class Ahead:
-    """Where words of lists lie in shared memory, those of two instructions in turn.
-
-    half: 0 or 1, of the instruction at hand; ready: not zero where its first tile's words are there.
-    """
-
-    words: Any
-    half: Expr = 0
-    ready: Expr = 0
+def level_segments(plan: Plan, region: int) -> dict[int, Segment]:
+    """By opcode the segments of a region whose words are copied ahead."""
+    return {
+        plan.opcode(segment.name).number: segment
+        for segment in plan.segments
+        if isa.segment_region(plan, segment) == region and near_lists(plan, segment)
+    }
 
 
-def ahead_words(plan: Plan) -> int:
-    """Words of shared memory for the words of any segment."""
+def turn_words(plan: Plan) -> int:
+    """Words of lists of one instruction, at most."""
     return max((len(near_lists(plan, segment)) for segment in plan.segments), default=0) * ROWS
 
 
-def copy_ahead(worker: Worker, segment: Segment, half: Expr, row: Expr, rows: Expr) -> None:
-    """Starts copying the words of the lists of rows row .. row + rows, of the first `ROWS` of them."""
-    names = near_lists(worker.plan, segment)
-    with when(both(worker.warp < len(names), worker.lane < rows)):
-        at = worker.access.list_of([(warp, name) for warp, name in enumerate(names)], worker.warp)
-        to = half * ahead_words(worker.plan) + worker.thread
-        source = worker.words[at + row + worker.lane]
-        cuda.copy1_async(T.address_of(worker.ahead.words[to]), T.address_of(source))
+def ahead_words(plan: Plan) -> int:
+    """Words of shared memory for all of it."""
+    return WORDS + TURNS * turn_words(plan) if turn_words(plan) else 0
+
+
+@attrs.frozen(eq=False)
+class Ahead:
+    """Shared memory for what is ahead. place: one word of it, that of the instruction at hand in the queue.
+
+    look: emits the look ahead, where the instruction at hand is one of a level.
+    """
+
+    memory: Any
+    place: Any
+    look: Callable[[], None] | None = None
+
+    @property
+    def at(self) -> Expr:
+        """Where the instruction at hand stands in the queue."""
+        return self.place[0]
+
+    def turn(self, at: Expr) -> Expr:
+        """The turn of an instruction: its place is even or odd as the first of its level."""
+        return at // 2 % TURNS
+
+    def next(self) -> Expr:
+        """The opcode of the level's instruction behind the next barrier; below zero where that is not so, or
+        not known. After a block barrier behind `look`."""
+        return let("next", cuda.uniform(self.memory[NEXT]))
+
+
+def clear(worker: Worker) -> None:
+    """At the beginning, by one thread: nothing is known."""
+    if ahead_words(worker.plan):
+        for at in range(NEXT + 1):
+            put(worker.ahead.memory, at, NOTHING)
+
+
+def look_ahead(worker: Worker, window: Any, entry: Expr, level: Mapping[int, Segment]) -> None:
+    """The look of one warp; the instruction at hand, at word `entry` of the window, is one of `level`."""
+    plan, ahead, size = worker.plan, worker.ahead, isa.INSTRUCTION_WORDS
+    assert plan.tiling is not None
+    limit, barrier = plan.tiling.window, plan.opcode(isa.REPLICA_BARRIER).number
+
+    def behind_barrier(at: Expr) -> Expr:
+        """The opcode of a level's instruction behind the barrier that stands at a word of the window."""
+        inside = let("inside", T.Select(at + 2 * size <= limit, at, entry))
+        opcode = let("opcode_behind", window[inside + size])
+        good = both(window[inside] == barrier, reduce(any_of, [opcode == number for number in level]))
+        return let("behind", T.Select(good, opcode, NOTHING))
+
+    cuda.copy_wait(0)  # of the last look: seen by all after a block barrier
+    first = behind_barrier(entry + size)
+    second = behind_barrier(entry + 3 * size)
+    at = let("at_second", ahead.at + 4)
+    with when(worker.lane == 0):
+        put(ahead.memory, NEXT, first)
+
+    def copy(number: int) -> None:
+        fields = plan.opcodes[number].fields
+        row, rows = (worker.field(field, entry + 4 * size, window, fields) for field in fields)
+        to = WORDS + ahead.turn(at) * turn_words(plan)
+        _copy(worker, level[number], to, row, rows, worker.lane)
+        with when(worker.lane == 0):
+            put(ahead.memory, ahead.turn(at), at)
+
+    with when(both(first >= 0, second >= 0)):
+        dispatch(second, {number: partial(copy, number) for number in level})
     cuda.copy_commit()
 
 
-def with_near(worker: Worker, segment: Segment, first: Expr) -> Worker:
-    """The worker for a tile whose words are kept; first: its first row."""
+def _copy(worker: Worker, segment: Segment, to: Expr, row: Expr, rows: Expr, lane: Expr) -> None:
+    """Starts copying a row's words, of lane `lane` the row behind `row`."""
+    with when(lane < rows):
+        for number, name in enumerate(near_lists(worker.plan, segment)):
+            target = worker.ahead.memory[to + number * ROWS + lane]
+            source = worker.words[worker.access.list_at(name) + row + lane]
+            cuda.copy1_async(T.address_of(target), T.address_of(source))
+
+
+def lists_at_hand(worker: Worker, segment: Segment, begin: Expr, row: Expr, rows: Expr) -> Worker:
+    """The worker for a tile whose words are near; begin: of the tile, the first one may be there already."""
     names = near_lists(worker.plan, segment)
     if not names:
         return worker
-    begin = worker.ahead.half * ahead_words(worker.plan)
-    near = NearLists(worker.ahead.words, begin, {name: i * ROWS for i, name in enumerate(names)}, first)
+    ahead = worker.ahead
+    turn = let("turn", ahead.turn(ahead.at))
+    to = let("turn_at", WORDS + turn * turn_words(worker.plan))
+    with when(any_of(begin > 0, ahead.memory[turn] != ahead.at)):
+        with when(worker.warp == LOOKING):
+            _copy(worker, segment, to, row, rows, worker.lane)
+        cuda.copy_commit()
+        cuda.copy_wait(0)
+        worker.synchronize()
+    places = {name: number * ROWS for number, name in enumerate(names)}
+
+    def first() -> Expr:
+        return WORDS + ahead.turn(ahead.at) * turn_words(worker.plan)
+
+    near = NearLists(ahead.memory, first, places, row)
     return attrs.evolve(worker, access=attrs.evolve(worker.access, near=near))
-
-
-def copy_now(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
-    """Copies the words of the instruction at hand; a block barrier."""
-    copy_ahead(worker, segment, worker.ahead.half, row, rows)
-    cuda.copy_wait(0)
-    worker.synchronize()

@@ -11,7 +11,7 @@ from functools import partial
 
 import attrs
 
-from dnc.codegen.bodies.cuda_ahead import ROWS, copy_now, near_lists, with_near
+from dnc.codegen.bodies.cuda_ahead import LOOKING, ROWS, lists_at_hand, near_lists
 from dnc.codegen.bodies.cuda_cells import EarlyLoads, quad_cells, unit_cells
 from dnc.codegen.bodies.cuda_operands import operand_stride, stage_operand
 from dnc.codegen.bodies.cuda_products import WIDE, forward
@@ -34,7 +34,7 @@ from dnc.codegen.bodies.cuda_transposed import FEW, transposed
 from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, either, let, local, put, smaller, stride_loop, when
+from dnc.codegen.emit import Expr, either, let, smaller, stride_loop, when
 from dnc.codegen.quads import fits_quads
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import REGISTER, Piece, Product, Segment, TransposedProduct, unit_share
@@ -48,33 +48,39 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
         narrow_segment(worker, segment, row, rows)
         return
     worker, wide = worker.here(), wide_staging(worker, segment)
+
+    def many() -> None:
+        assert wide is not None
+        _look(worker)
+        wide_segment(worker, segment, wide, row, rows)
+
     if wide is None:
         narrow_segment(worker, segment, row, rows)
     elif worker.few:
-        either(
-            rows <= FEW,
-            lambda: narrow_segment(worker, segment, row, rows),
-            lambda: wide_segment(worker, segment, wide, row, rows),
-        )
+        either(rows <= FEW, lambda: narrow_segment(worker, segment, row, rows), many)
     else:
-        wide_segment(worker, segment, wide, row, rows)
+        many()
+
+
+def _look(worker: Worker) -> None:
+    """One warp looks ahead, if there is something to look for. Seen after a block barrier."""
+    if worker.ahead.look is not None:
+        with when(worker.warp == LOOKING):
+            worker.ahead.look()
 
 
 def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """The same with all lanes of a warp on one row of the weights, which may be in registers."""
     staging = choose_staging(worker, segment)
     size = staging.tile
-    ready = local("ready", "int32", worker.ahead.ready)
     with stride_loop("tile", 0, rows, size) as begin:
         first = let("first", row + begin)
         count = let("count", smaller(rows - begin, size))
-        if near_lists(worker.plan, segment):
-            with when(ready[0] == 0):
-                copy_now(worker, segment, first, count)
-            put(ready, 0, 0)
-        tile = UnitTile(with_near(worker, segment, first), segment, staging, first, count)
+        near = lists_at_hand(worker, segment, begin, first, count)
+        tile = UnitTile(near, segment, staging, first, count)
         early = EarlyLoads(tile)
         _products(tile, early)
+        _look(worker)
         one_unit = partial(unit_cells, tile, early)
         if fits_quads(segment, tile.units) and size % 4 == 0 and size * tile.units > ROUNDS * THREADS:
             either(count * tile.units <= ROUNDS * THREADS, one_unit, partial(quad_cells, tile))
