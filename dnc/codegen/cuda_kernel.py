@@ -145,33 +145,41 @@ class Kernel:
 
     def _same_levels(self, level: dict[int, Segment], segment: Segment) -> None:
         """The same instruction, level after level."""
-        opcode = self.plan.opcode(segment.name)
+        opcode, ahead = self.plan.opcode(segment.name), self.worker.ahead
+        first = [*self._values(opcode.fields), ahead.has(ahead.at)]
+        row, rows, known = fields = [local("level", "int32", value) for value in first]
         again = local("again", "int32", 1)
         with T.While(again[0] != 0):
-            row, rows = self._values(opcode.fields)
-            cuda_segments.unit_segment(self._looking(segment, level), segment, row, rows)
-            following = self.worker.ahead.next()
-            put(again, 0, T.Select(following == opcode.number, 1, 0))
-            either(following >= 0, partial(self._pass_barrier, following), self._go_on)
+            worker = self._looking(segment, level, known[0])
+            cuda_segments.unit_segment(worker, segment, row[0], rows[0])
+            following, values = ahead.next()
 
-    def _looking(self, segment: Segment, level: dict[int, Segment]) -> Worker:
+            def pass_barrier(following: Expr = following, values: list[Expr] = values) -> None:
+                self._pass_barrier()
+                put(self.opcode, 0, following)
+                for field, value in zip(fields, values, strict=True):
+                    put(field, 0, value)
+
+            put(again, 0, T.Select(following == opcode.number, 1, 0))
+            either(following >= 0, pass_barrier, self._go_on)
+        put(self.entry, 0, self._place())
+
+    def _looking(self, segment: Segment, level: dict[int, Segment], known: Expr) -> Worker:
         """The worker for a segment of a level, which looks ahead."""
         worker = self._worker_of(segment)
 
         def look() -> None:
             cuda_ahead.look_ahead(worker, self.window, fixed("entry_here", self._place()), level)
 
-        return attrs.evolve(worker, ahead=attrs.evolve(worker.ahead, look=look))
+        return attrs.evolve(worker, ahead=attrs.evolve(worker.ahead, look=look, known=known))
 
-    def _pass_barrier(self, following: Expr) -> None:
-        """Waits at the replica's barrier, which follows; the instruction behind it is known."""
+    def _pass_barrier(self) -> None:
+        """Waits at the replica's barrier, which follows."""
         self._advance(1)
         self._stamp(0)
         self._stamp(1)
         self._advance(1)
         sync.cluster_barrier()
-        put(self.entry, 0, self._place())
-        put(self.opcode, 0, following)
         self._stamp(0)
         self._stamp(1)
 
@@ -313,8 +321,9 @@ class Kernel:
 
     def _fill_window(self, first: Expr) -> None:
         """Reads the instructions from `first` on into the window; seen after a block barrier."""
+        thread = self.worker.here().thread
         for part in range(-(-self.tiling.window // THREADS)):
-            index = self.worker.thread + part * THREADS
+            index = thread + part * THREADS
             with when(index < self.tiling.window):
                 word = self.worker.words[self.queue[0] + first * isa.INSTRUCTION_WORDS + index]
                 put(self.window, index, word)
@@ -444,7 +453,7 @@ class Kernel:
         waited = sync.wait(
             address,
             T.cast(ordinal * arrivals, "uint32"),
-            abort=T.address_of(self.counters[isa.SYNC_ABORT * isa.SYNC_STRIDE]),
+            abort=T.address_of(self.counters[isa.SYNC_ABORT * isa.SYNC_STRIDE + self.zero[0]]),
             limit_us=self.limit_us,
             worker=self.worker.number,
             instruction=self.at[0],

@@ -18,7 +18,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.access import NearLists
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, any_of, both, dispatch, let, put, when
+from dnc.codegen.emit import Expr, any_of, both, dispatch, fixed, let, put, when
 from dnc.ir import isa
 from dnc.ir.machine import LANES, WARPS
 from dnc.ir.plan import (
@@ -35,10 +35,8 @@ from dnc.ir.program import LEVEL
 ROWS = LANES  # of a tile: a lane copies a row's words
 LOOKING = WARPS - 1  # the warp that looks ahead: of few cells it has none
 TURNS = 4  # instructions whose words are kept, in turn: at hand, the next, the one being copied, a power of 2
-NEXT, WORDS = (
-    TURNS,
-    2 * TURNS,
-)  # where the next opcode lies, and the words of lists, behind the owners of turns
+# Behind the owners of the turns: the next instruction, and the words of lists.
+NEXT, WORDS = TURNS, 2 * TURNS
 NOTHING = -1
 
 
@@ -84,11 +82,13 @@ def ahead_words(plan: Plan) -> int:
 class Ahead:
     """Shared memory for what is ahead. place: one word of it, that of the instruction at hand in the queue.
 
-    look: emits the look ahead, where the instruction at hand is one of a level.
+    look: emits the look ahead, where the instruction at hand is one of a level; known: 0 where the words of
+    its first tile are not there.
     """
 
     memory: Any
     place: Any
+    known: Expr = 0
     look: Callable[[], None] | None = None
 
     @property
@@ -100,10 +100,15 @@ class Ahead:
         """The turn of an instruction: its place is even or odd as the first of its level."""
         return at // 2 % TURNS
 
-    def next(self) -> Expr:
-        """The opcode of the level's instruction behind the next barrier; below zero where that is not so, or
-        not known. After a block barrier behind `look`."""
-        return let("next", cuda.uniform(self.memory[NEXT]))
+    def has(self, at: Expr) -> Expr:
+        """Whether the words of an instruction are there, of its first tile: 0 or 1."""
+        return T.cast(self.memory[self.turn(at)] == at, "int32")
+
+    def next(self) -> tuple[Expr, list[Expr]]:
+        """The opcode of the level's instruction behind the next barrier, below zero where that is not so, or
+        not known; its row and rows, and whether its words are there. After a block barrier behind `look`."""
+        opcode = let("next", cuda.uniform(self.memory[NEXT]))
+        return opcode, [fixed("next_field", self.memory[NEXT + i]) for i in (1, 2, 3)]
 
 
 def clear(worker: Worker) -> None:
@@ -130,8 +135,11 @@ def look_ahead(worker: Worker, window: Any, entry: Expr, level: Mapping[int, Seg
     first = behind_barrier(entry + size)
     second = behind_barrier(entry + 3 * size)
     at = let("at_second", ahead.at + 4)
+    names = ("row", "rows")
+    row, rows = (worker.field(name, entry + 2 * size, window, names) for name in names)
     with when(worker.lane == 0):
-        put(ahead.memory, NEXT, first)
+        for place, value in enumerate((first, row, rows, ahead.has(ahead.at + 2))):
+            put(ahead.memory, NEXT + place, value)
 
     def copy(number: int) -> None:
         fields = plan.opcodes[number].fields
@@ -161,18 +169,16 @@ def lists_at_hand(worker: Worker, segment: Segment, begin: Expr, row: Expr, rows
     if not names:
         return worker
     ahead = worker.ahead
-    turn = let("turn", ahead.turn(ahead.at))
-    to = let("turn_at", WORDS + turn * turn_words(worker.plan))
-    with when(any_of(begin > 0, ahead.memory[turn] != ahead.at)):
-        with when(worker.warp == LOOKING):
-            _copy(worker, segment, to, row, rows, worker.lane)
-        cuda.copy_commit()
-        cuda.copy_wait(0)
-        worker.synchronize()
-    places = {name: number * ROWS for number, name in enumerate(names)}
 
     def first() -> Expr:
         return WORDS + ahead.turn(ahead.at) * turn_words(worker.plan)
 
+    with when(any_of(begin > 0, ahead.known == 0)):
+        with when(worker.warp == LOOKING):
+            _copy(worker, segment, let("copy_to", first()), row, rows, worker.lane)
+        cuda.copy_commit()
+        cuda.copy_wait(0)
+        worker.synchronize()
+    places = {name: number * ROWS for number, name in enumerate(names)}
     near = NearLists(ahead.memory, first, places, row)
     return attrs.evolve(worker, access=attrs.evolve(worker.access, near=near))

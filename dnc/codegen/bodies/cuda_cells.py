@@ -93,7 +93,7 @@ class EarlyLoads:
 
 def unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
     """Cells with a thread per vertex and unit."""
-    worker, units = tile.worker, tile.units
+    worker, units = tile.worker.here(), tile.units
     with stride_loop("cell", worker.thread, tile.count * units, THREADS) as item:
         vertex = fixed("vertex", item // units)
         own = fixed("own", item - vertex * units)

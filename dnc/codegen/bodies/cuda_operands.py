@@ -13,11 +13,12 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.access import last_before
 from dnc.codegen.bodies.cuda_worker import CHUNK, Worker, chunks
-from dnc.codegen.emit import Expr, both, fixed, let, put, smaller, stride_loop, when, wide
+from dnc.codegen.emit import Expr, both, either, fixed, let, put, smaller, stride_loop, when, wide
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import Address, GatherAddress, Piece
 
 STAGED_TOGETHER = 4  # loads a thread has under way
+FEW = 2  # rows that are multiplied one at a time, or both
 
 
 SPARE = 16  # words between staged operands: two neighbours are in different halves of the banks
@@ -45,22 +46,33 @@ def stage_operand(
     """Copies the operands of rows first .. first + count into staging.
 
     Row v lies at `at` + v * `operand_stride`, zeros behind its columns. What a product may read
-    beyond the last row (`group` of them are multiplied together) is zero as well. meanwhile: emits
-    what is done while the copies are under way.
+    beyond the last row (more than `FEW` are multiplied together, `group` of them) is zero as well.
+    meanwhile: emits what is done while the copies are under way.
     """
-    rows = let("staged", (count + group - 1) // group * group)
     columns = sum(piece.width for piece in pieces)
     stride, quads = operand_stride(columns), padded_columns(columns) // 4
     if all_aligned(worker, pieces):
-        together = STAGED_TOGETHER if group > 1 else 1
-        stage_quads(worker, pieces, first, count, rows, at, stride, quads, together, meanwhile)
+
+        def stage(rows: Expr, together: int) -> None:
+            start_quads(worker, pieces, first, count, rows, at, stride, quads, together)
+
+        if group > 1:
+            rounded = (count + group - 1) // group * group
+            either(count <= FEW, lambda: stage(count, 1), lambda: stage(rounded, STAGED_TOGETHER))
+        else:
+            stage(count, 1)
+        cuda.copy_commit()
+        if meanwhile is not None:
+            meanwhile()
+        cuda.copy_wait(0)
     else:
+        rows = let("staged", (count + group - 1) // group * group)
         if meanwhile is not None:
             meanwhile()
         _stage_pieces(worker, pieces, first, count, rows, at)
 
 
-def stage_quads(
+def start_quads(
     worker: Worker,
     pieces: tuple[Piece, ...],
     first: Expr,
@@ -69,10 +81,9 @@ def stage_quads(
     at: int,
     stride: int,
     quads: int,
-    together: int = STAGED_TOGETHER,
-    meanwhile: Callable[[], None] | None = None,
+    together: int,
 ) -> None:
-    """Copies aligned operands, 16 bytes at a time: `quads` of them a row, rows `stride` words apart.
+    """Starts copying aligned operands, 16 bytes at a time: `quads` of them a row, rows `stride` words apart.
 
     Rows first .. first + count; zeros up to `rows` of them, and behind the columns. A thread looks up
     `together` places before it starts the first copy.
@@ -94,10 +105,6 @@ def stage_quads(
         for part, (to, source) in enumerate(places):
             with when(item + part * THREADS < total):
                 worker.start_copy(to, source)
-    cuda.copy_commit()
-    if meanwhile is not None:
-        meanwhile()
-    cuda.copy_wait(0)
 
 
 def piece_word(worker: Worker, pieces: tuple[Piece, ...], row: Expr, element: Expr) -> Expr | None:

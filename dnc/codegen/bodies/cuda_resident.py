@@ -23,7 +23,7 @@ from dnc.ir.plan import Placement, padded, unit_share, weights_of_register
 
 BAND, STRIP = 8, 16  # rows and columns that a warp holds with four registers a lane
 BLOCK = 16  # vertices whose sums lie side by side before they are added up
-TOGETHER = 10  # bands that a warp sums at a time: with 2 vertices, 20 sums beside the weights
+TOGETHER = 20  # bands and vertices that a warp sums at a time, beside the weights
 
 
 @attrs.frozen(eq=False)

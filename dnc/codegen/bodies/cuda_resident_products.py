@@ -76,8 +76,9 @@ def _by(block: Block, vertices: int) -> None:
     """The sums of a warp, of `vertices` vertices at a time."""
     held = block.slice
     with stride_loop("vertex", 0, block.count, vertices) as vertex:
-        for begin in range(0, held.bands, TOGETHER):
-            _sum(block, range(begin, min(begin + TOGETHER, held.bands)), vertex, vertices)
+        together = TOGETHER // vertices
+        for begin in range(0, held.bands, together):
+            _sum(block, range(begin, min(begin + together, held.bands)), vertex, vertices)
 
 
 def _sum(block: Block, bands: range, vertex: Expr, vertices: int) -> None:
