@@ -448,12 +448,13 @@ class Kernel:
         (ordinal,) = (
             self.worker.field(f, self.entry[0], self.window, isa.BARRIER_FIELDS) for f in isa.BARRIER_FIELDS
         )
-        address = T.address_of(self.counters[counter])
+        zero = self.zero[0]  # so that addresses are not kept in registers
+        address = T.address_of(self.counters[counter + zero])
         sync.signal(address)
         waited = sync.wait(
             address,
             T.cast(ordinal * arrivals, "uint32"),
-            abort=T.address_of(self.counters[isa.SYNC_ABORT * isa.SYNC_STRIDE + self.zero[0]]),
+            abort=T.address_of(self.counters[isa.SYNC_ABORT * isa.SYNC_STRIDE + zero]),
             limit_us=self.limit_us,
             worker=self.worker.number,
             instruction=self.at[0],
