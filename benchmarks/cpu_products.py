@@ -65,24 +65,21 @@ def best_time(runs):
 def run_of(kind, shape, at, worker, blocks, n, repetitions):
     """A function that multiplies the rows of some blocks."""
     rows, columns, step = whole_lanes(shape[0]), shape[1], FORMAT.strides(shape)[1]
-    weight, whole = at["weight"], (rows, step, worker.choose(blocks))
+    weight = at["weight"]
     if kind == "forward":
-        calls = [(f"{FORWARD}_pool", weight, *whole, 0, columns, n, 0, rows, 1)]
+        name = f"{FORWARD}_pool"
+        calls = [(weight, rows, step, block, 0, 0, columns, n, 0, rows, 1) for block in blocks]
     elif kind == "transposed":
+        name = TRANSPOSED
         worker.gather(at["out"] + np.arange(n) * columns)
-        calls = [(TRANSPOSED, weight, *whole, 0, columns, n, 0, rows)]
+        calls = [(weight, rows, step, worker.choose(blocks), 0, columns, n, 0, rows, 0)]
     else:
+        name = f"{GRADIENT}_pool"
         begins = [block * BLOCK for block in blocks]
         calls = [
-            (f"{GRADIENT}_pool", at["gradient"] + begin, step, min(rows - begin, BLOCK), columns, n, 0)
-            for begin in begins
+            (at["gradient"] + begin, step, min(rows - begin, BLOCK), columns, n, 0) for begin in begins
         ]
-
-    def run():
-        for call in calls:
-            worker.call(*call, repetitions=repetitions)
-
-    return run
+    return lambda: worker.calls(name, calls, repetitions)
 
 
 def measure(made, kind, shape, seconds):

@@ -12,6 +12,7 @@ SHAPES = [(5, (16,)), (48, (20, 12)), (64, (128,)), (100, (7, 130, 3)), (200, (6
 COUNTS = [0, 1, 2, 3, 4, 5, 6, 7, 13, 33, 48]
 FORMAT = WeightFormat(column_major=True)
 ROOM = 256  # rows to gather from
+GATHERED = 3  # place of the first row of a product
 
 
 @pytest.fixture(scope="module")
@@ -52,21 +53,22 @@ class Case:
         memory = self.worker.scratch if name in self.in_scratch else self.worker.pool
         return memory[self.at[name] : self.at[name] + self.sizes[name]]
 
-    def pieces(self, n):
-        """(first column, width) of every piece, its rows gathered."""
+    def pieces(self, n, at=0):
+        """(first column, width) of every piece, its rows gathered from place `at` on."""
         first = 0
         for i, width in enumerate(self.widths):
-            self.worker.gather(self.at[f"x{i}"] + self.chosen[i][:n] * width)
+            self.worker.gather(self.at[f"x{i}"] + self.chosen[i][:n] * width, at)
             yield first, width
             first += width
 
     def forward(self, n, blocks, fresh=True):
-        for first, width in self.pieces(n):
-            self.worker.call(
-                f"{FORWARD}_{self.source}", self.at["weight"], self.padded, self.step,
-                self.worker.choose(blocks), first, width, n, self.at["sums"], self.padded,
-                fresh and first == 0,
-            )  # fmt: skip
+        for first, width in self.pieces(n, GATHERED):
+            calls = [
+                (self.at["weight"], self.padded, self.step, block, GATHERED, first, width, n,
+                 self.at["sums"], self.padded, fresh and first == 0)
+                for block in blocks
+            ]  # fmt: skip
+            self.worker.calls(f"{FORWARD}_{self.source}", calls)
         return self.view("sums").reshape(self.most, self.padded)
 
 
@@ -86,7 +88,8 @@ def test_product(made, rows, widths, source, fresh):
 
 
 @pytest.mark.parametrize(("rows", "widths"), SHAPES)
-def test_transposed_product(made, rows, widths):
+@pytest.mark.parametrize("back", [False, True])
+def test_transposed_product(made, rows, widths, back):
     """Columns a part at a time, each over all rows, and over some blocks of rows alone."""
     case = Case(made, rows, widths)
     columns = sum(widths)
@@ -100,7 +103,7 @@ def test_transposed_product(made, rows, widths):
                 case.worker.gather(case.at["out"] + np.arange(n) * columns + first)
                 case.worker.call(
                     TRANSPOSED, case.at["weight"], case.padded, case.step, case.worker.choose(blocks),
-                    first, width, n, case.at["deltas"], case.padded,
+                    first, width, n, case.at["deltas"], case.padded, back,
                 )  # fmt: skip
                 first += width
             close(out[:n], case.delta[:n, own].astype("f8") @ case.weight[own], rows)

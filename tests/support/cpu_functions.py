@@ -33,8 +33,8 @@ def build(emit):
 def product_module():
     """The functions of `define_products`, each behind an entry `run_NAME`.
 
-    An entry takes the memory of a worker and an int64 tensor: how often to call the function, and its
-    arguments.
+    An entry takes the memory of a worker and an int64 tensor: how often to go through how many calls of the
+    function, and their arguments.
     """
     options = PlanOptions()
     program = transform(load_program(Source("m.dn", SMALLEST), {})[0], options)
@@ -47,41 +47,46 @@ def product_module():
             memory = [tirx_cpu.flat_argument(name, dtype) for name, dtype in MEMORY]
             numbers = tirx_cpu.flat_argument("numbers", "int64")
             own = function.params[len(MEMORY) + 1 :]
-            values = [tirx.Cast(str(p.ty.dtype), numbers[at]) for at, p in enumerate(own, 1)]
-            with T.serial(0, tirx.Cast("int32", numbers[0])):
+            with T.serial(0, tirx.Cast("int32", numbers[0])), T.serial(0, numbers[1]) as call:
+                first = T.Bind(2 + call * len(own))
+                values = [tirx.Cast(str(p.ty.dtype), numbers[first + at]) for at, p in enumerate(own)]
                 pointers = [each.data for each in memory]
                 functions.call(variable.name_hint, *pointers, tirx.const(0, "int32"), *values)
         entries[f"run_{variable.name_hint}"] = builder.get()
-    return tirx_cpu.compile_module(IRModule({**functions.made, **entries})), functions.plan
+    return tirx_cpu.compile_module(IRModule({**functions.made, **entries})), functions
 
 
 class ProductWorker:
     """A worker's memory, and calls of the product functions on it; several may share a pool."""
 
     def __init__(self, made, pool, scratch_floats):
-        self.module, plan = made
+        self.module, functions = made
         self.pool = pool
         self.words = tirx_cpu.aligned_zeros(64, "int32")
         self.scratch = tirx_cpu.aligned_zeros(scratch_floats)
-        assert plan.tiling is not None
-        self.tile = plan.tiling.tile  # blocks are listed behind the places of a tile
-        self.places = tirx_cpu.aligned_zeros(self.tile + 256, "int64")
+        self.blocks_at = functions.blocks_at
+        self.places = tirx_cpu.aligned_zeros(self.blocks_at + 256, "int64")
         for name in ("workers", "replicas"):
-            self.words[isa.layout(plan).header[name]] = 1
+            self.words[isa.layout(functions.plan).header[name]] = 1
 
-    def gather(self, positions):
-        """The rows that the next calls read, or add to."""
-        self.places[: len(positions)] = positions
+    def gather(self, positions, at=0):
+        """The rows that the next calls read, or add to, from place `at` on."""
+        self.places[at : at + len(positions)] = positions
 
     def choose(self, blocks):
-        """The blocks of a weight that the next calls work on; how many."""
-        self.places[self.tile : self.tile + len(blocks)] = blocks
+        """The blocks of a weight that the next calls sum over; how many."""
+        self.places[self.blocks_at : self.blocks_at + len(blocks)] = blocks
         return len(blocks)
 
-    def call(self, name, *arguments, repetitions=1):
+    def call(self, name, *arguments):
         """Runs a product function."""
-        numbers = tirx_cpu.aligned_zeros(16, "int64")
-        numbers[: len(arguments) + 1] = (repetitions, *arguments)
+        self.calls(name, [arguments])
+
+    def calls(self, name, calls, repetitions=1):
+        """Runs a product function with one list of arguments after the other, so many times."""
+        flat = [number for arguments in calls for number in arguments]
+        numbers = tirx_cpu.aligned_zeros(len(flat) + 2, "int64")
+        numbers[:] = (repetitions, len(calls), *flat)
         arrays = (self.pool, self.words, self.scratch, self.places, numbers)
         self.module[f"run_{name}"](*(tirx_cpu.tensor(array) for array in arrays))
 

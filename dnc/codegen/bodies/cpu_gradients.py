@@ -15,18 +15,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.bodies.cpu_products import GRADIENT
 from dnc.codegen.bodies.cpu_segments import place_rows, weight_step
 from dnc.codegen.bodies.cpu_worker import CHUNK, Worker, alike, elements, ramp, total
-from dnc.codegen.emit import (
-    Expr,
-    either,
-    let,
-    local,
-    loop,
-    put,
-    shift,
-    smaller,
-    stride_loop,
-    wide,
-)
+from dnc.codegen.emit import Expr, either, let, local, loop, put, shift, smaller, stride_loop, wide
 from dnc.ir import isa
 from dnc.ir.plan import DenseGradient, SlotsAddress, TableGradient, padded
 from dnc.ir.weight_format import BLOCK, LANES, whole_lanes
@@ -35,14 +24,19 @@ from dnc.ir.weight_format import BLOCK, LANES, whole_lanes
 def dense_gradient(worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr]) -> None:
     """Blocks of 64 rows, dealt out to the grid; a CPU's schedules have one chunk and one kind of tile.
 
+    A worker takes neighbours: of columns of a multiple of 128 rows, every other block lies in half of the
+    sets of a cache.
     fields: by their names in `isa.DENSE_GRADIENT_FIELDS`.
     """
     access = worker.access
     own = access.base(isa.GRADIENTS) + access.slice(gradient.parameter, fields["index"])
     base = let("gradient", own - access.base(isa.PARAMETERS))
     blocks = -(-gradient.rows // BLOCK)
-    begin = let("begin", tirx.truncmod(worker.number + worker.grid - fields["first_worker"], worker.grid))
-    with stride_loop("block", begin, blocks, worker.grid) as block:
+    turn = let("turn", tirx.truncmod(worker.number + worker.grid - fields["first_worker"], worker.grid))
+    each, more = tirx.truncdiv(blocks, worker.grid), tirx.truncmod(blocks, worker.grid)
+    begin = let("begin", turn * each + T.min(turn, more))
+    end = let("end", begin + each + T.Select(turn < more, 1, 0))
+    with T.serial(begin, end) as block:
         if gradient.pieces:
             _matrix_block(worker, gradient, fields, block, base)
         else:

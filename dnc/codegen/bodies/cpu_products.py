@@ -1,15 +1,15 @@
 """The three products as functions of a CPU kernel: any weight, any rows, one piece of code each.
 
 In: shapes and positions as arguments; the rows that a product gathers or scatters, and the blocks of
-a weight it works on, as lists in the worker's `places`. Out: private functions in a module.
+a weight that a sum runs over, as lists in the worker's `places`. Out: private functions in a module.
 Guaranteed: every output element is summed in one fixed order that depends neither on the number of
-vertices nor on the vertex tile. A weight lies by columns (`WeightFormat`), `step` floats apart; a block is
-BLOCK of its rows.
+vertices nor on the vertex tile nor on the direction of a pass. A weight lies by columns
+(`WeightFormat`), `step` floats apart; a block is BLOCK of its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
@@ -30,7 +30,7 @@ from dnc.ir.weight_format import BLOCK, LANES
 FORWARD, TRANSPOSED, GRADIENT = "dnc_forward", "dnc_transposed", "dnc_gradient"
 GRADIENT_COLUMNS = 6  # 6 columns x 4 registers
 VERTEX_TILE = 6  # 6 vertices x 4 registers = 24 accumulators of the 32 registers
-COLUMN_CHUNK = 128  # of a block: 32 KiB that stay in L1 over all vertices
+COLUMN_CHUNK = 512  # of a block: 128 KiB that stay in L2 over all vertices; in L1 columns share sets
 TRANSPOSED_VERTEX_TILE = 3
 STRIP_COLUMNS = 8  # columns of a transposed tile: 3 x 8 accumulators
 I32, I64 = "int32", "int64"
@@ -49,27 +49,20 @@ def define_products(functions: Functions, names: Container[str] = NAMES) -> None
     if TRANSPOSED not in names:
         return
     arguments = [("weight", I64), ("rows", I32), ("step", I32), ("blocks", I32), ("first", I32)]
-    arguments += [("width", I32), ("count", I32), ("delta", I64), ("stride", I32)]
+    arguments += [("width", I32), ("count", I32), ("delta", I64), ("stride", I32), ("back", I32)]
     functions.define(TRANSPOSED, tuple(arguments), _transposed)
-
-
-def _blocks(worker: Worker, blocks: Expr, rows: Expr, body: Callable[[Expr, Expr], None]) -> None:
-    """body(block, full) for every block of the list."""
-    full = let("full", tirx.truncdiv(rows, BLOCK))
-    with loop("listed", blocks) as listed:
-        block = let("block", T.cast(worker.places[worker.tile + listed], I32))
-        body(block, block < full)
 
 
 def _define_forward(functions: Functions, source: str) -> None:
     """scratch[out + v * stride + r] (+)= sum over a piece's columns of W[r, first + k] * x[v, k].
 
-    x[v, 0] is `source`[places[v]]. `fresh`: start from zero instead of adding.
+    For the rows r of a block. x[v, 0] is `source`[places[gathered + v]]. `fresh`: start from zero instead
+    of adding.
     """
 
     def forward(
-        worker: Worker, weight: Expr, rows: Expr, step: Expr, blocks: Expr, first: Expr, width: Expr,
-        count: Expr, out: Expr, stride: Expr, fresh: Expr,
+        worker: Worker, weight: Expr, rows: Expr, step: Expr, block: Expr, gathered: Expr, first: Expr,
+        width: Expr, count: Expr, out: Expr, stride: Expr, fresh: Expr,
     ) -> None:  # fmt: skip
         inputs = getattr(worker, source)
         scratch, pool, places = worker.scratch, worker.pool, worker.places
@@ -83,7 +76,7 @@ def _define_forward(functions: Functions, source: str) -> None:
 
             def tile(v0: Expr, size: int, k0: Expr, k1: Expr) -> None:
                 at = [let("out_row", row + wide(v0 + t) * stride) for t in range(size)]
-                xs = [let("x", places[v0 + t]) for t in range(size)]
+                xs = [let("x", places[gathered + v0 + t]) for t in range(size)]
                 sums = [[accumulator(load(scratch, a + j * LANES)) for j in range(registers)] for a in at]
                 with T.serial(k0, k1) as k:
                     w_at = let("w_at", begin + wide(first + k) * step)
@@ -101,31 +94,33 @@ def _define_forward(functions: Functions, source: str) -> None:
                 k1 = let("k1", tirx.min(k0 + COLUMN_CHUNK, width))
                 vertex_tiles(count, VERTEX_TILE, lambda v0, size: tile(v0, size, k0, k1))
 
-        def block(index: Expr, is_full: Expr) -> None:
-            begin = let("begin", weight + wide(index) * BLOCK)
-            row = let("row", out + wide(index) * BLOCK)
+        begin = let("begin", weight + wide(block) * BLOCK)
+        row = let("row", out + wide(block) * BLOCK)
 
-            def narrow() -> None:
-                with loop("strip", tirx.truncdiv(tail, LANES)) as strip:
-                    lane = let("lane", wide(strip) * LANES)
-                    columns_of(let("at", row + lane), let("strip_at", begin + lane), 1)
+        def narrow() -> None:
+            with loop("strip", tirx.truncdiv(tail, LANES)) as strip:
+                lane = let("lane", wide(strip) * LANES)
+                columns_of(let("at", row + lane), let("strip_at", begin + lane), 1)
 
-            either(is_full, lambda: columns_of(row, begin, 4), narrow)
+        is_full = block < tirx.truncdiv(rows, BLOCK)
+        either(is_full, lambda: columns_of(row, begin, 4), narrow)
 
-        _blocks(worker, blocks, rows, block)
-
-    arguments = [("weight", I64), ("rows", I32), ("step", I32), ("blocks", I32), ("first", I32)]
-    arguments += [("width", I32), ("count", I32), ("out", I64), ("stride", I32), ("fresh", I32)]
+    arguments = [("weight", I64), ("rows", I32), ("step", I32), ("block", I32), ("gathered", I32)]
+    arguments += [("first", I32), ("width", I32), ("count", I32), ("out", I64), ("stride", I32)]
+    arguments += [("fresh", I32)]
     functions.define(f"{FORWARD}_{source}", tuple(arguments), forward)
 
 
 def _transposed(
     worker: Worker, weight: Expr, rows: Expr, step: Expr, blocks: Expr, first: Expr, width: Expr,
-    count: Expr, delta: Expr, stride: Expr,
+    count: Expr, delta: Expr, stride: Expr, back: Expr,
 ) -> None:  # fmt: skip
-    """pool[places[v] + k] = sum over the blocks' rows r of W[r, first + k] * scratch[delta + v * stride + r]."""  # noqa: E501
+    """pool[places[v] + k] = sum over the blocks' rows r of W[r, first + k] * scratch[delta + v * stride + r].
+
+    `back`: begin with the last columns.
+    """
     pool, scratch, places = worker.pool, worker.scratch, worker.places
-    tail = let("tail", tirx.truncmod(rows, BLOCK))
+    tail, full_blocks = let("tail", tirx.truncmod(rows, BLOCK)), let("full", tirx.truncdiv(rows, BLOCK))
 
     def strip(local: Expr, strip_columns: int) -> None:
         def tile(v0: Expr, size: int) -> None:
@@ -133,19 +128,19 @@ def _transposed(
             outs = [let("out_row", places[v0 + t] + wide(local)) for t in range(size)]
             sums = [[accumulator(zeros()) for _ in range(strip_columns)] for _ in range(size)]
 
-            def block(index: Expr, is_full: Expr) -> None:
-                row = let("row", wide(index) * BLOCK)
+            with loop("listed", blocks) as listed:
+                block = let("block", T.cast(places[worker.functions.blocks_at + listed], I32))
+                row = let("row", wide(block) * BLOCK)
                 at = let("column_at", weight + row + wide(first + local) * step)
+                own = T.Select(block < full_blocks, BLOCK, tail)
                 # One loop for all blocks: where its length is known, or its end apart, sums are spilled.
-                with loop("j", tirx.truncdiv(T.Select(is_full, BLOCK, tail), LANES)) as j:
+                with loop("j", tirx.truncdiv(own, LANES)) as j:
                     lane = let("lane", wide(j) * LANES)
                     held = [let("held", load(scratch, d + row + lane)) for d in ds]
                     for c in range(strip_columns):
                         w = let("w", load(pool, at + lane + c * wide(step)))
                         for t, value in enumerate(held):
                             multiply_add(sums[t][c], w, value)
-
-            _blocks(worker, blocks, rows, block)
             for out, registers in zip(outs, sums, strict=True):
                 if strip_columns == 1:
                     put(pool, out, lane_sum(let("sums", registers[0][0])))
@@ -157,7 +152,8 @@ def _transposed(
 
     full = let("full_strips", tirx.truncdiv(width, STRIP_COLUMNS))
     with loop("strip", full) as index:
-        strip(let("local", index * STRIP_COLUMNS), STRIP_COLUMNS)
+        turned = T.Select(back != 0, full - 1 - index, index)
+        strip(let("local", turned * STRIP_COLUMNS), STRIP_COLUMNS)
     with T.serial(full * STRIP_COLUMNS, width) as column:
         strip(column, 1)
 

@@ -7,6 +7,8 @@ for the transposed products. Every worker has its own scratch memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
@@ -14,9 +16,9 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.bodies.cpu_products import FORWARD, TRANSPOSED
 from dnc.codegen.bodies.cpu_worker import Worker, elements, ramp
 from dnc.codegen.cells import UnitCell, tensor
-from dnc.codegen.emit import Expr, let, local, loop, put, shift, smaller, stride_loop, when, wide
+from dnc.codegen.emit import Expr, either, let, local, loop, put, shift, smaller, stride_loop, when, wide
 from dnc.ir.cell import Value
-from dnc.ir.plan import Piece, Product, Segment, TransposedProduct, padded
+from dnc.ir.plan import Piece, Product, Segment, TransposedProduct
 from dnc.ir.weight_format import BLOCK, LANES, whole_lanes
 
 # Operations whose lanes would have to branch apart.
@@ -44,9 +46,8 @@ def padded_rows(value: Value) -> int:
 
 def unit_scratch(worker: Worker, segment: Segment) -> UnitScratch:
     """Lays out the scratch memory of a UNIT segment."""
-    pieces = [piece for product in segment.products for piece in product.pieces]
-    staged = [padded(piece.width) for piece in pieces if not worker.access.is_plain(piece.address)]
-    at = -(-max(staged, default=0) // LANES) * LANES * worker.tile
+    staged = [sum(_staged_floats(worker, piece) for piece in each.pieces) for each in segment.products]
+    at = max(staged, default=0)
     sums, deltas = {}, {}
     for product in segment.products:
         sums[product.result] = at
@@ -58,10 +59,15 @@ def unit_scratch(worker: Worker, segment: Segment) -> UnitScratch:
     return UnitScratch(sums, deltas, at)
 
 
+def _staged_floats(worker: Worker, piece: Piece) -> int:
+    """Room for a tile of a piece's rows, if a product cannot read them where they lie."""
+    return 0 if worker.access.is_plain(piece.address) else whole_lanes(piece.width) * worker.tile
+
+
 @attrs.frozen(eq=False)
 class UnitTile:
     """The vertices that a UNIT segment works on together, rows first .. first + count of its space, and
-    the worker's units begin .. end."""
+    the worker's units begin .. end. back: passes over weights begin at their ends."""
 
     worker: Worker
     segment: Segment
@@ -70,6 +76,7 @@ class UnitTile:
     count: Expr
     begin: Expr
     end: Expr
+    back: Expr
 
 
 def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
@@ -77,13 +84,13 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
     scratch = unit_scratch(worker, segment)
     values = {each.result for each in segment.products} | {each.delta for each in segment.transposed}
     blocks = [-(-tensor(value).size // BLOCK) for value in values]
-    worker.functions.need(scratch.floats, worker.tile + max(blocks, default=0))
+    worker.functions.need(scratch.floats, worker.functions.blocks_at + max(blocks, default=0))
     share = let("share", tirx.truncdiv(segment.units + worker.workers - 1, worker.workers))
     begin = let("begin", smaller(worker.rank * share, segment.units))
     end = let("end", smaller(begin + share, segment.units))
     with stride_loop("tile", 0, rows, worker.tile) as done:
         first, count = let("first", row + done), let("count", smaller(rows - done, worker.tile))
-        tile = UnitTile(worker, segment, scratch, first, count, begin, end)
+        tile = UnitTile(worker, segment, scratch, first, count, begin, end, _turn(worker))
         for product in segment.products:
             _forward(tile, product)
         _clear_deltas(tile)
@@ -91,6 +98,17 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
             _cells(tile, v)
         for transposed in segment.transposed:
             _transposed(tile, transposed)
+
+
+def _turn(worker: Worker) -> Expr:
+    """Whether this pass goes backwards: every other one, so that it begins with what is in the cache.
+
+    The direction has no influence on results; other bodies may overwrite the word that keeps it.
+    """
+    at = worker.functions.direction_at
+    back = let("back", tirx.bitwise_and(T.cast(worker.places[at], "int32"), tirx.const(1, "int32")))
+    put(worker.places, at, wide(1 - back))
+    return back
 
 
 def _list_blocks(tile: UnitTile, value: Value) -> Expr:
@@ -102,23 +120,28 @@ def _list_blocks(tile: UnitTile, value: Value) -> Expr:
         low = let("low", tirx.truncdiv(gate * units + tile.begin, BLOCK))
         high = let("high", tirx.truncdiv(gate * units + tile.end + (BLOCK - 1), BLOCK))
         with T.serial(T.max(low, following[0]), high) as block:
-            put(worker.places, worker.tile + found[0], wide(block))
+            put(worker.places, worker.functions.blocks_at + found[0], wide(block))
             put(found, 0, found[0] + 1)
         put(following, 0, high)
     return let("blocks", found[0])
 
 
-def place_rows(worker: Worker, piece: Piece, first: Expr, count: Expr) -> str:
-    """Fills `places` with the positions of a piece's rows; the memory in which they lie."""
+def place_rows(
+    worker: Worker, piece: Piece, first: Expr, count: Expr, gathered: int = 0, staging: int = 0
+) -> str:
+    """Fills `places` from `gathered` on with the positions of a piece's rows; the memory in which they lie.
+
+    staging: where rows that have to be copied go in scratch memory.
+    """
     access = worker.access
     if access.is_plain(piece.address):
         with loop("v", count) as v:
-            put(worker.places, v, access.position(piece.address, first + v))
+            put(worker.places, gathered + v, access.position(piece.address, first + v))
         return "pool"
-    width = -(-piece.width // LANES) * LANES
+    width = whole_lanes(piece.width)
     with loop("v", count) as v:
-        at = let("staged", wide(v) * width)
-        put(worker.places, v, at)
+        at = let("staged", wide(v) * width + staging)
+        put(worker.places, gathered + v, at)
         read = access.reader(piece.address, let("row", first + v))
         elements(piece.width, lambda i: put(worker.scratch, shift(at, i), read(i)))
     return "scratch"
@@ -129,21 +152,28 @@ def _forward(tile: UnitTile, product: Product) -> None:
     numbers = [tirx.const(n, "int32") for n in (rows, weight_step(worker, product.parameter))]
     blocks = _list_blocks(tile, product.result)
     weight = worker.access.weights(product.parameter, product.select, tile.first)
-    column = 0
-    for piece in product.pieces:
-        memory = place_rows(worker, piece, tile.first, tile.count)
-        worker.call(
-            f"{FORWARD}_{memory}",
-            weight,
-            *numbers,
-            blocks,
-            *(tirx.const(n, "int32") for n in (column, piece.width)),
-            tile.count,
-            tirx.const(tile.scratch.sums[product.result], "int64"),
-            tirx.const(rows, "int32"),
-            tirx.const(int(column == 0), "int32"),
-        )
-        column += piece.width
+    sources, staging = [], 0
+    for number, piece in enumerate(product.pieces):
+        source = place_rows(worker, piece, tile.first, tile.count, number * worker.tile, staging)
+        staging += _staged_floats(worker, piece)
+        sources.append(source)
+    with loop("listed", blocks) as listed:
+        turned = T.Select(tile.back != 0, blocks - 1 - listed, listed)
+        block = let("block", T.cast(worker.places[worker.functions.blocks_at + turned], "int32"))
+        column = 0
+        for number, (source, piece) in enumerate(zip(sources, product.pieces, strict=True)):
+            worker.call(
+                f"{FORWARD}_{source}",
+                weight,
+                *numbers,
+                block,
+                *(tirx.const(n, "int32") for n in (number * worker.tile, column, piece.width)),
+                tile.count,
+                tirx.const(tile.scratch.sums[product.result], "int64"),
+                tirx.const(rows, "int32"),
+                tirx.const(int(column == 0), "int32"),
+            )
+            column += piece.width
 
 
 def _clear_deltas(tile: UnitTile) -> None:
@@ -186,16 +216,21 @@ def _transposed(tile: UnitTile, product: TransposedProduct) -> None:
     numbers = [tirx.const(n, "int32") for n in (rows, weight_step(worker, product.parameter))]
     blocks = _list_blocks(tile, product.delta)
     weight = worker.access.weights(product.parameter, product.select, tile.first)
-    for buffer, offset, low, high in product.stores:
-        with loop("v", tile.count) as v:
-            put(worker.places, v, worker.access.record(buffer, tile.first + v) + offset)
-        worker.call(
-            TRANSPOSED,
-            weight,
-            *numbers,
-            blocks,
-            *(tirx.const(n, "int32") for n in (low, high - low)),
-            tile.count,
-            tirx.const(tile.scratch.deltas[product.delta], "int64"),
-            tirx.const(rows, "int32"),
-        )
+
+    def multiply(stores: Sequence[tuple[str, int, int, int]]) -> None:
+        for buffer, offset, low, high in stores:
+            with loop("v", tile.count) as v:
+                put(worker.places, v, worker.access.record(buffer, tile.first + v) + offset)
+            worker.call(
+                TRANSPOSED,
+                weight,
+                *numbers,
+                blocks,
+                *(tirx.const(n, "int32") for n in (low, high - low)),
+                tile.count,
+                tirx.const(tile.scratch.deltas[product.delta], "int64"),
+                tirx.const(rows, "int32"),
+                tile.back,
+            )
+
+    either(tile.back != 0, lambda: multiply(product.stores[::-1]), lambda: multiply(product.stores))

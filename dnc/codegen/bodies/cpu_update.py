@@ -89,7 +89,9 @@ def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, 
         places = [worker.access.base(isa.PARAMETERS), worker.access.base(isa.GRADIENTS)]
         places += [worker.access.base(isa.STATES[i]) for i in range(len(optimizer.states))]
         starts = [let("start", place + wide(first)) for place in places]
-        with stride_loop("chunk", worker.number, chunks, worker.grid) as chunk:
+        own = let("own", tirx.truncdiv(chunks - worker.number + (worker.grid - 1), worker.grid))
+        with loop("turn", own) as turn:  # backwards: of what `norm` has read, the end is in the cache
+            chunk = let("chunk", worker.number + (own - 1 - turn) * worker.grid)
             at = [let("at", start + wide(chunk) * size) for start in starts]
             length = let("length", smaller(count - chunk * size, size))
             elements(length, lambda i: _step(worker, optimizer, coefficients, at, i, scale))

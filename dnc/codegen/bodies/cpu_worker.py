@@ -25,7 +25,7 @@ from dnc.codegen.math import random
 from dnc.ir.plan import Plan
 from dnc.ir.weight_format import LANES
 
-CHUNK = 32  # vertices whose deltas a weight gradient holds in L1
+CHUNK = 64  # vertices whose deltas a weight gradient holds in L1
 MEMORY = (("pool", "float32"), ("words", "int32"), ("scratch", "float32"), ("places", "int64"))
 
 
@@ -95,7 +95,7 @@ class Worker:
 
     @property
     def tile(self) -> int:
-        """Vertices worked on at a time; behind their places is the list of blocks."""
+        """Vertices worked on at a time."""
         return self.functions.tile
 
     def call(self, name: str, *arguments: Expr) -> None:
@@ -118,7 +118,11 @@ class Functions:
         self.scratch_floats = LANES
         assert plan.tiling is not None
         self.tile = plan.tiling.tile  # vertices of a UNIT segment worked on at a time
-        self.places = max(self.tile, CHUNK)
+        products = [product for segment in plan.segments for product in segment.products]
+        # In `places`: a tile of rows for every piece of a product, the direction of a pass, blocks.
+        self.direction_at = self.tile * max((len(product.pieces) for product in products), default=1)
+        self.blocks_at = self.direction_at + 1
+        self.places = max(self.blocks_at, CHUNK)
 
     def define(
         self,
