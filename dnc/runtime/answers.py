@@ -70,16 +70,18 @@ class Answers:
             yield from self._collect(waiting.popleft())
 
     def predict(self, data: Encoder, samples: Ints, noise: int = NONE) -> dict[str, list[Any]]:
-        """The declared outputs of some samples, in order, in as many batches as it takes."""
+        """The declared outputs of some samples, in order, in as many batches as it takes.
+
+        Distinct ones are batches in the order in which they come, with the bits of these batches in a stream.
+        """
         distinct, inverse = np.unique(samples, return_inverse=True)
+        once = len(distinct) == len(samples)
         results = self.session.plan.results
         found: dict[str, list[Any]] = {r.name: [] for r in results if r.kind == "output"}
-        for outputs in self.predictions(data, _chunks(distinct), noise):
+        for outputs in self.predictions(data, _chunks(samples if once else distinct), noise):
             for name, values in outputs.items():
                 found[name] += values
-        if len(distinct) == len(samples) and (inverse[1:] > inverse[:-1]).all():
-            return found
-        return {name: [values[at] for at in inverse] for name, values in found.items()}
+        return found if once else {name: [values[at] for at in inverse] for name, values in found.items()}
 
     def _collect(self, group: _Group) -> Iterator[dict[str, list[Any]]]:
         while group.outputs is None:
