@@ -8,7 +8,7 @@ little work for an array: their schedules have the same layout, that of the larg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from dnc.runtime.encoder.lists import Group, Lists, Touched
 from dnc.runtime.encoder.modes import Mode, Modes
 from dnc.runtime.encoder.queues import encode_queues
 from dnc.runtime.encoder.readout import Readout, Readouts
-from dnc.runtime.encoder.rows import Rows, assign, space_rows
+from dnc.runtime.encoder.rows import Assignment, Rows, Spaces, assign, falling
 from dnc.runtime.encoder.tail import Batches, Part
 from dnc.runtime.encoder.words import Numbers, Words
 from dnc.runtime.phases import TRAIN
@@ -55,6 +55,8 @@ class Encoder:
         self.lists = Lists(prepared)
         self.readouts = Readouts(prepared)
         self._arena = isa.gradient_floats(self.plan)
+        self._light = falling(prepared.weight)
+        self._spaces: dict[tuple[str, ...], Spaces] = {}
 
     # ---- batches --------------------------------------------------------------------------------
 
@@ -129,12 +131,9 @@ class Encoder:
         reads: bool = False,
     ) -> Schedules:
         known = self.modes.mode(mode)
-        assigned = assign(batches, self.prepared.weight, replicas)
+        assigned = assign(batches, self._light, replicas)
         late = self._late_levels(known, ending)
-        rows = {
-            name: space_rows(self.prepared.spaces[name], assigned, name in self.modes.leveled, late.get(name))
-            for name in known.spaces
-        }
+        rows = self._rows(known.spaces, assigned, late)
         touched = self._touched(mode, rows, part)
         chunks = self.modes.tail.chunks(rows, mode, part)
         first = self.pool.activations if guest is None else guest.reserve(self.pool.activations)
@@ -240,11 +239,23 @@ class Encoder:
 
     def followed(self, samples: Ints) -> dict[str, Numbers]:
         """How many rows of `samples` move every running parameter, [1, parameters of the stack]."""
-        batch = assign([np.asarray(samples, np.int32)], self.prepared.weight, 1)
+        batch = assign([np.asarray(samples, np.int32)], self._light, 1)
         tail = self.modes.tail
-        spaces = {each.gradient.space for each in tail.followers}
-        rows = {name: space_rows(self.prepared.spaces[name], batch, False) for name in spaces}
-        return tail.followed(rows)
+        names = tuple(dict.fromkeys(each.gradient.space for each in tail.followers))
+        return tail.followed(self._rows(names, batch, {}))
+
+    def _rows(
+        self, names: tuple[str, ...], assigned: Assignment, levels: Mapping[str, Ints]
+    ) -> dict[str, Rows]:
+        """The rows of spaces; levels: others than their own, by name."""
+        if not names:
+            return {}
+        spaces = self._spaces.get(names)
+        if spaces is None or levels:
+            spaces = Spaces({name: self.prepared.spaces[name] for name in names}, levels)
+            if not levels:
+                self._spaces[names] = spaces
+        return spaces.rows(assigned)
 
     def _allocate(
         self,

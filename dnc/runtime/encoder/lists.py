@@ -305,7 +305,7 @@ class Lists:
     def sample_tokens(self, table: TableGradient, samples: Ints) -> Ints:
         """The sorted distinct rows of a table that `samples` touch."""
         found = [
-            self._source_tokens(source, sample_rows(self.prepared.spaces[source.space], samples)[0])
+            self._source_tokens(source, sample_rows(self.prepared.spaces[source.space], samples))
             for source in (*table.plain, *table.partial)
         ]
         merged = np.unique(np.concatenate(found)) if found else np.zeros(0, np.int32)

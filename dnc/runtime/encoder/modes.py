@@ -10,7 +10,6 @@ import attrs
 
 from dnc.ir import isa
 from dnc.ir.plan import Buffer, IndexList, Plan, Result
-from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.queues import Columns, columns
 from dnc.runtime.encoder.tail import Tail
 from dnc.runtime.phases import TRAIN, Step, results_of, sequence
@@ -40,7 +39,6 @@ class Modes:
         self.plan = plan
         self.layout = isa.layout(plan)
         self.tail = Tail(plan)
-        self.leveled = {stage.space for stage in plan.program.stages if stage.placement == LEVEL}
         self._modes: dict[str, Mode] = {}
 
     def mode(self, name: str) -> Mode:

@@ -9,6 +9,8 @@ side, and so do all rows that add to one gradient.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import cache
 
 import attrs
 import numpy as np
@@ -37,13 +39,13 @@ class Rows:
     def selected(self, position: int) -> tuple[Numbers, Numbers]:
         """The rows that select a number by the index at a position among the sizes.
 
-        First rows and counts, [numbers, runs, batches]: runs that do not lie side by side.
+        First rows and counts, [batches, numbers, runs]: runs that do not lie side by side.
         """
         batches = len(self.counts)
         before, own = math.prod(self.sizes[:position]), self.sizes[position]
         shape = (batches, before, own, -1)
         counts, starts = self.counts.reshape(shape), self.starts.reshape(shape)
-        return starts[..., 0].transpose(2, 1, 0), counts.sum(axis=-1).transpose(2, 1, 0)
+        return starts[..., 0].swapaxes(1, 2), counts.sum(axis=-1).swapaxes(1, 2)
 
 
 @attrs.frozen(eq=False)
@@ -56,55 +58,113 @@ class Assignment:
     replicas: int
 
 
-def assign(batches: list[Ints], weight: Ints, replicas: int) -> Assignment:
-    """A replica for every sample: in each batch by falling weight, back and forth over the replicas."""
+def falling(weight: Ints) -> Numbers:
+    """Of every sample a number that is the smaller, the heavier it is; from 0 on."""
+    found: Numbers = int(weight.max(initial=0)) - weight.astype(np.int64)
+    return found
+
+
+def assign(batches: list[Ints], light: Numbers, replicas: int) -> Assignment:
+    """A replica for every sample: in each batch by falling weight, back and forth over the replicas.
+
+    light: what `falling` made of the weights.
+    """
     spread = Spread(np.array([len(batch) for batch in batches]))
     samples = batches[0] if len(batches) == 1 else np.concatenate(batches)
     if replicas == 1:
         owner = spread.batch if len(batches) > 1 else np.zeros(len(samples), np.intp)
         return Assignment(samples, owner, spread, 1)
-    rank = np.lexsort((-weight[samples], np.broadcast_to(spread.batch, len(samples))))
-    turn, place = np.divmod(spread.local, replicas)
+    rank = light[samples]
+    if len(batches) > 1:
+        rank += spread.batch * (int(rank.max()) + 1)
     owner = np.empty(len(samples), np.intp)
-    owner[rank] = spread.batch * replicas + np.where(turn % 2 == 0, place, replicas - 1 - place)
-    order = np.argsort(owner, kind="stable")
+    turns = _back_and_forth(replicas).take(spread.local, mode="wrap")
+    owner[rank.argsort(kind="stable")] = turns + spread.batch * replicas
+    order = owner.argsort(kind="stable")
     return Assignment(samples[order], owner[order], spread, replicas)
 
 
-def sample_rows(space: SpaceRows, samples: Ints) -> tuple[Indices, Numbers]:
-    """Positions of all rows of the samples, and how many each sample has."""
+@cache
+def _back_and_forth(count: int) -> Indices:
+    """0, 1, ... and back again."""
+    return np.concatenate((np.arange(count), np.arange(count)[::-1]))
+
+
+def sample_rows(space: SpaceRows, samples: Ints) -> Indices:
+    """Positions of all rows of the samples."""
     begin = space.begin[samples]
     counts = space.begin[samples + 1] - begin
-    if len(samples) == 1:
-        return np.arange(begin[0], begin[0] + counts[0]), counts
     ends = counts.cumsum()
-    return (begin - (ends - counts)).repeat(counts) + np.arange(ends[-1]), counts
+    return (begin - (ends - counts)).repeat(counts) + np.arange(ends[-1])
 
 
-def space_rows(space: SpaceRows, assigned: Assignment, leveled: bool, levels: Ints | None = None) -> Rows:
-    """The rows of a space; without levels everything is one wavefront. levels: others than the space's."""
-    positions, counts = sample_rows(space, assigned.samples)
-    batches, replicas = assigned.spread.batches, assigned.replicas
-    owner, groups, depth = assigned.owner.repeat(counts), batches * replicas, 1
-    keys = math.prod(space.sizes)
-    if keys > 1:
-        batch, replica = np.divmod(owner, replicas)
-        owner, groups = (batch * keys + space.key[positions]) * replicas + replica, groups * keys
-    leveled = leveled or levels is not None
-    if leveled:
-        level = (space.level if levels is None else levels)[positions]
-        depth = int(level.max(initial=0)) + 1
-        owner = owner * depth + level
-    # The prepared rows of a sample are in the order of their own levels.
-    is_sorted = len(counts) == 1 and keys == 1 and levels is None
-    if (leveled or keys > 1) and not is_sorted:
-        small = owner.astype(np.uint16) if groups * depth < 65536 else owner
-        positions = positions[small.argsort(kind="stable")]
-    per = np.bincount(owner, minlength=groups * depth).reshape(batches, -1)
-    ends = per.cumsum(axis=1)
-    shape = (batches, keys, replicas, depth)
-    starts = (ends - per).reshape(shape)
-    return Rows(positions, Spread(ends[:, -1]), per.reshape(shape), starts, space.sizes)
+class Spaces:
+    """Spaces whose rows are found together; what depends on the data alone is worked out once.
+
+    spans: [3, spaces, samples], of every sample the first row (counted over all spaces, one after another),
+    how many rows and how many levels it has. level, key: of all rows, as in `SpaceRows`. keys: of every
+    space how many there are. shift: where its rows begin.
+    """
+
+    def __init__(self, spaces: Mapping[str, SpaceRows], levels: Mapping[str, Ints]) -> None:
+        """levels: others than those of the spaces, by name."""
+        self.names, self.sizes = tuple(spaces), [space.sizes for space in spaces.values()]
+        ends = np.cumsum([len(space.vertex) for space in spaces.values()])
+        self.shift = [0, *ends[:-1].tolist()]
+        self.keys = np.array([math.prod(sizes) for sizes in self.sizes])
+        own = [levels.get(name, space.level) for name, space in spaces.items()]
+        self.level = np.concatenate(own)
+        self.selects = bool((self.keys > 1).any())
+        self.key = np.concatenate([space.key for space in spaces.values()]) if self.selects else None
+        begins = np.stack([space.begin for space in spaces.values()])
+        counts, depth = np.diff(begins), np.ones((len(own), begins.shape[1] - 1), np.intp)
+        for at, (level, begin) in enumerate(zip(own, begins, strict=True)):
+            busy = np.flatnonzero(counts[at])
+            if len(busy):
+                depth[at, busy] = np.maximum.reduceat(level, begin[busy]) + 1
+        self.spans = np.stack((begins[:, :-1] + np.array(self.shift)[:, None], counts, depth))
+
+    def rows(self, assigned: Assignment) -> dict[str, Rows]:
+        """The rows of every space, by name; without levels everything is one wavefront."""
+        batches, replicas = assigned.spread.batches, assigned.replicas
+        first, counts, depths = self.spans.take(assigned.samples, axis=2)
+        depth, counts, owner = depths.max(axis=1), counts.reshape(-1), assigned.owner
+        # Rows that lie side by side: of a batch, a key, a replica, a level; by number over all spaces.
+        size = self.keys * depth * replicas  # of a batch
+        before = (size * batches).cumsum() - size * batches
+        if self.selects:
+            batch, replica = np.divmod(owner, replicas)
+            owner = batch * replicas * self.keys[:, None] + replica
+        place = before[:, None] + owner * depth[:, None]
+        ends = counts.cumsum()
+        both = np.stack((first.reshape(-1) - (ends - counts), place.reshape(-1))).repeat(counts, axis=1)
+        positions, place = both[0] + np.arange(ends[-1]), both[1]
+        place += self.level[positions]
+        if self.key is not None:
+            step = (depth * replicas).repeat(len(assigned.samples)).repeat(counts)
+            place += self.key[positions] * step
+        bounds = size.repeat(batches).cumsum()
+        positions = positions[_order(place, int(bounds[-1]))]
+        per = np.bincount(place, minlength=int(bounds[-1]))
+        ends = per.cumsum()
+        block = ends[bounds - 1]  # of every space and batch
+        of_batch = block.copy()
+        of_batch[1:] -= block[:-1]
+        starts = ends - per - (block - of_batch).repeat(size.repeat(batches))
+        of_batch, found, row, at = of_batch.reshape(-1, batches), {}, 0, 0
+        for number, (name, levels) in enumerate(zip(self.names, depth.tolist(), strict=True)):
+            spread, sizes = Spread(of_batch[number]), self.sizes[number]
+            shape = batches, math.prod(sizes), replicas, levels
+            end = at + math.prod(shape)
+            own = positions[row : row + spread.total] - self.shift[number]
+            found[name] = Rows(own, spread, per[at:end].reshape(shape), starts[at:end].reshape(shape), sizes)
+            row, at = row + spread.total, end
+        return found
+
+
+def _order(keys: Numbers, bound: int) -> Indices:
+    """A stable order of keys below a bound."""
+    return (keys.astype(np.uint16) if bound <= 1 << 16 else keys).argsort(kind="stable")
 
 
 def wavefronts(rows: Rows, leveled: bool) -> tuple[Numbers, ...]:

@@ -2,13 +2,15 @@
 
 In: the rows of a group of batches and where everything lies. Out: one list of instructions a batch, and
 where its results are. Guaranteed: which elements of a gradient a worker adds up, and in which order,
-follows from the batch and the grid alone.
+follows from the batch and the grid alone. Which instructions there are is worked out once (`Template`);
+a group fills in what depends on its batches, for all of them and all gradients at once.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 import attrs
 import numpy as np
@@ -26,8 +28,9 @@ from dnc.runtime.phases import TRAIN
 PIECES = 1024
 CHUNK_ROWS = 128
 
-# A field of an instruction: the same in every batch, or one per batch.
-Field = int | Numbers
+# A field of an instruction: a number, or the name of a value that depends on the batch.
+Field = int | str
+NO_SHAPE = np.iinfo(np.int32).max  # what a shape costs that a gradient does not have
 
 
 @attrs.frozen
@@ -42,49 +45,84 @@ class Part:
     followed: dict[str, Numbers] | None = None
 
 
-@attrs.frozen(eq=False)
-class Shapes:
-    """The tile shapes of a gradient: how many tiles each makes of it, and what a tile costs: [shapes].
+WHOLE = Part()
 
-    row, fixed: of a row and of a tile, as in `isa.GradientTile`. position: among the numbers that rows
-    select, for a stack.
+
+@attrs.frozen(eq=False)
+class Summed:
+    """A weight gradient and the rows that add to it.
+
+    position: among the numbers that rows select, for a stack. targets: parameters of the stack. runs: of
+    rows of each that do not lie side by side, at most.
     """
 
     gradient: DenseGradient
-    counts: Numbers
-    row: Numbers
-    fixed: Numbers
     position: int | None
+    targets: int
+    runs: int
 
-    def cheapest(self, rows: Numbers, chunks: Numbers, grid: int) -> tuple[Numbers, Numbers]:
-        """The cheapest shape for every batch, [batches], and the tiles of a chunk."""
-        if len(self.counts) == 1:
-            return np.zeros_like(rows), np.broadcast_to(self.counts[0], np.shape(rows))
-        rounds = -(-self.counts[:, None] * chunks // grid)
-        cost = rounds * (-(-rows // chunks) * self.row[:, None] + self.fixed[:, None])
-        chosen = cost.argmin(axis=0).astype(np.int32)
-        return chosen, self.counts[chosen]
-
-    def summed_rows(self, rows: Rows) -> Numbers:
-        """How many rows add to the gradient, [batches, parameters of the stack]."""
+    def rows(self, rows: Mapping[str, Rows]) -> Numbers:
+        """How many rows add to the gradient, [batches, targets]."""
+        own = rows[self.gradient.space]
         if self.position is None:
-            return rows.spread.counts[:, None]
-        counts: Numbers = rows.selected(self.position)[1].sum(axis=1).T
+            return own.spread.counts[:, None]
+        counts: Numbers = own.selected(self.position)[1].sum(axis=2)
         return counts
 
-    def runs(self, rows: Rows) -> list[list[tuple[Field, Numbers]]]:
-        """Those rows as runs (first, count); of a stack for each of its parameters."""
+    def runs_of(self, rows: Mapping[str, Rows]) -> tuple[Numbers, Numbers]:
+        """First rows and counts of all runs, [batches, targets * runs]."""
+        own = rows[self.gradient.space]
         if self.position is None:
-            return [[(0, rows.spread.counts)]]
-        starts, counts = rows.selected(self.position)
-        return [
-            [
-                (starts[index, run], counts[index, run])
-                for run in range(counts.shape[1])
-                if run == 0 or counts[index, run].any()
-            ]
-            for index in range(len(counts))
-        ]
+            return np.zeros((own.spread.batches, 1), np.intp), own.spread.counts[:, None]
+        starts, counts = own.selected(self.position)
+        return starts.reshape(len(starts), -1), counts.reshape(len(counts), -1)
+
+
+class Shapes:
+    """The tile shapes of all weight gradients, [targets, shapes], a target being a parameter of a gradient.
+
+    counts: tiles that each makes of a gradient. row, fixed: what a row and a tile cost, as in
+    `isa.GradientTile`. first: of every target the first one of the same parameter. busy: 0 for sums of
+    deltas, which are light work, else 1. runs, target_of: of all runs of rows, which come first, and
+    whose they are.
+    """
+
+    def __init__(self, gradients: Iterable[Summed]) -> None:
+        found = [(each, isa.gradient_tiles(each.gradient)) for each in gradients]
+        most = max((len(shapes) for _, shapes in found), default=1)
+        counts, costs, first, busy, target_of = [], [], [], [], []
+        known: dict[tuple[str, int], int] = {}
+        for each, shapes in found:
+            absent = [NO_SHAPE] * (most - len(shapes))
+            for index in range(each.targets):
+                target_of += [len(first)] * each.runs
+                counts.append([*(isa.tile_count(each.gradient, s) for s in shapes), *(1 for _ in absent)])
+                costs.append([[*(s.row for s in shapes), *absent], [*(s.fixed for s in shapes), *absent]])
+                first.append(known.setdefault((each.gradient.parameter, index), len(first)))
+                busy.append(int(bool(each.gradient.pieces)))
+        self.counts = np.array(counts, np.int64).reshape(-1, most)
+        self.row, self.fixed = np.array(costs, np.int64).reshape(-1, 2, most).transpose(1, 0, 2)
+        self.first, self.busy = np.array(first, np.intp), np.array(busy, np.int64)
+        self.target_of = np.array(target_of, np.intp)
+        begins = np.ones(len(target_of), bool)
+        begins[1:] = self.target_of[1:] != self.target_of[:-1]
+        self.leading = np.flatnonzero(begins)
+        self._each = np.arange(len(first))
+
+    def share_out(self, rows: Numbers, chunks: Numbers, grid: int) -> tuple[Numbers, Numbers, Numbers]:
+        """By rows, [batches, targets]: the shape, the first worker, and [batches] the worker behind the last.
+
+        The cheapest shape; where a parameter comes again its tiles keep their shape and their workers, so
+        that its gradients add up in order.
+        """
+        chunks = chunks[:, None]
+        rounds = -(-self.counts * chunks[:, :, None] // grid)
+        cost = rounds * (-(-rows // chunks)[:, :, None] * self.row + self.fixed)
+        shape = cost.argmin(axis=2)
+        behind = (self.counts[self._each, shape] * chunks * self.busy).cumsum(axis=1)
+        worker = np.zeros_like(behind)
+        np.remainder(behind[:, :-1], grid, out=worker[:, 1:])
+        return shape[:, self.first], worker[:, self.first], behind[:, -1] % grid
 
 
 @attrs.frozen(eq=False)
@@ -100,6 +138,33 @@ class Batches:
     chunks: Numbers
 
 
+class Template:
+    """The instructions of a tail. words: [count, INSTRUCTION_WORDS], zeros where a batch fills them in.
+
+    places: of each value by name, (instruction, field). sums: the instructions of weight gradients, a
+    run of rows each.
+    """
+
+    def __init__(self, instructions: list[list[Field]], sums: list[int]) -> None:
+        self.words = np.zeros((len(instructions), isa.INSTRUCTION_WORDS), np.int32)
+        self.places: list[tuple[str, int, int]] = []
+        self.sums = np.array(sums, np.intp)
+        for at, instruction in enumerate(instructions):
+            for field, value in enumerate(instruction):
+                if isinstance(value, str):
+                    self.places.append((value, at, field))
+                else:
+                    self.words[at, field] = value
+
+    def filled(self, batches: int, values: Mapping[str, int | Numbers]) -> Ints:
+        """The words of every batch, with values [batches]."""
+        words = np.empty((batches, *self.words.shape), np.int32)
+        words[:] = self.words
+        for name, at, field in self.places:
+            words[:, at, field] = values[name]
+        return words
+
+
 class Tail:
     """See the module; what depends on the plan alone is worked out once."""
 
@@ -108,42 +173,35 @@ class Tail:
         self._number = {opcode.name: opcode.number for opcode in plan.opcodes}
         self._width = {buffer.name: buffer.width for buffer in plan.buffers}
         self._splits = machine(plan.target).splits_gradients
-        self._rates = isa.rate_groups(plan)
         self.summed = isa.summed_floats(plan)
-        self._trained, self._followed = isa.trained_floats(plan), isa.followed_floats(plan)
-        products = {gradient.parameter for gradient in self.plan.dense_gradients if gradient.pieces}
+        products = {gradient.parameter for gradient in plan.dense_gradients if gradient.pieces}
         # Gradients that share out a parameter alike; sums of deltas of matrices that products share out.
-        alike, others = list[Shapes](), list[Shapes]()
-        for gradient in self.plan.dense_gradients:
+        alike, others = list[Summed](), list[Summed]()
+        for gradient in plan.dense_gradients:
             lone = not gradient.pieces and gradient.parameter in products
-            (others if lone else alike).append(self._shapes(gradient))
+            (others if lone else alike).append(_summed(plan, gradient))
         self._shared_out, self._others = (*alike, *others), others
+        self._shapes = Shapes(self._shared_out)
+        # Those that differ in the rows that add to them.
+        self._summed = {(each.gradient.space, each.position): each for each in self._shared_out}.values()
         tiles = sum(
-            int(each.counts[0]) * self.plan.program.parameter(each.gradient.parameter).count
+            isa.tile_count(each.gradient, isa.gradient_tiles(each.gradient)[0])
+            * plan.program.parameter(each.gradient.parameter).count
             for each in self._shared_out
         )
         self._most_chunks = min(isa.MOST_CHUNKS, -(-PIECES // max(tiles, 1)))
-        running = {each.name for each in self.plan.program.parameters if each.running}
+        running = {each.name for each in plan.program.parameters if each.running}
         self.followers = tuple(each for each in self._shared_out if each.gradient.parameter in running)
-
-    def _shapes(self, gradient: DenseGradient) -> Shapes:
-        shapes = isa.gradient_tiles(gradient)
-        selectors = self.plan.program.selectors(gradient.space)
-        return Shapes(
-            gradient,
-            np.array([isa.tile_count(gradient, shape) for shape in shapes], np.int32),
-            np.array([shape.row for shape in shapes]),
-            np.array([shape.fixed for shape in shapes]),
-            selectors.index(gradient.field) if gradient.field else None,
-        )
+        self._sums = [result for result in plan.results if result.kind in ("loss", "metric")]
+        self._templates: dict[tuple[object, ...], Template] = {}
 
     def followed(self, rows: Mapping[str, Rows]) -> dict[str, Numbers]:
         """How many rows move every running parameter, [batches, parameters of the stack]."""
         found: dict[str, Numbers] = {}
         for each in self.followers:
             if each.gradient.space in rows:
-                name, counts = each.gradient.parameter, each.summed_rows(rows[each.gradient.space])
-                found[name] = found.get(name, 0) + counts
+                name = each.gradient.parameter
+                found[name] = found.get(name, 0) + each.rows(rows)
         return found
 
     def chunks(self, rows: Mapping[str, Rows], mode: str, part: Part) -> Numbers:
@@ -151,74 +209,116 @@ class Tail:
 
         They depend on the batch alone, and so do the bits. Gradients that add up over launches have one.
         """
-        if mode != TRAIN or not self._splits or part != Part() or not self._shared_out:
-            return np.ones(1, np.int32)
-        most = [each.summed_rows(rows[each.gradient.space]).max(axis=1) for each in self._shared_out]
-        chunks: Numbers = np.clip(np.stack(most).max(axis=0) // CHUNK_ROWS, 1, self._most_chunks)
+        if mode != TRAIN or not self._splits or part != WHOLE or not self._shared_out:
+            return np.ones(1, np.int64)
+        most = np.concatenate([each.rows(rows) for each in self._summed], axis=1).max(axis=1)
+        chunks: Numbers = (most // CHUNK_ROWS).clip(1, self._most_chunks)
         return chunks
 
     def encode(self, mode: str, batches: Batches) -> tuple[Ints, dict[str, tuple[int, Numbers]]]:
         """The instructions, [batches, count, INSTRUCTION_WORDS], and results: (word, rows summed)."""
-        group, number, bases = batches.group, self._number, batches.group.bases
-        tail: list[list[Field]] = [[number[isa.GRID_BARRIER], 1]]
+        group, part, bases = batches.group, batches.part, batches.group.bases
         results: dict[str, tuple[int, Numbers]] = {}
-        for result in self.plan.results:
-            if result.kind in ("loss", "metric") and result.buffer in bases:
-                word = isa.RESULT_FIRST + len(results)
+        values: dict[str, int | Numbers] = {}
+        for result in self._sums:
+            if result.buffer in bases:
                 counts = group.rows[result.space].spread.counts
-                stride = self._width[result.buffer]
-                tail.append([number[isa.REDUCE], bases[result.buffer], counts, stride, word])
-                results[f"{result.kind}:{result.name}"] = (word, counts)
-        if mode == TRAIN:
-            tail += self._gradients(batches)
-        tail.append([number[isa.END]])
-        words = np.zeros((group.body.batches, len(tail), isa.INSTRUCTION_WORDS), np.int32)
-        for at, instruction in enumerate(tail):
-            for field, value in enumerate(instruction):
-                words[:, at, field] = value
+                key = f"{result.kind}:{result.name}"
+                results[key] = isa.RESULT_FIRST + len(results), counts
+                values[f"base {key}"], values[f"rows {key}"] = bases[result.buffer], counts
+        trains = mode == TRAIN
+        template = self._template(
+            trains, tuple(results), batches.optimizer, int(part.accumulate), part.update
+        )
+        if not trains:
+            return template.filled(group.body.batches, values), results
+        if len(template.sums):
+            sums, values["turn"] = self._gradients(batches, template)
+        else:
+            sums, values["turn"] = template.words[template.sums], 0
+        norms: int | Numbers = -(-self.summed // isa.NORM_CHUNK)
+        for table in self.plan.table_gradients:
+            tokens = batches.touched[table.parameter].spread.counts
+            values[f"tokens {table.parameter}"], values[f"norms {table.parameter}"] = tokens, norms
+            norms = norms + tokens
+        values["norms"], values["chunks"] = norms, batches.chunks
+        words = template.filled(group.body.batches, values)
+        words[:, template.sums] = sums
+        if len(self._shapes.leading) < len(template.sums):  # of other runs than the first those with rows
+            kept = np.ones(len(template.words), bool)
+            kept[template.sums] = sums[:, :, 2].any(axis=0)
+            kept[template.sums[self._shapes.leading]] = True
+            words = words[:, kept]
         return words, results
 
-    def _gradients(self, batches: Batches) -> list[list[Field]]:
-        group, grid, part, chunks = batches.group, batches.grid, batches.part, batches.chunks
-        summed, touched = self.summed, batches.touched
-        number, found = self._number, list[list[Field]]()
-        ordinals = itertools.count(2)
+    def _gradients(self, batches: Batches, template: Template) -> tuple[Ints, Numbers]:
+        """The instructions of all weight gradients, [batches, runs, INSTRUCTION_WORDS]; and the worker behind
+        the last one, [batches]: those who have the fewest tiles take the first rows of tables, often the
+        most frequent ones."""
+        shapes, rows, chunks = self._shapes, batches.group.rows, batches.chunks
+        runs = [each.runs_of(rows) for each in self._shared_out]
+        starts, counts = (np.concatenate(column, axis=1) for column in zip(*runs, strict=True))
+        shape, worker, turn = shapes.share_out(counts[:, shapes.leading], chunks, batches.grid)
+        words = np.empty((len(counts), *template.words[template.sums].shape), np.int32)
+        words[:] = template.words[template.sums]
+        words[:, :, 1], words[:, :, 2] = starts, counts
+        words[:, :, 3], words[:, :, 7] = worker[:, shapes.target_of], shape[:, shapes.target_of]
+        words[:, :, 5] = chunks[:, None]
+        return words, turn
+
+    def _template(
+        self, trains: bool, results: tuple[str, ...], optimizer: str, accumulate: int, update: bool
+    ) -> Template:
+        key = trains, results, optimizer, accumulate, update
+        if key not in self._templates:
+            self._templates[key] = self._make(*key)
+        return self._templates[key]
+
+    def _make(
+        self, trains: bool, results: tuple[str, ...], optimizer: str, accumulate: int, update: bool
+    ) -> Template:
+        number, plan, ordinals = self._number, self.plan, itertools.count(1)
+        width = {f"{result.kind}:{result.name}": self._width[result.buffer] for result in self._sums}
 
         def exchange() -> list[Field]:
             return [number[isa.GRID_BARRIER], next(ordinals)]
 
-        # A parameter's tiles keep their shape and their workers, so that its gradients add up in order.
-        first = np.zeros(group.body.batches, np.int32)
-        dealt: dict[tuple[str, int], tuple[Numbers, Numbers]] = {}
-        for each in self._shared_out:
-            gradient = each.gradient
-            if self._others and each is self._others[0]:  # other workers add to the same elements
-                found.append(exchange())
-            for index, runs in enumerate(each.runs(group.rows[gradient.space])):
-                target = gradient.parameter, index
-                tile, tiles = each.cheapest(runs[0][1], chunks, grid)
-                known = target in dealt
-                tile, worker = dealt.setdefault(target, (tile, first % grid))
-                for run, (row, rows) in enumerate(runs):
-                    again = int(part.accumulate or run > 0 or known)
-                    found.append([number[gradient.name], row, rows, worker, again, chunks, index, tile])
-                if gradient.pieces:  # sums of deltas are light work
-                    first = first + chunks * tiles
-        norms: Field = -(-summed // isa.NORM_CHUNK)
-        for table in self.plan.table_gradients:
-            tokens = touched[table.parameter].spread.counts
-            # Those who have the fewest tiles take the first tokens, often the most frequent ones.
-            again, turn = int(part.accumulate), first % grid
-            found.append([number[f"gradient {table.parameter}"], tokens, norms, again, turn])
-            norms = norms + tokens
-        if part.update:
-            found += [exchange(), [number[isa.NORM], summed, chunks], exchange()]
-            for begin, count, rate in self._rates:
-                found.append([number[batches.optimizer], begin, count, norms, isa.float_bits(rate)])
-            if self._followed:
-                found.append([number[isa.FOLLOW], self._trained, self._followed, norms, chunks])
-            for table in self.plan.table_gradients:
-                tokens = touched[table.parameter].spread.counts
-                rate = isa.float_bits(self.plan.program.parameter(table.parameter).rate)
-                found.append([number[f"{batches.optimizer} {table.parameter}"], tokens, norms, rate])
-        return found
+        found, sums = [exchange()], list[int]()
+        for word, key in enumerate(results, isa.RESULT_FIRST):
+            found.append([number[isa.REDUCE], f"base {key}", f"rows {key}", width[key], word])
+        if trains:
+            known = set[tuple[str, int]]()
+            for each in self._shared_out:
+                if self._others and each is self._others[0]:  # other workers add to the same elements
+                    found.append(exchange())
+                for index, run in itertools.product(range(each.targets), range(each.runs)):
+                    target = each.gradient.parameter, index
+                    again = int(accumulate or target in known)
+                    known.add(target)
+                    sums.append(len(found))
+                    found.append([number[each.gradient.name], 0, 0, 0, again, 0, index, 0])
+            for table in plan.table_gradients:
+                name = table.parameter
+                places = f"tokens {name}", f"norms {name}", accumulate, "turn"
+                found.append([number[f"gradient {name}"], *places])
+        if trains and update:
+            found += [exchange(), [number[isa.NORM], self.summed, "chunks"], exchange()]
+            for begin, count, rate in isa.rate_groups(plan):
+                found.append([number[optimizer], begin, count, "norms", isa.float_bits(rate)])
+            if followed := isa.followed_floats(plan):
+                found.append([number[isa.FOLLOW], isa.trained_floats(plan), followed, "norms", "chunks"])
+            for table in plan.table_gradients:
+                rate = isa.float_bits(plan.program.parameter(table.parameter).rate)
+                update_of = number[f"{optimizer} {table.parameter}"]
+                found.append([update_of, f"tokens {table.parameter}", "norms", rate])
+        found.append([number[isa.END]])
+        return Template(found, sums)
+
+
+def _summed(plan: Plan, gradient: DenseGradient) -> Summed:
+    if not gradient.field:
+        return Summed(gradient, None, 1, 1)
+    selectors, fields = plan.program.selectors(gradient.space), plan.program.space(gradient.space).struct
+    sizes = [plan.program.struct(fields).field(name).dimension.size for name in selectors]
+    position = selectors.index(gradient.field)
+    return Summed(gradient, position, sizes[position], math.prod(sizes[:position]))
