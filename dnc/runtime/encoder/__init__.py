@@ -149,7 +149,7 @@ class Encoder:
             guest.write_numbers(self.plan, self.prepared, rows, body)
             for parameter, found in touched.items():
                 guest.write_touched(parameter, found.tokens, body)
-        self.lists.number_calls(group)
+        self.lists.number_calls(group, known.has_slots)
         known_states = self.lists.place_known(group)
         lists = self.lists.encode(known.lists, group)
         if mode == TRAIN:
@@ -159,7 +159,7 @@ class Encoder:
         behind = Batches(group, grid, optimizer, part, touched, chunks)
         tail, results = self.modes.tail.encode(mode, behind)
         left = exits(group, assigned, self.prepared, ending, late) if ending and late else None
-        queues = encode_queues(self.plan, known.columns, rows, replicas, workers, tail, body, left)
+        queues = encode_queues(known.columns, rows, replicas, workers, tail, body, left)
         samples = assigned.spread.counts
         words = self._assemble(group, lists, queues, (replicas, workers), updates, part, samples)
         readout, own = self._read_behind(group, values, batches, words)

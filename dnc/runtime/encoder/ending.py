@@ -15,7 +15,7 @@ from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.program import FORWARD, LEVEL, StateInput
 from dnc.runtime.encoder.lists import Group
-from dnc.runtime.encoder.rows import Assignment, Rows, wavefronts
+from dnc.runtime.encoder.rows import Assignment, Rows
 from dnc.runtime.encoder.words import Numbers
 from dnc.runtime.phases import Step, prediction_of, results_of
 from dnc.runtime.prepared import Prepared
@@ -55,8 +55,10 @@ class Exits:
 
     def windows(self, rows: Rows) -> tuple[Numbers, ...]:
         """(replica, level, first row, rows) of what is made of every window, one level behind it."""
-        owner, window, start, count = wavefronts(_by_window(rows), True)
-        return owner, (window + 1) * WINDOW, start, count
+        counts, starts, (_, windows) = _by_window(rows).by_owner(True)
+        owner, column = counts.nonzero()
+        level = (column % windows + 1) * WINDOW
+        return owner, level, starts[owner, column], counts[owner, column]
 
     def aim(self, instructions: Ints, at: Numbers, number: Numbers, to: Numbers) -> None:
         """Fills in the tests: those at places `at` are these by number, and go on at `to` in their queue."""

@@ -5,8 +5,8 @@ In: the rows of every space and the bases. Out: the lists' words, and their offs
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import attrs
 import numpy as np
@@ -39,16 +39,21 @@ from dnc.runtime.encoder.words import Numbers, Spread, Words
 from dnc.runtime.prepared import Indices, Prepared
 
 
+Found = TypeVar("Found")
+
+
 @attrs.frozen(eq=False)
 class Touched:
-    """The rows of a table that every batch touches, and for every slot source its slots' rows.
+    """The rows of a table that every batch touches, and their slots.
 
-    tokens: of all batches, rising within each. targets: as `Words.slots` takes them.
+    tokens: of all batches, rising within each. slots, rows: of all slots, row by row, which one of all
+    sources one after another it is, and whose, as `Words.ordered_slots` takes it.
     """
 
     tokens: Numbers
     spread: Spread
-    targets: list[Numbers]
+    slots: Indices
+    rows: Indices
 
 
 @attrs.frozen(eq=False)
@@ -67,6 +72,14 @@ class Group:
     noise: NDArray[np.uint32]
     followed: dict[str, Numbers]
     guest: Guest | None = None
+    found: dict[object, Any] = attrs.field(factory=dict)
+
+    def once(self, key: object, make: Callable[[], Found]) -> Found:
+        """What several lists need: made by the first that asks for it."""
+        if key not in self.found:
+            self.found[key] = make()
+        found: Found = self.found[key]
+        return found
 
 
 class Lists:
@@ -91,6 +104,7 @@ class Lists:
         self._record = {name: np.zeros(self._vertices(name) + 1, np.int32) for name in self._spaces}
         self._call = {name: np.full(self._vertices(name) + 1, -1, np.intp) for name in self._spaces}
         self._numbered: dict[str, list[Indices]] = {}  # by function the vertices that have a number
+        self._single: dict[int, bool] = {}  # by number of slot lists
         self._known: dict[tuple[str, Path, str], tuple[NDArray[Any], bool]] = {}
 
     def _vertices(self, function: str) -> int:
@@ -98,25 +112,28 @@ class Lists:
 
     # ---- calls of functions ---------------------------------------------------------------------
 
-    def number_calls(self, group: Group) -> None:
-        """Notes where every call's record lies, and its number among the calls of its function."""
+    def number_calls(self, group: Group, has_slots: bool) -> None:
+        """Notes where every call's record lies; and where there are slots of gradients its number among the
+        calls of its function."""
         for function, spaces in self._spaces.items():
-            calls, first, stride = self._calls(function, group.rows), 0, self._stride[function]
-            before, self._numbered[function] = self._numbered.get(function, []), []
-            if not all(space in group.rows for space in spaces):
-                for vertex in before:
-                    self._call[function][vertex] = -1
-            for space in spaces:
-                if space not in group.rows:
-                    continue
-                rows = group.rows[space]
-                vertex = self.prepared.spaces[space].vertex[rows.positions]
+            record, stride = self._record[function], self._stride[function]
+            there = [space for space in spaces if space in group.rows]
+            vertices = [self.prepared.spaces[space].vertex[group.rows[space].positions] for space in there]
+            for space, vertex in zip(there, vertices, strict=True):
                 base = group.bases.get(f"{space}:state")
                 if base is not None:
-                    self._record[function][vertex] = base + rows.spread.local * stride
-                self._numbered[function].append(vertex)
-                self._call[function][vertex] = first + calls * rows.spread.batch + rows.spread.local
-                first += rows.spread.most
+                    record[vertex] = group.rows[space].spread.local * stride + base
+            if not has_slots:
+                continue
+            call, calls, first = self._call[function], self._calls(function, group.rows), 0
+            if len(there) < len(spaces):
+                for vertex in self._numbered.get(function, ()):
+                    call[vertex] = -1
+            for space, vertex in zip(there, vertices, strict=True):
+                spread = group.rows[space].spread
+                call[vertex] = spread.numbers(calls, first)
+                first += spread.most
+            self._numbered[function] = vertices
 
     def place_known(self, group: Group) -> dict[str, tuple[int, int]]:
         """Appends the states that are known already; by function their first address, and how many."""
@@ -152,28 +169,38 @@ class Lists:
                     slots[key] = self._slot_list(item, function, group)
                 found[item.name] = slots[key][item.space]
             elif isinstance(item, ChildrenList):
-                counts, target = self._entries(item.space, item.path, rows.positions)
+                counts, target = self._entries(item.space, item.path, group)
                 records = self._record[item.function][target]
                 found[item.name] = group.body.ragged(counts, rows.spread, records)
             elif isinstance(item, GatherList):
-                target = self.prepared.targets[item.space, item.path][rows.positions]
+                target = self._targets(item.space, item.path, group)
                 found[item.name] = group.body.add(rows.spread.matrix(self._record[item.function][target]))
             else:
                 found[item.name] = self._data_list(item, rows, group)
         return found
 
-    def _entries(self, space: str, path: Path, positions: Indices) -> tuple[Numbers, Indices]:
+    def _targets(self, space: str, path: Path, group: Group) -> Indices:
+        """The vertex at `path` of every row; -1 for none."""
+        positions = group.rows[space].positions
+        return group.once(("targets", space, path), lambda: self.prepared.targets[space, path][positions])
+
+    def _entries(self, space: str, path: Path, group: Group) -> tuple[Numbers, Indices]:
         """Entries of every row in a list of children, and the vertices they are."""
+        positions = group.rows[space].positions
+        return group.once(("entries", space, path), lambda: self._entries_at(space, path, positions))
+
+    def _entries_at(self, space: str, path: Path, positions: Indices) -> tuple[Numbers, Indices]:
         begin, target = self.prepared.ragged[space, path]
-        counts = begin[positions + 1] - begin[positions]
-        ends = np.cumsum(counts)
+        first = begin[positions]
+        counts = begin[positions + 1] - first
+        ends = counts.cumsum()
         total = int(ends[-1]) if len(ends) else 0
-        at = np.repeat(begin[positions] - (ends - counts), counts) + np.arange(total)
+        at = (first - (ends - counts)).repeat(counts) + np.arange(total)
         return counts, target[at]
 
     def most_entries(self, space: str, path: Path, rows: Rows) -> int:
         """The most entries that a batch has in a list of children."""
-        counts, _ = self._entries(space, path, rows.positions)
+        counts, _ = self._entries_at(space, path, rows.positions)
         return self._entry_spread(counts, rows).most
 
     def _entry_spread(self, counts: Numbers, rows: Rows) -> Spread:
@@ -248,12 +275,11 @@ class Lists:
 
     def _slot_list(self, item: SlotList, function: str, group: Group) -> dict[str, int]:
         """One list over all calls of a function; every space's part of it by name."""
-        targets, addresses = [], []
-        for source in item.sources:
-            if source.space in group.rows:
-                targets.append(self._call[function][self._slot_targets(source, group)])
-                addresses.append(self._slot_addresses(source, group))
-        at = group.body.slots(targets, addresses, self._calls(function, group.rows))
+        sources = [source for source in item.sources if source.space in group.rows]
+        targets = [self._called(source, function, group) for source in sources]
+        addresses = [self._slot_addresses(source, group) for source in sources]
+        calls, are_single = self._calls(function, group.rows), self._are_single(item)
+        at = group.body.slots(targets, addresses, calls, are_single)
         found = {}
         for space in self._spaces[function]:
             if space in group.rows:
@@ -261,20 +287,34 @@ class Lists:
                 at += group.rows[space].spread.most
         return found
 
-    def _slot_targets(self, source: SlotSource, group: Group) -> Indices:
-        """The vertex that each of a source's slots belongs to."""
-        positions = group.rows[source.space].positions
+    def _called(self, source: SlotSource, function: str, group: Group) -> Indices:
+        """The call of a function that each of a source's slots belongs to, by number; -1 for none."""
+        space, path, key = source.space, source.path, ("called", source.space, source.path, function)
         if source.is_list:
-            return self._entries(source.space, source.path, positions)[1]
-        return self.prepared.targets[source.space, source.path][positions]
+            return group.once(key, lambda: self._call[function][self._entries(space, path, group)[1]])
+        return group.once(key, lambda: self._call[function][self._targets(space, path, group)])
+
+    def _are_single(self, item: SlotList) -> bool:
+        """Whether no vertex of the data has several of a list's slots."""
+        number = self._sources[item.name]
+        if number not in self._single:
+            of_source = [
+                self.prepared.ragged[source.space, source.path][1]
+                if source.is_list
+                else self.prepared.targets[source.space, source.path]
+                for source in item.sources
+            ]
+            counts = np.bincount(np.concatenate(of_source) + 1) if of_source else np.zeros(1, np.intp)
+            self._single[number] = int(counts[1:].max(initial=0)) <= 1
+        return self._single[number]
 
     def _slot_addresses(self, source: SlotSource, group: Group) -> Numbers:
         """The addresses of a source's slots, in order."""
         rows, buffer = group.rows[source.space], self._buffers[source.buffer]
         spread = rows.spread
         if source.is_list:
-            spread = self._entry_spread(self._entries(source.space, source.path, rows.positions)[0], rows)
-        return group.bases[source.buffer] + spread.local * _slot_stride(buffer, group.workers)
+            spread = self._entry_spread(self._entries(source.space, source.path, group)[0], rows)
+        return spread.local * _slot_stride(buffer, group.workers) + group.bases[source.buffer]
 
     # ---- gradients of tables --------------------------------------------------------------------
 
@@ -282,25 +322,24 @@ class Lists:
         self, table: TableGradient, rows: dict[str, Rows], table_rows: int, tokens: Ints | None
     ) -> Touched:
         """The rows of a table that the batches touch; `tokens` where they are known (one batch)."""
-        sources, keys = (*table.plain, *table.partial), []
-        for source in sources:
-            found = self._source_tokens(source, rows[source.space].positions)
-            spread = rows[source.space].spread
-            shift = spread.batch * table_rows
-            keys.append(found if spread.batches == 1 else np.where(found >= 0, found + shift, -1))
-        ends = np.cumsum([len(one) for one in keys])[:-1]
-        merged = np.concatenate(keys)
-        batches = rows[sources[0].space].spread.batches
+        keys, batches = [], 1
+        for source in (*table.plain, *table.partial):
+            found, spread = self._source_tokens(source, rows[source.space].positions), rows[source.space].spread
+            batches = spread.batches
+            if batches > 1:
+                found = np.where(found >= 0, found + spread.batch * table_rows, -1)
+            keys.append(found)
+        key, slots = in_order(_joined(keys))
         if tokens is not None:
-            inverse = np.where(merged >= 0, np.searchsorted(tokens, merged), -1)
-            spread, own = Spread(np.array([len(tokens)])), tokens
-        else:
-            distinct, inverse = distinct_keys(merged, batches * table_rows)
-            batch, own = np.divmod(distinct, table_rows)
-            spread = Spread(np.bincount(batch, minlength=batches))
-        if batches > 1:
-            inverse = np.append(spread.place, -1)[inverse]
-        return Touched(own, spread, np.split(inverse, ends))
+            return Touched(tokens, Spread(np.array([len(tokens)])), slots, tokens.searchsorted(key))
+        change = np.empty(len(key), bool)
+        change[:1], change[1:] = True, key[1:] != key[:-1]
+        number, distinct = change.cumsum() - 1, key[change]
+        if batches == 1:
+            return Touched(distinct, Spread(np.array([len(distinct)])), slots, number)
+        batch, own = np.divmod(distinct, table_rows)
+        spread = Spread(np.bincount(batch, minlength=batches))
+        return Touched(own, spread, slots, spread.place[number])
 
     def sample_tokens(self, table: TableGradient, samples: Ints) -> Ints:
         """The sorted distinct rows of a table that `samples` touch."""
@@ -321,27 +360,33 @@ class Lists:
         names, body, spread = isa.table_lists(table.parameter), group.body, touched.spread
         stride = self.table_stride(table.parameter)
         found = {names[0]: body.add(spread.matrix(group.bases[table.parameter] + touched.tokens * stride))}
-        targets = iter(touched.targets)
-        for name, sources in ((names[1], table.plain), (names[2], table.partial)):
-            addresses = [self._slot_addresses(source, group) for source in sources]
-            found[name] = body.slots([next(targets) for _ in sources], addresses, spread.most)
+        begin, slots, rows = 0, touched.slots, touched.rows
+        for name, sources, others in ((names[1], table.plain, table.partial), (names[2], table.partial, ())):
+            if not sources:
+                found[name] = body.no_slots(spread.most)
+                continue
+            addresses = _joined([self._slot_addresses(source, group) for source in sources])
+            own, end = slice(None), begin + len(addresses)
+            if begin or others:
+                own = (slots >= begin) & (slots < end)
+            found[name] = body.ordered_slots(rows[own], addresses[slots[own] - begin], spread.most)
+            begin = end
         return found
 
 
-def distinct_keys(keys: Indices, bound: int) -> tuple[Indices, Indices]:
-    """The sorted distinct keys of 0..bound - 1, and of every key its number there (-1 for -1)."""
-    if bound > 64 * len(keys):  # sorting few keys is cheaper than looking through all
-        found, inverse = np.unique(keys, return_inverse=True)
-        absent = int(len(found) > 0 and found[0] < 0)
-        return found[absent:], inverse - absent
-    marks = np.zeros(bound + 1, bool)  # the last one stands for -1
-    marks[keys] = True
-    marks[bound] = False
-    found = np.flatnonzero(marks)
-    rank = np.empty(bound + 1, np.intp)
-    rank[found] = np.arange(len(found))
-    rank[bound] = -1
-    return found, rank[keys]
+def in_order(keys: Indices) -> tuple[Indices, Indices]:
+    """The keys that are not negative in a stable order, and which of all they are."""
+    bits = len(keys).bit_length()
+    joined = keys << bits
+    joined |= np.arange(len(keys))
+    joined.sort()
+    if len(joined) and joined[0] < 0:
+        joined = joined[joined >= 0]
+    return joined >> bits, joined & ((1 << bits) - 1)
+
+
+def _joined(arrays: Sequence[Numbers]) -> Numbers:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _slot_stride(buffer: Buffer, workers: int) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import attrs
 
 from dnc.ir import isa
-from dnc.ir.plan import Buffer, IndexList, Plan, Result
-from dnc.runtime.encoder.queues import Columns, columns
+from dnc.ir.plan import Buffer, IndexList, Plan, Result, SlotList
+from dnc.runtime.encoder.queues import Columns
 from dnc.runtime.encoder.tail import Tail
 from dnc.runtime.phases import TRAIN, Step, results_of, sequence
 
@@ -22,7 +22,7 @@ class Mode:
     """What training, evaluation or prediction needs of a plan.
 
     buffers: those that the host reads come first, so that one copy brings them. values: what it reads
-    row by row.
+    row by row. has_slots: whether there are lists of slots.
     """
 
     columns: Columns
@@ -30,6 +30,7 @@ class Mode:
     buffers: tuple[Buffer, ...]
     lists: tuple[IndexList, ...]
     values: tuple[Result, ...]
+    has_slots: bool
 
 
 class Modes:
@@ -60,12 +61,14 @@ class Modes:
         read = {result.buffer for result in results_of(self.plan, name)}
         values = [result for result in results_of(self.plan, name) if result.kind in BY_ROW]
         buffers = [buffer for buffer in self.plan.buffers if buffer.name in written]
+        lists = [item for item in self.plan.lists if item.name in used]
         return Mode(
-            columns(self.plan, steps),
+            Columns(self.plan, steps),
             tuple(dict.fromkeys(step.segment.space for step in steps)),
             tuple(sorted(buffers, key=lambda buffer: buffer.name not in read)),
-            tuple(item for item in self.plan.lists if item.name in used),
+            tuple(lists),
             tuple(values),
+            any(isinstance(item, SlotList) for item in lists),
         )
 
 

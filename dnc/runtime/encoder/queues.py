@@ -1,10 +1,13 @@
 """Queues of a group of batches: the instructions of every replica, in order, with their exchanges.
 
 In: the steps of a mode, the rows of their spaces, what every worker runs behind the recursion.
-Out: the queues' words, and the offset of every worker's queue.
+Out: the queues' words, and the offset of every worker's queue. Which instructions a queue may have, and in
+which order, follows from the steps and from how deep the recursion is; a group picks those that have rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import attrs
 import numpy as np
@@ -13,40 +16,109 @@ from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.plan import Plan
 from dnc.runtime.encoder.ending import BEHIND, LEVELS, Exits
-from dnc.runtime.encoder.rows import Rows, wavefronts
+from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers, Spread, Words
-from dnc.runtime.phases import BACKWARD_LEVELS, PHASES, Step
+from dnc.runtime.phases import BACKWARD_LEVELS, Step
 
 WIDTH = isa.INSTRUCTION_WORDS
+MOST_GRIDS = 256  # that are kept
+# A space, and whether its rows run level by level, not all at once.
+Fronts = tuple[str, bool]
+# Keys, and levels.
+Shape = tuple[int, int]
 
 
 @attrs.frozen(eq=False)
-class Columns:
-    """The steps of a mode as arrays: phase, place within it, opcode; last those of a no-op."""
+class Grid:
+    """All instructions that a queue may have, in order, for fronts of some shapes: [instructions].
 
-    steps: tuple[Step, ...]
-    phase: Numbers
-    within: Numbers
+    column: of every one its wavefront, counted over all fronts. place: where it stands; an exchange parts
+    two places. turn: orders those of a place. opcode: its number.
+    """
+
+    column: Numbers
+    place: Numbers
+    turn: Numbers
     opcode: Numbers
-    longest: int
 
 
-def columns(plan: Plan, steps: tuple[Step, ...]) -> Columns:
-    """Worked out once a mode."""
-    within = np.array([step.step for step in steps])
-    return Columns(
-        steps,
-        np.array([*(step.phase for step in steps), 0]),
-        np.append(within, 0),
-        np.array([*(plan.opcode(step.segment.name).number for step in steps), plan.opcode(isa.NOP).number]),
-        int(within.max(initial=0)) + 1,
-    )
+class Columns:
+    """The steps of a mode, and what follows from them for every queue; worked out once a mode."""
+
+    def __init__(self, plan: Plan, steps: tuple[Step, ...]) -> None:
+        self.steps = steps
+        self.fronts = tuple(dict.fromkeys(_fronts(step) for step in steps))
+        numbers = {opcode.name: opcode.number for opcode in plan.opcodes}
+        self.opcodes = [numbers[step.segment.name] for step in steps]
+        self.nop, self.barrier = numbers[isa.NOP], numbers[isa.REPLICA_BARRIER]
+        self.leave = numbers.get(isa.LEAVE, -1)  # only where the recursion chooses classes
+        self._longest = max((step.step for step in steps), default=0) + 1
+        self._grids: dict[tuple[object, ...], Grid] = {}
+
+    def place(self, phase: int, level: Numbers, within: int, depth: int) -> Numbers:
+        """Where a step of a phase stands in a queue, by level."""
+        level = depth - 1 - level if phase == BACKWARD_LEVELS else level
+        return (phase * depth + level) * self._longest + within
+
+    def grid(self, shapes: tuple[Shape, ...], depth: int, leaves: bool) -> Grid:
+        """The grid for shapes of all fronts, and levels at most; leaves: for a batch whose recursion can be
+        left, without what runs behind it."""
+        key = shapes, depth, leaves
+        if key not in self._grids:
+            if len(self._grids) >= MOST_GRIDS:
+                self._grids.clear()
+            self._grids[key] = self._make(*key)
+        return self._grids[key]
+
+    def _make(self, shapes: tuple[Shape, ...], depth: int, leaves: bool) -> Grid:
+        first, at = dict[Fronts, tuple[int, Shape]](), 0
+        for front, shape in zip(self.fronts, shapes, strict=True):
+            first[front], at = (at, shape), at + shape[0] * shape[1]
+        found = []
+        for turn, (step, opcode) in enumerate(zip(self.steps, self.opcodes, strict=True)):
+            if not (leaves and step.phase == BEHIND):
+                at, (keys, levels) = first[_fronts(step)]
+                number = np.arange(keys * levels)
+                place = self.place(step.phase, number % levels, step.step, depth)
+                same = np.ones_like(number)
+                found.append(np.stack((number + at, place, same * turn, same * opcode)))
+        joined = np.concatenate([*found, np.zeros((4, 0), np.intp)], axis=1)
+        return Grid(*joined[:, np.lexsort((joined[2], joined[1]))])
+
+
+def _fronts(step: Step) -> Fronts:
+    return step.segment.space, step.phase % 3 == 1
+
+
+@attrs.frozen(eq=False)
+class Instructions:
+    """The instructions of all queues in order: [count]. owner: batch * replicas + replica; start, count: rows."""
+
+    owner: Numbers
+    place: Numbers
+    turn: Numbers
+    opcode: Numbers
+    start: Numbers
+    count: Numbers
+
+    def joined(self, *others: Instructions) -> Instructions:
+        """These and others, in order."""
+        parts = [attrs.astuple(each, recurse=False) for each in (self, *others)]
+        found = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        owner, place, turn, *_ = found
+        order = np.lexsort((turn, place, owner))
+        return Instructions(*(column[order] for column in found))
+
+
+def _same(owner: Numbers, place: Numbers | int, turn: int, opcode: int, *rows: Numbers) -> Instructions:
+    """Instructions of one opcode."""
+    columns = (np.broadcast_to(value, owner.shape) for value in (place, turn, opcode, *rows))
+    return Instructions(owner, *columns)
 
 
 def encode_queues(
-    plan: Plan,
     mode: Columns,
-    rows: dict[str, Rows],
+    rows: Mapping[str, Rows],
     replicas: int,
     workers: int,
     tail: Ints,
@@ -55,100 +127,110 @@ def encode_queues(
 ) -> Ints:
     """Appends the queues, one a replica; [batches, replicas * workers] offsets.
 
-    tail: [batches, count, INSTRUCTION_WORDS]. Instructions are sorted by (batch, replica, phase,
+    tail: [batches, count, INSTRUCTION_WORDS]. Instructions are in the order of (batch, replica, phase,
     level, step, place in the sequence); an exchange stands where anything before the place changes.
     exits: of the only batch; then what follows the recursion is made within it, window by window.
     """
-    steps, batches = mode.steps, body.batches
-    depth = max((rows[step.segment.space].counts.shape[3] for step in steps), default=1)
-    groups: dict[tuple[str, bool], tuple[Numbers, ...]] = {}
-    found = []
-    for step in steps:
-        if exits is not None and step.phase == BEHIND:
-            found.append(exits.windows(rows[step.segment.space]))
-            continue
-        where = (step.segment.space, step.phase % 3 == 1)
-        if where not in groups:
-            groups[where] = wavefronts(rows[where[0]], where[1])
-        found.append(groups[where])
-    idle = _idle(found, replicas, batches)
-    found.append((idle, *np.zeros((3, len(idle)), np.int64)))
-    phases, within, opcodes = mode.phase, mode.within, mode.opcode
+    batches = body.batches
+    used = next(iter(rows.values())).counts.shape[2] if rows else 1
+    made = _of_steps(mode, rows, exits)
+    idle = _idle(made.owner // used, batches)
+    if len(idle):
+        none = np.zeros_like(idle)
+        made = made.joined(_same(idle * used, 0, 0, mode.nop, none, none))
+    batch = made.owner // used
+    at, first, out = _merge(mode, made, tail, batch, workers)
     if exits is not None:
-        found.append((exits.owner, exits.level, np.arange(len(exits.owner)), np.zeros_like(exits.owner)))
-        phases, within = np.append(np.where(phases == BEHIND, LEVELS, phases), LEVELS), np.append(within, 0)
-        opcodes, depth = np.append(opcodes, plan.opcode(isa.LEAVE).number), exits.depth
-    owner, level, start, count = (np.concatenate(column) for column in zip(*found, strict=True))
-    index = np.arange(len(found)).repeat([len(group[0]) for group in found])
-    phase = phases[index]
-    level = np.where(phase == BACKWARD_LEVELS, depth - 1 - level, level)
-    place = ((owner * PHASES + phase) * depth + level) * mode.longest + within[index]
-    # Of what stands at one place a test comes first: without an exchange of its own.
-    first_of_all = len(found) - 1 if exits is not None else len(found)
-    turn = index if exits is None else np.where(index == first_of_all, -1, index)
-    order = (place * len(found) + turn).argsort(kind="stable")
-    place, owner = place[order], owner[order]
-    made = np.stack((opcodes[index], start, count))[:, order]
-    at, ends, out = _merge(plan, place, owner, made, tail, owner // replicas, workers)
-    if exits is not None:
-        own = np.flatnonzero(made[0] == opcodes[-1])
-        begin, behind = (np.searchsorted(owner, owner[own], side=side) for side in ("left", "right"))
-        exits.aim(out, at[own], made[1, own], at[behind - 1] + 1 - at[begin])
-    bounds = ends[(owner // replicas).searchsorted(np.arange(batches + 1))]
-    spread = Spread(bounds[1:] - bounds[:-1])
+        own = np.flatnonzero(made.opcode == mode.leave)
+        begin, behind = (np.searchsorted(made.owner, made.owner[own], side=side) for side in ("left", "right"))
+        exits.aim(out, at[own], made.start[own], at[behind - 1] + 1 - at[begin])
+    counts = np.array([len(out)])
+    if batches > 1:
+        bounds = np.append(at, len(out))[batch.searchsorted(np.arange(batches + 1))]
+        counts = bounds[1:] - bounds[:-1]
+    spread = Spread(counts)
     body.align(4)
-    first = body.add(_matrix(spread, out))
+    begin = body.add(_matrix(spread, out))
     # A replica without samples only does the work of the grid: it starts at its batch's last tail.
-    last = first + (spread.counts - tail.shape[1]) * WIDTH
-    offsets = last.repeat(replicas).astype(np.int32)
-    begin = _with(0, (owner[1:] != owner[:-1]).nonzero()[0] + 1)
-    offsets[owner[begin]] = first + (at[begin] - spread.first[owner[begin] // replicas]) * WIDTH
-    every: Ints = offsets.reshape(batches, replicas).repeat(workers, axis=1)
-    return every
+    offsets = np.empty((batches, replicas), np.int32)
+    offsets[:] = (begin + (counts - tail.shape[1]) * WIDTH)[:, None]
+    whose, replica = np.divmod(made.owner[first], used)
+    offsets[whose, replica] = begin + (at[first] - spread.first[whose]) * WIDTH
+    return offsets.repeat(workers, axis=1)
 
 
-def _idle(found: list[tuple[Numbers, ...]], replicas: int, batches: int) -> Numbers:
-    """The first replica of every batch in which no step has a row: it waits out a no-op."""
+def _of_steps(mode: Columns, rows: Mapping[str, Rows], exits: Exits | None) -> Instructions:
+    """An instruction of every step for every wavefront that is not empty; and the tests of `exits`."""
+    if not mode.fronts:
+        return Instructions(*np.zeros((6, 0), np.intp))
+    depth = max(found.counts.shape[3] for found in rows.values()) if exits is None else exits.depth
+    counts, starts, shapes = list[Numbers](), list[Numbers](), list[Shape]()
+    for space, leveled in mode.fronts:
+        count, start, shape = rows[space].by_owner(leveled)
+        counts.append(count)
+        starts.append(start)
+        shapes.append(shape)
+    grid = mode.grid(tuple(shapes), depth, exits is not None)
+    count = np.concatenate(counts, axis=1).take(grid.column, axis=1).reshape(-1)
+    start = np.concatenate(starts, axis=1).take(grid.column, axis=1).reshape(-1)
+    found = count.nonzero()[0]
+    owner = found // len(grid.column) if len(grid.column) else found
+    which = found - owner * len(grid.column)
+    columns = grid.place[which], grid.turn[which], grid.opcode[which]
+    made = Instructions(owner, *columns, start[found], count[found])
+    if exits is None:
+        return made
+    others, number = [], np.arange(len(exits.owner))
+    for turn, (step, opcode) in enumerate(zip(mode.steps, mode.opcodes, strict=True)):
+        if step.phase == BEHIND:
+            owner, level, start, count = exits.windows(rows[step.segment.space])
+            place = mode.place(LEVELS, level, step.step, depth)
+            others.append(_same(owner, place, turn, opcode, start, count))
+    # Of what stands at one place a test comes first: without an exchange of its own.
+    place = mode.place(LEVELS, exits.level, 0, depth)
+    return made.joined(*others, _same(exits.owner, place, -1, mode.leave, number, number * 0))
+
+
+def _idle(batch: Numbers, batches: int) -> Numbers:
+    """The batches in which no step has a row: their first replica waits out a no-op."""
     if batches == 1:
-        return np.zeros(0 if any(len(owner) for owner, *_ in found) else 1, np.intp)
+        return np.zeros(0 if len(batch) else 1, np.intp)
     busy = np.zeros(batches, bool)
-    for owner, *_ in found:
-        busy[owner // replicas] = True
-    return np.flatnonzero(~busy) * replicas
-
-
-def _with(first: int, numbers: Numbers) -> Numbers:
-    """A number, then others."""
-    out = np.empty(len(numbers) + 1, np.intp)
-    out[0], out[1:] = first, numbers
-    return out
+    busy[batch] = True
+    return np.flatnonzero(~busy)
 
 
 def _merge(
-    plan: Plan, place: Numbers, owner: Numbers, made: Numbers, tail: Ints, batch: Numbers, workers: int
+    mode: Columns, made: Instructions, tail: Ints, batch: Numbers, workers: int
 ) -> tuple[Numbers, Numbers, Ints]:
     """All queues behind each other: instructions, exchanges between places, the tails.
 
-    Out: where each instruction stands; where each one's queue begins, and the end of all; the
-    instructions [count, WIDTH].
+    Out: where each instruction stands; the first one of every queue; the words [count, WIDTH].
     """
-    count, length = len(place), tail.shape[1]
-    change = owner[1:] != owner[:-1]
-    exchange = (place[1:] != place[:-1]) & ~change if workers > 1 else np.zeros(count - 1, bool)
-    at = np.zeros(count, np.int64)
-    (1 + exchange + length * change).cumsum(out=at[1:])
-    lasts = np.empty(int(change.sum()) + 1, np.intp)  # of every queue the last instruction
-    lasts[:-1], lasts[-1] = change.nonzero()[0], count - 1
+    count, length = len(made.place), tail.shape[1]
+    change = made.owner[1:] != made.owner[:-1]
+    queue, lasts = np.zeros(count, np.intp), np.append(change.nonzero()[0], count - 1)
+    change.cumsum(out=queue[1:])
+    at = np.arange(count) + queue * length
+    if workers > 1:
+        exchange = (made.place[1:] != made.place[:-1]) & ~change
+        behind = exchange.nonzero()[0]  # instructions that an exchange follows
+        ordinal = np.zeros(count, np.intp)
+        exchange.cumsum(out=ordinal[1:])
+        at += ordinal
+    words = np.zeros((count, WIDTH), np.int32)
+    words[:, 0], words[:, 1], words[:, 2] = made.opcode, made.start, made.count
     ends = at[lasts] + 1
     out = np.zeros((int(ends[-1]) + length, WIDTH), np.int32)
-    out[at, :3] = made.T
+    out[at] = words
     out[ends[:, None] + np.arange(length)] = tail[batch[lasts]]
-    barriers = at[1:][exchange] - 1
-    ordinal = exchange.cumsum()
-    before = np.maximum.accumulate(np.where(change, ordinal, 0))
-    out[barriers, 0] = plan.opcode(isa.REPLICA_BARRIER).number
-    out[barriers, 1] = (ordinal - before)[exchange]
-    return at, np.concatenate((at, (len(out),))), out
+    first = np.zeros(len(lasts), np.intp)
+    first[1:] = lasts[:-1] + 1
+    if workers > 1:
+        barriers = at[behind] + 1
+        out[barriers, 0] = mode.barrier
+        out[barriers, 1] = ordinal[behind] + 1 - ordinal[first][queue[behind]]
+    return at, first, out
 
 
 def _matrix(spread: Spread, instructions: Ints) -> Ints:

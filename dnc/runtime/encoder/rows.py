@@ -20,6 +20,10 @@ from dnc.runtime.encoder.words import Numbers, Spread
 from dnc.runtime.prepared import Indices, SpaceRows
 
 
+# Rows have one level, or one more than a multiple of so many: then few shapes of recursions occur.
+LEVELS = 8
+
+
 @attrs.frozen(eq=False)
 class Rows:
     """A space in a group of batches.
@@ -36,6 +40,20 @@ class Rows:
     starts: Numbers
     sizes: tuple[int, ...] = ()
 
+    def by_owner(self, leveled: bool) -> tuple[Numbers, Numbers, tuple[int, int]]:
+        """Counts and starts of the wavefronts, [batches * replicas, keys * levels], and (keys, levels).
+
+        leveled: False for one wavefront of all levels.
+        """
+        counts, starts = self.counts, self.starts
+        if not leveled and counts.shape[3] > 1:
+            counts, starts = counts.sum(axis=3, keepdims=True), starts[..., :1]
+        batches, keys, replicas, levels = counts.shape
+        if keys > 1:
+            counts, starts = counts.swapaxes(1, 2), starts.swapaxes(1, 2)
+        shape = batches * replicas, keys * levels
+        return counts.reshape(shape), starts.reshape(shape), (keys, levels)
+
     def selected(self, position: int) -> tuple[Numbers, Numbers]:
         """The rows that select a number by the index at a position among the sizes.
 
@@ -50,7 +68,10 @@ class Rows:
 
 @attrs.frozen(eq=False)
 class Assignment:
-    """The samples of a group ordered by (batch, replica), and of each the batch * replicas + replica."""
+    """The samples of a group ordered by (batch, replica), and of each the batch * replicas + replica.
+
+    replicas: those that have samples, in one batch or another; they are the first ones.
+    """
 
     samples: Ints
     owner: Numbers
@@ -71,6 +92,7 @@ def assign(batches: list[Ints], light: Numbers, replicas: int) -> Assignment:
     """
     spread = Spread(np.array([len(batch) for batch in batches]))
     samples = batches[0] if len(batches) == 1 else np.concatenate(batches)
+    replicas = min(replicas, spread.most)
     if replicas == 1:
         owner = spread.batch if len(batches) > 1 else np.zeros(len(samples), np.intp)
         return Assignment(samples, owner, spread, 1)
@@ -129,6 +151,7 @@ class Spaces:
         batches, replicas = assigned.spread.batches, assigned.replicas
         first, counts, depths = self.spans.take(assigned.samples, axis=2)
         depth, counts, owner = depths.max(axis=1), counts.reshape(-1), assigned.owner
+        depth += (1 - depth) % LEVELS
         # Rows that lie side by side: of a batch, a key, a replica, a level; by number over all spaces.
         size = self.keys * depth * replicas  # of a batch
         before = (size * batches).cumsum() - size * batches
@@ -165,19 +188,3 @@ class Spaces:
 def _order(keys: Numbers, bound: int) -> Indices:
     """A stable order of keys below a bound."""
     return (keys.astype(np.uint16) if bound <= 1 << 16 else keys).argsort(kind="stable")
-
-
-def wavefronts(rows: Rows, leveled: bool) -> tuple[Numbers, ...]:
-    """(batch * replicas + replica, level, first row, rows) of every wavefront that is not empty; of
-    every key's part of one, where rows select from stacks."""
-    counts, starts = rows.counts, rows.starts
-    if not leveled and counts.shape[3] > 1:
-        counts, starts = counts.sum(axis=3, keepdims=True), starts[..., :1]
-    _, keys, replicas, depth = counts.shape
-    flat = counts.reshape(-1)
-    found = flat.nonzero()[0]
-    owner, level = np.divmod(found, depth)
-    if keys > 1:
-        rest, replica = np.divmod(owner, replicas)
-        owner = rest // keys * replicas + replica
-    return owner, level, starts.reshape(-1)[found], flat[found]

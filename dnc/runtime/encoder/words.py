@@ -46,6 +46,11 @@ class Spread:
         out[self.place] = values
         return out.reshape(self.batches, self.most)
 
+    def numbers(self, most: int, first: int) -> Numbers:
+        """Numbers of all items, in a matrix with a row of `most` a batch, from column `first` on."""
+        numbers: Numbers = self.local + (self.batch * most + first)
+        return numbers
+
     def of(self, batch: int) -> slice:
         """The items of one batch."""
         return slice(int(self.first[batch]), int(self.first[batch] + self.counts[batch]))
@@ -89,39 +94,54 @@ class Words:
         self.add(spread.matrix(entries))
         return at
 
-    def slots(self, targets: list[Numbers], addresses: list[Numbers], rows: int) -> int:
+    def no_slots(self, rows: int) -> int:
+        """Appends a list of slots in which none of `rows` rows a batch has any."""
+        return self.add(np.zeros((self.batches, rows), np.int32))
+
+    def slots(
+        self, targets: list[Numbers], addresses: list[Numbers], rows: int, are_single: bool = False
+    ) -> int:
         """Appends a list of slots with `rows` heads a batch.
 
         targets: batch * rows + row of every slot (below 0: dropped); slots of a row stay in order.
+        are_single: no row has several of them.
         """
+        total = self.batches * rows
         if not targets or not rows:
-            return self.add(np.zeros((self.batches, rows), np.int32))
+            return self.no_slots(rows)
+        if are_single:
+            heads = np.zeros(total + 1, np.int32)  # the last one takes what is dropped
+            for target, address in zip(targets, addresses, strict=True):
+                heads[target] = ~address
+            return self.add(heads[:total].reshape(self.batches, rows))
         target = targets[0] if len(targets) == 1 else np.concatenate(targets)
         address = addresses[0] if len(addresses) == 1 else np.concatenate(addresses)
-        total = self.batches * rows
-        counts = np.bincount(target + 1, minlength=total + 1)[1:]
-        heads = np.zeros(total + 1, np.int32)  # the last one takes what is dropped
-        if counts.max() <= 1:  # every row has at most one: no sorting
-            heads[target] = -1 - address
-            return self.add(heads[:total].reshape(self.batches, rows))
-        if target.min() < 0:
+        if target.min(initial=0) < 0:
             target, address = target[target >= 0], address[target >= 0]
-        small = target.astype(np.uint16) if total < 65536 else target
-        entries = address[np.argsort(small, kind="stable")]
-        begin = np.cumsum(counts) - counts
-        one, more = np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)
-        heads[one] = -1 - entries[begin[one]]
+        order = (target.astype(np.uint16) if total <= 1 << 16 else target).argsort(kind="stable")
+        return self.ordered_slots(target[order], address[order], rows)
+
+    def ordered_slots(self, target: Numbers, entries: Numbers, rows: int) -> int:
+        """The same, with slots in the order of their rows."""
+        begins = np.flatnonzero(target[1:] != target[:-1]) + 1
+        begins = np.concatenate(([0] if len(target) else [], begins)).astype(np.intp)
+        row, sizes = target[begins], np.diff(begins, append=len(target))
+        heads = np.zeros(self.batches * rows, np.int32)
+        heads[row] = ~entries[begins]
+        several = sizes > 1
+        if not several.any():
+            return self.add(heads.reshape(self.batches, rows))
         # Behind the heads: for every row with several slots its count, then its entries.
-        sizes = counts[more] + 1
-        spread = Spread(np.bincount(more // rows, sizes, self.batches).astype(np.int64))
-        starts = np.cumsum(sizes) - sizes
-        heads[more] = self.at + rows + spread.local[starts]
-        tail = np.zeros(spread.total, np.int32)
-        tail[starts] = counts[more]
-        inner = np.ones(spread.total, bool)
+        counts, row = sizes[several], row[several]
+        ends = (counts + 1).cumsum()
+        starts = ends - counts - 1
+        spread = Spread(np.bincount(row // rows, counts + 1, self.batches).astype(np.int64))
+        heads[row] = self.at + rows + spread.local[starts]
+        tail = np.empty(int(ends[-1]), np.int32)
+        inner = np.ones(len(tail), bool)
         inner[starts] = False
-        tail[inner] = entries[np.repeat(counts > 1, counts)]
-        at = self.add(heads[:total].reshape(self.batches, rows))
+        tail[starts], tail[inner] = counts, entries[several.repeat(sizes)]
+        at = self.add(heads.reshape(self.batches, rows))
         self.add(spread.matrix(tail))
         return at
 
