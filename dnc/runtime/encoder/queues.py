@@ -164,13 +164,9 @@ def _of_steps(mode: Columns, rows: Mapping[str, Rows], exits: Exits | None) -> I
     if not mode.fronts:
         return Instructions(*np.zeros((6, 0), np.intp))
     depth = max(found.counts.shape[3] for found in rows.values()) if exits is None else exits.depth
-    counts, starts, shapes = list[Numbers](), list[Numbers](), list[Shape]()
-    for space, leveled in mode.fronts:
-        count, start, shape = rows[space].by_owner(leveled)
-        counts.append(count)
-        starts.append(start)
-        shapes.append(shape)
-    grid = mode.grid(tuple(shapes), depth, exits is not None)
+    fronts = [rows[space].by_owner(leveled) for space, leveled in mode.fronts]
+    counts, starts, shapes = zip(*fronts, strict=True)
+    grid = mode.grid(shapes, depth, exits is not None)
     count = np.concatenate(counts, axis=1).take(grid.column, axis=1).reshape(-1)
     start = np.concatenate(starts, axis=1).take(grid.column, axis=1).reshape(-1)
     found = count.nonzero()[0]
@@ -209,8 +205,11 @@ def _merge(
     """
     count, length = len(made.place), tail.shape[1]
     change = made.owner[1:] != made.owner[:-1]
-    queue, lasts = np.zeros(count, np.intp), np.append(change.nonzero()[0], count - 1)
-    change.cumsum(out=queue[1:])
+    first = np.zeros(np.count_nonzero(change) + 1, np.intp)
+    first[1:] = change.nonzero()[0] + 1
+    sizes = np.empty_like(first)
+    sizes[:-1], sizes[-1] = first[1:] - first[:-1], count - first[-1]
+    queue = np.arange(len(first)).repeat(sizes)
     at = np.arange(count) + queue * length
     if workers > 1:
         exchange = (made.place[1:] != made.place[:-1]) & ~change
@@ -220,12 +219,10 @@ def _merge(
         at += ordinal
     words = np.zeros((count, WIDTH), np.int32)
     words[:, 0], words[:, 1], words[:, 2] = made.opcode, made.start, made.count
-    ends = at[lasts] + 1
+    ends = at[first + sizes - 1] + 1
     out = np.zeros((int(ends[-1]) + length, WIDTH), np.int32)
     out[at] = words
-    out[ends[:, None] + np.arange(length)] = tail[batch[lasts]]
-    first = np.zeros(len(lasts), np.intp)
-    first[1:] = lasts[:-1] + 1
+    out[ends[:, None] + np.arange(length)] = tail[batch[first]]
     if workers > 1:
         barriers = at[behind] + 1
         out[barriers, 0] = mode.barrier

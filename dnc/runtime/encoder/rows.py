@@ -133,10 +133,11 @@ class Spaces:
         self.names, self.sizes = tuple(spaces), [space.sizes for space in spaces.values()]
         ends = np.cumsum([len(space.vertex) for space in spaces.values()])
         self.shift = [0, *ends[:-1].tolist()]
-        self.keys = np.array([math.prod(sizes) for sizes in self.sizes])
+        self.keys = [math.prod(sizes) for sizes in self.sizes]
         own = [levels.get(name, space.level) for name, space in spaces.items()]
-        self.level = np.concatenate(own)
-        self.selects = bool((self.keys > 1).any())
+        self.level = np.concatenate(own).astype(np.intp)
+        self._keys = np.array(self.keys)
+        self.selects = max(self.keys) > 1
         self.key = np.concatenate([space.key for space in spaces.values()]) if self.selects else None
         begins = np.stack([space.begin for space in spaces.values()])
         counts, depth = np.diff(begins), np.ones((len(own), begins.shape[1] - 1), np.intp)
@@ -144,6 +145,7 @@ class Spaces:
             busy = np.flatnonzero(counts[at])
             if len(busy):
                 depth[at, busy] = np.maximum.reduceat(level, begin[busy]) + 1
+        depth += (1 - depth) % LEVELS
         self.spans = np.stack((begins[:, :-1] + np.array(self.shift)[:, None], counts, depth))
 
     def rows(self, assigned: Assignment) -> dict[str, Rows]:
@@ -151,36 +153,38 @@ class Spaces:
         batches, replicas = assigned.spread.batches, assigned.replicas
         first, counts, depths = self.spans.take(assigned.samples, axis=2)
         depth, counts, owner = depths.max(axis=1), counts.reshape(-1), assigned.owner
-        depth += (1 - depth) % LEVELS
         # Rows that lie side by side: of a batch, a key, a replica, a level; by number over all spaces.
-        size = self.keys * depth * replicas  # of a batch
-        before = (size * batches).cumsum() - size * batches
+        size = self._keys * depth * replicas  # of a batch
+        sizes = size * batches
+        before = sizes.cumsum() - sizes
         if self.selects:
             batch, replica = np.divmod(owner, replicas)
-            owner = batch * replicas * self.keys[:, None] + replica
+            owner = batch * replicas * self._keys[:, None] + replica
         place = before[:, None] + owner * depth[:, None]
         ends = counts.cumsum()
-        both = np.stack((first.reshape(-1) - (ends - counts), place.reshape(-1))).repeat(counts, axis=1)
-        positions, place = both[0] + np.arange(ends[-1]), both[1]
+        both = np.array((first.reshape(-1) - (ends - counts), place.reshape(-1)))
+        positions, place = both.repeat(counts, axis=1)
+        positions += np.arange(len(positions))
         place += self.level[positions]
         if self.key is not None:
             step = (depth * replicas).repeat(len(assigned.samples)).repeat(counts)
             place += self.key[positions] * step
-        bounds = size.repeat(batches).cumsum()
+        sizes = size.repeat(batches)
+        bounds = sizes.cumsum()
         positions = positions[_order(place, int(bounds[-1]))]
         per = np.bincount(place, minlength=int(bounds[-1]))
         ends = per.cumsum()
         block = ends[bounds - 1]  # of every space and batch
         of_batch = block.copy()
         of_batch[1:] -= block[:-1]
-        starts = ends - per - (block - of_batch).repeat(size.repeat(batches))
-        of_batch, found, row, at = of_batch.reshape(-1, batches), {}, 0, 0
-        for number, (name, levels) in enumerate(zip(self.names, depth.tolist(), strict=True)):
-            spread, sizes = Spread(of_batch[number]), self.sizes[number]
-            shape = batches, math.prod(sizes), replicas, levels
-            end = at + math.prod(shape)
-            own = positions[row : row + spread.total] - self.shift[number]
-            found[name] = Rows(own, spread, per[at:end].reshape(shape), starts[at:end].reshape(shape), sizes)
+        starts = ends - per - (block - of_batch).repeat(sizes)
+        of_batch = of_batch.reshape(-1, batches)
+        found, row, at = dict[str, Rows](), 0, 0
+        for number, (name, keys, levels) in enumerate(zip(self.names, self.keys, depth.tolist(), strict=True)):
+            spread, shape = Spread(of_batch[number]), (batches, keys, replicas, levels)
+            end = at + batches * keys * replicas * levels
+            own, per_front = positions[row : row + spread.total] - self.shift[number], per[at:end].reshape(shape)
+            found[name] = Rows(own, spread, per_front, starts[at:end].reshape(shape), self.sizes[number])
             row, at = row + spread.total, end
         return found
 

@@ -61,6 +61,11 @@ class Summed:
     targets: int
     runs: int
 
+    @property
+    def key(self) -> tuple[str, int | None]:
+        """What it has in common with others to which the same rows add."""
+        return self.gradient.space, self.position
+
     def rows(self, rows: Mapping[str, Rows]) -> Numbers:
         """How many rows add to the gradient, [batches, targets]."""
         own = rows[self.gradient.space]
@@ -73,7 +78,7 @@ class Summed:
         """First rows and counts of all runs, [batches, targets * runs]."""
         own = rows[self.gradient.space]
         if self.position is None:
-            return np.zeros((own.spread.batches, 1), np.intp), own.spread.counts[:, None]
+            return own.starts[:, 0, 0, :1], own.spread.counts[:, None]
         starts, counts = own.selected(self.position)
         return starts.reshape(len(starts), -1), counts.reshape(len(counts), -1)
 
@@ -81,10 +86,9 @@ class Summed:
 class Shapes:
     """The tile shapes of all weight gradients, [targets, shapes], a target being a parameter of a gradient.
 
-    counts: tiles that each makes of a gradient. row, fixed: what a row and a tile cost, as in
-    `isa.GradientTile`. first: of every target the first one of the same parameter. busy: 0 for sums of
-    deltas, which are light work, else 1. runs, target_of: of all runs of rows, which come first, and
-    whose they are.
+    tiles: that each makes of a gradient. row, fixed: what a row and a tile cost, as in `isa.GradientTile`.
+    first: of every target the first one of the same parameter. work: the tiles that count; those of sums of
+    deltas are light work. leading, target_of: of all runs of rows, which come first, and whose they are.
     """
 
     def __init__(self, gradients: Iterable[Summed]) -> None:
@@ -100,14 +104,15 @@ class Shapes:
                 costs.append([[*(s.row for s in shapes), *absent], [*(s.fixed for s in shapes), *absent]])
                 first.append(known.setdefault((each.gradient.parameter, index), len(first)))
                 busy.append(int(bool(each.gradient.pieces)))
-        self.counts = np.array(counts, np.int64).reshape(-1, most)
+        self.tiles = np.array(counts, np.int64).reshape(-1, most)
         self.row, self.fixed = np.array(costs, np.int64).reshape(-1, 2, most).transpose(1, 0, 2)
-        self.first, self.busy = np.array(first, np.intp), np.array(busy, np.int64)
+        self.first, self.work = np.array(first, np.intp), self.tiles * np.array(busy, np.int64)[:, None]
         self.target_of = np.array(target_of, np.intp)
         begins = np.ones(len(target_of), bool)
         begins[1:] = self.target_of[1:] != self.target_of[:-1]
         self.leading = np.flatnonzero(begins)
         self._each = np.arange(len(first))
+        self._costs: dict[int, tuple[Numbers, Numbers]] = {}
 
     def share_out(self, rows: Numbers, chunks: Numbers, grid: int) -> tuple[Numbers, Numbers, Numbers]:
         """By rows, [batches, targets]: the shape, the first worker, and [batches] the worker behind the last.
@@ -115,14 +120,22 @@ class Shapes:
         The cheapest shape; where a parameter comes again its tiles keep their shape and their workers, so
         that its gradients add up in order.
         """
+        row, fixed = self._costs_on(grid)
         chunks = chunks[:, None]
-        rounds = -(-self.counts * chunks[:, :, None] // grid)
-        cost = rounds * (-(-rows // chunks)[:, :, None] * self.row + self.fixed)
+        cost = (-(-rows // chunks))[:, :, None] * row[chunks[:, 0]] + fixed[chunks[:, 0]]
         shape = cost.argmin(axis=2)
-        behind = (self.counts[self._each, shape] * chunks * self.busy).cumsum(axis=1)
+        behind = (self.work[self._each, shape] * chunks).cumsum(axis=1)
         worker = np.zeros_like(behind)
-        np.remainder(behind[:, :-1], grid, out=worker[:, 1:])
-        return shape[:, self.first], worker[:, self.first], behind[:, -1] % grid
+        worker[:, 1:] = behind[:, :-1]
+        return shape[:, self.first], worker[:, self.first] % grid, behind[:, -1] % grid
+
+    def _costs_on(self, grid: int) -> tuple[Numbers, Numbers]:
+        """What a row and a chunk cost on so many workers, [chunks, targets, shapes]."""
+        if grid not in self._costs:
+            chunks = np.arange(isa.MOST_CHUNKS + 1)[:, None, None]
+            rounds = -(-self.tiles * chunks // grid)
+            self._costs[grid] = rounds * self.row, rounds * self.fixed
+        return self._costs[grid]
 
 
 @attrs.frozen(eq=False)
@@ -183,7 +196,12 @@ class Tail:
         self._shared_out, self._others = (*alike, *others), others
         self._shapes = Shapes(self._shared_out)
         # Those that differ in the rows that add to them.
-        self._summed = {(each.gradient.space, each.position): each for each in self._shared_out}.values()
+        known = {each.key: each for each in self._shared_out}
+        self._summed = tuple(known.values())
+        ends = np.cumsum([0, *(each.targets * each.runs for each in self._summed)]).tolist()
+        runs_of = {key: range(*ends[at : at + 2]) for at, key in enumerate(known)}
+        runs = [number for each in self._shared_out for number in runs_of[each.key]]
+        self._runs = np.array(runs, np.intp)  # of all gradients among those of `_summed`
         tiles = sum(
             isa.tile_count(each.gradient, isa.gradient_tiles(each.gradient)[0])
             * plan.program.parameter(each.gradient.parameter).count
@@ -256,8 +274,8 @@ class Tail:
         the last one, [batches]: those who have the fewest tiles take the first rows of tables, often the
         most frequent ones."""
         shapes, rows, chunks = self._shapes, batches.group.rows, batches.chunks
-        runs = [each.runs_of(rows) for each in self._shared_out]
-        starts, counts = (np.concatenate(column, axis=1) for column in zip(*runs, strict=True))
+        starts, counts = zip(*(each.runs_of(rows) for each in self._summed), strict=True)
+        starts, counts = (np.concatenate(each, axis=1)[:, self._runs] for each in (starts, counts))
         shape, worker, turn = shapes.share_out(counts[:, shapes.leading], chunks, batches.grid)
         words = np.empty((len(counts), *template.words[template.sums].shape), np.int32)
         words[:] = template.words[template.sums]

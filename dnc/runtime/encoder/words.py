@@ -13,22 +13,23 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 Numbers = NDArray[np.signedinteger[Any]]
+NOUGHT = np.zeros(1, np.intp)  # of the only batch; nobody writes it
 
 
 class Spread:
     """Items of several batches, batch after batch, and where they go in a matrix.
 
     counts: [batches]. most: the length of a row. batch, local: of every item its batch and its
-    number there. place: batch * most + local.
+    number there, as words hold it. place: batch * most + local.
     """
 
     def __init__(self, counts: Numbers) -> None:
         self.counts, self.batches = counts, len(counts)
         if self.batches == 1:
             self.total = self.most = int(counts[0])
-            self.first, self.batch = np.zeros(1, np.intp), np.zeros(1, np.intp)
-            self.local: Numbers = np.arange(self.total)
-            self.place: Numbers = self.local
+            self.first = self.batch = NOUGHT
+            self.local: Numbers = np.arange(self.total, dtype=np.int32)
+            self.place: Numbers = np.arange(self.total)
             return
         ends = counts.cumsum()
         self.first = ends - counts
@@ -36,7 +37,7 @@ class Spread:
         turn = np.arange(self.batches)
         self.batch = turn.repeat(counts)
         self.place = np.arange(self.total) + (turn * self.most - self.first).repeat(counts)
-        self.local = self.place - self.batch * self.most
+        self.local = (self.place - self.batch * self.most).astype(np.int32)
 
     def matrix(self, values: NDArray[Any]) -> Ints:
         """[batches, most]: every batch's values, then zeros."""
@@ -48,7 +49,7 @@ class Spread:
 
     def numbers(self, most: int, first: int) -> Numbers:
         """Numbers of all items, in a matrix with a row of `most` a batch, from column `first` on."""
-        numbers: Numbers = self.local + (self.batch * most + first)
+        numbers: Numbers = self.place + (self.batch * (most - self.most) + first)
         return numbers
 
     def of(self, batch: int) -> slice:
@@ -123,9 +124,11 @@ class Words:
 
     def ordered_slots(self, target: Numbers, entries: Numbers, rows: int) -> int:
         """The same, with slots in the order of their rows."""
-        begins = np.flatnonzero(target[1:] != target[:-1]) + 1
-        begins = np.concatenate(([0] if len(target) else [], begins)).astype(np.intp)
-        row, sizes = target[begins], np.diff(begins, append=len(target))
+        change = np.ones(len(target) + 1, bool)
+        np.not_equal(target[1:], target[:-1], out=change[1:-1])
+        bounds = change.nonzero()[0] if len(target) else NOUGHT
+        begins = bounds[:-1]
+        row, sizes = target[begins], bounds[1:] - begins
         heads = np.zeros(self.batches * rows, np.int32)
         heads[row] = ~entries[begins]
         several = sizes > 1
@@ -133,9 +136,10 @@ class Words:
             return self.add(heads.reshape(self.batches, rows))
         # Behind the heads: for every row with several slots its count, then its entries.
         counts, row = sizes[several], row[several]
-        ends = (counts + 1).cumsum()
-        starts = ends - counts - 1
-        spread = Spread(np.bincount(row // rows, counts + 1, self.batches).astype(np.int64))
+        lengths = counts + 1
+        ends = lengths.cumsum()
+        starts = ends - lengths
+        spread = Spread(np.bincount(row // rows, lengths, self.batches).astype(np.intp))
         heads[row] = self.at + rows + spread.local[starts]
         tail = np.empty(int(ends[-1]), np.int32)
         inner = np.ones(len(tail), bool)
