@@ -311,29 +311,28 @@ class Encoder:
         body, where = group.body, self.layout
         # Results lie just before the counters, so that both come back in one copy.
         body.align(isa.SYNC_STRIDE)
-        results = body.add(np.zeros((body.batches, isa.RESULT_WORDS), np.int32))
-        sync = (isa.SYNC_REPLICAS + grid[0]) * isa.SYNC_STRIDE
-        body.add(np.zeros((body.batches, sync), np.int32))
+        results = body.room(isa.RESULT_WORDS)
+        body.room((isa.SYNC_REPLICAS + grid[0]) * isa.SYNC_STRIDE)
         words = body.finish()
+        length = words.shape[1]
         group.bases[isa.RESULTS] = group.address + results // 4
-        words[:, where.bases_at : where.lists_at] = [group.bases.get(name, 0) for name in where.bases]
-        shift = np.arange(body.batches) * (words.shape[1] // 4)
-        words[:, where.bases_at + where.bases[isa.RESULTS]] += shift.astype(np.int32)
-        words[:, where.lists_at : where.queues_at] = [lists.get(name, 0) for name in where.lists]
-        words[:, where.queues_at : where.queues_at + queues.shape[1]] = queues
-        values: dict[str, int | Numbers] = {
+        header = {
             "version": isa.VERSION,
-            "words": words.shape[1],
+            "words": length,
             "replicas": grid[0],
             "workers": grid[1],
             "bases": where.bases_at,
             "lists": where.lists_at,
             "queues": where.queues_at,
             "sync": results + isa.RESULT_WORDS,
-            "samples": samples,
         }
-        for name, value in values.items():
-            words[:, where.header[name]] = value
+        tables = ((where.header, header), (where.bases, group.bases), (where.lists, lists))
+        words[:, : where.queues_at] = [found.get(name, 0) for names, found in tables for name in names]
+        words[:, where.queues_at : where.queues_at + queues.shape[1]] = queues
+        words[:, where.header["samples"]] = samples
+        if body.batches > 1:
+            shift = np.arange(0, body.batches * length // 4, length // 4, dtype=np.int32)
+            words[:, where.bases_at + where.bases[isa.RESULTS]] += shift
         floats = words.view(np.float32)
         total = part.total_samples or samples
         floats[:, where.header["loss_scale"]] = 1.0 / np.maximum(total, 1)

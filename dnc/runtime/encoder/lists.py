@@ -32,6 +32,7 @@ from dnc.ir.plan import (
     padded,
     state_layout,
 )
+from dnc.ir.program import TABLE
 from dnc.ir.structure import Path
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.rows import Rows, sample_rows
@@ -105,6 +106,11 @@ class Lists:
         self._call = {name: np.full(self._vertices(name) + 1, -1, np.intp) for name in self._spaces}
         self._numbered: dict[str, list[Indices]] = {}  # by function the vertices that have a number
         self._single: dict[int, bool] = {}  # by number of slot lists
+        self._table_stride = {
+            parameter.name: padded(parameter.row_size) // 4
+            for parameter in self.program.parameters
+            if parameter.kind == TABLE
+        }
         self._known: dict[tuple[str, Path, str], tuple[NDArray[Any], bool]] = {}
 
     def _vertices(self, function: str) -> int:
@@ -237,7 +243,7 @@ class Lists:
         numbers, everywhere = self._numbers(item.space, item.path, item.field)
         number = numbers[rows.positions]
         if isinstance(item, TableList):
-            found = group.bases[item.parameter] + number * self.table_stride(item.parameter)
+            found = number * self.table_stride(item.parameter) + group.bases[item.parameter]
             number = found if everywhere else np.where(number >= 0, found, 0)
         return body.add(spread.matrix(number))
 
@@ -269,7 +275,7 @@ class Lists:
 
     def table_stride(self, parameter: str) -> int:
         """The distance of a table's rows, in addresses."""
-        return padded(self.program.parameter(parameter).row_size) // 4
+        return self._table_stride[parameter]
 
     # ---- slots ----------------------------------------------------------------------------------
 

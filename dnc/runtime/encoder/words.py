@@ -67,7 +67,11 @@ class Words:
 
     def align(self, words: int) -> None:
         """Fills up to a multiple of `words`."""
-        self.add(np.zeros((self.batches, -self.at % words), np.int32))
+        self.room(-self.at % words)
+
+    def room(self, words: int) -> int:
+        """Appends words of zeros; the offset of the first."""
+        return self.add(np.zeros((self.batches, words), np.int32)) if words else self.at
 
     def add(self, matrix: Ints) -> int:
         """Appends a matrix [batches, count]; the offset of its first word."""
