@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Words = NDArray[np.int32]
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Schedule:
     """The words of one launch.
 

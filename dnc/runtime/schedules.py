@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Results = dict[str, tuple[int, int]]
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Schedules(Sequence[Schedule]):
     """words: [batches, words of a schedule]. address: where the first one will lie.
 
@@ -105,6 +105,8 @@ def words_of(schedules: Sequence[Schedule]) -> Words:
     """[schedules, words of each]: as they are to be copied."""
     if isinstance(schedules, Schedules):
         return schedules.words
+    if len(schedules) == 1:
+        return schedules[0].words[None]
     return np.stack([schedule.words for schedule in schedules])
 
 

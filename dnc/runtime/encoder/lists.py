@@ -43,7 +43,7 @@ from dnc.runtime.prepared import Indices, Prepared
 Found = TypeVar("Found")
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Touched:
     """The rows of a table that every batch touches, and their slots.
 
@@ -57,7 +57,7 @@ class Touched:
     rows: Indices
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Group:
     """What the lists of a group are made from: rows by space, bases by name, workers of a replica.
 

@@ -90,7 +90,7 @@ def _fronts(step: Step) -> Fronts:
     return step.segment.space, step.phase % 3 == 1
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Instructions:
     """The instructions of all queues in order: [count]. owner: batch * replicas + replica; start, count: rows."""
 

@@ -24,7 +24,7 @@ from dnc.runtime.prepared import Indices, SpaceRows
 LEVELS = 8
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Rows:
     """A space in a group of batches.
 
@@ -66,7 +66,7 @@ class Rows:
         return starts[..., 0].swapaxes(1, 2), counts.sum(axis=-1).swapaxes(1, 2)
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Assignment:
     """The samples of a group ordered by (batch, replica), and of each the batch * replicas + replica.
 

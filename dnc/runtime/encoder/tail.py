@@ -87,39 +87,34 @@ class Shapes:
     """The tile shapes of all weight gradients, [targets, shapes], a target being a parameter of a gradient.
 
     tiles: that each makes of a gradient. row, fixed: what a row and a tile cost, as in `isa.GradientTile`.
-    first: of every target the first one of the same parameter. work: the tiles that count; those of sums of
-    deltas are light work. leading, target_of: of all runs of rows, which come first, and whose they are.
+    work: the tiles that count; those of sums of deltas are light work. leading: of all runs of rows those
+    that come first of their target. whose: of every run the first target of the same parameter: there
+    tiles keep their shape and their workers, so that its gradients add up in order.
     """
 
     def __init__(self, gradients: Iterable[Summed]) -> None:
         found = [(each, isa.gradient_tiles(each.gradient)) for each in gradients]
         most = max((len(shapes) for _, shapes in found), default=1)
-        counts, costs, first, busy, target_of = [], [], [], [], []
+        counts, costs, busy, leading, whose = [], [], [], [], []
         known: dict[tuple[str, int], int] = {}
         for each, shapes in found:
             absent = [NO_SHAPE] * (most - len(shapes))
             for index in range(each.targets):
-                target_of += [len(first)] * each.runs
+                first = known.setdefault((each.gradient.parameter, index), len(counts))
+                leading.append(len(whose))
+                whose += [first] * each.runs
                 counts.append([*(isa.tile_count(each.gradient, s) for s in shapes), *(1 for _ in absent)])
                 costs.append([[*(s.row for s in shapes), *absent], [*(s.fixed for s in shapes), *absent]])
-                first.append(known.setdefault((each.gradient.parameter, index), len(first)))
                 busy.append(int(bool(each.gradient.pieces)))
         self.tiles = np.array(counts, np.int64).reshape(-1, most)
         self.row, self.fixed = np.array(costs, np.int64).reshape(-1, 2, most).transpose(1, 0, 2)
-        self.first, self.work = np.array(first, np.intp), self.tiles * np.array(busy, np.int64)[:, None]
-        self.target_of = np.array(target_of, np.intp)
-        begins = np.ones(len(target_of), bool)
-        begins[1:] = self.target_of[1:] != self.target_of[:-1]
-        self.leading = np.flatnonzero(begins)
-        self._each = np.arange(len(first))
+        self.work = self.tiles * np.array(busy, np.int64)[:, None]
+        self.leading, self.whose = np.array(leading, np.intp), np.array(whose, np.intp)
+        self._each = np.arange(len(counts))
         self._costs: dict[int, tuple[Numbers, Numbers]] = {}
 
     def share_out(self, rows: Numbers, chunks: Numbers, grid: int) -> tuple[Numbers, Numbers, Numbers]:
-        """By rows, [batches, targets]: the shape, the first worker, and [batches] the worker behind the last.
-
-        The cheapest shape; where a parameter comes again its tiles keep their shape and their workers, so
-        that its gradients add up in order.
-        """
+        """By rows, [batches, targets]: the cheapest shape, the first worker, and [batches] the one behind all."""
         row, fixed = self._costs_on(grid)
         chunks = chunks[:, None]
         cost = (-(-rows // chunks))[:, :, None] * row[chunks[:, 0]] + fixed[chunks[:, 0]]
@@ -127,7 +122,8 @@ class Shapes:
         behind = (self.work[self._each, shape] * chunks).cumsum(axis=1)
         worker = np.zeros_like(behind)
         worker[:, 1:] = behind[:, :-1]
-        return shape[:, self.first], worker[:, self.first] % grid, behind[:, -1] % grid
+        worker %= grid
+        return shape, worker, behind[:, -1] % grid
 
     def _costs_on(self, grid: int) -> tuple[Numbers, Numbers]:
         """What a row and a chunk cost on so many workers, [chunks, targets, shapes]."""
@@ -138,7 +134,7 @@ class Shapes:
         return self._costs[grid]
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Batches:
     """A group of batches behind their recursion. grid: workers in all. touched: rows of tables, by
     parameter. chunks: as `Tail.chunks` has them."""
@@ -201,7 +197,10 @@ class Tail:
         ends = np.cumsum([0, *(each.targets * each.runs for each in self._summed)]).tolist()
         runs_of = {key: range(*ends[at : at + 2]) for at, key in enumerate(known)}
         runs = [number for each in self._shared_out for number in runs_of[each.key]]
-        self._runs = np.array(runs, np.intp)  # of all gradients among those of `_summed`
+        # Of all gradients the runs of rows among those of `_summed`, and the first ones of every target.
+        self._runs = np.array(runs, np.intp)
+        self._leading = self._runs[self._shapes.leading]
+        self._has_stacks = any(each.position is not None for each in self._summed)
         tiles = sum(
             isa.tile_count(each.gradient, isa.gradient_tiles(each.gradient)[0])
             * plan.program.parameter(each.gradient.parameter).count
@@ -273,15 +272,16 @@ class Tail:
         """The instructions of all weight gradients, [batches, runs, INSTRUCTION_WORDS]; and the worker behind
         the last one, [batches]: those who have the fewest tiles take the first rows of tables, often the
         most frequent ones."""
-        shapes, rows, chunks = self._shapes, batches.group.rows, batches.chunks
-        starts, counts = zip(*(each.runs_of(rows) for each in self._summed), strict=True)
-        starts, counts = (np.concatenate(each, axis=1)[:, self._runs] for each in (starts, counts))
-        shape, worker, turn = shapes.share_out(counts[:, shapes.leading], chunks, batches.grid)
-        words = np.empty((len(counts), *template.words[template.sums].shape), np.int32)
-        words[:] = template.words[template.sums]
-        words[:, :, 1], words[:, :, 2] = starts, counts
-        words[:, :, 3], words[:, :, 7] = worker[:, shapes.target_of], shape[:, shapes.target_of]
+        shapes, chunks = self._shapes, batches.chunks
+        found = [each.runs_of(batches.group.rows) for each in self._summed]
+        counts = np.concatenate([count for _, count in found], axis=1)
+        shape, worker, turn = shapes.share_out(counts[:, self._leading], chunks, batches.grid)
+        words = template.words[None, template.sums].repeat(len(counts), axis=0)
+        words[:, :, 2] = counts[:, self._runs]
+        words[:, :, 3], words[:, :, 7] = worker[:, shapes.whose], shape[:, shapes.whose]
         words[:, :, 5] = chunks[:, None]
+        if self._has_stacks:
+            words[:, :, 1] = np.concatenate([start for start, _ in found], axis=1)[:, self._runs]
         return words, turn
 
     def _template(
