@@ -33,7 +33,7 @@ from dnc.api import Model
 from dnc.ir import isa
 from dnc.runtime.backend import Fill, VMBackend
 from dnc.runtime.schedule import Schedule
-from dnc.runtime.schedules import words_of
+from dnc.runtime.schedules import first_of, words_of
 
 BATCHES, REPLICAS, WORKERS = (1, 8, 32, 256), 7, 16
 CALLS = 500
@@ -68,7 +68,7 @@ class NoDevice(VMBackend):
         if self.words.size < found.size:
             self.words = np.zeros(2 * found.size, np.int32)
         self.words[: found.size].reshape(found.shape)[:] = found
-        readout = schedules[0].readout
+        readout = first_of(schedules).readout
         self.count[slot] = len(schedules), 0 if readout is None else readout.count
 
     def finish(self, slot: int) -> NDArray[np.float32]:

@@ -52,7 +52,7 @@ def are_numbers(batch: object) -> bool:
         found = "one sample" if isinstance(batch, Mapping) else type(batch).__name__
         raise fail(f"found {found}, expected a path, a list of samples, or a list of their numbers")
     try:
-        return not len(batch) or bool(np.issubdtype(np.asarray(batch).dtype, np.integer))
+        return not len(batch) or np.asarray(batch).dtype.kind in "iu"
     except (TypeError, ValueError):  # no array can be made of it, so these are no numbers
         return False
 
@@ -75,10 +75,11 @@ def sample_numbers(batch: Any, samples: int) -> NDArray[np.int32]:
     if not hasattr(batch, "__len__"):
         raise fail(f"a batch is {batch!r}, expected a list of sample numbers")
     numbers = np.asarray(batch) if len(batch) else np.zeros(0, np.int32)
-    if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
         raise fail(f"a batch of numbers is {list(numbers.shape)} of {numbers.dtype}, expected a list of int")
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < samples:
-        wrong = numbers.min() if numbers.min() < 0 else numbers.max()
+    least, most = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, -1)
+    if least < 0 or most >= samples:
+        wrong = least if least < 0 else most
         raise fail(f"a batch holds sample {wrong}; the data have 0..{samples - 1}")
     return numbers.astype(np.int32)
 

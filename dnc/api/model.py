@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -361,7 +360,7 @@ class Model:
         self.check_trains()
         data, numbers = self.batch_of(batch, labels_required=True)
         result = self.session.step(self.encoder(data), numbers, self.hyper)
-        self.position = attrs.evolve(self.position, step=self.session.steps_done)
+        self.position = self.position.at(self.session.steps_done)
         return None if result is None else result.loss
 
     def steps(self, batches: Iterable[Sequence[int] | NDArray[np.integer[Any]]]) -> Iterator[float]:
@@ -373,7 +372,7 @@ class Model:
         data = self._training_data()
         numbers = (sample_numbers(batch, data.samples) for batch in batches_of(batches))
         for result in self.session.steps(self.encoder(data), numbers, self.hyper):
-            self.position = attrs.evolve(self.position, step=result.step)
+            self.position = self.position.at(result.step)
             yield result.loss
 
     def sync(self) -> float | None:
@@ -483,7 +482,7 @@ class Model:
         hand_in(dataset, numbers, pushed_values(self.program), pushed or {}, "gradient of")
         result, found = self.session.backward(self.encoder(dataset), numbers, self.hyper, noisy)
         self._forwarded = None
-        self.position = attrs.evolve(self.position, step=self.session.steps_done)
+        self.position = self.position.at(self.session.steps_done)
         return result.loss, hand_back(dataset, numbers, pulled_fields(self.program), found)
 
     # ---- training -------------------------------------------------------------------------------

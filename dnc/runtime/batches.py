@@ -12,7 +12,7 @@ import numpy as np
 
 from dnc.ir.forest import Ints
 from dnc.runtime.encoder import Encoder
-from dnc.runtime.encoder.tail import Part
+from dnc.runtime.encoder.tail import WHOLE, Part
 from dnc.runtime.phases import TRAIN
 
 # Batches that are encoded together have at most so many samples: few in the first group, so that the
@@ -47,10 +47,18 @@ def groups(batches: Iterable[Sequence[int] | Ints], most: int = MOST_SAMPLES) ->
         yield group
 
 
+def are_distinct(samples: Ints) -> bool:
+    """Whether no sample occurs twice."""
+    return len(set(samples.tolist())) == len(samples)
+
+
 def parts_of(data: Encoder, samples: Ints, mode: str, parts: int) -> Iterator[tuple[Ints, Part]]:
     """The samples in `parts` shares; in training the shares of one update over all tokens."""
-    if parts == 1 or mode != TRAIN:
-        yield from ((numbers, Part()) for numbers in np.array_split(samples, parts))
+    if parts == 1:
+        yield samples, WHOLE
+        return
+    if mode != TRAIN:
+        yield from ((numbers, WHOLE) for numbers in np.array_split(samples, parts))
         return
     tokens = {table.parameter: data.tokens(table, samples) for table in data.plan.table_gradients}
     followed = data.followed(samples)

@@ -42,6 +42,10 @@ class Position:
     loss: float = 0.0
     seen: int = 0
 
+    def at(self, step: int) -> Position:
+        """The same place behind another number of updates."""
+        return Position(self.epoch, self.batch, step, self.loss, self.seen)
+
 
 @attrs.frozen(eq=False)
 class Checkpoint:

@@ -35,7 +35,7 @@ from dnc.runtime.cuda_driver import (
 )
 from dnc.runtime.encoder.readout import Readout
 from dnc.runtime.schedule import Schedule, longest_queue
-from dnc.runtime.schedules import words_of
+from dnc.runtime.schedules import first_of, words_of
 from dnc.runtime.tuned import Tuned, tuned_grid
 
 # How long a worker waits for the others before the launch is given up.
@@ -240,11 +240,11 @@ class CudaBackend:
 
         And one of all values, where the schedules have a readout.
         """
-        first, count, size = schedules[0], len(schedules), len(schedules[0].words)
+        first, source = first_of(schedules), words_of(schedules)
+        count, size = source.shape
         here = self._slot(slot, count * size)
-        here.words[: count * size].reshape(count, size)[:] = words_of(schedules)
-        header = self._header
-        sync, replicas = (int(first.words[header[name]]) for name in ("sync", "replicas"))
+        here.words[: count * size].reshape(count, size)[:] = source
+        sync, replicas = (int(source[0, self._header[name]]) for name in ("sync", "replicas"))
         words_at = self._at(first.address * 4)
         grid = replicas * self.workers
         try:

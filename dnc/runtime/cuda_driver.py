@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import attrs
@@ -40,6 +41,7 @@ class CudaError(Exception):
     """The GPU, the driver or a kernel refused; the message says what and why."""
 
 
+@cache
 def _driver() -> Any:
     try:
         from cuda.bindings import driver
@@ -301,22 +303,22 @@ class Call:
         self._values = {name: _CTYPES[kind]() for name, kind in kernel.parameters}
         addresses = [ctypes.addressof(value) for value in self._values.values()]
         self._pointers = (ctypes.c_void_p * max(len(addresses), 1))(*addresses)
-        self._set: set[str] = set()
+        self._address = ctypes.addressof(self._pointers)
+        self._missing = set(self._values)
 
     def set(self, **arguments: Any) -> None:
         """Arguments by name; they stay for later launches."""
         for name, value in arguments.items():
             if name in self._values:
                 self._values[name].value = value.address if isinstance(value, DeviceBuffer) else value
-        self._set.update(arguments)
+        self._missing.difference_update(arguments)
 
     def launch(self) -> None:
         """Starts the kernel; the arguments are copied before this returns."""
-        missing = self._values.keys() - self._set
-        if missing:
+        if self._missing:
+            missing = self._missing
             raise CudaError(f"{self.kernel.symbol}: no argument for {', '.join(sorted(missing))}")
-        pointers = ctypes.addressof(self._pointers)
-        result = _driver().cuLaunchKernelEx(self._config, self.kernel.function, pointers, 0)
+        result = _driver().cuLaunchKernelEx(self._config, self.kernel.function, self._address, 0)
         _check(result, f"launch {self.shape.workers} workers of {self.kernel.symbol}")
         self.device._launches[0] += 1
 

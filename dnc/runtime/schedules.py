@@ -110,6 +110,11 @@ def words_of(schedules: Sequence[Schedule]) -> Words:
     return np.stack([schedule.words for schedule in schedules])
 
 
+def first_of(schedules: Sequence[Schedule]) -> Schedule | Schedules:
+    """What knows the address of the first of some schedules, and the readout of all."""
+    return schedules if isinstance(schedules, Schedules) else schedules[0]
+
+
 def results_of(schedules: Sequence[Schedule], index: int) -> Results:
     """Where one of some schedules leaves its sums, and over how many rows."""
     if isinstance(schedules, Schedules):

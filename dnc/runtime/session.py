@@ -26,7 +26,7 @@ from dnc.ir.plan import NoiseList, Plan
 from dnc.runtime.ahead import Ahead
 from dnc.runtime.answers import Answers
 from dnc.runtime.backend import Backend, Fill
-from dnc.runtime.batches import groups, parts_of
+from dnc.runtime.batches import are_distinct, groups, parts_of
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.encoder.guest import Guest
@@ -216,7 +216,7 @@ class Session:
     def encode_job(self, data: Encoder, job: Job, ahead: Ahead) -> Schedules | None:
         """The schedules of the oldest job, for the slot whose turn it is; None if they do not fit at once."""
         count = len(job.batches)
-        if count == 1 and len(np.unique(job.batches[0])) < len(job.batches[0]):
+        if count == 1 and not are_distinct(job.batches[0]):
             with suppress(DoesNotFit):
                 ahead.schedules(job)  # what comes next is behind it
             return None
@@ -389,7 +389,7 @@ class Session:
         return self.launches.run(schedule, reads)
 
     def _once(self, samples: Ints) -> Ints:
-        if len(np.unique(samples)) < len(samples):
+        if not are_distinct(samples):
             raise fail("a sample occurs twice in the batch, and its gradients would be handed out as one")
         return samples
 
@@ -397,15 +397,16 @@ class Session:
         """The batch's data and sample numbers; a sample that occurs twice gets vertices of its own."""
         chosen = np.asarray(samples, np.int32)
         self._check_samples(data, chosen)
-        if len(np.unique(chosen)) == len(chosen):
+        if are_distinct(chosen):
             return data, chosen
         return self.attach(data.prepared.forest.select(chosen)), np.arange(len(chosen), dtype=np.int32)
 
     def _check_samples(self, data: Encoder, chosen: Ints) -> None:
         if not len(chosen):
             raise fail("a batch holds no samples")
-        if chosen.min() < 0 or chosen.max() >= data.prepared.samples:
-            wrong = chosen.min() if chosen.min() < 0 else chosen.max()
+        least, most = int(chosen.min()), int(chosen.max())
+        if least < 0 or most >= data.prepared.samples:
+            wrong = least if least < 0 else most
             raise fail(f"a batch holds sample {wrong}; the data has {data.prepared.samples}")
 
     def encode(

@@ -23,6 +23,7 @@ from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
 from dnc.ir.noise import vertex_keys
 from dnc.ir.plan import NoiseList, Plan
+from dnc.runtime.batches import are_distinct
 from dnc.runtime.data import Dataset
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.modes import Modes
@@ -130,7 +131,7 @@ class BatchEncoder:
         schedules: dict[str, Schedule] = {}
         noises: dict[str, NoiseWords] = {}
         for mode, grids in self.grids.items():
-            if len(samples) <= len(grids) and _distinct(samples):
+            if len(samples) <= len(grids) and are_distinct(samples):
                 grid, guest = grids[len(samples) - 1], sharing.guest_of(samples, mode)
                 try:
                     found = encoder.encode(samples, mode=mode, replicas=grid[0], workers=grid[1], guest=guest)
@@ -168,7 +169,3 @@ class BatchEncoder:
             for item in self.modes.mode(schedule.mode).lists
             if isinstance(item, NoiseList)
         ]
-
-
-def _distinct(samples: Ints) -> bool:
-    return len(set(samples.tolist())) == len(samples)
