@@ -74,11 +74,11 @@ class Answers:
 
         Distinct ones are batches in the order in which they come, with the bits of these batches in a stream.
         """
-        distinct, inverse = np.unique(samples, return_inverse=True)
-        once = len(distinct) == len(samples)
         results = self.session.plan.results
         found: dict[str, list[Any]] = {r.name: [] for r in results if r.kind == "output"}
-        for outputs in self.predictions(data, _chunks(samples if once else distinct), noise):
+        once = len(set(samples.tolist())) == len(samples)
+        distinct, inverse = (samples, samples) if once else np.unique(samples, return_inverse=True)
+        for outputs in self.predictions(data, _chunks(distinct), noise):
             for name, values in outputs.items():
                 found[name] += values
         return found if once else {name: [values[at] for at in inverse] for name, values in found.items()}
@@ -144,7 +144,7 @@ class Answers:
         """
         self.ahead.use(data)
         self.ahead.groups = 0
-        coming, words = deque[Job](), _read_words(data, mode)
+        coming, words = deque[Job](), data.read_words(mode)
         for group in groups(batches, max(1, min(MOST_SAMPLES, int(GROUP_WORDS / words)))):
             while coming and not self.ahead.has_room:
                 job = coming.popleft()
@@ -190,11 +190,3 @@ class _Columns:
 
 def _chunks(samples: Ints) -> Iterator[Ints]:
     return (samples[at : at + CHUNK] for at in range(0, len(samples), CHUNK))
-
-
-def _read_words(data: Encoder, mode: str) -> float:
-    """Words that the host reads of a sample, on the average; at least one."""
-    prepared, found = data.prepared, 0
-    for result in data.modes.mode(mode).values:
-        found += len(prepared.spaces[result.space].vertex) * data.plan.buffer(result.buffer).width
-    return max(1.0, found / max(1, prepared.samples))

@@ -56,6 +56,7 @@ class Encoder:
         self.readouts = Readouts(prepared)
         self._arena = isa.gradient_floats(self.plan)
         self._light = falling(prepared.weight)
+        self._read_words: dict[str, float] = {}
         self._spaces: dict[tuple[str, ...], Spaces] = {}
 
     # ---- batches --------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ class Encoder:
         if not values:
             return None, {}
         address = group.address + words.size // 4
-        readout, places = self.readouts.make(self.plan, values, group.rows, batches, address)
+        readout, places = self.readouts.make(values, group.rows, batches, address)
         where, turn = self.layout, np.arange(len(batches), dtype=np.int32)
         for name, (base, distance) in places.items():
             words[:, where.bases_at + where.bases[name]] = base + turn * distance
@@ -232,6 +233,17 @@ class Encoder:
             )
             for table in self.plan.table_gradients
         }
+
+    def read_words(self, mode: str) -> float:
+        """Words that the host reads of a sample row by row, on the average; at least one."""
+        if mode not in self._read_words:
+            spaces = self.prepared.spaces
+            found = sum(
+                len(spaces[result.space].vertex) * self.plan.buffer(result.buffer).width
+                for result in self.modes.mode(mode).values
+            )
+            self._read_words[mode] = max(1.0, found / max(1, self.prepared.samples))
+        return self._read_words[mode]
 
     def tokens(self, table: TableGradient, samples: Ints) -> Ints:
         """The sorted distinct rows of a table that `samples` touch."""
@@ -327,8 +339,9 @@ class Encoder:
             "sync": results + isa.RESULT_WORDS,
         }
         tables = ((where.header, header), (where.bases, group.bases), (where.lists, lists))
-        words[:, : where.queues_at] = [found.get(name, 0) for names, found in tables for name in names]
-        words[:, where.queues_at : where.queues_at + queues.shape[1]] = queues
+        front = [found.get(name, 0) for names, found in tables for name in names]
+        words[:, : len(front)] = front
+        words[:, len(front) : len(front) + queues.shape[1]] = queues
         words[:, where.header["samples"]] = samples
         if body.batches > 1:
             shift = np.arange(0, body.batches * length // 4, length // 4, dtype=np.int32)

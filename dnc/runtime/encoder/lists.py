@@ -39,7 +39,6 @@ from dnc.runtime.encoder.rows import Rows, sample_rows
 from dnc.runtime.encoder.words import Numbers, Spread, Words
 from dnc.runtime.prepared import Indices, Prepared
 
-
 Found = TypeVar("Found")
 
 
@@ -330,7 +329,10 @@ class Lists:
         """The rows of a table that the batches touch; `tokens` where they are known (one batch)."""
         keys, batches = [], 1
         for source in (*table.plain, *table.partial):
-            found, spread = self._source_tokens(source, rows[source.space].positions), rows[source.space].spread
+            found, spread = (
+                self._source_tokens(source, rows[source.space].positions),
+                rows[source.space].spread,
+            )
             batches = spread.batches
             if batches > 1:
                 found = np.where(found >= 0, found + spread.batch * table_rows, -1)
@@ -372,10 +374,11 @@ class Lists:
                 found[name] = body.no_slots(spread.most)
                 continue
             addresses = _joined([self._slot_addresses(source, group) for source in sources])
-            own, end = slice(None), begin + len(addresses)
+            end, own, target = begin + len(addresses), slots, rows
             if begin or others:
-                own = (slots >= begin) & (slots < end)
-            found[name] = body.ordered_slots(rows[own], addresses[slots[own] - begin], spread.most)
+                there = (slots >= begin) & (slots < end)
+                own, target = slots[there] - begin, rows[there]
+            found[name] = body.ordered_slots(target, addresses[own], spread.most)
             begin = end
         return found
 

@@ -92,7 +92,10 @@ def _fronts(step: Step) -> Fronts:
 
 @attrs.define(eq=False)
 class Instructions:
-    """The instructions of all queues in order: [count]. owner: batch * replicas + replica; start, count: rows."""
+    """The instructions of all queues in order: [count].
+
+    owner: batch * replicas + replica, of replicas that have samples. start, count: rows.
+    """
 
     owner: Numbers
     place: Numbers
@@ -142,7 +145,8 @@ def encode_queues(
     at, first, out = _merge(mode, made, tail, batch, workers)
     if exits is not None:
         own = np.flatnonzero(made.opcode == mode.leave)
-        begin, behind = (np.searchsorted(made.owner, made.owner[own], side=side) for side in ("left", "right"))
+        begin = made.owner.searchsorted(made.owner[own])
+        behind = made.owner.searchsorted(made.owner[own], side="right")
         exits.aim(out, at[own], made.start[own], at[behind - 1] + 1 - at[begin])
     counts = np.array([len(out)])
     if batches > 1:
@@ -150,12 +154,12 @@ def encode_queues(
         counts = bounds[1:] - bounds[:-1]
     spread = Spread(counts)
     body.align(4)
-    begin = body.add(_matrix(spread, out))
+    word = body.add(_matrix(spread, out))
     # A replica without samples only does the work of the grid: it starts at its batch's last tail.
     offsets = np.empty((batches, replicas), np.int32)
-    offsets[:] = (begin + (counts - tail.shape[1]) * WIDTH)[:, None]
+    offsets[:] = (word + (counts - tail.shape[1]) * WIDTH)[:, None]
     whose, replica = np.divmod(made.owner[first], used)
-    offsets[whose, replica] = begin + (at[first] - spread.first[whose]) * WIDTH
+    offsets[whose, replica] = word + (at[first] - spread.first[whose]) * WIDTH
     return offsets.repeat(workers, axis=1)
 
 

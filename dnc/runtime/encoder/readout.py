@@ -8,6 +8,7 @@ the data. No Python runs per vertex.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir.forest import Ints
-from dnc.ir.plan import Plan, Result
+from dnc.ir.plan import Result
 from dnc.ir.program import ROOT
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
@@ -64,7 +65,7 @@ class Values:
         return [values[a:b] for a, b in pairs]
 
     def _shaped(self, found: NDArray[Any]) -> NDArray[Any]:
-        size = int(np.prod(self.shape, dtype=np.int64))
+        size = math.prod(self.shape)
         values = found[:, :size].reshape(len(found), *self.shape)
         return np.rint(values).astype(np.int32) if self.is_integer else values
 
@@ -114,6 +115,9 @@ class Readouts:
         self.prepared = prepared
         self._orders: dict[str, tuple[Indices, Indices]] = {}
         self._first = np.zeros(prepared.samples, np.intp)
+        plan = prepared.plan
+        self._width = {buffer.name: buffer.width for buffer in plan.buffers}
+        self._is_root = {space.name: space.selection == ROOT for space in plan.program.spaces}
 
     def _order(self, space: str) -> tuple[Indices, Indices]:
         """Of every prepared row its sample, and its place among the rows of that sample."""
@@ -142,7 +146,6 @@ class Readouts:
 
     def make(
         self,
-        plan: Plan,
         results: Iterable[Result],
         rows: Mapping[str, Rows],
         batches: Sequence[Ints],
@@ -155,7 +158,7 @@ class Readouts:
         values, places, at = [], dict[str, tuple[int, int]](), 0
         nobody: Numbers = np.zeros(0, np.intp)
         for result in results:
-            width, most = plan.buffer(result.buffer).width, room(rows[result.space])
+            width, most = self._width[result.buffer], room(rows[result.space])
             if result.kind == "output" and result.space not in known:
                 known[result.space] = self._whose(result.space, rows[result.space], wanted)
             take, begin = known.get(result.space, (nobody, nobody))
@@ -169,7 +172,7 @@ class Readouts:
                     width,
                     result.shape,
                     result.dtype == "i32",
-                    plan.program.space(result.space).selection == ROOT,
+                    self._is_root[result.space],
                     take,
                     begin,
                 )

@@ -19,7 +19,6 @@ from dnc.ir.forest import Ints
 from dnc.runtime.encoder.words import Numbers, Spread
 from dnc.runtime.prepared import Indices, SpaceRows
 
-
 # Rows have one level, or one more than a multiple of so many: then few shapes of recursions occur.
 LEVELS = 8
 
@@ -117,7 +116,8 @@ def sample_rows(space: SpaceRows, samples: Ints) -> Indices:
     begin = space.begin[samples]
     counts = space.begin[samples + 1] - begin
     ends = counts.cumsum()
-    return (begin - (ends - counts)).repeat(counts) + np.arange(ends[-1])
+    found: Indices = (begin - (ends - counts)).repeat(counts) + np.arange(ends[-1])
+    return found
 
 
 class Spaces:
@@ -180,10 +180,15 @@ class Spaces:
         starts = ends - per - (block - of_batch).repeat(sizes)
         of_batch = of_batch.reshape(-1, batches)
         found, row, at = dict[str, Rows](), 0, 0
-        for number, (name, keys, levels) in enumerate(zip(self.names, self.keys, depth.tolist(), strict=True)):
+        for number, (name, keys, levels) in enumerate(
+            zip(self.names, self.keys, depth.tolist(), strict=True)
+        ):
             spread, shape = Spread(of_batch[number]), (batches, keys, replicas, levels)
             end = at + batches * keys * replicas * levels
-            own, per_front = positions[row : row + spread.total] - self.shift[number], per[at:end].reshape(shape)
+            own, per_front = (
+                positions[row : row + spread.total] - self.shift[number],
+                per[at:end].reshape(shape),
+            )
             found[name] = Rows(own, spread, per_front, starts[at:end].reshape(shape), self.sizes[number])
             row, at = row + spread.total, end
         return found

@@ -95,7 +95,8 @@ class Shapes:
     def __init__(self, gradients: Iterable[Summed]) -> None:
         found = [(each, isa.gradient_tiles(each.gradient)) for each in gradients]
         most = max((len(shapes) for _, shapes in found), default=1)
-        counts, costs, busy, leading, whose = [], [], [], [], []
+        counts, costs, busy = list[list[int]](), list[list[list[int]]](), list[int]()
+        leading, whose = list[int](), list[int]()
         known: dict[tuple[str, int], int] = {}
         for each, shapes in found:
             absent = [NO_SHAPE] * (most - len(shapes))
@@ -114,7 +115,7 @@ class Shapes:
         self._costs: dict[int, tuple[Numbers, Numbers]] = {}
 
     def share_out(self, rows: Numbers, chunks: Numbers, grid: int) -> tuple[Numbers, Numbers, Numbers]:
-        """By rows, [batches, targets]: the cheapest shape, the first worker, and [batches] the one behind all."""
+        """By rows the cheapest shape and the first worker, [batches, targets]; and the one behind all."""
         row, fixed = self._costs_on(grid)
         chunks = chunks[:, None]
         cost = (-(-rows // chunks))[:, :, None] * row[chunks[:, 0]] + fixed[chunks[:, 0]]
@@ -309,7 +310,8 @@ class Tail:
             for each in self._shared_out:
                 if self._others and each is self._others[0]:  # other workers add to the same elements
                     found.append(exchange())
-                for index, run in itertools.product(range(each.targets), range(each.runs)):
+                for run in range(each.targets * each.runs):
+                    index = run // each.runs
                     target = each.gradient.parameter, index
                     again = int(accumulate or target in known)
                     known.add(target)
@@ -336,7 +338,11 @@ class Tail:
 def _summed(plan: Plan, gradient: DenseGradient) -> Summed:
     if not gradient.field:
         return Summed(gradient, None, 1, 1)
-    selectors, fields = plan.program.selectors(gradient.space), plan.program.space(gradient.space).struct
-    sizes = [plan.program.struct(fields).field(name).dimension.size for name in selectors]
+    selectors, struct = plan.program.selectors(gradient.space), plan.program.space(gradient.space).struct
+    sizes = []
+    for name in selectors:
+        dimension = plan.program.struct(struct).field(name).dimension
+        assert dimension is not None and dimension.size is not None
+        sizes.append(dimension.size)
     position = selectors.index(gradient.field)
     return Summed(gradient, position, sizes[position], math.prod(sizes[:position]))
