@@ -4,9 +4,10 @@
     python benchmarks/host.py BUILD DATA.jsonl [--encoders 0 2] [--profile 8]
 
 In: a build, and the samples of a stream. Out: microseconds of this process's main thread for a batch, and
-how many samples a second that allows: of `Model.predictions` with so many other processes to encode, and of
-calls one by one. Schedules are those of a GPU with 7 clusters of 16 workers; they are copied, nothing is
-launched, and all values are zeros. What a driver takes for its calls is not in it. Best on an idle machine.
+how many samples a second that allows: of `Model.predictions` with so many other processes to encode, of
+calls one by one, and of `Model.step` for a build that trains. Schedules are those of a GPU with 7 clusters of
+16 workers; they are copied, nothing is launched, and all values are zeros. What a driver takes for its calls
+is not in it. Best on an idle machine.
 """
 
 from __future__ import annotations
@@ -72,8 +73,10 @@ class NoDevice(VMBackend):
         self.count[slot] = len(schedules), 0 if readout is None else readout.count
 
     def finish(self, slot: int) -> NDArray[np.float32]:
-        """Zeros."""
-        return np.zeros((self.count[slot][0], isa.RESULT_WORDS), np.float32)
+        """Zeros, of a step that was made."""
+        found = np.zeros((self.count[slot][0], isa.RESULT_WORDS), np.float32)
+        found[:, isa.RESULT_UPDATED] = 1
+        return found
 
     def values(self, slot: int) -> NDArray[np.float32]:
         """Zeros."""
@@ -116,12 +119,26 @@ def calls(model: Model, size: int, seconds: float) -> float:
     return (time.thread_time() - cpu) / done
 
 
+def steps(model: Model, size: int, seconds: float) -> float:
+    """The same for training steps, one by one."""
+    assert model.attached is not None
+    batches = shuffled(model.attached.samples, size)
+    for batch in islice(batches, 20):
+        model.step(batch)
+    done, begin, cpu = 0, time.perf_counter(), time.thread_time()
+    while time.perf_counter() - begin < seconds:
+        model.step(next(batches))
+        done += 1
+    return (time.thread_time() - cpu) / done
+
+
 def rows(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for encoders in options.encoders:
         model = opened(options.build, options.data, encoders)
         for size in BATCHES:
             kinds = {f"stream, {encoders} processes": stream}
-            kinds |= {"calls": calls} if encoders == options.encoders[0] else {}
+            if encoders == options.encoders[0]:
+                kinds |= {"calls": calls, "steps": steps} if model.plan.trains else {"calls": calls}
             for name, measure in kinds.items():
                 each = measure(model, size, options.seconds)
                 yield {"what": name, "batch": size, "us": each * 1e6, "samples_per_second": size / each}
