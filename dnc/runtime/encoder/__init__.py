@@ -138,9 +138,7 @@ class Encoder:
         touched = self._touched(mode, rows, part)
         chunks = self.modes.tail.chunks(rows, mode, part)
         first = self.pool.activations if guest is None else guest.reserve(self.pool.activations)
-        values = known.values if reads else ()
-        elsewhere = {result.buffer for result in values}
-        buffers = [buffer for buffer in known.buffers if buffer.name not in elsewhere]
+        values, buffers = (known.values, known.inner) if reads else ((), known.buffers)
         bases, used = self._allocate(buffers, mode, rows, workers, touched, int(chunks.max()), first)
         self._check_addresses(used)  # before any of them is written
         body = Words(len(batches), self.layout.queues_at + replicas * workers)
@@ -293,8 +291,9 @@ class Encoder:
             if chunks > 1:
                 bases[isa.CHUNKS] = at
                 at += units((chunks - 1) * self._arena)
+        most = {space: found.spread.most for space, found in rows.items()}
         for buffer in buffers:
-            count = rows[buffer.space].spread.most
+            count = most[buffer.space]
             if buffer.children is not None:
                 path = self._children(buffer.children).path
                 count = self.lists.most_entries(buffer.space, path, rows[buffer.space])

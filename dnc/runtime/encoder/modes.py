@@ -21,14 +21,15 @@ BY_ROW = ("output", "column")  # kinds of results that the host reads as they ar
 class Mode:
     """What training, evaluation or prediction needs of a plan.
 
-    buffers: those that the host reads come first, so that one copy brings them. values: what it reads
-    row by row. has_slots: whether there are lists of slots.
+    buffers: those that the host reads come first, so that one copy brings them; inner: without what it reads
+    row by row, which are the `values`. has_slots: whether there are lists of slots.
     """
 
     columns: Columns
     spaces: tuple[str, ...]
     buffers: tuple[Buffer, ...]
     lists: tuple[IndexList, ...]
+    inner: tuple[Buffer, ...]
     values: tuple[Result, ...]
     has_slots: bool
 
@@ -61,12 +62,15 @@ class Modes:
         read = {result.buffer for result in results_of(self.plan, name)}
         values = [result for result in results_of(self.plan, name) if result.kind in BY_ROW]
         buffers = [buffer for buffer in self.plan.buffers if buffer.name in written]
+        buffers.sort(key=lambda buffer: buffer.name not in read)
+        elsewhere = {result.buffer for result in values}
         lists = [item for item in self.plan.lists if item.name in used]
         return Mode(
             Columns(self.plan, steps),
             tuple(dict.fromkeys(step.segment.space for step in steps)),
-            tuple(sorted(buffers, key=lambda buffer: buffer.name not in read)),
+            tuple(buffers),
             tuple(lists),
+            tuple(buffer for buffer in buffers if buffer.name not in elsewhere),
             tuple(values),
             any(isinstance(item, SlotList) for item in lists),
         )

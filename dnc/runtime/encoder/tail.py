@@ -9,8 +9,7 @@ a group fills in what depends on its batches, for all of them and all gradients 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import attrs
 import numpy as np
@@ -18,9 +17,10 @@ import numpy as np
 from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.machine import machine
-from dnc.ir.plan import DenseGradient, Plan
+from dnc.ir.plan import Plan
 from dnc.runtime.encoder.lists import Group, Touched
 from dnc.runtime.encoder.rows import Rows
+from dnc.runtime.encoder.shares import Shapes, Summed, summed
 from dnc.runtime.encoder.words import Numbers
 from dnc.runtime.phases import TRAIN
 
@@ -30,7 +30,6 @@ CHUNK_ROWS = 128
 
 # A field of an instruction: a number, or the name of a value that depends on the batch.
 Field = int | str
-NO_SHAPE = np.iinfo(np.int32).max  # what a shape costs that a gradient does not have
 
 
 @attrs.frozen
@@ -46,93 +45,6 @@ class Part:
 
 
 WHOLE = Part()
-
-
-@attrs.frozen(eq=False)
-class Summed:
-    """A weight gradient and the rows that add to it.
-
-    position: among the numbers that rows select, for a stack. targets: parameters of the stack. runs: of
-    rows of each that do not lie side by side, at most.
-    """
-
-    gradient: DenseGradient
-    position: int | None
-    targets: int
-    runs: int
-
-    @property
-    def key(self) -> tuple[str, int | None]:
-        """What it has in common with others to which the same rows add."""
-        return self.gradient.space, self.position
-
-    def rows(self, rows: Mapping[str, Rows]) -> Numbers:
-        """How many rows add to the gradient, [batches, targets]."""
-        own = rows[self.gradient.space]
-        if self.position is None:
-            return own.spread.counts[:, None]
-        counts: Numbers = own.selected(self.position)[1].sum(axis=2)
-        return counts
-
-    def runs_of(self, rows: Mapping[str, Rows]) -> tuple[Numbers, Numbers]:
-        """First rows and counts of all runs, [batches, targets * runs]."""
-        own = rows[self.gradient.space]
-        if self.position is None:
-            return own.starts[:, 0, 0, :1], own.spread.counts[:, None]
-        starts, counts = own.selected(self.position)
-        return starts.reshape(len(starts), -1), counts.reshape(len(counts), -1)
-
-
-class Shapes:
-    """The tile shapes of all weight gradients, [targets, shapes], a target being a parameter of a gradient.
-
-    tiles: that each makes of a gradient. row, fixed: what a row and a tile cost, as in `isa.GradientTile`.
-    work: the tiles that count; those of sums of deltas are light work. leading: of all runs of rows those
-    that come first of their target. whose: of every run the first target of the same parameter: there
-    tiles keep their shape and their workers, so that its gradients add up in order.
-    """
-
-    def __init__(self, gradients: Iterable[Summed]) -> None:
-        found = [(each, isa.gradient_tiles(each.gradient)) for each in gradients]
-        most = max((len(shapes) for _, shapes in found), default=1)
-        counts, costs, busy = list[list[int]](), list[list[list[int]]](), list[int]()
-        leading, whose = list[int](), list[int]()
-        known: dict[tuple[str, int], int] = {}
-        for each, shapes in found:
-            absent = [NO_SHAPE] * (most - len(shapes))
-            for index in range(each.targets):
-                first = known.setdefault((each.gradient.parameter, index), len(counts))
-                leading.append(len(whose))
-                whose += [first] * each.runs
-                counts.append([*(isa.tile_count(each.gradient, s) for s in shapes), *(1 for _ in absent)])
-                costs.append([[*(s.row for s in shapes), *absent], [*(s.fixed for s in shapes), *absent]])
-                busy.append(int(bool(each.gradient.pieces)))
-        self.tiles = np.array(counts, np.int64).reshape(-1, most)
-        self.row, self.fixed = np.array(costs, np.int64).reshape(-1, 2, most).transpose(1, 0, 2)
-        self.work = self.tiles * np.array(busy, np.int64)[:, None]
-        self.leading, self.whose = np.array(leading, np.intp), np.array(whose, np.intp)
-        self._each = np.arange(len(counts))
-        self._costs: dict[int, tuple[Numbers, Numbers]] = {}
-
-    def share_out(self, rows: Numbers, chunks: Numbers, grid: int) -> tuple[Numbers, Numbers, Numbers]:
-        """By rows the cheapest shape and the first worker, [batches, targets]; and the one behind all."""
-        row, fixed = self._costs_on(grid)
-        chunks = chunks[:, None]
-        cost = (-(-rows // chunks))[:, :, None] * row[chunks[:, 0]] + fixed[chunks[:, 0]]
-        shape = cost.argmin(axis=2)
-        behind = (self.work[self._each, shape] * chunks).cumsum(axis=1)
-        worker = np.zeros_like(behind)
-        worker[:, 1:] = behind[:, :-1]
-        worker %= grid
-        return shape, worker, behind[:, -1] % grid
-
-    def _costs_on(self, grid: int) -> tuple[Numbers, Numbers]:
-        """What a row and a chunk cost on so many workers, [chunks, targets, shapes]."""
-        if grid not in self._costs:
-            chunks = np.arange(isa.MOST_CHUNKS + 1)[:, None, None]
-            rounds = -(-self.tiles * chunks // grid)
-            self._costs[grid] = rounds * self.row, rounds * self.fixed
-        return self._costs[grid]
 
 
 @attrs.define(eq=False)
@@ -189,7 +101,7 @@ class Tail:
         alike, others = list[Summed](), list[Summed]()
         for gradient in plan.dense_gradients:
             lone = not gradient.pieces and gradient.parameter in products
-            (others if lone else alike).append(_summed(plan, gradient))
+            (others if lone else alike).append(summed(plan, gradient))
         self._shared_out, self._others = (*alike, *others), others
         self._shapes = Shapes(self._shared_out)
         # Those that differ in the rows that add to them.
@@ -333,16 +245,3 @@ class Tail:
                 found.append([update_of, f"tokens {table.parameter}", "norms", rate])
         found.append([number[isa.END]])
         return Template(found, sums)
-
-
-def _summed(plan: Plan, gradient: DenseGradient) -> Summed:
-    if not gradient.field:
-        return Summed(gradient, None, 1, 1)
-    selectors, struct = plan.program.selectors(gradient.space), plan.program.space(gradient.space).struct
-    sizes = []
-    for name in selectors:
-        dimension = plan.program.struct(struct).field(name).dimension
-        assert dimension is not None and dimension.size is not None
-        sizes.append(dimension.size)
-    position = selectors.index(gradient.field)
-    return Summed(gradient, position, sizes[position], math.prod(sizes[:position]))
