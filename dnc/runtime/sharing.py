@@ -29,10 +29,13 @@ class Sharing:
     def __init__(self, plan: Plan, dataset: Dataset) -> None:
         program = plan.program
         self.pulled, self.pushed = pulled_fields(program), pushed_values(program)
-        self._results = {
-            kind: {result.name: program.space(result.space) for result in plan.results if result.kind == kind}
-            for kind in (GRADIENT, OUTPUT)
-        }
+        # A gradient is wanted of all vertices with the field, also where each arm has a result of its own.
+        self._results: dict[str, dict[str, Space]] = {GRADIENT: {}, OUTPUT: {}}
+        for result in plan.results:
+            if result.kind == GRADIENT:
+                self._results[GRADIENT][result.name], _ = self.pulled[result.name]
+            elif result.kind == OUTPUT:
+                self._results[OUTPUT][result.name] = program.space(result.space)
         handed = [*self.pulled.values(), *self.pushed.values()]
         spaces = {space for space, _ in handed}.union(*(each.values() for each in self._results.values()))
         self._orders = {space: dataset.order(space) for space in spaces}

@@ -7,7 +7,7 @@ leaves in the pool is good until the next one, before which those who still need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from uuid import uuid4
 from weakref import WeakKeyDictionary, ref
@@ -75,8 +75,11 @@ class Launches:
         self._sharings: WeakKeyDictionary[Dataset, Sharing] = WeakKeyDictionary()
         self._late: Callable[[], Gradients | None] = lambda: None
         plan = model.plan
-        self._results = {result.name: result for result in plan.results if result.kind != "metric"}
-        self.gradients_of = [result.name for result in plan.results if result.kind == GRADIENT]
+        self._results: dict[str, list[Result]] = {}
+        for result in plan.results:
+            if result.kind != "metric":
+                self._results.setdefault(result.name, []).append(result)
+        self.gradients_of = list({result.name: 0 for result in plan.results if result.kind == GRADIENT})
         places = {**pulled_fields(model.program), **pushed_values(model.program)}
         self._places = {name: (space.struct, field) for name, (space, field) in places.items()}
         self._running = [p.name for p in model.program.parameters if p.running]
@@ -194,9 +197,17 @@ class Launches:
 
     def values(self, launched: Launched, names: Iterable[str]) -> dict[str, Tensor]:
         """Results by name: rows of all samples, one sample after another."""
-        return {name: self._result(launched, self._results[name]) for name in names}
+        return {name: self._value(launched, self._results[name]) for name in names}
+
+    def _value(self, launched: Launched, results: Sequence[Result]) -> Tensor:
+        """The value of a name: where arms have results of their own, the sum of these."""
+        total = self._result(launched, results[0])
+        for result in results[1:]:
+            total += self._result(launched, result)
+        return total
 
     def _result(self, launched: Launched, result: Result) -> Tensor:
+        """A result of the vertices that are wanted, zeros where one has none."""
         schedule, guest = launched.schedule, launched.guest
         rows, count = schedule.rows[result.space], len(guest.taken[result.name])
         width = schedule.plan.buffer(result.buffer).width
@@ -204,9 +215,16 @@ class Launches:
         for each in result.shape:
             size *= each
         found = self.memory.floats.narrow(0, schedule.bases[result.buffer] * 4, rows * width)
-        at = schedule.address * 4 + guest.numbers[result.name]
+        if not rows:
+            return found.new_zeros(count, *result.shape)
+        at = schedule.address * 4 + guest.numbers[result.buffer]
         index = self.memory.words.narrow(0, at, count)
-        values = found.view(rows, width)[:, :size].index_select(0, index).view(count, *result.shape)
+        if result.buffer in guest.partial:
+            index, there = index.clamp(min=0), (index >= 0).view(count, 1)
+            values = torch.where(there, found.view(rows, width)[:, :size].index_select(0, index), 0.0)
+        else:
+            values = found.view(rows, width)[:, :size].index_select(0, index)
+        values = values.view(count, *result.shape)
         return values.round().long() if result.dtype == "i32" else values
 
     def gradients(self, launched: Launched) -> Gradients:

@@ -15,7 +15,7 @@ from tests.models.cells import Parameters, nothing_dropped  # noqa: E402
 from tests.models.differences import relative  # noqa: E402
 from tests.models.references import REFERENCES  # noqa: E402
 from tests.models.trees import leaves, token_vectors  # noqa: E402
-from tests.support.models import EXAMPLES  # noqa: E402
+from tests.support.models import EXAMPLES, SUPPORT  # noqa: E402
 
 TOLERANCE = 1e-4
 SIZES = model_data.Sizes(leaves=(1, 9))
@@ -124,6 +124,26 @@ def test_pulled_and_pushed(builds):
     assert relative(x.grad, wide.grad) < TOLERANCE
     for key, value in net.named_parameters():
         assert relative(value.grad, expected[key].grad) < TOLERANCE, key
+
+
+def test_a_field_of_several_arms(tmp_path):
+    """Each arm has a result of its own; a vertex that nothing depends on gets zeros."""
+    compile_model(SUPPORT / "arms.dn", tmp_path / "build", ("cpu",))
+    leaf, other = {"arm": "Leaf"}, {"arm": "Other"}
+    tree = {"arm": "Node", "left": leaf, "right": {"arm": "Node", "left": leaf, "right": other}}
+    net = dnc.torch.Module(tmp_path / "build", [tree, leaf, other], device="cpu")
+    randomized(net)
+    for samples in ([1, 0], [1], [2, 1]):  # also batches in which no vertex is of some arm
+        sizes = [net.sizes(None)["Tree.x"][number] for number in samples]
+        x = torch.ones(sum(sizes), 2, requires_grad=True)
+        net(samples, x)["loss"].backward()
+        native = dnc.load(tmp_path / "build", "cpu")
+        native.attach([tree, leaf, other])
+        native.set_parameters(net.state_dict())
+        native.forward(samples, {"Tree.x": [np.ones((size, 2)) for size in sizes]})
+        _, found = native.backward({})
+        assert np.array_equal(x.grad, np.concatenate(found["Tree.x"]))
+        assert x.grad.any()
 
 
 def test_an_optimizer_trains(builds):

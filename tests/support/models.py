@@ -15,6 +15,7 @@ from dnc.runtime.initialize import initialize
 from dnc.runtime.session import Session
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SUPPORT = Path(__file__).parent
 VOCABULARY = 11
 
 # Settings that make an example small enough for the reference VM.

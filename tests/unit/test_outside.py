@@ -11,7 +11,7 @@ import dnc
 import dnc.kernel_cache
 from dnc.compiler import compile_model
 from dnc.diagnostics import DiagnosticError
-from tests.support.models import EXAMPLES
+from tests.support.models import EXAMPLES, SUPPORT
 
 LEAF: dict[str, Any] = {}
 TREES = [
@@ -146,25 +146,11 @@ def test_it_has_nothing_to_train_or_evaluate_alone(model, tmp_path):
         model.train(TREES, run_dir=tmp_path / "run")
 
 
-ARMS = """
-model Arms(width = 2)
-struct Tree = Leaf(x: pulled<width>) | Other(x: pulled<width>)
-            | Node(x: pulled<width>, left: Tree, right: Tree)
-param A: [width, width], b: [width]
-fn f(t: Tree) -> [width] = match t:
-    Leaf(x)              -> A @ x
-    Node(x, left, right) -> 3 * x + f(left) + f(right)
-    Other(_)             -> tanh(b)
-loss sum(t in root) sum(f(t))
-"""
-
-
 def test_a_field_of_several_arms_gets_a_gradient_at_each(tmp_path, monkeypatch):
     """Every arm has a stage of its own; a vertex that nothing depends on gets zeros."""
     monkeypatch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
     monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / "arms.dn").write_text(ARMS)
-    compile_model(tmp_path / "arms.dn", tmp_path / "build", ("cpu",))
+    compile_model(SUPPORT / "arms.dn", tmp_path / "build", ("cpu",))
     model = dnc.load(tmp_path / "build", "vm")
     leaf, other = {"arm": "Leaf"}, {"arm": "Other"}
     model.attach(

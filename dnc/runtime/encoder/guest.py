@@ -39,16 +39,18 @@ class Handed:
 
 @attrs.define(eq=False)
 class Guest:
-    """handed: by (struct, field). taken: by result its vertices, in the order in which they are wanted.
+    """handed: by (struct, field). taken: by a result's name its vertices, in the order that is wanted.
 
     Filled in by the encoder: the addresses of the vectors by (struct, field); and as offsets of words in
-    the schedule row numbers by result, the touched rows of tables by parameter with how many they are.
+    the schedule the rows of what is taken by buffer, -1 where a vertex has none (then the buffer is among
+    `partial`); the touched rows of tables by parameter with how many they are.
     """
 
     handed: Mapping[tuple[str, str], Handed]
     taken: Mapping[str, Ints]
     vectors: dict[tuple[str, str], int] = attrs.field(factory=dict)
     numbers: dict[str, int] = attrs.field(factory=dict)
+    partial: set[str] = attrs.field(factory=set)
     touched: dict[str, tuple[int, int]] = attrs.field(factory=dict)
 
     def reserve(self, at: int) -> int:
@@ -65,16 +67,26 @@ class Guest:
         return np.where(number >= 0, first + number * (handed.stride // 4), 0).astype(np.int32)
 
     def write_numbers(self, plan: Plan, prepared: Prepared, rows: Mapping[str, Rows], body: Words) -> None:
-        """The row of every vertex that is wanted, by result."""
+        """The row of every vertex that is wanted, by buffer: arms may have results of one name."""
         for result in plan.results:
             if result.name in self.taken and result.space in rows:
                 space = prepared.spaces[result.space]
                 vertex = space.vertex[rows[result.space].positions]
-                order = np.argsort(vertex)
-                wanted = self.taken[result.name]
-                found = order[np.searchsorted(vertex, wanted, sorter=order)]
-                self.numbers[result.name] = body.add(found.astype(np.int32)[None])
+                found = row_of(vertex, self.taken[result.name])
+                if found.min(initial=0) < 0:
+                    self.partial.add(result.buffer)
+                self.numbers[result.buffer] = body.add(found.astype(np.int32)[None])
 
     def write_touched(self, parameter: str, tokens: Numbers, body: Words) -> None:
         """The touched rows of a table."""
         self.touched[parameter] = (body.add(tokens.astype(np.int32)[None]), len(tokens))
+
+
+def row_of(vertex: Numbers, wanted: Ints) -> Numbers:
+    """The row of every wanted vertex, given the vertex of each row; -1 where there is none."""
+    if not len(vertex):
+        return np.full(len(wanted), -1)
+    order = np.argsort(vertex)
+    place = np.minimum(np.searchsorted(vertex, wanted, sorter=order), len(vertex) - 1)
+    found = order[place]
+    return np.where(vertex[found] == wanted, found, -1)
