@@ -53,7 +53,8 @@ class PlanOptions:
     (tests). workers: of a replica that is no cluster. window: words of the schedule held on chip.
     registers: for weights, a thread (None: as many as the machine has to offer without spills).
     mode: one of MODES. precision: of products on a GPU, one of `plan.PRECISIONS`.
-    tile: vertices worked on at a time.
+    tile: vertices worked on at a time. batch: samples of a batch that the plan is made for, where it is not
+    to serve batches of all sizes.
     """
 
     without: tuple[str, ...] = ()
@@ -65,6 +66,7 @@ class PlanOptions:
     mode: str = TRAIN
     precision: str = FP32
     tile: int | None = None
+    batch: int | None = None
 
 
 @attrs.frozen
@@ -104,7 +106,15 @@ def plan_passes(
 ) -> tuple[Pass[Plan], ...]:
     """Passes from plan to plan, in order, behind `fuse`. constants: measured ones of the target."""
     return (
-        SelectTiles(target, options.cluster, options.window, options.workers, options.tile, constants),
+        SelectTiles(
+            target,
+            options.cluster,
+            options.window,
+            options.workers,
+            options.tile,
+            constants,
+            options.batch,
+        ),
         PlanWeights(target, options.residency, options.registers),
         SelectInstructions(),
     )

@@ -37,6 +37,10 @@ def compile_command(
     cluster: Annotated[
         int | None, typer.Option(help="Workers of a cluster; 0: the whole GPU is one replica.")
     ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Make the plan for batches of so many samples, 1 for the least latency."),
+    ] = None,
     print_ir_after: Annotated[Names, typer.Option(help="Print the IR behind these passes.")] = None,
     print_ir_after_all: Annotated[
         bool, typer.Option("--print-ir-after-all", help="Print the IR behind every pass.")
@@ -65,7 +69,7 @@ def compile_command(
         out,
         names_of(target) or ("cpu",),
         settings_of(settings),
-        PlanOptions(without=left_out, cluster=cluster, mode=mode, precision=precision),
+        PlanOptions(without=left_out, cluster=cluster, mode=mode, precision=precision, batch=batch),
         PassOptions(
             print_after=print_after, stop_after=stop_after, dump_dir=dump_dir, time_passes=time_passes
         ),

@@ -3,7 +3,8 @@
 In: a plan with segments. Out: the plan with its `Tiling`. Candidates are clusters of the sizes the
 machine allows (every cluster a replica with its own trees) and the whole chip as one replica with
 a barrier through the L2 cache. Without data a wavefront has to stand for a batch: one of a single row,
-and the time of every further row (`dnc tune` ranks more candidates, for the user's own batches).
+and the time of every further row, of which a batch of a known size has one a sample (`dnc tune` ranks more
+candidates, for the user's own batches).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from dnc.passes.plan_weights import PlanWeights
 WINDOW_WORDS = 1024
 VERTICES_PER_TILE = 64
 CPU_TILE = 48
-# Rows of a wavefront, over the whole chip, that a choice without data is made for: a batch of 32 to 64.
+# Rows of a wavefront, over the whole chip, that a choice is made for where nobody says how large batches are.
 NOMINAL_ROWS = 32
-# Of candidates as near as this the one that takes further rows for less: it also serves large batches.
+# Then of candidates as near as this the one that takes further rows for less: it also serves large batches.
 NEAR = 1.15
 
 
@@ -35,10 +36,9 @@ class Ranked:
     level_ns: float
     vertex_ns: float
 
-    @property
-    def nominal_ns(self) -> float:
-        """The time of a wavefront of NOMINAL_ROWS."""
-        return self.level_ns + NOMINAL_ROWS * self.vertex_ns
+    def time(self, further: int) -> float:
+        """In ns, that of a wavefront of so many rows beside the first."""
+        return self.level_ns + further * self.vertex_ns
 
 
 @attrs.frozen
@@ -47,6 +47,7 @@ class SelectTiles:
 
     `window` is the number of words of the schedule held on chip. `workers`: of a replica that is no
     cluster. `tile`: vertices worked on at a time. `constants`: measured ones, None for the machine's own.
+    `batch`: samples of a batch, None where that is not known.
     """
 
     machine: Machine
@@ -55,6 +56,7 @@ class SelectTiles:
     workers: int | None = None
     tile: int | None = None
     constants: Constants | None = None
+    batch: int | None = None
     name: str = attrs.field(default="select-tiles", init=False)
     optional: bool = attrs.field(default=False, init=False)
 
@@ -64,11 +66,14 @@ class SelectTiles:
             tile = self.tile or CPU_TILE
             tiling = Tiling(workers=self.workers or 1, threads=1, cluster=1, tile=tile, window=self.window)
             return attrs.evolve(plan, tiling=tiling)
-        ranked = sorted(self.candidates(plan), key=lambda c: c.nominal_ns)
+        further = NOMINAL_ROWS if self.batch is None else self.batch - 1
+        ranked = sorted(self.candidates(plan), key=lambda c: c.time(further))
         if not ranked:
             raise ValueError(f"{self.machine.name} has no clusters of {self.cluster}")
-        near = [c for c in ranked if c.nominal_ns <= NEAR * ranked[0].nominal_ns]
-        best = min(near, key=lambda c: c.vertex_ns)
+        best = ranked[0]
+        if self.batch is None:
+            near = [c for c in ranked if c.time(further) <= NEAR * best.time(further)]
+            best = min(near, key=lambda c: c.vertex_ns)
         remarks = tuple(
             f"tiles: {c.tiling.workers} workers a replica, cluster {c.tiling.cluster}, "
             f"{c.replicas} replicas: "

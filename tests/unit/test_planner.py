@@ -6,7 +6,7 @@ import pytest
 
 from dnc.api.calibration import fit
 from dnc.api.ranking import Work, candidate_lines, kernel_of, rank, some_batches
-from dnc.compiler import PlanOptions, digest, make_plan, settled
+from dnc.compiler import PlanOptions, digest, make_plan, read_program, settled, transform
 from dnc.diagnostics import DiagnosticError
 from dnc.ir import isa
 from dnc.ir.costs import CLUSTER, EXCHANGE, FLOP, INSTRUCTION, LAUNCH, NAMES, Costs, nanoseconds
@@ -21,7 +21,7 @@ from dnc.runtime.prepared import prepare
 from dnc.runtime.schedule import queue
 from dnc.runtime.schedule_cost import busiest
 from dnc.runtime.tuned import Tuned, tuned_grid
-from tests.support.models import small_plan, small_program
+from tests.support.models import EXAMPLES, small_plan, small_program
 
 GPU = "sm_90a"
 
@@ -79,6 +79,23 @@ def test_every_gpu_candidate_is_the_plan_that_it_says():
         assert (tiling.workers, tiling.cluster, tiling.tile) == (each.workers, each.cluster, each.tile)
         if each.registers == 0:
             assert not any(place.residency == "register" for place in plan.placements)
+
+
+def test_a_plan_for_batches_of_a_size():
+    """One sample wants few exchanges, many want replicas; where nobody says, the plan is to serve both."""
+
+    def workers(name, sizes, batch, mode="train"):
+        options = PlanOptions(mode=mode, batch=batch)
+        _, program, _ = read_program(EXAMPLES / f"{name}.dn", sizes)
+        tiling = make_plan(transform(program, options), GPU, options).tiling
+        return tiling.workers, tiling.cluster
+
+    large = {"hidden": 512, "embed": 512}
+    assert workers("treelstm", large, None) == workers("treelstm", large, 128) == (16, 16)
+    assert workers("treelstm", large, 1) == (128, 1)
+    small = {"hidden": 256, "embed": 256}
+    assert workers("lstm_classifier", small, None, "infer") == (8, 8)
+    assert workers("lstm_classifier", small, 1, "infer") == (16, 16)
 
 
 # ---- costs ----------------------------------------------------------------------------------------

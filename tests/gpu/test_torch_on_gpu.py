@@ -4,7 +4,7 @@ Needs a GPU, PyTorch, and a folder of builds, made where TVM is:
 
     dnc compile examples/treelstm.dn -o gpu/treelstm --target cuda:sm_90a
     dnc compile examples/token_vectors.dn -o gpu/token_vectors --target cuda:sm_90a --set width=256,hidden=256
-    DNC_TORCH_BUILDS=gpu pytest tests/gpu/test_torch_module.py
+    DNC_TORCH_BUILDS=gpu pytest tests/gpu/test_torch_on_gpu.py
 """
 
 from __future__ import annotations
