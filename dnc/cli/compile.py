@@ -39,7 +39,9 @@ def compile_command(
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option(min=1, help="Make the plan for batches of so many samples, 1 for the least latency."),
+        typer.Option(
+            min=1, help="Make a GPU's plan for batches of so many samples, 1 for the least latency."
+        ),
     ] = None,
     print_ir_after: Annotated[Names, typer.Option(help="Print the IR behind these passes.")] = None,
     print_ir_after_all: Annotated[
