@@ -8,7 +8,7 @@ expressions for every kind of address of `dnc.ir.plan`. Guaranteed: the position
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -118,12 +118,6 @@ class Access:
     def list_at(self, name: str) -> Expr:
         """Offset in the schedule of a list."""
         return self.tables[self.layout.lists_at + self.layout.lists[name]]
-
-    def list_of(self, names: Sequence[tuple[int, str]], place: Expr) -> Expr:
-        """Offset in the schedule of the last of several lists that begins before or at a place."""
-        return self.tables[
-            self.layout.lists_at + last_before([(at, self.layout.lists[name]) for at, name in names], place)
-        ]
 
     def row_word(self, name: str, row: Expr) -> Expr:
         """A row's word of a list with one word a row."""
@@ -252,14 +246,6 @@ class Access:
         """How many entries of a ragged list stand before those of `row`."""
         at = self.list_at(name)
         return self.words[at + row] - self.words[at]
-
-
-def last_before(values: Sequence[tuple[int, Any]], place: Expr) -> Any:
-    """The value of the last of several places that stands before or at `place`."""
-    found = values[0][1]
-    for begin, value in values[1:]:
-        found = T.Select(place >= begin, value, found)
-    return found
 
 
 @attrs.frozen(eq=False)

@@ -389,32 +389,24 @@ class Kernel:
             return lambda: emit(self._worker_of(segments[name]), segments[name], *values())
         if name in dense:
             return lambda: cuda_dense.dense_gradient(
-                self._behind(), dense[name], dict(zip(fields, values(), strict=True))
+                self.worker.here(), dense[name], dict(zip(fields, values(), strict=True))
             )
         if name.startswith("gradient "):
             table = tables[name.removeprefix("gradient ")]
-            return lambda: cuda_gradients.table_gradient(self._behind(), table, *values())
+            return lambda: cuda_gradients.table_gradient(self.worker.here(), table, *values())
         if name == isa.NORM:
-            return lambda: cuda_update.norm(self._behind(), *values())
+            return lambda: cuda_update.norm(self.worker.here(), *values())
         if name == isa.FOLLOW:
-            return lambda: cuda_update.follow(self._behind(), *values())
+            return lambda: cuda_update.follow(self.worker.here(), *values())
         assert name == isa.REDUCE, name
-        return lambda: cuda_update.reduce(self._behind(), *values())
+        return lambda: cuda_update.reduce(self.worker.here(), *values())
 
     def _worker_of(self, segment: Segment) -> Worker:
         """The worker for a segment: what it knows of the wavefronts and of the registers."""
         if self.plan.program.stage(segment.stage).placement == LEVEL:
             return attrs.evolve(self.worker, few=True, crowded=isa.WITHIN in self._register_regions())
         crowded = isa.segment_region(self.plan, segment) in self._register_regions()
-        return attrs.evolve(self._behind(), crowded=crowded)
-
-    def _behind(self) -> Worker:
-        """The worker for instructions outside the recursion.
-
-        What depends on the thread alone is worked out in each of them: the compiler would do it once,
-        before the loop, and keep the results in registers that the recursion needs.
-        """
-        return self.worker.here()
+        return attrs.evolve(self.worker.here(), crowded=crowded)
 
     def _values(self, fields: tuple[str, ...]) -> list[Expr]:
         """The fields of the current instruction."""
@@ -424,11 +416,11 @@ class Kernel:
         """All optimizers' instructions for the dense parameters, or for a table."""
         if not parameter:
             return lambda: cuda_update.update(
-                self._behind(), self.window[self.entry[0]], *self._values(isa.UPDATE_FIELDS)
+                self.worker.here(), self.window[self.entry[0]], *self._values(isa.UPDATE_FIELDS)
             )
         table = next(table for table in self.plan.table_gradients if table.parameter == parameter)
         return lambda: cuda_update.update_table(
-            self._behind(), self.window[self.entry[0]], table, *self._values(isa.TABLE_UPDATE_FIELDS)
+            self.worker.here(), self.window[self.entry[0]], table, *self._values(isa.TABLE_UPDATE_FIELDS)
         )
 
     # ---- barriers -------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
 from dnc.runtime.ahead import Ahead
-from dnc.runtime.batches import MOST_SAMPLES, groups
+from dnc.runtime.batches import MOST_SAMPLES, are_distinct, groups
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.readout import Readout
@@ -76,7 +76,7 @@ class Answers:
         """
         results = self.session.plan.results
         found: dict[str, list[Any]] = {r.name: [] for r in results if r.kind == "output"}
-        once = len(set(samples.tolist())) == len(samples)
+        once = are_distinct(samples)
         distinct, inverse = (samples, samples) if once else np.unique(samples, return_inverse=True)
         for outputs in self.predictions(data, _chunks(distinct), noise):
             for name, values in outputs.items():

@@ -79,7 +79,7 @@ class Launches:
         for result in plan.results:
             if result.kind != "metric":
                 self._results.setdefault(result.name, []).append(result)
-        self.gradients_of = list({result.name: 0 for result in plan.results if result.kind == GRADIENT})
+        self.gradients_of = [name for name, found in self._results.items() if found[0].kind == GRADIENT]
         places = {**pulled_fields(model.program), **pushed_values(model.program)}
         self._places = {name: (space.struct, field) for name, (space, field) in places.items()}
         self._running = [p.name for p in model.program.parameters if p.running]
@@ -219,11 +219,10 @@ class Launches:
             return found.new_zeros(count, *result.shape)
         at = schedule.address * 4 + guest.numbers[result.buffer]
         index = self.memory.words.narrow(0, at, count)
-        if result.buffer in guest.partial:
-            index, there = index.clamp(min=0), (index >= 0).view(count, 1)
-            values = torch.where(there, found.view(rows, width)[:, :size].index_select(0, index), 0.0)
-        else:
-            values = found.view(rows, width)[:, :size].index_select(0, index)
+        partial = result.buffer in guest.partial
+        values = found.view(rows, width)[:, :size].index_select(0, index.clamp(min=0) if partial else index)
+        if partial:
+            values = torch.where((index >= 0).view(count, 1), values, 0.0)
         values = values.view(count, *result.shape)
         return values.round().long() if result.dtype == "i32" else values
 

@@ -41,7 +41,7 @@ NOTHING = -1
 
 
 def near_lists(plan: Plan, segment: Segment) -> tuple[str, ...]:
-    """The lists with a word a row whose words are copied ahead: those of operands first."""
+    """The lists with a word a row whose words are copied ahead."""
     assert plan.tiling is not None
     if segment.mapping != UNIT or plan.program.stage(segment.stage).placement != LEVEL:
         return ()
@@ -135,17 +135,21 @@ def look_ahead(worker: Worker, window: Any, entry: Expr, level: Mapping[int, Seg
     first = behind_barrier(entry + size)
     second = behind_barrier(entry + 3 * size)
     at = let("at_second", ahead.at + 4)
-    names = ("row", "rows")
-    row, rows = (worker.field(name, entry + 2 * size, window, names) for name in names)
+
+    def fields(place: Expr) -> list[Expr]:
+        """Row and rows of the instruction at a word of the window."""
+        names = isa.SEGMENT_FIELDS
+        return [worker.field(name, place, window, names) for name in names]
+
+    row, rows = fields(entry + 2 * size)
     with when(worker.lane == 0):
         for place, value in enumerate((first, row, rows, ahead.has(ahead.at + 2))):
             put(ahead.memory, NEXT + place, value)
 
     def copy(number: int) -> None:
-        fields = plan.opcodes[number].fields
-        row, rows = (worker.field(field, entry + 4 * size, window, fields) for field in fields)
+        row, rows = fields(entry + 4 * size)
         to = WORDS + ahead.turn(at) * turn_words(plan)
-        _copy(worker, level[number], to, row, rows, worker.lane)
+        _copy(worker, level[number], to, row, rows)
         with when(worker.lane == 0):
             put(ahead.memory, ahead.turn(at), at)
 
@@ -154,8 +158,9 @@ def look_ahead(worker: Worker, window: Any, entry: Expr, level: Mapping[int, Seg
     cuda.copy_commit()
 
 
-def _copy(worker: Worker, segment: Segment, to: Expr, row: Expr, rows: Expr, lane: Expr) -> None:
-    """Starts copying a row's words, of lane `lane` the row behind `row`."""
+def _copy(worker: Worker, segment: Segment, to: Expr, row: Expr, rows: Expr) -> None:
+    """Starts copying the words of rows from `row` on, a lane those of one."""
+    lane = worker.lane
     with when(lane < rows):
         for number, name in enumerate(near_lists(worker.plan, segment)):
             target = worker.ahead.memory[to + number * ROWS + lane]
@@ -175,7 +180,7 @@ def lists_at_hand(worker: Worker, segment: Segment, begin: Expr, row: Expr, rows
 
     with when(any_of(begin > 0, ahead.known == 0)):
         with when(worker.warp == LOOKING):
-            _copy(worker, segment, let("copy_to", first()), row, rows, worker.lane)
+            _copy(worker, segment, let("copy_to", first()), row, rows)
         cuda.copy_commit()
         cuda.copy_wait(0)
         worker.synchronize()

@@ -14,7 +14,7 @@ import attrs
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.bodies.cuda_products import NARROW
+from dnc.codegen.bodies.cuda_operands import NARROW
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
 from dnc.codegen.cells import UnitCell, tensor
 from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, stride_loop, when

@@ -7,18 +7,18 @@ operands, 16 bytes a copy where every piece starts and ends at a whole address.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.access import last_before
 from dnc.codegen.bodies.cuda_worker import CHUNK, Worker, chunks
 from dnc.codegen.emit import Expr, both, either, fixed, let, put, smaller, stride_loop, when, wide
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import Address, GatherAddress, Piece
 
 STAGED_TOGETHER = 4  # loads a thread has under way
-FEW = 2  # rows that are multiplied one at a time, or both
+NARROW = 2  # rows up to which a product takes one at a time, or both
 
 
 SPARE = 16  # words between staged operands: two neighbours are in different halves of the banks
@@ -46,7 +46,7 @@ def stage_operand(
     """Copies the operands of rows first .. first + count into staging.
 
     Row v lies at `at` + v * `operand_stride`, zeros behind its columns. What a product may read
-    beyond the last row (more than `FEW` are multiplied together, `group` of them) is zero as well.
+    beyond the last row (more than `NARROW` are multiplied together, `group` of them) is zero as well.
     meanwhile: emits what is done while the copies are under way.
     """
     columns = sum(piece.width for piece in pieces)
@@ -58,7 +58,7 @@ def stage_operand(
 
         if group > 1:
             rounded = (count + group - 1) // group * group
-            either(count <= FEW, lambda: stage(count, 1), lambda: stage(rounded, STAGED_TOGETHER))
+            either(count <= NARROW, lambda: stage(count, 1), lambda: stage(rounded, STAGED_TOGETHER))
         else:
             stage(count, 1)
         cuda.copy_commit()
@@ -122,9 +122,9 @@ def piece_word(worker: Worker, pieces: tuple[Piece, ...], row: Expr, element: Ex
     near = worker.access.near
     if near is not None and all(address.list in near.places for _, address in gathered):
         places = [(begin, near.places[address.list]) for begin, address in gathered]
-        return near.word(last_before(places, element), row)
+        return near.word(_chosen(places, element), row)
     lists = [(begin, let("list", worker.access.list_at(address.list))) for begin, address in gathered]
-    return worker.words[last_before(lists, element) + row]
+    return worker.words[_chosen(lists, element) + row]
 
 
 def piece_at(
@@ -147,7 +147,7 @@ def piece_at(
             (begin, piece.address.offset - begin)  # type: ignore[union-attr]
             for begin, piece in zip(begins, pieces, strict=True)
         ]
-        at = let("piece", wide(word) * 4 + last_before(shifts, element))
+        at = let("piece", wide(word) * 4 + _chosen(shifts, element))
     else:
         positions = []
         for begin, piece in zip(begins, pieces, strict=True):
@@ -156,13 +156,21 @@ def piece_at(
             else:
                 found = worker.access.position(piece.address, row)
             positions.append((begin, let("piece", found - begin)))
-        at = last_before(positions, element)
+        at = _chosen(positions, element)
     return T.Select(valid, at + element, T.int64(0))
 
 
 def _begins(pieces: tuple[Piece, ...]) -> list[int]:
     """The first element of every piece."""
     return [sum(piece.width for piece in pieces[:index]) for index in range(len(pieces))]
+
+
+def _chosen(values: list[tuple[int, Any]], element: Expr) -> Any:
+    """The value of the last one that begins before or at an element."""
+    found = values[0][1]
+    for begin, value in values[1:]:
+        found = T.Select(element >= begin, value, found)
+    return found
 
 
 def _stage_pieces(

@@ -13,7 +13,7 @@ from typing import Any
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_operands import operand_stride
+from dnc.codegen.bodies.cuda_operands import NARROW, operand_stride
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_weights import chunk_reader
 from dnc.codegen.bodies.cuda_worker import CHUNK, chunks, rows_per_warp
@@ -36,7 +36,6 @@ ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators
 STREAMED_BLOCK = 5  # the same where weights come from L2: their addresses take registers, too
 AHEAD_BLOCK = 16  # the same where registers hold no weights: so many loads are under way
 UNROLLED_ROWS = 40  # of a warp; more, as those of a large vocabulary, are a loop
-NARROW = 2  # groups up to this size are multiplied one vertex at a time
 WIDE = 4
 
 
