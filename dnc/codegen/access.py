@@ -16,6 +16,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.emit import (
     Expr,
+    either,
     floats,
     lanes,
     let,
@@ -68,7 +69,8 @@ class Access:
     """Emits reads and writes. `workers` is the replica's size, a number or an expression.
 
     eager: loads that may not be needed are made, from the pool's zeros, so that none waits for another.
-    near: what of the lists is nearer than the schedule.
+    near: what of the lists is nearer than the schedule. arrived: whether the partial slot at an address, and
+    with an offset, is nearer than the pool, and then the reader of element i of a run.
     """
 
     plan: Plan
@@ -79,6 +81,7 @@ class Access:
     tables: Any = None
     eager: bool = False
     near: NearLists | None = None
+    arrived: Callable[[Expr, int], tuple[Expr, Callable[[Expr, Expr], Expr]]] | None = None
     layout: isa.Layout = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -96,7 +99,11 @@ class Access:
 
     def base(self, name: str) -> Expr:
         """Position in the pool (int64, in words) of a base."""
-        return wide(self.tables[self.layout.bases_at + self.layout.bases[name]]) * 4
+        return wide(self.base_word(name)) * 4
+
+    def base_word(self, name: str) -> Expr:
+        """The same as addresses count, in units of 4 words."""
+        return self.tables[self.layout.bases_at + self.layout.bases[name]]
 
     def weights(self, parameter: str, select: str | None, row: Expr) -> Expr:
         """Position of a dense parameter, of a stack that of the one which the list selects for a row."""
@@ -196,13 +203,31 @@ class Access:
         }
         return SlotsReader(self, address, heads)
 
-    def add_slot(self, total: Any, at: Expr, i: Expr, address: SlotsAddress, partial: bool) -> None:
-        """Adds element i of the slot at a position, of a partial slot that of all its runs."""
+    def add_slot(self, total: Any, place: Expr, i: Expr, address: SlotsAddress, partial: bool) -> None:
+        """Adds element i of the slot at an address, of a partial slot that of all its runs."""
+        at = let("at", wide(place) * 4 + address.offset)
         if not partial:
             put(total, 0, total[0] + self.pool[shift(at, i)])
             return
-        with loop("run", self.workers, unroll=None) as run:  # independent loads
-            put(total, 0, total[0] + self.pool[shift(at + wide(run) * address.width, i)])
+
+        def from_pool() -> None:
+            with loop("run", self.workers, unroll=None) as run:  # independent loads
+                put(total, 0, total[0] + self.pool[shift(at + wide(run) * address.width, i)])
+
+        self.runs(total, place, i, address.offset, from_pool)
+
+    def runs(self, total: Any, place: Expr, i: Expr, offset: int, from_pool: Callable[[], None]) -> None:
+        """Adds element i of all runs of the partial slot at an address."""
+        if self.arrived is None:
+            from_pool()
+            return
+        near, read = self.arrived(place, offset)
+
+        def arrived() -> None:
+            for run in range(self.workers):
+                put(total, 0, total[0] + read(run, i))
+
+        either(near, arrived, from_pool)
 
     def bounds(self, name: str, row: Expr) -> tuple[Expr, Expr]:
         """Offsets [begin, end) in the schedule of a row's entries in a ragged list."""
@@ -292,7 +317,8 @@ class SlotsReader:
 
     def _single(self, head: Expr, i: Expr, partial: bool) -> Expr:
         """The only slot of a list, all its runs; zeros where there is none or more than one."""
-        at = wide(-1 - head) * 4 + self.address.offset
+        place = let("place", -1 - head)
+        at = wide(place) * 4 + self.address.offset
         total = local("single", *floats(0.0, i))
 
         def add(place: Expr) -> None:
@@ -301,22 +327,26 @@ class SlotsReader:
             value = self.access.pool[source if lanes(i) == 1 else quad_at(source)]
             put(total, 0, total[0] + value)
 
-        if not partial:
-            add(at)
-        elif isinstance(self.access.workers, int) and self.access.workers <= MOST_RUNS:
-            for run in range(self.access.workers):
-                add(at + run * self.address.width)
+        def from_pool() -> None:
+            if isinstance(self.access.workers, int) and self.access.workers <= MOST_RUNS:
+                for run in range(self.access.workers):
+                    add(at + run * self.address.width)
+            else:
+                with loop("run", self.access.workers, unroll=4) as run:
+                    add(at + wide(run) * self.address.width)
+
+        if partial:
+            self.access.runs(total, place, i, self.address.offset, from_pool)
         else:
-            with loop("run", self.access.workers, unroll=4) as run:
-                add(at + wide(run) * self.address.width)
+            add(at)
         return total[0]
 
     def _several(self, total: Any, head: Expr, first: Expr, step: int, i: Expr, partial: bool) -> None:
         """Adds every step-th slot of a list that stands elsewhere in the schedule."""
         count = let("count", self.access.words[head])
         with stride_loop("slot", first, count, step) as slot:
-            at = let("at", self.access.entry(head + 1 + slot) + self.address.offset)
-            self.access.add_slot(total, at, i, self.address, partial)
+            place = let("place", self.access.words[head + 1 + slot])
+            self.access.add_slot(total, place, i, self.address, partial)
 
     def every(self, first: Expr, step: int, i: Expr) -> Expr:
         """Element i of the sum of every step-th slot of each list, from the one numbered `first`."""
@@ -325,12 +355,12 @@ class SlotsReader:
             partial = name == self.address.partial
             with T.If(head < 0):  # one slot: its address stands in the list itself
                 with T.Then():
-                    at = let("at", wide(-1 - head) * 4 + self.address.offset)
+                    place = let("place", -1 - head)
                     if step == 1:
-                        self.access.add_slot(total, at, i, self.address, partial)
+                        self.access.add_slot(total, place, i, self.address, partial)
                     else:
                         with when(first == 0):
-                            self.access.add_slot(total, at, i, self.address, partial)
+                            self.access.add_slot(total, place, i, self.address, partial)
                 with T.Else(), when(head > 0):
                     self._several(total, head, first, step, i, partial)
         return let("summed", total[0])

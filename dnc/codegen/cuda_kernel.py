@@ -3,7 +3,8 @@
 In: a plan with tiling, placements and opcodes. Out: a TIRx function, and `build_cuda`, the files
 of a build. Every CTA is a worker: it loads its weight slices, then fetches instructions through a
 window in shared memory until END. Guaranteed: signals and waits come from `codegen/sync.py` only;
-after an abort a worker skips everything but cluster barriers and END, and all leave by one exit.
+after an abort a worker skips everything but cluster barriers, levels that push, and END, and all leave by
+one exit.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dnc.codegen.bodies import (
     cuda_vertices,
 )
 from dnc.codegen.bodies.cuda_ending import ALL_ENDED
+from dnc.codegen.bodies.cuda_push import Push, sent_by
 from dnc.codegen.bodies.cuda_resident import resident
 from dnc.codegen.bodies.cuda_worker import Worker, load_shared, make_view, vector_slots
 from dnc.codegen.emit import (
@@ -37,7 +39,6 @@ from dnc.codegen.emit import (
     both,
     dispatch,
     either,
-    fixed,
     let,
     local,
     named,
@@ -65,7 +66,7 @@ from dnc.ir.plan import (
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
-STATE_WORDS = 4  # of shared memory, beside those of `cuda_ahead`
+STATE_WORDS = 6  # of shared memory, beside those of `cuda_ahead`
 FINISHED = 1 << 30  # what stands for an opcode behind END
 # Indices into `isa.ABORT_EXCHANGES`.
 GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
@@ -103,10 +104,14 @@ class Kernel:
         with IRBuilder() as builder, T.prim_func():
             T.func_name("dnc")
             self._open()
+            if self._pushing():
+                sync.cluster_arrive()
             load_shared(self.worker)
             if self._register_regions() - {isa.WITHIN}:
                 self._load_registers()
             put(self.opcode, 0, self._fetch())
+            if self._pushing():
+                sync.cluster_wait()  # now others may push
             for region in isa.REGIONS:
                 self._region(region)
             self._close()
@@ -146,40 +151,56 @@ class Kernel:
     def _same_levels(self, level: dict[int, Segment], segment: Segment) -> None:
         """The same instruction, level after level."""
         opcode, ahead = self.plan.opcode(segment.name), self.worker.ahead
-        first = [*self._values(opcode.fields), ahead.has(ahead.at)]
-        row, rows, known = fields = [local("level", "int32", value) for value in first]
+        box = cuda_segments.level_mailbox(self._worker_of(segment), segment)
+        window, barrier = self.tiling.window, self._number(isa.REPLICA_BARRIER)
+        known = ahead.known_of(self.window, self.entry[0], window, barrier)
+        first = [*self._values(opcode.fields), known]
+        fields = [local("level", "int32", value) for value in first]
         again = local("again", "int32", 1)
         with T.While(again[0] != 0):
-            worker = self._looking(segment, level, known[0])
-            cuda_segments.unit_segment(worker, segment, row[0], rows[0])
-            following, values = ahead.next()
+            row, rows, known = (field[0] for field in fields)
+            worker = self._looking(segment, level, known)
+            if box is not None:
+                worker = attrs.evolve(worker, push=cuda_ahead.pushing(worker, segment, box, row, rows))
+            cuda_segments.unit_segment(worker, segment, row, rows)
+            following, (*values, pushed) = worker.ahead.next()
 
-            def pass_barrier(following: Expr = following, values: list[Expr] = values) -> None:
-                self._pass_barrier()
+            def pass_barrier(
+                push: Push | None = worker.push,
+                following: Expr = following,
+                values: list[Expr] = values,
+                pushed: Expr = pushed,
+            ) -> None:
+                self._pass_barrier(push, pushed)
                 put(self.opcode, 0, following)
                 for field, value in zip(fields, values, strict=True):
                     put(field, 0, value)
 
             put(again, 0, T.Select(following == opcode.number, 1, 0))
-            either(following >= 0, pass_barrier, self._go_on)
+            either(following >= 0, pass_barrier, partial(self._go_on, worker.push))
         put(self.entry, 0, self._place())
 
     def _looking(self, segment: Segment, level: dict[int, Segment], known: Expr) -> Worker:
         """The worker for a segment of a level, which looks ahead."""
+
+        def look(worker: Worker) -> None:
+            cuda_ahead.look_ahead(worker, self.window, level)
+
         worker = self._worker_of(segment)
-
-        def look() -> None:
-            cuda_ahead.look_ahead(worker, self.window, fixed("entry_here", self._place()), level)
-
         return attrs.evolve(worker, ahead=attrs.evolve(worker.ahead, look=look, known=known))
 
-    def _pass_barrier(self) -> None:
-        """Waits at the replica's barrier, which follows."""
+    def _pass_barrier(self, push: Push | None, pushed: Expr) -> None:
+        """Waits at the replica's barrier, which follows, or for what others push, where they do."""
         self._advance(1)
         self._stamp(0)
         self._stamp(1)
         self._advance(1)
-        sync.cluster_barrier()
+        if push is None:
+            sync.cluster_barrier()
+        else:
+            sync.wait_for_pushes(push.signal, push.phase)
+            with when(pushed == 0):
+                sync.cluster_barrier()
         self._stamp(0)
         self._stamp(1)
 
@@ -217,12 +238,14 @@ class Kernel:
         weights = make_view(shared, "weights", fixed_words, weight_words)
         staging = make_view(shared, "staging", fixed_words + weight_words, staging_words)
         # Registers are for weights: the abort flag, the queue's place and that of the instruction at hand in
-        # it live in shared memory. So does a zero, of which the compiler does not know that it is one.
+        # it live in shared memory. So does a zero, of which the compiler does not know that it is one, and
+        # the place of the abort record.
         state = fixed_words + weight_words + staging_words
         self.aborted = make_view(shared, "aborted", state, 1, "int32")
         self.queue = make_view(shared, "queue", state + 1, 1, "int32")
         self.zero = make_view(shared, "zero", state + 2, 1, "int32")
         self.at = make_view(shared, "at", state + 3, 1, "int32")
+        self.record = make_view(shared, "record", state + 4, 1, "int32")
         ahead = make_view(shared, "ahead", state + STATE_WORDS, ahead_words, "int32")
         registers = named("resident", T.alloc_local((max(self._registers(), 1),), "float32"))
         self.opcode, self.entry = local("opcode", "int32", 0), local("entry", "int32", 0)
@@ -239,6 +262,7 @@ class Kernel:
         with when(thread == 0):
             put(self.aborted, 0, 0)
             put(self.zero, 0, 0)
+            put(self.record, 0, isa.SYNC_ABORT * isa.SYNC_STRIDE)
             put(self.at, 0, 0)
             cuda_ahead.clear(self.worker)
             put(self.queue, 0, words[layout.queues_at + number])
@@ -288,9 +312,11 @@ class Kernel:
 
     # ---- the loop -------------------------------------------------------------------------------
 
-    def _go_on(self) -> None:
-        """Fetches the next instruction."""
+    def _go_on(self, push: Push | None) -> None:
+        """Fetches the next instruction; nothing that others push is left behind."""
         self._advance(1)
+        if push is not None:
+            sync.wait_for_pushes(push.signal, push.phase)
         put(self.opcode, 0, self._fetch())
 
     def _advance(self, count: int) -> None:
@@ -308,11 +334,18 @@ class Kernel:
             T.evaluate(T.cuda.cta_sync())
         put(self.entry, 0, self._place())
         fetched = let("fetched", cuda.uniform(self.window[self.entry[0]]))
-        keeps = any_of(fetched == self._number(isa.END), self._is_cluster_barrier(fetched))
+        meetings = [fetched == number for number in self._pushing()]  # of workers that have to be complete
+        keeps = reduce(any_of, meetings, fetched == self._number(isa.END))
+        keeps = any_of(keeps, self._is_cluster_barrier(fetched))
         skips = both(self.aborted[0] != 0, tirx.Not(keeps))
         opcode = let("opcode", T.Select(skips, self._number(isa.NOP), fetched))
         self._stamp(1)
         return opcode
+
+    def _pushing(self) -> list[int]:
+        """The opcodes of segments that push."""
+        level = cuda_ahead.level_segments(self.plan, isa.WITHIN)
+        return [number for number, segment in level.items() if sent_by(self.plan, segment)]
 
     def _place(self) -> Expr:
         """The word of the window at which the instruction at hand stands."""
@@ -446,7 +479,7 @@ class Kernel:
         waited = sync.wait(
             address,
             T.cast(ordinal * arrivals, "uint32"),
-            abort=T.address_of(self.counters[isa.SYNC_ABORT * isa.SYNC_STRIDE + zero]),
+            abort=T.address_of(self.counters[self.record[0]]),
             limit_us=self.limit_us,
             worker=self.worker.number,
             instruction=self.at[0],

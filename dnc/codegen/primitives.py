@@ -52,44 +52,6 @@ LOAD4_RELAXED = _load4("dnc_load4_relaxed", "ld.relaxed.gpu.global.v4.f32")
 # The same for data that no other worker writes during this launch, L1 allowed.
 LOAD4_WEAK = _load4("dnc_load4_weak", "ld.global.v4.f32")
 
-
-def _peer_store(name: str, vector: str, count: int) -> Primitive:
-    values = ["a", "b", "c", "d"][:count]
-    operands = ", ".join(f"%{index + 1}" for index in range(count))
-    inputs = ", ".join(f'"f"({value})' for value in values)
-    return Primitive(
-        name,
-        f"""
-__device__ __forceinline__ void {name}(
-    float* local, int rank, {", ".join(f"float {value}" for value in values)}) {{
-  unsigned peer, own = (unsigned)__cvta_generic_to_shared(local);
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(own), "r"(rank));
-  asm volatile("st.shared::cluster.{vector}f32 [%0], {{{operands}}};"
-               :: "r"(peer), {inputs} : "memory");
-}}
-""",
-    )
-
-
-# The word(s) at the address that ``local`` has in this worker, in worker ``rank`` of the cluster.
-PEER_STORE1 = _peer_store("dnc_peer_store1", "", 1)
-PEER_STORE2 = _peer_store("dnc_peer_store2", "v2.", 2)
-PEER_STORE4 = _peer_store("dnc_peer_store4", "v4.", 4)
-
-# 16 bytes at the address that ``local`` has in this worker, from worker ``rank`` of the cluster.
-PEER_LOAD4 = Primitive(
-    "dnc_peer_load4",
-    """
-__device__ __forceinline__ void dnc_peer_load4(
-    const float* local, int rank, float& a, float& b, float& c, float& d) {
-  unsigned peer, own = (unsigned)__cvta_generic_to_shared(local);
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(own), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(peer) : "memory");
-}
-""",
-)
-
 # 1 / (1 + exp(-x)) without a branch: a division has one for numbers near the ends of the range, and no load
 # of a cell is moved across it. Here there are none of these, so the step rounds as the division would.
 SIGMOID = Primitive(
@@ -192,6 +154,19 @@ __device__ __forceinline__ float dnc_turn_bf16_here(float word) {
 }
 """,
     "float32",
+)
+
+# A number, read here: what follows from it is not worked out earlier, and then kept in registers.
+NUMBER_HERE = Primitive(
+    "dnc_number_here",
+    """
+__device__ __forceinline__ int dnc_number_here(int number) {
+  int same;
+  asm volatile("mov.s32 %0, %1;" : "=r"(same) : "r"(number));
+  return same;
+}
+""",
+    "int32",
 )
 
 # The thread, read here: what follows from it is not worked out before the loops.

@@ -6,11 +6,13 @@ global memory ends within its time limit. It then claims the abort record (the f
 worker to give up wins), every other wait polls that record, and each returns nonzero; the
 interpreter skips what follows except cluster barriers (whose count must stay the same in
 a cluster) and leaves through END. Cluster barriers are hardware and unbounded: they stand
-only where the schedule verifier has proved the path uniform.
+only where the schedule verifier has proved the path uniform. So are signals of pushes into the
+shared memory of other workers of a cluster, which a level waits for that all of them run.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm.tirx.script.builder import ir as T
@@ -78,6 +80,82 @@ __device__ __forceinline__ void dnc_cluster_wait() {
 )
 
 
+# A signal of pushes (an mbarrier, two words of shared memory): one arrival a phase, and all bytes it says.
+_SIGNALS_OPEN = Primitive(
+    "dnc_signals_open",
+    """
+__device__ __forceinline__ void dnc_signals_open(int* first, int count) {
+  for (int i = 0; i < count; ++i) {
+    unsigned at = (unsigned)__cvta_generic_to_shared(first + 2 * i);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"(at) : "memory");
+  }
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+""",
+)
+
+_SIGNAL_EXPECT = Primitive(
+    "dnc_signal_expect",
+    """
+__device__ __forceinline__ void dnc_signal_expect(int* signal, int bytes) {
+  unsigned at = (unsigned)__cvta_generic_to_shared(signal);
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(at), "r"(bytes) : "memory");
+}
+""",
+)
+
+_SIGNAL_WAIT = Primitive(
+    "dnc_signal_wait",
+    """
+__device__ __forceinline__ void dnc_signal_wait(int* signal, int parity) {
+  unsigned at = (unsigned)__cvta_generic_to_shared(signal);
+  asm volatile(
+      "{ .reg .pred done; again: "
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @!done bra again; }"
+      :: "r"(at), "r"(parity) : "memory");
+}
+""",
+)
+
+_PUSH_TO_ALL = Primitive(
+    "dnc_push_to_all",
+    """
+__device__ __forceinline__ void dnc_push_to_all(float* to, int* signal, float value, int workers) {
+  unsigned at = (unsigned)__cvta_generic_to_shared(to), by = (unsigned)__cvta_generic_to_shared(signal);
+#pragma unroll
+  for (int rank = 0; rank < workers; ++rank) {
+    asm volatile("{ .reg .b32 peer, done; mapa.shared::cluster.u32 peer, %0, %3; "
+                 "mapa.shared::cluster.u32 done, %1, %3; "
+                 "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [peer], %2, [done]; }"
+                 :: "r"(at), "r"(by), "r"(__float_as_int(value)), "r"(rank) : "memory");
+  }
+}
+""",
+)
+
+
+def _push_to(count: int) -> Primitive:
+    values = ["a", "b", "c", "d"][:count]
+    vector = {1: "", 2: ".v2", 4: ".v4"}[count]
+    places = ", ".join(f"%{i + 3}" for i in range(count))
+    operand = places if count == 1 else f"{{{places}}}"
+    return Primitive(
+        f"dnc_push{count}",
+        f"""
+__device__ __forceinline__ void dnc_push{count}(
+    float* to, int* signal, int rank, {", ".join(f"float {value}" for value in values)}) {{
+  unsigned at = (unsigned)__cvta_generic_to_shared(to), by = (unsigned)__cvta_generic_to_shared(signal);
+  asm volatile("{{ .reg .b32 peer, done; mapa.shared::cluster.u32 peer, %0, %2; "
+               "mapa.shared::cluster.u32 done, %1, %2; "
+               "st.async.shared::cluster.mbarrier::complete_tx::bytes{vector}.b32 "
+               "[peer], {operand}, [done]; }}"
+               :: "r"(at), "r"(by), "r"(rank), {", ".join(f'"r"(__float_as_int({v}))' for v in values)}
+               : "memory");
+}}
+""",
+    )
+
+
 def signal(counter: Any) -> None:
     """Publish all stores of this worker so far: one arrival at ``counter`` (a uint32 address)."""
     T.evaluate(_SIGNAL(counter))
@@ -114,3 +192,28 @@ def cluster_barrier() -> None:
     """Arrive and wait: also a block barrier."""
     cluster_arrive()
     cluster_wait()
+
+
+def open_signals(first: Any, count: int) -> None:
+    """One thread makes signals of pushes: usable in the whole cluster behind a cluster barrier."""
+    T.evaluate(_SIGNALS_OPEN(first, count))
+
+
+def expect(signal: Any, count: Any) -> None:
+    """One thread of this worker: the phase ends when so many bytes were pushed. Releases to the others."""
+    T.evaluate(_SIGNAL_EXPECT(signal, count))
+
+
+def wait_for_pushes(signal: Any, parity: Any) -> None:
+    """Wait for the end of a phase of this worker's signal (its number modulo 2) and acquire. Unbounded."""
+    T.evaluate(_SIGNAL_WAIT(signal, parity))
+
+
+def push_to_all(to: Any, signal: Any, value: Any, workers: int) -> None:
+    """Send a number to the place that `to` is here in the shared memory of every worker of the cluster."""
+    T.evaluate(_PUSH_TO_ALL(to, signal, value, workers))
+
+
+def push_to(to: Any, signal: Any, rank: Any, values: Sequence[Any]) -> None:
+    """The same with 1, 2 or 4 neighbouring numbers, for one worker."""
+    T.evaluate(_push_to(len(values))(to, signal, rank, *values))

@@ -16,7 +16,9 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
+from dnc.codegen import sync
 from dnc.codegen.access import NearLists
+from dnc.codegen.bodies.cuda_push import SIGNALS, Mailbox, Push
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, any_of, both, dispatch, fixed, let, put, when
 from dnc.ir import isa
@@ -33,11 +35,17 @@ from dnc.ir.plan import (
 from dnc.ir.program import LEVEL
 
 ROWS = LANES  # of a tile: a lane copies a row's words
-LOOKING = WARPS - 1  # the warp that looks ahead: of few cells it has none
+LOOKING, COPYING = WARPS - 1, WARPS - 2  # the warps that look ahead: of few cells they have none
 TURNS = 4  # instructions whose words are kept, in turn: at hand, the next, the one being copied, a power of 2
-# Behind the owners of the turns: the next instruction, and the words of lists.
-NEXT, WORDS = TURNS, 2 * TURNS
+# Behind the owners of the turns: twice the next instruction (opcode, row, rows, what is known), and then the
+# first row and the rows that are pushed to it (see `cuda_push`): a level that pushes is not over for all
+# threads when the next begins. Then the turn of the next level that may push, signals of two words, lists.
+NEXT, NEXT_WORDS, PUSHED = TURNS, 6, 4
+TURN = NEXT + 2 * NEXT_WORDS
+SIGNAL = TURN + 2
+WORDS = SIGNAL + 2 * SIGNALS
 NOTHING = -1
+KNOWN, FOLLOWED, TURN_BIT, AT_BIT = 1, 2, 2, 5
 
 
 def near_lists(plan: Plan, segment: Segment) -> tuple[str, ...]:
@@ -80,82 +88,186 @@ def ahead_words(plan: Plan) -> int:
 
 @attrs.frozen(eq=False)
 class Ahead:
-    """Shared memory for what is ahead. place: one word of it, that of the instruction at hand in the queue.
+    """Shared memory for what is ahead. place: one word of it, that of the instruction at hand in the queue,
+    for all threads where levels begin and end.
 
-    look: emits the look ahead, where the instruction at hand is one of a level; known: 0 where the words of
-    its first tile are not there.
+    look: emits the looks ahead, where the instruction at hand is one of a level; known: of that, whether the
+    words of its first tile are there (KNOWN), whether the same segment stands behind the next barrier
+    (FOLLOWED), and in the bits above its turn for pushes and its place in the queue.
     """
 
     memory: Any
     place: Any
     known: Expr = 0
-    look: Callable[[], None] | None = None
+    look: Callable[[Worker], None] | None = None
 
     @property
     def at(self) -> Expr:
         """Where the instruction at hand stands in the queue."""
-        return self.place[0]
+        return T.shift_right(self.known, AT_BIT)
 
     def turn(self, at: Expr) -> Expr:
         """The turn of an instruction: its place is even or odd as the first of its level."""
-        return at // 2 % TURNS
+        return T.bitwise_and(T.shift_right(at, 1), TURNS - 1)
 
     def has(self, at: Expr) -> Expr:
         """Whether the words of an instruction are there, of its first tile: 0 or 1."""
         return T.cast(self.memory[self.turn(at)] == at, "int32")
 
+    def known_of(self, window: Any, entry: Expr, limit: int, barrier: int) -> Expr:
+        """What is known of an instruction that was fetched, at word `entry` of the window."""
+        turn = T.shift_left(self.memory[TURN], TURN_BIT)
+        at = let("at_hand", self.place[0])
+        return self.has(at) + self._followed(window, entry, limit, barrier) + turn + T.shift_left(at, AT_BIT)
+
+    def _followed(self, window: Any, entry: Expr, limit: int, barrier: int) -> Expr:
+        """FOLLOWED, or 0."""
+        size = isa.INSTRUCTION_WORDS
+        inside = let("inside", T.Select(entry + 3 * size <= limit, entry, 0))
+        same = both(window[inside + size] == barrier, window[inside + 2 * size] == window[inside])
+        return T.Select(both(entry + 3 * size <= limit, same), FOLLOWED, 0)
+
+    @property
+    def turn_of_pushes(self) -> Expr:
+        """See `cuda_push`."""
+        return T.bitwise_and(T.shift_right(self.known, TURN_BIT), 7)
+
+    def next_at(self) -> Expr:
+        """Where the next instruction is noted."""
+        return NEXT + T.bitwise_and(self.turn_of_pushes, 1) * NEXT_WORDS
+
     def next(self) -> tuple[Expr, list[Expr]]:
         """The opcode of the level's instruction behind the next barrier, below zero where that is not so, or
-        not known; its row and rows, and whether its words are there. After a block barrier behind `look`."""
-        opcode = let("next", cuda.uniform(self.memory[NEXT]))
-        return opcode, [fixed("next_field", self.memory[NEXT + i]) for i in (1, 2, 3)]
+        not known; its row and rows, what is known of it, and how many rows are pushed to it. After a block
+        barrier behind `look`."""
+        at = let("next_at", self.next_at())
+        opcode = let("next", cuda.uniform(self.memory[at]))
+        return opcode, [fixed("next_field", self.memory[at + i]) for i in (1, 2, 3, PUSHED + 1)]
 
 
 def clear(worker: Worker) -> None:
-    """At the beginning, by one thread: nothing is known."""
+    """At the beginning, by one thread: nothing is known, nothing was pushed."""
     if ahead_words(worker.plan):
-        for at in range(NEXT + 1):
-            put(worker.ahead.memory, at, NOTHING)
+        for at in range(SIGNAL):
+            put(worker.ahead.memory, at, NOTHING if at < NEXT else 0)
+        sync.open_signals(T.address_of(worker.ahead.memory[SIGNAL]), SIGNALS)
 
 
-def look_ahead(worker: Worker, window: Any, entry: Expr, level: Mapping[int, Segment]) -> None:
-    """The look of one warp; the instruction at hand, at word `entry` of the window, is one of `level`."""
-    plan, ahead, size = worker.plan, worker.ahead, isa.INSTRUCTION_WORDS
+def pushing(worker: Worker, segment: Segment, box: Mailbox, row: Expr, rows: Expr) -> Push:
+    """What a level pushes, and what was pushed to it."""
+    ahead = worker.ahead
+    turn = ahead.turn_of_pushes
+    signals = partial(_signal, ahead.memory)
+    follows = T.bitwise_and(ahead.known, FOLLOWED) != 0
+    return Push(worker, segment, box, turn, row, rows, follows, partial(_pushed_to, ahead, turn), signals)
+
+
+def _signal(memory: Any, number: Expr) -> Expr:
+    """Address of a signal."""
+    return T.address_of(memory[SIGNAL + 2 * number])
+
+
+def _pushed_to(ahead: Ahead, turn: Expr) -> tuple[Expr, Expr]:
+    """The first row, and the rows, that were pushed to the level of a turn: noted in the turn before."""
+    at = NEXT + T.bitwise_and(turn + 1, 1) * NEXT_WORDS + PUSHED
+    return ahead.memory[at], ahead.memory[at + 1]
+
+
+def _note_pushed(worker: Worker, same: Expr, rows: Expr) -> None:
+    """What is pushed to the next level: same, whether that is one of the same segment, with so many rows."""
+    push = worker.push
+    if push is not None:
+        put(worker.ahead.memory, TURN, push.next_turn)
+        sync.expect(push.signal, push.bytes())
+        first, joined = push.joined(rows)
+        at = worker.ahead.next_at() + PUSHED
+        put(worker.ahead.memory, at, first)
+        put(worker.ahead.memory, at + 1, T.Select(same, joined, 0))
+
+
+@attrs.frozen(eq=False)
+class _Behind:
+    """What stands behind the instruction at hand, at word `entry` of the window: opcodes of the next two
+    levels, below zero where there is none or it is not known."""
+
+    window: Any
+    entry: Expr
+    first: Expr
+    second: Expr
+
+    def fields(self, worker: Worker, level: int) -> list[Expr]:
+        """Row and rows of the next or the second level."""
+        names, place = isa.SEGMENT_FIELDS, self.entry + 2 * level * isa.INSTRUCTION_WORDS
+        return [worker.field(name, place, self.window, names) for name in names]
+
+
+def _behind(worker: Worker, window: Any, level: Mapping[int, Segment]) -> _Behind:
+    plan, size = worker.plan, isa.INSTRUCTION_WORDS
     assert plan.tiling is not None
     limit, barrier = plan.tiling.window, plan.opcode(isa.REPLICA_BARRIER).number
+    entry = fixed("entry_here", worker.ahead.at % (limit // size) * size)
 
-    def behind_barrier(at: Expr) -> Expr:
+    def opcode(at: Expr) -> Expr:
         """The opcode of a level's instruction behind the barrier that stands at a word of the window."""
         inside = let("inside", T.Select(at + 2 * size <= limit, at, entry))
-        opcode = let("opcode_behind", window[inside + size])
-        good = both(window[inside] == barrier, reduce(any_of, [opcode == number for number in level]))
-        return let("behind", T.Select(good, opcode, NOTHING))
+        found = let("opcode_behind", window[inside + size])
+        good = both(window[inside] == barrier, reduce(any_of, [found == number for number in level]))
+        return let("behind", T.Select(good, found, NOTHING))
 
-    cuda.copy_wait(0)  # of the last look: seen by all after a block barrier
-    first = behind_barrier(entry + size)
-    second = behind_barrier(entry + 3 * size)
+    return _Behind(window, entry, opcode(entry + size), opcode(entry + 3 * size))
+
+
+def look_ahead(worker: Worker, window: Any, level: Mapping[int, Segment]) -> None:
+    """The looks of two warps; the instruction at hand is one of `level`. One notes the next one, the other
+    copies words of lists."""
+    with when(worker.warp == LOOKING):
+        noting = _here(worker)
+        _note(noting, _behind(noting, window, level))
+    with when(worker.warp == COPYING):
+        copying = _here(worker)
+        cuda.copy_wait(0)  # of the last look: seen by all after a block barrier
+        _copy_ahead(copying, _behind(copying, window, level), level)
+        cuda.copy_commit()
+
+
+def _here(worker: Worker) -> Worker:
+    """The same worker; what follows from the level's fields is worked out in this place."""
+    known, push = fixed("known_here", cuda.NUMBER_HERE(worker.ahead.known)), worker.push
+    here = attrs.evolve(worker, ahead=attrs.evolve(worker.ahead, known=known))
+    if push is None:
+        return here
+    row, rows = (fixed("field_here", cuda.NUMBER_HERE(field)) for field in (push.row, push.rows))
+    return attrs.evolve(here, push=pushing(here, push.segment, push.box, row, rows))
+
+
+def _note(worker: Worker, behind: _Behind) -> None:
+    """Notes what the next level is."""
+    ahead, first = worker.ahead, behind.first
+    row, rows = behind.fields(worker, 1)
+    at = let("at_next", ahead.at + 2)
+    with when(worker.lane == 0):
+        known = T.Select(both(first >= 0, behind.second == first), FOLLOWED, 0) + ahead.has(at)
+        known = known + T.shift_left(at, AT_BIT)
+        if worker.push is not None:
+            known = known + T.shift_left(worker.push.next_turn, TURN_BIT)
+        for place, value in enumerate((first, row, rows, known)):
+            put(ahead.memory, ahead.next_at() + place, value)
+        _note_pushed(worker, first == behind.window[behind.entry], rows)
+
+
+def _copy_ahead(worker: Worker, behind: _Behind, level: Mapping[int, Segment]) -> None:
+    """Starts copying the words of the second level's lists."""
+    plan, ahead = worker.plan, worker.ahead
     at = let("at_second", ahead.at + 4)
 
-    def fields(place: Expr) -> list[Expr]:
-        """Row and rows of the instruction at a word of the window."""
-        names = isa.SEGMENT_FIELDS
-        return [worker.field(name, place, window, names) for name in names]
-
-    row, rows = fields(entry + 2 * size)
-    with when(worker.lane == 0):
-        for place, value in enumerate((first, row, rows, ahead.has(ahead.at + 2))):
-            put(ahead.memory, NEXT + place, value)
-
     def copy(number: int) -> None:
-        row, rows = fields(entry + 4 * size)
-        to = WORDS + ahead.turn(at) * turn_words(plan)
-        _copy(worker, level[number], to, row, rows)
+        row, rows = behind.fields(worker, 2)
+        _copy(worker, level[number], WORDS + ahead.turn(at) * turn_words(plan), row, rows)
         with when(worker.lane == 0):
             put(ahead.memory, ahead.turn(at), at)
 
-    with when(both(first >= 0, second >= 0)):
-        dispatch(second, {number: partial(copy, number) for number in level})
-    cuda.copy_commit()
+    with when(both(behind.first >= 0, behind.second >= 0)):
+        dispatch(behind.second, {number: partial(copy, number) for number in level})
 
 
 def _copy(worker: Worker, segment: Segment, to: Expr, row: Expr, rows: Expr) -> None:
@@ -178,8 +290,8 @@ def lists_at_hand(worker: Worker, segment: Segment, begin: Expr, row: Expr, rows
     def first() -> Expr:
         return WORDS + ahead.turn(ahead.at) * turn_words(worker.plan)
 
-    with when(any_of(begin > 0, ahead.known == 0)):
-        with when(worker.warp == LOOKING):
+    with when(any_of(begin > 0, T.bitwise_and(ahead.known, KNOWN) == 0)):
+        with when(worker.warp == COPYING):
             _copy(worker, segment, let("copy_to", first()), row, rows)
         cuda.copy_commit()
         cuda.copy_wait(0)

@@ -103,6 +103,7 @@ def unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
             early.give(cell)
             cell.run()
             cell.store()
+            _push_states(tile, cell, vertex)
             _stage_deltas(tile, [cell], own, vertex)
 
         _inside_or_zeros(tile, cell.unit, body, own, 1, vertex)
@@ -158,6 +159,15 @@ def _stage_deltas(tile: UnitTile, cells: Sequence[UnitCell], own: Expr, vertex: 
         for i, cell in enumerate(cells):
             for gate, delta in enumerate(cell.values[value]):
                 put(tile.worker.staging, plane.place(gate * tile.units + own + i, vertex), delta)
+
+
+def _push_states(tile: UnitTile, cell: UnitCell, vertex: Expr) -> None:
+    """Sends what the next level reads of this one to the other workers, too."""
+    push = tile.worker.push
+    if push is not None and push.states():
+        with when(push.sends):
+            for item, value in push.states():
+                push.send_state(item, vertex, cell.unit, cell.values[value][0])
 
 
 def _give_vectors(tile: UnitTile, cell: UnitCell, own: Expr) -> None:

@@ -7,13 +7,15 @@ operands, 16 bytes a copy where every piece starts and ends at a whole address.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import CHUNK, Worker, chunks
-from dnc.codegen.emit import Expr, both, either, fixed, let, put, smaller, stride_loop, when, wide
+from dnc.codegen.emit import Expr, both, either, fixed, let, put, quad_at, smaller, stride_loop, when, wide
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import Address, GatherAddress, Piece
 
@@ -53,14 +55,22 @@ def stage_operand(
     stride, quads = operand_stride(columns), padded_columns(columns) // 4
     if all_aligned(worker, pieces):
 
-        def stage(rows: Expr, together: int) -> None:
+        def stage(rows: Expr, together: int, worker: Worker) -> None:
             start_quads(worker, pieces, first, count, rows, at, stride, quads, together)
 
-        if group > 1:
-            rounded = (count + group - 1) // group * group
-            either(count <= NARROW, lambda: stage(count, 1), lambda: stage(rounded, STAGED_TOGETHER))
+        def stage_all(worker: Worker) -> None:
+            if group > 1:
+                rounded = (count + group - 1) // group * group
+                many = partial(stage, rounded, STAGED_TOGETHER, worker)
+                either(count <= NARROW, partial(stage, count, 1, worker), many)
+            else:
+                stage(count, 1, worker)
+
+        far = attrs.evolve(worker, push=None)
+        if worker.push is not None and worker.push.states():
+            either(worker.push.receives, partial(stage_all, worker), partial(stage_all, far))
         else:
-            stage(count, 1)
+            stage_all(far)
         cuda.copy_commit()
         if meanwhile is not None:
             meanwhile()
@@ -90,8 +100,10 @@ def start_quads(
     """
     columns = sum(piece.width for piece in pieces)
     total = let("quads", rows * quads)
-    with stride_loop("item", worker.thread, total, THREADS * together) as item:
-        places = []
+    # Few rows are staged by the last warps: the first ones have cells, and look for what these need.
+    thread = T.bitwise_xor(worker.thread, THREADS // 2) if together == 1 else worker.thread
+    with stride_loop("item", thread, total, THREADS * together) as item:
+        places: list[tuple[Expr, Expr, Expr | None, Expr]] = []
         for part in range(together):
             index = fixed("index", item + part * THREADS) if part else item
             vertex = fixed("vertex", index // quads)
@@ -100,11 +112,17 @@ def start_quads(
             valid = vertex < count
             if quads * 4 > columns:
                 valid = both(valid, element < columns)
-            source = fixed("from", piece_at(worker, pieces, near, element, valid), "int64")
-            places.append((fixed("to", at + vertex * stride + element), source))
-        for part, (to, source) in enumerate(places):
+            word = piece_word(worker, pieces, near, element)
+            source = fixed("from", piece_at(worker, pieces, near, element, valid, word), "int64")
+            pushed, place = _pushed(worker, pieces, element, valid, word)
+            places.append((fixed("to", at + vertex * stride + element), source, pushed, place))
+        for part, (to, source, pushed, place) in enumerate(places):
             with when(item + part * THREADS < total):
-                worker.start_copy(to, source)
+                copy = partial(worker.start_copy, to, source)
+                if pushed is None:
+                    copy()
+                else:
+                    either(pushed, partial(_copy_near, worker, to, place), copy)
 
 
 def piece_word(worker: Worker, pieces: tuple[Piece, ...], row: Expr, element: Expr) -> Expr | None:
@@ -158,6 +176,24 @@ def piece_at(
             positions.append((begin, let("piece", found - begin)))
         at = _chosen(positions, element)
     return T.Select(valid, at + element, T.int64(0))
+
+
+def _pushed(
+    worker: Worker, pieces: tuple[Piece, ...], element: Expr, valid: Expr, word: Expr | None
+) -> tuple[Expr | None, Expr]:
+    """Whether the row that an element of an operand is of was pushed (None: never), and where it then is."""
+    if worker.push is None or word is None:
+        return None, 0
+    found = [worker.push.state_near(piece, word) for piece in pieces]
+    begins = _begins(pieces)
+    near = both(valid, _chosen(list(zip(begins, (near for near, _ in found), strict=True)), element))
+    places = [(begin, place - begin) for begin, (_, place) in zip(begins, found, strict=True)]
+    return let("near", near), let("near_at", _chosen(places, element) + element)
+
+
+def _copy_near(worker: Worker, to: Expr, place: Expr) -> None:
+    """Copies 16 bytes inside the staging area."""
+    T.buffer_store(worker.staging, worker.staging[quad_at(place)], [quad_at(to)])
 
 
 def _begins(pieces: tuple[Piece, ...]) -> list[int]:

@@ -22,7 +22,7 @@ from dnc.ir.machine import LANES, WARPS
 from dnc.ir.plan import Placement, padded, unit_share, weights_of_register
 
 BAND, STRIP = 8, 16  # rows and columns that a warp holds with four registers a lane
-BLOCK = 16  # vertices whose sums lie side by side before they are added up
+BLOCK = 16  # vertices whose sums lie side by side before they are added up, or half as many
 TOGETHER = 20  # bands and vertices that a warp sums at a time, beside the weights
 
 
@@ -112,14 +112,9 @@ def strips(columns: int) -> int:
     return -(-columns // (STRIP * WARPS))
 
 
-def block_of(tile: int) -> int:
-    """Vertices whose sums are added up together, where a tile has so many."""
-    return BLOCK if tile >= BLOCK else BLOCK // 2
-
-
-def scratch_words(rows: int, tile: int) -> int:
-    """Staging that `forward` needs for the sums of the warps, for one block."""
-    return WARPS * block_of(tile) * vertex_words(rows)
+def scratch_words(rows: int, block: int) -> int:
+    """Staging that `forward` needs for the sums of the warps, for a block of vertices."""
+    return WARPS * block * vertex_words(rows)
 
 
 @attrs.frozen(eq=False)

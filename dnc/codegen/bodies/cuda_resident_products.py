@@ -14,7 +14,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_operands import operand_stride
-from dnc.codegen.bodies.cuda_resident import BAND, TOGETHER, Block, Resident, block_of, resident
+from dnc.codegen.bodies.cuda_resident import BAND, TOGETHER, Block, Resident, resident
 from dnc.codegen.bodies.cuda_resident_packed import transposed_packed
 from dnc.codegen.bodies.cuda_resident_tensor import forward_tensor, transposed_tensor
 from dnc.codegen.bodies.cuda_staging import UnitTile, vertex_words
@@ -52,7 +52,7 @@ def forward(tile: UnitTile, product: Product) -> None:
     """Sums of a product for all vertices of a tile. Barriers inside, none at the end."""
     worker, staging = tile.worker, tile.staging
     held = resident(worker, tile.placement(product))
-    block, words = block_of(staging.tile), vertex_words(held.rows)
+    block, words = staging.block, vertex_words(held.rows)
     stride = operand_stride(held.placement.columns)
     if product is not tile.segment.products[0]:
         worker.synchronize()  # the sums of the one before have been added up
@@ -140,7 +140,7 @@ def _columns(
     tile: UnitTile, product: TransposedProduct, held: Resident, some: range, first: Expr, vertices: int
 ) -> None:
     """Sums of the columns of some strips, for `vertices` vertices from `first` on."""
-    worker, plane = tile.worker, tile.staging.deltas[product.delta]
+    worker, plane = tile.worker.here(), tile.staging.deltas[product.delta]
     width = 1 << (len(some) - 1).bit_length()  # so that what a lane has in the end are neighbours
     size = vertices * width * 4
     sums = local("sums", "float32", T.float32(0.0), size)

@@ -7,14 +7,16 @@ for the transposed products. Products run with a warp on a row (here), or tiled 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import attrs
 
-from dnc.codegen.bodies.cuda_ahead import LOOKING, ROWS, lists_at_hand, near_lists
+from dnc.codegen.bodies.cuda_ahead import ROWS, lists_at_hand, near_lists
 from dnc.codegen.bodies.cuda_cells import EarlyLoads, quad_cells, unit_cells
 from dnc.codegen.bodies.cuda_operands import operand_stride, stage_operand
 from dnc.codegen.bodies.cuda_products import WIDE, forward
+from dnc.codegen.bodies.cuda_push import MOST_ROWS, Mailbox, mailbox, sent_by
 from dnc.codegen.bodies.cuda_resident import BLOCK, scratch_words
 from dnc.codegen.bodies.cuda_resident_products import forward as forward_resident
 from dnc.codegen.bodies.cuda_resident_products import transposed as transposed_resident
@@ -52,7 +54,7 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
     def many() -> None:
         assert wide is not None
         _look(worker)
-        wide_segment(worker, segment, wide, row, rows)
+        wide_segment(attrs.evolve(worker, push=None), segment, wide, row, rows)
 
     if wide is None:
         narrow_segment(worker, segment, row, rows)
@@ -62,11 +64,23 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
         many()
 
 
+def level_mailbox(worker: Worker, segment: Segment) -> Mailbox | None:
+    """The mailbox of a level's segment, as `unit_segment` runs it; None if it has none."""
+    return _mailbox_in(worker, segment, choose_staging(worker, segment))
+
+
+def _mailbox_in(worker: Worker, segment: Segment, staging: Staging) -> Mailbox | None:
+    """The mailbox in a layout: levels that read it are one tile, with a unit a thread."""
+    most = min(MOST_ROWS, staging.tile, ROUNDS * THREADS // unit_share(segment.units, worker.workers))
+    if not worker.crowded and wide_staging(worker, segment) is not None:
+        most = min(most, FEW)
+    return mailbox(worker, segment, staging, most)
+
+
 def _look(worker: Worker) -> None:
-    """One warp looks ahead, if there is something to look for. Seen after a block barrier."""
+    """Looks ahead, if there is something to look for. Seen after a block barrier."""
     if worker.ahead.look is not None:
-        with when(worker.warp == LOOKING):
-            worker.ahead.look()
+        worker.ahead.look(worker)
 
 
 def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
@@ -80,8 +94,9 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
         tile = UnitTile(near, segment, staging, first, count)
         early = EarlyLoads(tile)
         _products(tile, early)
-        _look(worker)
-        one_unit = partial(unit_cells, tile, early)
+        with when(begin == 0):
+            _look(worker)
+        one_unit = partial(_unit_cells, tile, early)
         if fits_quads(segment, tile.units) and size % 4 == 0 and size * tile.units > ROUNDS * THREADS:
             either(count * tile.units <= ROUNDS * THREADS, one_unit, partial(quad_cells, tile))
         else:
@@ -94,23 +109,55 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
                 transposed(tile, product)
 
 
+def _unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
+    """Cells with a unit a thread, which may read partial sums that others have pushed."""
+    push, far = tile.worker.push, partial(unit_cells, tile, early)
+    if push is None or len(push.states()) == len(push.box.sent):
+        far()
+        return
+    access = attrs.evolve(tile.worker.access, arrived=push.slot)
+    near = attrs.evolve(tile, worker=attrs.evolve(tile.worker, access=access))
+    either(push.receives, partial(unit_cells, near, early), far)
+
+
 def choose_staging(worker: Worker, segment: Segment) -> Staging:
-    """Tiles as large as the staging area takes, up to the plan's tile; buffers of what is added up."""
+    """Tiles as large as the staging area takes, up to the plan's tile; buffers of what is added up.
+
+    Where that leaves no place for a mailbox, which is worth more, down to tiles of MOST_ROWS.
+    """
     assert worker.plan.tiling is not None
     tile = worker.plan.tiling.tile
     if near_lists(worker.plan, segment):
         tile = min(tile, ROWS)
+    without: Staging | None = None
+    for found in _layouts(worker, segment, tile):
+        fits = found.words <= worker.staging_words
+        without = without or (found if fits or found.tile == 1 else None)
+        if fits and _mailbox_in(worker, segment, found) is not None:
+            worker.stage(found.words)
+            return found
+        if without is not None and (found.tile <= MOST_ROWS or sent_by(worker.plan, segment) is None):
+            break
+    assert without is not None
+    worker.stage(without.words)
+    return without
+
+
+def _layouts(worker: Worker, segment: Segment, tile: int) -> Iterator[Staging]:
+    """Layouts that get smaller."""
+    adds = segment.transposed or segment.products
     while True:
-        for buffers in (2, 1) if segment.transposed or segment.products else (1,):
-            found = narrow_staging(worker, segment, tile, buffers)
-            if found.words <= worker.staging_words or (tile == buffers == 1):
-                worker.stage(found.words)
-                return found
+        for block, buffers in ((BLOCK, 2), (BLOCK, 1), (BLOCK // 2, 1)) if adds else ((BLOCK, 1),):
+            if block <= max(tile, BLOCK // 2):
+                yield narrow_staging(worker, segment, tile, block, buffers)
+        if tile == 1:
+            return
         tile //= 2
 
 
-def narrow_staging(worker: Worker, segment: Segment, tile: int, buffers: int) -> Staging:
-    """The staging area for tiles of `tile` vertices: operands and scratch of products in front."""
+def narrow_staging(worker: Worker, segment: Segment, tile: int, block: int, buffers: int) -> Staging:
+    """The staging area for tiles of `tile` vertices, whose sums are added up `block` at a time: operands and
+    scratch of products in front."""
     units, taken = unit_share(segment.units, worker.workers), max(tile, BLOCK // 2)
 
     def in_registers(product: Product | TransposedProduct) -> bool:
@@ -123,10 +170,9 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, buffers: int) ->
         return by_vertices(taken, rows) if all(map(in_registers, readers)) else by_rows(tile, rows)
 
     held = [product for product in segment.products if in_registers(product)]
-    operands = max(
-        (taken * operand_stride(operand_columns(product)) for product in segment.products), default=0
-    )
-    sums = [scratch_words(rows_of(product.result, segment, units), tile) for product in held]
+    operand = max((operand_stride(operand_columns(product)) for product in segment.products), default=0)
+    operands = taken * operand
+    sums = [scratch_words(rows_of(product.result, segment, units), block) for product in held]
     front = operands + buffers * max(sums, default=0)
     for turned in segment.transposed:
         rows = rows_of(turned.delta, segment, units)
@@ -134,7 +180,7 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, buffers: int) ->
         words = held_words if in_registers(turned) else transposed_words(turned.columns, tile, buffers)
         front = max(front, words)
     found = lay_out(segment, units, tile, front, plane)
-    return attrs.evolve(found, scratch=operands, buffers=buffers)
+    return attrs.evolve(found, scratch=operands, operand_words=operand, block=block, buffers=buffers)
 
 
 def _products(tile: UnitTile, early: EarlyLoads) -> None:

@@ -39,8 +39,9 @@ class Staging:
     """The parts of the staging area, for tiles of `tile` vertices: sums of products, deltas.
 
     From 0 on lie the operands, and later the scratch of transposed products; from `scratch` on that of
-    products with weights in registers. buffers: of either scratch, one is filled while another is added up;
-    or steps under way.
+    products with weights in registers. operand_words: of one operand. block: vertices whose sums
+    are added up together. buffers: of either scratch, one is filled while another is added up; or steps under
+    way.
     """
 
     tile: int
@@ -48,6 +49,8 @@ class Staging:
     deltas: dict[Value, Plane]
     words: int
     scratch: int = 0
+    operand_words: int = 0
+    block: int = 1
     buffers: int = 1
 
     @property

@@ -22,15 +22,25 @@ def store_columns(
 ) -> None:
     """Writes columns of a row of the result, from `column` on, to where they belong.
 
-    values: a vector; `place` makes the position of one from that of its first element, a whole one.
+    A narrow level sends them to the other workers, too. values: a vector; `place` makes the position of one
+    from that of its first element, a whole one.
     """
     value, width = let("value", values), lanes(values)
+    push = worker.push
     for buffer, offset, low, high in product.stores:
         at = worker.access.record(buffer, row) + (offset - low) + column
+        sent = push.sums(buffer) if push is not None else []
         if low % width == high % width == offset % width == 0:
             with when(both(column >= low, column < high)):
                 T.buffer_store(worker.pool, value, [place(at)])
+                for item in sent:
+                    with when(push.sends):
+                        push.send_sums(item, row, column - low, value)
         else:
             for i in range(width):
                 with when(both(column + i >= low, column + i < high)):
-                    put(worker.pool, at + i, value if width == 1 else lane4(value, i))
+                    one = value if width == 1 else lane4(value, i)
+                    put(worker.pool, at + i, one)
+                    for item in sent:
+                        with when(push.sends):
+                            push.send_sums(item, row, column + i - low, one)

@@ -20,7 +20,6 @@ from dnc.codegen.bodies.cuda_weights import ChunkReader, chunk_reader, weight_pl
 from dnc.codegen.bodies.cuda_worker import CHUNK, chunks, rows_per_warp
 from dnc.codegen.emit import (
     Expr,
-    both,
     either,
     fixed,
     lane4,
@@ -111,10 +110,7 @@ def _by_columns(sums: _Sums) -> None:
                     put(totals, quad + i, cuda.fma(weight, lane4(delta, i), totals[quad + i]))
         for v in range(step):
             with when(first + v < tile.count):
-                for buffer, offset, low, high in sums.product.stores:
-                    with when(both(column >= low, column < high)):
-                        at = worker.access.record(buffer, tile.first + first + v) + (offset - low)
-                        put(worker.pool, at + column, totals[v])
+                store_columns(worker, sums.product, tile.first + first + v, column, totals[v], lambda at: at)
     worker.synchronize()
 
 

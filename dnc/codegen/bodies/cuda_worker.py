@@ -43,7 +43,7 @@ class Worker:
 
     vectors: first word in `shared_weights` of the worker's units of a vector parameter, gate by gate, by
     its name and units. few: an instruction may have few vertices, and then has to be fast. crowded:
-    registers hold weights. ahead: see `cuda_ahead`.
+    registers hold weights. ahead: see `cuda_ahead`; push: see `cuda_push`, None where nothing can be pushed.
     """
 
     plan: Plan
@@ -65,6 +65,7 @@ class Worker:
     vectors: dict[tuple[str, int], int] = attrs.field(factory=dict)
     few: bool = False
     crowded: bool = False
+    push: Any = None
 
     @property
     def workers(self) -> int:
