@@ -26,6 +26,7 @@ from dnc.ir.remarks import Remark, Remarks
 from dnc.kernel_cache import cached_kernels
 from dnc.machine_constants import known_constants
 from dnc.passes.canonicalize import Canonicalize
+from dnc.passes.choose_pushes import ChoosePushes
 from dnc.passes.differentiate import Differentiate
 from dnc.passes.drop_training import DropTraining
 from dnc.passes.fuse import Fuse
@@ -48,7 +49,7 @@ TRAIN, INFER = MODES = ("train", "infer")
 class PlanOptions:
     """How a plan is made. Everything here is kept in the manifest of a build.
 
-    without: names of optimising passes left out (hoist, fuse). cluster: CTAs of a cluster (0: the
+    without: names of optimising passes left out (hoist, fuse, push). cluster: CTAs of a cluster (0: the
     whole chip is one replica; None: the cheapest). residency: forced for every weight slice
     (tests). workers: of a replica that is no cluster. window: words of the schedule held on chip.
     registers: for weights, a thread (None: as many as the machine has to offer without spills).
@@ -116,6 +117,7 @@ def plan_passes(
             options.batch,
         ),
         PlanWeights(target, options.residency, options.registers),
+        ChoosePushes(),
         SelectInstructions(),
     )
 
@@ -153,6 +155,7 @@ def make_plan(
         return plan
     passes = plan_passes(options, chip, constants)
     dump = None if show.dump_dir is None else show.dump_dir / target
+    show = attrs.evolve(show, without=options.without)
     shown = attrs.evolve(_restrict(show, (step.name for step in passes)), dump_dir=dump)
     return PassManager(passes, lambda plan: (), print_plan, shown).run(plan)
 

@@ -150,47 +150,43 @@ class Kernel:
 
     def _same_levels(self, level: dict[int, Segment], segment: Segment) -> None:
         """The same instruction, level after level."""
-        opcode, ahead = self.plan.opcode(segment.name), self.worker.ahead
+        opcode = self.plan.opcode(segment.name)
         box = cuda_segments.level_mailbox(self._worker_of(segment), segment)
+        ahead = attrs.evolve(self.worker.ahead, pushes=box is not None)
         window, barrier = self.tiling.window, self._number(isa.REPLICA_BARRIER)
         known = ahead.known_of(self.window, self.entry[0], window, barrier)
-        first = [*self._values(opcode.fields), known]
-        fields = [local("level", "int32", value) for value in first]
+        fields = [local("level", "int32", value) for value in (*self._values(opcode.fields), known)]
         again = local("again", "int32", 1)
         with T.While(again[0] != 0):
             row, rows, known = (field[0] for field in fields)
-            worker = self._looking(segment, level, known)
+            worker = self._looking(segment, level, attrs.evolve(ahead, known=known))
             if box is not None:
                 worker = attrs.evolve(worker, push=cuda_ahead.pushing(worker, segment, box, row, rows))
             cuda_segments.unit_segment(worker, segment, row, rows)
-            following, (*values, pushed) = worker.ahead.next()
+            following, values = worker.ahead.next()
 
             def pass_barrier(
-                push: Push | None = worker.push,
-                following: Expr = following,
-                values: list[Expr] = values,
-                pushed: Expr = pushed,
+                push: Push | None = worker.push, following: Expr = following, values: list[Expr] = values
             ) -> None:
-                self._pass_barrier(push, pushed)
+                self._pass_barrier(push, values[-1])
                 put(self.opcode, 0, following)
-                for field, value in zip(fields, values, strict=True):
+                for field, value in zip(fields, values, strict=False):
                     put(field, 0, value)
 
             put(again, 0, T.Select(following == opcode.number, 1, 0))
             either(following >= 0, pass_barrier, partial(self._go_on, worker.push))
         put(self.entry, 0, self._place())
 
-    def _looking(self, segment: Segment, level: dict[int, Segment], known: Expr) -> Worker:
+    def _looking(self, segment: Segment, level: dict[int, Segment], ahead: cuda_ahead.Ahead) -> Worker:
         """The worker for a segment of a level, which looks ahead."""
 
         def look(worker: Worker) -> None:
             cuda_ahead.look_ahead(worker, self.window, level)
 
-        worker = self._worker_of(segment)
-        return attrs.evolve(worker, ahead=attrs.evolve(worker.ahead, look=look, known=known))
+        return attrs.evolve(self._worker_of(segment), ahead=attrs.evolve(ahead, look=look))
 
     def _pass_barrier(self, push: Push | None, pushed: Expr) -> None:
-        """Waits at the replica's barrier, which follows, or for what others push, where they do."""
+        """Waits at the replica's barrier, which follows, or for what others push, if there are rows of it."""
         self._advance(1)
         self._stamp(0)
         self._stamp(1)

@@ -418,6 +418,17 @@ class Opcode:
     region: int
 
 
+@attrs.frozen
+class Pushed:
+    """What a segment of a level sends to the other workers, too, of every row: the units of `value`, which
+    stand from `offset` on in the records of `buffer`; without a value those of the partial sums there."""
+
+    segment: str
+    buffer: str
+    offset: int
+    value: Value | None
+
+
 # Of products: float32 throughout; or on tensor cores, with operands rounded to tf32 (10 bits of mantissa), or
 # as sums of two such numbers, which is about as exact as float32, or rounded to bf16 (7 bits). Sums are
 # float32 always.
@@ -449,6 +460,7 @@ class Plan:
     weight_format: WeightFormat = attrs.field(factory=WeightFormat)
     placements: tuple[Placement, ...] = ()
     tiling: Tiling | None = None
+    pushes: tuple[Pushed, ...] = ()
     opcodes: tuple[Opcode, ...] = ()
     remarks: tuple[str, ...] = ()
     trains: bool = True
@@ -486,6 +498,13 @@ def unit_range(units: int, workers: int, rank: int) -> tuple[int, int]:
     share = unit_share(units, workers)
     begin = min(units, rank * share)
     return begin, min(units, begin + share)
+
+
+def state_buffers(plan: Plan, name: str) -> set[str]:
+    """The buffers whose records a list of states leads to."""
+    (item,) = (item for item in plan.lists if item.name == name)
+    function = getattr(item, "function", "")
+    return {f"{stage.space}:state" for stage in plan.program.stages if stage.function == function}
 
 
 def state_layout(program: Program, function: str) -> dict[str, int]:

@@ -11,7 +11,7 @@ from tests.support.command_line import TREE
 
 RUN = "run build --device vm --data"
 SIZE = "expected a dimension and its size, as hidden=512"
-PASSES = "canonicalize, inline, hoist, differentiate, fuse, select-tiles, plan-weights, select-instructions"
+PASSES = "canonicalize, inline, hoist, differentiate, fuse, select-tiles, plan-weights, push, select-instructions"
 INFER_PASSES = PASSES.replace("differentiate", "drop-training")
 OPTIONAL = "canonicalize, inline, hoist, fuse"
 TARGETS = "cuda:sm_80, cuda:sm_86, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_120"

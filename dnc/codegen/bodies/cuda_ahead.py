@@ -35,7 +35,7 @@ from dnc.ir.plan import (
 from dnc.ir.program import LEVEL
 
 ROWS = LANES  # of a tile: a lane copies a row's words
-LOOKING, COPYING = WARPS - 1, WARPS - 2  # the warps that look ahead: of few cells they have none
+LOOKING, COPYING = WARPS - 1, WARPS - 2  # warps that look ahead: of few cells they have none
 TURNS = 4  # instructions whose words are kept, in turn: at hand, the next, the one being copied, a power of 2
 # Behind the owners of the turns: twice the next instruction (opcode, row, rows, what is known), and then the
 # first row and the rows that are pushed to it (see `cuda_push`): a level that pushes is not over for all
@@ -92,23 +92,24 @@ class Ahead:
     for all threads where levels begin and end.
 
     look: emits the looks ahead, where the instruction at hand is one of a level; known: of that, whether the
-    words of its first tile are there (KNOWN), whether the same segment stands behind the next barrier
-    (FOLLOWED), and in the bits above its turn for pushes and its place in the queue.
+    words of its first tile are there (KNOWN). Where it pushes, also whether the same segment stands behind
+    the next barrier (FOLLOWED), and in the bits above its turn for pushes and its place in the queue.
     """
 
     memory: Any
     place: Any
     known: Expr = 0
+    pushes: bool = False
     look: Callable[[Worker], None] | None = None
 
     @property
     def at(self) -> Expr:
         """Where the instruction at hand stands in the queue."""
-        return T.shift_right(self.known, AT_BIT)
+        return T.shift_right(self.known, AT_BIT) if self.pushes else self.place[0]
 
     def turn(self, at: Expr) -> Expr:
         """The turn of an instruction: its place is even or odd as the first of its level."""
-        return T.bitwise_and(T.shift_right(at, 1), TURNS - 1)
+        return at // 2 % TURNS
 
     def has(self, at: Expr) -> Expr:
         """Whether the words of an instruction are there, of its first tile: 0 or 1."""
@@ -116,8 +117,10 @@ class Ahead:
 
     def known_of(self, window: Any, entry: Expr, limit: int, barrier: int) -> Expr:
         """What is known of an instruction that was fetched, at word `entry` of the window."""
+        at = self.place[0]
+        if not self.pushes:
+            return self.has(at)
         turn = T.shift_left(self.memory[TURN], TURN_BIT)
-        at = let("at_hand", self.place[0])
         return self.has(at) + self._followed(window, entry, limit, barrier) + turn + T.shift_left(at, AT_BIT)
 
     def _followed(self, window: Any, entry: Expr, limit: int, barrier: int) -> Expr:
@@ -134,15 +137,16 @@ class Ahead:
 
     def next_at(self) -> Expr:
         """Where the next instruction is noted."""
-        return NEXT + T.bitwise_and(self.turn_of_pushes, 1) * NEXT_WORDS
+        return NEXT + (T.bitwise_and(self.turn_of_pushes, 1) * NEXT_WORDS if self.pushes else 0)
 
     def next(self) -> tuple[Expr, list[Expr]]:
         """The opcode of the level's instruction behind the next barrier, below zero where that is not so, or
-        not known; its row and rows, what is known of it, and how many rows are pushed to it. After a block
-        barrier behind `look`."""
+        not known; its row and rows, what is known of it, and behind a level that pushes how many rows are in
+        its mailbox. After a block barrier behind `look`."""
         at = let("next_at", self.next_at())
         opcode = let("next", cuda.uniform(self.memory[at]))
-        return opcode, [fixed("next_field", self.memory[at + i]) for i in (1, 2, 3, PUSHED + 1)]
+        places = (1, 2, 3, PUSHED + 1) if self.pushes else (1, 2, 3)
+        return opcode, [fixed("next_field", self.memory[at + i]) for i in places]
 
 
 def clear(worker: Worker) -> None:
@@ -173,16 +177,14 @@ def _pushed_to(ahead: Ahead, turn: Expr) -> tuple[Expr, Expr]:
     return ahead.memory[at], ahead.memory[at + 1]
 
 
-def _note_pushed(worker: Worker, same: Expr, rows: Expr) -> None:
+def _note_pushed(worker: Worker, push: Push, same: Expr, rows: Expr) -> None:
     """What is pushed to the next level: same, whether that is one of the same segment, with so many rows."""
-    push = worker.push
-    if push is not None:
-        put(worker.ahead.memory, TURN, push.next_turn)
-        sync.expect(push.signal, push.bytes())
-        first, joined = push.joined(rows)
-        at = worker.ahead.next_at() + PUSHED
-        put(worker.ahead.memory, at, first)
-        put(worker.ahead.memory, at + 1, T.Select(same, joined, 0))
+    put(worker.ahead.memory, TURN, push.next_turn)
+    sync.expect(push.signal, push.bytes())
+    first, joined = push.joined(rows)
+    at = worker.ahead.next_at() + PUSHED
+    put(worker.ahead.memory, at, first)
+    put(worker.ahead.memory, at + 1, T.Select(same, joined, 0))
 
 
 @attrs.frozen(eq=False)
@@ -218,41 +220,50 @@ def _behind(worker: Worker, window: Any, level: Mapping[int, Segment]) -> _Behin
 
 
 def look_ahead(worker: Worker, window: Any, level: Mapping[int, Segment]) -> None:
-    """The looks of two warps; the instruction at hand is one of `level`. One notes the next one, the other
-    copies words of lists."""
-    with when(worker.warp == LOOKING):
-        noting = _here(worker)
-        _note(noting, _behind(noting, window, level))
-    with when(worker.warp == COPYING):
-        copying = _here(worker)
+    """The look; the instruction at hand is one of `level`. Where it pushes, when levels take less time, one
+    warp notes the next one, while another copies words of lists."""
+
+    def copy(copying: Worker, behind: _Behind | None) -> None:
         cuda.copy_wait(0)  # of the last look: seen by all after a block barrier
-        _copy_ahead(copying, _behind(copying, window, level), level)
+        behind = behind or _behind(copying, window, level)
+        _copy_ahead(copying, behind, level)
         cuda.copy_commit()
+
+    with when(worker.warp == LOOKING):
+        looking = _here(worker)
+        behind = _behind(looking, window, level)
+        _note(looking, behind)
+        if worker.push is None:
+            copy(looking, behind)
+    if worker.push is not None:
+        with when(worker.warp == COPYING):
+            copy(_here(worker), None)
 
 
 def _here(worker: Worker) -> Worker:
-    """The same worker; what follows from the level's fields is worked out in this place."""
-    known, push = fixed("known_here", cuda.NUMBER_HERE(worker.ahead.known)), worker.push
-    here = attrs.evolve(worker, ahead=attrs.evolve(worker.ahead, known=known))
+    """The same worker; what follows from the fields of a level that pushes is worked out in this place."""
+    push = worker.push
     if push is None:
-        return here
+        return worker
+    known = fixed("known_here", cuda.NUMBER_HERE(worker.ahead.known))
+    here = attrs.evolve(worker, ahead=attrs.evolve(worker.ahead, known=known))
     row, rows = (fixed("field_here", cuda.NUMBER_HERE(field)) for field in (push.row, push.rows))
     return attrs.evolve(here, push=pushing(here, push.segment, push.box, row, rows))
 
 
 def _note(worker: Worker, behind: _Behind) -> None:
     """Notes what the next level is."""
-    ahead, first = worker.ahead, behind.first
+    ahead, push, first = worker.ahead, worker.push, behind.first
     row, rows = behind.fields(worker, 1)
-    at = let("at_next", ahead.at + 2)
     with when(worker.lane == 0):
-        known = T.Select(both(first >= 0, behind.second == first), FOLLOWED, 0) + ahead.has(at)
-        known = known + T.shift_left(at, AT_BIT)
-        if worker.push is not None:
-            known = known + T.shift_left(worker.push.next_turn, TURN_BIT)
+        known = ahead.has(ahead.at + 2)
+        if push is not None:
+            known = known + T.Select(both(first >= 0, behind.second == first), FOLLOWED, 0)
+            known = known + T.shift_left(ahead.at + 2, AT_BIT) + T.shift_left(push.next_turn, TURN_BIT)
         for place, value in enumerate((first, row, rows, known)):
             put(ahead.memory, ahead.next_at() + place, value)
-        _note_pushed(worker, first == behind.window[behind.entry], rows)
+        if push is not None:
+            _note_pushed(worker, push, first == behind.window[behind.entry], rows)
 
 
 def _copy_ahead(worker: Worker, behind: _Behind, level: Mapping[int, Segment]) -> None:
@@ -290,8 +301,9 @@ def lists_at_hand(worker: Worker, segment: Segment, begin: Expr, row: Expr, rows
     def first() -> Expr:
         return WORDS + ahead.turn(ahead.at) * turn_words(worker.plan)
 
-    with when(any_of(begin > 0, T.bitwise_and(ahead.known, KNOWN) == 0)):
-        with when(worker.warp == COPYING):
+    unknown = (T.bitwise_and(ahead.known, KNOWN) if ahead.pushes else ahead.known) == 0
+    with when(any_of(begin > 0, unknown)):
+        with when(worker.warp == (LOOKING if worker.push is None else COPYING)):
             _copy(worker, segment, let("copy_to", first()), row, rows)
         cuda.copy_commit()
         cuda.copy_wait(0)

@@ -54,9 +54,12 @@ def stage_operand(
     columns = sum(piece.width for piece in pieces)
     stride, quads = operand_stride(columns), padded_columns(columns) // 4
     if all_aligned(worker, pieces):
+        pushes = worker.push is not None
 
         def stage(rows: Expr, together: int, worker: Worker) -> None:
-            start_quads(worker, pieces, first, count, rows, at, stride, quads, together)
+            # Few rows are staged by the last warps: the first ones have cells, and look for what these need.
+            thread = T.bitwise_xor(worker.thread, THREADS // 2) if pushes and together == 1 else worker.thread
+            start_quads(worker, pieces, first, count, rows, at, stride, quads, together, thread)
 
         def stage_all(worker: Worker) -> None:
             if group > 1:
@@ -92,17 +95,16 @@ def start_quads(
     stride: int,
     quads: int,
     together: int,
+    thread: Expr | None = None,
 ) -> None:
     """Starts copying aligned operands, 16 bytes at a time: `quads` of them a row, rows `stride` words apart.
 
     Rows first .. first + count; zeros up to `rows` of them, and behind the columns. A thread looks up
-    `together` places before it starts the first copy.
+    `together` places before it starts the first copy. thread: its number among those that do, if another one.
     """
     columns = sum(piece.width for piece in pieces)
     total = let("quads", rows * quads)
-    # Few rows are staged by the last warps: the first ones have cells, and look for what these need.
-    thread = T.bitwise_xor(worker.thread, THREADS // 2) if together == 1 else worker.thread
-    with stride_loop("item", thread, total, THREADS * together) as item:
+    with stride_loop("item", worker.thread if thread is None else thread, total, THREADS * together) as item:
         places: list[tuple[Expr, Expr, Expr | None, Expr]] = []
         for part in range(together):
             index = fixed("index", item + part * THREADS) if part else item

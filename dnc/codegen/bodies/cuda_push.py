@@ -13,7 +13,7 @@ used twice; and as every worker waits for all others in every level, none is mor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import attrs
 from tvm import tirx
@@ -22,22 +22,9 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import sync
 from dnc.codegen.bodies.cuda_staging import Staging
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.cells import tensor
 from dnc.codegen.emit import Expr, any_of, both, lane4, lanes, let, shift, smaller
 from dnc.ir.cell import Value
-from dnc.ir.plan import (
-    UNIT,
-    BufferAddress,
-    ChildrenAddress,
-    EntriesAddress,
-    GatherAddress,
-    Piece,
-    Plan,
-    Segment,
-    SlotsAddress,
-    unit_share,
-)
-from dnc.ir.program import LEVEL
+from dnc.ir.plan import GatherAddress, Piece, Plan, Segment, padded, state_buffers, unit_share
 
 SIGNALS, TURNS = 3, 6  # of a worker: a level waits for one; two phases of each
 MOST_ROWS = 8  # of a level that pushes
@@ -76,121 +63,31 @@ class Mailbox:
         return self.rows - self.most
 
 
-def sent_by(plan: Plan, segment: Segment) -> tuple[Sent, ...] | None:
-    """What has to be pushed so that the next level of a segment reads nothing else that another worker wrote
-    in this one; None where that is not enough, or nothing."""
-    assert plan.tiling is not None
-    if segment.mapping != UNIT or plan.program.stage(segment.stage).placement != LEVEL:
-        return None
-    written = {store.buffer for store in segment.stores}
-    summed = {buffer for turned in segment.transposed for buffer, *_ in turned.stores}
-    found: dict[tuple[str, int], Sent] = {}
-    row_words = 0
-    try:
-        for buffer, offset, value in _asked(plan, segment, written, summed):
-            if (buffer, offset) not in found:
-                found[buffer, offset] = Sent(buffer, offset, value, row_words)
-                row_words += _words(plan, segment, value)
-    except _NotEnough:
-        return None
-    return tuple(found.values()) or None
+def sent_by(plan: Plan, segment: Segment) -> tuple[Sent, ...]:
+    """What a segment pushes, with its place in a mailbox."""
+    row_words, found = 0, []
+    for pushed in plan.pushes:
+        if pushed.segment == segment.name:
+            found.append(Sent(pushed.buffer, pushed.offset, pushed.value, row_words))
+            row_words += _words(plan, segment, found[-1])
+    return tuple(found)
 
 
-class _NotEnough(Exception):
-    """A segment reads something that cannot be pushed."""
-
-
-def _words(plan: Plan, segment: Segment, value: Value | None) -> int:
-    """Words of the mailbox for a row: a worker's own units of every worker's sums, or all units."""
+def _words(plan: Plan, segment: Segment, sent: Sent) -> int:
+    """Words of a mailbox for a row: all units of a state, or the own units of every worker's partial sums."""
     assert plan.tiling is not None
     workers = plan.tiling.workers
-    share = unit_share(segment.units, workers)
-    return -(-(segment.units if value is not None else share * workers) // 4) * 4
-
-
-def _asked(
-    plan: Plan, segment: Segment, written: set[str], summed: set[str]
-) -> Iterator[tuple[str, int, Value | None]]:
-    """What has to be pushed: buffer, offset, and the value where it is a state."""
-    for piece in (piece for product in segment.products for piece in product.pieces):
-        yield from _asked_by_piece(plan, segment, piece, written, summed)
-    for load in segment.loads:
-        address = load.address
-        if isinstance(address, GatherAddress | ChildrenAddress):
-            for buffer in _records(plan, address.list) & written:
-                _own(segment, buffer, address.offset, load.value)
-        elif isinstance(address, SlotsAddress):
-            for buffer in _slots(plan, address.plain) & written:
-                _own(segment, buffer, address.offset, load.value)
-            for buffer in sorted(_slots(plan, address.partial) & summed):
-                _whole_sums(segment, buffer, address.offset, load.value)
-                yield buffer, address.offset, None
-        elif isinstance(address, BufferAddress | EntriesAddress) and address.buffer in written | summed:
-            raise _NotEnough
-
-
-def _asked_by_piece(
-    plan: Plan, segment: Segment, piece: Piece, written: set[str], summed: set[str]
-) -> Iterator[tuple[str, int, Value]]:
-    """The states of which an operand's piece reads, those of one value."""
-    address = piece.address
-    if isinstance(address, SlotsAddress):
-        read = _slots(plan, address.plain) | _slots(plan, address.partial)
-        if read & (written | summed):
-            raise _NotEnough
-    elif isinstance(address, BufferAddress) and address.buffer in written | summed:
-        raise _NotEnough
-    elif isinstance(address, GatherAddress):
-        for buffer in sorted(_records(plan, address.list) & written):
-            stores = [s for s in segment.stores if (s.buffer, s.offset) == (buffer, address.offset)]
-            sizes = {tensor(store.value).size for store in stores} | {piece.width, segment.units}
-            if len(stores) != 1 or len(sizes) != 1 or stores[0].children is not None or piece.width % 4:
-                raise _NotEnough
-            yield buffer, address.offset, stores[0].value
-
-
-def _own(segment: Segment, buffer: str, offset: int, value: Value) -> None:
-    """Checks that what is read of a buffer, unit by unit, was written by the unit's own worker."""
-    stores = [store for store in segment.stores if store.buffer == buffer]
-    sizes = [tensor(value).size, *(tensor(store.value).size for store in stores)]
-    if any(size % segment.units for size in sizes):
-        raise _NotEnough
-    if any((store.offset - offset) % segment.units for store in stores):
-        raise _NotEnough
-
-
-def _whole_sums(segment: Segment, buffer: str, offset: int, value: Value) -> None:
-    """Checks that a load reads all that transposed products leave in a buffer, one element a unit."""
-    made = [part for turned in segment.transposed for part in turned.stores if part[0] == buffer]
-    ((_, at, low, high),) = made if len(made) == 1 else [("", -1, 0, 0)]
-    if at != offset or high - low != segment.units or tensor(value).size != segment.units or offset % 4:
-        raise _NotEnough
-
-
-def _records(plan: Plan, name: str) -> set[str]:
-    """The buffers that a list of states leads to."""
-    (item,) = (item for item in plan.lists if item.name == name)
-    function = getattr(item, "function", "")
-    return {f"{stage.space}:state" for stage in plan.program.stages if stage.function == function}
-
-
-def _slots(plan: Plan, name: str | None) -> set[str]:
-    """The buffers that a list of slots leads to."""
-    return {
-        source.buffer for item in plan.lists if item.name == name for source in getattr(item, "sources", ())
-    }
+    return padded(unit_share(segment.units, workers) * workers if sent.value is None else segment.units)
 
 
 def mailbox(worker: Worker, segment: Segment, staging: Staging, most: int) -> Mailbox | None:
     """The mailbox of a segment: behind its staging, or in rows of operands that narrow levels have not."""
     sent = sent_by(worker.plan, segment)
-    if sent is None:
+    if not sent:
         return None
-    row_words = sent[-1].at + _words(worker.plan, segment, sent[-1].value)
+    row_words = sent[-1].at + _words(worker.plan, segment, sent[-1])
     share = unit_share(segment.units, worker.workers)
     behind = -(-staging.words // 4) * 4
-    if (worker.workers - 1) * share >= segment.units:
-        return None  # who has no units sends nothing, so that nobody would wait for it
     for rows in ROWS:
         free = -(-most // 4) * 4 * staging.operand_words
         if behind + rows * row_words <= worker.staging_words:
@@ -280,7 +177,7 @@ class Push:
         """Whether the record at an address was pushed; if so, the word where the piece's elements begin."""
         address = piece.address
         if isinstance(address, GatherAddress):
-            records = _records(self.worker.plan, address.list)
+            records = state_buffers(self.worker.plan, address.list)
             for item, _ in self.states():
                 if item.buffer in records and item.offset == address.offset:
                     return self._near(item, word)

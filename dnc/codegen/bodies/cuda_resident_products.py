@@ -140,7 +140,8 @@ def _columns(
     tile: UnitTile, product: TransposedProduct, held: Resident, some: range, first: Expr, vertices: int
 ) -> None:
     """Sums of the columns of some strips, for `vertices` vertices from `first` on."""
-    worker, plane = tile.worker.here(), tile.staging.deltas[product.delta]
+    worker = tile.worker if tile.worker.push is None else tile.worker.here()
+    plane = tile.staging.deltas[product.delta]
     width = 1 << (len(some) - 1).bit_length()  # so that what a lane has in the end are neighbours
     size = vertices * width * 4
     sums = local("sums", "float32", T.float32(0.0), size)

@@ -53,7 +53,7 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
 
     def many() -> None:
         assert wide is not None
-        _look(worker)
+        _look(worker, 0)
         wide_segment(attrs.evolve(worker, push=None), segment, wide, row, rows)
 
     if wide is None:
@@ -77,10 +77,17 @@ def _mailbox_in(worker: Worker, segment: Segment, staging: Staging) -> Mailbox |
     return mailbox(worker, segment, staging, most)
 
 
-def _look(worker: Worker) -> None:
-    """Looks ahead, if there is something to look for. Seen after a block barrier."""
-    if worker.ahead.look is not None:
-        worker.ahead.look(worker)
+def _look(worker: Worker, begin: Expr) -> None:
+    """Looks ahead, if there is something to look for. Seen after a block barrier. begin: of the tile; what is
+    pushed is noted once."""
+    look = worker.ahead.look
+    if look is None:
+        return
+    if worker.push is None:
+        look(worker)
+    else:
+        with when(begin == 0):
+            look(worker)
 
 
 def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
@@ -94,8 +101,7 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
         tile = UnitTile(near, segment, staging, first, count)
         early = EarlyLoads(tile)
         _products(tile, early)
-        with when(begin == 0):
-            _look(worker)
+        _look(worker, begin)
         one_unit = partial(_unit_cells, tile, early)
         if fits_quads(segment, tile.units) and size % 4 == 0 and size * tile.units > ROUNDS * THREADS:
             either(count * tile.units <= ROUNDS * THREADS, one_unit, partial(quad_cells, tile))
@@ -136,7 +142,7 @@ def choose_staging(worker: Worker, segment: Segment) -> Staging:
         if fits and _mailbox_in(worker, segment, found) is not None:
             worker.stage(found.words)
             return found
-        if without is not None and (found.tile <= MOST_ROWS or sent_by(worker.plan, segment) is None):
+        if without is not None and (found.tile <= MOST_ROWS or not sent_by(worker.plan, segment)):
             break
     assert without is not None
     worker.stage(without.words)
@@ -147,9 +153,11 @@ def _layouts(worker: Worker, segment: Segment, tile: int) -> Iterator[Staging]:
     """Layouts that get smaller."""
     adds = segment.transposed or segment.products
     while True:
-        for block, buffers in ((BLOCK, 2), (BLOCK, 1), (BLOCK // 2, 1)) if adds else ((BLOCK, 1),):
-            if block <= max(tile, BLOCK // 2):
-                yield narrow_staging(worker, segment, tile, block, buffers)
+        block = BLOCK if tile >= BLOCK else BLOCK // 2
+        for buffers in (2, 1) if adds else (1,):
+            yield narrow_staging(worker, segment, tile, block, buffers)
+        if adds and block == BLOCK and sent_by(worker.plan, segment):
+            yield narrow_staging(worker, segment, tile, BLOCK // 2, 1)
         if tile == 1:
             return
         tile //= 2
