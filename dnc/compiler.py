@@ -26,13 +26,13 @@ from dnc.ir.remarks import Remark, Remarks
 from dnc.kernel_cache import cached_kernels
 from dnc.machine_constants import known_constants
 from dnc.passes.canonicalize import Canonicalize
-from dnc.passes.choose_pushes import ChoosePushes
 from dnc.passes.differentiate import Differentiate
 from dnc.passes.drop_training import DropTraining
 from dnc.passes.fuse import Fuse
 from dnc.passes.hoist import Hoist
 from dnc.passes.inline import Inline
 from dnc.passes.pass_manager import Pass, PassManager, PassOptions, program_manager
+from dnc.passes.plan_mailboxes import PlanMailboxes
 from dnc.passes.plan_weights import PlanWeights, most_registers
 from dnc.passes.select_instructions import SelectInstructions
 from dnc.passes.select_tiles import SelectTiles
@@ -49,7 +49,7 @@ TRAIN, INFER = MODES = ("train", "infer")
 class PlanOptions:
     """How a plan is made. Everything here is kept in the manifest of a build.
 
-    without: names of optimising passes left out (hoist, fuse, push). cluster: CTAs of a cluster (0: the
+    without: names of optimising passes left out (hoist, fuse, mailboxes). cluster: CTAs of a cluster (0: the
     whole chip is one replica; None: the cheapest). residency: forced for every weight slice
     (tests). workers: of a replica that is no cluster. window: words of the schedule held on chip.
     registers: for weights, a thread (None: as many as the machine has to offer without spills).
@@ -117,7 +117,7 @@ def plan_passes(
             options.batch,
         ),
         PlanWeights(target, options.residency, options.registers),
-        ChoosePushes(),
+        PlanMailboxes(),
         SelectInstructions(),
     )
 
@@ -200,7 +200,8 @@ def _check_precision(precision: str, machines: Sequence[str]) -> None:
 
 def _check_names(show: PassOptions, without: Sequence[str], mode: str) -> None:
     known = pass_names(mode)
-    optional = (*(step.name for step in program_passes(mode) if step.optional), FUSE)
+    in_plans = (step.name for step in plan_passes(PlanOptions(), machine("cpu")) if step.optional)
+    optional = (*(step.name for step in program_passes(mode) if step.optional), FUSE, *in_plans)
     for name in (*without, *show.print_after, *filter(None, [show.stop_after])):
         if name not in known and name != "all":
             raise fail(f"there is no pass '{name}'", f"passes: {', '.join(known)}")

@@ -33,7 +33,7 @@ LIST = "-p"  # what a list of passes is called in messages
 
 FORWARD_ONLY = ("inline", "hoist", "differentiate", "drop-training")
 TILES = "select-tiles"
-NEEDS_TILES = ("plan-weights", "push", "select-instructions")
+NEEDS_TILES = ("plan-weights", "mailboxes", "select-instructions")
 
 
 @attrs.frozen

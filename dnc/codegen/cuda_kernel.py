@@ -30,9 +30,10 @@ from dnc.codegen.bodies import (
     cuda_vertices,
 )
 from dnc.codegen.bodies.cuda_ending import ALL_ENDED
-from dnc.codegen.bodies.cuda_push import Push, sent_by
+from dnc.codegen.bodies.cuda_push import sent_by
 from dnc.codegen.bodies.cuda_resident import resident
 from dnc.codegen.bodies.cuda_worker import Worker, load_shared, make_view, vector_slots
+from dnc.codegen.cuda_levels import run_levels
 from dnc.codegen.emit import (
     Expr,
     any_of,
@@ -109,7 +110,7 @@ class Kernel:
             load_shared(self.worker)
             if self._register_regions() - {isa.WITHIN}:
                 self._load_registers()
-            put(self.opcode, 0, self._fetch())
+            put(self.opcode, 0, self.fetch())
             if self._pushing():
                 sync.cluster_wait()  # now others may push
             for region in isa.REGIONS:
@@ -129,76 +130,16 @@ class Kernel:
                 level = cuda_ahead.level_segments(self.plan, region)
                 if level:
                     is_level = reduce(any_of, [self.opcode[0] == number for number in level])
-                    either(is_level, partial(self._levels, level), partial(self._instruction, region))
+                    either(is_level, partial(run_levels, self, level), partial(self._instruction, region))
                 else:
                     self._instruction(region)
 
     def _instruction(self, region: int) -> None:
         """Runs an instruction, and fetches the next one."""
         dispatch(self.opcode[0], self._cases(region))
-        self._advance(1)
+        self.advance(1)
         with when(self.opcode[0] != FINISHED):
-            put(self.opcode, 0, self._fetch())
-
-    def _levels(self, level: dict[int, Segment]) -> None:
-        """Runs an instruction of a level. If the replica's barrier follows, and behind it another one, these
-        are neither fetched nor dispatched."""
-        dispatch(
-            self.opcode[0],
-            {number: partial(self._same_levels, level, segment) for number, segment in level.items()},
-        )
-
-    def _same_levels(self, level: dict[int, Segment], segment: Segment) -> None:
-        """The same instruction, level after level."""
-        opcode = self.plan.opcode(segment.name)
-        box = cuda_segments.level_mailbox(self._worker_of(segment), segment)
-        ahead = attrs.evolve(self.worker.ahead, pushes=box is not None)
-        window, barrier = self.tiling.window, self._number(isa.REPLICA_BARRIER)
-        known = ahead.known_of(self.window, self.entry[0], window, barrier)
-        fields = [local("level", "int32", value) for value in (*self._values(opcode.fields), known)]
-        again = local("again", "int32", 1)
-        with T.While(again[0] != 0):
-            row, rows, known = (field[0] for field in fields)
-            worker = self._looking(segment, level, attrs.evolve(ahead, known=known))
-            if box is not None:
-                worker = attrs.evolve(worker, push=cuda_ahead.pushing(worker, segment, box, row, rows))
-            cuda_segments.unit_segment(worker, segment, row, rows)
-            following, values = worker.ahead.next()
-
-            def pass_barrier(
-                push: Push | None = worker.push, following: Expr = following, values: list[Expr] = values
-            ) -> None:
-                self._pass_barrier(push, values[-1])
-                put(self.opcode, 0, following)
-                for field, value in zip(fields, values, strict=False):
-                    put(field, 0, value)
-
-            put(again, 0, T.Select(following == opcode.number, 1, 0))
-            either(following >= 0, pass_barrier, partial(self._go_on, worker.push))
-        put(self.entry, 0, self._place())
-
-    def _looking(self, segment: Segment, level: dict[int, Segment], ahead: cuda_ahead.Ahead) -> Worker:
-        """The worker for a segment of a level, which looks ahead."""
-
-        def look(worker: Worker) -> None:
-            cuda_ahead.look_ahead(worker, self.window, level)
-
-        return attrs.evolve(self._worker_of(segment), ahead=attrs.evolve(ahead, look=look))
-
-    def _pass_barrier(self, push: Push | None, pushed: Expr) -> None:
-        """Waits at the replica's barrier, which follows, or for what others push, if there are rows of it."""
-        self._advance(1)
-        self._stamp(0)
-        self._stamp(1)
-        self._advance(1)
-        if push is None:
-            sync.cluster_barrier()
-        else:
-            sync.wait_for_pushes(push.signal, push.phase)
-            with when(pushed == 0):
-                sync.cluster_barrier()
-        self._stamp(0)
-        self._stamp(1)
+            put(self.opcode, 0, self.fetch())
 
     # ---- prologue -------------------------------------------------------------------------------
 
@@ -308,34 +249,27 @@ class Kernel:
 
     # ---- the loop -------------------------------------------------------------------------------
 
-    def _go_on(self, push: Push | None) -> None:
-        """Fetches the next instruction; nothing that others push is left behind."""
-        self._advance(1)
-        if push is not None:
-            sync.wait_for_pushes(push.signal, push.phase)
-        put(self.opcode, 0, self._fetch())
-
-    def _advance(self, count: int) -> None:
+    def advance(self, count: int) -> None:
         """Another instruction is at hand, for all threads behind a barrier."""
         with when(self.worker.thread == 0):
             put(self.at, 0, self.at[0] + count)
 
-    def _fetch(self) -> Expr:
+    def fetch(self) -> Expr:
         """Refills the window when it is used up; the opcode, after a block barrier."""
         per_window = self.tiling.window // isa.INSTRUCTION_WORDS
         T.evaluate(T.cuda.cta_sync())
-        self._stamp(0)
+        self.stamp(0)
         with when(self.at[0] % per_window == 0):
             self._fill_window(self.at[0])
             T.evaluate(T.cuda.cta_sync())
-        put(self.entry, 0, self._place())
+        put(self.entry, 0, self.place())
         fetched = let("fetched", cuda.uniform(self.window[self.entry[0]]))
         meetings = [fetched == number for number in self._pushing()]  # of workers that have to be complete
-        keeps = reduce(any_of, meetings, fetched == self._number(isa.END))
+        keeps = reduce(any_of, meetings, fetched == self.number(isa.END))
         keeps = any_of(keeps, self._is_cluster_barrier(fetched))
         skips = both(self.aborted[0] != 0, tirx.Not(keeps))
-        opcode = let("opcode", T.Select(skips, self._number(isa.NOP), fetched))
-        self._stamp(1)
+        opcode = let("opcode", T.Select(skips, self.number(isa.NOP), fetched))
+        self.stamp(1)
         return opcode
 
     def _pushing(self) -> list[int]:
@@ -343,7 +277,7 @@ class Kernel:
         level = cuda_ahead.level_segments(self.plan, isa.WITHIN)
         return [number for number, segment in level.items() if sent_by(self.plan, segment)]
 
-    def _place(self) -> Expr:
+    def place(self) -> Expr:
         """The word of the window at which the instruction at hand stands."""
         size = isa.INSTRUCTION_WORDS
         return self.at[0] % (self.tiling.window // size) * size
@@ -362,35 +296,36 @@ class Kernel:
         target = self.worker.field("to", self.entry[0], self.window, isa.LEAVE_FIELDS)
         to = local("leave_to", "int32", target)  # the window is filled again
         pool, words = (T.address_of(buffer[0]) for buffer in (self.worker.pool, self.worker.words))
-        ended = ALL_ENDED(pool, words, *self._values(isa.LEAVE_FIELDS)[1:])
+        ended = ALL_ENDED(pool, words, *self.values(isa.LEAVE_FIELDS)[1:])
         with when(let("ended", ended) != 0):
             per_window = self.tiling.window // isa.INSTRUCTION_WORDS
             with when(self.worker.thread == 0):
                 put(self.at, 0, to[0] - 1)
             self._fill_window(to[0] - to[0] % per_window)
 
-    def _stamp(self, place: int) -> None:
+    def stamp(self, place: int) -> None:
         """In a traced kernel the time, as stamp `place` of the instruction at hand."""
         if self.stamps is not None:
             self.stamps.stamp(self.at[0] * 2 + place)
 
-    def _number(self, name: str) -> int:
+    def number(self, name: str) -> int:
+        """That of an opcode."""
         return self.plan.opcode(name).number
 
     def _is_cluster_barrier(self, opcode: Expr) -> Expr:
-        return both(opcode == self._number(isa.REPLICA_BARRIER), self.tiling.cluster > 1)
+        return both(opcode == self.number(isa.REPLICA_BARRIER), self.tiling.cluster > 1)
 
     def _cases(self, region: int) -> dict[int, Callable[[], None]]:
         """The bodies of a region by opcode, but for those of levels that look ahead; in the last region an
         opcode beyond the set stops the launch."""
         cases: dict[int, Callable[[], None]] = {
-            self._number(isa.END): lambda: put(self.opcode, 0, FINISHED),
-            self._number(isa.REPLICA_BARRIER): self._replica_barrier,
-            self._number(isa.GRID_BARRIER): self._grid_barrier,
+            self.number(isa.END): lambda: put(self.opcode, 0, FINISHED),
+            self.number(isa.REPLICA_BARRIER): self._replica_barrier,
+            self.number(isa.GRID_BARRIER): self._grid_barrier,
         }
         level = cuda_ahead.level_segments(self.plan, region)
         if region == isa.WITHIN and isa.generates(self.plan):
-            cases[self._number(isa.LEAVE)] = self._leave
+            cases[self.number(isa.LEAVE)] = self._leave
         if region == isa.BEHIND:
             for table in ("", *(table.parameter for table in self.plan.table_gradients)):
                 opcodes = isa.optimizers_of(self.plan, table)
@@ -406,7 +341,7 @@ class Kernel:
         plan = self.plan
 
         def values() -> list[Expr]:
-            return self._values(fields)
+            return self.values(fields)
 
         segments = {segment.name: segment for segment in plan.segments}
         dense = {gradient.name: gradient for gradient in plan.dense_gradients}
@@ -415,7 +350,7 @@ class Kernel:
             emit = (
                 cuda_segments.unit_segment if segments[name].mapping == UNIT else cuda_vertices.vertex_segment
             )
-            return lambda: emit(self._worker_of(segments[name]), segments[name], *values())
+            return lambda: emit(self.worker_of(segments[name]), segments[name], *values())
         if name in dense:
             return lambda: cuda_dense.dense_gradient(
                 self.worker.here(), dense[name], dict(zip(fields, values(), strict=True))
@@ -430,14 +365,14 @@ class Kernel:
         assert name == isa.REDUCE, name
         return lambda: cuda_update.reduce(self.worker.here(), *values())
 
-    def _worker_of(self, segment: Segment) -> Worker:
+    def worker_of(self, segment: Segment) -> Worker:
         """The worker for a segment: what it knows of the wavefronts and of the registers."""
         if self.plan.program.stage(segment.stage).placement == LEVEL:
             return attrs.evolve(self.worker, few=True, crowded=isa.WITHIN in self._register_regions())
         crowded = isa.segment_region(self.plan, segment) in self._register_regions()
         return attrs.evolve(self.worker.here(), crowded=crowded)
 
-    def _values(self, fields: tuple[str, ...]) -> list[Expr]:
+    def values(self, fields: tuple[str, ...]) -> list[Expr]:
         """The fields of the current instruction."""
         return [self.worker.field(field, self.entry[0], self.window, fields) for field in fields]
 
@@ -445,11 +380,11 @@ class Kernel:
         """All optimizers' instructions for the dense parameters, or for a table."""
         if not parameter:
             return lambda: cuda_update.update(
-                self.worker.here(), self.window[self.entry[0]], *self._values(isa.UPDATE_FIELDS)
+                self.worker.here(), self.window[self.entry[0]], *self.values(isa.UPDATE_FIELDS)
             )
         table = next(table for table in self.plan.table_gradients if table.parameter == parameter)
         return lambda: cuda_update.update_table(
-            self.worker.here(), self.window[self.entry[0]], table, *self._values(isa.TABLE_UPDATE_FIELDS)
+            self.worker.here(), self.window[self.entry[0]], table, *self.values(isa.TABLE_UPDATE_FIELDS)
         )
 
     # ---- barriers -------------------------------------------------------------------------------
@@ -499,7 +434,7 @@ class Kernel:
             sync.cluster_barrier()
         if self.stamps is not None:
             T.evaluate(T.cuda.cta_sync())
-            self._stamp(0)
+            self.stamp(0)
             self.stamps.anchor(LAST_ANCHOR)
 
 

@@ -66,7 +66,11 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "lstm-256": ("lstm_classifier", {"hidden": 256, "embed": 256}, PlanOptions()),
     "lstm-256-bf16": ("lstm_classifier", {"hidden": 256, "embed": 256}, PlanOptions(precision="bf16")),
     "gru": ("torch_gru", {"hidden": 72, "embed": 20}, PlanOptions(cluster=8, window=128)),
-    "gru-unpushed": ("torch_gru", {"hidden": 72, "embed": 20}, PlanOptions(cluster=8, without=("push",))),
+    "gru-unpushed": (
+        "torch_gru",
+        {"hidden": 72, "embed": 20},
+        PlanOptions(cluster=8, without=("mailboxes",)),
+    ),
     "top_down": ("top_down", {}, PlanOptions(cluster=8)),
     "dag": ("dag", {}, PlanOptions()),
     "childsum": ("childsum", {"hidden": 24, "embed": 20}, PlanOptions()),

@@ -154,7 +154,8 @@ def clear(worker: Worker) -> None:
     if ahead_words(worker.plan):
         for at in range(SIGNAL):
             put(worker.ahead.memory, at, NOTHING if at < NEXT else 0)
-        sync.open_signals(T.address_of(worker.ahead.memory[SIGNAL]), SIGNALS)
+        if worker.plan.pushes:
+            sync.open_signals(T.address_of(worker.ahead.memory[SIGNAL]), SIGNALS)
 
 
 def pushing(worker: Worker, segment: Segment, box: Mailbox, row: Expr, rows: Expr) -> Push:

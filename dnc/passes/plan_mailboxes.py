@@ -1,4 +1,4 @@
-"""Choose pushes: what the workers of a cluster send each other between two levels, beside what they write.
+"""Plan mailboxes: what the workers of a cluster send each other between two levels, beside what they write.
 
 In: a plan with segments and a tiling. Out: the plan with its `pushes`. A segment that is alone in its levels
 pushes the states that are operands of its own products, and the partial sums of transposed products that it
@@ -36,11 +36,11 @@ from dnc.ir.types import TensorType
 
 
 @attrs.frozen
-class ChoosePushes:
+class PlanMailboxes:
     """sequences: only where a level follows one other."""
 
     sequences: bool = True
-    name: str = attrs.field(default="push", init=False)
+    name: str = attrs.field(default="mailboxes", init=False)
     optional: bool = attrs.field(default=True, init=False)
 
     def __call__(self, plan: Plan) -> Plan:

@@ -1,0 +1,95 @@
+"""Levels on CUDA: a segment of the recursion that goes on from level to level without the interpreter.
+
+In: a kernel at an instruction of a level. Out: statements that run it, and as long as the replica's barrier
+and the same instruction follow, the next one: what that is the look ahead found (`bodies/cuda_ahead.py`).
+Between two levels workers meet at the barrier, or wait for what others push (`bodies/cuda_push.py`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import attrs
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import sync
+from dnc.codegen.bodies import cuda_ahead, cuda_segments
+from dnc.codegen.bodies.cuda_push import Push
+from dnc.codegen.bodies.cuda_worker import Worker
+from dnc.codegen.emit import Expr, dispatch, either, local, put, when
+from dnc.ir import isa
+from dnc.ir.plan import Segment
+
+if TYPE_CHECKING:
+    from dnc.codegen.cuda_kernel import Kernel
+
+
+def run_levels(kernel: Kernel, level: dict[int, Segment]) -> None:
+    """Runs an instruction of a level. If the replica's barrier follows, and behind it another one, these
+    are neither fetched nor dispatched."""
+    bodies = {number: partial(_same_levels, kernel, level, segment) for number, segment in level.items()}
+    dispatch(kernel.opcode[0], bodies)
+
+
+def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) -> None:
+    """The same instruction, level after level."""
+    opcode, barrier = kernel.plan.opcode(segment.name), kernel.number(isa.REPLICA_BARRIER)
+    box = cuda_segments.level_mailbox(kernel.worker_of(segment), segment)
+    ahead = attrs.evolve(kernel.worker.ahead, pushes=box is not None)
+    known = ahead.known_of(kernel.window, kernel.entry[0], kernel.tiling.window, barrier)
+    fields = [local("level", "int32", value) for value in (*kernel.values(opcode.fields), known)]
+    again = local("again", "int32", 1)
+    with T.While(again[0] != 0):
+        row, rows, known = (field[0] for field in fields)
+        worker = _looking(kernel, segment, level, attrs.evolve(ahead, known=known))
+        if box is not None:
+            worker = attrs.evolve(worker, push=cuda_ahead.pushing(worker, segment, box, row, rows))
+        cuda_segments.unit_segment(worker, segment, row, rows)
+        following, values = worker.ahead.next()
+
+        def pass_barrier(
+            push: Push | None = worker.push, following: Expr = following, values: list[Expr] = values
+        ) -> None:
+            _pass_barrier(kernel, push, values[-1])
+            put(kernel.opcode, 0, following)
+            for field, value in zip(fields, values, strict=False):
+                put(field, 0, value)
+
+        put(again, 0, T.Select(following == opcode.number, 1, 0))
+        either(following >= 0, pass_barrier, partial(_go_on, kernel, worker.push))
+    put(kernel.entry, 0, kernel.place())
+
+
+def _looking(kernel: Kernel, segment: Segment, level: dict[int, Segment], ahead: cuda_ahead.Ahead) -> Worker:
+    """The worker for a segment of a level, which looks ahead."""
+
+    def look(worker: Worker) -> None:
+        cuda_ahead.look_ahead(worker, kernel.window, level)
+
+    return attrs.evolve(kernel.worker_of(segment), ahead=attrs.evolve(ahead, look=look))
+
+
+def _pass_barrier(kernel: Kernel, push: Push | None, pushed: Expr) -> None:
+    """Waits at the replica's barrier, which follows; or for what others push, where the next level has rows
+    of it."""
+    kernel.advance(1)
+    kernel.stamp(0)
+    kernel.stamp(1)
+    kernel.advance(1)
+    if push is None:
+        sync.cluster_barrier()
+    else:
+        sync.wait_for_pushes(push.signal, push.phase)
+        with when(pushed == 0):
+            sync.cluster_barrier()
+    kernel.stamp(0)
+    kernel.stamp(1)
+
+
+def _go_on(kernel: Kernel, push: Push | None) -> None:
+    """Fetches the next instruction; nothing that others push is left behind."""
+    kernel.advance(1)
+    if push is not None:
+        sync.wait_for_pushes(push.signal, push.phase)
+    put(kernel.opcode, 0, kernel.fetch())
