@@ -137,6 +137,7 @@ class Kernel:
     def _instruction(self, region: int) -> None:
         """Runs an instruction, and fetches the next one."""
         dispatch(self.opcode[0], self._cases(region))
+        T.evaluate(T.cuda.cta_sync())  # a body may have none: all threads have read where they are
         self.advance(1)
         with when(self.opcode[0] != FINISHED):
             put(self.opcode, 0, self.fetch())
@@ -293,6 +294,7 @@ class Kernel:
 
     def _leave(self) -> None:
         """Goes on behind the recursion if all lists have ended, which is the same on all threads."""
+        T.evaluate(T.cuda.cta_sync())  # all threads have read where they are
         target = self.worker.field("to", self.entry[0], self.window, isa.LEAVE_FIELDS)
         to = local("leave_to", "int32", target)  # the window is filled again
         pool, words = (T.address_of(buffer[0]) for buffer in (self.worker.pool, self.worker.words))

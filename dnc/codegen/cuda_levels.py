@@ -39,6 +39,8 @@ def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) ->
     ahead = attrs.evolve(kernel.worker.ahead, pushes=box is not None)
     known = ahead.known_of(kernel.window, kernel.entry[0], kernel.tiling.window, barrier)
     fields = [local("level", "int32", value) for value in (*kernel.values(opcode.fields), known)]
+    if box is not None:
+        T.evaluate(T.cuda.cta_sync())  # all threads have read the turn, before one looks ahead
     again = local("again", "int32", 1)
     with T.While(again[0] != 0):
         row, rows, known = (field[0] for field in fields)
