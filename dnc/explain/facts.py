@@ -129,7 +129,8 @@ class SpaceFacts:
 
 @attrs.frozen
 class PlanFacts:
-    """See the module. on_chip: None on a CPU. cost: lines of what was predicted."""
+    """See the module. on_chip: None on a CPU. pushes: what segments also send straight to the other workers.
+    cost: lines of what was predicted."""
 
     target: str
     tiling: str
@@ -138,6 +139,7 @@ class PlanFacts:
     weights: tuple[WeightFacts, ...]
     on_chip: OnChip | None
     exchanges: tuple[ExchangeFacts, ...]
+    pushes: tuple[str, ...]
     grid_exchanges: int
     instructions: tuple[tuple[int, str, tuple[str, ...]], ...]
     cost: tuple[str, ...]
@@ -155,6 +157,7 @@ def gather(plan: Plan) -> PlanFacts:
         tuple(_weights(plan)),
         _on_chip(plan, chip) if chip.is_gpu else None,
         tuple(_exchanges(plan)),
+        tuple(_pushes(plan)),
         3 if plan.trains else 0,
         tuple((opcode.number, opcode.name, opcode.fields) for opcode in plan.opcodes),
         tuple(_cost(plan, chip)),
@@ -285,6 +288,12 @@ def _exchanges(plan: Plan) -> Iterator[ExchangeFacts]:
         if steps:
             names = tuple(tuple(names) for _, names in sorted(found.items()))
             yield ExchangeFacts(name, exchange_count(steps), names)
+
+
+def _pushes(plan: Plan) -> Iterator[str]:
+    for pushed in plan.pushes:
+        what = "partial sums" if pushed.value is None else pushed.value.name
+        yield f"{what} of {pushed.segment}"
 
 
 def _cost(plan: Plan, chip: Machine) -> Iterator[str]:

@@ -68,6 +68,8 @@ def _exchanges(facts: PlanFacts) -> Iterator[str]:
     for phase in facts.exchanges:
         names = "; ".join(" + ".join(step) for step in phase.steps)
         yield f"  {phase.phase}: {phase.count} ({names})"
+    if facts.pushes:
+        yield f"  pushed into shared memory between narrow levels: {', '.join(facts.pushes)}"
     if facts.grid_exchanges:
         before = "before the gradients, before the norm, before the update"
         yield f"  whole grid, once a batch: {facts.grid_exchanges} ({before})"

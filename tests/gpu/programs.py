@@ -67,13 +67,14 @@ def case_of(seed: int) -> Case:
     """Data, and what is forced on the plan."""
     choice = random.Random(-1 - seed)
     cluster = choice.choice((0, 8, 8, 16))
+    unpushed = ("mailboxes",) if random.Random(-3 - seed).random() < 0.25 else ()
     return Case(
         seed=seed,
         samples=choice.choice((1, 3, 20) if seed < EXAMPLES_FROM else (1, 3, 20, 60)),
         vertices=choice.choice((4, 12, 40)),
         shape=choice.choice(SHAPES),
         sharing=choice.choice((0.0, 0.4)),
-        without=tuple(name for name in OPTIONAL_PASSES if choice.random() < 0.15),
+        without=(*(name for name in OPTIONAL_PASSES if choice.random() < 0.15), *unpushed),
         target=TARGET,
         options=PlanOptions(
             cluster=cluster,

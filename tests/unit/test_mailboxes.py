@@ -13,6 +13,7 @@ from dnc.codegen.bodies.cuda_push import MOST_ROWS, Mailbox
 from dnc.codegen.cuda_kernel import Kernel, emit_source
 from dnc.compiler import PlanOptions, make_plan, transform
 from dnc.diagnostics import Source
+from dnc.explain.facts import gather
 from dnc.frontend.build import load_program
 from dnc.ir.plan import Plan
 from dnc.passes.plan_mailboxes import PlanMailboxes
@@ -96,6 +97,11 @@ def test_mailboxes_lie_beside_what_narrow_levels_stage(monkeypatch: pytest.Monke
         if box.at < staging.words:  # rows of operands that a narrow level has not
             assert box.at >= -(-box.most // 4) * 4 * staging.operand_words
             assert box.at + box.rows * box.row_words <= staging.scratch
+
+
+def test_explain_says_what_is_pushed() -> None:
+    plan = plan_of("lstm_classifier", {"hidden": 64, "embed": 40})
+    assert gather(plan).pushes == ("h of forward/0", "partial sums of forward.grad/0")
 
 
 def test_only_a_kernel_that_pushes_has_signals() -> None:
