@@ -27,7 +27,9 @@ from dnc.ir.program import LEVEL, STACK, ParameterInput
 from dnc.ir.remarks import Remarks
 
 MOST_PACKED = 96  # registers that hold two weights each: with 120 of them kernels spill
-STAGING_BYTES = 56 * 1024  # of shared memory, kept for the schedule's window and for staging operands
+# Of shared memory, kept for the schedule's window and tables, what is looked up ahead, and staging: a tile of
+# a weight gradient takes 50 KiB.
+STAGING_BYTES = 62 * 1024
 
 
 def most_registers(chip: Machine, precision: str) -> int:

@@ -1,4 +1,4 @@
-"""Random programs on a GPU, with the plan of each forced by chance: cluster, residency, precision, tile.
+"""Random programs on a GPU, the plan of each forced by chance: cluster, residency, precision, tile, pushes.
 
 `python -m tests.gpu.programs emit FOLDER FIRST COUNT` writes CUDA text on a machine with TVM,
 `python -m tests.gpu.builds compile FOLDER` compiles it wherever NVRTC is,
@@ -7,7 +7,7 @@ groups of batches with the interpreter, and the bits of three launches with each
 `python -m tests.gpu.programs vm FIRST COUNT` runs the same plans on the reference VM, without a GPU.
 Running needs Lark, not TVM. A seed is the same program, data and plan everywhere; a plan that a program
 has no place for takes no part. Seeds from EXAMPLES_FROM on are examples of random sizes: with matrices large
-enough for every way to multiply.
+enough for every way to multiply; from PUSHING_FROM on of those that can push.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import attrs
 import numpy as np
 
 from dnc.compiler import PlanOptions, digest
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, TF32X3, Plan
+from dnc.passes.plan_mailboxes import PlanMailboxes
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cuda_backend import CudaBackend
 from tests.support.executors import Bench
@@ -40,7 +42,18 @@ WIDE = (*WIDTHS, 130, 200)
 SIZES = ((1, 2), (1, 2), (2, 2), (1, 3))
 """Groups of functions and depth of expressions, at most."""
 PROCESSES = 8
-EXAMPLES_FROM = 1_000_000
+EXAMPLES_FROM, PUSHING_FROM = 1_000_000, 2_000_000
+PUSHING = (
+    "dag",
+    "language_model",
+    "lstm_classifier",
+    "td_lstm",
+    "td_rnn",
+    "torch_gru",
+    "tree_fc",
+    "treelstm",
+)
+"""Examples with one segment a level, that can push."""
 MATRICES = (8, 33, 40, 64, 100, 128, 130, 200, 256, 300)
 OTHERS = {"classes": (5,), "tags": (7,), "targets": (11, 300), "vocab": (11, 300), "chars": (20,)}
 OTHERS |= {"layers": (2, 5), "width": (4, 12)}
@@ -51,7 +64,9 @@ def text_of(seed: int) -> str:
     """The program of a seed."""
     if seed >= EXAMPLES_FROM:
         choice = random.Random(-2 - seed)
-        text = choice.choice(sorted(EXAMPLES.glob("*.dn"))).read_text(encoding="utf-8")
+        pushing = [EXAMPLES / f"{name}.dn" for name in PUSHING]
+        paths = sorted(EXAMPLES.glob("*.dn")) if seed < PUSHING_FROM else pushing
+        text = choice.choice(paths).read_text(encoding="utf-8")
         (header,) = re.findall(r"^model .*$", text, re.MULTILINE)
         sized = re.sub(
             r"(\w+) = \d+",
@@ -67,14 +82,13 @@ def case_of(seed: int) -> Case:
     """Data, and what is forced on the plan."""
     choice = random.Random(-1 - seed)
     cluster = choice.choice((0, 8, 8, 16))
-    unpushed = ("mailboxes",) if random.Random(-3 - seed).random() < 0.25 else ()
     return Case(
         seed=seed,
         samples=choice.choice((1, 3, 20) if seed < EXAMPLES_FROM else (1, 3, 20, 60)),
         vertices=choice.choice((4, 12, 40)),
         shape=choice.choice(SHAPES),
         sharing=choice.choice((0.0, 0.4)),
-        without=(*(name for name in OPTIONAL_PASSES if choice.random() < 0.15), *unpushed),
+        without=tuple(name for name in OPTIONAL_PASSES if choice.random() < 0.15),
         target=TARGET,
         options=PlanOptions(
             cluster=cluster,
@@ -88,12 +102,20 @@ def case_of(seed: int) -> Case:
     )
 
 
+def prepared_of(seed: int) -> Prepared:
+    """The program of a seed with its plan; segments push what they can, or nothing, or as planned."""
+    found = prepare(text_of(seed), case_of(seed))
+    chosen = random.Random(-3 - seed).choice(("all", "all", "none", "planned"))
+    plan = found.plan if chosen == "planned" else attrs.evolve(found.plan, pushes=())
+    return attrs.evolve(found, plan=PlanMailboxes(sequences=False)(plan) if chosen == "all" else plan)
+
+
 def emit(folder: Path, seed: int) -> str:
     """Writes the kernel text of a seed's program; what became of it."""
     from dnc.codegen.cuda_kernel import emit_source
 
     try:
-        plan = prepare(text_of(seed), case_of(seed)).plan
+        plan = prepared_of(seed).plan
     except Unsuitable as reason:
         return f"not comparable: {str(reason).split()[0]}"
     except DiagnosticError as error:
@@ -109,7 +131,7 @@ def emit(folder: Path, seed: int) -> str:
 def check(folder: Path, seed: int) -> tuple[Plan, str]:
     """Runs a seed's program; its plan, and what differs."""
     case, target = case_of(seed), folder / str(seed)
-    prepared = prepare(text_of(seed), case)
+    prepared = prepared_of(seed)
     plan = prepared.plan
     assert digest(plan) == (target / "digest").read_text(), "another plan than the one that was emitted"
     files = {file: (target / file).read_bytes() for file in ("kernel.cubin", "kernel.json")}
@@ -160,6 +182,8 @@ def _checked(folder: Path, seed: int) -> tuple[int, list[str], str]:
     assert tiling is not None
     variants = [f"cluster {tiling.cluster}" if tiling.cluster > 1 else "whole chip", plan.precision]
     variants += {f"weights {placement.residency}" for placement in plan.placements}
+    if plan.pushes:
+        variants.append("pushes")
     return seed, [*variants, f"tile {tiling.tile}"], message
 
 

@@ -99,6 +99,13 @@ def test_mailboxes_lie_beside_what_narrow_levels_stage(monkeypatch: pytest.Monke
             assert box.at + box.rows * box.row_words <= staging.scratch
 
 
+def test_weights_that_fill_shared_memory_leave_room_for_all_instructions() -> None:
+    """Here matrices took all but 51,080 bytes, and a tile of a weight gradient stages 51,200."""
+    settings = {"vocab": 300, "embed": 100, "hidden": 256}
+    plan = plan_of("language_model", settings, cluster=8, residency="shared", precision="tf32x3")
+    assert "dnc_kernel" in emit_source(plan)["kernel.cu"].decode()
+
+
 def test_explain_says_what_is_pushed() -> None:
     plan = plan_of("lstm_classifier", {"hidden": 64, "embed": 40})
     assert gather(plan).pushes == ("h of forward/0", "partial sums of forward.grad/0")
