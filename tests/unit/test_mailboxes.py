@@ -111,6 +111,23 @@ def test_explain_says_what_is_pushed() -> None:
     assert gather(plan).pushes == ("h of forward/0", "partial sums of forward.grad/0")
 
 
+def test_the_smallest_layout_is_tried_before_staging_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One vertex at a time with one buffer, where two buffers do not fit."""
+    real, seen = cuda_segments.level_mailbox, list[tuple[Any, Any]]()
+
+    def spy(worker: Any, segment: Any) -> Mailbox | None:
+        seen.append((worker, segment))
+        return real(worker, segment)
+
+    monkeypatch.setattr(cuda_segments, "level_mailbox", spy)
+    Kernel(plan_of("lstm_classifier", {"hidden": 64, "embed": 40}, cluster=8, residency="streamed")).build()
+    ((worker, segment),) = (each for each in seen if each[1].name == "forward.grad/0")
+    two, one = (cuda_segments.narrow_staging(worker, segment, 1, 8, buffers) for buffers in (2, 1))
+    assert one.words < two.words
+    tight = attrs.evolve(worker, staging_words=one.words)
+    assert cuda_segments.choose_staging(tight, segment) == one
+
+
 def test_only_a_kernel_that_pushes_has_signals() -> None:
     settings = {"hidden": 64, "embed": 40}
     with_pushes = emit_source(plan_of("torch_gru", settings))["kernel.cu"].decode()

@@ -135,18 +135,13 @@ def choose_staging(worker: Worker, segment: Segment) -> Staging:
     tile = worker.plan.tiling.tile
     if near_lists(worker.plan, segment):
         tile = min(tile, ROWS)
-    without: Staging | None = None
-    for found in _layouts(worker, segment, tile):
-        fits = found.words <= worker.staging_words
-        without = without or (found if fits or found.tile == 1 else None)
-        if fits and _mailbox_in(worker, segment, found) is not None:
-            worker.stage(found.words)
-            return found
-        if without is not None and (found.tile <= MOST_ROWS or not sent_by(worker.plan, segment)):
-            break
-    assert without is not None
-    worker.stage(without.words)
-    return without
+    sizes = list(_layouts(worker, segment, tile))
+    fitting = [found for found in sizes if found.words <= worker.staging_words] or sizes[-1:]
+    least = min(MOST_ROWS, fitting[0].tile)
+    with_mailbox = (f for f in fitting if f.tile >= least and _mailbox_in(worker, segment, f) is not None)
+    found = next(with_mailbox, fitting[0])
+    worker.stage(found.words)
+    return found
 
 
 def _layouts(worker: Worker, segment: Segment, tile: int) -> Iterator[Staging]:
