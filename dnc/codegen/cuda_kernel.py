@@ -30,7 +30,6 @@ from dnc.codegen.bodies import (
     cuda_vertices,
 )
 from dnc.codegen.bodies.cuda_ending import ALL_ENDED
-from dnc.codegen.bodies.cuda_push import sent_by
 from dnc.codegen.bodies.cuda_resident import resident
 from dnc.codegen.bodies.cuda_worker import Worker, load_shared, make_view, vector_slots
 from dnc.codegen.cuda_levels import run_levels
@@ -275,8 +274,7 @@ class Kernel:
 
     def _pushing(self) -> list[int]:
         """The opcodes of segments that push."""
-        level = cuda_ahead.level_segments(self.plan, isa.WITHIN)
-        return [number for number, segment in level.items() if sent_by(self.plan, segment)]
+        return [self.number(name) for name in dict.fromkeys(each.segment for each in self.plan.pushes)]
 
     def place(self) -> Expr:
         """The word of the window at which the instruction at hand stands."""

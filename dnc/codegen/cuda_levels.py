@@ -18,7 +18,6 @@ from dnc.codegen.bodies import cuda_ahead, cuda_segments
 from dnc.codegen.bodies.cuda_push import Push
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, dispatch, either, local, put, when
-from dnc.ir import isa
 from dnc.ir.plan import Segment
 
 if TYPE_CHECKING:
@@ -34,10 +33,10 @@ def run_levels(kernel: Kernel, level: dict[int, Segment]) -> None:
 
 def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) -> None:
     """The same instruction, level after level."""
-    opcode, barrier = kernel.plan.opcode(segment.name), kernel.number(isa.REPLICA_BARRIER)
+    opcode = kernel.plan.opcode(segment.name)
     box = cuda_segments.level_mailbox(kernel.worker_of(segment), segment)
     ahead = attrs.evolve(kernel.worker.ahead, pushes=box is not None)
-    known = ahead.known_of(kernel.window, kernel.entry[0], kernel.tiling.window, barrier)
+    known = cuda_ahead.known_of(kernel.plan, ahead, kernel.window, kernel.entry[0], level)
     fields = [local("level", "int32", value) for value in (*kernel.values(opcode.fields), known)]
     if box is not None:
         T.evaluate(T.cuda.cta_sync())  # all threads have read the turn, before one looks ahead

@@ -409,11 +409,16 @@ def unit_range(units: int, workers: int, rank: int) -> tuple[int, int]:
     return begin, min(units, begin + share)
 
 
+def state_buffer(space: str) -> str:
+    """The buffer of the state records that a function leaves for rows of a space."""
+    return f"{space}:state"
+
+
 def state_buffers(plan: Plan, name: str) -> set[str]:
     """The buffers whose records a list of states leads to."""
     (item,) = (item for item in plan.lists if item.name == name)
     function = getattr(item, "function", "")
-    return {f"{stage.space}:state" for stage in plan.program.stages if stage.function == function}
+    return {state_buffer(stage.space) for stage in plan.program.stages if stage.function == function}
 
 
 def state_layout(program: Program, function: str) -> dict[str, int]:

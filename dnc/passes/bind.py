@@ -33,6 +33,7 @@ from dnc.ir.plan import (
     TableList,
     VectorList,
     padded,
+    state_buffer,
     state_layout,
 )
 from dnc.ir.program import (
@@ -77,7 +78,7 @@ class Binder:
         """The state records of a forward function stage, and the offsets of the components."""
         assert stage.function is not None
         layout = state_layout(self.program, stage.function)
-        return self.buffer(f"{stage.space}:state", stage.space, layout[""]), layout
+        return self.buffer(state_buffer(stage.space), stage.space, layout[""]), layout
 
     def _list(self, made: IndexList) -> str:
         return self.lists.setdefault(made.name, made).name

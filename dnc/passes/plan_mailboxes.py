@@ -32,7 +32,7 @@ from dnc.ir.plan import (
     unit_share,
 )
 from dnc.ir.program import LEVEL
-from dnc.ir.types import TensorType
+from dnc.passes.distribute import width_of
 
 
 @attrs.frozen
@@ -133,7 +133,7 @@ def _asked_by_piece(
     elif isinstance(address, GatherAddress):
         for buffer in sorted(state_buffers(plan, address.list) & written):
             stores = [s for s in segment.stores if (s.buffer, s.offset) == (buffer, address.offset)]
-            sizes = {_size(store.value) for store in stores} | {piece.width, segment.units}
+            sizes = {width_of(store.value) for store in stores} | {piece.width, segment.units}
             if len(stores) != 1 or len(sizes) != 1 or stores[0].children is not None or piece.width % 4:
                 raise _NotEnough
             yield buffer, address.offset, stores[0].value
@@ -142,7 +142,7 @@ def _asked_by_piece(
 def _check_own(segment: Segment, buffer: str, offset: int, value: Value) -> None:
     """What is read of a buffer, unit by unit, was written by the unit's own worker."""
     stores = [store for store in segment.stores if store.buffer == buffer]
-    if any(_size(each) % segment.units for each in (value, *(store.value for store in stores))):
+    if any(width_of(each) % segment.units for each in (value, *(store.value for store in stores))):
         raise _NotEnough
     if any((store.offset - offset) % segment.units for store in stores):
         raise _NotEnough
@@ -154,14 +154,8 @@ def _check_sums(segment: Segment, buffer: str, offset: int, value: Value) -> Non
     if len(made) != 1 or offset % 4:
         raise _NotEnough
     ((_, at, low, high),) = made
-    if at != offset or {high - low, _size(value)} != {segment.units}:
+    if at != offset or {high - low, width_of(value)} != {segment.units}:
         raise _NotEnough
-
-
-def _size(value: Value) -> int:
-    """Elements of a value; of a list value those of an element."""
-    tensor = value.type if isinstance(value.type, TensorType) else value.type.element
-    return tensor.size
 
 
 def _slots(plan: Plan, name: str | None) -> set[str]:

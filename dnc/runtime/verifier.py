@@ -33,6 +33,7 @@ from dnc.ir.plan import (
     TableList,
     VectorList,
     padded,
+    state_buffer,
     state_layout,
 )
 from dnc.ir.program import TABLE
@@ -360,7 +361,7 @@ class _Verifier:
         """(base, stride, rows) of every state buffer of a function."""
         stride = state_layout(self.program, function)[""] // 4
         spaces = dict.fromkeys(s.space for s in self.program.stages if s.function == function)
-        found = [(self.bases.get(f"{space}:state"), stride, self.rows.get(space, 0)) for space in spaces]
+        found = [(self.bases.get(state_buffer(space)), stride, self.rows.get(space, 0)) for space in spaces]
         if function in self.schedule.known:
             at, rows = self.schedule.known[function]
             first, past = at - self.schedule.address, at - self.schedule.address + rows * stride

@@ -115,21 +115,6 @@ class Ahead:
         """Whether the words of an instruction are there, of its first tile: 0 or 1."""
         return T.cast(self.memory[self.turn(at)] == at, "int32")
 
-    def known_of(self, window: Any, entry: Expr, limit: int, barrier: int) -> Expr:
-        """What is known of an instruction that was fetched, at word `entry` of the window."""
-        at = self.place[0]
-        if not self.pushes:
-            return self.has(at)
-        turn = T.shift_left(self.memory[TURN], TURN_BIT)
-        return self.has(at) + self._followed(window, entry, limit, barrier) + turn + T.shift_left(at, AT_BIT)
-
-    def _followed(self, window: Any, entry: Expr, limit: int, barrier: int) -> Expr:
-        """FOLLOWED, or 0."""
-        size = isa.INSTRUCTION_WORDS
-        inside = let("inside", T.Select(entry + 3 * size <= limit, entry, 0))
-        same = both(window[inside + size] == barrier, window[inside + 2 * size] == window[inside])
-        return T.Select(both(entry + 3 * size <= limit, same), FOLLOWED, 0)
-
     @property
     def turn_of_pushes(self) -> Expr:
         """See `cuda_push`."""
@@ -205,40 +190,49 @@ class _Behind:
 
 
 def _behind(worker: Worker, window: Any, level: Mapping[int, Segment]) -> _Behind:
-    plan, size = worker.plan, isa.INSTRUCTION_WORDS
+    assert worker.plan.tiling is not None
+    size = isa.INSTRUCTION_WORDS
+    entry = fixed("entry_here", worker.ahead.at % (worker.plan.tiling.window // size) * size)
+    first, second = (_opcode_behind(worker.plan, window, entry, count, level) for count in (1, 2))
+    return _Behind(window, entry, first, second)
+
+
+def _opcode_behind(plan: Plan, window: Any, entry: Expr, count: int, level: Mapping[int, Segment]) -> Expr:
+    """The opcode of the level's instruction behind the `count`-th barrier after a word of the window; below
+    zero if nothing of the kind stands there, or that is not known."""
     assert plan.tiling is not None
-    limit, barrier = plan.tiling.window, plan.opcode(isa.REPLICA_BARRIER).number
-    entry = fixed("entry_here", worker.ahead.at % (limit // size) * size)
+    size, limit, barrier = isa.INSTRUCTION_WORDS, plan.tiling.window, plan.opcode(isa.REPLICA_BARRIER).number
+    at = entry + (2 * count - 1) * size
+    inside = let("inside", T.Select(at + 2 * size <= limit, at, entry))
+    found = let("opcode_behind", window[inside + size])
+    good = both(window[inside] == barrier, reduce(any_of, [found == number for number in level]))
+    return let("behind", T.Select(good, found, NOTHING))
 
-    def opcode(at: Expr) -> Expr:
-        """The opcode of a level's instruction behind the barrier that stands at a word of the window."""
-        inside = let("inside", T.Select(at + 2 * size <= limit, at, entry))
-        found = let("opcode_behind", window[inside + size])
-        good = both(window[inside] == barrier, reduce(any_of, [found == number for number in level]))
-        return let("behind", T.Select(good, found, NOTHING))
 
-    return _Behind(window, entry, opcode(entry + size), opcode(entry + 3 * size))
+def known_of(plan: Plan, ahead: Ahead, window: Any, entry: Expr, level: Mapping[int, Segment]) -> Expr:
+    """What is known of an instruction that was fetched, at word `entry` of the window."""
+    at = ahead.place[0]
+    if not ahead.pushes:
+        return ahead.has(at)
+    same = _opcode_behind(plan, window, entry, 1, level) == window[entry]
+    turn = T.shift_left(ahead.memory[TURN], TURN_BIT)
+    return ahead.has(at) + T.Select(same, FOLLOWED, 0) + turn + T.shift_left(at, AT_BIT)
 
 
 def look_ahead(worker: Worker, window: Any, level: Mapping[int, Segment]) -> None:
     """The look; the instruction at hand is one of `level`. Where it pushes, when levels take less time, one
     warp notes the next one, while another copies words of lists."""
 
-    def copy(copying: Worker, behind: _Behind | None) -> None:
-        cuda.copy_wait(0)  # of the last look: seen by all after a block barrier
-        behind = behind or _behind(copying, window, level)
-        _copy_ahead(copying, behind, level)
-        cuda.copy_commit()
-
     with when(worker.warp == LOOKING):
         looking = _here(worker)
         behind = _behind(looking, window, level)
         _note(looking, behind)
         if worker.push is None:
-            copy(looking, behind)
+            _copy_ahead(looking, behind, level)
     if worker.push is not None:
         with when(worker.warp == COPYING):
-            copy(_here(worker), None)
+            copying = _here(worker)
+            _copy_ahead(copying, _behind(copying, window, level), level)
 
 
 def _here(worker: Worker) -> Worker:
@@ -270,6 +264,7 @@ def _note(worker: Worker, behind: _Behind) -> None:
 def _copy_ahead(worker: Worker, behind: _Behind, level: Mapping[int, Segment]) -> None:
     """Starts copying the words of the second level's lists."""
     plan, ahead = worker.plan, worker.ahead
+    cuda.copy_wait(0)  # of the last look: seen by all after a block barrier
     at = let("at_second", ahead.at + 4)
 
     def copy(number: int) -> None:
@@ -280,6 +275,7 @@ def _copy_ahead(worker: Worker, behind: _Behind, level: Mapping[int, Segment]) -
 
     with when(both(behind.first >= 0, behind.second >= 0)):
         dispatch(behind.second, {number: partial(copy, number) for number in level})
+    cuda.copy_commit()
 
 
 def _copy(worker: Worker, segment: Segment, to: Expr, row: Expr, rows: Expr) -> None:

@@ -30,6 +30,7 @@ from dnc.ir.plan import (
     TableList,
     VectorList,
     padded,
+    state_buffer,
     state_layout,
 )
 from dnc.ir.program import TABLE
@@ -125,7 +126,7 @@ class Lists:
             there = [space for space in spaces if space in group.rows]
             vertices = [self.prepared.spaces[space].vertex[group.rows[space].positions] for space in there]
             for space, vertex in zip(there, vertices, strict=True):
-                base = group.bases.get(f"{space}:state")
+                base = group.bases.get(state_buffer(space))
                 if base is not None:
                     record[vertex] = group.rows[space].spread.local * stride + base
             if not has_slots:
