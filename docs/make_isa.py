@@ -83,7 +83,7 @@ PLACES = {
     "@chunks": "in training: weight gradients of all chunks of rows but the first, an arena each",
     "@state1": "the optimizer's first state: a word for every word of the trained parameters",
     "@state2": "its second state; 0 where the optimizer has fewer",
-    "@norms": "sums of squares: one per chunk of the dense gradients, then one per touched table row",
+    "@norms": "sums of squares: one per chunk of the dense gradients, or per tile, then one per touched row",
     "@results": "what the host reads back: words of the schedule, just before those for synchronisation",
 }
 RESULTS = {
@@ -110,12 +110,14 @@ OPCODES = {
     "norm": "sums of squares of the dense gradients, chunk by chunk, into `@norms`; "
     "chunks are dealt out to the grid",
     "leave": "goes on at another instruction if all lists have ended, see below",
-    "reduce": "worker 0 adds up a column of records into a word of the results",
+    "reduce": "the last worker adds up a column of records into a word of the results",
     "OPTIMIZER": "clips, and updates the trained dense parameters of one rate: an opcode each for "
     + ", ".join(f"`{name}`" for name in OPTIMIZERS),
     "OPTIMIZER TABLE": "the same for the touched rows of a table",
     "SEGMENT": "a segment of the plan on neighbouring rows of its space",
     "gradient PARAMETER #N": "adds up the gradient of a dense parameter; tiles are dealt out to the grid",
+    "outer": "the same over all its rows, where they are few: a vector that adds up the same deltas is made "
+    "along, the squares of every tile go into `@norms`, and there is no `norm`",
     "follow": "moves the running parameters, which lie behind the trained ones, by what the rows gave, "
     "unless the norm is not finite",
     "gradient TABLE": "adds up the slots of every touched row of a table",
@@ -128,7 +130,8 @@ FIELDS = {
     "count": "floats of these (of all, in `norm`) trained dense parameters, padding included",
     "norms": "words of `@norms` to add up, in order, for the norm of the whole gradient",
     "tokens": "touched rows of the table",
-    "first_norm": "the word of `@norms` for the first touched row",
+    "first_norm": "the word of `@norms` for the first touched row, or tile; -1 for none",
+    "gradient": "the number of the gradient of a dense parameter",
     "chunks": "chunks of rows that are summed apart",
     "to": "where the workers go on, counted in instructions from the queue's first",
     "lists": "lists of the replica",

@@ -25,6 +25,7 @@ from dnc.codegen.bodies import (
     cuda_ahead,
     cuda_dense,
     cuda_gradients,
+    cuda_outer,
     cuda_segments,
     cuda_update,
     cuda_vertices,
@@ -358,6 +359,8 @@ class Kernel:
         if name.startswith("gradient "):
             table = tables[name.removeprefix("gradient ")]
             return lambda: cuda_gradients.table_gradient(self.worker.here(), table, *values())
+        if name == isa.OUTER:
+            return lambda: cuda_outer.outer(self.worker.here(), dict(zip(fields, values(), strict=True)))
         if name == isa.NORM:
             return lambda: cuda_update.norm(self.worker.here(), *values())
         if name == isa.FOLLOW:

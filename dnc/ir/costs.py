@@ -125,6 +125,10 @@ class Costs:
             found[GRID] = count if grid > 1 else 0
         elif name in self._gradients:
             found[TILED] = self._gradient(self._gradients[name], fields, grid)
+        elif name == isa.OUTER:
+            tiles = np.array([isa.outer_tiles(gradient) for gradient in self.plan.dense_gradients])
+            tile, own = isa.OUTER_TILE, tiles[fields["gradient"].astype(int)]
+            found[TILED] = 2.0 * tile.rows * tile.columns * (own * fields["rows"]).sum() / grid
         elif name == isa.REDUCE:
             found[ELEMENT] = fields["rows"].sum()
         elif "count" in fields:  # norm and updates of dense parameters

@@ -10,14 +10,19 @@ rows or units of an instruction are theirs follows from their rank.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import attrs
 import numpy as np
 
+from dnc.ir.machine import machine
 from dnc.ir.optimizers import COEFFICIENTS, MOST_STATES, OPTIMIZERS
 from dnc.ir.plan import (
+    Address,
+    BufferAddress,
     DenseGradient,
+    GatherAddress,
     Opcode,
     Plan,
     Segment,
@@ -84,7 +89,7 @@ CHUNK_MULTIPLE = 32
 MOST_CHUNKS = 8
 
 NOP, END, REPLICA_BARRIER, GRID_BARRIER = "nop", "end", "replica_barrier", "grid_barrier"
-NORM, REDUCE, FOLLOW = "norm", "reduce", "follow"
+NORM, REDUCE, FOLLOW, OUTER = "norm", "reduce", "follow", "outer"
 LEAVE = "leave"
 
 # A queue goes through the regions in order. BEFORE: forward stages that do not wait for the recursion.
@@ -105,6 +110,12 @@ LEAVE_FIELDS = ("to", "lists", "begins", "ends", "word")
 # `index` is the number of a parameter in its stack (0 where there is no stack), `tile` an index into
 # `gradient_tiles`.
 DENSE_GRADIENT_FIELDS = ("row", "rows", "first_worker", "accumulate", "chunks", "index", "tile")
+# The same of few rows, in tiles of OUTER_TILE: one body for all gradients, of which `gradient` is the number.
+# A vector of `outer_beside` is made along. The squares of each tile are summed into the norms from
+# `first_norm` on, and NORM is left out; NO_NORM where
+# others add to the same elements behind it, or what is summed is no gradient.
+OUTER_FIELDS = ("gradient", "row", "rows", "first_worker", "accumulate", "index", "first_norm")
+NO_NORM = -1
 NORM_FIELDS = ("count", "chunks")
 # Adds what rows gave to running parameters, unless the norm is not finite.
 REDUCE_FIELDS = ("base", "rows", "stride", "result")
@@ -140,6 +151,7 @@ GRADIENT_TILES = (
     GradientTile(64, 64, 90, 3300),
     GradientTile(16, 256, 90, 3300),
 )
+OUTER_TILE = GradientTile(32, 256, 120, 9000)
 GRADIENT_BLOCK = GradientTile(64, 1, 8, 3000)  # of the gradient of a vector; on a CPU rows of any gradient
 FEW_ROWS, FEW_WORKERS = 32, 128
 
@@ -164,6 +176,53 @@ def gradient_tiles(gradient: DenseGradient) -> tuple[GradientTile, ...]:
 def tile_count(gradient: DenseGradient, tile: GradientTile) -> int:
     """Tiles of a gradient, the pieces of work of one chunk of rows."""
     return tile.count(gradient.rows, max(1, sum(piece.width for piece in gradient.pieces)))
+
+
+def outer_tiles(gradient: DenseGradient) -> int:
+    """Tiles of a gradient whose rows are few; a vector lies along the columns."""
+    columns = sum(piece.width for piece in gradient.pieces)
+    return OUTER_TILE.count(gradient.rows, columns) if columns else OUTER_TILE.count(1, gradient.rows)
+
+
+def outer_beside(plan: Plan) -> dict[str, DenseGradient]:
+    """The gradients of vectors that `outer` instructions of others make beside them, by the others' names.
+
+    They add up the same deltas: most often a bias beside its matrix. They have no instructions of their own.
+    """
+    times = Counter(gradient.parameter for gradient in plan.dense_gradients)
+    alone = [gradient for gradient in plan.dense_gradients if times[gradient.parameter] == 1]
+    matrices = {_deltas(gradient): gradient.name for gradient in reversed(alone) if gradient.pieces}
+    vectors = {_deltas(gradient): gradient for gradient in reversed(alone) if not gradient.pieces}
+    return {matrices[deltas]: vector for deltas, vector in vectors.items() if deltas in matrices}
+
+
+def _deltas(gradient: DenseGradient) -> tuple[str, BufferAddress, int, str]:
+    return gradient.space, gradient.delta, gradient.rows, gradient.field
+
+
+def has_outer(plan: Plan) -> bool:
+    """Whether a plan has `outer` instructions: many workers share its gradients, whose rows can be copied."""
+    return (
+        bool(plan.dense_gradients)
+        and machine(plan.target).splits_gradients
+        and all(_is_copied(plan, gradient) for gradient in plan.dense_gradients)
+    )
+
+
+def _is_copied(plan: Plan, gradient: DenseGradient) -> bool:
+    """Whether what a gradient is made of lies in whole addresses, and itself in rows of the parameter."""
+    if not gradient.pieces and len(plan.program.parameter(gradient.parameter).type.shape) > 1:
+        return False
+    addresses = [gradient.delta, *(piece.address for piece in gradient.pieces)]
+    whole = all(piece.width % 4 == 0 for piece in gradient.pieces[:-1])
+    return whole and all(_is_whole(plan, address) for address in addresses)
+
+
+def _is_whole(plan: Plan, address: Address) -> bool:
+    if isinstance(address, BufferAddress):
+        buffer = plan.buffer(address.buffer)
+        return not buffer.partial and (buffer.width | address.offset) % 4 == 0
+    return isinstance(address, GatherAddress) and address.offset % 4 == 0
 
 
 def chunk_rows(rows: int, chunks: int) -> int:
@@ -219,6 +278,7 @@ def opcodes(plan: Plan) -> tuple[Opcode, ...]:
     for table in plan.table_gradients:
         named += [(f"{name} {table.parameter}", TABLE_UPDATE_FIELDS, BEHIND) for name in OPTIMIZERS]
     named += [(gradient.name, DENSE_GRADIENT_FIELDS, BEHIND) for gradient in plan.dense_gradients]
+    named += [(OUTER, OUTER_FIELDS, BEHIND)] if has_outer(plan) else []
     tables = [f"gradient {table.parameter}" for table in plan.table_gradients]
     named += [(name, TABLE_GRADIENT_FIELDS, BEHIND) for name in tables]
     named.sort(key=lambda item: item[2])

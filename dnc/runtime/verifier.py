@@ -219,6 +219,11 @@ class _Verifier:
         field = 1 + isa.DENSE_GRADIENT_FIELDS.index("chunks")
         chunks = self.chunks = next((row[field] for name, row in rows_of if name in dense), 1)
         self.summed = dict.fromkeys(dense, 0)
+        outer = isa.OUTER in names
+        if outer:
+            found = tail[tail[:, 0] == self.number[isa.OUTER]]
+            norms = self._outer_norms(found)
+            names += [each.name for number in found[:, 1].tolist() for each in self._made_by(number)]
         for name, row in rows_of:
             _need(name not in self.segments, f"segment '{name}' stands behind a barrier of the grid")
             fields = dict(zip(self.plan.opcodes[row[0]].fields, row[1:], strict=False))
@@ -233,7 +238,11 @@ class _Verifier:
             worker = fields.get("first_worker", 0)
             _need(0 <= worker < self.grid, f"'{name}': no worker {worker}")
             if name in dense:
+                _need(not outer, f"'{name}' beside '{isa.OUTER}'")
                 self._gradient(dense[name], fields)
+            elif name == isa.OUTER:
+                for gradient in self._made_by(fields["gradient"]):
+                    self._gradient(gradient, fields)
             elif name in tables:
                 self.tokens[tables[name].parameter] = fields["tokens"]
                 _need(fields["tokens"] >= 0, f"'{name}': {fields['tokens']} tokens")
@@ -250,6 +259,7 @@ class _Verifier:
                 _need(found == right, f"the sum of '{result.name}': (rows, stride) {found}, expected {right}")
                 sums.append(fields["result"])
             elif name == isa.NORM:
+                _need(not outer, f"'{name}' beside '{isa.OUTER}'")
                 self._fields(name, fields, {"count": floats, "chunks": chunks})
             elif name == isa.FOLLOW:
                 first, count = isa.trained_floats(self.plan), isa.followed_floats(self.plan)
@@ -278,6 +288,33 @@ class _Verifier:
             missing = ({*dense, *tables} - set(names)) or {""}
             _need(missing == {""}, f"'{min(missing)}' is missing")
         self.norms = norms
+
+    def _outer_norms(self, instructions: Ints) -> int:
+        """Norms that `outer` instructions leave: the last one of a trained parameter its own, in a row."""
+        found = dict[tuple[str, int], tuple[int, int]]()
+        for words in instructions.tolist():
+            fields = dict(zip(isa.OUTER_FIELDS, words[1:], strict=True))
+            gradient, *_ = self._made_by(fields["gradient"])
+            key, first = (gradient.parameter, fields["index"]), fields["first_norm"]
+            before = found.pop(key, (isa.NO_NORM, 0))[0]
+            _need(before == isa.NO_NORM, f"'{gradient.name}': its norm is not the last one's")
+            found[key] = first, isa.outer_tiles(gradient)
+        trained = {key: own for key, own in found.items() if self.program.parameter(key[0]).trained}
+        right = all(own[0] == isa.NO_NORM for key, own in found.items() if key not in trained)
+        _need(right, f"'{isa.OUTER}': a norm of what is no gradient")
+        end = 0
+        for first, count in sorted(trained.values()):
+            _need(first == end, f"'{isa.OUTER}': norms from {first}, not {end}")
+            end += count
+        return end
+
+    def _made_by(self, number: int) -> list[DenseGradient]:
+        """The gradient with a number, and what an `outer` instruction makes beside it."""
+        gradients, beside = self.plan.dense_gradients, isa.outer_beside(self.plan)
+        _need(0 <= number < len(gradients), f"'{isa.OUTER}': no gradient {number}")
+        found = [gradients[number], *(beside[name] for name in (gradients[number].name,) if name in beside)]
+        _need(found[0] not in beside.values(), f"'{found[0].name}' is made beside another")
+        return found
 
     def _gradient(self, gradient: DenseGradient, fields: dict[str, int]) -> None:
         """Rows that exist, and of a stack those whose index selects what they are added to."""

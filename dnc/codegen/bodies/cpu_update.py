@@ -49,8 +49,8 @@ def norm(worker: Worker, count: Expr, _chunks: Expr) -> None:
 
 
 def reduce(worker: Worker, base: Expr, rows: Expr, stride: Expr, result: Expr) -> None:
-    """Worker 0 sums a column of records into a word of the results."""
-    with when(worker.number == 0):
+    """The last worker sums a column of records into a word of the results."""
+    with when(worker.number == worker.grid - 1):
         at = let("column", wide(base) * 4)
         found = local("sum", "float32", T.float32(0.0))
         with loop("row", rows) as row:

@@ -62,12 +62,12 @@ def _tiles(
         chunk = fixed("chunk", item // tiles)
         tile = fixed("tile", item - chunk * tiles)
         arena = worker.access.arena(chunk)
-        base = fixed("gradient", arena + _offset(worker, gradient.parameter, fields["index"]), "int64")
+        base = fixed("gradient", arena + offset_of(worker, gradient.parameter, fields["index"]), "int64")
         start = fixed("start", first + chunk * size)
         end = fixed("end", smaller(first + rows, start + size))
         row = fixed("row", tile // across * shape.rows)
         with when(both(tile == 0, accumulate == 0)):
-            _clear_padding(worker, gradient, base)
+            clear_padding(worker, gradient, base)
         if gradient.pieces:
             column = fixed("column", tile % across * shape.columns)
             matrix_tile(TileWork(worker, gradient, start, end, row, column, base, accumulate), shape)
@@ -75,7 +75,7 @@ def _tiles(
             _vector_tile(TileWork(worker, gradient, start, end, row, 0, base, accumulate))
 
 
-def _clear_padding(worker: Worker, gradient: DenseGradient, base: Expr) -> None:
+def clear_padding(worker: Worker, gradient: DenseGradient, base: Expr) -> None:
     """Zeros behind a gradient's elements: arenas are added up whole, and those of chunks are not cleared."""
     shape = worker.plan.program.parameter(gradient.parameter).type.shape
     end, stride = isa.slice_floats(worker.plan, gradient.parameter), padded(shape[-1])
@@ -92,7 +92,7 @@ def _clear_padding(worker: Worker, gradient: DenseGradient, base: Expr) -> None:
                 put(worker.pool, base + wide(place), T.float32(0.0))
 
 
-def _offset(worker: Worker, parameter: str, index: Expr) -> Expr:
+def offset_of(worker: Worker, parameter: str, index: Expr) -> Expr:
     """A parameter's place in every arena; `index`: which one of a stack."""
     return worker.access.slice(parameter, index) - worker.access.base(isa.PARAMETERS)
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_dense_steps import STAGES, Side, Steps, Tile, TileWork, tile_of
+from dnc.codegen.bodies.cuda_dense_steps import STAGES, Steps, Tile, TileWork, tile_of
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, pair_at, uses_cores, warp_sums
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
@@ -28,11 +29,15 @@ from dnc.codegen.emit import (
     quad_at,
     stride_loop,
     when,
+    whole_quad,
     wide,
 )
 from dnc.ir import isa
 from dnc.ir.machine import WARPS
 from dnc.ir.plan import padded
+
+
+AHEAD = 4  # blocks of 4 x 4 sums of a thread, at most, that leave registers for the next row's elements
 
 
 class Sums(Protocol):
@@ -89,13 +94,9 @@ class ThreadSums:
         """Row by row."""
         worker, sums, step = self.work.worker, self.sums, self.tile.step
         high, across = self.tile.rows, self.tile.columns
-        with loop("k", step, unroll=2 if high.quads * across.quads > 1 else 4) as k:
-            a = _operands(worker, stage + k * high.stride + self.i, high)
-            b = _operands(worker, stage + step * high.stride + k * across.stride + self.j, across)
-            for p, x in enumerate(a):
-                for q, y in enumerate(b):
-                    at = p * len(b) + q
-                    put(sums, at, cuda.fma(x, y, sums[at]))
+        down = Strip(stage + self.i, high.stride, high.threads * 4, high.quads)
+        right = Strip(stage + step * high.stride + self.j, across.stride, across.threads * 4, across.quads)
+        add_outer_products(worker, sums, down, right, step)
 
     def write(self) -> None:
         """Block by block."""
@@ -157,10 +158,66 @@ class TensorSums:
         each(lambda at, index: T.buffer_store(work.worker.pool, self.sums.pair(index), [pair_at(at)]))
 
 
-def _operands(worker: Worker, at: Expr, side: Side) -> list[Expr]:
-    """A thread's elements of a staged row."""
-    quads = [let("quad", worker.staging[quad_at(at + 4 * side.threads * part)]) for part in range(side.quads)]
-    return [lane4(quad, i) for quad in quads for i in range(4)]
+@attrs.frozen(eq=False)
+class Strip:
+    """A thread's elements of rows in shared memory: `quads` times four, `apart` words from one to the next.
+
+    at: the first word, a multiple of 4. stride: words from row to row.
+    """
+
+    at: Expr
+    stride: int
+    apart: int
+    quads: int
+
+
+def add_outer_products(
+    worker: Worker,
+    sums: Any,
+    down: Strip,
+    right: Strip,
+    rows: int,
+    meanwhile: Callable[[Expr], None] | None = None,
+) -> None:
+    """Adds the outer products of so many rows, an even number, to the sums of a thread, row by row of these.
+
+    The next row's elements are read while one is multiplied, if a thread has few sums: else registers are
+    used up. meanwhile: is done in every pair of rows.
+    """
+    memory, strips = worker.staging, (down, right)
+    # Counted in 16 bytes, so that all loads of a row are one address and a constant.
+    places = [fixed("strip_at", strip.at // 4) for strip in strips]
+    held = [local("held", "float32", T.float32(0.0), 8 * strip.quads) for strip in strips]
+
+    def read(row: Expr, half: int) -> None:
+        for strip, at, into in zip(strips, places, held, strict=True):
+            for quad in range(strip.quads):
+                found = memory[whole_quad(at + row * (strip.stride // 4) + quad * (strip.apart // 4))]
+                T.buffer_store(into, found, [quad_at((half * strip.quads + quad) * 4)])
+
+    def multiply(half: int) -> None:
+        for p in range(4 * down.quads):
+            for q in range(4 * right.quads):
+                at = p * 4 * right.quads + q
+                x, y = held[0][half * 4 * down.quads + p], held[1][half * 4 * right.quads + q]
+                put(sums, at, cuda.fma(x, y, sums[at]))
+
+    if down.quads * right.quads > AHEAD:
+        with loop("row", rows, unroll=2) as row:
+            for strip, into in zip(strips, held, strict=True):
+                at = strip.at + row * strip.stride
+                for quad in range(strip.quads):
+                    T.buffer_store(into, memory[quad_at(at + quad * strip.apart)], [quad_at(4 * quad)])
+            multiply(0)
+        return
+    read(0, 0)
+    with loop("pair", rows // 2, unroll=1) as pair:
+        read(2 * pair + 1, 1)
+        if meanwhile is not None:
+            meanwhile(pair)
+        multiply(0)
+        read(2 * pair + 2, 0)  # behind the last row anything
+        multiply(1)
 
 
 def _write_quads(work: TileWork, place: tuple[Expr, Expr], sums: Any, block: tuple[int, int, int]) -> None:

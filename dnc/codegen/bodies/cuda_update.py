@@ -64,8 +64,8 @@ def norm(worker: Worker, count: Expr, chunks: Expr) -> None:
 
 
 def reduce(worker: Worker, base: Expr, rows: Expr, stride: Expr, result: Expr) -> None:
-    """Worker 0 sums a column of records into a word of the results."""
-    with when(worker.number == 0):
+    """The last worker, who has the least else to do, sums a column of records into a word of the results."""
+    with when(worker.number == worker.grid - 1):
         at = let("column", wide(base) * 4)
         total = worker.strided_sum(rows, lambda i: worker.pool[at + wide(i) * stride])
         with when(worker.thread == 0):
@@ -96,14 +96,23 @@ def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, 
         done = T.Select(_finite(total), T.float32(1.0), T.float32(0.0))
         put(worker.pool, results + isa.RESULT_UPDATED, done)
     begin = let("update_first", (worker.number * THREADS + worker.thread) * 4)
+    apart = let("apart", worker.grid * (THREADS * 4))
 
     def step(optimizer: Optimizer) -> None:
         coefficients = _coefficients(worker, rate)
         places = (isa.PARAMETERS, isa.GRADIENTS, *isa.STATES[: len(optimizer.states)])
-        with stride_loop("element", begin, count, worker.grid * (THREADS * 4)) as element:
-            # Bases are read again for every element: registers are for weights.
-            at = [fixed("at", worker.access.base(p) + wide(first) + element, "int64") for p in places]
-            _step(worker, optimizer, coefficients, at, scale, 4)
+        bases = [fixed("from", worker.access.base(p) + wide(first), "int64") for p in places]
+        together = 2 if optimizer.states else 4  # quads under way; more code than that is slow to come
+        with stride_loop("element", begin, count, apart * together) as element:
+            elements = [let("element_of", element + part * apart) for part in range(together)]
+            loaded = []
+            for each in elements:  # behind the end those of the last one are read, and dropped
+                near = smaller(each, count - 4)
+                at = [fixed("at", base + near, "int64") for base in bases]
+                loaded.append((at, _load(worker, at, 4)))
+            for each, (at, found) in zip(elements, loaded, strict=True):
+                with when(each < count):
+                    _step(worker, optimizer, coefficients, at, found, scale, 4)
 
     with when(_finite(total)):
         each_optimizer(worker.plan, opcode, "", step)
@@ -128,7 +137,8 @@ def update_table(
     total, scale = _scale(worker, norms)
     rows = let("rows", worker.access.list_at(isa.table_lists(table.parameter)[0]))
     base = let("compact", worker.access.base(isa.table_base(table.parameter)))
-    begin = let("token_first", worker.number * WARPS + worker.warp)
+    begin = let("token_first", worker.warp * worker.grid + worker.number)
+    lanes = 4 if table.width % 4 == 0 else 1
 
     def step(optimizer: Optimizer) -> None:
         coefficients = _coefficients(worker, rate)
@@ -139,9 +149,10 @@ def update_table(
         with stride_loop("token", begin, tokens, worker.grid * WARPS) as token:
             row = let("table_row", worker.access.entry(rows + token))
             gradients = let("source", base + wide(token) * padded(table.width))
-            with stride_loop("own", worker.lane, table.width, LANES) as own:
-                at = [row + own, gradients + own, *(row + shift + own for shift in shifts)]
-                _step(worker, optimizer, coefficients, [fixed("at", a, "int64") for a in at], scale, 1)
+            with stride_loop("own", worker.lane * lanes, table.width, LANES * lanes) as own:
+                places = [row + own, gradients + own, *(row + shift + own for shift in shifts)]
+                at = [fixed("at", place, "int64") for place in places]
+                _step(worker, optimizer, coefficients, at, _load(worker, at, lanes), scale, lanes)
 
     with when(_finite(total)):
         each_optimizer(worker.plan, opcode, table.parameter, step)
@@ -154,17 +165,27 @@ def _coefficients(worker: Worker, rate: Expr) -> dict[str, Expr]:
     return found
 
 
+def _index(at: list[Expr], lanes: int) -> list[Expr]:
+    return [quad_at(place) if lanes == 4 else place for place in at]
+
+
+def _load(worker: Worker, at: list[Expr], lanes: int) -> list[Expr]:
+    """What lies at the places, an element or four neighbours each."""
+    return [let("old", worker.pool[each]) for each in _index(at, lanes)]
+
+
 def _step(
     worker: Worker,
     optimizer: Optimizer,
     coefficients: dict[str, Expr],
     at: list[Expr],
+    found: list[Expr],
     scale: Expr,
     lanes: int,
 ) -> None:
-    """New values of one element, or of four neighbours; at: parameter, gradient, state."""
-    index = [quad_at(place) if lanes == 4 else place for place in at]
-    old, gradient, *state = (let("old", worker.pool[each]) for each in index)
+    """New values of one element, or of four neighbours; at: parameter, gradient, state; found: there."""
+    index = _index(at, lanes)
+    old, gradient, *state = found
     targets = [index[0], *index[2:]]
     new = [named("new", T.alloc_local((4,), "float32")) for _ in targets]
     for i in range(lanes):

@@ -280,7 +280,8 @@ class Encoder:
         """Bases of everything dynamic from address `at` on, and the first free address."""
         bases = dict(self.pool.bases)
         if mode == TRAIN:
-            total = -(-self.modes.tail.summed // isa.NORM_CHUNK)
+            tail = self.modes.tail
+            total = max(-(-tail.summed // isa.NORM_CHUNK), tail.outer_norms)
             for table in self.plan.table_gradients:
                 tokens = touched[table.parameter].spread.most
                 total += tokens

@@ -7,16 +7,22 @@ first worker. Guaranteed: all batches and all gradients at once; a share follows
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from dnc.ir import isa
-from dnc.ir.plan import DenseGradient, Plan
+from dnc.ir.plan import BF16, TF32, TF32X3, DenseGradient, Plan
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
 
+# What tiles of `isa.GradientTile` cost beside their rows and themselves, in cycles: an instruction until the
+# next one begins, and the norm of all. Seen on an H200, as are costs of rows on tensor cores by precision.
+INSTRUCTION, NORM = 6000, 15000
+CORES = {TF32: 0.4, BF16: 0.3, TF32X3: 0.75}
+SMALL = 0.5  # what a row costs in a tile of few rows, by other tiles
 NO_SHAPE = np.iinfo(np.int32).max  # what a shape costs that a gradient does not have
 
 
@@ -59,15 +65,17 @@ class Shapes:
     """The tile shapes of all weight gradients, [targets, shapes], a target being a parameter of a gradient.
 
     tiles: that each makes of a gradient. row, fixed: what a row and a tile cost, as in `isa.GradientTile`.
-    work: the tiles that count; those of sums of deltas are light work. leading: of all runs of rows those
-    that come first of their target. whose: of every run the first target of the same parameter: there
-    tiles keep their shape and their workers, so that its gradients add up in order.
+    work: the tiles that count; those of sums of deltas are light work. outer: tiles of `isa.OUTER_TILE`,
+    none of gradients that are made beside others; outer_row: what a row costs there. leading: of all runs of
+    rows those that come first of their target. whose: of every run the first target of the same parameter:
+    there tiles keep their shape and their workers, so that its gradients add up in order.
     """
 
-    def __init__(self, gradients: Iterable[Summed]) -> None:
+    def __init__(self, gradients: Iterable[Summed], beside: Collection[str], precision: str) -> None:
         found = [(each, isa.gradient_tiles(each.gradient)) for each in gradients]
         most = max((len(shapes) for _, shapes in found), default=1)
         counts, costs, busy = list[list[int]](), list[list[list[int]]](), list[int]()
+        outer, outer_row = list[int](), list[float]()
         leading, whose = list[int](), list[int]()
         known: dict[tuple[str, int], int] = {}
         for each, shapes in found:
@@ -79,12 +87,35 @@ class Shapes:
                 counts.append([*(isa.tile_count(each.gradient, s) for s in shapes), *(1 for _ in absent)])
                 costs.append([[*(s.row for s in shapes), *absent], [*(s.fixed for s in shapes), *absent]])
                 busy.append(int(bool(each.gradient.pieces)))
+                outer.append(0 if each.gradient.name in beside else isa.outer_tiles(each.gradient))
+                outer_row.append(SMALL if each.gradient.rows <= 8 or not each.gradient.pieces else 1.0)
         self.tiles = np.array(counts, np.int64).reshape(-1, most)
         self.row, self.fixed = np.array(costs, np.int64).reshape(-1, 2, most).transpose(1, 0, 2)
         self.work = self.tiles * np.array(busy, np.int64)[:, None]
+        self.outer, self.outer_row = np.array(outer, np.int64), np.array(outer_row)
+        self._on_cores = CORES.get(precision, 1.0)
         self.leading, self.whose = np.array(leading, np.intp), np.array(whose, np.intp)
         self._each = np.arange(len(counts))
         self._costs: dict[int, tuple[Numbers, Numbers]] = {}
+
+    def few(self, rows: Numbers, chunks: Numbers, grid: int) -> NDArray[np.bool_]:
+        """Whether rows are so few that tiles of `isa.OUTER_TILE` are cheaper than those in chunks, [batches].
+
+        rows: [batches, targets]; grid: workers that are expected, so that bits do not depend on those there.
+        """
+        row, fixed = self._costs_on(grid)
+        tiled = (-(-rows // chunks[:, None]))[:, :, None] * (row[chunks] * self._on_cores) + fixed[chunks]
+        whole = NORM + (tiled.min(axis=2) + INSTRUCTION).sum(axis=1)
+        tile, count, cost = isa.OUTER_TILE, max(int(self.outer.sum()), 1), rows * self.outer_row
+        rounds = -(-count // grid)
+        outer = np.maximum((cost * self.outer).sum(axis=1) / count * rounds, cost.max(axis=1))
+        fewer: NDArray[np.bool_] = outer * tile.row + tile.fixed < whole
+        return fewer
+
+    def first_workers(self, grid: int) -> tuple[Numbers, int]:
+        """The first worker of every target in tiles of `isa.OUTER_TILE`; and the one behind all."""
+        behind = self.outer.cumsum()
+        return (behind - self.outer) % grid, int(behind[-1]) % grid
 
     def share_out(self, rows: Numbers, chunks: Numbers, grid: int) -> tuple[Numbers, Numbers, Numbers]:
         """By rows the cheapest shape and the first worker, [batches, targets]; and the one behind all."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from dnc.ir import isa
 from dnc.ir.forest import Ints
@@ -64,13 +65,13 @@ class Template:
     """The instructions of a tail. words: [count, INSTRUCTION_WORDS], zeros where a batch fills them in.
 
     places: of each value by name, (instruction, field). sums: the instructions of weight gradients, a
-    run of rows each.
+    run of rows each. norm: those that `outer` instructions do without.
     """
 
-    def __init__(self, instructions: list[list[Field]], sums: list[int]) -> None:
+    def __init__(self, instructions: list[list[Field]], sums: list[int], norm: list[int]) -> None:
         self.words = np.zeros((len(instructions), isa.INSTRUCTION_WORDS), np.int32)
         self.places: list[tuple[str, int, int]] = []
-        self.sums = np.array(sums, np.intp)
+        self.sums, self.norm = np.array(sums, np.intp), np.array(norm, np.intp)
         for at, instruction in enumerate(instructions):
             for field, value in enumerate(instruction):
                 if isinstance(value, str):
@@ -85,6 +86,13 @@ class Template:
         for name, at, field in self.places:
             words[:, at, field] = values[name]
         return words
+
+
+def expected_grid(plan: Plan) -> int:
+    """Workers that a plan is made for: as many replicas as the machine is said to hold."""
+    if plan.tiling is None:
+        return 1
+    return machine(plan.target).replicas(plan.tiling.workers, plan.tiling.cluster) * plan.tiling.workers
 
 
 class Tail:
@@ -103,7 +111,8 @@ class Tail:
             lone = not gradient.pieces and gradient.parameter in products
             (others if lone else alike).append(summed(plan, gradient))
         self._shared_out, self._others = (*alike, *others), others
-        self._shapes = Shapes(self._shared_out)
+        beside = {gradient.name for gradient in isa.outer_beside(plan).values()}
+        self._shapes = Shapes(self._shared_out, beside, plan.precision)
         # Those that differ in the rows that add to them.
         known = {each.key: each for each in self._shared_out}
         self._summed = tuple(known.values())
@@ -113,6 +122,17 @@ class Tail:
         # Of all gradients the runs of rows among those of `_summed`, and the first ones of every target.
         self._runs = np.array(runs, np.intp)
         self._leading = self._runs[self._shapes.leading]
+        # Of all targets the numbers among what `Summed.rows` says of those of `_summed`.
+        ends = np.cumsum([0, *(each.targets for each in self._summed)]).tolist()
+        targets_of = {key: range(*ends[at : at + 2]) for at, key in enumerate(known)}
+        self._targets = np.array([t for each in self._shared_out for t in targets_of[each.key]], np.intp)
+        self._grid = expected_grid(plan)
+        self.outer_norms, self._outer_norms = self._count_norms()
+        # Of all runs the number of the gradient, and whether it is made beside another.
+        numbers = {gradient.name: number for number, gradient in enumerate(plan.dense_gradients)}
+        names = [each.gradient.name for each in self._shared_out for _ in range(each.targets * each.runs)]
+        self._outer_numbers = np.array([numbers[name] for name in names], np.intp)
+        self._beside = np.array([name in beside for name in names], bool)
         self._has_stacks = any(each.position is not None for each in self._summed)
         tiles = sum(
             isa.tile_count(each.gradient, isa.gradient_tiles(each.gradient)[0])
@@ -124,6 +144,17 @@ class Tail:
         self.followers = tuple(each for each in self._shared_out if each.gradient.parameter in running)
         self._sums = [result for result in plan.results if result.kind in ("loss", "metric")]
         self._templates: dict[tuple[object, ...], Template] = {}
+
+    def _count_norms(self) -> tuple[int, Numbers]:
+        """How many norms the tiles of `outer` instructions leave, and the first one of every target."""
+        shapes, count = self._shapes, 0
+        found = np.full(len(shapes.outer), isa.NO_NORM, np.int64)
+        own = [each.gradient.parameter for each in self._shared_out for _ in range(each.targets)]
+        for target in np.unique(shapes.whose).tolist():
+            if shapes.outer[target] and not self.plan.program.parameter(own[target]).running:
+                found[target] = count
+                count += int(shapes.outer[target])
+        return count, found
 
     def followed(self, rows: Mapping[str, Rows]) -> dict[str, Numbers]:
         """How many rows move every running parameter, [batches, parameters of the stack]."""
@@ -137,12 +168,16 @@ class Tail:
     def chunks(self, rows: Mapping[str, Rows], mode: str, part: Part) -> Numbers:
         """Chunks of rows of the weight gradients, [batches]: enough pieces of work for many workers.
 
-        They depend on the batch alone, and so do the bits. Gradients that add up over launches have one.
+        0 where rows are so few that `outer` instructions sum them. They depend on the batch alone, and so do
+        the bits. Gradients that add up over launches have one.
         """
-        if mode != TRAIN or not self._splits or part != WHOLE or not self._shared_out:
+        if mode != TRAIN or not self._splits or not self._shared_out:
             return np.ones(1, np.int64)
-        most = np.concatenate([each.rows(rows) for each in self._summed], axis=1).max(axis=1)
-        chunks: Numbers = (most // CHUNK_ROWS).clip(1, self._most_chunks)
+        runs = np.concatenate([each.rows(rows) for each in self._summed], axis=1)
+        most = runs.max(axis=1)
+        chunks: Numbers = (most // CHUNK_ROWS).clip(1, self._most_chunks if part == WHOLE else 1)
+        if isa.has_outer(self.plan):
+            chunks[self._shapes.few(runs[:, self._targets], chunks, self._grid)] = 0
         return chunks
 
     def encode(self, mode: str, batches: Batches) -> tuple[Ints, dict[str, tuple[int, Numbers]]]:
@@ -166,26 +201,57 @@ class Tail:
             sums, values["turn"] = self._gradients(batches, template)
         else:
             sums, values["turn"] = template.words[template.sums], 0
-        norms: int | Numbers = -(-self.summed // isa.NORM_CHUNK)
+        few = np.broadcast_to(batches.chunks == 0, group.body.batches)
+        values["turn"] = np.where(few, self._shapes.first_workers(batches.grid)[1], values["turn"])
+        norms: int | Numbers = np.where(few, self.outer_norms, -(-self.summed // isa.NORM_CHUNK))
         for table in self.plan.table_gradients:
             tokens = batches.touched[table.parameter].spread.counts
             values[f"tokens {table.parameter}"], values[f"norms {table.parameter}"] = tokens, norms
             norms = norms + tokens
-        values["norms"], values["chunks"] = norms, batches.chunks
+        values["norms"], values["chunks"] = norms, np.maximum(batches.chunks, 1)
         words = template.filled(group.body.batches, values)
         words[:, template.sums] = sums
+        kept = np.ones(len(template.words), bool)
         if len(self._shapes.leading) < len(template.sums):  # of other runs than the first those with rows
-            kept = np.ones(len(template.words), bool)
             kept[template.sums] = sums[:, :, 2].any(axis=0)
             kept[template.sums[self._shapes.leading]] = True
-            words = words[:, kept]
-        return words, results
+        if few.any():
+            words[np.ix_(few, template.sums)] = self._as_outer(sums[few], batches.grid, kept[template.sums])
+            words[np.ix_(few, template.norm)] = 0  # `nop`
+            if few.all():
+                kept[template.norm] = False
+                kept[template.sums[self._beside]] = False
+        return words[:, kept], results
+
+    def _as_outer(self, sums: Ints, grid: int, kept: NDArray[np.bool_]) -> Ints:
+        """Instructions of weight gradients, [batches, runs, INSTRUCTION_WORDS], as `outer` instructions.
+
+        The last one that is kept of a target has its norm.
+        """
+        whose, found = self._shapes.whose, np.empty_like(sums)
+        worker, _ = self._shapes.first_workers(grid)
+        last, numbers = np.zeros(len(whose), bool), np.flatnonzero(kept)
+        last[list(dict(zip(whose[kept].tolist(), numbers.tolist(), strict=True)).values())] = True
+        fields: dict[str, Ints | Numbers] = {
+            "gradient": self._outer_numbers,
+            "row": sums[:, :, 1],
+            "rows": sums[:, :, 2],
+            "first_worker": worker[whose],
+            "accumulate": sums[:, :, 4],
+            "index": sums[:, :, 6],
+            "first_norm": np.where(last, self._outer_norms[whose], isa.NO_NORM),
+        }
+        found[:, :, 0] = self._number[isa.OUTER]
+        for at, name in enumerate(isa.OUTER_FIELDS, 1):
+            found[:, :, at] = fields[name]
+        found[:, self._beside] = 0  # `nop`
+        return found
 
     def _gradients(self, batches: Batches, template: Template) -> tuple[Ints, Numbers]:
         """The instructions of all weight gradients, [batches, runs, INSTRUCTION_WORDS]; and the worker behind
         the last one, [batches]: those who have the fewest tiles take the first rows of tables, often the
         most frequent ones."""
-        shapes, chunks = self._shapes, batches.chunks
+        shapes, chunks = self._shapes, np.maximum(batches.chunks, 1)
         found = [each.runs_of(batches.group.rows) for each in self._summed]
         counts = np.concatenate([count for _, count in found], axis=1)
         shape, worker, turn = shapes.share_out(counts[:, self._leading], chunks, batches.grid)
@@ -214,7 +280,7 @@ class Tail:
         def exchange() -> list[Field]:
             return [number[isa.GRID_BARRIER], next(ordinals)]
 
-        found, sums = [exchange()], list[int]()
+        found, sums, norm = [exchange()], list[int](), list[int]()
         for word, key in enumerate(results, isa.RESULT_FIRST):
             found.append([number[isa.REDUCE], f"base {key}", f"rows {key}", width[key], word])
         if trains:
@@ -234,6 +300,7 @@ class Tail:
                 places = f"tokens {name}", f"norms {name}", accumulate, "turn"
                 found.append([number[f"gradient {name}"], *places])
         if trains and update:
+            norm = [len(found) + 1, len(found) + 2]
             found += [exchange(), [number[isa.NORM], self.summed, "chunks"], exchange()]
             for begin, count, rate in isa.rate_groups(plan):
                 found.append([number[optimizer], begin, count, "norms", isa.float_bits(rate)])
@@ -244,4 +311,4 @@ class Tail:
                 update_of = number[f"{optimizer} {table.parameter}"]
                 found.append([update_of, f"tokens {table.parameter}", "norms", rate])
         found.append([number[isa.END]])
-        return Template(found, sums)
+        return Template(found, sums, norm)

@@ -61,6 +61,56 @@ def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, i
         vm.write(where, total, worker)
 
 
+def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
+    """This worker's tiles of a gradient over all its rows, a vector's beside it, and their squares."""
+    gradient, tile = vm.plan.dense_gradients[fields["gradient"]], isa.OUTER_TILE
+    beside = isa.outer_beside(vm.plan).get(gradient.name)
+    shape = vm.plan.program.parameter(gradient.parameter).type.shape
+
+    def place_of(parameter: str) -> int:
+        found = slice_at(vm, parameter, fields["index"], worker) - vm.base(isa.PARAMETERS)
+        return vm.base(isa.GRADIENTS) + found
+
+    at = place_of(gradient.parameter)
+    rows = range(fields["row"], fields["row"] + fields["rows"])
+    deltas = np.array(
+        [load_value(vm, gradient.delta, row, np.arange(gradient.rows), worker) for row in rows]
+    ).reshape(len(rows), gradient.rows)
+    if gradient.pieces:
+        operands = np.array([load_operand(vm, gradient.pieces, row, worker) for row in rows])
+        total = deltas.T @ operands.reshape(len(rows), shape[-1])
+    else:
+        total = deltas.sum(axis=0)[None]
+    height, width = total.shape
+    places = at + np.arange(height)[:, None] * padded(width) + np.arange(padded(width))
+    across = -(-width // tile.columns)
+    for item, _ in _share(vm, isa.outer_tiles(gradient), 1, fields["first_worker"], worker):
+        if item == 0:
+            rest = np.arange(height * padded(width), vm.plan.weight_format.floats(shape))
+            vm.write(at + rest, 0.0, worker)
+        row, column = item // across * tile.rows, item % across * tile.columns
+        own = slice(row, row + tile.rows), slice(column, column + tile.columns)
+        found = np.pad(total, ((0, 0), (0, padded(width) - width)))[own]
+        if fields["accumulate"]:
+            found = found + vm.read(places[own], worker)
+        vm.write(places[own], found, worker)
+        square = float((found**2).sum())
+        if beside is not None and column == 0:
+            found = deltas.sum(axis=0)[row : row + tile.rows]
+            where = place_of(beside.parameter) + np.arange(row, row + len(found))
+            if fields["accumulate"]:
+                found = found + vm.read(where, worker)
+            vm.write(where, found, worker)
+            square += float((found**2).sum())
+            if item == 0:
+                size = vm.plan.weight_format.floats((gradient.rows,))
+                rest = place_of(beside.parameter) + np.arange(gradient.rows, size)
+                vm.write(rest, 0.0, worker)
+        if fields["first_norm"] != isa.NO_NORM:
+            norm = vm.base(isa.NORMS) + fields["first_norm"] + item
+            vm.write(np.array([norm]), square, worker)
+
+
 def _arena(vm: ReferenceVM, chunk: int) -> int:
     """Where the gradients of a chunk of rows lie."""
     if chunk == 0:

@@ -11,7 +11,14 @@ import numpy as np
 
 from dnc.ir import isa
 from dnc.ir.plan import UNIT, Plan
-from dnc.runtime.reference_vm.gradients import dense_gradient, follow, square_norm, table_gradient, update
+from dnc.runtime.reference_vm.gradients import (
+    dense_gradient,
+    follow,
+    outer,
+    square_norm,
+    table_gradient,
+    update,
+)
 from dnc.runtime.reference_vm.memory import Array, CheckedMemory, MachineError, Worker
 from dnc.runtime.reference_vm.segments import unit_segment, vertex_segment
 from dnc.runtime.schedule import list_words, queue
@@ -134,10 +141,12 @@ class ReferenceVM:
             dense_gradient(self, self.gradients[name], fields, worker)
         elif name.startswith("gradient "):
             table_gradient(self, name.removeprefix("gradient "), fields, worker)
+        elif name == isa.OUTER:
+            outer(self, fields, worker)
         elif name == isa.NORM:
             square_norm(self, fields["count"], fields["chunks"], worker)
         elif name == isa.REDUCE:
-            if worker.number == 0:
+            if worker.number == self.replicas * self.per_replica - 1:
                 at = fields["base"] * 4 + np.arange(fields["rows"]) * fields["stride"]
                 total = self.read(at, worker).sum()
                 self.write(np.array([self.base(isa.RESULTS) + fields["result"]]), total, worker)
