@@ -36,7 +36,6 @@ from dnc.ir import isa
 from dnc.ir.machine import WARPS
 from dnc.ir.plan import padded
 
-
 AHEAD = 4  # blocks of 4 x 4 sums of a thread, at most, that leave registers for the next row's elements
 
 
@@ -216,7 +215,8 @@ def add_outer_products(
         if meanwhile is not None:
             meanwhile(pair)
         multiply(0)
-        read(2 * pair + 2, 0)  # behind the last row anything
+        with when(pair < rows // 2 - 1):  # what is behind the last row may just be written
+            read(2 * pair + 2, 0)
         multiply(1)
 
 

@@ -8,6 +8,7 @@ deltas are those of a matrix is made beside it; any other is one row, the sum of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
 from typing import Any
@@ -41,8 +42,7 @@ from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import Address, BufferAddress, DenseGradient, GatherAddress, padded
 
 HEIGHT, WIDTH = isa.OUTER_TILE.rows, isa.OUTER_TILE.columns
-STEPS = 32, 16  # rows of the space that are staged at a time: the first of which so many stages fit
-STAGES = 3
+LAYOUTS = (32, 3), (16, 3), (16, 2)  # rows of the space staged at a time, and stages: the first that fits
 SPARE = 4  # words behind a staged row, so that lanes read from different banks
 DELTAS, OPERANDS = HEIGHT + SPARE, WIDTH + SPARE
 LINE = DELTAS + OPERANDS  # words of a staged row
@@ -184,10 +184,11 @@ class _Tile:
         self.start, self.end = fields["row"], fixed("end", fields["row"] + fields["rows"])
         self.accumulate = fields["accumulate"]
         sides = kind.sides
-        fits = (step for step in STEPS if STAGES * step * (LINE + sides) <= worker.staging_words)
-        self.step = next(fits, STEPS[-1])
-        self.stage, self.ahead = self.step * LINE, STAGES - 1
-        self.places = worker.stage(STAGES * (self.stage + sides * self.step)) + STAGES * self.stage
+        line = LINE + sides
+        fits = (layout for layout in LAYOUTS if math.prod(layout) * line <= worker.staging_words)
+        self.step, self.stages = next(fits, LAYOUTS[-1])
+        self.stage, self.ahead = self.step * LINE, self.stages - 1
+        self.places = worker.stage(self.stages * self.step * line) + self.stages * self.stage
         # Which elements a thread copies: of the deltas 16 bytes of a row, of operands those of every fourth.
         self.delta_line, self.delta_own = _share(worker, HEIGHT)
         self.line, self.own = _share(worker, WIDTH)
@@ -221,7 +222,7 @@ class _Tile:
 
     def sum_rows(self) -> None:
         """All rows; the first rounds only copy."""
-        ahead, last = self.ahead * self.step, STAGES - 1
+        ahead, last = self.ahead * self.step, self.stages - 1
         self._look_up(self.start, 0, ahead)
         cuda.copy_commit()
         cuda.copy_wait(0)
@@ -241,7 +242,7 @@ class _Tile:
 
     def _place(self, side: Expr, stage: Expr) -> Expr:
         """Where the places of a step's rows lie in staging, in units of 16 bytes, a word a row."""
-        return self.places + side * (STAGES * self.step) + stage * self.step
+        return self.places + side * (self.stages * self.step) + stage * self.step
 
     def _look_up(self, first: Expr, stage: Expr, rows: int) -> None:
         """Asks where the rows from `first` on lie, a thread a row."""
@@ -249,7 +250,7 @@ class _Tile:
         with when(self.worker.thread < rows):
             at = fixed("place", self._place(0, stage) + self.worker.thread)
             for side in range(self.kind.sides):
-                to, source = at + side * (STAGES * self.step), self.kind.source[side]
+                to, source = at + side * (self.stages * self.step), self.kind.source[side]
                 stride = self.kind.stride[side]
                 # Of a row that does not exist nothing is copied, from a place that does.
                 here = both(stride == 0, vertex < self.end)

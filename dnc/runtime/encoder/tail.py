@@ -202,7 +202,8 @@ class Tail:
         else:
             sums, values["turn"] = template.words[template.sums], 0
         few = np.broadcast_to(batches.chunks == 0, group.body.batches)
-        values["turn"] = np.where(few, self._shapes.first_workers(batches.grid)[1], values["turn"])
+        if few.any():
+            values["turn"] = np.where(few, self._shapes.first_workers(batches.grid)[1], values["turn"])
         norms: int | Numbers = np.where(few, self.outer_norms, -(-self.summed // isa.NORM_CHUNK))
         for table in self.plan.table_gradients:
             tokens = batches.touched[table.parameter].spread.counts

@@ -1,0 +1,118 @@
+"""Weight gradients of few rows: `outer` instructions and tiles in chunks give the same training."""
+
+from functools import cache
+
+import attrs
+import numpy as np
+import pytest
+
+from dnc.compiler import make_plan, transform
+from dnc.diagnostics import Source
+from dnc.frontend.build import load_program
+from dnc.ir import isa
+from dnc.runtime.backend import VMBackend
+from dnc.runtime.encoder.shares import Shapes
+from dnc.runtime.schedule import queue
+from dnc.runtime.verifier import ScheduleError, verify
+from tests.support.executors import Bench, check_group, check_parts, check_training
+from tests.support.forests import ForestGrower
+from tests.support.models import EXAMPLES
+
+SIZES = {
+    "treelstm": {"vocab": 11, "embed": 20, "hidden": 12},
+    "childsum": {"vocab": 11, "embed": 6, "hidden": 7},
+    "tied_language_model": {"vocab": 9, "hidden": 6},
+    "rnn_stack": {"chars": 9, "layers": 3, "hidden": 5},
+    "dag": {"width": 3, "hidden": 132},
+}
+
+
+@cache
+def compiled(name: str):
+    path = EXAMPLES / f"{name}.dn"
+    source = Source(path.name, path.read_text(encoding="utf-8"))
+    program = transform(load_program(source, SIZES[name])[0])
+    return program, make_plan(program, "sm_90a")
+
+
+def bench_of(name: str) -> Bench:
+    program, plan = compiled(name)
+    forest = ForestGrower(program, 3).grow(5, 7, "random")
+    return Bench(program, plan, VMBackend(plan, 2, plan.tiling.workers), forest)
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, few) -> None:
+    monkeypatch.setattr(Shapes, "few", lambda self, rows, chunks, grid: few(rows))
+
+
+def names_of(bench: Bench, schedule) -> set[str]:
+    return {bench.plan.opcodes[int(row[0])].name for row in queue(schedule.words, bench.plan, 0)}
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("name", SIZES)
+def test_both_ways_train_alike(name: str, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = bench_of(name)
+    choose(monkeypatch, lambda rows: np.full(len(rows), few))
+    assert isa.has_outer(bench.plan)
+    check_training(bench)
+    check_parts(bench)
+    schedule, _ = bench.launch("train")
+    verify(schedule)
+    assert (isa.OUTER in names_of(bench, schedule)) == few
+    assert (isa.NORM in names_of(bench, schedule)) != few
+
+
+@pytest.mark.parametrize("name", ["treelstm", "rnn_stack"])
+def test_batches_of_both_kinds_are_encoded_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(monkeypatch, lambda rows: rows.sum(axis=1) % 2 == 0)
+    check_group(bench_of(name))
+
+
+def test_a_bias_is_made_beside_its_matrix() -> None:
+    _, plan = compiled("treelstm")
+    beside = {name: gradient.parameter for name, gradient in isa.outer_beside(plan).items()}
+    by_parameter = {gradient.name: gradient.parameter for gradient in plan.dense_gradients}
+    found = {by_parameter[name]: vector for name, vector in beside.items()}
+    assert found == {"W": "b_w", "U": "b_u", "V": "b_v"}
+
+
+def test_many_rows_go_in_chunks() -> None:
+    _, plan = compiled("treelstm")
+    bench = bench_of("treelstm")
+    shapes = bench.encoder.modes.tail._shapes
+    rows = np.array([[10] * len(shapes.outer), [100_000] * len(shapes.outer)])
+    assert shapes.few(rows, np.array([1, 8]), 112).tolist() == [True, False]
+    assert isa.has_outer(plan)
+
+
+def damaged(bench: Bench, field: str, value: int):
+    schedule, _ = bench.launch("train")
+    words = schedule.words.copy()
+    for worker in (0, bench.plan.tiling.workers):
+        found = queue(words, bench.plan, worker)
+        number = int(np.flatnonzero(found[:, 0] == bench.plan.opcode(isa.OUTER).number)[0])
+        at = int(words[isa.layout(bench.plan).queues_at + worker])
+        words[at + number * isa.INSTRUCTION_WORDS + 1 + isa.OUTER_FIELDS.index(field)] = value
+    return attrs.evolve(schedule, words=words)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("gradient", 99, "no gradient 99"),
+        ("gradient", 1, "made beside another"),
+        ("rows", 1, "1 rows, expected"),
+        ("first_norm", 7, "norms from"),
+        ("first_worker", -1, "no worker -1"),
+        ("index", 3, "number 3 of 1"),
+    ],
+)
+def test_damage_is_refused(field: str, value: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(monkeypatch, lambda rows: np.full(len(rows), True))
+    bench = bench_of("treelstm")
+    names = [gradient.name for gradient in bench.plan.dense_gradients]
+    if message == "made beside another":
+        value = names.index(next(iter(isa.outer_beside(bench.plan).values())).name)
+    with pytest.raises(ScheduleError, match=message):
+        verify(damaged(bench, field, value))
