@@ -140,7 +140,7 @@ class Costs:
 
     def _gradient(self, gradient: DenseGradient, fields: dict[str, Counts], grid: int) -> float:
         """Operations of the worker with the most tiles of a weight gradient."""
-        columns = max(1, sum(piece.width for piece in gradient.pieces))
+        columns = max(1, gradient.columns)
         if not self.on_gpu:
             return float(2.0 * gradient.rows * columns * fields["rows"].sum() / grid)
         shapes = isa.gradient_tiles(gradient)

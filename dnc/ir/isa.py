@@ -158,7 +158,7 @@ FEW_ROWS, FEW_WORKERS = 32, 128
 
 def gradient_tiles(gradient: DenseGradient) -> tuple[GradientTile, ...]:
     """The shapes that a kernel has code for: the cheapest one for many rows, and that for few."""
-    columns = sum(piece.width for piece in gradient.pieces)
+    columns = gradient.columns
     if not columns:
         return (GRADIENT_BLOCK,)
 
@@ -175,13 +175,13 @@ def gradient_tiles(gradient: DenseGradient) -> tuple[GradientTile, ...]:
 
 def tile_count(gradient: DenseGradient, tile: GradientTile) -> int:
     """Tiles of a gradient, the pieces of work of one chunk of rows."""
-    return tile.count(gradient.rows, max(1, sum(piece.width for piece in gradient.pieces)))
+    return tile.count(gradient.rows, max(1, gradient.columns))
 
 
 def outer_tiles(gradient: DenseGradient) -> int:
     """Tiles of a gradient whose rows are few; a vector lies along the columns."""
-    columns = sum(piece.width for piece in gradient.pieces)
-    return OUTER_TILE.count(gradient.rows, columns) if columns else OUTER_TILE.count(1, gradient.rows)
+    matrix = (gradient.rows, gradient.columns) if gradient.pieces else (1, gradient.rows)
+    return OUTER_TILE.count(*matrix)
 
 
 def outer_beside(plan: Plan) -> dict[str, DenseGradient]:

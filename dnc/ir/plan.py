@@ -254,6 +254,11 @@ class DenseGradient:
     pieces: tuple[Piece, ...]
     field: str = ""
 
+    @property
+    def columns(self) -> int:
+        """Elements of the operand; 0 without one."""
+        return sum(piece.width for piece in self.pieces)
+
 
 @attrs.frozen
 class TableGradient:

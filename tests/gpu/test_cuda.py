@@ -15,6 +15,7 @@ from dnc.compiler import PlanOptions, make_plan
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.parser import parse_program
 from dnc.ir.plan import BF16, FP32, TF32, TF32X3
+from dnc.runtime.encoder.shares import Shapes
 from dnc.runtime.initialize import initialize
 from dnc.runtime.session import Session
 from dnc.runtime.trace.chrome import write_trace
@@ -73,6 +74,17 @@ def test_against_the_definition(device: Any, name: str) -> None:
             tolerance = TOLERANCE[backend.plan.precision]
             check_training(bench, tolerance)
             check_evaluation(bench, tolerance)
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("name", NAMES or ["none"])
+def test_weight_gradients_of_few_rows_and_in_chunks(
+    device: Any, name: str, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, backend = _backend(device, name)
+    monkeypatch.setattr(Shapes, "few", lambda self, rows, chunks, grid: np.full(len(rows), few))
+    bench = Bench(program, backend.plan, backend, ForestGrower(program, 5).grow(30, 9, "random"), 5)
+    check_training(bench, TOLERANCE[backend.plan.precision])
 
 
 @pytest.mark.parametrize("decay, clip", [(0.0, math.inf), (0.1, 0.3)])

@@ -52,8 +52,7 @@ def _tiles(
     worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr], shape: isa.GradientTile
 ) -> None:
     """The worker's share of the tiles of one shape."""
-    columns = sum(piece.width for piece in gradient.pieces)
-    across = -(-max(columns, 1) // shape.columns)
+    across = -(-max(gradient.columns, 1) // shape.columns)
     tiles = isa.tile_count(gradient, shape)
     first, rows, chunks, accumulate = (fields[name] for name in ("row", "rows", "chunks", "accumulate"))
     size = let("size", isa.chunk_rows(rows, chunks))

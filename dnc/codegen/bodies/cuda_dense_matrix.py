@@ -136,7 +136,7 @@ class TensorSums:
 
     def write(self) -> None:
         """Two sums side by side at a time; what they are added to is read before anything is written."""
-        work, stride = self.work, padded(self.work.columns)
+        work, stride = self.work, padded(self.work.gradient.columns)
         pairs = [
             (fixed("row", work.row + self.row + row), fixed("column", work.column + self.column + column), at)
             for row, column, at in self.sums.pairs()
@@ -225,7 +225,7 @@ def _write_quads(work: TileWork, place: tuple[Expr, Expr], sums: Any, block: tup
 
     block: which ones of the thread's sums, and how many quads a row of these has.
     """
-    worker, rows, columns, base = work.worker, work.gradient.rows, work.columns, work.base
+    worker, rows, columns, base = work.worker, work.gradient.rows, work.gradient.columns, work.base
     row, column = place
     down, right, quads = block
     first = [((down * 4 + p) * quads + right) * 4 for p in range(4)]

@@ -41,11 +41,6 @@ class TileWork:
     base: Expr
     accumulate: Expr
 
-    @property
-    def columns(self) -> int:
-        """Columns of the whole gradient."""
-        return sum(piece.width for piece in self.gradient.pieces)
-
 
 @attrs.frozen
 class Side:
@@ -117,7 +112,7 @@ class Steps:
         # Behind the last delta of a row stands something, and its sums are of rows that nobody writes.
         self.aligned = is_aligned(self.worker, self.gradient.delta)
         self.aligned = self.aligned and all_aligned(self.worker, self.gradient.pieces)
-        self.columns = work.columns
+        self.columns = work.gradient.columns
         self.places = local("place", "int32", 0, tile.columns.parts(tile.step))
 
     def _share(self, side: Side) -> tuple[Expr, Expr]:

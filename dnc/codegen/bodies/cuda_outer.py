@@ -92,7 +92,7 @@ class _Kind:
 
         def choose(gradient: DenseGradient) -> None:
             put(rows, 0, gradient.rows if gradient.pieces else 1)
-            put(columns, 0, _columns(gradient) if gradient.pieces else gradient.rows)
+            put(columns, 0, gradient.columns if gradient.pieces else gradient.rows)
             put(base, 0, gradients + offset_of(worker, gradient.parameter, index))
             if gradient.name in self.pairs:
                 other = self.pairs[gradient.name].parameter
@@ -430,10 +430,6 @@ def _share(worker: Worker, elements: int) -> tuple[Expr, Expr]:
 def _operands(gradient: DenseGradient) -> list[Address]:
     """Where its operand lies, piece by piece; the deltas of a vector are one."""
     return [piece.address for piece in gradient.pieces] or [gradient.delta]
-
-
-def _columns(gradient: DenseGradient) -> int:
-    return sum(piece.width for piece in gradient.pieces)
 
 
 def _offset(address: Address) -> int:
