@@ -116,3 +116,16 @@ def test_damage_is_refused(field: str, value: int, message: str, monkeypatch: py
         value = names.index(next(iter(isa.outer_beside(bench.plan).values())).name)
     with pytest.raises(ScheduleError, match=message):
         verify(damaged(bench, field, value))
+
+
+def test_a_model_without_dense_parameters_trains() -> None:
+    text = """model Words(vocab = 11, classes = 4)
+struct Word = Word(word: token<vocab>, label: class<classes>)
+param E: table[vocab, classes]
+loss sum(w in all(Word)) cross_entropy(E[w.word], w.label)
+"""
+    program = transform(load_program(Source("words.dn", text), {})[0])
+    plan = make_plan(program, "sm_90a")
+    assert not plan.dense_gradients and not isa.has_outer(plan)
+    forest = ForestGrower(program, 3).grow(5, 7, "random")
+    check_training(Bench(program, plan, VMBackend(plan, 2, plan.tiling.workers), forest))
