@@ -294,6 +294,32 @@ def uniform(value: Any) -> Any:
     return shuffle(value, 0)
 
 
+_BALLOT = Primitive(
+    "dnc_ballot",
+    """
+__device__ __forceinline__ int dnc_ballot(int flag) { return (int)__ballot_sync(0xffffffffu, flag); }
+""",
+    "int32",
+)
+_FIRST_BIT = Primitive(
+    "dnc_first_bit",
+    """
+__device__ __forceinline__ int dnc_first_bit(int bits) { return __ffs(bits) - 1; }
+""",
+    "int32",
+)
+
+
+def ballot(flag: Any) -> Any:
+    """A bit a lane: whether the flag holds there; the whole warp takes part."""
+    return _BALLOT(T.cast(flag, "int32"))
+
+
+def first_bit(bits: Any) -> Any:
+    """The number of the lowest bit that is set; -1 where none is."""
+    return _FIRST_BIT(bits)
+
+
 @attrs.frozen
 class Scattered:
     """Where a reduce-scatter left its sums.
@@ -311,13 +337,16 @@ class Scattered:
 ALL_LANES = (16, 8, 4, 2, 1)
 
 
-def warp_reduce_scatter(values: Any, count: int, lane: Any, masks: tuple[int, ...] = ALL_LANES) -> Scattered:
+def warp_reduce_scatter(
+    values: Any, count: int, lane: Any, masks: tuple[int, ...] = ALL_LANES, parted: bool = False
+) -> Scattered:
     """Sum ``values[0:count]`` (a local buffer) over the 32 lanes; every sum on one lane.
 
     Each of five exchanges halves what a lane holds: 12 shuffles for 10 values and 40+20+
     10+5+3 for 80, where butterflies would take 5 a value. The order of additions depends
     on ``count`` alone, so the bits do not depend on timing. Overwrites ``values``. Where ``masks``
     are not all, the sum is over the lanes that they lead to, and so are the sums' places.
+    parted: lanes with the bit of the first mask hold the second half of the values in front of the first.
     """
     sizes, first = [count], T.int32(0)
     for mask in masks:
@@ -329,8 +358,11 @@ def warp_reduce_scatter(values: Any, count: int, lane: Any, masks: tuple[int, ..
             if size == 1:  # nothing left to split: both lanes get the sum
                 T.buffer_store(values, values[0] + shuffle_xor(values[0], mask), [0])
                 continue
-            keep = T.Bind(T.Select(upper, mine, values[low]))
-            send = T.Bind(T.Select(upper, values[low], mine))
+            if parted and mask == masks[0]:
+                keep, send = values[low], mine
+            else:
+                keep = T.Bind(T.Select(upper, mine, values[low]))
+                send = T.Bind(T.Select(upper, values[low], mine))
             T.buffer_store(values, keep + shuffle_xor(send, mask), [low])
         first = first + (T.Select(upper, half, 0) if size > 1 else 0)
         sizes.append(half)

@@ -47,8 +47,14 @@ class LoopTarget:
         """The terms in order."""
         return self._reduce(extent, term, 0.0, lambda a, b: a + b)
 
-    def sums(self, count: int, extent: int, term: Callable[[int, Expr], Expr]) -> list[Expr]:
+    def products(
+        self, count: int, extent: int, row: Callable[[int, Expr], Expr], vector: Element
+    ) -> list[Expr]:
         """Sum by sum."""
+
+        def term(number: int, index: Expr) -> Expr:
+            return row(number, index) * vector(index)
+
         return [self.sum(extent, partial(term, number)) for number in range(count)]
 
     def max(self, extent: int, term: Element) -> Expr:

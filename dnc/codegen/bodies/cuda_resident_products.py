@@ -20,6 +20,7 @@ from dnc.codegen.bodies.cuda_resident_tensor import forward_tensor, transposed_t
 from dnc.codegen.bodies.cuda_staging import UnitTile, vertex_words
 from dnc.codegen.bodies.cuda_stores import store_columns
 from dnc.codegen.bodies.cuda_tensor import cores_of, pair_at, uses_cores
+from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
     both,
@@ -37,6 +38,8 @@ from dnc.codegen.emit import (
 from dnc.ir.machine import THREADS, WARPS
 from dnc.ir.plan import Product, TransposedProduct
 
+# Bits of a lane's number by which lanes differ that hold the same rows, and the same columns.
+OWN_LANES, GROUP_LANES = (2, 1), (16, 8, 4)
 STRIPS_TOGETHER = 4  # whose columns a warp sums at a time
 
 
@@ -85,19 +88,38 @@ def _sum(block: Block, bands: range, vertex: Expr, vertices: int) -> None:
     """The sums of a warp, of some bands and vertices."""
     held, size = block.slice, len(bands) * vertices
     sums = local("sums", "float32", T.float32(0.0), size)
+    turns = _turns(held.worker, vertices)
+    turned = [vertex + v for v in _turned(vertices, held.worker.lane, OWN_LANES[0], turns)]
     for strip in range(held.strips):
         for v in range(vertices):
-            x = block.operand(vertex + v, strip)
+            x = block.operand(turned[v], strip)
             for number, band in enumerate(bands):
-                at = number * vertices + v
+                at = v * len(bands) + number if turns else number * vertices + v
                 for i in range(4):
                     put(sums, at, cuda.fma(held.word(band, strip, i), lane4(x, i), sums[at]))
-    owned = cuda.warp_reduce_scatter(sums, size, held.worker.lane, (2, 1))
+    owned = cuda.warp_reduce_scatter(sums, size, held.worker.lane, OWN_LANES, parted=turns)
     for slot in range(owned.slots):
         with when(owned.valid[slot]):
             index = let("index", owned.first + slot)
-            row = (index // vertices + bands.start) * BAND + held.group
-            block.leave(row, vertex + index % vertices, sums[slot])
+            number, v = index // vertices, index % vertices
+            if turns:
+                number, v = index % len(bands), index // len(bands)
+            block.leave((number + bands.start) * BAND + held.group, vertex + v, sums[slot])
+
+
+def _turns(worker: Worker, vertices: int) -> bool:
+    """Whether some lanes sum the second of two vertices first. Beside tensor cores it would take registers
+    that are not there."""
+    return vertices == 2 and not uses_cores(worker.plan)
+
+
+def _turned(vertices: int, lane: Expr, mask: int, turns: bool) -> list[Expr]:
+    """The vertices in the order in which a lane sums them: those with this bit of the lane begin with the
+    second, which they keep when sums are exchanged."""
+    if not turns:
+        return list(range(vertices))
+    upper = fixed("upper", lane // mask % 2)
+    return [upper, 1 - upper]
 
 
 def _add_warps(tile: UnitTile, product: Product, block: Block, scratch: Expr, step: int) -> None:
@@ -145,15 +167,17 @@ def _columns(
     width = 1 << (len(some) - 1).bit_length()  # so that what a lane has in the end are neighbours
     size = vertices * width * 4
     sums = local("sums", "float32", T.float32(0.0), size)
+    turns = _turns(worker, vertices)
+    turned = _turned(vertices, worker.lane, GROUP_LANES[0], turns)
     for band in range(held.bands):
         row = let("row", held.near(band * BAND + held.group))
-        delta = [let("delta", worker.staging[plane.place(row, first + v)]) for v in range(vertices)]
+        delta = [let("delta", worker.staging[plane.place(row, first + v)]) for v in turned]
         for number, strip in enumerate(some):
             for v in range(vertices):
                 for i in range(4):
                     at = (v * width + number) * 4 + i
                     put(sums, at, cuda.fma(held.word(band, strip, i), delta[v], sums[at]))
-    owned = cuda.warp_reduce_scatter(sums, size, worker.lane, (16, 8, 4))
+    owned = cuda.warp_reduce_scatter(sums, size, worker.lane, GROUP_LANES, parted=turns)
     index = let("index", owned.first)
     vertex = let("vertex", first + index // (4 * width))
     strip = let("strip", index // 4 % width)

@@ -50,14 +50,14 @@ class WarpTarget:
 
     def fill(self, extent: int, read: Element, write: Callable[[Expr, Expr], None]) -> None:
         """Lane l runs l, l + 32, ...; of long vectors it reads several before it writes the first."""
-        parts = -(-extent // LANES)
-        if not self._unrolled(extent):
+        parts, together = -(-extent // LANES), self._unrolled(extent)
+        if not together:
             self.each(extent, lambda index: write(index, read(index)))
             return
-        with loop("group", -(-parts // TOGETHER)) as group:
-            first = let("first", group * (TOGETHER * LANES) + self.worker.lane)
-            places = [let("element", first + part * LANES) for part in range(TOGETHER)]
-            whole = extent % (TOGETHER * LANES) == 0
+        with loop("group", -(-parts // together)) as group:
+            first = let("first", group * (together * LANES) + self.worker.lane)
+            places = [let("element", first + part * LANES) for part in range(together)]
+            whole = extent % (together * LANES) == 0
             nears = places if whole else [let("near", smaller(at, extent - 1)) for at in places]
             found = [let("found", read(near)) for near in nears]
             for place, value in zip(places, found, strict=True):
@@ -68,13 +68,14 @@ class WarpTarget:
                         write(place, value)
         self.synchronize()
 
-    def _unrolled(self, extent: int) -> int | bool:
+    def _unrolled(self, extent: int) -> int:
         """How many rounds of a loop over a vector stand in the code: their loads are under way together."""
-        return TOGETHER if extent >= TOGETHER * LANES and not self.worker.crowded else False
+        together = TOGETHER // 4 if self.worker.crowded else TOGETHER
+        return together if extent >= TOGETHER * LANES else 0
 
     def _reduce(self, extent: int, term: Element, start: float, join: Callable[[Expr, Expr], Expr]) -> Expr:
         total = local("reduced", "float32", T.float32(start))
-        with loop("part", -(-extent // LANES), unroll=self._unrolled(extent)) as part:
+        with loop("part", -(-extent // LANES), unroll=self._unrolled(extent) or False) as part:
             index = let("element", part * LANES + self.worker.lane)
             with when(index < extent):
                 put(total, 0, join(total[0], term(index)))
@@ -86,14 +87,23 @@ class WarpTarget:
         """Lanes take every 32nd term, then add in a fixed order."""
         return self._reduce(extent, term, 0.0, lambda a, b: a + b)
 
-    def sums(self, count: int, extent: int, term: Callable[[int, Expr], Expr]) -> list[Expr]:
-        """All sums in one pass, so that their loads are under way together."""
-        total = local("sums", "float32", T.float32(0.0), count)
-        with loop("part", -(-extent // LANES), unroll=2) as part:
-            index = let("element", part * LANES + self.worker.lane)
-            with when(index < extent):
-                for number, value in enumerate([let("term", term(n, index)) for n in range(count)]):
-                    put(total, number, total[number] + value)
+    def products(
+        self, count: int, extent: int, row: Callable[[int, Expr], Expr], vector: Element
+    ) -> list[Expr]:
+        """All sums in one pass. The vector's loads are under way together: rows are often nearer."""
+        total, parts = local("sums", "float32", T.float32(0.0), count), -(-extent // LANES)
+        together = TOGETHER // 2 if self.worker.crowded else TOGETHER
+        for begin in range(0, parts, together):
+            some = range(begin, min(begin + together, parts))
+            places = [let("element", part * LANES + self.worker.lane) for part in some]
+            nears = [at if extent % LANES == 0 else let("near", smaller(at, extent - 1)) for at in places]
+            held = [let("x", vector(near)) for near in nears]
+            for place, near, x in zip(places, nears, held, strict=True):
+                for number in range(count):
+                    found = row(number, near) * x
+                    if extent % LANES:
+                        found = T.Select(place < extent, found, T.float32(0.0))
+                    put(total, number, total[number] + found)
         for mask in (16, 8, 4, 2, 1):
             for number in range(count):
                 put(total, number, total[number] + cuda.shuffle_xor(total[number], mask))
@@ -107,7 +117,7 @@ class WarpTarget:
         """The first index of the largest term."""
         top = self.max(extent, term)
         best = local("best", "int32", extent)
-        with loop("part", -(-extent // LANES), unroll=self._unrolled(extent)) as part:
+        with loop("part", -(-extent // LANES), unroll=self._unrolled(extent) or False) as part:
             index = let("element", part * LANES + self.worker.lane)
             with when(index < extent), when(both(term(index) == top, index < best[0])):
                 put(best, 0, index)

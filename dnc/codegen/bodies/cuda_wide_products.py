@@ -29,6 +29,7 @@ from dnc.codegen.emit import (
     local,
     loop,
     put,
+    quad_at,
     smaller,
     stride_loop,
     when,
@@ -141,12 +142,13 @@ class _ThreadSums:
             parts = min(MOST_PARTS, THREADS // (lanes * along))
             words = self.together * (along * VERTICES + SPARE)
             self.layouts.append((along, _fitting(parts, staging, words)))
-        chosen = local("layout", "int32", 0, 2)
-        for number, layout in enumerate(self.layouts):
-            with when(tile.count > (layout[0] * VERTICES // 2 if number else 0)):
-                for i in range(2):
-                    put(chosen, i, layout[i])
+        chosen = local("layout", "int32", 0, 3)
+        for number, (along, parts) in enumerate(self.layouts):
+            with when(tile.count > (along * VERTICES // 2 if number else 0)):
+                for i, value in enumerate((along, parts, _exponent(along * VERTICES))):
+                    put(chosen, i, value)
         self.along, self.parts = fixed("along", chosen[0]), fixed("parts", chosen[1])
+        self.exponent = chosen[2]
         self.vertex = fixed("own_vertex", worker.thread % self.along)
         self.down = fixed("own_row", worker.thread // self.along % lanes)
         self.part = fixed("part", worker.thread // (self.along * lanes))
@@ -205,7 +207,7 @@ class _ThreadSums:
         with when(self.part < self.parts):
             self._each(lambda own, now: first + own * wide + now)
         worker.synchronize()
-        add_parts(self.tile, self.plane, self.row, self.rows, wide, self.parts)
+        add_parts(self.tile, self.plane, self.row, self.rows, self.exponent, self.parts)
 
     def _each(self, place: Callable[[Expr, Expr], Expr]) -> None:
         """Writes every sum to its place: of a row, and of a vertex of the tile."""
@@ -217,18 +219,34 @@ class _ThreadSums:
                     put(self.tile.worker.staging, place(own, now), self.sums[j * VERTICES + i])
 
 
-def add_parts(tile: UnitTile, plane: Plane, row: Expr, rows: int, wide: Expr, parts: Expr) -> None:
-    """Adds up the sums in scratch, `wide` words a row, into a plane."""
+def _exponent(vertices: int) -> int:
+    """Of a power of two."""
+    return vertices.bit_length() - 1
+
+
+def add_parts(tile: UnitTile, plane: Plane, row: Expr, rows: int, exponent: Expr, parts: Expr) -> None:
+    """Adds up the sums in scratch into a plane, four vertices a thread at a time.
+
+    exponent: a row there has 2 ** exponent vertices, and SPARE words behind.
+    """
     worker, together = tile.worker, block_rows(rows)
-    size = fixed("part_words", together * wide)
-    with stride_loop("sum", worker.thread, size, THREADS) as item:
-        own = fixed("own", item // wide)
-        vertex = fixed("vertex", item - own * wide)
+    quads = fixed("quads", T.shift_left(T.int32(1), exponent - 2))
+    wide = fixed("wide_quads", quads + SPARE // 4)
+    size = fixed("part_quads", together * wide)
+    with stride_loop("sum", worker.thread, together * quads, THREADS) as item:
+        own = fixed("own", T.shift_right(item, exponent - 2))
+        vertex = fixed("vertex", (item - own * quads) * 4)
         with when(vertex < tile.count), when(_inside(row + own, rows, own)):
-            total = local("total", "float32", worker.staging[item])
+            first = fixed("first", own * wide + (item - own * quads))
+            total = local("total", "float32x4", worker.staging[whole_quad(first)])
             with loop("other", parts - 1, unroll=3) as other:
-                put(total, 0, total[0] + worker.staging[item + (other + 1) * size])
-            put(worker.staging, plane.place(row + own, vertex), total[0])
+                put(total, 0, total[0] + worker.staging[whole_quad(first + (other + 1) * size)])
+            if plane.vertex == 1 and (plane.at | plane.row) % 4 == 0:
+                T.buffer_store(worker.staging, total[0], [quad_at(plane.place(row + own, vertex))])
+            else:
+                for i in range(4):
+                    with when(vertex + i < tile.count):
+                        put(worker.staging, plane.place(row + own, vertex + i), lane4(total[0], i))
 
 
 # ---- on tensor cores ---------------------------------------------------------------------------------
@@ -345,4 +363,4 @@ def _tensor_sums(
             T.buffer_store(worker.staging, sums.pair(index), [pair_at(at)])
     if parts > 1:
         worker.synchronize()
-        add_parts(tile, plane, row, rows, wide + SPARE, parts)
+        add_parts(tile, plane, row, rows, _exponent(wide), parts)

@@ -28,7 +28,7 @@ def _matmul(cell: VertexCell, op: Op) -> Element:
     buffer, first = cell.target.scratch(tensor(result).size)
     if len(tensor(b).shape) == 1 and rows <= SUMS_TOGETHER:
         vector = cell.vectors[b]
-        totals = cell.target.sums(rows, inner, lambda r, k: cell.at(a, r, k) * vector(k))
+        totals = cell.target.products(rows, inner, lambda r, k: cell.at(a, r, k), vector)
         for r, total in enumerate(totals):
             cell.target.once(partial(put, buffer, first + r, total))
         cell.target.synchronize()

@@ -47,8 +47,10 @@ class VectorTarget(Protocol):
     def sum(self, extent: int, term: Element) -> Expr:
         """The sum of the terms, on every lane."""
 
-    def sums(self, count: int, extent: int, term: Callable[[int, Expr], Expr]) -> list[Expr]:
-        """The sums of term(0, i), .., term(count - 1, i) over i < extent, on every lane."""
+    def products(
+        self, count: int, extent: int, row: Callable[[int, Expr], Expr], vector: Element
+    ) -> list[Expr]:
+        """The sums of row(n, i) * vector(i) over i < extent, for n < count, on every lane."""
 
     def max(self, extent: int, term: Element) -> Expr:
         """The largest term, on every lane."""
