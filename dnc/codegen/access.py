@@ -8,7 +8,7 @@ expressions for every kind of address of `dnc.ir.plan`. Guaranteed: the position
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -17,6 +17,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.emit import (
     Expr,
     either,
+    fixed,
     floats,
     lanes,
     let,
@@ -25,6 +26,7 @@ from dnc.codegen.emit import (
     put,
     quad_at,
     shift,
+    smaller,
     stride_loop,
     when,
     wide,
@@ -302,7 +304,7 @@ class SlotsReader:
 
     def sum(self, i: Expr) -> Expr:
         """Element i of their sum, in order."""
-        return self._eagerly(i) if self.access.eager else self.every(0, 1, i)
+        return self._eagerly(i) if self.access.eager else self._in_order(i)
 
     def _eagerly(self, i: Expr) -> Expr:
         """The same, with the loads of all lists that have one slot under way together."""
@@ -312,7 +314,7 @@ class SlotsReader:
         for name, head in self.heads.items():
             put(total, 0, total[0] + single[name])
             with when(head > 0):
-                self._several(total, head, 0, 1, i, name == partial)
+                self._several(total, head, i, name == partial)
         return let("summed", total[0])
 
     def _single(self, head: Expr, i: Expr, partial: bool) -> Expr:
@@ -341,26 +343,49 @@ class SlotsReader:
             add(at)
         return total[0]
 
-    def _several(self, total: Any, head: Expr, first: Expr, step: int, i: Expr, partial: bool) -> None:
-        """Adds every step-th slot of a list that stands elsewhere in the schedule."""
+    def _several(self, total: Any, head: Expr, i: Expr, partial: bool) -> None:
+        """Adds the slots of a list that stands elsewhere in the schedule."""
         count = let("count", self.access.words[head])
-        with stride_loop("slot", first, count, step) as slot:
+        with stride_loop("slot", 0, count, 1) as slot:
             place = let("place", self.access.words[head + 1 + slot])
             self.access.add_slot(total, place, i, self.address, partial)
 
-    def every(self, first: Expr, step: int, i: Expr) -> Expr:
-        """Element i of the sum of every step-th slot of each list, from the one numbered `first`."""
+    def _in_order(self, i: Expr) -> Expr:
+        """The same, a slot after the other."""
         total = local("total", *floats(0.0, i))
         for name, head in self.heads.items():
             partial = name == self.address.partial
             with T.If(head < 0):  # one slot: its address stands in the list itself
                 with T.Then():
-                    place = let("place", -1 - head)
-                    if step == 1:
-                        self.access.add_slot(total, place, i, self.address, partial)
-                    else:
-                        with when(first == 0):
-                            self.access.add_slot(total, place, i, self.address, partial)
+                    self.access.add_slot(total, let("place", -1 - head), i, self.address, partial)
                 with T.Else(), when(head > 0):
-                    self._several(total, head, first, step, i, partial)
+                    self._several(total, head, i, partial)
         return let("summed", total[0])
+
+    def add_every(self, totals: Sequence[Any], first: Expr, step: int, quads: Sequence[Expr]) -> None:
+        """Adds every step-th slot of each list, from the one numbered `first`, to a total for every quad.
+
+        The address of the next slot is read while one is added.
+        """
+
+        def add(place: Expr, partial: bool) -> None:
+            at = let("at", wide(place) * 4 + self.address.offset)
+            with loop("run", self.access.workers if partial else 1, unroll=None) as run:
+                for total, quad in zip(totals, quads, strict=True):
+                    found = self.access.pool[quad_at(at + wide(run) * self.address.width + quad)]
+                    put(total, 0, total[0] + found)
+
+        for name, head in self.heads.items():
+            partial = name == self.address.partial
+            with T.If(head < 0):
+                with T.Then(), when(first == 0):
+                    add(let("place", -1 - head), partial)
+                with T.Else(), when(head > 0):
+                    count = let("count", self.access.words[head])
+                    with when(first < count):
+                        following = local("following", "int32", self.access.words[head + 1 + first])
+                        with stride_loop("slot", first, count, step) as slot:
+                            place = fixed("place", following[0])
+                            behind = smaller(slot + step, count - 1)
+                            put(following, 0, self.access.words[head + 1 + behind])
+                            add(place, partial)

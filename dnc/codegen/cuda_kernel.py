@@ -175,6 +175,8 @@ class Kernel:
         tables = make_view(shared, "tables", self.tiling.window, table_words, "int32")
         weights = make_view(shared, "weights", fixed_words, weight_words)
         staging = make_view(shared, "staging", fixed_words + weight_words, staging_words)
+        self.behind_words = weight_words + staging_words
+        self.behind = make_view(shared, "behind", fixed_words, self.behind_words)
         # Registers are for weights: the abort flag, the queue's place and that of the instruction at hand in
         # it live in shared memory. So does a zero, of which the compiler does not know that it is one, and
         # the place of the abort record.
@@ -360,13 +362,17 @@ class Kernel:
             table = tables[name.removeprefix("gradient ")]
             return lambda: cuda_gradients.table_gradient(self.worker.here(), table, *values())
         if name == isa.OUTER:
-            return lambda: cuda_outer.outer(self.worker.here(), dict(zip(fields, values(), strict=True)))
+            return lambda: cuda_outer.outer(self._tail_worker(), dict(zip(fields, values(), strict=True)))
         if name == isa.NORM:
             return lambda: cuda_update.norm(self.worker.here(), *values())
         if name == isa.FOLLOW:
             return lambda: cuda_update.follow(self.worker.here(), *values())
         assert name == isa.REDUCE, name
         return lambda: cuda_update.reduce(self.worker.here(), *values())
+
+    def _tail_worker(self) -> Worker:
+        """The worker of instructions behind the last product: weights in shared memory are staging, too."""
+        return attrs.evolve(self.worker.here(), staging=self.behind, staging_words=self.behind_words)
 
     def worker_of(self, segment: Segment) -> Worker:
         """The worker for a segment: what it knows of the wavefronts and of the registers."""

@@ -126,9 +126,9 @@ class Costs:
         elif name in self._gradients:
             found[TILED] = self._gradient(self._gradients[name], fields, grid)
         elif name == isa.OUTER:
-            tiles = np.array([isa.outer_tiles(gradient) for gradient in self.plan.dense_gradients])
-            tile, own = isa.OUTER_TILE, tiles[fields["gradient"].astype(int)]
-            found[TILED] = 2.0 * tile.rows * tile.columns * (own * fields["rows"]).sum() / grid
+            sizes = [_outer_elements(gradient) for gradient in self.plan.dense_gradients]
+            own = np.array(sizes)[fields["gradient"].astype(int)]
+            found[TILED] = 2.0 * (own * fields["rows"]).sum() / grid
         elif name == isa.REDUCE:
             found[ELEMENT] = fields["rows"].sum()
         elif "count" in fields:  # norm and updates of dense parameters
@@ -192,6 +192,12 @@ class Costs:
         partial = isinstance(address, BufferAddress) and address.buffer in self._partial
         partial = partial or (isinstance(address, SlotsAddress) and address.partial is not None)
         return self.workers if partial else 1
+
+
+def _outer_elements(gradient: DenseGradient) -> int:
+    """Elements of all tiles that `outer` instructions cut a gradient into."""
+    tile = isa.outer_tile(gradient)
+    return isa.outer_tiles(gradient) * tile.rows * tile.columns
 
 
 def _operations(segment: Segment) -> float:

@@ -26,6 +26,7 @@ from dnc.ir.plan import (
     Opcode,
     Plan,
     Segment,
+    TableGradient,
 )
 from dnc.ir.program import BACKWARD, EARLY, FORWARD, LATE, LEVEL, TABLE, Parameter
 from dnc.ir.types import INDEX
@@ -110,17 +111,20 @@ LEAVE_FIELDS = ("to", "lists", "begins", "ends", "word")
 # `index` is the number of a parameter in its stack (0 where there is no stack), `tile` an index into
 # `gradient_tiles`.
 DENSE_GRADIENT_FIELDS = ("row", "rows", "first_worker", "accumulate", "chunks", "index", "tile")
-# The same of few rows, in tiles of OUTER_TILE: one body for all gradients, of which `gradient` is the number.
-# A vector of `outer_beside` is made along. The squares of each tile are summed into the norms from
-# `first_norm` on, and NORM is left out; NO_NORM where
-# others add to the same elements behind it, or what is summed is no gradient.
+# The same of few rows, in tiles of `outer_tile`: one body for all gradients, of which `gradient` is the
+# number. A vector of `outer_beside` is made along. The squares of each tile are summed into the norms from
+# `first_norm` on, and NORM is left out; NO_NORM where others add to the same elements behind it, or what is
+# summed is no gradient.
 OUTER_FIELDS = ("gradient", "row", "rows", "first_worker", "accumulate", "index", "first_norm")
 NO_NORM = -1
 NORM_FIELDS = ("count", "chunks")
 # Adds what rows gave to running parameters, unless the norm is not finite.
 REDUCE_FIELDS = ("base", "rows", "stride", "result")
 FOLLOW_FIELDS = ("first", "count", "norms", "chunks")
+# On a GPU a token with more than FEW_SLOTS slots is made in parts of so many columns, each by a worker. Every
+# token leaves a norm a part: see `table_norms`.
 TABLE_GRADIENT_FIELDS = ("tokens", "first_norm", "accumulate", "first_worker")
+FEW_SLOTS, PART_COLUMNS = 8, 64
 # `rate` is the factor of these parameters on the learning rate, the bits of a float.
 UPDATE_FIELDS = ("first", "count", "norms", "rate")
 FLOAT_FIELDS = ("rate",)
@@ -151,7 +155,7 @@ GRADIENT_TILES = (
     GradientTile(64, 64, 90, 3300),
     GradientTile(16, 256, 90, 3300),
 )
-OUTER_TILE = GradientTile(32, 256, 120, 9000)
+OUTER_TILE, OUTER_STRIP = GradientTile(64, 128, 106, 12000), GradientTile(8, 64, 25, 9000)
 GRADIENT_BLOCK = GradientTile(64, 1, 8, 3000)  # of the gradient of a vector; on a CPU rows of any gradient
 FEW_ROWS, FEW_WORKERS = 32, 128
 
@@ -178,10 +182,15 @@ def tile_count(gradient: DenseGradient, tile: GradientTile) -> int:
     return tile.count(gradient.rows, max(1, gradient.columns))
 
 
+def outer_tile(gradient: DenseGradient) -> GradientTile:
+    """The shape of its tiles where rows are few: strips of a matrix that has no more rows."""
+    return OUTER_STRIP if gradient.pieces and gradient.rows <= OUTER_STRIP.rows else OUTER_TILE
+
+
 def outer_tiles(gradient: DenseGradient) -> int:
     """Tiles of a gradient whose rows are few; a vector lies along the columns."""
     matrix = (gradient.rows, gradient.columns) if gradient.pieces else (1, gradient.rows)
-    return OUTER_TILE.count(*matrix)
+    return outer_tile(gradient).count(*matrix)
 
 
 def outer_beside(plan: Plan) -> dict[str, DenseGradient]:
@@ -223,6 +232,11 @@ def _is_whole(plan: Plan, address: Address) -> bool:
         buffer = plan.buffer(address.buffer)
         return not buffer.partial and (buffer.width | address.offset) % 4 == 0
     return isinstance(address, GatherAddress) and address.offset % 4 == 0
+
+
+def table_norms(table: TableGradient) -> int:
+    """Norms that every touched token of a table leaves; those behind the first may be zero."""
+    return -(-table.width // PART_COLUMNS)
 
 
 def chunk_rows(rows: int, chunks: int) -> int:

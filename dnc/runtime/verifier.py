@@ -249,7 +249,7 @@ class _Verifier:
                 _need(
                     fields["first_norm"] == norms, f"'{name}': norms from {fields['first_norm']}, not {norms}"
                 )
-                norms += fields["tokens"]
+                norms += fields["tokens"] * isa.table_norms(tables[name])
             elif name == isa.REDUCE:
                 result = buffers.get(fields["base"])
                 _need(result, f"a sum over address {fields['base']}, where no result is")

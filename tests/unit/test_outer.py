@@ -19,7 +19,7 @@ from tests.support.forests import ForestGrower
 from tests.support.models import EXAMPLES
 
 SIZES = {
-    "treelstm": {"vocab": 11, "embed": 20, "hidden": 12},
+    "treelstm": {"vocab": 11, "embed": 72, "hidden": 72},  # strips, and norms in parts
     "childsum": {"vocab": 11, "embed": 6, "hidden": 7},
     "tied_language_model": {"vocab": 9, "hidden": 6},
     "rnn_stack": {"chars": 9, "layers": 3, "hidden": 5},
@@ -75,6 +75,38 @@ def test_a_bias_is_made_beside_its_matrix() -> None:
     by_parameter = {gradient.name: gradient.parameter for gradient in plan.dense_gradients}
     found = {by_parameter[name]: vector for name, vector in beside.items()}
     assert found == {"W": "b_w", "U": "b_u", "V": "b_v"}
+
+
+def test_a_matrix_of_few_rows_is_made_in_strips() -> None:
+    _, plan = compiled("treelstm")
+    tiles = {g.parameter: (isa.outer_tile(g), isa.outer_tiles(g)) for g in plan.dense_gradients if g.pieces}
+    assert tiles == {  # 5 x 72, 216 x 72, 360 x 144
+        "V": (isa.OUTER_STRIP, 2),
+        "W": (isa.OUTER_TILE, 4),
+        "U": (isa.OUTER_TILE, 12),
+    }
+
+
+def test_what_is_made_beside_costs_nothing() -> None:
+    _, plan = compiled("treelstm")
+    shapes = bench_of("treelstm").encoder.modes.tail._shapes
+    beside = {gradient.parameter for gradient in isa.outer_beside(plan).values()}
+    assert beside == {"b_w", "b_u", "b_v"}
+    assert sorted(shapes.outer > 0) == sorted(shapes.outer_row > 0) == [False] * 3 + [True] * 3
+
+
+def test_a_token_leaves_a_norm_a_part_of_its_row() -> None:
+    _, plan = compiled("treelstm")
+    (table,) = plan.table_gradients
+    assert isa.table_norms(table) == 2
+    bench = bench_of("treelstm")
+    schedule, _ = bench.launch("train")
+    names = [opcode.name for opcode in plan.opcodes]
+    rows = [
+        row for row in queue(schedule.words, plan, 0).tolist() if names[row[0]] in ("gradient E", "sgd E")
+    ]
+    (_, tokens, first, *_), (_, same, norms, *_) = rows
+    assert tokens == same > 0 and norms == first + 2 * tokens
 
 
 def test_many_rows_go_in_chunks() -> None:

@@ -139,4 +139,8 @@ def table_gradient(
             value = let("value", worker.pool[shift(at, i)])
             return value * value
 
-        put(worker.pool, norms + wide(token), total(table.width, square))
+        parts = isa.table_norms(table)
+        first = let("first", norms + wide(token) * parts)
+        put(worker.pool, first, total(table.width, square))
+        for part in range(1, parts):
+            put(worker.pool, first + part, T.float32(0.0))

@@ -7,7 +7,7 @@ where it is allowed, warps multiply on tensor cores.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -95,7 +95,10 @@ class ThreadSums:
         high, across = self.tile.rows, self.tile.columns
         down = Strip(stage + self.i, high.stride, high.threads * 4, high.quads)
         right = Strip(stage + step * high.stride + self.j, across.stride, across.threads * 4, across.quads)
-        add_outer_products(worker, sums, down, right, step)
+        if high.quads * across.quads <= AHEAD:
+            add_outer_products(worker, sums, down, right, step // 2)
+        else:
+            _add_row_by_row(worker, sums, down, right, step)
 
     def write(self) -> None:
         """Block by block."""
@@ -175,13 +178,13 @@ def add_outer_products(
     sums: Any,
     down: Strip,
     right: Strip,
-    rows: int,
+    pairs: Expr,
     meanwhile: Callable[[Expr], None] | None = None,
 ) -> None:
-    """Adds the outer products of so many rows, an even number, to the sums of a thread, row by row of these.
+    """Adds the outer products of so many pairs of rows to the sums of a thread, row by row of these.
 
-    The next row's elements are read while one is multiplied, if a thread has few sums: else registers are
-    used up. meanwhile: is done in every pair of rows.
+    The next row's elements are read while one is multiplied, which takes registers. meanwhile: is done in
+    every pair.
     """
     memory, strips = worker.staging, (down, right)
     # Counted in 16 bytes, so that all loads of a row are one address and a constant.
@@ -194,30 +197,37 @@ def add_outer_products(
                 found = memory[whole_quad(at + row * (strip.stride // 4) + quad * (strip.apart // 4))]
                 T.buffer_store(into, found, [quad_at((half * strip.quads + quad) * 4)])
 
-    def multiply(half: int) -> None:
-        for p in range(4 * down.quads):
-            for q in range(4 * right.quads):
-                at = p * 4 * right.quads + q
-                x, y = held[0][half * 4 * down.quads + p], held[1][half * 4 * right.quads + q]
-                put(sums, at, cuda.fma(x, y, sums[at]))
-
-    if down.quads * right.quads > AHEAD:
-        with loop("row", rows, unroll=2) as row:
-            for strip, into in zip(strips, held, strict=True):
-                at = strip.at + row * strip.stride
-                for quad in range(strip.quads):
-                    T.buffer_store(into, memory[quad_at(at + quad * strip.apart)], [quad_at(4 * quad)])
-            multiply(0)
-        return
     read(0, 0)
-    with loop("pair", rows // 2, unroll=1) as pair:
+    with loop("pair", pairs, unroll=1) as pair:
         read(2 * pair + 1, 1)
         if meanwhile is not None:
             meanwhile(pair)
-        multiply(0)
-        with when(pair < rows // 2 - 1):  # what is behind the last row may just be written
+        _multiply(sums, held, 0, (down.quads, right.quads))
+        with when(pair < pairs - 1):  # what is behind the last row may just be written
             read(2 * pair + 2, 0)
-        multiply(1)
+        _multiply(sums, held, 1, (down.quads, right.quads))
+
+
+def _add_row_by_row(worker: Worker, sums: Any, down: Strip, right: Strip, rows: int) -> None:
+    """The same for so many rows, with as few registers as possible."""
+    strips = (down, right)
+    held = [local("held", "float32", T.float32(0.0), 4 * strip.quads) for strip in strips]
+    with loop("row", rows, unroll=2) as row:
+        for strip, into in zip(strips, held, strict=True):
+            at = strip.at + row * strip.stride
+            for quad in range(strip.quads):
+                found = worker.staging[quad_at(at + quad * strip.apart)]
+                T.buffer_store(into, found, [quad_at(4 * quad)])
+        _multiply(sums, held, 0, (down.quads, right.quads))
+
+
+def _multiply(sums: Any, held: Sequence[Any], half: int, quads: tuple[int, int]) -> None:
+    """Adds the outer product of the elements that are held of a row, in this half of the places."""
+    down, right = (4 * count for count in quads)
+    for p in range(down):
+        for q in range(right):
+            x, y = held[0][half * down + p], held[1][half * right + q]
+            put(sums, p * right + q, cuda.fma(x, y, sums[p * right + q]))
 
 
 def _write_quads(work: TileWork, place: tuple[Expr, Expr], sums: Any, block: tuple[int, int, int]) -> None:

@@ -32,6 +32,8 @@ from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.optimizers import COEFFICIENTS, Optimizer
 from dnc.ir.plan import TableGradient, padded
 
+NORMS_TOGETHER = 4  # loads of 16 bytes of a thread under way
+
 
 def norm(worker: Worker, count: Expr, chunks: Expr) -> None:
     """Adds up the arenas of the dense gradients, and the squares of what comes out."""
@@ -75,7 +77,15 @@ def reduce(worker: Worker, base: Expr, rows: Expr, stride: Expr, result: Expr) -
 def _scale(worker: Worker, norms: Expr) -> tuple[Expr, Expr]:
     """The norm of the whole gradient, and the factor that clips it."""
     at = let("norms", worker.access.base(isa.NORMS))
-    total = let("norm", T.sqrt(worker.strided_sum(norms, lambda i: worker.pool[at + i])))
+    found = local("square", "float32", T.float32(0.0))
+    with stride_loop("quad", worker.thread * 4, norms, NORMS_TOGETHER * THREADS * 4) as first:
+        quads = [fixed("at", at + smaller(first + k * THREADS * 4, norms - 1)) for k in range(NORMS_TOGETHER)]
+        loads = [let("norms", worker.pool[quad_at(place)]) for place in quads]
+        for k, quad in enumerate(loads):
+            for i in range(4):
+                there = first + (k * THREADS * 4 + i) < norms
+                put(found, 0, found[0] + T.Select(there, lane4(quad, i), T.float32(0.0)))
+    total = let("norm", T.sqrt(worker.block_sum(found[0])))
     clip = let("clip", worker.access.header_float("clip_norm"))
     return total, let("scale", T.Select(total > clip, clip / total, T.float32(1.0)))
 

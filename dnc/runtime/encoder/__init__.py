@@ -284,7 +284,7 @@ class Encoder:
             total = max(-(-tail.summed // isa.NORM_CHUNK), tail.outer_norms)
             for table in self.plan.table_gradients:
                 tokens = touched[table.parameter].spread.most
-                total += tokens
+                total += tokens * isa.table_norms(table)
                 bases[isa.table_base(table.parameter)] = at
                 at += units(tokens * padded(table.width))
             bases[isa.NORMS] = at

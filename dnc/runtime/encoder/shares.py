@@ -22,7 +22,8 @@ from dnc.runtime.encoder.words import Numbers
 # next one begins, and the norm of all. Seen on an H200, as are costs of rows on tensor cores by precision.
 INSTRUCTION, NORM = 6000, 15000
 CORES = {TF32: 0.4, BF16: 0.3, TF32X3: 0.75}
-SMALL = 0.5  # what a row costs in a tile of few rows, by other tiles
+OUTER_ON_CORES = 0.52  # that of `outer`, whose copies take longer than products there
+VECTOR = 60  # what a row costs in a tile of `outer` that sums deltas
 NO_SHAPE = np.iinfo(np.int32).max  # what a shape costs that a gradient does not have
 
 
@@ -65,10 +66,10 @@ class Shapes:
     """The tile shapes of all weight gradients, [targets, shapes], a target being a parameter of a gradient.
 
     tiles: that each makes of a gradient. row, fixed: what a row and a tile cost, as in `isa.GradientTile`.
-    work: the tiles that count; those of sums of deltas are light work. outer: tiles of `isa.OUTER_TILE`,
-    none of gradients that are made beside others; outer_row: what a row costs there. leading: of all runs of
-    rows those that come first of their target. whose: of every run the first target of the same parameter:
-    there tiles keep their shape and their workers, so that its gradients add up in order.
+    work: the tiles that count; those of sums of deltas are light work. outer: tiles of `isa.outer_tile`,
+    none of gradients that are made beside others; outer_row: what a row costs there, in cycles. leading: of
+    all runs of rows those that come first of their target. whose: of every run the first target of the same
+    parameter: there tiles keep their shape and their workers, so that its gradients add up in order.
     """
 
     def __init__(self, gradients: Iterable[Summed], beside: Collection[str], precision: str) -> None:
@@ -88,7 +89,7 @@ class Shapes:
                 costs.append([[*(s.row for s in shapes), *absent], [*(s.fixed for s in shapes), *absent]])
                 busy.append(int(bool(each.gradient.pieces)))
                 outer.append(0 if each.gradient.name in beside else isa.outer_tiles(each.gradient))
-                outer_row.append(SMALL if each.gradient.rows <= 8 or not each.gradient.pieces else 1.0)
+                outer_row.append(_outer_row(each.gradient, precision in CORES) if outer[-1] else 0.0)
         self.tiles = np.array(counts, np.int64).reshape(-1, most)
         self.row, self.fixed = np.array(costs, np.int64).reshape(-1, 2, most).transpose(1, 0, 2)
         self.work = self.tiles * np.array(busy, np.int64)[:, None]
@@ -99,21 +100,21 @@ class Shapes:
         self._costs: dict[int, tuple[Numbers, Numbers]] = {}
 
     def few(self, rows: Numbers, chunks: Numbers, grid: int) -> NDArray[np.bool_]:
-        """Whether rows are so few that tiles of `isa.OUTER_TILE` are cheaper than those in chunks, [batches].
+        """Whether rows are so few that tiles of `isa.outer_tile` are cheaper than those in chunks, [batches].
 
         rows: [batches, targets]; grid: workers that are expected, so that bits do not depend on those there.
         """
         row, fixed = self._costs_on(grid)
         tiled = (-(-rows // chunks[:, None]))[:, :, None] * (row[chunks] * self._on_cores) + fixed[chunks]
         whole = NORM + (tiled.min(axis=2) + INSTRUCTION).sum(axis=1)
-        tile, count, cost = isa.OUTER_TILE, max(int(self.outer.sum()), 1), rows * self.outer_row
+        count, cost = max(int(self.outer.sum()), 1), rows * self.outer_row
         rounds = -(-count // grid)
         outer = np.maximum((cost * self.outer).sum(axis=1) / count * rounds, cost.max(axis=1))
-        fewer: NDArray[np.bool_] = outer * tile.row + tile.fixed < whole
+        fewer: NDArray[np.bool_] = outer + isa.OUTER_TILE.fixed < whole
         return fewer
 
     def first_workers(self, grid: int) -> tuple[Numbers, int]:
-        """The first worker of every target in tiles of `isa.OUTER_TILE`; and the one behind all."""
+        """The first worker of every target in tiles of `isa.outer_tile`; and the one behind all."""
         behind = self.outer.cumsum()
         return (behind - self.outer) % grid, int(behind[-1]) % grid
 
@@ -136,6 +137,14 @@ class Shapes:
             rounds = -(-self.tiles * chunks // grid)
             self._costs[grid] = rounds * self.row, rounds * self.fixed
         return self._costs[grid]
+
+
+def _outer_row(gradient: DenseGradient, on_cores: bool) -> float:
+    """What a row costs in a tile of `outer`, in cycles."""
+    tile = isa.outer_tile(gradient)
+    if not gradient.pieces:
+        return VECTOR
+    return tile.row * (OUTER_ON_CORES if on_cores and tile == isa.OUTER_TILE else 1.0)
 
 
 def summed(plan: Plan, gradient: DenseGradient) -> Summed:

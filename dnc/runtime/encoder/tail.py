@@ -208,7 +208,7 @@ class Tail:
         for table in self.plan.table_gradients:
             tokens = batches.touched[table.parameter].spread.counts
             values[f"tokens {table.parameter}"], values[f"norms {table.parameter}"] = tokens, norms
-            norms = norms + tokens
+            norms = norms + tokens * isa.table_norms(table)
         values["norms"], values["chunks"] = norms, np.maximum(batches.chunks, 1)
         words = template.filled(group.body.batches, values)
         words[:, template.sums] = sums

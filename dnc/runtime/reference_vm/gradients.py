@@ -63,7 +63,8 @@ def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, i
 
 def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
     """This worker's tiles of a gradient over all its rows, a vector's beside it, and their squares."""
-    gradient, tile = vm.plan.dense_gradients[fields["gradient"]], isa.OUTER_TILE
+    gradient = vm.plan.dense_gradients[fields["gradient"]]
+    tile = isa.outer_tile(gradient)
     beside = isa.outer_beside(vm.plan).get(gradient.name)
     shape = vm.plan.program.parameter(gradient.parameter).type.shape
 
@@ -130,8 +131,9 @@ def table_gradient(vm: ReferenceVM, parameter: str, fields: dict[str, int], work
         if fields["accumulate"]:
             total = total + vm.read(at, worker)
         vm.write(at, total, worker)
-        norm = vm.base(isa.NORMS) + fields["first_norm"] + token
-        vm.write(np.array([norm]), float((total**2).sum()), worker)
+        parts = isa.table_norms(table)
+        norm = vm.base(isa.NORMS) + fields["first_norm"] + token * parts + np.arange(parts)
+        vm.write(norm, np.append((total**2).sum(), np.zeros(parts - 1)), worker)
 
 
 def square_norm(vm: ReferenceVM, count: int, chunks: int, worker: Worker) -> None:

@@ -1,0 +1,180 @@
+"""Rows of weight gradients on CUDA, for one body that makes all of them: where they lie, and their copies.
+
+In: the number of a gradient, when the kernel runs. Out: what `outer` instructions need to know of it, looked
+up once; statements that copy rows of its deltas and operands into shared memory. Gradients differ in nothing
+else: what is behind is the same code for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, reduce
+
+import attrs
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_dense import clear_padding, offset_of
+from dnc.codegen.bodies.cuda_worker import Worker
+from dnc.codegen.emit import Expr, any_of, dispatch, let, local, loop, put, wide
+from dnc.ir import isa
+from dnc.ir.machine import THREADS
+from dnc.ir.plan import Address, BufferAddress, DenseGradient, GatherAddress
+
+NONE = -1  # an offset of nothing
+
+
+@attrs.frozen
+class Stages:
+    """How rows are staged: `step` at a time, deltas and operands of so many words a row; `count` steps."""
+
+    step: int
+    count: int
+    deltas: int
+    operands: int
+
+    @property
+    def words(self) -> int:
+        """Words of a stage: deltas, operands behind them."""
+        return self.step * (self.deltas + self.operands)
+
+
+class Kind:
+    """The gradient at hand, as far as it is known when the kernel runs.
+
+    rows, columns: of the matrix as which it is made, a row where it is a vector. is_strip: whether its tiles
+    are `isa.OUTER_STRIP`; width: columns of a tile. source, stride: of the deltas and of every piece of the
+    operand: a row lies at source + row * stride in units of 16 bytes; where the stride is 0, `source` is a
+    list of such places in the schedule.
+    """
+
+    def __init__(self, worker: Worker, number: Expr, index: Expr) -> None:
+        self.worker, self.number, self.pairs = worker, number, isa.outer_beside(worker.plan)
+        rows, columns, strip = (local(name, "int32", 0) for name in ("rows", "columns", "is_strip"))
+        offset, beside = local("offset", "int32", 0), local("beside", "int32", NONE)
+        self.sides = 1 + max(len(operands_of(gradient)) for gradient in worker.plan.dense_gradients)
+        self.source, self.stride = (
+            local(name, "int32", 0, self.sides) for name in ("source", "source_stride")
+        )
+
+        def choose(gradient: DenseGradient) -> None:
+            put(rows, 0, gradient.rows if gradient.pieces else 1)
+            put(columns, 0, gradient.columns if gradient.pieces else gradient.rows)
+            put(strip, 0, int(isa.outer_tile(gradient) == isa.OUTER_STRIP))
+            put(offset, 0, T.cast(offset_of(worker, gradient.parameter, index), "int32"))
+            if gradient.name in self.pairs:
+                other = self.pairs[gradient.name].parameter
+                put(beside, 0, T.cast(offset_of(worker, other, index), "int32"))
+
+            for side, address in enumerate([gradient.delta, *operands_of(gradient)]):
+                self._choose_source(side, address)
+
+        self.each(choose)
+        self.rows, self.columns, self.is_strip = rows[0], columns[0], strip[0]
+        found = [isa.outer_tile(gradient) for _, gradient in self._gradients()]
+        self.has_strips = isa.OUTER_STRIP in found
+        width = isa.OUTER_TILE.columns
+        self.width: Expr = width
+        if self.has_strips:
+            self.width = let("width", T.Select(self.is_strip != 0, isa.OUTER_STRIP.columns, width))
+        vectors = [number for number, gradient in self._gradients() if not gradient.pieces]
+        self.has_vectors = bool(vectors)
+        self.is_vector = reduce(any_of, [number == each for each in vectors], number < 0)
+        self._offset, self._beside = offset[0], beside[0]
+
+    @property
+    def base(self) -> Expr:
+        """Its position."""
+        return self.worker.access.base(isa.GRADIENTS) + self._offset
+
+    @property
+    def base_beside(self) -> Expr:
+        """The position of the vector beside it."""
+        return self.worker.access.base(isa.GRADIENTS) + self._beside
+
+    @property
+    def has_beside(self) -> Expr:
+        """Whether a vector is made along."""
+        return self._beside != NONE
+
+    def each(self, body: Callable[[DenseGradient], None]) -> None:
+        """The body for the gradient at hand."""
+        dispatch(self.number, {number: partial(body, gradient) for number, gradient in self._gradients()})
+
+    def _choose_source(self, side: int, address: Address) -> None:
+        access = self.worker.access
+        if isinstance(address, GatherAddress):
+            put(self.source, side, access.list_at(address.list))
+            return
+        assert isinstance(address, BufferAddress)
+        put(self.source, side, access.base_word(address.buffer))
+        put(self.stride, side, self.worker.plan.buffer(address.buffer).width // 4)
+
+    def _gradients(self) -> list[tuple[int, DenseGradient]]:
+        """Those that have instructions, with their numbers."""
+        beside = {gradient.name for gradient in self.pairs.values()}
+        return [(n, g) for n, g in enumerate(self.worker.plan.dense_gradients) if g.name not in beside]
+
+    def clear_padding(self) -> None:
+        """Zeros behind its elements, and behind those of the vector beside it."""
+
+        def clear(gradient: DenseGradient) -> None:
+            clear_padding(self.worker, gradient, self.base)
+            if gradient.name in self.pairs:
+                clear_padding(self.worker, self.pairs[gradient.name], self.base_beside)
+
+        self.each(clear)
+
+
+@attrs.frozen(eq=False)
+class Copies:
+    """A thread's copies of the operand's rows of a step.
+
+    place: where its first row's place is; shift: from there to its element; left: rows that there are from
+    its first one on; to: where its first row is copied to. Rows lie `stride` words apart there.
+    """
+
+    worker: Worker
+    place: Expr
+    shift: Expr
+    left: Expr
+    to: Expr
+    step: int
+    stride: int
+
+    def count(self, width: int) -> int:
+        """How many there are in a tile of so many columns."""
+        return self.step // lines(width)
+
+    def start(self, number: Expr, width: int) -> None:
+        """Starts one of them."""
+        line = number * lines(width)
+        copy_quad(self.worker, self.place + line, self.shift, self.left > line, self.to + line * self.stride)
+
+    def all(self, width: int) -> None:
+        """Starts all of them."""
+        with loop("copy", self.count(width), unroll=1) as number:
+            self.start(number, width)
+
+
+def lines(width: int) -> int:
+    """Rows of so many elements that all threads together copy at a time."""
+    return 4 * THREADS // width
+
+
+def copy_quad(worker: Worker, place: Expr, shift: Expr, there: Expr, to: Expr) -> None:
+    """Starts to copy 16 bytes of the row that the word at `place` leads to; zeros where there is none."""
+    word = let("word", T.reinterpret("int32", worker.staging[place]))
+    source = T.address_of(worker.pool[wide(word) * 4 + wide(shift)])
+    cuda.copy4_async(T.address_of(worker.staging[to]), source, there)
+
+
+def operands_of(gradient: DenseGradient) -> list[Address]:
+    """Where its operand lies, piece by piece; the deltas of a vector are one."""
+    return [piece.address for piece in gradient.pieces] or [gradient.delta]
+
+
+def offset_in(address: Address) -> int:
+    """Elements from the start of a row."""
+    assert isinstance(address, BufferAddress | GatherAddress)
+    return address.offset
