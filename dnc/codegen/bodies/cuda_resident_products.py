@@ -37,6 +37,7 @@ from dnc.codegen.emit import (
 )
 from dnc.ir.machine import THREADS, WARPS
 from dnc.ir.plan import Product, TransposedProduct
+from dnc.ir.program import LEVEL
 
 # Bits of a lane's number by which lanes differ that hold the same rows, and the same columns.
 OWN_LANES, GROUP_LANES = (2, 1), (16, 8, 4)
@@ -108,9 +109,11 @@ def _sum(block: Block, bands: range, vertex: Expr, vertices: int) -> None:
 
 
 def _turns(worker: Worker, vertices: int) -> bool:
-    """Whether some lanes sum the second of two vertices first. Beside tensor cores it would take registers
-    that are not there."""
-    return vertices == 2 and not uses_cores(worker.plan)
+    """Whether some lanes sum the second of two vertices first. Beside tensor cores, or in a recursion of more
+    than one cell and its gradient, it would take registers that are not there."""
+    plan = worker.plan
+    levels = [segment for segment in plan.segments if plan.program.stage(segment.stage).placement == LEVEL]
+    return vertices == 2 and len(levels) <= 2 and not uses_cores(plan)
 
 
 def _turned(vertices: int, lane: Expr, mask: int, turns: bool) -> list[Expr]:

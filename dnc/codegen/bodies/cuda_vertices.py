@@ -70,8 +70,7 @@ class WarpTarget:
 
     def _unrolled(self, extent: int) -> int:
         """How many rounds of a loop over a vector stand in the code: their loads are under way together."""
-        together = TOGETHER // 4 if self.worker.crowded else TOGETHER
-        return together if extent >= TOGETHER * LANES else 0
+        return TOGETHER if extent >= TOGETHER * LANES and not self.worker.crowded else 0
 
     def _reduce(self, extent: int, term: Element, start: float, join: Callable[[Expr, Expr], Expr]) -> Expr:
         total = local("reduced", "float32", T.float32(start))
@@ -90,18 +89,19 @@ class WarpTarget:
     def products(
         self, count: int, extent: int, row: Callable[[int, Expr], Expr], vector: Element
     ) -> list[Expr]:
-        """All sums in one pass. The vector's loads are under way together: rows are often nearer."""
+        """All sums in one pass. Several loads of the vector are under way together: rows are often nearer."""
         total, parts = local("sums", "float32", T.float32(0.0), count), -(-extent // LANES)
-        together = TOGETHER // 2 if self.worker.crowded else TOGETHER
-        for begin in range(0, parts, together):
-            some = range(begin, min(begin + together, parts))
-            places = [let("element", part * LANES + self.worker.lane) for part in some]
-            nears = [at if extent % LANES == 0 else let("near", smaller(at, extent - 1)) for at in places]
+        together = min(parts, 2 if self.worker.crowded else TOGETHER)
+        whole = extent % (together * LANES) == 0
+        with loop("group", -(-parts // together)) as group:
+            first = let("first", group * (together * LANES) + self.worker.lane)
+            places = [let("element", first + part * LANES) for part in range(together)]
+            nears = places if whole else [let("near", smaller(at, extent - 1)) for at in places]
             held = [let("x", vector(near)) for near in nears]
             for place, near, x in zip(places, nears, held, strict=True):
                 for number in range(count):
                     found = row(number, near) * x
-                    if extent % LANES:
+                    if not whole:
                         found = T.Select(place < extent, found, T.float32(0.0))
                     put(total, number, total[number] + found)
         for mask in (16, 8, 4, 2, 1):
