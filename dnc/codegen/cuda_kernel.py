@@ -362,7 +362,9 @@ class Kernel:
             table = tables[name.removeprefix("gradient ")]
             return lambda: cuda_gradients.table_gradient(self.worker.here(), table, *values())
         if name == isa.OUTER:
-            return lambda: cuda_outer.outer(self._tail_worker(), dict(zip(fields, values(), strict=True)))
+            first = self.entry[0] + 1  # read where they are used: registers are for sums
+            found = {field: self.window[first + at] for at, field in enumerate(fields)}
+            return lambda: cuda_outer.outer(self._tail_worker(), found)
         if name == isa.NORM:
             return lambda: cuda_update.norm(self.worker.here(), *values())
         if name == isa.FOLLOW:

@@ -120,7 +120,8 @@ class _Tile:
         self.start, self.end = fields["row"], fixed("end", fields["row"] + fields["rows"])
         stages = self.stages = places.stages
         self.ahead = stages.count - 1
-        _, delta_own = _share(worker, HEIGHT)
+        line, delta_own = _share(worker, HEIGHT)
+        self.delta_line, self.delta_own = fixed("line", line), fixed("own", delta_own)
         _, own = _share(worker, kind.width)
         self.side, self.shift = local("side", "int32", 1), local("shift", "int32", self.column + own)
         self.delta_shift = local("delta_shift", "int32", self.row + delta_own)
@@ -174,7 +175,7 @@ class _Tile:
         """Starts to copy the rows from `first` on, zeros where there are none: here the deltas."""
         stages, here = self.stages, self.worker.here()
         deltas, left = let("deltas", stage * stages.words), let("left", self.end - first)
-        delta_line, delta_own = _share(here, HEIGHT)
+        delta_line, delta_own = self.delta_line, self.delta_own
         for begin in range(0, stages.step, lines(HEIGHT)):
             line = let("delta_row", delta_line + begin)
             with when(line < stages.step):
