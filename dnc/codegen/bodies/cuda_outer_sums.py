@@ -133,7 +133,7 @@ class TileSums:
         )
 
     def _on_cores(self, here: Worker, stage: Expr, operands: Expr, rows: Expr, copies: Copies) -> None:
-        """Products of all rows; a warp has its columns."""
+        """Products of all rows; a warp has its part of the tile."""
         copies.all(WIDTH)
         memory, stages = self.worker.staging, self.stages
         down, across = _own_part(here)

@@ -90,7 +90,7 @@ def _sum(block: Block, bands: range, vertex: Expr, vertices: int) -> None:
     held, size = block.slice, len(bands) * vertices
     sums = local("sums", "float32", T.float32(0.0), size)
     turns = _turns(held.worker, vertices)
-    turned = [vertex + v for v in _turned(vertices, held.worker.lane, OWN_LANES[0], turns)]
+    turned = [vertex + v for v in _turned(held.worker, vertices, OWN_LANES)]
     for strip in range(held.strips):
         for v in range(vertices):
             x = block.operand(turned[v], strip)
@@ -116,12 +116,12 @@ def _turns(worker: Worker, vertices: int) -> bool:
     return vertices == 2 and len(levels) <= 2 and not uses_cores(plan)
 
 
-def _turned(vertices: int, lane: Expr, mask: int, turns: bool) -> list[Expr]:
-    """The vertices in the order in which a lane sums them: those with this bit of the lane begin with the
-    second, which they keep when sums are exchanged."""
-    if not turns:
+def _turned(worker: Worker, vertices: int, masks: tuple[int, ...]) -> list[Expr]:
+    """The vertices in the order in which a lane sums them: where they turn, those with the first bit begin
+    with the second, which they keep when sums are exchanged."""
+    if not _turns(worker, vertices):
         return list(range(vertices))
-    upper = fixed("upper", lane // mask % 2)
+    upper = fixed("upper", worker.lane // masks[0] % 2)
     return [upper, 1 - upper]
 
 
@@ -171,7 +171,7 @@ def _columns(
     size = vertices * width * 4
     sums = local("sums", "float32", T.float32(0.0), size)
     turns = _turns(worker, vertices)
-    turned = _turned(vertices, worker.lane, GROUP_LANES[0], turns)
+    turned = _turned(worker, vertices, GROUP_LANES)
     for band in range(held.bands):
         row = let("row", held.near(band * BAND + held.group))
         delta = [let("delta", worker.staging[plane.place(row, first + v)]) for v in turned]

@@ -6,7 +6,8 @@ share the loops of a row and add up in a fixed order; what a row needs in betwee
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -50,15 +51,10 @@ class WarpTarget:
 
     def fill(self, extent: int, read: Element, write: Callable[[Expr, Expr], None]) -> None:
         """Lane l runs l, l + 32, ...; of long vectors it reads several before it writes the first."""
-        parts, together = -(-extent // LANES), self._unrolled(extent)
-        if not together:
+        if not self._unrolled(extent):
             self.each(extent, lambda index: write(index, read(index)))
             return
-        with loop("group", -(-parts // together)) as group:
-            first = let("first", group * (together * LANES) + self.worker.lane)
-            places = [let("element", first + part * LANES) for part in range(together)]
-            whole = extent % (together * LANES) == 0
-            nears = places if whole else [let("near", smaller(at, extent - 1)) for at in places]
+        with self._together(extent, TOGETHER) as (places, nears, whole):
             found = [let("found", read(near)) for near in nears]
             for place, value in zip(places, found, strict=True):
                 if whole:
@@ -68,13 +64,23 @@ class WarpTarget:
                         write(place, value)
         self.synchronize()
 
-    def _unrolled(self, extent: int) -> int:
+    @contextmanager
+    def _together(self, extent: int, count: int) -> Iterator[tuple[list[Expr], list[Expr], bool]]:
+        """A loop over so many of the lane's elements at a time: their places; the same, or the last one where
+        there is none; whether there always are."""
+        whole = extent % (count * LANES) == 0
+        with loop("group", -(-extent // (count * LANES))) as group:
+            first = let("first", group * (count * LANES) + self.worker.lane)
+            places = [let("element", first + part * LANES) for part in range(count)]
+            yield places, places if whole else [let("near", smaller(at, extent - 1)) for at in places], whole
+
+    def _unrolled(self, extent: int) -> int | bool:
         """How many rounds of a loop over a vector stand in the code: their loads are under way together."""
-        return TOGETHER if extent >= TOGETHER * LANES and not self.worker.crowded else 0
+        return TOGETHER if extent >= TOGETHER * LANES and not self.worker.crowded else False
 
     def _reduce(self, extent: int, term: Element, start: float, join: Callable[[Expr, Expr], Expr]) -> Expr:
         total = local("reduced", "float32", T.float32(start))
-        with loop("part", -(-extent // LANES), unroll=self._unrolled(extent) or False) as part:
+        with loop("part", -(-extent // LANES), unroll=self._unrolled(extent)) as part:
             index = let("element", part * LANES + self.worker.lane)
             with when(index < extent):
                 put(total, 0, join(total[0], term(index)))
@@ -90,13 +96,9 @@ class WarpTarget:
         self, count: int, extent: int, row: Callable[[int, Expr], Expr], vector: Element
     ) -> list[Expr]:
         """All sums in one pass. Several loads of the vector are under way together: rows are often nearer."""
-        total, parts = local("sums", "float32", T.float32(0.0), count), -(-extent // LANES)
-        together = min(parts, 2 if self.worker.crowded else TOGETHER)
-        whole = extent % (together * LANES) == 0
-        with loop("group", -(-parts // together)) as group:
-            first = let("first", group * (together * LANES) + self.worker.lane)
-            places = [let("element", first + part * LANES) for part in range(together)]
-            nears = places if whole else [let("near", smaller(at, extent - 1)) for at in places]
+        total = local("sums", "float32", T.float32(0.0), count)
+        together = min(-(-extent // LANES), 2 if self.worker.crowded else TOGETHER)
+        with self._together(extent, together) as (places, nears, whole):
             held = [let("x", vector(near)) for near in nears]
             for place, near, x in zip(places, nears, held, strict=True):
                 for number in range(count):
@@ -117,7 +119,7 @@ class WarpTarget:
         """The first index of the largest term."""
         top = self.max(extent, term)
         best = local("best", "int32", extent)
-        with loop("part", -(-extent // LANES), unroll=self._unrolled(extent) or False) as part:
+        with loop("part", -(-extent // LANES), unroll=self._unrolled(extent)) as part:
             index = let("element", part * LANES + self.worker.lane)
             with when(index < extent), when(both(term(index) == top, index < best[0])):
                 put(best, 0, index)
