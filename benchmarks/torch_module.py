@@ -16,7 +16,8 @@ What is compared, in turns, on the same batches:
 - `dnc, groups`: `Model.steps`, which knows the batches ahead, as training does (the Tree-LSTM only).
 - `torch`: `net(batch)` with sample numbers, which are encoded when they come; with dense and with sparse
   gradients of the table.
-- `torch, encoded ahead`: the same, from a data loader whose `--workers` encode (0 leaves it out).
+- `torch, batches ahead`: the same, from `net.batches`, whose processes are there before the time starts.
+- `torch, data loader`: the same, from a data loader whose `--workers` encode (0 leaves it out).
 - `PyTorch alone`: a node that computes nothing in place of a batch, with parameters of the same shapes: what
   autograd and the optimizer cost, which no program can do without.
 
@@ -44,10 +45,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import dnc
 import dnc.torch
 from benchmarks import common
+from dnc.runtime.ahead import GROUPS
 from tests.models.cells import Parameters, nothing_dropped
 from tests.models.trees import leaves, token_vectors, treelstm
 
-RATE, TOLERANCE, CHECKED, WARM_UP = 0.01, 1e-4, 12, 5
+RATE, TOLERANCE, CHECKED, WARM_UP = 0.01, 1e-4, 12, 2 * GROUPS
 # Makes the steps of a measurement from an endless iterator over its batches: each `next` is one step.
 Steps = Callable[[Iterator[Any]], Iterator[object]]
 Wait = Callable[[], object]
@@ -89,6 +91,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batches", type=lambda text: [int(each) for each in text.split(",")], default=None)
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--encoders", type=int, default=None, help="processes of `net.batches`")
     parser.add_argument("--workers", type=int, default=None, help="that encode; 4, on the CPU 1")
     parser.add_argument(
         "--optimizer",
@@ -151,7 +154,21 @@ class Endless(torch.utils.data.Sampler[Any]):
         return (batch.tolist() for batch in self.batches)
 
 
-def encoded_ahead(net: Any, step: Callable[[Any], object], workers: int) -> Steps:
+def batches_ahead(net: Any, step: Callable[[Any], object]) -> Steps:
+    """Steps on what `net.batches` gives, once its processes help."""
+
+    ahead = net._launches.ahead
+
+    def steps(batches: Iterator[Any]) -> Iterator[object]:
+        for batch in net.batches(batches):
+            while ahead.groups > GROUPS and ahead.is_starting:
+                time.sleep(0.01)
+            yield step(batch)
+
+    return steps
+
+
+def from_loader(net: Any, step: Callable[[Any], object], workers: int) -> Steps:
     """Steps on what the workers of a data loader have encoded."""
 
     def steps(batches: Iterator[Any]) -> Iterator[object]:
@@ -217,7 +234,13 @@ class Labelled:
         self.native.configure("sgd", RATE)
         self.native.attach(trees)
         self.nets = {
-            name: dnc.torch.Module(options.treelstm, trees, device=options.device, sparse=name == "sparse")
+            name: dnc.torch.Module(
+                options.treelstm,
+                trees,
+                device=options.device,
+                sparse=name == "sparse",
+                encoders=options.encoders,
+            )
             for name in ("dense", "sparse")
         }
 
@@ -238,9 +261,11 @@ class Labelled:
                 optimizer.step()
 
             found[f"torch, {name} gradient of the table"] = (one_by_one(step), synchronize)
+            ahead = batches_ahead(net, step)
+            found[f"torch, batches ahead, {name} gradient of the table"] = (ahead, synchronize)
             if self.options.workers:
-                ahead = encoded_ahead(net, step, self.options.workers)
-                found[f"torch, encoded ahead, {name} gradient of the table"] = (ahead, synchronize)
+                loader = from_loader(net, step, self.options.workers)
+                found[f"torch, data loader, {name} gradient of the table"] = (loader, synchronize)
         return found | {"PyTorch alone": alone(self.nets["dense"], self.options)}
 
     def check(self) -> dict[str, float]:
@@ -285,7 +310,9 @@ class Between:
         self.native = dnc.load(options.token_vectors, options.device)
         self.native.configure("sgd", RATE)
         self.native.attach(self.trees)
-        self.net = dnc.torch.Module(options.token_vectors, self.trees, device=options.device)
+        self.net = dnc.torch.Module(
+            options.token_vectors, self.trees, device=options.device, encoders=options.encoders
+        )
         self.device = self.net.W.device
         self.width, self.hidden = self.net.W.shape[1], self.net.W.shape[0] // 3
         self.sizes = np.array(self.net.sizes()["Tree.x"])
@@ -316,9 +343,9 @@ class Between:
 
         steps: dict[str, tuple[Steps, Wait]] = {"dnc": (one_by_one(native), self.native.sync)}
         steps["torch"] = (one_by_one(step), synchronize)
+        steps["torch, batches ahead"] = (batches_ahead(self.net, step), synchronize)
         if self.options.workers:
-            ahead = encoded_ahead(self.net, step, self.options.workers)
-            steps["torch, encoded ahead"] = (ahead, synchronize)
+            steps["torch, data loader"] = (from_loader(self.net, step, self.options.workers), synchronize)
         return steps | {"PyTorch alone": alone(self.net, self.options)}
 
     def check(self) -> dict[str, float]:

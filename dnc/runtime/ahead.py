@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import deque
 from contextlib import suppress
 
-from dnc.runtime.encoder import DoesNotFit, Encoder
+from dnc.runtime.encoder import DoesNotFit
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.processes import Lost, Processes
+from dnc.runtime.prepared import Prepared
 from dnc.runtime.schedules import Schedules
+from dnc.runtime.sharing import Sharing
 
 # Groups of batches of a data set before processes are started for it: who takes a few steps needs none.
 GROUPS = 4
@@ -23,19 +25,20 @@ class Ahead:
 
     def __init__(self, count: int, least: int = GROUPS) -> None:
         self._count, self._least = count, least
-        self._data: Encoder | None = None
+        self._data: Prepared | None = None
+        self._sharing: Sharing | None = None
         self.groups = 0
         self._processes: Processes | None = None
         self._taken = deque[Job]()
 
-    def use(self, data: Encoder) -> None:
-        """The data set from now on; what was taken before is forgotten."""
+    def use(self, data: Prepared, sharing: Sharing | None = None) -> None:
+        """The data set from now on, and what it shares; what was taken before is forgotten."""
         while self._taken:
             with suppress(DoesNotFit):
                 self.schedules(self._taken[0])
         if data is not self._data:
             self._end()
-            self._data, self.groups = data, 0
+            self._data, self._sharing, self.groups = data, sharing, 0
 
     @property
     def is_starting(self) -> bool:
@@ -58,7 +61,7 @@ class Ahead:
         self.groups += 1
         if self._data is not None and self._count and self._processes is None and self.groups > self._least:
             try:
-                self._processes = Processes(self._data.prepared, self._count)
+                self._processes = Processes(self._data, self._count, self._sharing)
             except (Lost, OSError):
                 self._give_up()
         if not self.has_room or self._processes is None:

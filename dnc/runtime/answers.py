@@ -142,7 +142,7 @@ class Answers:
 
         Batches are taken some jobs ahead, if there is someone to encode them.
         """
-        self.ahead.use(data)
+        self.ahead.use(data.prepared)
         self.ahead.groups = 0
         coming, words = deque[Job](), data.read_words(mode)
         for group in groups(batches, max(1, min(MOST_SAMPLES, int(GROUP_WORDS / words)))):

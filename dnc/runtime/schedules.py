@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.ir.plan import Plan
+from dnc.ir.plan import NoiseList, Plan
 from dnc.runtime.schedule import Schedule, Words
 
 if TYPE_CHECKING:
@@ -92,13 +92,18 @@ class Schedules(Sequence[Schedule]):
     def bare(self) -> Schedules:
         """Without the words, the plan, and the positions that nobody asks for: what is sent elsewhere.
 
-        Who gets it has the plan. Who reads columns asks whose their rows are.
+        Who gets it has the plan. Who reads columns asks whose their rows are, and so does who shares a batch
+        and draws its random numbers later.
         """
         nothing: Any = None
         columns = set() if self.readout is None else self.readout.column_names
         spaces = {each.space for each in self.plan.results if each.name in columns}
-        positions = {name: self.positions[name] for name in spaces}
-        return attrs.evolve(self, plan=nothing, words=self.words[:0], positions=positions)
+        guest = self.guest
+        if guest is not None:
+            guest = guest.bare()
+            spaces |= {item.space for item in self.plan.lists if isinstance(item, NoiseList)}
+        positions = {name: found for name, found in self.positions.items() if name in spaces}
+        return attrs.evolve(self, plan=nothing, words=self.words[:0], positions=positions, guest=guest)
 
 
 def words_of(schedules: Sequence[Schedule]) -> Words:

@@ -167,7 +167,7 @@ class Session:
         hyper: the same for all batches, or what it is for the step of that number (counted from 1).
         Small batches are encoded and copied several at a time; each is a launch of its own.
         """
-        self.ahead.use(data)
+        self.ahead.use(data.prepared)
         coming = deque[Job]()
         for group in groups(batches):
             first = self.steps_done + 1 + sum(len(job.batches) for job in coming)

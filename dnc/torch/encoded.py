@@ -1,4 +1,4 @@
-"""Batches encoded ahead, by the workers of a data loader if need be.
+"""Batches encoded ahead, in processes of dnc or by the workers of a data loader.
 
 In: sample numbers, or samples. Out: an `Encoded`, which a module takes in place of the batch. Guaranteed: the
 same words as if the module had encoded the batch, so the same bits; what does not fit into the memory of
@@ -8,7 +8,9 @@ need no device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -21,11 +23,13 @@ from torch import Tensor
 from dnc.api.arguments import are_numbers, sample_numbers
 from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
-from dnc.ir.noise import vertex_keys
+from dnc.ir.noise import NONE, vertex_keys
 from dnc.ir.plan import NoiseList, Plan
+from dnc.runtime.ahead import Ahead
 from dnc.runtime.batches import are_distinct
 from dnc.runtime.data import Dataset
 from dnc.runtime.encoder import DoesNotFit, Encoder
+from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.phases import FORWARD_ONLY, PREDICT, TRAIN
 from dnc.runtime.pool import StaticPool
@@ -79,10 +83,8 @@ class Encoded:
 
 
 def _without_plan(schedule: Schedule) -> Schedule:
-    guest, nobody = schedule.guest, np.zeros(0, np.int32)
-    assert guest is not None
-    handed = {key: attrs.evolve(each, number=nobody) for key, each in guest.handed.items()}
-    return attrs.evolve(schedule.bare(), guest=attrs.evolve(guest, handed=handed))
+    assert schedule.guest is not None
+    return attrs.evolve(schedule.bare(), guest=schedule.guest.bare())
 
 
 def _received(
@@ -100,6 +102,17 @@ def _received(
     plan = encoder.plan
     whole = {mode: attrs.evolve(schedule, plan=plan) for mode, schedule in schedules.items()}
     return Encoded(encoder, batch, samples, sizes, whole, noises, pool)
+
+
+@attrs.frozen(eq=False)
+class _Samples:
+    """Samples of a data set. kept: what they are known by, to encode them again."""
+
+    dataset: Dataset
+    encoder: Encoder
+    sharing: Sharing
+    samples: Ints
+    kept: Any
 
 
 @attrs.define(eq=False)
@@ -124,41 +137,85 @@ class BatchEncoder:
 
     def __call__(self, batch: Sequence[Any] | NDArray[Any] | Tensor) -> Encoded:
         """A list of samples, or of numbers of those that were attached when the encoder was made."""
-        given: Any = batch.numpy(force=True) if isinstance(batch, Tensor) else batch
-        _, encoder, sharing, samples, kept = self._data(given)
-        if not len(samples):
-            raise fail("a batch holds no samples")
-        schedules: dict[str, Schedule] = {}
-        noises: dict[str, NoiseWords] = {}
-        for mode, grids in self.grids.items():
-            if len(samples) <= len(grids) and are_distinct(samples):
-                grid, guest = grids[len(samples) - 1], sharing.guest_of(samples, mode)
-                try:
-                    found = encoder.encode(samples, mode=mode, replicas=grid[0], workers=grid[1], guest=guest)
-                except DoesNotFit:
-                    continue
-                schedules[mode], noises[mode] = found, self._noise_words(encoder, found)
-        return Encoded(self, kept, len(samples), sharing.counts(samples), schedules, noises, self.pool)
+        return self._encoded(self._read(batch))
+
+    def stream(
+        self, batches: Iterable[Sequence[Any] | NDArray[Any] | Tensor], ahead: Ahead
+    ) -> Iterator[Encoded]:
+        """The same for batches in order, those of sample numbers made ahead."""
+        if self.attached is not None:
+            _, encoder, sharing = self.attached
+            ahead.use(encoder.prepared, sharing)
+        coming = deque[tuple[_Samples, dict[str, Job]]]()
+        for batch in batches:
+            while coming and not ahead.has_room:
+                yield self._made_ahead(*coming.popleft(), ahead)
+            found = self._read(batch)
+            jobs = self._jobs(found)
+            coming.append((found, {mode: job for mode, job in jobs.items() if ahead.take(job)}))
+            while coming and not coming[-1][1]:  # nobody helps
+                yield self._made_ahead(*coming.popleft(), ahead)
+        while coming:
+            yield self._made_ahead(*coming.popleft(), ahead)
 
     def source(self, batch: Any) -> tuple[Dataset, Ints]:
         """The data of an encoded batch, and its sample numbers."""
-        dataset, _, _, samples, _ = self._data(batch)
-        return dataset, samples
+        found = self._read(batch)
+        return found.dataset, found.samples
 
-    def _data(self, batch: Any) -> tuple[Dataset, Encoder, Sharing, Ints, Any]:
-        """Also what is kept of the batch, to encode it again."""
+    def _read(self, given: Any) -> _Samples:
+        batch: Any = given.numpy(force=True) if isinstance(given, Tensor) else given
         if isinstance(batch, Mapping | str | bytes) or not isinstance(batch, Sequence | np.ndarray):
             found = "one sample" if isinstance(batch, Mapping) else type(batch).__name__
             raise fail(f"found {found}, expected a list of samples, or of their numbers")
+        if not len(batch):
+            raise fail("a batch holds no samples")
         if are_numbers(batch):
             if self.attached is None:
                 raise fail("no data were attached when the encoder was made: call attach(data) before")
             samples = sample_numbers(batch, self.attached[0].samples)
-            return *self.attached, samples, samples
+            return _Samples(*self.attached, samples, samples)
         dataset = self.read(batch)
         own = Encoder(prepare(self.plan, dataset.forest), self.pool, self.modes)
         every = np.arange(dataset.samples, dtype=np.int32)
-        return dataset, own, Sharing(self.plan, dataset), every, batch
+        return _Samples(dataset, own, Sharing(self.plan, dataset), every, batch)
+
+    def _encoded(self, found: _Samples) -> Encoded:
+        """A batch, encoded here."""
+        schedules: dict[str, Schedule] = {}
+        for mode, job in self._jobs(found).items():
+            with suppress(DoesNotFit):
+                schedules[mode] = job.encode(found.encoder, found.sharing)[0]
+        return self._with(found, schedules)
+
+    def _made_ahead(self, found: _Samples, jobs: Mapping[str, Job], ahead: Ahead) -> Encoded:
+        """A batch whose jobs were taken, but for some that have to be encoded here."""
+        schedules: dict[str, Schedule] = {}
+        for mode, job in self._jobs(found).items():
+            with suppress(DoesNotFit):
+                made = ahead.schedules(jobs[mode]) if mode in jobs else None
+                if made is None:
+                    schedules[mode] = job.encode(found.encoder, found.sharing)[0]
+                else:  # its words lie where those of the next job come to lie
+                    schedules[mode] = attrs.evolve(made[0], words=made.words[0].copy())
+        return self._with(found, schedules)
+
+    def _jobs(self, found: _Samples) -> dict[str, Job]:
+        """By mode what there is to encode; nothing for batches that are encoded when they come."""
+        count = len(found.samples)
+        if not are_distinct(found.samples):
+            return {}
+        none = np.array([NONE], np.uint32)
+        return {
+            mode: Job([found.samples], grids[count - 1], [], none, self.pool, 0, None, mode, shares=True)
+            for mode, grids in self.grids.items()
+            if count <= len(grids)
+        }
+
+    def _with(self, found: _Samples, schedules: Mapping[str, Schedule]) -> Encoded:
+        noises = {mode: self._noise_words(found.encoder, each) for mode, each in schedules.items()}
+        sizes = found.sharing.counts(found.samples)
+        return Encoded(self, found.kept, len(found.samples), sizes, schedules, noises, self.pool)
 
     def _noise_words(self, encoder: Encoder, schedule: Schedule) -> NoiseWords:
         return [

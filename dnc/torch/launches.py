@@ -23,9 +23,11 @@ from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE, step_noise
 from dnc.ir.plan import Result, padded
+from dnc.runtime.ahead import Ahead
 from dnc.runtime.data import Dataset, layout_of, read_samples
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.guest import Guest
+from dnc.runtime.encoder.processes import default_count
 from dnc.runtime.outside import pulled_fields, pushed_values
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.schedule import Schedule
@@ -70,6 +72,7 @@ class Launches:
     def __init__(self, model: Model, pool: Memory, parameters: Callable[[], Values]) -> None:
         self.model, self.memory, self._parameters = model, pool, parameters
         self.key = uuid4().hex
+        self.ahead = Ahead(default_count() if model.encoders is None else model.encoders)
         self._draws = 0
         self._use_stream: Callable[[int], None] | None = getattr(model.backend, "use_stream", None)
         self._sharings: WeakKeyDictionary[Dataset, Sharing] = WeakKeyDictionary()
@@ -191,7 +194,7 @@ class Launches:
         schedule = launched.schedule
         words = [word for name, (word, _) in schedule.results.items() if name.startswith("loss:")]
         first = schedule.bases[isa.RESULTS] * 4
-        terms = [self.memory.floats[first + word] for word in words]
+        terms = [self.memory.floats.select(0, first + word) for word in words]
         total = torch.stack(terms).sum() if len(terms) > 1 else terms[0]
         return total / len(schedule.samples)
 
@@ -281,14 +284,17 @@ class Gradients:
             arena, tables, vectors = self._copies
         if scale is not None and scale.device.type == "cpu" and scale.item() == 1:
             scale = None
-        own: Tensor | None = None
-        for name in names:
+        wanted = list(names)
+        touched = [name for name in wanted if name in tables]
+        # One copy of all dense ones, and every gradient is seen there.
+        own = _copies([*(tables[name][0] for name in touched), arena], scale)
+        rows = dict(zip(touched, own, strict=False))
+        for name in wanted:
             place = pool.places[name]
             if name in tables:
-                found[name] = _table(tables[name], place.shape, scale, sparse)
-            else:  # one copy of all, and every gradient is seen there
-                own = _copy(arena, scale) if own is None else own
-                found[name] = place.view(own, pool.shift(name))
+                found[name] = _table(rows[name], tables[name][1], place.shape, sparse)
+            else:
+                found[name] = place.view(own[-1], pool.shift(name))
         for name in pulled:
             found[name] = vectors[name] if scale is None else vectors[name] * scale
         return found
@@ -298,13 +304,12 @@ class Gradients:
 Rows = tuple[Tensor, Tensor]
 
 
-def _copy(values: Tensor, scale: Tensor | None) -> Tensor:
-    return values.clone() if scale is None else values * scale
+def _copies(values: list[Tensor], scale: Tensor | None) -> Sequence[Tensor]:
+    return [each.clone() for each in values] if scale is None else torch._foreach_mul(values, scale)
 
 
-def _table(found: Rows, shape: tuple[int, ...], scale: Tensor | None, sparse: bool) -> Tensor:
-    rows, numbers = found
-    values = (rows.clone() if scale is None else rows * scale).view(len(numbers), *shape[1:])
+def _table(rows: Tensor, numbers: Tensor, shape: tuple[int, ...], sparse: bool) -> Tensor:
+    values = rows.view(len(numbers), *shape[1:])
     if sparse:
         return torch.sparse_coo_tensor(
             numbers.long()[None], values, shape, is_coalesced=True, check_invariants=False

@@ -25,7 +25,7 @@ from dnc.runtime.session import Session
 
 def current_stream() -> int:
     """PyTorch's current stream on the first GPU."""
-    return int(torch.cuda.current_stream(0).cuda_stream)
+    return int(torch._C._cuda_getCurrentRawStream(0))  # a tenth of the time of torch.cuda.current_stream
 
 
 def idle() -> int:

@@ -8,10 +8,12 @@ memory where that can be seen as a tensor; any optimizer of PyTorch trains them;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -55,19 +57,21 @@ class Module(nn.Module):
         sparse: bool = False,
         min_count: int = 1,
         memory_bytes: int | None = None,
+        encoders: int | None = None,
         vocabularies: Mapping[str, Vocabulary] | None = None,
     ) -> None:
         """Opens a build on a device: "cpu", "cuda", "vm"; None takes the best there is.
 
         data: training data, which give the vocabulary; or `checkpoint` has it; a program without words
         and classes needs neither. sparse: gradients of tables are sparse tensors, as in nn.Embedding.
-        seed: of the first weights, and of dropout.
+        seed: of the first weights, and of dropout. encoders: other processes that encode `batches`, 0 for
+        none; None for a few, as cores are there.
         """
         super().__init__()
         if isinstance(device, torch.device) and device.index:
             raise fail(f"a program runs on the first GPU, cuda:0; found {device}")
         kind = device.type if isinstance(device, torch.device) else device
-        model = load(build, kind, seed=seed, memory_bytes=memory_bytes)
+        model = load(build, kind, seed=seed, memory_bytes=memory_bytes, encoders=encoders)
         backend: Any = model.backend
         if hasattr(backend, "lend"):
             backend.lend(memory.allocate, memory.idle)
@@ -134,6 +138,19 @@ class Module(nn.Module):
         if purpose == TRAINING:
             self.dnc.check_trains()
         return self._launches.encoder(samples, purpose, self._outputs == (LOSS,))
+
+    def batches(self, batches: Iterable[Samples | Tensor], purpose: str = TRAINING) -> Iterator[Encoded]:
+        """Batches in order, encoded ahead: `net` makes the same bits of them as of what was given.
+
+        Those of numbers of attached samples are encoded in other processes (`encoders` of them) while the
+        ones before them run, once there were a few. Batches of more samples than the first one are encoded
+        when they come. purpose: as for `encoder`.
+        """
+        given = iter(batches)
+        for first in given:
+            most = first.numel() if isinstance(first, Tensor) else np.size(first)  # type: ignore[arg-type]
+            encode = self.encoder(max(most, 1), purpose)
+            yield from encode.stream(chain([first], given), self._launches.ahead)
 
     def forward(self, batch: Given = None, pulled: Pulled = None) -> dict[str, Tensor]:
         """What is learned from, by name: "loss", the mean over the samples; and the pushed values.

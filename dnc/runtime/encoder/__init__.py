@@ -102,19 +102,20 @@ class Encoder:
         buffer: int = 0,
         pool_words: int | None = None,
         noises: NDArray[np.uint32] | None = None,
+        guest: Guest | None = None,
     ) -> Schedules:
         """Schedules of several batches, one behind the other in the place for schedules.
 
         updates: one a batch, all of one optimizer; none for plain SGD with a rate of zero. noises: the
         noise of every step. No sample may occur twice. The activations share memory: the batches run one
         after another. What the host reads row by row does not: it lies behind the schedules, and their
-        `readout` says whose it is.
+        `readout` says whose it is. guest: of a group of one batch; the host reads nothing of it.
         """
         chosen = [np.asarray(batch, np.int32) for batch in batches]
         noise = np.full(len(chosen), NONE, np.uint32) if noises is None else noises
         updates = updates or [Update()] * len(chosen)
         place = Part(), buffer, pool_words, noise
-        return self._encode(chosen, mode, replicas, workers, updates, *place, reads=True)
+        return self._encode(chosen, mode, replicas, workers, updates, *place, guest, reads=guest is None)
 
     def _encode(
         self,

@@ -53,6 +53,12 @@ class Guest:
     partial: set[str] = attrs.field(factory=set)
     touched: dict[str, tuple[int, int]] = attrs.field(factory=dict)
 
+    def bare(self) -> Guest:
+        """Without the numbers of all vertices, which nobody reads once the batch is encoded."""
+        nobody = np.zeros(0, np.int32)
+        handed = {key: attrs.evolve(each, number=nobody) for key, each in self.handed.items()}
+        return attrs.evolve(self, handed=handed)
+
     def reserve(self, at: int) -> int:
         """Room for the vectors from an address on; the first address behind them."""
         for key, handed in self.handed.items():

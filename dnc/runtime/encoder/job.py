@@ -17,6 +17,7 @@ from dnc.ir.optimizers import Update
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import StaticPool
 from dnc.runtime.schedules import Schedules
+from dnc.runtime.sharing import Sharing
 
 if TYPE_CHECKING:
     from dnc.runtime.encoder import Encoder
@@ -27,7 +28,8 @@ class Job:
     """Batches of one size, in which no sample occurs twice.
 
     grid: replicas, workers of each. updates (in training), noises: one a batch. pool: where everything
-    lies; buffer: which of its two places for schedules. pool_words: how many words there are.
+    lies; buffer: which of its two places for schedules. pool_words: how many words there are, None if that
+    is seen later. shares: whether the batch, which is one then, shares vectors and results with another net.
     """
 
     batches: list[Ints]
@@ -36,8 +38,9 @@ class Job:
     noises: NDArray[np.uint32]
     pool: StaticPool
     buffer: int
-    pool_words: int
+    pool_words: int | None
     mode: str = TRAIN
+    shares: bool = False
 
     def moved(self, pool: StaticPool, buffer: int, pool_words: int) -> Job:
         """The same job for another place; itself, if that is where it is."""
@@ -45,10 +48,14 @@ class Job:
             return self
         return attrs.evolve(self, pool=pool, buffer=buffer, pool_words=pool_words)
 
-    def encode(self, encoder: Encoder) -> Schedules:
-        """The schedules; DoesNotFit if the batches do not fit into the pool."""
+    def encode(self, encoder: Encoder, sharing: Sharing | None = None) -> Schedules:
+        """The schedules; DoesNotFit if the batches do not fit into the pool.
+
+        sharing: what the data set shares, for a job that `shares`.
+        """
         encoder.pool = self.pool
         replicas, workers = self.grid
+        guest = sharing.guest_of(self.batches[0], self.mode) if self.shares and sharing else None
         return encoder.encode_group(
             self.batches,
             mode=self.mode,
@@ -58,4 +65,5 @@ class Job:
             buffer=self.buffer,
             pool_words=self.pool_words,
             noises=self.noises,
+            guest=guest,
         )

@@ -30,6 +30,7 @@ from dnc.runtime.encoder.job import Job
 from dnc.runtime.prepared import Prepared
 from dnc.runtime.schedule import Words
 from dnc.runtime.schedules import Schedules
+from dnc.runtime.sharing import Sharing
 
 # More processes than this do not make any GPU that we know wait less.
 MOST = 4
@@ -49,12 +50,12 @@ class Lost(Exception):
 class Processes:
     """Encodes jobs of one data set in `count` processes."""
 
-    def __init__(self, prepared: Prepared, count: int) -> None:
-        """Starts them, and does not wait for them."""
+    def __init__(self, prepared: Prepared, count: int, sharing: Sharing | None = None) -> None:
+        """Starts them, and does not wait for them. sharing: for jobs whose batches share something."""
         data = os.memfd_create("dnc-data")
         try:
             with os.fdopen(os.dup(data), "wb") as file:
-                pickle.dump(prepared, file, pickle.HIGHEST_PROTOCOL)
+                pickle.dump((prepared, sharing), file, pickle.HIGHEST_PROTOCOL)
             self._all = [_Process(data, prepared) for _ in range(count)]
         finally:
             os.close(data)
@@ -177,7 +178,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that trains
     ours, data, words = map(int, sys.argv[1:])
     connection, shared = Connection(ours), _Shared(words)
-    prepared = pickle.loads(mmap.mmap(data, 0, prot=mmap.PROT_READ))
+    prepared, sharing = pickle.loads(mmap.mmap(data, 0, prot=mmap.PROT_READ))
     os.close(data)
     encoder: Encoder | None = None
     try:
@@ -185,14 +186,14 @@ def main() -> None:
         while True:
             job = connection.recv()
             encoder = encoder or Encoder(prepared, job.pool)
-            connection.send(_encode(job, encoder, shared))
+            connection.send(_encode(job, encoder, sharing, shared))
     except (EOFError, OSError):
         return
 
 
-def _encode(job: Job, encoder: Encoder, shared: _Shared) -> _Encoded | _TooLarge:
+def _encode(job: Job, encoder: Encoder, sharing: Sharing | None, shared: _Shared) -> _Encoded | _TooLarge:
     try:
-        found = job.encode(encoder)
+        found = job.encode(encoder, sharing)
     except DoesNotFit as problem:
         return _TooLarge(problem.diagnostics[0].message, problem.schedule_words, problem.activations)
     return _Encoded(found.bare(), shared.write(found.words))

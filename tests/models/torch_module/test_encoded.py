@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip insta
 
 import dnc.torch  # noqa: E402
 from dnc.diagnostics import DiagnosticError  # noqa: E402
+from dnc.runtime.ahead import GROUPS  # noqa: E402
+from dnc.runtime.encoder.processes import Processes  # noqa: E402
 from tests.models.references import DROPPED  # noqa: E402
 from tests.models.torch_module.cases import BATCH, opened  # noqa: E402
 
@@ -113,6 +117,72 @@ def test_a_data_loader(workers, tmp_path):
         assert_same_bits(each, learned(net, range(len(data))[3 * at : 3 * at + 3]))
 
 
+def ready(net):
+    """Starts the processes that encode."""
+    rounds = net.batches([[0]] * (GROUPS + 2))
+    list(rounds)
+    end = time.monotonic() + 60
+    while net._launches.ahead.is_starting:
+        assert time.monotonic() < end, "the processes do not start"
+        time.sleep(0.01)
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory of Linux")
+@pytest.mark.parametrize("encoders", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_batches_ahead(name, encoders, tmp_path, monkeypatch):
+    """In other processes: the bits of batches that are encoded when they come, and their order."""
+    net, _, _ = opened(name, tmp_path, encoders=encoders)
+    ready(net)
+    given = [BATCH, np.array([1, 3]), torch.tensor([6]), (0, 1, 2, 3, 4), [4]]
+    elsewhere, receive = [], Processes.receive
+    monkeypatch.setattr(Processes, "receive", lambda self: elsewhere.append(1) or receive(self))
+    found = list(net.batches(given))
+    assert len(elsewhere) == 4 and not found[3].schedules  # more samples than the first has
+    assert [batch.samples for batch in found] == [4, 2, 1, 5, 1]
+    for batch, expected in zip(found, given, strict=True):
+        assert launches_of(net, batch) == (batch is found[3])
+        assert_same_bits(learned(net, batch), learned(net, expected))
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory of Linux")
+def test_batches_ahead_with_vectors(both):
+    """A program that pushes has two schedules a batch."""
+    net, trees = both
+    ready(net)
+    orders = [[2, 0, 1], [0, 1, 2], [1, 0, 2]] * 2
+    for batch, order in zip(net.batches(orders), orders, strict=True):
+        assert set(batch.schedules) == {"forward", "train"}
+        x = torch.randn(6, 3, requires_grad=True)
+        assert_same_bits(learned(net, batch, x), learned(net, order, x))
+    values = list(net.batches(orders, "values"))
+    assert len(values) == 6 and {tuple(each.schedules) for each in values} == {("forward",)}
+    kept = [tree for tree in trees for _ in range(2)]
+    assert [batch.samples for batch in net.batches([kept[:2], kept])] == [2, 6]
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory of Linux")
+def test_batches_ahead_without_help(tmp_path, monkeypatch):
+    """Too few, broken off, processes that are lost or that none are wanted of."""
+    net, data, _ = opened("treelstm", tmp_path, encoders=2)
+    expected = learned(net, [1, 2])
+    assert list(net.batches([])) == []
+    assert_same_bits(learned(net, next(iter(net.batches([[1, 2]])))), expected)
+    ready(net)
+    rounds = net.batches([[number] for number in range(7)] * 3)
+    next(rounds)  # and no more of them: others take its place
+    assert_same_bits(learned(net, next(net.batches([[1, 2]]))), expected)
+    rounds = net.batches([[1, 2]] * 8)
+    found = [next(rounds)]
+    for each in net._launches.ahead._processes._all:
+        each._running.kill()
+        each._running.wait()
+    for batch in (*found, *rounds):
+        assert_same_bits(learned(net, batch), expected)
+    alone = dnc.torch.Module(tmp_path / "build", data, device="vm", encoders=0)
+    assert [batch.samples for batch in alone.batches([[1, 2], data[:3]] * 9)] == [2, 3] * 9
+
+
 def test_an_encoder_in_another_process(tmp_path):
     """What a worker that was not forked has: a copy of the encoder, and no module."""
     net, data, _ = opened("treelstm", tmp_path)
@@ -169,6 +239,16 @@ def test_mistakes(tmp_path):
             net.encoder(samples)
     with pytest.raises(DiagnosticError, match="unknown purpose 'test' of an encoder; purposes: training"):
         net.encoder(2, "test")
+    for wrong, message in (
+        ([[]], "no samples"),
+        ([3], "found int"),
+        ([[9]], "sample 9"),
+        (["a"], "found str"),
+    ):
+        with pytest.raises(DiagnosticError, match=message):
+            list(net.batches(wrong))
+    with pytest.raises(DiagnosticError, match="encoders is -1"):
+        dnc.torch.Module(tmp_path / "build", data, device="vm", encoders=-1)
     other = dnc.torch.Module(tmp_path / "build", data, device="vm")
     with pytest.raises(DiagnosticError, match="the batch was encoded for another module"):
         other(encode([1]))
