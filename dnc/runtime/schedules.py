@@ -80,7 +80,7 @@ class Schedules(Sequence[Schedule]):
             self.samples[self.division.of(at)],
             {name: found[spread.of(at)] for name, (spread, found) in self.positions.items()},
             self.mode,
-            self.guest,
+            None if self.guest is None else self.guest.of(at),
             self.known,
             self.readout,
         )

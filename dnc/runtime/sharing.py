@@ -53,6 +53,10 @@ class Sharing:
         wanted = self._results[kind].items()
         return Guest(handed, {name: self._orders[space].of(samples) for name, space in wanted})
 
+    def in_groups(self, mode: str) -> bool:
+        """Whether several batches can be encoded together: they share the gradients of tables alone."""
+        return not (self._numbers or self._results[GRADIENT if mode == TRAIN else OUTPUT])
+
     def counts(self, samples: Ints) -> Mapping[str, Ints]:
         """Rows of every sample, by pulled field and by output."""
         spaces = {name: space for name, (space, _) in self.pulled.items()} | self._results[OUTPUT]

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from itertools import groupby
+from typing import Any, Protocol
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -26,7 +27,7 @@ from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE, vertex_keys
 from dnc.ir.plan import NoiseList, Plan
 from dnc.runtime.ahead import Ahead
-from dnc.runtime.batches import are_distinct
+from dnc.runtime.batches import are_distinct, groups
 from dnc.runtime.data import Dataset
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.job import Job
@@ -35,6 +36,7 @@ from dnc.runtime.phases import FORWARD_ONLY, PREDICT, TRAIN
 from dnc.runtime.pool import StaticPool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.schedule import Schedule, list_words
+from dnc.runtime.schedules import Schedules
 from dnc.runtime.sharing import Sharing
 
 # What an encoder is made for, and the modes of its schedules.
@@ -47,6 +49,19 @@ Grids = Mapping[str, Sequence[tuple[int, int]]]
 NoiseWords = Sequence[tuple[int, NDArray[np.intp]]]
 
 _KNOWN: WeakValueDictionary[str, BatchEncoder] = WeakValueDictionary()
+
+
+class Room(Protocol):
+    """Where batches are to run. ahead: what encodes for it."""
+
+    ahead: Ahead
+
+    @property
+    def pool(self) -> StaticPool:
+        """Its layout now."""
+
+    def grow(self, problem: DoesNotFit) -> bool:
+        """Makes room for what does not fit, if it can."""
 
 
 @attrs.frozen(eq=False)
@@ -137,26 +152,36 @@ class BatchEncoder:
 
     def __call__(self, batch: Sequence[Any] | NDArray[Any] | Tensor) -> Encoded:
         """A list of samples, or of numbers of those that were attached when the encoder was made."""
-        return self._encoded(self._read(batch))
+        return self._encoded([self._read(batch)])[0]
 
-    def stream(
-        self, batches: Iterable[Sequence[Any] | NDArray[Any] | Tensor], ahead: Ahead
-    ) -> Iterator[Encoded]:
-        """The same for batches in order, those of sample numbers made ahead."""
+    def stream(self, batches: Iterable[Any], room: Room) -> Iterator[Encoded]:
+        """The same for batches in order, made ahead: several small ones of sample numbers at a time."""
         if self.attached is not None:
-            _, encoder, sharing = self.attached
-            ahead.use(encoder.prepared, sharing)
-        coming = deque[tuple[_Samples, dict[str, Job]]]()
-        for batch in batches:
-            while coming and not ahead.has_room:
-                yield self._made_ahead(*coming.popleft(), ahead)
-            found = self._read(batch)
-            jobs = self._jobs(found)
-            coming.append((found, {mode: job for mode, job in jobs.items() if ahead.take(job)}))
+            room.ahead.use(self.attached[1].prepared, self.attached[2])
+        coming = deque[tuple[list[_Samples], dict[str, Job]]]()
+        for group in self._groups(batches):
+            while coming and not room.ahead.has_room:
+                yield from self._made_ahead(*coming.popleft(), room)
+            self.pool = room.pool
+            taken = {mode: job for mode, job in self._jobs(group).items() if room.ahead.take(job)}
+            coming.append((group, taken))
             while coming and not coming[-1][1]:  # nobody helps
-                yield self._made_ahead(*coming.popleft(), ahead)
+                yield from self._made_ahead(*coming.popleft(), room)
         while coming:
-            yield self._made_ahead(*coming.popleft(), ahead)
+            yield from self._made_ahead(*coming.popleft(), room)
+
+    def _groups(self, batches: Iterable[Any]) -> Iterator[list[_Samples]]:
+        """Batches in order, in groups that can be encoded together."""
+        attached = self.attached
+        together = attached is not None and all(attached[2].in_groups(mode) for mode in self.grids)
+        for are_attached, run in groupby(
+            map(self._read, batches), lambda found: attached is not None and found.encoder is attached[1]
+        ):
+            if attached is None or not (are_attached and together):
+                yield from ([found] for found in run)
+            else:
+                for group in groups(found.samples for found in run):
+                    yield [_Samples(*attached, samples, samples) for samples in group]
 
     def source(self, batch: Any) -> tuple[Dataset, Ints]:
         """The data of an encoded batch, and its sample numbers."""
@@ -180,42 +205,57 @@ class BatchEncoder:
         every = np.arange(dataset.samples, dtype=np.int32)
         return _Samples(dataset, own, Sharing(self.plan, dataset), every, batch)
 
-    def _encoded(self, found: _Samples) -> Encoded:
-        """A batch, encoded here."""
-        schedules: dict[str, Schedule] = {}
-        for mode, job in self._jobs(found).items():
+    def _encoded(self, group: Sequence[_Samples]) -> list[Encoded]:
+        """Batches, encoded here; without schedules where they do not fit."""
+        schedules: dict[str, Schedules] = {}
+        for mode, job in self._jobs(group).items():
             with suppress(DoesNotFit):
-                schedules[mode] = job.encode(found.encoder, found.sharing)[0]
-        return self._with(found, schedules)
+                schedules[mode] = job.encode(group[0].encoder, group[0].sharing)
+        return self._with(group, schedules)
 
-    def _made_ahead(self, found: _Samples, jobs: Mapping[str, Job], ahead: Ahead) -> Encoded:
-        """A batch whose jobs were taken, but for some that have to be encoded here."""
-        schedules: dict[str, Schedule] = {}
-        for mode, job in self._jobs(found).items():
+    def _made_ahead(self, group: list[_Samples], taken: Mapping[str, Job], room: Room) -> Iterator[Encoded]:
+        """Batches whose jobs were taken, but for some that have to be encoded here."""
+        found: dict[str, Schedules] = {}
+        for mode, job in taken.items():
             with suppress(DoesNotFit):
-                made = ahead.schedules(jobs[mode]) if mode in jobs else None
-                if made is None:
-                    schedules[mode] = job.encode(found.encoder, found.sharing)[0]
-                else:  # its words lie where those of the next job come to lie
-                    schedules[mode] = attrs.evolve(made[0], words=made.words[0].copy())
-        return self._with(found, schedules)
+                made = room.ahead.schedules(job)
+                if made is not None and job.pool is self.pool:  # its words lie where those of others will
+                    found[mode] = attrs.evolve(made, words=made.words.copy())
+        while True:
+            try:
+                for mode, job in self._jobs(group).items():
+                    if mode not in found:
+                        found[mode] = job.encode(group[0].encoder, group[0].sharing)
+                yield from self._with(group, found)
+                return
+            except DoesNotFit as problem:
+                if not room.grow(problem):
+                    break
+                self.pool, found = room.pool, {}
+        for each in group:
+            yield from self._encoded([each])
 
-    def _jobs(self, found: _Samples) -> dict[str, Job]:
+    def _jobs(self, group: Sequence[_Samples]) -> dict[str, Job]:
         """By mode what there is to encode; nothing for batches that are encoded when they come."""
-        count = len(found.samples)
-        if not are_distinct(found.samples):
+        batches = [found.samples for found in group]
+        count = len(batches[0])
+        if not all(map(are_distinct, batches)):
             return {}
-        none = np.array([NONE], np.uint32)
+        none = np.full(len(batches), NONE, np.uint32)
         return {
-            mode: Job([found.samples], grids[count - 1], [], none, self.pool, 0, None, mode, shares=True)
+            mode: Job(batches, grids[count - 1], [], none, self.pool, 0, None, mode, shares=True)
             for mode, grids in self.grids.items()
             if count <= len(grids)
         }
 
-    def _with(self, found: _Samples, schedules: Mapping[str, Schedule]) -> Encoded:
-        noises = {mode: self._noise_words(found.encoder, each) for mode, each in schedules.items()}
-        sizes = found.sharing.counts(found.samples)
-        return Encoded(self, found.kept, len(found.samples), sizes, schedules, noises, self.pool)
+    def _with(self, group: Sequence[_Samples], schedules: Mapping[str, Schedules]) -> list[Encoded]:
+        made = []
+        for at, found in enumerate(group):
+            own = {mode: each[at] for mode, each in schedules.items()}
+            noises = {mode: self._noise_words(found.encoder, each) for mode, each in own.items()}
+            sizes = found.sharing.counts(found.samples)
+            made.append(Encoded(self, found.kept, len(found.samples), sizes, own, noises, self.pool))
+        return made
 
     def _noise_words(self, encoder: Encoder, schedule: Schedule) -> NoiseWords:
         return [

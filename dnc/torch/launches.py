@@ -7,7 +7,8 @@ leaves in the pool is good until the next one, before which those who still need
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from uuid import uuid4
 from weakref import WeakKeyDictionary, ref
@@ -25,12 +26,14 @@ from dnc.ir.noise import NONE, step_noise
 from dnc.ir.plan import Result, padded
 from dnc.runtime.ahead import Ahead
 from dnc.runtime.data import Dataset, layout_of, read_samples
-from dnc.runtime.encoder import Encoder
+from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.processes import default_count
 from dnc.runtime.outside import pulled_fields, pushed_values
 from dnc.runtime.phases import TRAIN
+from dnc.runtime.pool import StaticPool
 from dnc.runtime.schedule import Schedule
+from dnc.runtime.session import Session
 from dnc.runtime.sharing import GRADIENT, Sharing
 from dnc.torch import memory
 from dnc.torch.encoded import PREDICTION, PURPOSES, TRAINING, BatchEncoder, Encoded
@@ -107,14 +110,15 @@ class Launches:
         at_once: training takes one launch, which makes values and gradients.
         """
         self.enter()
-        model, session = self.model, self.model.session
+        model, session = self.model, self.session()
         modes = (TRAIN,) if at_once and purpose == TRAINING else PURPOSES[purpose]
         attached, known = model.attached, None
         if attached is not None:
             encoder, sharing = model.encoder(attached), self.sharing(attached)
             heaviest = np.argsort(-encoder.prepared.weight, kind="stable")[:samples].astype(np.int32)
-            for mode in modes if len(heaviest) else ():
-                session.shared(encoder, np.sort(heaviest), mode, sharing.guest_of(heaviest, mode))
+            with self._growing():
+                for mode in modes if len(heaviest) else ():
+                    session.shared(encoder, np.sort(heaviest), mode, sharing.guest_of(heaviest, mode))
             known = attached, Encoder(encoder.prepared, session.memory.pool, session.modes), sharing
         labels = purpose != PREDICTION
         read = partial(
@@ -127,6 +131,36 @@ class Launches:
         grid, counts, pool = model.backend.grid, range(1, samples + 1), session.memory.pool
         grids = {mode: [grid(count, mode == TRAIN) for count in counts] for mode in modes}
         return BatchEncoder(self.key, model.plan, pool, session.modes, grids, known, read)
+
+    @property
+    def pool(self) -> StaticPool:
+        """The layout of the memory now."""
+        return self.session().memory.pool
+
+    def grow(self, problem: DoesNotFit) -> bool:
+        """Makes room for what does not fit, if it can."""
+        self.enter()
+        session = self.session()
+        with self._growing():
+            session.launches.drain()
+            return session.memory.grow(problem.schedule_words, problem.activations)
+
+    def session(self) -> Session:
+        """The session whose memory the parameters are."""
+        if self.model.session is not self.memory.session:
+            raise fail("the model was restored under its module: make another one, with checkpoint=")
+        return self.memory.session
+
+    @contextmanager
+    def _growing(self) -> Iterator[None]:
+        """While the memory may grow: gradients that lie there are copied before, parameters move with it."""
+        late, self._late = self._late(), lambda: None
+        if late is not None:
+            late.rescue()
+        parameters = self._parameters()
+        self.memory.bring_in(parameters)
+        yield
+        self.memory.refresh(parameters)
 
     def schedule(self, batch: BatchOf, mode: str) -> Schedule:
         """The schedule of a batch: as it was encoded ahead if that still fits, else encoded now."""
@@ -150,21 +184,13 @@ class Launches:
     ) -> Launched:
         """Starts a launch. pushed: gradients by output; with it, `loss` is the gradient of the loss."""
         self.enter()
-        late = self._late()
-        if late is not None:
-            late.rescue()
-        self._late = lambda: None
-        parameters = self._parameters()
-        self.memory.bring_in(parameters)
-        session = self.model.session
-        if session is not self.memory.session:
-            raise fail("the model was restored under its module: make another one, with checkpoint=")
-        schedule = self.schedule(batch, mode)
+        session = self.session()
+        with self._growing():
+            schedule = self.schedule(batch, mode)
         guest = schedule.guest
         assert guest is not None
 
         def fill() -> None:
-            self.memory.refresh(parameters)
             for name, value in (pulled if pushed is None else {**pulled, **pushed}).items():
                 handed, at = guest.handed[self._places[name]], guest.vectors[self._places[name]] * 4
                 room = self.memory.floats.narrow(0, at, handed.rows * handed.stride)
@@ -174,7 +200,8 @@ class Launches:
                 scale = self.memory.floats.narrow(0, at, 1)
                 scale.mul_(0.0 if loss is None else loss)
 
-        kept = {} if mode != TRAIN or batch.moves else {n: parameters[n].clone() for n in self._running}
+        parameters = self._parameters() if self._running and mode == TRAIN and not batch.moves else {}
+        kept = {name: parameters[name].clone() for name in self._running if parameters}
         session.start(schedule, fill)
         if self._use_stream is None:
             session.wait()
@@ -248,7 +275,8 @@ class Gradients:
         """Of every table the gradients of the rows that are touched, where they lie."""
         schedule, pool = self._launched.schedule, self._launches.memory
         found = {}
-        for name, (at, count) in self._launched.guest.touched.items():
+        for name, (at, counts) in self._launched.guest.touched.items():
+            count = int(counts[0])
             size = pool.places[name].parameter.row_size
             first = schedule.bases[isa.table_base(name)] * 4
             rows = pool.floats.as_strided((count, size), (padded(size), 1), first)

@@ -150,7 +150,7 @@ class Module(nn.Module):
         for first in given:
             most = first.numel() if isinstance(first, Tensor) else np.size(first)  # type: ignore[arg-type]
             encode = self.encoder(max(most, 1), purpose)
-            yield from encode.stream(chain([first], given), self._launches.ahead)
+            yield from encode.stream(chain([first], given), self._launches)
 
     def forward(self, batch: Given = None, pulled: Pulled = None) -> dict[str, Tensor]:
         """What is learned from, by name: "loss", the mean over the samples; and the pushed values.

@@ -109,7 +109,7 @@ class Encoder:
         updates: one a batch, all of one optimizer; none for plain SGD with a rate of zero. noises: the
         noise of every step. No sample may occur twice. The activations share memory: the batches run one
         after another. What the host reads row by row does not: it lies behind the schedules, and their
-        `readout` says whose it is. guest: of a group of one batch; the host reads nothing of it.
+        `readout` says whose it is. guest: as for `encode`; the host reads nothing row by row then.
         """
         chosen = [np.asarray(batch, np.int32) for batch in batches]
         noise = np.full(len(chosen), NONE, np.uint32) if noises is None else noises
@@ -148,7 +148,7 @@ class Encoder:
         if guest is not None:
             guest.write_numbers(self.plan, self.prepared, rows, body)
             for parameter, found in touched.items():
-                guest.write_touched(parameter, found.tokens, body)
+                guest.write_touched(parameter, found.tokens, found.spread, body)
         self.lists.number_calls(group, known.has_slots)
         known_states = self.lists.place_known(group)
         lists = self.lists.encode(known.lists, group)

@@ -1,5 +1,7 @@
 """What a batch shares with another net: vectors that come from it, rows that go to it.
 
+A group of several batches shares the gradients of its tables, and nothing else.
+
 In: which vertices, in the order in which the other net counts them. Out: room for the vectors in front of
 the activations, where the other net writes them; row numbers for what is taken, in the schedule.
 Guaranteed: a vector lies where the other net counts it, whatever the order of the rows.
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from dnc.ir.forest import Ints
 from dnc.ir.plan import Plan, padded
 from dnc.runtime.encoder.rows import Rows
-from dnc.runtime.encoder.words import Words
+from dnc.runtime.encoder.words import Spread, Words
 from dnc.runtime.pool import units
 from dnc.runtime.prepared import Prepared
 
@@ -43,7 +45,7 @@ class Guest:
 
     Filled in by the encoder: the addresses of the vectors by (struct, field); and as offsets of words in
     the schedule the rows of what is taken by buffer, -1 where a vertex has none (then the buffer is among
-    `partial`); the touched rows of tables by parameter with how many they are.
+    `partial`); the touched rows of tables by parameter with how many they are in every batch.
     """
 
     handed: Mapping[tuple[str, str], Handed]
@@ -51,7 +53,7 @@ class Guest:
     vectors: dict[tuple[str, str], int] = attrs.field(factory=dict)
     numbers: dict[str, int] = attrs.field(factory=dict)
     partial: set[str] = attrs.field(factory=set)
-    touched: dict[str, tuple[int, int]] = attrs.field(factory=dict)
+    touched: dict[str, tuple[int, Numbers]] = attrs.field(factory=dict)
 
     def bare(self) -> Guest:
         """Without the numbers of all vertices, which nobody reads once the batch is encoded."""
@@ -83,9 +85,14 @@ class Guest:
                     self.partial.add(result.buffer)
                 self.numbers[result.buffer] = body.add(found.astype(np.int32)[None])
 
-    def write_touched(self, parameter: str, tokens: Numbers, body: Words) -> None:
+    def write_touched(self, parameter: str, tokens: Numbers, spread: Spread, body: Words) -> None:
         """The touched rows of a table."""
-        self.touched[parameter] = (body.add(tokens.astype(np.int32)[None]), len(tokens))
+        self.touched[parameter] = body.add(spread.matrix(tokens)), spread.counts
+
+    def of(self, batch: int) -> Guest:
+        """That of one batch of a group."""
+        touched = {name: (at, counts[batch : batch + 1]) for name, (at, counts) in self.touched.items()}
+        return attrs.evolve(self, touched=touched)
 
 
 def row_of(vertex: Numbers, wanted: Ints) -> Numbers:

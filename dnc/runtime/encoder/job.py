@@ -29,7 +29,7 @@ class Job:
 
     grid: replicas, workers of each. updates (in training), noises: one a batch. pool: where everything
     lies; buffer: which of its two places for schedules. pool_words: how many words there are, None if that
-    is seen later. shares: whether the batch, which is one then, shares vectors and results with another net.
+    is seen later. shares: whether the batches share vectors, results and gradients with another net.
     """
 
     batches: list[Ints]

@@ -259,3 +259,47 @@ def test_mistakes(tmp_path):
     bare = dnc.torch.Module(tmp_path / "build", device="vm", vocabularies=net.dnc.vocabularies)
     with pytest.raises(DiagnosticError, match="no data were attached when the encoder was made"):
         bare.encoder(2)([0])
+
+
+def test_memory_that_grows_between(tmp_path):
+    """Gradients that wait in the memory, and parameters that are written, outlive its growth."""
+    net, _, _ = opened("treelstm", tmp_path, samples=40)
+    memory = net.dnc.session.memory
+    expected = learned(net, BATCH)
+    for make in (lambda: net.encoder(40), lambda: next(net.batches([[at] for at in range(40)]))):
+        net.zero_grad()
+        loss, before = net(BATCH)["loss"], memory.pool.words + memory.words
+        make()
+        assert memory.pool.words + memory.words > before
+        (loss * 1.5).backward()
+        for name, value in net.named_parameters():
+            assert torch.equal(value.grad, expected[name]), name
+    with torch.no_grad():
+        net.U.mul_(2.0)
+        memory.grow(memory.pool.schedule_words + 64, 0)
+        net._memory.refresh(net._values())
+        changed = net(BATCH)["loss"]
+        net.U.mul_(0.5)
+        assert not torch.equal(changed, expected["loss"]) and torch.equal(
+            net(BATCH)["loss"], expected["loss"]
+        )
+    wide = dnc.torch.Module(tmp_path / "build", net.dnc.attached, device="vm", encoders=0)
+    wide.encoder(40)
+    with torch.no_grad():  # written behind growth, and before the next launch
+        for name, value in wide.named_parameters():
+            value.copy_(getattr(net, name))
+    assert_same_bits(learned(wide, BATCH), expected)
+
+
+def test_batches_that_do_not_fit_together(tmp_path, monkeypatch):
+    net, _, _ = opened("treelstm", tmp_path, samples=40, encoders=0)
+    given = [[at, at + 20] for at in range(20)]
+    expected = [learned(net, batch) for batch in given]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(net.dnc.session.memory), "grow", lambda self, words, activations: False)
+        alone = list(net.batches(given))
+    together = list(net.batches(given))
+    for batches in (alone, together):
+        for batch, want in zip(batches, expected, strict=True):
+            assert_same_bits(learned(net, batch), want)
+    assert all(launches_of(net, batch) == 0 for batch in together)
