@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
 from uuid import uuid4
@@ -68,16 +69,21 @@ class Room(Protocol):
 class Encoded:
     """A batch with its schedules by mode, for one layout of the pool; the schedules may be missing.
 
-    batch: what was encoded. samples: how many. sizes: rows of every sample, by pulled field and by output.
+    batch: what was encoded. samples: how many. count: what finds the sizes, of which few ask.
     """
 
     encoder: BatchEncoder
     batch: Any
     samples: int
-    sizes: Mapping[str, Ints]
+    _count: Callable[[], Mapping[str, Ints]]
     schedules: Mapping[str, Schedule]
     noises: Mapping[str, NoiseWords]
     pool: StaticPool
+
+    @property
+    def sizes(self) -> Mapping[str, Ints]:
+        """Rows of every sample, by pulled field and by output."""
+        return self._count()
 
     def schedule(self, mode: str, pool: StaticPool, words: int, noise: int) -> Schedule | None:
         """The schedule of a mode with some noise, if it is there and suits a pool of so many words."""
@@ -116,7 +122,7 @@ def _received(
         raise fail("found a batch whose encoder is gone: keep what `encoder` returned while it is in use")
     plan = encoder.plan
     whole = {mode: attrs.evolve(schedule, plan=plan) for mode, schedule in schedules.items()}
-    return Encoded(encoder, batch, samples, sizes, whole, noises, pool)
+    return Encoded(encoder, batch, samples, lambda: sizes, whole, noises, pool)
 
 
 @attrs.frozen(eq=False)
@@ -253,8 +259,8 @@ class BatchEncoder:
         for at, found in enumerate(group):
             own = {mode: each[at] for mode, each in schedules.items()}
             noises = {mode: self._noise_words(found.encoder, each) for mode, each in own.items()}
-            sizes = found.sharing.counts(found.samples)
-            made.append(Encoded(self, found.kept, len(found.samples), sizes, own, noises, self.pool))
+            count = partial(found.sharing.counts, found.samples)
+            made.append(Encoded(self, found.kept, len(found.samples), count, own, noises, self.pool))
         return made
 
     def _noise_words(self, encoder: Encoder, schedule: Schedule) -> NoiseWords:
