@@ -7,7 +7,8 @@ groups of batches with the interpreter, and the bits of three launches with each
 `python -m tests.gpu.programs vm FIRST COUNT` runs the same plans on the reference VM, without a GPU.
 Running needs Lark, not TVM. A seed is the same program, data and plan everywhere; a plan that a program
 has no place for takes no part. Seeds from EXAMPLES_FROM on are examples of random sizes: with matrices large
-enough for every way to multiply; from PUSHING_FROM on of those that can push.
+enough for every way to multiply; from PUSHING_FROM on of those that can push. From VARIANTS_FROM on every
+example has as many seeds as there are VARIANTS: chance chooses the example, its sizes and its data alone.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import sys
 import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import attrs
 import numpy as np
@@ -27,10 +30,11 @@ import numpy as np
 from dnc.compiler import PlanOptions, digest
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.optimizers import Hyper
-from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, TF32X3, Plan
+from dnc.ir.plan import FP32, PRECISIONS, REGISTER, SHARED, STREAMED, TF32X3, Plan
 from dnc.passes.plan_mailboxes import PlanMailboxes
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cuda_backend import CudaBackend
+from dnc.runtime.encoder.shares import Shapes
 from tests.support.executors import Bench
 from tests.support.forests import SHAPES
 from tests.support.models import EXAMPLES
@@ -42,7 +46,7 @@ WIDE = (*WIDTHS, 130, 200)
 SIZES = ((1, 2), (1, 2), (2, 2), (1, 3))
 """Groups of functions and depth of expressions, at most."""
 PROCESSES = 8
-EXAMPLES_FROM, PUSHING_FROM = 1_000_000, 2_000_000
+EXAMPLES_FROM, PUSHING_FROM, VARIANTS_FROM = 1_000_000, 2_000_000, 3_000_000
 PUSHING = (
     "dag",
     "language_model",
@@ -60,12 +64,54 @@ OTHERS |= {"layers": (2, 5), "width": (4, 12)}
 """Settings of an example that are no sides of large matrices."""
 
 
+@attrs.frozen
+class Variant:
+    """One thing that is forced on a plan, or on what is made of it; nothing: as planned."""
+
+    options: PlanOptions = PlanOptions()
+    without: tuple[str, ...] = ()
+    pushes: str = "planned"
+    few: bool | None = None
+
+
+VARIANTS = (
+    Variant(),
+    *(
+        Variant(PlanOptions(residency=residency, precision=precision))
+        for residency in (REGISTER, SHARED, STREAMED)
+        for precision in PRECISIONS
+    ),
+    *(Variant(PlanOptions(cluster=cluster)) for cluster in (0, 8, 16)),
+    *(Variant(PlanOptions(tile=tile)) for tile in (4, 16)),
+    Variant(PlanOptions(cluster=0, workers=7)),
+    Variant(PlanOptions(window=256)),
+    Variant(PlanOptions(registers=32)),
+    Variant(PlanOptions(batch=1)),
+    *(Variant(without=(name,)) for name in OPTIONAL_PASSES),
+    *(Variant(pushes=pushes) for pushes in ("all", "none")),
+    *(Variant(few=few) for few in (True, False)),
+)
+"""Every variant of an instruction in turn: where weights are and how they are multiplied, how states travel,
+tiles, and how weight gradients are made, whether their rows are few or not."""
+
+
+def forced_on(seed: int) -> Variant:
+    """What is forced on the plan of a seed from VARIANTS_FROM on."""
+    return VARIANTS[(seed - VARIANTS_FROM) % len(VARIANTS)]
+
+
+def data_seed(seed: int) -> int:
+    """What a program, its sizes and its data are made from: the same for every variant."""
+    return seed if seed < VARIANTS_FROM else VARIANTS_FROM + (seed - VARIANTS_FROM) // len(VARIANTS)
+
+
 def text_of(seed: int) -> str:
     """The program of a seed."""
+    seed = data_seed(seed)
     if seed >= EXAMPLES_FROM:
         choice = random.Random(-2 - seed)
         pushing = [EXAMPLES / f"{name}.dn" for name in PUSHING]
-        paths = sorted(EXAMPLES.glob("*.dn")) if seed < PUSHING_FROM else pushing
+        paths = pushing if PUSHING_FROM <= seed < VARIANTS_FROM else sorted(EXAMPLES.glob("*.dn"))
         text = choice.choice(paths).read_text(encoding="utf-8")
         (header,) = re.findall(r"^model .*$", text, re.MULTILINE)
         sized = re.sub(
@@ -80,7 +126,18 @@ def text_of(seed: int) -> str:
 
 def case_of(seed: int) -> Case:
     """Data, and what is forced on the plan."""
-    choice = random.Random(-1 - seed)
+    choice = random.Random(-1 - data_seed(seed))
+    if seed >= VARIANTS_FROM:
+        return Case(
+            seed=data_seed(seed),
+            samples=choice.choice((3, 20)),
+            vertices=choice.choice((4, 12, 40)),
+            shape=choice.choice(SHAPES),
+            sharing=choice.choice((0.0, 0.4)),
+            without=forced_on(seed).without,
+            target=TARGET,
+            options=forced_on(seed).options,
+        )
     cluster = choice.choice((0, 8, 8, 16))
     return Case(
         seed=seed,
@@ -105,7 +162,8 @@ def case_of(seed: int) -> Case:
 def prepared_of(seed: int) -> Prepared:
     """The program of a seed with its plan; segments push what they can, or nothing, or as planned."""
     found = prepare(text_of(seed), case_of(seed))
-    chosen = random.Random(-3 - seed).choice(("all", "all", "none", "planned"))
+    by_chance = random.Random(-3 - seed).choice(("all", "all", "none", "planned"))
+    chosen = by_chance if seed < VARIANTS_FROM else forced_on(seed).pushes
     plan = found.plan if chosen == "planned" else attrs.evolve(found.plan, pushes=())
     return attrs.evolve(found, plan=PlanMailboxes(sequences=False)(plan) if chosen == "all" else plan)
 
@@ -136,9 +194,12 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     assert digest(plan) == (target / "digest").read_text(), "another plan than the one that was emitted"
     files = {file: (target / file).read_bytes() for file in ("kernel.cubin", "kernel.json")}
     backend = CudaBackend(plan, files)
+    few = forced_on(seed).few if seed >= VARIANTS_FROM else None
+    forced = patch.object(Shapes, "few", lambda self, rows, chunks, grid: np.full(len(rows), few))
     try:
-        run(prepared, backend, case)
-        _same_bits(prepared, backend, seed)
+        with nullcontext() if few is None else forced:
+            run(prepared, backend, case)
+            _same_bits(prepared, backend, case.seed)
     except Exception as error:
         return plan, f"{type(error).__name__}: {error}"
     return plan, ""
@@ -182,6 +243,8 @@ def _checked(folder: Path, seed: int) -> tuple[int, list[str], str]:
     assert tiling is not None
     variants = [f"cluster {tiling.cluster}" if tiling.cluster > 1 else "whole chip", plan.precision]
     variants += {f"weights {placement.residency}" for placement in plan.placements}
+    if seed >= VARIANTS_FROM and (few := forced_on(seed).few) is not None:
+        variants.append("few rows" if few else "many rows")
     if plan.pushes:
         variants.append("pushes")
     return seed, [*variants, f"tile {tiling.tile}"], message
@@ -205,7 +268,8 @@ def main(command: str, *arguments: str) -> int:
             variants.update(names)
             failed += bool(message)
             if message:
-                print(f"seed {seed}: {message[:400]}\n{case_of(seed).options}", flush=True)
+                forced = forced_on(seed) if seed >= VARIANTS_FROM else case_of(seed).options
+                print(f"seed {seed}: {message[:400]}\n{forced}", flush=True)
     print(f"{len(seeds)} programs, {failed} failed; {dict(variants.most_common())}")
     return 1 if failed else 0
 

@@ -14,7 +14,6 @@ import pytest
 from dnc.compiler import PlanOptions, make_plan
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.parser import parse_program
-from dnc.ir.plan import BF16, FP32, TF32, TF32X3
 from dnc.runtime.encoder.shares import Shapes
 from dnc.runtime.initialize import initialize
 from dnc.runtime.session import Session
@@ -24,11 +23,9 @@ from tests.support.endings import check_endings
 from tests.support.executors import Bench, check_evaluation, check_training
 from tests.support.forests import SHAPES, ForestGrower
 from tests.support.optimizers import VOCABULARY, check_many_steps
+from tests.support.programs.check import TOLERANCE
 from tests.support.traces import check_instructions, check_nesting, clock_error, load
 
-# Of losses and gradients, relative: operands in tf32 have 10 bits of mantissa, in bf16 7; a recursion adds
-# errors up.
-TOLERANCE = {FP32: 2e-5, TF32: 5e-3, TF32X3: 2e-5, BF16: 2e-2}
 FOLDER = Path(os.environ.get("DNC_GPU_BUILDS", "/nonexistent"))
 NAMES = sorted(path.parent.name for path in FOLDER.glob("*/program.ir"))
 

@@ -23,10 +23,10 @@ from dnc.ir.cell import Cell, Value
 from dnc.ir.forest import Forest
 from dnc.ir.interpreter import Results, interpret
 from dnc.ir.noise import NONE
-from dnc.ir.opdef import CONSTANT, LIST, VIEW
+from dnc.ir.opdef import CONSTANT, LIST, PRODUCT, VIEW
 from dnc.ir.ops import OPS
 from dnc.ir.parser import parse_program
-from dnc.ir.plan import Plan
+from dnc.ir.plan import BF16, FP32, TF32, TF32X3, Plan
 from dnc.ir.printer import print_program
 from dnc.ir.program import BACKWARD, Program
 from dnc.runtime.backend import Backend
@@ -52,8 +52,12 @@ LARGEST = 1e4
 LIMIT = "are kept"  # of the elements of a gradient that is no product of two vectors
 BY_PULLED = "gradient by "
 ROUNDING = 2.0**-23
-TOLERANCE = 2e-5
-"""Of a comparison in float32; rounding may use a fifth of it."""
+OPERANDS = {FP32: 0.0, TF32X3: 0.0, TF32: 2.0**-11, BF16: 2.0**-8}
+"""By precision what rounding takes of the operands of a product, relative, beside that of float32."""
+TOLERANCE = {FP32: 2e-5, TF32X3: 2e-5, TF32: 5e-3, BF16: 2e-2}
+"""Of a comparison, by precision. A recursion adds errors up."""
+SHARE = {FP32: 0.2, TF32X3: 0.2, TF32: 0.5, BF16: 0.5}
+"""Of the tolerance, what rounding may use."""
 
 
 class Unsuitable(Exception):
@@ -117,7 +121,7 @@ def prepare(text: str, case: Case) -> Prepared:
     with np.errstate(all="ignore"):
         for noise in (NONE, NOISE) if "dropout" in text else (NOISE,):
             expected = interpret(program, forest, values, noise=noise)
-            check_conditioning(program, forest, values, expected, case.seed, noise)
+            check_conditioning(program, forest, values, expected, case, noise)
         plain = interpret(source, forest, values, noise=NOISE)
         changed = transform(source, PlanOptions(without=_complement(case.without)))
         other = interpret(changed, forest, values, noise=NOISE)
@@ -135,11 +139,12 @@ def grow(program: Program, case: Case) -> Forest:
 def run(prepared: Prepared, backend: Backend, case: Case) -> None:
     """Compares a backend with the definition: training, evaluation, prediction."""
     bench = Bench(prepared.program, prepared.plan, backend, prepared.forest, case.seed)
-    check_training(bench, TOLERANCE)
-    check_evaluation(bench, TOLERANCE)
-    check_outputs(bench, TOLERANCE)
+    tolerance = TOLERANCE[prepared.plan.precision]
+    check_training(bench, tolerance)
+    check_evaluation(bench, tolerance)
+    check_outputs(bench, tolerance)
     if case.samples > 1:
-        check_parts(bench, TOLERANCE)
+        check_parts(bench, tolerance)
         check_group(bench)
 
 
@@ -148,8 +153,8 @@ def check_inference(prepared: Prepared, backend: Backend, case: Case) -> None:
     program, plan = prepared.inference
     assert not plan.trains and not any(stage.direction == BACKWARD for stage in program.stages)
     bench = Bench(program, plan, backend, prepared.forest, case.seed)
-    check_evaluation(bench, TOLERANCE)
-    check_outputs(bench, TOLERANCE)
+    check_evaluation(bench, TOLERANCE[plan.precision])
+    check_outputs(bench, TOLERANCE[plan.precision])
     with np.errstate(all="ignore"):
         quiet = interpret(prepared.program, prepared.forest, prepared.values, noise=NONE)
         found = interpret(program, prepared.forest, prepared.values, noise=NOISE)
@@ -180,24 +185,26 @@ def check_differences(prepared: Prepared, seed: int) -> None:
     assert abs(exact - slopes[1]) <= 1e-5 * scale, (exact, slopes)
 
 
-# ---- what float32 can show -----------------------------------------------------------------------
+# ---- what a precision can show ---------------------------------------------------------------------
 
 
 def check_conditioning(
-    program: Program, forest: Forest, values: dict[str, Array], expected: Results, seed: int, noise: int
+    program: Program, forest: Forest, values: dict[str, Array], expected: Results, case: Case, noise: int
 ) -> None:
-    """Unsuitable, where float32's rounding would move a result by more than a comparison allows."""
+    """Unsuitable, where the precision's rounding would move a result by more than a comparison allows."""
+    precision = case.options.precision
+    allowed, operands = SHARE[precision] * TOLERANCE[precision], OPERANDS[precision]
     arrays = _compared(expected)
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise Unsuitable("not finite")
     if any(np.abs(array).max(initial=0) > LARGEST for array in arrays.values()):
         raise Unsuitable("too large")
     for turn, alike in enumerate((False, True, True, True)):
-        with _rounding(seed + turn, alike):
+        with _rounding(case.seed + turn, alike, operands):
             rounded = _compared(interpret(program, forest, values, noise=noise))
         for name, array in arrays.items():
             moved = float(np.linalg.norm(rounded[name] - array))
-            if moved > 0.2 * TOLERANCE * float(np.linalg.norm(array)) + 2e-7 or not np.isfinite(moved):
+            if moved > allowed * float(np.linalg.norm(array)) + 2e-7 or not np.isfinite(moved):
                 raise Unsuitable(f"{name} is decided by rounding")
 
 
@@ -212,11 +219,11 @@ def _compared(results: Results) -> dict[str, Array]:
 
 
 @contextmanager
-def _rounding(seed: int, alike: bool) -> Iterator[None]:
+def _rounding(seed: int, alike: bool, operands: float) -> Iterator[None]:
     """Every operation's result is off by a random part of float32's last bit, infinite beyond its range.
 
     alike: by a part that follows from the value, so that errors of vertices which are alike add up, as in
-    a kernel.
+    a kernel. operands: those of products are off by a random part of this, relative.
     """
     random = np.random.default_rng(seed)
 
@@ -227,7 +234,10 @@ def _rounding(seed: int, alike: bool) -> Iterator[None]:
         known: dict[Value, Array] = dict(zip(cell.inputs, arguments, strict=True))
         for op in cell.ops:
             entry = OPS[op.opcode]
-            value = entry.evaluate([known[operand] for operand in op.operands], dict(op.attributes))
+            given = [known[operand] for operand in op.operands]
+            if operands and entry.has(PRODUCT):
+                given = [each * (1 + operands * part(each)) for each in given]
+            value = entry.evaluate(given, dict(op.attributes))
             exact = entry.has(VIEW) or entry.has(CONSTANT) or entry.has(LIST)
             if value.dtype.kind == "f" and not exact:
                 value = value * (1 + ROUNDING * part(value))

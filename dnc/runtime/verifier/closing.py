@@ -1,0 +1,158 @@
+"""What stands behind the first barrier of the grid: gradients, sums, norm and update.
+
+In: a schedule whose queues are right, and these instructions. Out: what they leave behind: touched rows of
+tables, chunks, norms. Guaranteed: every gradient is made of every row once, every norm is somebody's.
+"""
+
+from __future__ import annotations
+
+from dnc.ir import isa
+from dnc.ir.isa import float_bits
+from dnc.ir.optimizers import OPTIMIZERS
+from dnc.ir.plan import DenseGradient
+from dnc.runtime.phases import TRAIN
+from dnc.runtime.verifier.text import Ints, Text, need
+
+
+class Closing:
+    """tokens: touched rows by table. chunks: arenas of gradients. norms: how many there are."""
+
+    def __init__(self, text: Text) -> None:
+        self.text = text
+        self.tokens: dict[str, int] = {}
+        self.summed: dict[str, int] = {}
+        self.chunks, self.norms = 1, 0
+
+    def check(self, tail: Ints) -> None:
+        """Fields of gradients, sums, norm and update."""
+        names = [self.text.plan.opcodes[int(number)].name for number in tail[:, 0]]
+        dense = {gradient.name: gradient for gradient in self.text.plan.dense_gradients}
+        tables = {f"gradient {table.parameter}": table for table in self.text.plan.table_gradients}
+        floats = isa.summed_floats(self.text.plan)
+        norms, sums, updated = -(-floats // isa.NORM_CHUNK), [], list[tuple[int, int, int]]()
+        buffers = {
+            self.text.bases[r.buffer]: r
+            for r in self.text.plan.results
+            if r.kind in ("loss", "metric") and r.buffer in self.text.bases
+        }
+        rows_of = list(zip(names, tail.tolist(), strict=True))
+        field = 1 + isa.DENSE_GRADIENT_FIELDS.index("chunks")
+        chunks = self.chunks = next((row[field] for name, row in rows_of if name in dense), 1)
+        self.summed = dict.fromkeys(dense, 0)
+        outer = isa.OUTER in names
+        if outer:
+            found = tail[tail[:, 0] == self.text.number[isa.OUTER]]
+            norms = self._outer_norms(found)
+            names += [each.name for number in found[:, 1].tolist() for each in self._made_by(number)]
+        for name, row in rows_of:
+            need(name not in self.text.segments, f"segment '{name}' stands behind a barrier of the grid")
+            fields = dict(zip(self.text.plan.opcodes[row[0]].fields, row[1:], strict=False))
+            need(
+                fields.get("accumulate", 0) in (0, 1), f"'{name}': 'accumulate' is {fields.get('accumulate')}"
+            )
+            self.chunks = fields.get("chunks", self.chunks)
+            need(
+                self.chunks == chunks and 0 < chunks <= isa.MOST_CHUNKS,
+                f"'{name}': 'chunks' is {self.chunks}, expected {chunks}",
+            )
+            worker = fields.get("first_worker", 0)
+            need(0 <= worker < self.text.grid, f"'{name}': no worker {worker}")
+            if name in dense:
+                need(not outer, f"'{name}' beside '{isa.OUTER}'")
+                self._gradient(dense[name], fields)
+            elif name == isa.OUTER:
+                for gradient in self._made_by(fields["gradient"]):
+                    self._gradient(gradient, fields)
+            elif name in tables:
+                self.tokens[tables[name].parameter] = fields["tokens"]
+                need(fields["tokens"] >= 0, f"'{name}': {fields['tokens']} tokens")
+                need(
+                    fields["first_norm"] == norms, f"'{name}': norms from {fields['first_norm']}, not {norms}"
+                )
+                norms += fields["tokens"] * isa.table_norms(tables[name])
+            elif name == isa.REDUCE:
+                result = buffers.get(fields["base"])
+                need(result, f"a sum over address {fields['base']}, where no result is")
+                assert result is not None
+                right = (self.text.rows[result.space], self.text.buffers[result.buffer].width)
+                found = (fields["rows"], fields["stride"])
+                need(found == right, f"the sum of '{result.name}': (rows, stride) {found}, expected {right}")
+                sums.append(fields["result"])
+            elif name == isa.NORM:
+                need(not outer, f"'{name}' beside '{isa.OUTER}'")
+                self._fields(name, fields, {"count": floats, "chunks": chunks})
+            elif name == isa.FOLLOW:
+                first, count = isa.trained_floats(self.text.plan), isa.followed_floats(self.text.plan)
+                expected = {"first": first, "count": count, "norms": norms, "chunks": chunks}
+                self._fields(name, fields, expected)
+            elif name in OPTIMIZERS:
+                updated.append((fields["first"], fields["count"], fields["rate"]))
+                self._fields(name, fields, {"norms": norms})
+                self._has_states(name)
+            elif name.split(" ")[0] in OPTIMIZERS:
+                optimizer, _, table = name.partition(" ")
+                rate = float_bits(self.text.program.parameter(table).rate)
+                self._fields(
+                    name, fields, {"tokens": self.tokens.get(table, 0), "norms": norms, "rate": rate}
+                )
+                self._has_states(optimizer)
+        for name, gradient in dense.items() if self.text.mode == TRAIN else ():
+            right_rows, summed = self.text.rows[gradient.space], self.summed[name]
+            need(summed == right_rows, f"'{name}': {summed} rows, expected {right_rows}")
+        right_sums = [word for word, _ in self.text.schedule.results.values()]
+        need(sums == right_sums, f"sums go to the words {sums} of the results, expected {right_sums}")
+        groups = [(first, count, float_bits(rate)) for first, count, rate in isa.rate_groups(self.text.plan)]
+        whole = updated in ([], groups)
+        need(whole, f"(first, count, rate) of the updates are {updated}, expected {groups}")
+        if self.text.mode == TRAIN:
+            missing = ({*dense, *tables} - set(names)) or {""}
+            need(missing == {""}, f"'{min(missing)}' is missing")
+        self.norms = norms
+
+    def _outer_norms(self, instructions: Ints) -> int:
+        """Norms that `outer` instructions leave: the last one of a trained parameter its own, in a row."""
+        found = dict[tuple[str, int], tuple[int, int]]()
+        for words in instructions.tolist():
+            fields = dict(zip(isa.OUTER_FIELDS, words[1:], strict=True))
+            gradient, *_ = self._made_by(fields["gradient"])
+            key, first = (gradient.parameter, fields["index"]), fields["first_norm"]
+            before = found.pop(key, (isa.NO_NORM, 0))[0]
+            need(before == isa.NO_NORM, f"'{gradient.name}': its norm is not the last one's")
+            found[key] = first, isa.outer_tiles(gradient)
+        trained = {key: own for key, own in found.items() if self.text.program.parameter(key[0]).trained}
+        right = all(own[0] == isa.NO_NORM for key, own in found.items() if key not in trained)
+        need(right, f"'{isa.OUTER}': a norm of what is no gradient")
+        end = 0
+        for first, count in sorted(trained.values()):
+            need(first == end, f"'{isa.OUTER}': norms from {first}, not {end}")
+            end += count
+        return end
+
+    def _made_by(self, number: int) -> list[DenseGradient]:
+        """The gradient with a number, and what an `outer` instruction makes beside it."""
+        gradients, beside = self.text.plan.dense_gradients, isa.outer_beside(self.text.plan)
+        need(0 <= number < len(gradients), f"'{isa.OUTER}': no gradient {number}")
+        found = [gradients[number], *(beside[name] for name in (gradients[number].name,) if name in beside)]
+        need(found[0] not in beside.values(), f"'{found[0].name}' is made beside another")
+        return found
+
+    def _gradient(self, gradient: DenseGradient, fields: dict[str, int]) -> None:
+        """Rows that exist, and of a stack those whose index selects what they are added to."""
+        name, rows = gradient.name, self.text.rows[gradient.space]
+        first, count, index = fields["row"], fields["rows"], fields["index"]
+        need(0 <= first <= first + count <= rows, f"'{name}': rows {first} to {first + count} of {rows}")
+        many = self.text.program.parameter(gradient.parameter).count
+        need(0 <= index < many, f"'{name}': number {index} of {many} parameters")
+        if gradient.field:
+            at = self.text.list_at(f"{gradient.space}:self.{gradient.field}")
+            chosen = self.text.part(at + first, count, gradient.field)
+            need((chosen == index).all(), f"'{name}': a row of another index than {index}")
+        self.summed[name] += count
+
+    def _fields(self, name: str, fields: dict[str, int], expected: dict[str, int]) -> None:
+        for field, right in expected.items():
+            need(fields[field] == right, f"'{name}': '{field}' is {fields[field]}, expected {right}")
+
+    def _has_states(self, optimizer: str) -> None:
+        for state, _ in zip(isa.STATES, OPTIMIZERS[optimizer].states, strict=False):
+            need(state in self.text.bases, f"'{optimizer}': the pool has no '{state}'")
