@@ -34,8 +34,7 @@ class Ahead:
     def use(self, data: Prepared, sharing: Sharing | None = None) -> None:
         """The data set from now on, and what it shares; what was taken before is forgotten."""
         while self._taken:
-            with suppress(DoesNotFit):
-                self.schedules(self._taken[0])
+            self.drop(self._taken[0])
         if data is not self._data:
             self._end()
             self._data, self._sharing, self.groups = data, sharing, 0
@@ -76,16 +75,23 @@ class Ahead:
     def schedules(self, job: Job) -> Schedules | None:
         """The schedules of the oldest job, to be copied before the next one is taken; DoesNotFit.
 
-        None: it has to be encoded by the caller.
+        None: it has to be encoded by the caller. Jobs before it that nobody has asked for are dropped.
         """
-        if not self._taken or self._taken[0] is not job:
+        if job not in self._taken:
             return None
+        while self._taken[0] is not job:
+            self.drop(self._taken[0])
         self._taken.popleft()
         try:
             return None if self._processes is None else self._processes.receive()
         except Lost:
             self._give_up()
             return None
+
+    def drop(self, job: Job) -> None:
+        """A job that nobody waits for any longer."""
+        with suppress(DoesNotFit):
+            self.schedules(job)
 
     def _give_up(self) -> None:
         self._end()

@@ -53,9 +53,10 @@ _KNOWN: WeakValueDictionary[str, BatchEncoder] = WeakValueDictionary()
 
 
 class Room(Protocol):
-    """Where batches are to run. ahead: what encodes for it."""
+    """Where batches are to run."""
 
-    ahead: Ahead
+    def ahead_of(self, dataset: Dataset) -> Ahead:
+        """What encodes batches of a data set for it."""
 
     @property
     def pool(self) -> StaticPool:
@@ -162,32 +163,43 @@ class BatchEncoder:
 
     def stream(self, batches: Iterable[Any], room: Room) -> Iterator[Encoded]:
         """The same for batches in order, made ahead: several small ones of sample numbers at a time."""
-        if self.attached is not None:
-            room.ahead.use(self.attached[1].prepared, self.attached[2])
+        if self.attached is None:
+            yield from (self(batch) for batch in batches)
+            return
+        dataset, encoder, sharing = self.attached
+        ahead = room.ahead_of(dataset)
+        ahead.use(encoder.prepared, sharing)
         coming = deque[tuple[list[_Samples], dict[str, Job]]]()
-        for group in self._groups(batches):
-            while coming and not room.ahead.has_room:
-                yield from self._made_ahead(*coming.popleft(), room)
-            self.pool = room.pool
-            taken = {mode: job for mode, job in self._jobs(group).items() if room.ahead.take(job)}
-            coming.append((group, taken))
-            while coming and not coming[-1][1]:  # nobody helps
-                yield from self._made_ahead(*coming.popleft(), room)
-        while coming:
-            yield from self._made_ahead(*coming.popleft(), room)
+        try:
+            for group in self._groups(batches, self.attached):
+                while coming and not ahead.has_room:
+                    yield from self._made_ahead(*coming.popleft(), ahead, room)
+                self.pool = room.pool
+                jobs = self._jobs(group) if group[0].encoder is encoder else {}
+                coming.append((group, {mode: job for mode, job in jobs.items() if ahead.take(job)}))
+                while coming and not coming[-1][1]:  # nobody helps
+                    yield from self._made_ahead(*coming.popleft(), ahead, room)
+            while coming:
+                yield from self._made_ahead(*coming.popleft(), ahead, room)
+        finally:
+            for _, taken in coming:  # broken off
+                for job in taken.values():
+                    ahead.drop(job)
 
-    def _groups(self, batches: Iterable[Any]) -> Iterator[list[_Samples]]:
-        """Batches in order, in groups that can be encoded together."""
-        attached = self.attached
-        together = attached is not None and all(attached[2].in_groups(mode) for mode in self.grids)
-        for are_attached, run in groupby(
-            map(self._read, batches), lambda found: attached is not None and found.encoder is attached[1]
+    def _groups(
+        self, batches: Iterable[Any], attached: tuple[Dataset, Encoder, Sharing]
+    ) -> Iterator[list[_Samples]]:
+        """Batches in order, in groups that can be encoded together: of numbers, if they share little."""
+        _, encoder, sharing = attached
+        together = all(sharing.in_groups(mode) for mode in self.grids)
+        for is_group, run in groupby(
+            map(self._read, batches), lambda found: together and found.encoder is encoder
         ):
-            if attached is None or not (are_attached and together):
+            if not is_group:
                 yield from ([found] for found in run)
-            else:
-                for group in groups(found.samples for found in run):
-                    yield [_Samples(*attached, samples, samples) for samples in group]
+                continue
+            for group in groups(found.samples for found in run):
+                yield [_Samples(*attached, samples, samples) for samples in group]
 
     def source(self, batch: Any) -> tuple[Dataset, Ints]:
         """The data of an encoded batch, and its sample numbers."""
@@ -219,12 +231,14 @@ class BatchEncoder:
                 schedules[mode] = job.encode(group[0].encoder, group[0].sharing)
         return self._with(group, schedules)
 
-    def _made_ahead(self, group: list[_Samples], taken: Mapping[str, Job], room: Room) -> Iterator[Encoded]:
+    def _made_ahead(
+        self, group: list[_Samples], taken: Mapping[str, Job], ahead: Ahead, room: Room
+    ) -> Iterator[Encoded]:
         """Batches whose jobs were taken, but for some that have to be encoded here."""
         found: dict[str, Schedules] = {}
         for mode, job in taken.items():
             with suppress(DoesNotFit):
-                made = room.ahead.schedules(job)
+                made = ahead.schedules(job)
                 if made is not None and job.pool is self.pool:  # its words lie where those of others will
                     found[mode] = attrs.evolve(made, words=made.words.copy())
         while True:

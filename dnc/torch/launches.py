@@ -75,7 +75,7 @@ class Launches:
     def __init__(self, model: Model, pool: Memory, parameters: Callable[[], Values]) -> None:
         self.model, self.memory, self._parameters = model, pool, parameters
         self.key = uuid4().hex
-        self.ahead = Ahead(default_count() if model.encoders is None else model.encoders)
+        self._aheads: WeakKeyDictionary[Dataset, Ahead] = WeakKeyDictionary()
         self._draws = 0
         self._use_stream: Callable[[int], None] | None = getattr(model.backend, "use_stream", None)
         self._sharings: WeakKeyDictionary[Dataset, Sharing] = WeakKeyDictionary()
@@ -131,6 +131,13 @@ class Launches:
         grid, counts, pool = model.backend.grid, range(1, samples + 1), session.memory.pool
         grids = {mode: [grid(count, mode == TRAIN) for count in counts] for mode in modes}
         return BatchEncoder(self.key, model.plan, pool, session.modes, grids, known, read)
+
+    def ahead_of(self, dataset: Dataset) -> Ahead:
+        """What encodes batches of a data set in other processes."""
+        if dataset not in self._aheads:
+            wanted = self.model.encoders
+            self._aheads[dataset] = Ahead(default_count() if wanted is None else wanted)
+        return self._aheads[dataset]
 
     @property
     def pool(self) -> StaticPool:

@@ -122,7 +122,7 @@ def ready(net):
     rounds = net.batches([[0]] * (GROUPS + 2))
     list(rounds)
     end = time.monotonic() + 60
-    while net._launches.ahead.is_starting:
+    while net._launches.ahead_of(net.dnc.attached).is_starting:
         assert time.monotonic() < end, "the processes do not start"
         time.sleep(0.01)
 
@@ -162,6 +162,28 @@ def test_batches_ahead_with_vectors(both):
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory of Linux")
+def test_processes_encode_batches_of_their_data_alone(tmp_path):
+    """Not samples that came with the batch, nor numbers of what was attached meanwhile."""
+    net, data, _ = opened("treelstm", tmp_path, encoders=2)
+    ready(net)
+    mixed = [[data[6 - at], data[at]] if at % 2 else [at, 6] for at in range(6)] * 3
+    for batch, given in zip(net.batches(mixed), mixed, strict=True):
+        assert_same_bits(learned(net, batch), learned(net, given))
+    first = net.dnc.attached
+    outer = net.batches([[at % 7] for at in range(100)])
+    found = [next(outer) for _ in range(3)]
+    net.attach(data[::-1])
+    ready(net)
+    inner = net.batches([[at % 7] for at in range(100)])
+    found += [batch for _, batch in zip(inner, outer, strict=False)]
+    inner.close()
+    assert net.dnc.attached is not first and len(found) == 100
+    expected = [learned(net, [6 - at]) for at in range(7)]
+    for at, batch in enumerate(found):
+        assert_same_bits(learned(net, batch), expected[at % 7])
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory of Linux")
 def test_batches_ahead_without_help(tmp_path, monkeypatch):
     """Too few, broken off, processes that are lost or that none are wanted of."""
     net, data, _ = opened("treelstm", tmp_path, encoders=2)
@@ -174,7 +196,7 @@ def test_batches_ahead_without_help(tmp_path, monkeypatch):
     assert_same_bits(learned(net, next(net.batches([[1, 2]]))), expected)
     rounds = net.batches([[1, 2]] * 8)
     found = [next(rounds)]
-    for each in net._launches.ahead._processes._all:
+    for each in net._launches.ahead_of(net.dnc.attached)._processes._all:
         each._running.kill()
         each._running.wait()
     for batch in (*found, *rounds):
