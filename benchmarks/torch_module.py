@@ -399,12 +399,16 @@ def doubles(net: Any) -> dict[str, torch.Tensor]:
 def other_bits(net: Any, learn: Callable[[Any], object], batch: list[int]) -> float:
     """The largest difference of gradients of a batch that was encoded ahead: 0."""
     gradients = []
-    for given in (batch, net.encoder(len(batch))(batch)):
+    for given in (batch, net.encoder(len(batch))(batch), *net.batches([batch])):
         net.zero_grad()
         learn(given)
         gradients.append([value.grad for value in net.parameters()])
     net.zero_grad()
-    found = max(float((one - other).abs().max()) for one, other in zip(*gradients, strict=True))
+    found = max(
+        float((one - other).abs().max())
+        for others in gradients[1:]
+        for one, other in zip(gradients[0], others, strict=True)
+    )
     return found if found == 0 else float("inf")
 
 

@@ -51,6 +51,8 @@ def are_numbers(batch: object) -> bool:
     if isinstance(batch, Mapping | bytes) or not isinstance(batch, Sequence | np.ndarray):
         found = "one sample" if isinstance(batch, Mapping) else type(batch).__name__
         raise fail(f"found {found}, expected a path, a list of samples, or a list of their numbers")
+    if isinstance(batch, np.ndarray) and not batch.ndim:
+        raise fail("found one number, expected a list of samples, or of their numbers")
     try:
         return not len(batch) or np.asarray(batch).dtype.kind in "iu"
     except (TypeError, ValueError):  # no array can be made of it, so these are no numbers

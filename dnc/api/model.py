@@ -142,6 +142,8 @@ class Model:
                 labels_required=labels_required,
                 min_count=min_count,
             )
+        elif not isinstance(data, Iterable):
+            raise fail(f"found {type(data).__name__}, expected a path, a data set, or samples")
         else:
             if labels_required not in self._layouts:
                 self._layouts[labels_required] = layout_of(self.program, labels_required)

@@ -57,7 +57,8 @@ def _guarded(command: Callable[..., int | None]) -> Callable[..., int | None]:
     def guarded(*arguments: Any, **options: Any) -> int | None:
         try:
             code = command(*arguments, **options)
-            sys.stdout.flush()
+            if not sys.stdout.closed:  # as the language server leaves it
+                sys.stdout.flush()
             return code
         except KeyboardInterrupt:
             raise _Stopped(130, "interrupted") from None

@@ -16,6 +16,8 @@ from typing import Any
 
 import attrs
 
+from dnc.diagnostics import fail
+
 _USAGE = re.compile(r"Used (\d+) registers")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
@@ -49,8 +51,12 @@ def compile_cuda(
     source: str, arch: str, *, name: str = "kernel.cu", options: tuple[str, ...] = ()
 ) -> CudaBinary:
     """Compile ``source`` for ``arch`` (``sm_90a``) and read the resource report."""
-    from cuda.bindings import nvrtc
-
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError:
+        raise fail(
+            "compiling for a GPU needs NVRTC: pip install 'dnc[cuda]', or leave out --target cuda"
+        ) from None
     flags = [
         f"--gpu-architecture={arch}",
         "--std=c++17",

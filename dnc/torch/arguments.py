@@ -78,6 +78,8 @@ def _joined(name: str, given: Sequence[Tensor], sizes: Ints, width: int, device:
 def _check_kind(whose: str, given: Tensor, device: torch.device) -> None:
     if given.device != device:
         raise fail(f"{whose} is on {given.device}, expected {device}")
+    if given.layout != torch.strided:
+        raise fail(f"{whose} is {given.layout}, expected a dense tensor")
     lower = torch.is_autocast_enabled(device.type) and given.dtype in (torch.float16, torch.bfloat16)
     if given.dtype != torch.float32 and not lower:
         raise fail(f"{whose} is {given.dtype}, expected torch.float32")

@@ -211,9 +211,10 @@ class BatchEncoder:
         if isinstance(batch, Mapping | str | bytes) or not isinstance(batch, Sequence | np.ndarray):
             found = "one sample" if isinstance(batch, Mapping) else type(batch).__name__
             raise fail(f"found {found}, expected a list of samples, or of their numbers")
+        numbers = are_numbers(batch)
         if not len(batch):
             raise fail("a batch holds no samples")
-        if are_numbers(batch):
+        if numbers:
             if self.attached is None:
                 raise fail("no data were attached when the encoder was made: call attach(data) before")
             samples = sample_numbers(batch, self.attached[0].samples)

@@ -70,13 +70,16 @@ class Launched:
 
 
 class Launches:
-    """Starts launches of a model whose pool PyTorch shares. key: what encoded batches know it by."""
+    """Starts launches of a model whose pool PyTorch shares.
+
+    key: what encoded batches know it by. draws: batches so far that drew random numbers.
+    """
 
     def __init__(self, model: Model, pool: Memory, parameters: Callable[[], Values]) -> None:
         self.model, self.memory, self._parameters = model, pool, parameters
         self.key = uuid4().hex
         self._aheads: WeakKeyDictionary[Dataset, Ahead] = WeakKeyDictionary()
-        self._draws = 0
+        self.draws = 0
         self._use_stream: Callable[[int], None] | None = getattr(model.backend, "use_stream", None)
         self._sharings: WeakKeyDictionary[Dataset, Sharing] = WeakKeyDictionary()
         self._late: Callable[[], Gradients | None] = lambda: None
@@ -101,8 +104,8 @@ class Launches:
         """Another noise for every training batch, from the seed of the model; none without dropout."""
         if not self.model.session.is_noisy:
             return NONE
-        self._draws += 1
-        return step_noise(self.model.session.seed, self._draws)
+        self.draws += 1
+        return step_noise(self.model.session.seed, self.draws)
 
     def encoder(self, samples: int, purpose: str, at_once: bool) -> BatchEncoder:
         """An encoder for batches of up to so many samples, and memory for them.

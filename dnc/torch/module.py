@@ -13,13 +13,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dnc.api import Batch as Samples
 from dnc.api import Data, Model, load
-from dnc.api.arguments import check_whole
+from dnc.api.arguments import batches_of, check_whole
 from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
@@ -133,24 +132,31 @@ class Module(nn.Module):
         "values", for `net(batch)` under `torch.no_grad()`; or "prediction", for `net.predict(batch)`.
         """
         check_whole("samples", samples, 1)
-        if purpose not in PURPOSES:
-            raise fail(f"unknown purpose '{purpose}' of an encoder; purposes: {', '.join(PURPOSES)}")
-        if purpose == TRAINING:
-            self.dnc.check_trains()
+        self._check_purpose(purpose)
         return self._launches.encoder(samples, purpose, self._outputs == (LOSS,))
 
     def batches(self, batches: Iterable[Samples | Tensor], purpose: str = TRAINING) -> Iterator[Encoded]:
         """Batches in order, encoded ahead: `net` makes the same bits of them as of what was given.
 
-        Those of numbers of attached samples are encoded in other processes (`encoders` of them) while the
-        ones before them run, once there were a few. Batches of more samples than the first one are encoded
-        when they come. purpose: as for `encoder`.
+        Those of numbers of the samples that are attached now are encoded several at a time, and in other
+        processes (`encoders` of them) once there were a few; batches of samples when it is their turn.
+        Batches of more samples than the first one are encoded when they come. purpose: as for `encoder`.
         """
-        given = iter(batches)
-        for first in given:
-            most = first.numel() if isinstance(first, Tensor) else np.size(first)  # type: ignore[arg-type]
-            encode = self.encoder(max(most, 1), purpose)
-            yield from encode.stream(chain([first], given), self._launches)
+        given = iter(batches_of(batches))
+        self._check_purpose(purpose)
+
+        def encoded() -> Iterator[Encoded]:
+            for first in given:
+                encode = self.encoder(_length(first), purpose)
+                yield from encode.stream(chain([first], given), self._launches)
+
+        return encoded()
+
+    def _check_purpose(self, purpose: str) -> None:
+        if not isinstance(purpose, str) or purpose not in PURPOSES:
+            raise fail(f"unknown purpose '{purpose}' of an encoder; purposes: {', '.join(PURPOSES)}")
+        if purpose == TRAINING:
+            self.dnc.check_trains()
 
     def forward(self, batch: Given = None, pulled: Pulled = None) -> dict[str, Tensor]:
         """What is learned from, by name: "loss", the mean over the samples; and the pushed values.
@@ -221,6 +227,16 @@ class Module(nn.Module):
 
     # ---- the state ------------------------------------------------------------------------------
 
+    @property
+    def draws(self) -> int:
+        """Training batches so far that drew random numbers: with it, dropout goes on where it was."""
+        return self._launches.draws
+
+    @draws.setter
+    def draws(self, draws: int) -> None:
+        check_whole("draws", draws, 0)
+        self._launches.draws = draws
+
     def save(self, path: str | Path) -> None:
         """Writes a checkpoint that `dnc run` and `checkpoint=` read, with the vocabulary."""
         self._launches.enter()
@@ -256,6 +272,7 @@ class Module(nn.Module):
             {name: value.detach().cpu().clone() for name, value in self._values().items()},
             {name: value.requires_grad for name, value in self._values().items()},
             self.training,
+            self.draws,
         )
 
     def _device_name(self) -> str:
@@ -278,6 +295,7 @@ def _again(
     values: dict[str, Tensor],
     trained: dict[str, bool],
     training: bool,
+    draws: int,
 ) -> Module:
     """A module from what `__reduce__` kept."""
     known = vocabularies_from_json(vocabularies)
@@ -287,6 +305,7 @@ def _again(
     module.load_state_dict(values)
     for name, value in module.named_parameters():
         value.requires_grad_(trained[name])
+    module.draws = draws
     return module.train(training)
 
 
@@ -297,3 +316,11 @@ def _has_words(model: Model) -> bool:
 
 def _has_loss(model: Model) -> bool:
     return any(result.kind == "loss" for result in model.plan.results)
+
+
+def _length(batch: object) -> int:
+    """How many samples a batch may have; whoever reads it says what is wrong with it."""
+    try:
+        return max(len(batch), 1)  # type: ignore[arg-type]
+    except TypeError:
+        return 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -319,3 +321,24 @@ def test_settings_of_dimensions():
         assert "[3 * hidden] = [384]" in editor.hover("split(W §@ x")
     finally:
         editor.stop()
+
+
+def test_an_editor_that_leaves_in_order():
+    """Exit code 0 and nothing on standard error."""
+    said = [
+        {"id": 1, "method": "initialize", "params": {"processId": None, "rootUri": None, "capabilities": {}}},
+        {"method": "initialized", "params": {}},
+        {"id": 2, "method": "shutdown"},
+        {"method": "exit"},
+    ]
+    texts = [json.dumps({"jsonrpc": "2.0", **each}).encode() for each in said]
+    given = b"".join(b"Content-Length: %d\r\n\r\n%s" % (len(text), text) for text in texts)
+    command = [sys.executable, "-m", "dnc", "lsp"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        assert running.stdin is not None and running.stderr is not None
+        running.stdin.write(given)
+        running.stdin.flush()  # and stays open
+        assert running.wait(60) == 0
+        assert b"Traceback" not in running.stderr.read()

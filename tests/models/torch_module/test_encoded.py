@@ -24,7 +24,7 @@ NAMES = ["treelstm", "bilstm_tagger", "attention", next(iter(DROPPED))]
 def learned(net, batch, pulled=None):
     """Values, and the gradients of parameters and of what is pulled."""
     net.zero_grad()
-    net._launches._draws = 0
+    net.draws = 0
     found = net(batch, pulled)
     sum((value * 1.5).sum() for value in found.values()).backward()
     gradients = {name: value.grad for name, value in net.named_parameters() if value.grad is not None}
@@ -84,7 +84,7 @@ def test_dropout_draws_as_ever(tmp_path):
     net, _, _ = opened(NAMES[-1], tmp_path)
     batch = net.encoder(4)(BATCH)
     found = [learned(net, batch)["loss"]]
-    net._launches._draws = 1
+    net.draws = 1
     assert not torch.equal(net(batch)["loss"], found[0])
     net.eval()
     with torch.no_grad():
@@ -266,9 +266,18 @@ def test_mistakes(tmp_path):
         ([3], "found int"),
         ([[9]], "sample 9"),
         (["a"], "found str"),
+        (torch.arange(3), "found one number"),
+        ([torch.tensor(3)], "found one number"),
+        ([[[1], [2, 3]]], "samples:1"),
     ):
         with pytest.raises(DiagnosticError, match=message):
             list(net.batches(wrong))
+    for wrong in (5, None, "ab", {"word": "good"}):
+        with pytest.raises(DiagnosticError, match="expected batches"):
+            net.batches(wrong)
+    for wrong in ("test", [], None):
+        with pytest.raises(DiagnosticError, match="unknown purpose"):
+            net.batches([], wrong)
     with pytest.raises(DiagnosticError, match="encoders is -1"):
         dnc.torch.Module(tmp_path / "build", data, device="vm", encoders=-1)
     other = dnc.torch.Module(tmp_path / "build", data, device="vm")

@@ -25,6 +25,7 @@ from tests.support.models import EXAMPLES  # noqa: E402
             r"the pulled vector 'Tree.x' is \[3, 2\], expected \[3, 3\]: the 2 samples of the batch",
         ),
         (torch.zeros(3, 3).double(), "the pulled vector 'Tree.x' is torch.float64, expected torch.float32"),
+        (torch.zeros(3, 3).to_sparse(), "the pulled vector 'Tree.x' is torch.sparse_coo, expected a dense"),
         (torch.zeros(3, 3, device="meta"), "the pulled vector 'Tree.x' is on meta, expected cpu"),
         ([torch.zeros(1, 3)], "the pulled vector 'Tree.x' has 1 tensors, expected one for each of 2"),
         (
@@ -49,9 +50,14 @@ def test_wrong_batches(both):
         ([7], r"a batch holds sample 7; the data have 0\.\.2"),
         ([], "a batch holds no samples"),
         ([{"label": 9}, {"label": 1}], "is 9, but class<classes> has 0"),
+        (torch.tensor(1), "found one number"),
+        (5, "found int"),
     ):
         with pytest.raises(DiagnosticError, match=message):
-            net(batch, torch.zeros(0, 3) if not batch else x)
+            net(batch, x)
+    for data in (5, None):
+        with pytest.raises(DiagnosticError, match=f"found {type(data).__name__}, expected a path"):
+            net.attach(data)
 
 
 def test_wrong_modules(tmp_path):

@@ -15,6 +15,7 @@ import dnc.torch  # noqa: E402
 from dnc.compiler import PlanOptions, compile_model  # noqa: E402
 from dnc.diagnostics import DiagnosticError  # noqa: E402
 from tests.models import compare  # noqa: E402
+from tests.models.references import DROPPED  # noqa: E402
 from tests.models.sizes import SMALL, settings  # noqa: E402
 from tests.models.torch_module.cases import BATCH, opened  # noqa: E402
 from tests.support.models import EXAMPLES  # noqa: E402
@@ -186,3 +187,23 @@ def test_nothing_is_left_behind(tmp_path):
         net(data[:2])["loss"].backward()
     gc.collect()
     assert len(net._launches._sharings) <= 2
+
+
+def test_dropout_goes_on_where_it_was(tmp_path):
+    """With `draws` a module that resumes draws what the other one would have drawn, also when pickled."""
+    name = next(iter(DROPPED))
+    net, data, _ = opened(name, tmp_path)
+    for _ in range(3):
+        net([0, 1])["loss"].backward()
+    assert net.draws == 3
+    again = dnc.torch.Module(tmp_path / "build", data, device="vm", seed=compare.SEED)
+    others = [pickle.loads(pickle.dumps(net)), again]
+    others[1].load_state_dict(net.state_dict())
+    others[1].draws = 3
+    others[0].attach(data)
+    expected = net([0, 1])["loss"]
+    assert all(torch.equal(other([0, 1])["loss"], expected) for other in others)
+    net.draws = 0
+    assert not torch.equal(net([0, 1])["loss"], expected)
+    with pytest.raises(DiagnosticError, match="draws is -1"):
+        net.draws = -1
