@@ -30,6 +30,7 @@ from dnc.runtime.build import read_build
 from dnc.runtime.curves import Missing
 from dnc.runtime.devices import choose, open_backend
 from dnc.runtime.importers import import_file
+from dnc.runtime.interrupts import Interrupts
 from dnc.runtime.rates import rate_schedule
 from dnc.runtime.run_config import RunConfig, read_config, with_values
 
@@ -37,6 +38,7 @@ __all__ = [
     "Batch",
     "Data",
     "DataCheck",
+    "Interrupts",
     "LAUNCHES",
     "Missing",
     "Model",

@@ -17,6 +17,7 @@ from dnc.diagnostics import fail
 from dnc.ir.optimizers import OPTIMIZERS
 from dnc.runtime.curves import TensorBoard, tensorboard_library
 from dnc.runtime.data import Dataset
+from dnc.runtime.interrupts import Interrupts
 from dnc.runtime.phases import RESULT_KINDS, TRAIN
 from dnc.runtime.rates import RateSchedule
 from dnc.runtime.run_config import RunConfig, with_values
@@ -51,10 +52,16 @@ def train(
 
     schedule, patience, save_every: see `TrainOptions`. report: gets every event that goes to
     metrics.jsonl. tick: see `Trainer`. stop: asked before every batch; True ends training with a
-    checkpoint. resumed: the checkpoint's path. again: the folder may hold a run without a checkpoint.
-    config: what the run was asked for; with what training adds to it, it becomes run.toml.
+    checkpoint. Ctrl-C and SIGTERM end it likewise, and go on behind it as KeyboardInterrupt and SystemExit,
+    unless the caller handles them. resumed: the checkpoint's path. again: the folder may hold a run without
+    a checkpoint. config: what else the run was asked for; with what is known here, it becomes run.toml.
     """
     model.check_trains()
+    for name, given, kind in (("schedule", schedule, RateSchedule), ("config", config, RunConfig)):
+        if not isinstance(given, kind | None):
+            raise fail(f"{name} is {given!r}, expected a {kind.__name__}")
+    if not isinstance(run_dir, str | Path | None):
+        raise fail(f"run_dir is {run_dir!r}, expected a path")
     counts = {"epochs": epochs, "batch": batch, "log_every": log_every}
     counts |= {"patience": patience, "save_every": save_every}  # type: ignore[dict-item]
     for name, value in counts.items():
@@ -68,12 +75,22 @@ def train(
     _check_samples(model, dataset)
     encoder = model.encoder(dataset)
     measured = None if dev is None else model.encoder(model.read(dev))
+    options = TrainOptions(
+        epochs,
+        batch,
+        model.hyper,
+        model.seed,
+        log_every,
+        schedule or RateSchedule(),
+        patience,
+        save_every,
+    )
     folder = RunFolder(
         run_dir or new_run(model.build.model),
         resumed,
         model.position.step,
         again,
-        None if config is None else _effective(model, config, batch),
+        _effective(model, config or RunConfig(), dataset, dev, options, tensorboard),
     )
     assert model.vocabularies is not None
     folder.keep_vocabularies(model.vocabularies)
@@ -95,17 +112,7 @@ def train(
             best_epoch=trainer.best_epoch,
         )
 
-    options = TrainOptions(
-        epochs,
-        batch,
-        model.hyper,
-        model.seed,
-        log_every,
-        schedule or RateSchedule(),
-        patience,
-        save_every,
-    )
-    known = model.resumed
+    known, interrupts = model.resumed, Interrupts()
     best, best_epoch = (None, 0) if known is None else (known.best, known.best_epoch)
     trainer = Trainer(
         model.session,
@@ -117,18 +124,20 @@ def train(
         model.position,
         best,
         best_epoch,
-        stop,
+        lambda: interrupts.asked() or stop(),
         tick,
     )
-    record(_start_event(model, dataset, options, folder.path))
     try:
-        done = trainer.run()
+        with interrupts:
+            record(_start_event(model, dataset, options, folder.path))
+            done = trainer.run()
         record({"event": "end", "finished": done, "step": trainer.position.step})
     finally:
         model.position = trainer.position
         if board is not None:
             board.close()
         folder.close()
+    interrupts.go_on()
     return folder.path
 
 
@@ -156,13 +165,34 @@ def _check_samples(model: Model, dataset: Dataset) -> None:
         )
 
 
-def _effective(model: Model, config: RunConfig, batch: int) -> RunConfig:
-    """A configuration with the defaults that the run has chosen."""
-    hyper = model.hyper
+def _effective(
+    model: Model,
+    config: RunConfig,
+    dataset: Dataset,
+    dev: Data | None,
+    options: TrainOptions,
+    tensorboard: bool,
+) -> RunConfig:
+    """A configuration with what the run has chosen; data that are no file have no place in it."""
+    hyper, schedule = model.hyper, options.schedule
     values: dict[str, Any] = {name: getattr(hyper, name) for name in OPTIMIZERS[hyper.optimizer].settings}
     values["lr"] = values.pop("learning_rate")
+    values |= {"build": str(model.build.path), "data": _file(dataset), "dev": _file(dev)}
+    values |= {"epochs": options.epochs, "batch": options.batch, "seed": options.seed}
+    values |= {"patience": options.patience, "log_every": options.log_every}
+    values |= {"save_every": options.save_every, "tensorboard": tensorboard or None}
+    if schedule != RateSchedule():
+        values |= {"schedule": schedule.kind, "warmup": schedule.warmup or None}
+        values["decay"] = None if schedule.kind == "constant" else schedule.decay
+        values["decay_every"] = schedule.every if schedule.kind in ("step", "exponential") else None
     clip = hyper.clip_norm if np.isfinite(hyper.clip_norm) else None
-    return with_values(config, optimizer=hyper.optimizer, batch=batch, seed=model.seed, clip=clip, **values)
+    return with_values(config, optimizer=hyper.optimizer, clip=clip, **values)
+
+
+def _file(data: Data | None) -> str | None:
+    """The file that data come from."""
+    path = data.path if isinstance(data, Dataset) else data
+    return str(path) if isinstance(path, str | Path) and Path(path).is_file() else None
 
 
 def _start_event(model: Model, dataset: Dataset, options: TrainOptions, folder: Path) -> Event:

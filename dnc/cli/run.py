@@ -226,7 +226,6 @@ def _train(
 ) -> int:
     """Trains; the exit code."""
     from dnc import api
-    from dnc.cli.interrupts import Interrupts
     from dnc.cli.progress import Progress
 
     assert config.data is not None
@@ -251,7 +250,7 @@ def _train(
     )
     epochs = config.epochs or 1
     samples = model.attach(config.data, min_count=config.min_count or 1)
-    with Interrupts() as interrupts, Progress(samples.samples, epochs) as progress:
+    with api.Interrupts() as interrupts, Progress(samples.samples, epochs) as progress:
         folder = model.train(
             samples,
             epochs=epochs,

@@ -17,6 +17,7 @@ from dnc.diagnostics import fail
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.toml_file import read_toml
 
+SETTINGS = ("lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay")  # of an optimizer
 PATHS = ("build", "data", "dev", "weights")
 HEAD = "# The configuration of a run. To make it again: dnc run --config {name}\n"
 
@@ -56,7 +57,9 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
 
 
 def with_values(config: RunConfig, **values: Any) -> RunConfig:
-    """The configuration with those values that are not None."""
+    """The configuration with those values that are not None; another optimizer has defaults of its own."""
+    if config.optimizer is not None and values.get("optimizer") not in (None, config.optimizer):
+        config = msgspec.structs.replace(config, **dict.fromkeys(SETTINGS))
     return msgspec.structs.replace(config, **{k: v for k, v in values.items() if v is not None})
 
 

@@ -177,6 +177,82 @@ def test_a_run_is_made_again_from_its_configuration(command, workplace):
     assert events(workplace / "first") == events(workplace / "second")
 
 
+def test_a_run_in_python_is_made_again_from_its_configuration(command, workplace):
+    """Without a configuration of its own, and resumed in Python or by the command."""
+    schedule = rate_schedule("step", 0.5, warmup=2)
+
+    def trained(folder, epochs, **options):
+        model = dnc.load("build", "vm", seed=5, checkpoint=options.get("resumed"))
+        if "resumed" not in options:
+            model.configure("momentum", 0.02, momentum=0.8)
+        return model.train(
+            "train.jsonl",
+            epochs=epochs,
+            batch=4,
+            dev="dev.jsonl",
+            schedule=schedule,
+            run_dir=folder,
+            **options,
+        )
+
+    trained("first", 3)
+    values = tomllib.loads((workplace / "first" / "run.toml").read_text())
+    assert values == {
+        **{name: str(workplace / file) for name, file in (("data", "train.jsonl"), ("dev", "dev.jsonl"))},
+        **{"build": str(workplace / "build"), "epochs": 3, "batch": 4, "seed": 5, "log_every": 10},
+        **{"optimizer": "momentum", "lr": 0.02, "momentum": 0.8, "weight_decay": 0.0},
+        **{"schedule": "step", "decay": 0.5, "decay_every": 1, "warmup": 2},
+    }
+    assert command("run --config first/run.toml --run-dir second --device vm").code == 0
+    trained("third", 1)
+    trained("third", 3, resumed="third/last.safetensors")
+    trained("fourth", 1)
+    assert command("run --resume fourth --epochs 3 --device vm").code == 0
+    whole = (workplace / "first" / "last.safetensors").read_bytes()
+    for name in ("second", "third", "fourth"):
+        assert (workplace / name / "last.safetensors").read_bytes() == whole, name
+
+
+@pytest.mark.parametrize("number, ending", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_interrupts_in_python_end_with_a_checkpoint(command, workplace, number, ending):
+    assert command(f"{TRAIN} --epochs 3 --run-dir whole").code == 0
+    model, before = dnc.load("build", "vm"), signal.getsignal(number)
+
+    def interrupt(event):
+        if event.get("step") == 2:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(ending):
+        model.train("train.jsonl", epochs=3, batch=4, run_dir="parts", report=interrupt, log_every=1)
+    assert signal.getsignal(number) == before
+    assert json.loads((workplace / "parts/metrics.jsonl").read_text().splitlines()[-1])["finished"] is False
+    assert command("run --resume parts --device vm").code == 0
+    whole, parts = (workplace / name / "last.safetensors" for name in ("whole", "parts"))
+    assert whole.read_bytes() == parts.read_bytes()
+
+
+def test_another_optimizer_than_that_of_the_configuration(command, workplace):
+    """It begins with its own defaults, unless they stand beside it."""
+    assert command(f"{FULL} --run-dir first").code == 0
+    assert command("run --config first/run.toml --optimizer sgd --run-dir second").code == 0
+    values = tomllib.loads((workplace / "second" / "run.toml").read_text())
+    assert (values["optimizer"], values["schedule"], "beta1" in values) == ("sgd", "cosine", False)
+    more = "--epochs 4 --patience 9 --optimizer momentum --lr 0.001"
+    assert command(f"run --resume first {more}").code == 0
+    values = tomllib.loads((workplace / "first" / "run.toml").read_text())
+    assert (values["optimizer"], values["lr"], values["momentum"]) == ("momentum", 0.001, 0.9)
+
+
+@pytest.mark.parametrize(
+    "name, value", [("schedule", "cosine"), ("config", {}), ("run_dir", 5), ("patience", "a")]
+)
+def test_wrong_arguments_in_python_leave_no_folder(workplace, name, value):
+    model = dnc.load("build", "vm")
+    with pytest.raises(DiagnosticError, match=f"{name} is "):
+        model.train("train.jsonl", dev="dev.jsonl", **{"run_dir": "new", name: value})
+    assert not (workplace / "new").exists() and not (workplace / "runs").exists()
+
+
 def test_options_win_over_the_file_and_paths_count_from_it(command, workplace):
     (workplace / "configs").mkdir()
     (workplace / "configs" / "small.toml").write_text(
@@ -238,9 +314,9 @@ def test_options_with_a_mistake(command, workplace, more, message):
 
 def test_a_stopped_run_is_resumed_to_the_same_bits(command, workplace, monkeypatch):
     assert command(f"{FULL} --run-dir whole").code == 0
-    stops = iter([False] * 4 + [True])
+    stops = iter([False] * 8 + [True])  # the command and `train` ask before every batch
     with monkeypatch.context() as patch:
-        patch.setattr("dnc.cli.interrupts.Interrupts.asked", lambda self: next(stops, True))
+        patch.setattr("dnc.runtime.interrupts.Interrupts.asked", lambda self: next(stops, True))
         assert "stopped; to go on: --resume parts\n" in command(f"{FULL} --run-dir parts").error
     assert load_checkpoint(workplace / "parts" / "last.safetensors").position.batch == 1
     with (workplace / "parts" / "metrics.jsonl").open("a") as file:

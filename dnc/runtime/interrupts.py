@@ -1,16 +1,19 @@
 """Ctrl-C while training: the first one asks for a clean end, the second one ends at once.
 
 In: SIGINT, or SIGTERM (as batch systems send before they take a machine away), while the context is
-open. Out: whether one came. Guaranteed: the handlers before are put back.
+open. Out: whether one came. Guaranteed: the handlers before are put back; a signal that somebody else
+handles, or that comes to another thread than the main one, stays theirs.
 """
 
 from __future__ import annotations
 
 import signal
+import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# The signals, and who handles them if nobody asked for them.
+SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 class Interrupts:
@@ -25,6 +28,13 @@ class Interrupts:
         """Whether an interrupt came."""
         return self._count > 0
 
+    def go_on(self) -> None:
+        """Ends as an interrupt would have, had it not been noted: KeyboardInterrupt, or SystemExit."""
+        if self.code == 128 + signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.code:
+            raise SystemExit(self.code)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._count += 1
         self.code = 128 + number
@@ -32,7 +42,9 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def __enter__(self) -> Interrupts:
-        self._before = {each: signal.signal(each, self._note) for each in SIGNALS}
+        if threading.current_thread() is threading.main_thread():
+            free = [each for each, nobody in SIGNALS.items() if signal.getsignal(each) == nobody]
+            self._before = {each: signal.signal(each, self._note) for each in free}
         return self
 
     def __exit__(
