@@ -37,6 +37,7 @@ def options():
         device="cuda",
         optimizer="fused",
         workers=2,
+        encoders=2,
     )
 
 
@@ -59,6 +60,27 @@ def test_values_and_gradients(labelled, between):
     for program in (labelled, between):
         found = program.check()
         assert max(found.values()) < TOLERANCE, found
+
+
+def test_training_on_batches_ahead(labelled):
+    """Groups of batches, in other processes: the losses of batches that are encoded when they come."""
+    net = labelled.nets["dense"]
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    numbers = [list(range(at, at + 4)) for at in range(0, 400, 4)] * 3
+
+    def losses(batches):
+        net.load_state_dict(state)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        found = []
+        for batch in batches:
+            loss = net(batch)["loss"]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+        return torch.stack(found)
+
+    assert torch.equal(losses(net.batches(numbers)), losses(numbers))
 
 
 def test_on_another_stream(labelled, between):
