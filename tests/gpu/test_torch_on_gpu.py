@@ -78,6 +78,7 @@ def test_training_on_batches_ahead(labelled):
             loss.backward()
             optimizer.step()
             found.append(loss.detach())
+        net.zero_grad()
         return torch.stack(found)
 
     assert torch.equal(losses(net.batches(numbers)), losses(numbers))
@@ -103,7 +104,6 @@ def test_on_another_stream(labelled, between):
 
 def test_parameters_are_the_memory_of_the_kernel(labelled):
     net = labelled.nets["dense"]
-    assert all(place.shared for place in net._memory.places.values())
     with torch.no_grad():
         net.b_u.fill_(0.25)
     assert (net.dnc.parameters()["b_u"] == 0.25).all()
@@ -116,7 +116,7 @@ def test_training_keeps_up_with_dnc(labelled, trees):
     import numpy as np
 
     net, native = labelled.nets["dense"], labelled.native
-    native.set_parameters(dict(net.state_dict()))
+    native.set_parameters({name: value.cpu() for name, value in net.state_dict().items()})
     native.configure("sgd", 0.05)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     for size in (1, 8, 64, 200, 400):
