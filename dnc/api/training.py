@@ -90,7 +90,7 @@ def train(
         resumed,
         model.position.step,
         again,
-        _effective(model, config or RunConfig(), dataset, dev, options, tensorboard),
+        _effective(model, config or RunConfig(), data, dev, options, tensorboard),
     )
     assert model.vocabularies is not None
     folder.keep_vocabularies(model.vocabularies)
@@ -168,7 +168,7 @@ def _check_samples(model: Model, dataset: Dataset) -> None:
 def _effective(
     model: Model,
     config: RunConfig,
-    dataset: Dataset,
+    data: Data,
     dev: Data | None,
     options: TrainOptions,
     tensorboard: bool,
@@ -177,7 +177,7 @@ def _effective(
     hyper, schedule = model.hyper, options.schedule
     values: dict[str, Any] = {name: getattr(hyper, name) for name in OPTIMIZERS[hyper.optimizer].settings}
     values["lr"] = values.pop("learning_rate")
-    values |= {"build": str(model.build.path), "data": _file(dataset), "dev": _file(dev)}
+    values |= {"build": str(model.build.path), "data": _path(data), "dev": _path(dev)}
     values |= {"epochs": options.epochs, "batch": options.batch, "seed": options.seed}
     values |= {"patience": options.patience, "log_every": options.log_every}
     values |= {"save_every": options.save_every, "tensorboard": tensorboard or None}
@@ -189,10 +189,10 @@ def _effective(
     return with_values(config, optimizer=hyper.optimizer, clip=clip, **values)
 
 
-def _file(data: Data | None) -> str | None:
-    """The file that data come from."""
+def _path(data: Data | None) -> str | None:
+    """Where data come from, if that is a file or a folder."""
     path = data.path if isinstance(data, Dataset) else data
-    return str(path) if isinstance(path, str | Path) and Path(path).is_file() else None
+    return str(path) if isinstance(path, str | Path) and Path(path).exists() else None
 
 
 def _start_event(model: Model, dataset: Dataset, options: TrainOptions, folder: Path) -> Event:

@@ -55,7 +55,8 @@ class Schedule:
     def bare(self) -> Schedule:
         """Without plan and positions: what another process needs to be sent, which has the plan."""
         nothing: Any = None
-        return attrs.evolve(self, plan=nothing, positions={})
+        guest = None if self.guest is None else self.guest.bare()
+        return attrs.evolve(self, plan=nothing, positions={}, guest=guest)
 
 
 def header(words: Words, plan: Plan) -> dict[str, int]:

@@ -99,14 +99,9 @@ class Encoded:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled without what the encoder has: plan, positions, the numbers of all vertices."""
-        light = {mode: _without_plan(schedule) for mode, schedule in self.schedules.items()}
+        light = {mode: schedule.bare() for mode, schedule in self.schedules.items()}
         rest = (self.batch, self.samples, self.sizes, light, self.noises, self.pool)
         return _received, (self.encoder.key, *rest)
-
-
-def _without_plan(schedule: Schedule) -> Schedule:
-    assert schedule.guest is not None
-    return attrs.evolve(schedule.bare(), guest=schedule.guest.bare())
 
 
 def _received(

@@ -169,8 +169,10 @@ class Launches:
             late.rescue()
         parameters = self._parameters()
         self.memory.bring_in(parameters)
-        yield
-        self.memory.refresh(parameters)
+        try:
+            yield
+        finally:
+            self.memory.refresh(parameters)
 
     def schedule(self, batch: BatchOf, mode: str) -> Schedule:
         """The schedule of a batch: as it was encoded ahead if that still fits, else encoded now."""
