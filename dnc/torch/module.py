@@ -138,9 +138,10 @@ class Module(nn.Module):
     def batches(self, batches: Iterable[Samples | Tensor], purpose: str = TRAINING) -> Iterator[Encoded]:
         """Batches in order, encoded ahead: `net` makes the same bits of them as of what was given.
 
-        Those of numbers of the samples that are attached when the first is asked for are encoded several at a time, and in other
-        processes (`encoders` of them) once there were a few; batches of samples when it is their turn.
-        Batches of more samples than the first one are encoded when they come. purpose: as for `encoder`.
+        Those of numbers of the samples that are attached when the first is asked for are encoded several at
+        a time, and in other processes (`encoders` of them) once there were a few; batches of samples when it
+        is their turn. Batches of more samples than the first one are encoded when they come. purpose: as
+        for `encoder`.
         """
         given = iter(batches_of(batches))
         self._check_purpose(purpose)
