@@ -156,7 +156,6 @@ class Endless(torch.utils.data.Sampler[Any]):
 
 def batches_ahead(net: Any, step: Callable[[Any], object]) -> Steps:
     """Steps on what `net.batches` gives, once its processes help."""
-
     ahead = net._launches.ahead_of(net.dnc.attached)
 
     def steps(batches: Iterator[Any]) -> Iterator[object]:

@@ -154,7 +154,7 @@ class BatchEncoder:
 
     def __call__(self, batch: Sequence[Any] | NDArray[Any] | Tensor) -> Encoded:
         """A list of samples, or of numbers of those that were attached when the encoder was made."""
-        return self._encoded([self._read(batch)])[0]
+        return self._encoded(self._read(batch))
 
     def stream(self, batches: Iterable[Any], room: Room) -> Iterator[Encoded]:
         """The same for batches in order, made ahead: several small ones of sample numbers at a time."""
@@ -170,15 +170,16 @@ class BatchEncoder:
                 while coming and not ahead.has_room:
                     yield from self._made_ahead(*coming.popleft(), ahead, room)
                 self.pool = room.pool
-                jobs = self._jobs(group) if group[0].encoder is encoder else {}
-                coming.append((group, {mode: job for mode, job in jobs.items() if ahead.take(job)}))
-                while coming and not coming[-1][1]:  # nobody helps
+                jobs, ours = self._jobs(group), group[0].encoder is encoder
+                taken = [ours and ahead.take(job) for job in jobs.values()]
+                coming.append((group, jobs))
+                while coming and not any(taken):  # nobody helps
                     yield from self._made_ahead(*coming.popleft(), ahead, room)
             while coming:
                 yield from self._made_ahead(*coming.popleft(), ahead, room)
         finally:
-            for _, taken in coming:  # broken off
-                for job in taken.values():
+            for _, jobs in coming:  # broken off
+                for job in jobs.values():
                     ahead.drop(job)
 
     def _groups(
@@ -219,37 +220,37 @@ class BatchEncoder:
         every = np.arange(dataset.samples, dtype=np.int32)
         return _Samples(dataset, own, Sharing(self.plan, dataset), every, batch)
 
-    def _encoded(self, group: Sequence[_Samples]) -> list[Encoded]:
-        """Batches, encoded here; without schedules where they do not fit."""
+    def _encoded(self, found: _Samples) -> Encoded:
+        """A batch, encoded here; without schedules where they do not fit."""
         schedules: dict[str, Schedules] = {}
-        for mode, job in self._jobs(group).items():
+        for mode, job in self._jobs([found]).items():
             with suppress(DoesNotFit):
-                schedules[mode] = job.encode(group[0].encoder, group[0].sharing)
-        return self._with(group, schedules)
+                schedules[mode] = job.encode(found.encoder, found.sharing)
+        return self._with([found], schedules)[0]
 
     def _made_ahead(
-        self, group: list[_Samples], taken: Mapping[str, Job], ahead: Ahead, room: Room
+        self, group: list[_Samples], jobs: Mapping[str, Job], ahead: Ahead, room: Room
     ) -> Iterator[Encoded]:
-        """Batches whose jobs were taken, but for some that have to be encoded here."""
+        """Batches of which some jobs were taken; the others are encoded here."""
         found: dict[str, Schedules] = {}
-        for mode, job in taken.items():
+        for mode, job in jobs.items():
             with suppress(DoesNotFit):
                 made = ahead.schedules(job)
                 if made is not None and job.pool is self.pool:  # its words lie where those of others will
                     found[mode] = attrs.evolve(made, words=made.words.copy())
         while True:
             try:
-                for mode, job in self._jobs(group).items():
+                for mode, job in jobs.items():
                     if mode not in found:
-                        found[mode] = job.encode(group[0].encoder, group[0].sharing)
+                        here = job.moved(self.pool, job.buffer, job.pool_words)
+                        found[mode] = here.encode(group[0].encoder, group[0].sharing)
                 yield from self._with(group, found)
                 return
             except DoesNotFit as problem:
                 if not room.grow(problem):
                     break
                 self.pool, found = room.pool, {}
-        for each in group:
-            yield from self._encoded([each])
+        yield from map(self._encoded, group)
 
     def _jobs(self, group: Sequence[_Samples]) -> dict[str, Job]:
         """By mode what there is to encode; nothing for batches that are encoded when they come."""

@@ -162,15 +162,18 @@ class Launches:
         return self.memory.session
 
     @contextmanager
-    def _growing(self) -> Iterator[None]:
-        """While the memory may grow: gradients that lie there are copied before, parameters move with it."""
+    def _growing(self) -> Iterator[Values]:
+        """While the memory may grow: gradients that lie there are copied before, parameters move with it.
+
+        Gives the parameters.
+        """
         late, self._late = self._late(), lambda: None
         if late is not None:
             late.rescue()
         parameters = self._parameters()
         self.memory.bring_in(parameters)
         try:
-            yield
+            yield parameters
         finally:
             self.memory.refresh(parameters)
 
@@ -197,7 +200,7 @@ class Launches:
         """Starts a launch. pushed: gradients by output; with it, `loss` is the gradient of the loss."""
         self.enter()
         session = self.session()
-        with self._growing():
+        with self._growing() as parameters:
             schedule = self.schedule(batch, mode)
         guest = schedule.guest
         assert guest is not None
@@ -212,8 +215,7 @@ class Launches:
                 scale = self.memory.floats.narrow(0, at, 1)
                 scale.mul_(0.0 if loss is None else loss)
 
-        parameters = self._parameters() if self._running and mode == TRAIN and not batch.moves else {}
-        kept = {name: parameters[name].clone() for name in self._running if parameters}
+        kept = {} if mode != TRAIN or batch.moves else {n: parameters[n].clone() for n in self._running}
         session.start(schedule, fill)
         if self._use_stream is None:
             session.wait()

@@ -96,8 +96,10 @@ tiles, and how weight gradients are made, whether their rows are few or not."""
 
 
 def forced_on(seed: int) -> Variant:
-    """What is forced on the plan of a seed from VARIANTS_FROM on."""
-    return VARIANTS[(seed - VARIANTS_FROM) % len(VARIANTS)]
+    """What is forced beside the options of `case_of`: by chance how states travel, or a variant in turn."""
+    if seed >= VARIANTS_FROM:
+        return VARIANTS[(seed - VARIANTS_FROM) % len(VARIANTS)]
+    return Variant(pushes=random.Random(-3 - seed).choice(("all", "all", "none", "planned")))
 
 
 def data_seed(seed: int) -> int:
@@ -162,8 +164,7 @@ def case_of(seed: int) -> Case:
 def prepared_of(seed: int) -> Prepared:
     """The program of a seed with its plan; segments push what they can, or nothing, or as planned."""
     found = prepare(text_of(seed), case_of(seed))
-    by_chance = random.Random(-3 - seed).choice(("all", "all", "none", "planned"))
-    chosen = by_chance if seed < VARIANTS_FROM else forced_on(seed).pushes
+    chosen = forced_on(seed).pushes
     plan = found.plan if chosen == "planned" else attrs.evolve(found.plan, pushes=())
     return attrs.evolve(found, plan=PlanMailboxes(sequences=False)(plan) if chosen == "all" else plan)
 
@@ -194,7 +195,7 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     assert digest(plan) == (target / "digest").read_text(), "another plan than the one that was emitted"
     files = {file: (target / file).read_bytes() for file in ("kernel.cubin", "kernel.json")}
     backend = CudaBackend(plan, files)
-    few = forced_on(seed).few if seed >= VARIANTS_FROM else None
+    few = forced_on(seed).few
     forced = patch.object(Shapes, "few", lambda self, rows, chunks, grid: np.full(len(rows), few))
     try:
         with nullcontext() if few is None else forced:
@@ -243,7 +244,7 @@ def _checked(folder: Path, seed: int) -> tuple[int, list[str], str]:
     assert tiling is not None
     variants = [f"cluster {tiling.cluster}" if tiling.cluster > 1 else "whole chip", plan.precision]
     variants += {f"weights {placement.residency}" for placement in plan.placements}
-    if seed >= VARIANTS_FROM and (few := forced_on(seed).few) is not None:
+    if (few := forced_on(seed).few) is not None:
         variants.append("few rows" if few else "many rows")
     if plan.pushes:
         variants.append("pushes")
@@ -268,8 +269,7 @@ def main(command: str, *arguments: str) -> int:
             variants.update(names)
             failed += bool(message)
             if message:
-                forced = forced_on(seed) if seed >= VARIANTS_FROM else case_of(seed).options
-                print(f"seed {seed}: {message[:400]}\n{forced}", flush=True)
+                print(f"seed {seed}: {message[:400]}\n{case_of(seed).options}\n{forced_on(seed)}", flush=True)
     print(f"{len(seeds)} programs, {failed} failed; {dict(variants.most_common())}")
     return 1 if failed else 0
 

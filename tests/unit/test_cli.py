@@ -13,8 +13,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import dnc
-from dnc.compiler import compile_model
-from dnc.diagnostics import DiagnosticError
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.launches import Launches
 from tests.support.command_line import TREE
@@ -494,12 +492,3 @@ def test_check_reads_what_other_systems_write(command, workplace):
     (workplace / "marked.dn").write_text("\ufeff" + text.replace("\n", "\r\n"), encoding="utf-8", newline="")
     done = command("check marked.dn --data train.jsonl")
     assert done.code == 0 and done.error == ""
-
-
-def test_a_gpu_without_its_compiler(tmp_path, monkeypatch):
-    """What is missing by name, and no build."""
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
-    with pytest.raises(DiagnosticError, match=r"needs NVRTC: pip install 'dnc\[cuda\]'"):
-        compile_model(TREE, tmp_path / "build", ("cuda",), {"embed": 4, "hidden": 4})
-    assert not (tmp_path / "build").exists()

@@ -2,13 +2,14 @@
 
 import json
 import re
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from dnc.compiler import PlanOptions, build_plan, compile_model, digest, make_plan, transform
-from dnc.diagnostics import Source
+from dnc.diagnostics import DiagnosticError, Source
 from dnc.frontend.build import load_program
 from dnc.ir.machine import machine
 from dnc.ir.plan import REGISTER
@@ -98,3 +99,12 @@ def test_the_traced_kernel_does_not_spill_and_the_plain_one_knows_no_clock(arch:
     }
     binary = compile_cuda(text, arch)
     assert binary.resident, binary.log
+
+
+def test_a_gpu_without_its_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is missing by name, and no build."""
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(DiagnosticError, match=r"needs NVRTC: pip install 'dnc\[cuda\]'"):
+        compile_model(TREE, tmp_path / "build", ("cuda",), {"embed": 4, "hidden": 4})
+    assert not (tmp_path / "build").exists()

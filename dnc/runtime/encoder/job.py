@@ -42,7 +42,7 @@ class Job:
     mode: str = TRAIN
     shares: bool = False
 
-    def moved(self, pool: StaticPool, buffer: int, pool_words: int) -> Job:
+    def moved(self, pool: StaticPool, buffer: int, pool_words: int | None) -> Job:
         """The same job for another place; itself, if that is where it is."""
         if pool is self.pool and buffer == self.buffer and pool_words == self.pool_words:
             return self
