@@ -34,6 +34,7 @@ from dnc.passes.inline import Inline
 from dnc.passes.pass_manager import Pass, PassManager, PassOptions, program_manager
 from dnc.passes.plan_mailboxes import PlanMailboxes
 from dnc.passes.plan_weights import PlanWeights, most_registers
+from dnc.passes.reassociate import Reassociate
 from dnc.passes.select_instructions import SelectInstructions
 from dnc.passes.select_tiles import SelectTiles
 from dnc.runtime.build import Build, Target, check_place, write_build
@@ -49,7 +50,7 @@ TRAIN, INFER = MODES = ("train", "infer")
 class PlanOptions:
     """How a plan is made. Everything here is kept in the manifest of a build.
 
-    without: names of optimising passes left out (hoist, fuse, mailboxes). cluster: CTAs of a cluster (0: the
+    without: names of optimising passes left out (hoist, reassociate, ...). cluster: CTAs of a cluster (0: the
     whole chip is one replica; None: the cheapest). residency: forced for every weight slice
     (tests). workers: of a replica that is no cluster. window: words of the schedule held on chip.
     registers: for weights, a thread (None: as many as the machine has to offer without spills).
@@ -107,6 +108,7 @@ def plan_passes(
 ) -> tuple[Pass[Plan], ...]:
     """Passes from plan to plan, in order, behind `fuse`. constants: measured ones of the target."""
     return (
+        Reassociate(),
         SelectTiles(
             target,
             options.cluster,

@@ -45,12 +45,12 @@ TREE = {
 }
 
 # What the example has no instruction for: running statistics, and a recursion that chooses classes.
-OTHERS = """model Others(n = 4)
-struct Word = Word(form: class<n>)
+OTHERS = """model Others(n = 4, k = 2100)
+struct Word = Word(form: class<n>, word: token<n>)
 struct Text = Text(words: [Word])
-param F: [n, n], U: [n, n]
+param F: [n, n], U: [n, n], E: table[n, k], W: [n, k]
 running param m: [n] = zeros
-fn run(w: Word) -> [n] = tanh(U @ run(w.prev) + F[argmax(run(w.prev))])
+fn run(w: Word) -> [n] = tanh(U @ run(w.prev) + F[argmax(run(w.prev))] + W @ E[w.word])
 loss sum(w in all(Word)) cross_entropy(run(w) - follow(m, run(w), 0.1), w.form)
 output words = [argmax(run(w)) for w in all(Word)]
 """
@@ -120,7 +120,10 @@ OPCODES = {
     "along, the squares of every tile go into `@norms`, and there is no `norm`",
     "follow": "moves the running parameters, which lie behind the trained ones, by what the rows gave, "
     "unless the norm is not finite",
-    "gradient TABLE": "adds up the slots of every touched row of a table",
+    "sum deltas": "adds up the deltas of every touched row of a table, with an exchange behind it: where "
+    "vertices are many",
+    "gradient TABLE": "adds up the slots of every touched row of a table; or what its products make of them "
+    "or of those sums, in tiles that are dealt out to the grid",
 }
 FIELDS = {
     "ordinal": "how many barriers of this kind the queue has had, with this one; "
@@ -148,6 +151,9 @@ FIELDS = {
     "index": "which parameter of a stack; 0 where there is no stack",
     "tile": "which of the shapes of tiles that the kernel has for the gradient; a CPU has one",
     "first_worker": "the worker that takes the first tile, or the first touched row",
+    "before": "workers, counted from the first one on, that come before those who are left out",
+    "left_out": "workers that take no tiles, because they have more to do than others",
+    "groups": "8 tokens each, of a tile",
 }
 
 
@@ -179,6 +185,8 @@ def opcode_kind(plan: Plan, name: str) -> str:
         return "SEGMENT"
     if name in {gradient.name for gradient in plan.dense_gradients}:
         return "gradient PARAMETER #N"
+    if name.startswith("sum deltas"):
+        return "sum deltas"
     kind, _, rest = name.partition(" ")
     kind = "OPTIMIZER" if kind in OPTIMIZERS else kind
     return f"{kind} TABLE" if rest in tables else kind if kind == "OPTIMIZER" else name

@@ -33,6 +33,7 @@ LIST = "-p"  # what a list of passes is called in messages
 
 FORWARD_ONLY = ("inline", "hoist", "differentiate", "drop-training")
 TILES = "select-tiles"
+BEFORE_TILES = ("reassociate",)
 NEEDS_TILES = ("plan-weights", "mailboxes", "select-instructions")
 
 
@@ -211,7 +212,7 @@ def _check_order(asked: tuple[Asked, ...], program: Program, name: str) -> None:
     """DiagnosticError where a pass cannot run on what is there before it."""
     backward = name if any(stage.direction == BACKWARD for stage in program.stages) else ""
     fused = tiled = ""
-    plan_steps = (TILES, *NEEDS_TILES)
+    plan_steps = (*BEFORE_TILES, TILES, *NEEDS_TILES)
     for each in asked:
         problem = ""
         if fused and each.name not in plan_steps:
@@ -220,6 +221,8 @@ def _check_order(asked: tuple[Asked, ...], program: Program, name: str) -> None:
             problem = f"works on plans: '{FUSE}' has to stand before it"
         elif not tiled and each.name in NEEDS_TILES:
             problem = f"needs the plan's tiles: '{TILES}' has to stand before it"
+        elif tiled and each.name in BEFORE_TILES:
+            problem = f"changes what tiles are chosen for: it has to stand before '{TILES}'"
         elif backward and each.name in FORWARD_ONLY:
             made = f"'{backward}' has made" if backward != name else f"{name} has"
             problem = f"works on forward stages, and {made} backward ones"

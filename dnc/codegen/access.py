@@ -46,6 +46,7 @@ from dnc.ir.plan import (
 )
 from dnc.ir.program import STACK
 
+SLOTS_TOGETHER = 4  # plain slots whose loads are under way together
 MOST_RUNS = 16  # partial sums of a slot that are loaded without a loop
 
 
@@ -292,30 +293,34 @@ class SlotsReader:
     heads: dict[str, Expr]
 
     def count(self) -> Expr:
-        """How many there are."""
-        total = local("slots", "int32", 0)
+        """How many there are, with no branch."""
+        total: Expr = 0
         for head in self.heads.values():
-            with T.If(head < 0):
-                with T.Then():
-                    put(total, 0, total[0] + 1)
-                with T.Else(), when(head > 0):
-                    put(total, 0, total[0] + self.access.words[head])
-        return let("slots", total[0])
+            several = self.access.words[T.Select(head > 0, head, 0)]
+            total = total + T.Select(head > 0, several, T.Select(head < 0, 1, 0))
+        return let("slots", total)
 
     def sum(self, i: Expr) -> Expr:
         """Element i of their sum, in order."""
-        return self._eagerly(i) if self.access.eager else self._in_order(i)
+        return self.start(i)()
 
-    def _eagerly(self, i: Expr) -> Expr:
-        """The same, with the loads of all lists that have one slot under way together."""
+    def start(self, i: Expr) -> Callable[[], Expr]:
+        """Starts the loads of lists that have one slot, where loads may be made for nothing; the answer emits
+        the sum."""
+        if not self.access.eager:
+            return lambda: self._in_order(i)
         partial = self.address.partial
         single = {name: self._single(head, i, name == partial) for name, head in self.heads.items()}
-        total = local("total", *floats(0.0, i))
-        for name, head in self.heads.items():
-            put(total, 0, total[0] + single[name])
-            with when(head > 0):
-                self._several(total, head, i, name == partial)
-        return let("summed", total[0])
+
+        def add_up() -> Expr:
+            total = local("total", *floats(0.0, i))
+            for name, head in self.heads.items():
+                put(total, 0, total[0] + single[name])
+                with when(head > 0):
+                    self._several(total, head, i, name == partial)
+            return let("summed", total[0])
+
+        return add_up
 
     def _single(self, head: Expr, i: Expr, partial: bool) -> Expr:
         """The only slot of a list, all its runs; zeros where there is none or more than one."""
@@ -365,8 +370,28 @@ class SlotsReader:
     def add_every(self, totals: Sequence[Any], first: Expr, step: int, quads: Sequence[Expr]) -> None:
         """Adds every step-th slot of each list, from the one numbered `first`, to a total for every quad.
 
-        The address of the next slot is read while one is added.
+        Of plain slots several are under way; of partial ones, which are many loads each, the address of the
+        next is read while one is added.
         """
+
+        def add_plain(head: Expr, count: Expr) -> None:
+            with stride_loop("slot", first, count, step * SLOTS_TOGETHER) as slot:
+                places = []
+                for ahead in range(SLOTS_TOGETHER):  # behind the last one zeros are added
+                    there = slot + ahead * step < count
+                    near = fixed("near_slot", T.Select(there, slot + ahead * step, 0))
+                    place = wide(self.access.words[head + 1 + near]) * 4 + self.address.offset
+                    places.append((there, fixed("place", place, "int64")))
+                found = [
+                    [
+                        let("found", self.access.pool[quad_at(T.Select(there, place + quad, T.int64(0)))])
+                        for there, place in places
+                    ]
+                    for quad in quads
+                ]
+                for total, values in zip(totals, found, strict=True):
+                    for value in values:
+                        put(total, 0, total[0] + value)
 
         def add(place: Expr, partial: bool) -> None:
             at = let("at", wide(place) * 4 + self.address.offset)
@@ -382,6 +407,9 @@ class SlotsReader:
                     add(let("place", -1 - head), partial)
                 with T.Else(), when(head > 0):
                     count = let("count", self.access.words[head])
+                    if not partial:
+                        add_plain(head, count)
+                        continue
                     with when(first < count):
                         following = local("following", "int32", self.access.words[head + 1 + first])
                         with stride_loop("slot", first, count, step) as slot:

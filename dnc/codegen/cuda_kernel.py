@@ -27,6 +27,7 @@ from dnc.codegen.bodies import (
     cuda_gradients,
     cuda_outer,
     cuda_segments,
+    cuda_token_products,
     cuda_update,
     cuda_vertices,
 )
@@ -349,6 +350,7 @@ class Kernel:
         segments = {segment.name: segment for segment in plan.segments}
         dense = {gradient.name: gradient for gradient in plan.dense_gradients}
         tables = {table.parameter: table for table in plan.table_gradients}
+        sums = {isa.sum_opcode(product): product for table in tables.values() for product in table.products}
         if name in segments:
             emit = (
                 cuda_segments.unit_segment if segments[name].mapping == UNIT else cuda_vertices.vertex_segment
@@ -360,11 +362,15 @@ class Kernel:
             )
         if name.startswith("gradient "):
             table = tables[name.removeprefix("gradient ")]
+            if table.products:
+                return lambda: cuda_token_products.token_products(
+                    self._tail_worker(), table, self._fields(fields)
+                )
             return lambda: cuda_gradients.table_gradient(self.worker.here(), table, *values())
+        if name in sums:
+            return lambda: cuda_gradients.token_sums(self.worker.here(), sums[name], *values())
         if name == isa.OUTER:
-            first = self.entry[0] + 1  # read where they are used: registers are for sums
-            found = {field: self.window[first + at] for at, field in enumerate(fields)}
-            return lambda: cuda_outer.outer(self._tail_worker(), found)
+            return lambda: cuda_outer.outer(self._tail_worker(), self._fields(fields))
         if name == isa.NORM:
             return lambda: cuda_update.norm(self.worker.here(), *values())
         if name == isa.FOLLOW:
@@ -386,6 +392,11 @@ class Kernel:
     def values(self, fields: tuple[str, ...]) -> list[Expr]:
         """The fields of the current instruction."""
         return [self.worker.field(field, self.entry[0], self.window, fields) for field in fields]
+
+    def _fields(self, fields: tuple[str, ...]) -> dict[str, Expr]:
+        """The same by name, read where they are used: registers are for sums."""
+        first = self.entry[0] + 1
+        return {field: self.window[first + at] for at, field in enumerate(fields)}
 
     def _update(self, parameter: str) -> Callable[[], None]:
         """All optimizers' instructions for the dense parameters, or for a table."""

@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.access import Access
-from dnc.codegen.cells import UnitCell, in_order, tensor
+from dnc.codegen.cells import Started, UnitCell, in_order, tensor
 from dnc.codegen.emit import Expr, lane4, named, put, quad_at
 from dnc.ir.cell import Value
 from dnc.ir.plan import ChildrenAddress, Load, Segment, Store
@@ -65,20 +65,26 @@ class UnitQuad:
         for cell in self.cells:
             cell.compute()
 
-    def _load(self, load: Load) -> Callable[[], list[list[Any]]]:
-        """Emits where a load reads; the answer the reads: the value of every unit, gate by gate."""
+    def _load(self, load: Load) -> Callable[[], Started]:
+        """Emits where a load reads; the answer the reads, and its answer the value of every unit, gate by
+        gate."""
         if isinstance(load.address, ChildrenAddress):
             single = [cell.load(load) for cell in self.cells]
-            return lambda: [read() for read in single]
+
+            def start() -> Started:
+                started = [each() for each in single]
+                return lambda: [finish() for finish in started]
+
+            return start
         together = self.together.load(load)
 
-        def read() -> list[list[Any]]:
-            found = together()
+        def units(finish: Started) -> list[list[Any]]:
+            found = finish()
             if not tensor(load.value).shape:
                 return [found] * QUAD
             return [[lane4(vector, i) for vector in found] for i in range(QUAD)]
 
-        return read
+        return lambda: partial(units, together())
 
     def values(self, value: Value) -> list[list[Expr]]:
         """A value of every unit, gate by gate."""

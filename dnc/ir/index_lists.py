@@ -105,4 +105,25 @@ class SlotList:
     partial: bool
 
 
-IndexList = GatherList | TableList | ClassList | VectorList | NoiseList | ShareList | ChildrenList | SlotList
+@attrs.frozen
+class OperandList:
+    """Per row: what `list` says; where the deltas of a token's vertices are added up first, per touched row
+    of the table `parameter` its address (`plan.TableProduct`)."""
+
+    name: str
+    space: str
+    list: str
+    parameter: str
+
+
+IndexList = (
+    GatherList
+    | TableList
+    | ClassList
+    | VectorList
+    | NoiseList
+    | ShareList
+    | ChildrenList
+    | SlotList
+    | OperandList
+)

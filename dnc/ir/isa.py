@@ -26,7 +26,10 @@ from dnc.ir.plan import (
     Opcode,
     Plan,
     Segment,
+    SlotsAddress,
     TableGradient,
+    TableProduct,
+    padded,
 )
 from dnc.ir.program import BACKWARD, EARLY, FORWARD, LATE, LEVEL, TABLE, Parameter
 from dnc.ir.types import INDEX
@@ -121,10 +124,16 @@ NORM_FIELDS = ("count", "chunks")
 # Adds what rows gave to running parameters, unless the norm is not finite.
 REDUCE_FIELDS = ("base", "rows", "stride", "result")
 FOLLOW_FIELDS = ("first", "count", "norms", "chunks")
+# Adds up the deltas of every touched token of a table (`plan.TableProduct`).
+SUM_FIELDS = ("tokens", "first_worker")
 # On a GPU a token with more than FEW_SLOTS slots is made in parts of so many columns, each by a worker. Every
 # token leaves a norm a part: see `table_norms`.
 TABLE_GRADIENT_FIELDS = ("tokens", "first_norm", "accumulate", "first_worker")
 FEW_SLOTS, PART_COLUMNS = 8, 64
+# The same of a table with products, in tiles of `groups` groups of tokens and a part of the columns. Workers
+# take turns from the first on, without the `left_out` that follow the first `before`.
+TABLE_PRODUCT_FIELDS = (*TABLE_GRADIENT_FIELDS, "before", "left_out", "groups")
+TOKEN_GROUPS, TOKEN_GROUP = (1, 2, 3, 4), 8
 # `rate` is the factor of these parameters on the learning rate, the bits of a float.
 UPDATE_FIELDS = ("first", "count", "norms", "rate")
 FLOAT_FIELDS = ("rate",)
@@ -268,6 +277,30 @@ def table_lists(parameter: str) -> tuple[str, str, str]:
     return f"table {parameter}:rows", f"table {parameter}:plain", f"table {parameter}:partial"
 
 
+def table_fields(table: TableGradient) -> tuple[str, ...]:
+    """The fields of a table's gradient."""
+    return TABLE_PRODUCT_FIELDS if table.products else TABLE_GRADIENT_FIELDS
+
+
+def token_tile_cycles(table: TableGradient, groups: int) -> int:
+    """What a tile of a table's products costs, in cycles; seen on an H200."""
+    rows = sum(product.rows for product in table.products)
+    return 10500 + groups * rows * 11 // 2
+
+
+def sum_opcode(product: TableProduct) -> str:
+    """The opcode that fills the buffer of a product's sums."""
+    return f"sum {product.sums}"
+
+
+def table_slots(table: TableGradient) -> SlotsAddress:
+    """The slots of a touched row, without products."""
+    _, plain, partial = table_lists(table.parameter)
+    bare = not table.products
+    found = (plain if table.plain or bare else None, partial if table.partial or bare else None)
+    return SlotsAddress(*found, padded(table.width))
+
+
 def table_base(parameter: str) -> str:
     """Base of the compact gradient rows of a table."""
     return f"table {parameter}:gradient"
@@ -293,8 +326,12 @@ def opcodes(plan: Plan) -> tuple[Opcode, ...]:
         named += [(f"{name} {table.parameter}", TABLE_UPDATE_FIELDS, BEHIND) for name in OPTIMIZERS]
     named += [(gradient.name, DENSE_GRADIENT_FIELDS, BEHIND) for gradient in plan.dense_gradients]
     named += [(OUTER, OUTER_FIELDS, BEHIND)] if has_outer(plan) else []
-    tables = [f"gradient {table.parameter}" for table in plan.table_gradients]
-    named += [(name, TABLE_GRADIENT_FIELDS, BEHIND) for name in tables]
+    named += [
+        (sum_opcode(product), SUM_FIELDS, BEHIND)
+        for table in plan.table_gradients
+        for product in table.products
+    ]
+    named += [(f"gradient {table.parameter}", table_fields(table), BEHIND) for table in plan.table_gradients]
     named.sort(key=lambda item: item[2])
     return tuple(Opcode(name, number, fields, region) for number, (name, fields, region) in enumerate(named))
 
@@ -332,6 +369,8 @@ def list_names(plan: Plan) -> tuple[str, ...]:
     head[rows]: 0 for no slot; -1 - address for one; else the offset of a count and its entries.
     """
     tables = tuple(name for table in plan.table_gradients for name in table_lists(table.parameter))
+    products = [product for table in plan.table_gradients for product in table.products]
+    tables += tuple(name for product in products for name in (product.deltas, product.terms))
     return (*(item.name for item in plan.lists), *tables)
 
 

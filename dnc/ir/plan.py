@@ -26,6 +26,7 @@ from dnc.ir.index_lists import ClassList as ClassList
 from dnc.ir.index_lists import GatherList as GatherList
 from dnc.ir.index_lists import IndexList as IndexList
 from dnc.ir.index_lists import NoiseList as NoiseList
+from dnc.ir.index_lists import OperandList as OperandList
 from dnc.ir.index_lists import ShareList as ShareList
 from dnc.ir.index_lists import SlotList as SlotList
 from dnc.ir.index_lists import SlotSource as SlotSource
@@ -243,7 +244,8 @@ class DenseGradient:
 
     delta is [rows] floats at `delta` (a BufferAddress). Without pieces the deltas are summed: they
     are as large as the parameter, which may then have any shape. Of a stack an instruction adds to
-    one parameter the rows whose index `field` selects it.
+    one parameter the rows whose index `field` selects it. table: over whose touched rows it runs instead
+    where a `TableProduct` sums the deltas first; "" for none.
     """
 
     name: str
@@ -253,6 +255,7 @@ class DenseGradient:
     rows: int
     pieces: tuple[Piece, ...]
     field: str = ""
+    table: str = ""
 
     @property
     def columns(self) -> int:
@@ -261,13 +264,37 @@ class DenseGradient:
 
 
 @attrs.frozen
+class TableProduct:
+    """A term of a table's gradient: for every touched token the sum of its vertices' deltas, times a matrix.
+
+    result[k] = sum over r of parameter[r, k] * (sum over the token's vertices of delta[r]). source: the
+    records of deltas, of `rows` floats. Where vertices are many, records of the buffer `sums` hold the sums,
+    one a token; else it is another name of the source's. Lists of slots by token: `deltas`, and `terms`, what
+    the product adds up: either those or the sums.
+    """
+
+    parameter: str
+    rows: int
+    source: SlotSource
+    sums: str
+    deltas: str
+    terms: str
+
+
+@attrs.frozen
 class TableGradient:
-    """Gradient of a table: per touched token the sum of its slots, plain sources first."""
+    """Gradient of a table: per touched token the sum of its slots, plain sources first, and of products."""
 
     parameter: str
     width: int
     plain: tuple[SlotSource, ...]
     partial: tuple[SlotSource, ...]
+    products: tuple[TableProduct, ...] = ()
+
+    @property
+    def sources(self) -> tuple[SlotSource, ...]:
+        """All of them, in order."""
+        return (*self.plain, *self.partial, *(product.source for product in self.products))
 
 
 @attrs.frozen

@@ -45,6 +45,9 @@ def print_plan(plan: Plan) -> str:
         lines.append(
             f"gradient {table.parameter}: {len(table.plain)} + {len(table.partial)} sources of slots"
         )
+        for product in table.products:
+            source = product.source.buffer
+            lines.append(f"gradient {table.parameter} += {product.parameter}ᵀ @ sum of rows of {source}")
     for pushed in plan.pushes:
         sums = "partial sums in " if pushed.value is None else ""
         lines.append(f"push {pushed.segment}: {sums}{pushed.buffer}+{pushed.offset}")

@@ -15,6 +15,7 @@ from dnc.ir.forest import Forest, Ints
 from dnc.ir.plan import (
     ChildrenList,
     NoiseList,
+    OperandList,
     Plan,
     ShareList,
     SlotList,
@@ -98,10 +99,10 @@ def prepare(plan: Plan, forest: Forest) -> Prepared:
         if isinstance(item, SlotList):
             for source in item.sources:
                 need(source.space, source.path, source.is_list)
-        elif not isinstance(item, NoiseList | ShareList):
+        elif not isinstance(item, NoiseList | ShareList | OperandList):
             need(item.space, item.path, isinstance(item, ChildrenList))
     for table in plan.table_gradients:
-        for source in (*table.plain, *table.partial):
+        for source in table.sources:
             need(source.space, source.path, source.is_list)
     return Prepared(plan, forest, spaces, targets, ragged, weight.astype(np.int32))
 

@@ -29,8 +29,8 @@ Results = dict[str, tuple[int, int]]
 class Schedules(Sequence[Schedule]):
     """words: [batches, words of a schedule]. address: where the first one will lie.
 
-    bases: by name, those of the first; moving: of those that every batch has for itself the distance from
-    one to the next. rows, positions: by space how the rows of all batches are divided, and which they are
+    bases: by name, those of the first; moving: of those that are not alike in all batches, [batches]. rows,
+    positions: by space how the rows of all batches are divided, and which they are
     (not where a group came from another process). results: by name (word, rows summed of every batch).
     samples, division: of all batches, and how they are divided. Everything else is as in `Schedule`.
     """
@@ -39,7 +39,7 @@ class Schedules(Sequence[Schedule]):
     words: Words
     address: int
     bases: dict[str, int]
-    moving: dict[str, int]
+    moving: dict[str, NDArray[Any]]
     rows: dict[str, NDArray[Any]]
     positions: dict[str, tuple[Spread, NDArray[np.intp]]]
     static_words: int
@@ -65,9 +65,7 @@ class Schedules(Sequence[Schedule]):
         if isinstance(index, slice):
             return [self[at] for at in range(*index.indices(len(self)))]
         at = range(len(self))[index]
-        bases = dict(self.bases)
-        for name, distance in self.moving.items():
-            bases[name] += at * distance
+        bases = self.bases | {name: int(each[at]) for name, each in self.moving.items()}
         return Schedule(
             self.plan,
             self.words[at],

@@ -19,10 +19,8 @@ import sys
 import warnings
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import attrs
 import numpy as np
@@ -34,8 +32,8 @@ from dnc.ir.plan import FP32, PRECISIONS, REGISTER, SHARED, STREAMED, TF32X3, Pl
 from dnc.passes.plan_mailboxes import PlanMailboxes
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cuda_backend import CudaBackend
-from dnc.runtime.encoder.shares import Shapes
 from tests.support.executors import Bench
+from tests.support.forced import forced
 from tests.support.forests import SHAPES
 from tests.support.models import EXAMPLES
 from tests.support.programs import WIDTHS, program_of
@@ -72,6 +70,7 @@ class Variant:
     without: tuple[str, ...] = ()
     pushes: str = "planned"
     few: bool | None = None
+    apart: bool | None = None
 
 
 VARIANTS = (
@@ -89,10 +88,10 @@ VARIANTS = (
     Variant(PlanOptions(batch=1)),
     *(Variant(without=(name,)) for name in OPTIONAL_PASSES),
     *(Variant(pushes=pushes) for pushes in ("all", "none")),
-    *(Variant(few=few) for few in (True, False)),
+    *(Variant(few=few, apart=apart) for few in (True, False) for apart in (True, False)),
 )
 """Every variant of an instruction in turn: where weights are and how they are multiplied, how states travel,
-tiles, and how weight gradients are made, whether their rows are few or not."""
+tiles, and how gradients are made, whether rows are few or not."""
 
 
 def forced_on(seed: int) -> Variant:
@@ -195,10 +194,9 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     assert digest(plan) == (target / "digest").read_text(), "another plan than the one that was emitted"
     files = {file: (target / file).read_bytes() for file in ("kernel.cubin", "kernel.json")}
     backend = CudaBackend(plan, files)
-    few = forced_on(seed).few
-    forced = patch.object(Shapes, "few", lambda self, rows, chunks, grid: np.full(len(rows), few))
+    variant = forced_on(seed)
     try:
-        with nullcontext() if few is None else forced:
+        with forced(variant.few, variant.apart):
             run(prepared, backend, case)
             _same_bits(prepared, backend, case.seed)
     except Exception as error:
@@ -246,6 +244,7 @@ def _checked(folder: Path, seed: int) -> tuple[int, list[str], str]:
     variants += {f"weights {placement.residency}" for placement in plan.placements}
     if (few := forced_on(seed).few) is not None:
         variants.append("few rows" if few else "many rows")
+        variants.append("deltas added up apart" if forced_on(seed).apart else "deltas with the product")
     if plan.pushes:
         variants.append("pushes")
     return seed, [*variants, f"tile {tiling.tile}"], message

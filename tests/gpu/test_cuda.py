@@ -14,13 +14,13 @@ import pytest
 from dnc.compiler import PlanOptions, make_plan
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.parser import parse_program
-from dnc.runtime.encoder.shares import Shapes
 from dnc.runtime.initialize import initialize
 from dnc.runtime.session import Session
 from dnc.runtime.trace.chrome import write_trace
 from dnc.runtime.trace.timeline import OFF, Timeline
 from tests.support.endings import check_endings
 from tests.support.executors import Bench, check_evaluation, check_training
+from tests.support.forced import forced
 from tests.support.forests import SHAPES, ForestGrower
 from tests.support.optimizers import VOCABULARY, check_many_steps
 from tests.support.programs.check import TOLERANCE
@@ -73,15 +73,13 @@ def test_against_the_definition(device: Any, name: str) -> None:
             check_evaluation(bench, tolerance)
 
 
-@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("few, apart", [(True, False), (True, True), (False, True)])
 @pytest.mark.parametrize("name", NAMES or ["none"])
-def test_weight_gradients_of_few_rows_and_in_chunks(
-    device: Any, name: str, few: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weight_gradients_of_few_rows_and_in_chunks(device: Any, name: str, few: bool, apart: bool) -> None:
     program, backend = _backend(device, name)
-    monkeypatch.setattr(Shapes, "few", lambda self, rows, chunks, grid: np.full(len(rows), few))
-    bench = Bench(program, backend.plan, backend, ForestGrower(program, 5).grow(30, 9, "random"), 5)
-    check_training(bench, TOLERANCE[backend.plan.precision])
+    with forced(few, apart):
+        bench = Bench(program, backend.plan, backend, ForestGrower(program, 5).grow(30, 9, "random"), 5)
+        check_training(bench, TOLERANCE[backend.plan.precision])
 
 
 @pytest.mark.parametrize("decay, clip", [(0.0, math.inf), (0.1, 0.3)])

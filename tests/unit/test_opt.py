@@ -22,7 +22,7 @@ from tests.unit.test_remarks import NAMES, SETTINGS
 TREE = EXAMPLES / "treelstm.dn"
 SMALL = {"vocab": 11, "hidden": 4, "embed": 4}
 PROGRAM = "canonicalize,inline,hoist,differentiate,canonicalize"
-PLAN = "fuse,select-tiles,plan-weights,mailboxes,select-instructions"
+PLAN = "fuse,reassociate,select-tiles,plan-weights,mailboxes,select-instructions"
 
 
 def ir(passes: str = "") -> str:
@@ -74,7 +74,7 @@ def test_every_pass_can_be_named() -> None:
     names = list(known_passes(machine("cpu")))
     assert names == [
         *("canonicalize", "inline", "hoist", "differentiate", "drop-training"),
-        *("fuse", "select-tiles", "plan-weights", "mailboxes", "select-instructions"),
+        *("fuse", "reassociate", "select-tiles", "plan-weights", "mailboxes", "select-instructions"),
     ]
 
 
@@ -95,6 +95,7 @@ def test_every_pass_can_be_named() -> None:
         ("fuse,hoist", "1:6", "'hoist' works on programs, and behind 'fuse' there is a plan"),
         ("fuse,fuse", "1:6", "'fuse' works on programs, and behind 'fuse' there is a plan"),
         ("select-tiles", "1:1", "'select-tiles' works on plans: 'fuse' has to stand before it"),
+        ("fuse,select-tiles,reassociate", "1:19", "'reassociate' changes what tiles are chosen for"),
         ("fuse,plan-weights", "1:6", "'plan-weights' needs the plan's tiles: 'select-tiles' has to"),
         ("differentiate,hoist", "1:15", "'hoist' works on forward stages, and 'differentiate' has made back"),
         ("differentiate,differentiate", "1:15", "'differentiate' works on forward stages"),

@@ -11,10 +11,10 @@ from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
 from dnc.ir import isa
 from dnc.runtime.backend import VMBackend
-from dnc.runtime.encoder.shares import Shapes
 from dnc.runtime.schedule import queue
 from dnc.runtime.verifier import ScheduleError, verify
 from tests.support.executors import Bench, check_group, check_parts, check_training
+from tests.support.forced import forced
 from tests.support.forests import ForestGrower
 from tests.support.models import EXAMPLES
 
@@ -41,32 +41,28 @@ def bench_of(name: str) -> Bench:
     return Bench(program, plan, VMBackend(plan, 2, plan.tiling.workers), forest)
 
 
-def choose(monkeypatch: pytest.MonkeyPatch, few) -> None:
-    monkeypatch.setattr(Shapes, "few", lambda self, rows, chunks, grid: few(rows))
-
-
 def names_of(bench: Bench, schedule) -> set[str]:
     return {bench.plan.opcodes[int(row[0])].name for row in queue(schedule.words, bench.plan, 0)}
 
 
 @pytest.mark.parametrize("few", [True, False])
 @pytest.mark.parametrize("name", SIZES)
-def test_both_ways_train_alike(name: str, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ways_train_alike(name: str, few: bool) -> None:
     bench = bench_of(name)
-    choose(monkeypatch, lambda rows: np.full(len(rows), few))
-    assert isa.has_outer(bench.plan)
-    check_training(bench)
-    check_parts(bench)
-    schedule, _ = bench.launch("train")
-    verify(schedule)
-    assert (isa.OUTER in names_of(bench, schedule)) == few
-    assert (isa.NORM in names_of(bench, schedule)) != few
+    with forced(few=few):
+        assert isa.has_outer(bench.plan)
+        check_training(bench)
+        check_parts(bench)
+        schedule, _ = bench.launch("train")
+        verify(schedule)
+        assert (isa.OUTER in names_of(bench, schedule)) == few
+        assert (isa.NORM in names_of(bench, schedule)) != few
 
 
 @pytest.mark.parametrize("name", ["treelstm", "rnn_stack"])
-def test_batches_of_both_kinds_are_encoded_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose(monkeypatch, lambda rows: rows.sum(axis=1) % 2 == 0)
-    check_group(bench_of(name))
+def test_batches_of_both_kinds_are_encoded_together(name: str) -> None:
+    with forced(few=lambda rows: rows % 2 == 0):
+        check_group(bench_of(name))
 
 
 def test_a_bias_is_made_beside_its_matrix() -> None:
@@ -140,14 +136,14 @@ def damaged(bench: Bench, field: str, value: int):
         ("index", 3, "number 3 of 1"),
     ],
 )
-def test_damage_is_refused(field: str, value: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    choose(monkeypatch, lambda rows: np.full(len(rows), True))
-    bench = bench_of("treelstm")
-    names = [gradient.name for gradient in bench.plan.dense_gradients]
-    if message == "made beside another":
-        value = names.index(next(iter(isa.outer_beside(bench.plan).values())).name)
-    with pytest.raises(ScheduleError, match=message):
-        verify(damaged(bench, field, value))
+def test_damage_is_refused(field: str, value: int, message: str) -> None:
+    with forced(few=True):
+        bench = bench_of("treelstm")
+        names = [gradient.name for gradient in bench.plan.dense_gradients]
+        if message == "made beside another":
+            value = names.index(next(iter(isa.outer_beside(bench.plan).values())).name)
+        with pytest.raises(ScheduleError, match=message):
+            verify(damaged(bench, field, value))
 
 
 def test_a_model_without_dense_parameters_trains() -> None:

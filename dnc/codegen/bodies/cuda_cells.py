@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_operands import NARROW
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
-from dnc.codegen.cells import UnitCell, tensor
+from dnc.codegen.cells import Started, UnitCell, tensor
 from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, stride_loop, when
 from dnc.codegen.quads import QUAD, UnitQuad
 from dnc.ir.cell import Value
@@ -75,9 +75,9 @@ class EarlyLoads:
             with when(self.few):
                 self._keep(self._reads)
 
-    def _keep(self, reads: Mapping[Value, Callable[[], list[Any]]]) -> None:
-        for value, read in reads.items():
-            for gate, found in enumerate(read()):
+    def _keep(self, reads: Mapping[Value, Callable[[], Started]]) -> None:
+        for value, start in reads.items():
+            for gate, found in enumerate(start()()):
                 put(self.held[value], gate, found)
 
     def give(self, cell: UnitCell) -> None:

@@ -49,7 +49,11 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
     if worker.crowded:
         narrow_segment(worker, segment, row, rows)
         return
-    worker, wide = worker.here(), wide_staging(worker, segment)
+    worker = worker.here()
+    if not (segment.products or segment.transposed or worker.few):
+        _cells_alone(worker, segment, row, rows)
+        return
+    wide = wide_staging(worker, segment)
 
     def many() -> None:
         assert wide is not None
@@ -62,6 +66,16 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
         either(rows <= FEW, lambda: narrow_segment(worker, segment, row, rows), many)
     else:
         many()
+
+
+def _cells_alone(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
+    """All rows are one tile where nothing is staged: no warp waits for another."""
+    tile = UnitTile(worker, segment, choose_staging(worker, segment), row, rows)
+    one_unit = partial(_unit_cells, tile, EarlyLoads(tile))
+    if fits_quads(segment, tile.units):
+        either(rows * tile.units <= ROUNDS * THREADS, one_unit, partial(quad_cells, tile))
+    else:
+        one_unit()
 
 
 def level_mailbox(worker: Worker, segment: Segment) -> Mailbox | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tvm.tirx.script.builder import ir as T
 
+from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.bodies.optimizers import each_optimizer
 from dnc.codegen.emit import (  # fmt: skip
@@ -67,7 +68,7 @@ def norm(worker: Worker, count: Expr, chunks: Expr) -> None:
 
 def reduce(worker: Worker, base: Expr, rows: Expr, stride: Expr, result: Expr) -> None:
     """The last worker, who has the least else to do, sums a column of records into a word of the results."""
-    with when(worker.number == worker.grid - 1):
+    with when(fixed("number_here", cuda.BLOCK_HERE()) + 1 == worker.grid):
         at = let("column", wide(base) * 4)
         total = worker.strided_sum(rows, lambda i: worker.pool[at + wide(i) * stride])
         with when(worker.thread == 0):

@@ -97,7 +97,7 @@ class WarpTarget:
     ) -> list[Expr]:
         """All sums in one pass. Several loads of the vector are under way together: rows are often nearer."""
         total = local("sums", "float32", T.float32(0.0), count)
-        together = min(-(-extent // LANES), 2 if self.worker.crowded else TOGETHER)
+        together = min(-(-extent // LANES), 4 if self.worker.crowded else TOGETHER)
         with self._together(extent, together) as (places, nears, whole):
             held = [let("x", vector(near)) for near in nears]
             for place, near, x in zip(places, nears, held, strict=True):

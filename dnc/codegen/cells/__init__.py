@@ -6,13 +6,14 @@ Guaranteed: element-wise operations come from the op table's `scalar`; any other
 all targets (`lowerings`).
 """
 
-from dnc.codegen.cells.unit_cell import UnitCell, in_order
+from dnc.codegen.cells.unit_cell import Started, UnitCell, in_order
 from dnc.codegen.cells.values import Element, tensor
 from dnc.codegen.cells.vertex_cell import ANY_SIZE, VectorTarget, VertexCell, scratch_floats
 
 __all__ = [
     "ANY_SIZE",
     "Element",
+    "Started",
     "UnitCell",
     "VectorTarget",
     "VertexCell",

@@ -20,15 +20,19 @@ from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
 from dnc.ir.plan import ChildrenAddress, Load, Segment, SlotsAddress, Store
 
+Started = Callable[[], Any]  # what emits the value of a load that is under way
 
-def in_order(loads: Sequence[Load], load: Callable[[Load], Callable[[], Any]]) -> dict[Value, Any]:
-    """The values of several loads: first where all of them read, then the reads, sums over slots last.
+
+def in_order(loads: Sequence[Load], load: Callable[[Load], Callable[[], Started]]) -> dict[Value, Any]:
+    """The values of several loads: first where all of them read, then the reads, those of slots last, and
+    then the sums of these.
 
     A GPU's thread goes on until it needs what it has asked for: so they are under way together.
     """
     places = [(each, load(each)) for each in loads]
     places.sort(key=lambda place: isinstance(place[0].address, SlotsAddress))
-    return {each.value: read() for each, read in places}
+    started = [(each, start()) for each, start in places]
+    return {each.value: finish() for each, finish in started}
 
 
 @attrs.define(eq=False)
@@ -70,15 +74,27 @@ class UnitCell:
         """Where a gate of the unit stands in a value."""
         return shift(gate * self.segment.units, self.unit) if tensor(value).shape else 0
 
-    def load(self, load: Load) -> Callable[[], list[Any]]:
-        """Emits where a load reads; the answer emits the reads: the value, gate by gate."""
+    def load(self, load: Load) -> Callable[[], Started]:
+        """Emits where a load reads; the answer the reads, and its answer the value, gate by gate."""
         value, address = load.value, load.address
         elements = [self.element(value, gate) for gate in range(self.gates(value))]
+        if isinstance(address, SlotsAddress):
+            slots = self.access.slots(address, self.row)
+
+            def start() -> Started:
+                sums = [slots.start(element) for element in elements]
+                return lambda: [let(value.name, add_up()) for add_up in sums]
+
+            return start
+
+        def known(values: list[Any]) -> Started:
+            return lambda: values
+
         if isinstance(address, ChildrenAddress):
             reader = self.access.children(address, self.row)
-            return lambda: [self._child(reader, element) for element in elements]
+            return lambda: known([self._child(reader, element) for element in elements])
         read = self.access.reader(address, self.row)
-        return lambda: [let(value.name, read(element)) for element in elements]
+        return lambda: known([let(value.name, read(element)) for element in elements])
 
     @staticmethod
     def _child(reader: ListReader, element: Expr) -> tuple[Expr, Element]:

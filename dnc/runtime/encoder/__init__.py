@@ -18,7 +18,7 @@ from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
 from dnc.ir.optimizers import Update
-from dnc.ir.plan import Buffer, ChildrenList, Plan, Result, TableGradient, padded
+from dnc.ir.plan import Buffer, ChildrenList, OperandList, Plan, Result, TableGradient, padded
 from dnc.runtime.encoder.ending import Ending, exits, late_levels
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.lists import Group, Lists, Touched
@@ -137,10 +137,13 @@ class Encoder:
         late = self._late_levels(known, ending)
         rows = self._rows(known.spaces, assigned, late)
         touched = self._touched(mode, rows, part)
-        chunks = self.modes.tail.chunks(rows, mode, part)
+        tail = self.modes.tail
+        apart = tail.apart(rows, touched)
+        chunks = tail.chunks(rows, mode, part, touched, apart)
         first = self.pool.activations if guest is None else guest.reserve(self.pool.activations)
         values, buffers = (known.values, known.inner) if reads else ((), known.buffers)
-        bases, used = self._allocate(buffers, mode, rows, workers, touched, int(chunks.max()), first)
+        places = touched, chunks, apart
+        bases, used, moving = self._allocate(buffers, mode, rows, workers, *places, first)
         self._check_addresses(used)  # before any of them is written
         body = Words(len(batches), self.layout.queues_at + replicas * workers)
         followed = self.modes.tail.followed(rows) if part.followed is None else part.followed
@@ -151,28 +154,31 @@ class Encoder:
                 guest.write_touched(parameter, found.tokens, found.spread, body)
         self.lists.number_calls(group, known.has_slots)
         known_states = self.lists.place_known(group)
-        lists = self.lists.encode(known.lists, group)
+        lists: dict[str, int | Numbers] = dict(self.lists.encode(known.lists, group))
         if mode == TRAIN:
             for table in self.plan.table_gradients:
-                lists |= self.lists.encode_table(table, touched[table.parameter], group)
+                lists |= self.lists.encode_table(table, touched[table.parameter], group, apart)
+            lists |= self._operands(lists, apart)
         grid, optimizer = replicas * workers, updates[0].optimizer
-        behind = Batches(group, grid, optimizer, part, touched, chunks)
-        tail, results = self.modes.tail.encode(mode, behind)
+        behind = Batches(group, grid, optimizer, part, touched, chunks, apart)
+        closing, results = tail.encode(mode, behind)
         left = exits(group, assigned, self.prepared, ending, late) if ending and late else None
-        queues = encode_queues(known.columns, rows, replicas, workers, tail, body, left)
+        queues = encode_queues(known.columns, rows, replicas, workers, closing, body, left)
         samples = assigned.spread.counts
         words = self._assemble(group, lists, queues, (replicas, workers), updates, part, samples)
         readout, own = self._read_behind(group, values, batches, words)
+        for name, each in moving.items():
+            words[:, self.layout.bases_at + self.layout.bases[name]] = each
         activations = (used - self.pool.activations) * 4
         behind_words = 0 if readout is None else readout.count
         self._check_room(words.size + behind_words, activations, used, pool_words)
-        own[isa.RESULTS] = bases[isa.RESULTS], words.shape[1] // 4
+        own[isa.RESULTS] = bases[isa.RESULTS] + np.arange(len(batches)) * (words.shape[1] // 4)
         return Schedules(
             self.plan,
             words,
             group.address,
-            bases | {name: at for name, (at, _) in own.items()},
-            {name: distance for name, (_, distance) in own.items()},
+            bases | {name: int(each[0]) for name, each in own.items()},
+            moving | own,
             {name: found.spread.counts for name, found in rows.items()},
             {name: (found.spread, found.positions) for name, found in rows.items()},
             (bases[isa.NORMS] if part.accumulate else first) * 4,
@@ -188,16 +194,30 @@ class Encoder:
 
     def _read_behind(
         self, group: Group, values: Sequence[Result], batches: list[Ints], words: Ints
-    ) -> tuple[Readout | None, dict[str, tuple[int, int]]]:
+    ) -> tuple[Readout | None, dict[str, Numbers]]:
         """Gives every batch its own place for what the host reads, behind the words of all; where it is."""
         if not values:
             return None, {}
         address = group.address + words.size // 4
         readout, places = self.readouts.make(values, group.rows, batches, address)
         where, turn = self.layout, np.arange(len(batches), dtype=np.int32)
+        own: dict[str, Numbers] = {}
         for name, (base, distance) in places.items():
-            words[:, where.bases_at + where.bases[name]] = base + turn * distance
-        return readout, places
+            own[name] = words[:, where.bases_at + where.bases[name]] = base + turn * distance
+        return readout, own
+
+    def _operands(
+        self, lists: Mapping[str, int | Numbers], apart: NDArray[np.bool_]
+    ) -> dict[str, int | Numbers]:
+        """Where the lists are that have two names; apart: as for `Lists.encode_table`."""
+        found: dict[str, int | Numbers] = {}
+        for item in self.plan.lists:
+            if isinstance(item, OperandList):
+                rows = lists[isa.table_lists(item.parameter)[0]]
+                found[item.name] = rows if apart.all() else lists[item.list]
+                if apart.any() and not apart.all():
+                    found[item.name] = np.where(apart, rows, lists[item.list])
+        return found
 
     def _late_levels(self, known: Mode, ending: Ending | None) -> dict[str, Ints]:
         """Levels of the rows behind the recursion, by space; nothing if it is not left before its end."""
@@ -275,11 +295,13 @@ class Encoder:
         rows: dict[str, Rows],
         workers: int,
         touched: dict[str, Touched],
-        chunks: int,
+        chunks: Numbers,
+        apart: NDArray[np.bool_],
         at: int,
-    ) -> tuple[dict[str, int], int]:
-        """Bases of everything dynamic from address `at` on, and the first free address."""
-        bases = dict(self.pool.bases)
+    ) -> tuple[dict[str, int], int, dict[str, Numbers]]:
+        """Bases of everything dynamic from address `at` on, the first free address, and of what not all
+        batches have at the same place the bases of each."""
+        bases, moving = dict(self.pool.bases), dict[str, Numbers]()
         if mode == TRAIN:
             tail = self.modes.tail
             total = max(-(-tail.summed // isa.NORM_CHUNK), tail.outer_norms)
@@ -288,11 +310,14 @@ class Encoder:
                 total += tokens * isa.table_norms(table)
                 bases[isa.table_base(table.parameter)] = at
                 at += units(tokens * padded(table.width))
+                for product in table.products if apart.any() else ():
+                    bases[product.sums] = at
+                    at += units(tokens * self.plan.buffer(product.sums).width)
             bases[isa.NORMS] = at
             at += units(total)
-            if chunks > 1:
+            if chunks.max() > 1:
                 bases[isa.CHUNKS] = at
-                at += units((chunks - 1) * self._arena)
+                at += units((int(chunks.max()) - 1) * self._arena)
         most = {space: found.spread.most for space, found in rows.items()}
         for buffer in buffers:
             count = most[buffer.space]
@@ -301,7 +326,15 @@ class Encoder:
                 count = self.lists.most_entries(buffer.space, path, rows[buffer.space])
             bases[buffer.name] = at
             at += units(count * buffer.width * (workers if buffer.partial else 1))
-        return bases, at
+        if mode == TRAIN and not apart.all():
+            for table in self.plan.table_gradients:
+                for product in table.products:
+                    deltas = bases[product.source.buffer]
+                    if apart.any():
+                        moving[product.sums] = np.where(apart, bases[product.sums], deltas)
+                    else:
+                        bases[product.sums] = deltas
+        return bases, at, moving
 
     def _children(self, name: str) -> ChildrenList:
         found = next(item for item in self.plan.lists if item.name == name)
@@ -313,7 +346,7 @@ class Encoder:
     def _assemble(
         self,
         group: Group,
-        lists: dict[str, int],
+        lists: Mapping[str, int | Numbers],
         queues: Ints,
         grid: tuple[int, int],
         updates: Sequence[Update],
@@ -341,7 +374,10 @@ class Encoder:
         }
         tables = ((where.header, header), (where.bases, group.bases), (where.lists, lists))
         front = [found.get(name, 0) for names, found in tables for name in names]
-        words[:, : len(front)] = front
+        words[:, : len(front)] = [0 if isinstance(each, np.ndarray) else each for each in front]
+        for at, each in enumerate(front):
+            if isinstance(each, np.ndarray):  # one a batch
+                words[:, at] = each
         words[:, len(front) : len(front) + queues.shape[1]] = queues
         words[:, where.header["samples"]] = samples
         if body.batches > 1:

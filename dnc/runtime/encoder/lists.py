@@ -22,12 +22,14 @@ from dnc.ir.plan import (
     GatherList,
     IndexList,
     NoiseList,
+    OperandList,
     Plan,
     ShareList,
     SlotList,
     SlotSource,
     TableGradient,
     TableList,
+    TableProduct,
     VectorList,
     padded,
     state_buffer,
@@ -181,7 +183,7 @@ class Lists:
             elif isinstance(item, GatherList):
                 target = self._targets(item.space, item.path, group)
                 found[item.name] = group.body.add(rows.spread.matrix(self._record[item.function][target]))
-            else:
+            elif not isinstance(item, OperandList):  # that is another name of a list
                 found[item.name] = self._data_list(item, rows, group)
         return found
 
@@ -329,7 +331,7 @@ class Lists:
     ) -> Touched:
         """The rows of a table that the batches touch; `tokens` where they are known (one batch)."""
         keys, batches = [], 1
-        for source in (*table.plain, *table.partial):
+        for source in table.sources:
             found, spread = (
                 self._source_tokens(source, rows[source.space].positions),
                 rows[source.space].spread,
@@ -354,7 +356,7 @@ class Lists:
         """The sorted distinct rows of a table that `samples` touch."""
         found = [
             self._source_tokens(source, sample_rows(self.prepared.spaces[source.space], samples))
-            for source in (*table.plain, *table.partial)
+            for source in table.sources
         ]
         merged = np.unique(np.concatenate(found)) if found else np.zeros(0, np.int32)
         tokens: Ints = merged[merged >= 0].astype(np.int32)
@@ -364,24 +366,42 @@ class Lists:
         assert source.field is not None
         return self._numbers(source.space, source.path, source.field)[0][positions]
 
-    def encode_table(self, table: TableGradient, touched: Touched, group: Group) -> dict[str, int]:
-        """Appends the lists of a table's gradient."""
+    def encode_table(
+        self, table: TableGradient, touched: Touched, group: Group, apart: NDArray[np.bool_]
+    ) -> dict[str, int | Numbers]:
+        """Appends the lists of a table's gradient; apart: of every batch, whether the deltas are added up
+        before the products."""
         names, body, spread = isa.table_lists(table.parameter), group.body, touched.spread
         stride = self.table_stride(table.parameter)
-        found = {names[0]: body.add(spread.matrix(group.bases[table.parameter] + touched.tokens * stride))}
+        found: dict[str, int | Numbers] = {}
+        found[names[0]] = body.add(spread.matrix(group.bases[table.parameter] + touched.tokens * stride))
         begin, slots, rows = 0, touched.slots, touched.rows
-        for name, sources, others in ((names[1], table.plain, table.partial), (names[2], table.partial, ())):
+        parts = [(names[1], table.plain), (names[2], table.partial)]
+        parts += [(product.deltas, (product.source,)) for product in table.products]
+        for name, sources in parts:
             if not sources:
-                found[name] = body.no_slots(spread.most)
+                if not table.products:
+                    found[name] = body.no_slots(spread.most)
                 continue
             addresses = _joined([self._slot_addresses(source, group) for source in sources])
             end, own, target = begin + len(addresses), slots, rows
-            if begin or others:
+            if len(sources) < len(table.sources):
                 there = (slots >= begin) & (slots < end)
                 own, target = slots[there] - begin, rows[there]
             found[name] = body.ordered_slots(target, addresses[own], spread.most)
             begin = end
+        for product in table.products:
+            slots_at = found[product.deltas]
+            found[product.terms] = body.add(self._sums(product, spread, group)) if apart.any() else slots_at
+            if apart.any() and not apart.all():
+                found[product.terms] = np.where(apart, found[product.terms], slots_at)
         return found
+
+    def _sums(self, product: TableProduct, spread: Spread, group: Group) -> Ints:
+        """A list of slots in which every row has its record of the product's sums."""
+        stride = self._buffers[product.sums].width // 4
+        addresses = spread.local * stride + group.bases[product.sums]
+        return spread.matrix(~addresses)
 
 
 def in_order(keys: Indices) -> tuple[Indices, Indices]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 
 from dnc.ir import isa
-from dnc.ir.plan import Buffer, IndexList, Plan, Result, SlotList
+from dnc.ir.plan import Buffer, IndexList, OperandList, Plan, Result, SlotList
 from dnc.runtime.encoder.queues import Columns
 from dnc.runtime.encoder.tail import Tail
 from dnc.runtime.phases import TRAIN, Step, results_of, sequence
@@ -59,6 +59,7 @@ class Modes:
             for gradient in self.plan.dense_gradients:
                 used |= {getattr(p.address, "list", "") for p in gradient.pieces}
                 used |= {getattr(p.address, "select", "") for p in gradient.pieces}
+            used |= {item.list for item in self.plan.lists if isinstance(item, OperandList)}
         read = {result.buffer for result in results_of(self.plan, name)}
         values = [result for result in results_of(self.plan, name) if result.kind in BY_ROW]
         buffers = [buffer for buffer in self.plan.buffers if buffer.name in written]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir import isa
-from dnc.ir.plan import BF16, TF32, TF32X3, DenseGradient, Plan
+from dnc.ir.plan import BF16, TF32, TF32X3, DenseGradient, Plan, TableGradient
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
 
@@ -41,9 +41,9 @@ class Summed:
     runs: int
 
     @property
-    def key(self) -> tuple[str, int | None]:
+    def key(self) -> tuple[str, int | None, str]:
         """What it has in common with others to which the same rows add."""
-        return self.gradient.space, self.position
+        return self.gradient.space, self.position, self.gradient.table
 
     def rows(self, rows: Mapping[str, Rows]) -> Numbers:
         """How many rows add to the gradient, [batches, targets]."""
@@ -117,6 +117,40 @@ class Shapes:
         """The first worker of every target in tiles of `isa.outer_tile`; and the one behind all."""
         behind = self.outer.cumsum()
         return (behind - self.outer) % grid, int(behind[-1]) % grid
+
+    def deal(
+        self, table: TableGradient, tokens: Numbers, rows: Numbers, few: NDArray[np.bool_], grid: int
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """Of a table's products the (before, left_out, groups) that are predicted to end first, [batches].
+
+        Beside tiles of `isa.outer_tile` those who have none, or ones of few rows, can make them while others
+        are busy; `left_out` is nobody, or who has a tile of the parameter with the most. rows:
+        [batches, targets].
+        """
+        cycles = np.array([isa.token_tile_cycles(table, groups) for groups in isa.TOKEN_GROUPS])
+        size = np.array(isa.TOKEN_GROUPS) * isa.TOKEN_GROUP
+        tiles = -(-tokens[:, None] // size) * isa.table_norms(table)
+        count = int(self.outer.sum())
+        busiest = int(self.outer.argmax()) if count else 0
+        most = int(self.outer[busiest]) if 0 < count <= grid else 0
+        # By turn, from the worker behind the last tile on, when each is done.
+        ready = np.zeros((len(tokens), grid))
+        if count:
+            own = np.zeros((len(tokens), -(-count // grid) * grid))
+            cost = (rows * self.outer_row + isa.OUTER_TILE.fixed) * few[:, None]
+            own[:, :count] = cost.repeat(self.outer, axis=1)
+            ready = np.roll(own.reshape(len(tokens), -1, grid).sum(axis=1), -count, axis=1)
+        before = grid - count + int(self.outer[:busiest].sum()) if most else 0
+        ends = []
+        for left_out in (0, most):
+            turns = np.arange(grid - left_out)
+            free = np.delete(ready, slice(before, before + left_out), axis=1)
+            rounds = tiles[:, :, None] // len(turns) + (turns < (tiles % len(turns))[:, :, None])
+            ends.append((free[:, None] * (rounds > 0) + rounds * cycles[:, None]).max(axis=2))
+        both = np.maximum(np.concatenate(ends, axis=1), ready.max(axis=1)[:, None])
+        choice = (both + 1e-3 * np.tile(tiles * cycles, 2) / grid).argmin(axis=1)
+        left, groups = np.divmod(choice, len(size))
+        return left * before, left * most, np.array(isa.TOKEN_GROUPS)[groups]
 
     def share_out(self, rows: Numbers, chunks: Numbers, grid: int) -> tuple[Numbers, Numbers, Numbers]:
         """By rows the cheapest shape and the first worker, [batches, targets]; and the one behind all."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.machine import machine
-from dnc.ir.plan import Plan
+from dnc.ir.plan import Plan, TableGradient
 from dnc.runtime.encoder.lists import Group, Touched
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.shares import Shapes, Summed, summed
@@ -28,6 +28,8 @@ from dnc.runtime.phases import TRAIN
 # Weight gradients are cut into chunks until there are so many pieces of work, or so few rows in each.
 PIECES = 1024
 CHUNK_ROWS = 128
+# From so many vertices on the deltas of their tokens are added up before products, with an exchange.
+MANY_DELTAS = 1000
 
 # A field of an instruction: a number, or the name of a value that depends on the batch.
 Field = int | str
@@ -51,7 +53,7 @@ WHOLE = Part()
 @attrs.define(eq=False)
 class Batches:
     """A group of batches behind their recursion. grid: workers in all. touched: rows of tables, by
-    parameter. chunks: as `Tail.chunks` has them."""
+    parameter. chunks, apart: as `Tail` has them."""
 
     group: Group
     grid: int
@@ -59,19 +61,29 @@ class Batches:
     part: Part
     touched: Mapping[str, Touched]
     chunks: Numbers
+    apart: NDArray[np.bool_]
 
 
 class Template:
     """The instructions of a tail. words: [count, INSTRUCTION_WORDS], zeros where a batch fills them in.
 
     places: of each value by name, (instruction, field). sums: the instructions of weight gradients, a
-    run of rows each. norm: those that `outer` instructions do without.
+    run of rows each. norm: those that `outer` instructions do without. tokens: those that add up deltas
+    before products, and an exchange, behind which are the exchanges `later`.
     """
 
-    def __init__(self, instructions: list[list[Field]], sums: list[int], norm: list[int]) -> None:
+    def __init__(
+        self,
+        instructions: list[list[Field]],
+        sums: list[int],
+        norm: list[int],
+        tokens: list[int],
+        later: list[int],
+    ) -> None:
         self.words = np.zeros((len(instructions), isa.INSTRUCTION_WORDS), np.int32)
         self.places: list[tuple[str, int, int]] = []
         self.sums, self.norm = np.array(sums, np.intp), np.array(norm, np.intp)
+        self.tokens, self.later = np.array(tokens, np.intp), np.array(later, np.intp)
         for at, instruction in enumerate(instructions):
             for field, value in enumerate(instruction):
                 if isinstance(value, str):
@@ -165,7 +177,23 @@ class Tail:
                 found[name] = found.get(name, 0) + each.rows(rows)
         return found
 
-    def chunks(self, rows: Mapping[str, Rows], mode: str, part: Part) -> Numbers:
+    def apart(self, rows: Mapping[str, Rows], touched: Mapping[str, Touched]) -> NDArray[np.bool_]:
+        """Whether the deltas of tokens are added up before products, [batches]: where vertices are many."""
+        most: Numbers = np.zeros(1, np.int64)
+        for table in self.plan.table_gradients if touched else ():
+            most = np.maximum(most, np.zeros_like(touched[table.parameter].spread.counts))
+            for product in table.products:
+                most = np.maximum(most, rows[product.source.space].spread.counts)
+        return most >= MANY_DELTAS
+
+    def chunks(
+        self,
+        rows: Mapping[str, Rows],
+        mode: str,
+        part: Part,
+        touched: Mapping[str, Touched],
+        apart: NDArray[np.bool_],
+    ) -> Numbers:
         """Chunks of rows of the weight gradients, [batches]: enough pieces of work for many workers.
 
         0 where rows are so few that `outer` instructions sum them. They depend on the batch alone, and so do
@@ -173,7 +201,7 @@ class Tail:
         """
         if mode != TRAIN or not self._splits or not self._shared_out:
             return np.ones(1, np.int64)
-        runs = np.concatenate([each.rows(rows) for each in self._summed], axis=1)
+        runs = np.concatenate([self._rows_of(each, rows, touched, apart) for each in self._summed], axis=1)
         most = runs.max(axis=1)
         chunks: Numbers = (most // CHUNK_ROWS).clip(1, self._most_chunks if part == WHOLE else 1)
         if isa.has_outer(self.plan):
@@ -209,6 +237,8 @@ class Tail:
             tokens = batches.touched[table.parameter].spread.counts
             values[f"tokens {table.parameter}"], values[f"norms {table.parameter}"] = tokens, norms
             norms = norms + tokens * isa.table_norms(table)
+            if table.products:
+                values |= self._deal(table, batches, values["turn"], few)
         values["norms"], values["chunks"] = norms, np.maximum(batches.chunks, 1)
         words = template.filled(group.body.batches, values)
         words[:, template.sums] = sums
@@ -216,6 +246,11 @@ class Tail:
         if len(self._shapes.leading) < len(template.sums):  # of other runs than the first those with rows
             kept[template.sums] = sums[:, :, 2].any(axis=0)
             kept[template.sums[self._shapes.leading]] = True
+        alone = ~batches.apart
+        if alone.any() and len(template.tokens):
+            words[np.ix_(alone, template.later, np.ones(1, np.intp))] -= 1
+            words[np.ix_(alone, template.tokens)] = 0  # `nop`
+            kept[template.tokens] = not alone.all()
         if few.any():
             words[np.ix_(few, template.sums)] = self._as_outer(sums[few], batches.grid, kept[template.sums])
             words[np.ix_(few, template.norm)] = 0  # `nop`
@@ -253,7 +288,7 @@ class Tail:
         the last one, [batches]: those who have the fewest tiles take the first rows of tables, often the
         most frequent ones."""
         shapes, chunks = self._shapes, np.maximum(batches.chunks, 1)
-        found = [each.runs_of(batches.group.rows) for each in self._summed]
+        found = [self._runs_of(each, batches) for each in self._summed]
         counts = np.concatenate([count for _, count in found], axis=1)
         shape, worker, turn = shapes.share_out(counts[:, self._leading], chunks, batches.grid)
         words = template.words[None, template.sums].repeat(len(counts), axis=0)
@@ -263,6 +298,39 @@ class Tail:
         if self._has_stacks:
             words[:, :, 1] = np.concatenate([start for start, _ in found], axis=1)[:, self._runs]
         return words, turn
+
+    def _runs_of(self, each: Summed, batches: Batches) -> tuple[Numbers, Numbers]:
+        """As `Summed.runs_of`; of touched rows where their deltas were added up first."""
+        starts, counts = each.runs_of(batches.group.rows)
+        if each.gradient.table:
+            counts = self._rows_of(each, batches.group.rows, batches.touched, batches.apart)
+        return starts, counts
+
+    def _rows_of(
+        self,
+        each: Summed,
+        rows: Mapping[str, Rows],
+        touched: Mapping[str, Touched],
+        apart: NDArray[np.bool_],
+    ) -> Numbers:
+        """As `Summed.rows`; of touched rows where their deltas were added up first."""
+        counts = each.rows(rows)
+        if not each.gradient.table:
+            return counts
+        tokens = touched[each.gradient.table].spread.counts
+        return np.where(apart[:, None], tokens[:, None], counts)
+
+    def _deal(
+        self, table: TableGradient, batches: Batches, turn: int | Numbers, few: NDArray[np.bool_]
+    ) -> dict[str, Numbers]:
+        """Which workers share the products of a table, and in tiles of how many groups of tokens."""
+        group, touched = batches.group, batches.touched
+        rows = [self._rows_of(each, group.rows, touched, batches.apart) for each in self._summed]
+        costs = np.concatenate(rows, axis=1)[:, self._targets] if rows else np.zeros((1, 0), np.int64)
+        tokens = batches.touched[table.parameter].spread.counts
+        found = self._shapes.deal(table, tokens, costs, few, batches.grid)
+        names = ("before", "left_out", "groups")
+        return {f"{name} {table.parameter}": each for name, each in zip(names, found, strict=True)}
 
     def _template(
         self, trains: bool, results: tuple[str, ...], optimizer: str, accumulate: int, update: bool
@@ -281,10 +349,17 @@ class Tail:
         def exchange() -> list[Field]:
             return [number[isa.GRID_BARRIER], next(ordinals)]
 
-        found, sums, norm = [exchange()], list[int](), list[int]()
+        found, sums, norm, tokens = [exchange()], list[int](), list[int](), list[int]()
         for word, key in enumerate(results, isa.RESULT_FIRST):
             found.append([number[isa.REDUCE], f"base {key}", f"rows {key}", width[key], word])
         if trains:
+            for table in plan.table_gradients:
+                for product in table.products:
+                    tokens.append(len(found))
+                    found.append([number[isa.sum_opcode(product)], f"tokens {table.parameter}", 0])
+            if tokens:
+                tokens.append(len(found))
+                found.append(exchange())
             known = set[tuple[str, int]]()
             for each in self._shared_out:
                 if self._others and each is self._others[0]:  # other workers add to the same elements
@@ -298,7 +373,9 @@ class Tail:
                     found.append([number[each.gradient.name], 0, 0, 0, again, 0, index, 0])
             for table in plan.table_gradients:
                 name = table.parameter
-                places = f"tokens {name}", f"norms {name}", accumulate, "turn"
+                places: list[Field] = [f"tokens {name}", f"norms {name}", accumulate, "turn"]
+                if table.products:
+                    places += [f"{field} {name}" for field in ("before", "left_out", "groups")]
                 found.append([number[f"gradient {name}"], *places])
         if trains and update:
             norm = [len(found) + 1, len(found) + 2]
@@ -312,4 +389,6 @@ class Tail:
                 update_of = number[f"{optimizer} {table.parameter}"]
                 found.append([update_of, f"tokens {table.parameter}", "norms", rate])
         found.append([number[isa.END]])
-        return Template(found, sums, norm)
+        barrier = number[isa.GRID_BARRIER]
+        later = [at for at, words in enumerate(found) if tokens and words[0] == barrier and at > tokens[-1]]
+        return Template(found, sums, norm, tokens, later)

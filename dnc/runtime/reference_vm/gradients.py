@@ -14,10 +14,10 @@ import numpy as np
 from dnc.ir import isa
 from dnc.ir.opdef import NUMPY_MATH
 from dnc.ir.optimizers import COEFFICIENTS, OPTIMIZERS
-from dnc.ir.plan import DenseGradient, SlotsAddress, padded
+from dnc.ir.plan import DenseGradient, SlotsAddress, TableProduct, padded
 from dnc.ir.program import TABLE
 from dnc.runtime.reference_vm.memory import Array, Worker
-from dnc.runtime.reference_vm.operands import load_operand, load_value, slice_at
+from dnc.runtime.reference_vm.operands import load_matrix, load_operand, load_value, slice_at
 
 if TYPE_CHECKING:
     from dnc.runtime.reference_vm.machine import ReferenceVM
@@ -119,14 +119,25 @@ def _arena(vm: ReferenceVM, chunk: int) -> int:
     return vm.base(isa.CHUNKS) + (chunk - 1) * isa.gradient_floats(vm.plan)
 
 
-def table_gradient(vm: ReferenceVM, parameter: str, fields: dict[str, int], worker: Worker) -> None:
-    """The sums of this worker's tokens, and the squares of their norms."""
-    table = vm.tables[parameter]
-    names = isa.table_lists(parameter)
-    index = np.arange(table.width)
-    slots = SlotsAddress(names[1], names[2], padded(table.width))
+def token_sums(vm: ReferenceVM, product: TableProduct, fields: dict[str, int], worker: Worker) -> None:
+    """The sums of the deltas of this worker's tokens."""
+    index, width = np.arange(product.rows), vm.buffers[product.sums].width
+    slots = SlotsAddress(product.deltas, None, width)
     for token, _ in _share(vm, fields["tokens"], 1, fields["first_worker"], worker):
         total = load_value(vm, slots, token, index, worker)
+        vm.write(vm.base(product.sums) + token * width + index, total, worker)
+
+
+def table_gradient(vm: ReferenceVM, parameter: str, fields: dict[str, int], worker: Worker) -> None:
+    """The sums and products of this worker's tokens, and the squares of their norms."""
+    table = vm.tables[parameter]
+    index, slots = np.arange(table.width), isa.table_slots(table)
+    for token in _tokens(vm, fields, worker):
+        total = load_value(vm, slots, token, index, worker)
+        for product in table.products:
+            terms = SlotsAddress(product.terms, None, padded(product.rows))
+            delta = load_value(vm, terms, token, np.arange(product.rows), worker)
+            total = total + load_matrix(vm, product.parameter, None, 0, worker).T @ delta
         at = vm.base(isa.table_base(parameter)) + token * padded(table.width) + index
         if fields["accumulate"]:
             total = total + vm.read(at, worker)
@@ -134,6 +145,16 @@ def table_gradient(vm: ReferenceVM, parameter: str, fields: dict[str, int], work
         parts = isa.table_norms(table)
         norm = vm.base(isa.NORMS) + fields["first_norm"] + token * parts + np.arange(parts)
         vm.write(norm, np.append((total**2).sum(), np.zeros(parts - 1)), worker)
+
+
+def _tokens(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> Iterator[int]:
+    """This worker's tokens: workers take turns, but for those that are left out."""
+    grid = vm.replicas * vm.per_replica
+    turn = (worker.number - fields["first_worker"]) % grid
+    before, left_out = fields.get("before", 0), fields.get("left_out", 0)
+    if not before <= turn < before + left_out:
+        mine = turn - (left_out if turn >= before else 0)
+        yield from range(mine, fields["tokens"], grid - left_out)
 
 
 def square_norm(vm: ReferenceVM, count: int, chunks: int, worker: Worker) -> None:

@@ -17,6 +17,7 @@ from dnc.runtime.reference_vm.gradients import (
     outer,
     square_norm,
     table_gradient,
+    token_sums,
     update,
 )
 from dnc.runtime.reference_vm.memory import Array, CheckedMemory, MachineError, Worker
@@ -34,6 +35,8 @@ class ReferenceVM:
         self.segments = {segment.name: segment for segment in plan.segments}
         self.gradients = {gradient.name: gradient for gradient in plan.dense_gradients}
         self.tables = {table.parameter: table for table in plan.table_gradients}
+        products = [product for table in plan.table_gradients for product in table.products]
+        self.sums = {isa.sum_opcode(product): product for product in products}
         self.buffers = {buffer.name: buffer for buffer in plan.buffers}
 
     # ---- scheduling -----------------------------------------------------------------------------
@@ -139,6 +142,8 @@ class ReferenceVM:
                 vertex_segment(self, segment, fields["row"], fields["rows"], worker)
         elif name in self.gradients:
             dense_gradient(self, self.gradients[name], fields, worker)
+        elif name in self.sums:
+            token_sums(self, self.sums[name], fields, worker)
         elif name.startswith("gradient "):
             table_gradient(self, name.removeprefix("gradient "), fields, worker)
         elif name == isa.OUTER:

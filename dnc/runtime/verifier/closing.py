@@ -15,11 +15,13 @@ from dnc.runtime.verifier.text import Ints, Text, need
 
 
 class Closing:
-    """tokens: touched rows by table. chunks: arenas of gradients. norms: how many there are."""
+    """tokens: touched rows by table. first: by a product's buffer of sums the rows that were summed. chunks:
+    arenas of gradients. norms: how many there are."""
 
     def __init__(self, text: Text) -> None:
         self.text = text
         self.tokens: dict[str, int] = {}
+        self.first: dict[str, int] = {}
         self.summed: dict[str, int] = {}
         self.chunks, self.norms = 1, 0
 
@@ -28,6 +30,7 @@ class Closing:
         names = [self.text.plan.opcodes[int(number)].name for number in tail[:, 0]]
         dense = {gradient.name: gradient for gradient in self.text.plan.dense_gradients}
         tables = {f"gradient {table.parameter}": table for table in self.text.plan.table_gradients}
+        products = {isa.sum_opcode(p): p for table in tables.values() for p in table.products}
         floats = isa.summed_floats(self.text.plan)
         norms, sums, updated = -(-floats // isa.NORM_CHUNK), [], list[tuple[int, int, int]]()
         buffers = {
@@ -63,7 +66,14 @@ class Closing:
             elif name == isa.OUTER:
                 for gradient in self._made_by(fields["gradient"]):
                     self._gradient(gradient, fields)
+            elif name in products:
+                self.first[products[name].sums] = fields["tokens"]
             elif name in tables:
+                for product in tables[name].products:
+                    summed = self.first.get(product.sums, fields["tokens"])
+                    message = f"'{name}': {fields['tokens']} tokens, {summed} in '{product.sums}'"
+                    need(summed == fields["tokens"], message)
+                self._shares(name, fields)
                 self.tokens[tables[name].parameter] = fields["tokens"]
                 need(fields["tokens"] >= 0, f"'{name}': {fields['tokens']} tokens")
                 need(
@@ -97,7 +107,7 @@ class Closing:
                 )
                 self._has_states(optimizer)
         for name, gradient in dense.items() if self.text.mode == TRAIN else ():
-            right_rows, summed = self.text.rows[gradient.space], self.summed[name]
+            right_rows, summed = self._rows_of(gradient), self.summed[name]
             need(summed == right_rows, f"'{name}': {summed} rows, expected {right_rows}")
         right_sums = [word for word, _ in self.text.schedule.results.values()]
         need(sums == right_sums, f"sums go to the words {sums} of the results, expected {right_sums}")
@@ -136,9 +146,21 @@ class Closing:
         need(found[0] not in beside.values(), f"'{found[0].name}' is made beside another")
         return found
 
+    def _shares(self, name: str, fields: dict[str, int]) -> None:
+        """Workers that take tiles of products, and a size that the kernel has."""
+        before, left_out = fields.get("before", 0), fields.get("left_out", 0)
+        some = 0 <= before <= before + left_out <= self.text.grid and 0 <= left_out < self.text.grid
+        need(some, f"'{name}': {left_out} workers behind {before} of {self.text.grid} are left out")
+        groups = fields.get("groups", isa.TOKEN_GROUPS[0])
+        need(groups in isa.TOKEN_GROUPS, f"'{name}': no tiles of {groups} groups")
+
+    def _rows_of(self, gradient: DenseGradient) -> int:
+        """Rows that add to a gradient: those of its space, or sums of touched rows."""
+        return self.first.get(gradient.delta.buffer, self.text.rows[gradient.space])
+
     def _gradient(self, gradient: DenseGradient, fields: dict[str, int]) -> None:
         """Rows that exist, and of a stack those whose index selects what they are added to."""
-        name, rows = gradient.name, self.text.rows[gradient.space]
+        name, rows = gradient.name, self._rows_of(gradient)
         first, count, index = fields["row"], fields["rows"], fields["index"]
         need(0 <= first <= first + count <= rows, f"'{name}': rows {first} to {first + count} of {rows}")
         many = self.text.program.parameter(gradient.parameter).count

@@ -16,11 +16,13 @@ from dnc.ir.plan import (
     GatherList,
     IndexList,
     NoiseList,
+    OperandList,
     ShareList,
     SlotList,
     SlotSource,
     TableGradient,
     TableList,
+    TableProduct,
     VectorList,
     padded,
     state_buffer,
@@ -69,6 +71,9 @@ class Places:
         elif isinstance(item, TableList):
             found = self.text.part(at, rows, name)
             self._records(name, found[found != 0], [self._table_rows(item.parameter)])
+        elif isinstance(item, OperandList):
+            known = (item.list, isa.table_lists(item.parameter)[0])
+            need(at in map(self.text.list_at, known), f"list '{name}' is neither of {known}")
         elif isinstance(item, NoiseList):
             self.text.part(at, rows, name)
         elif isinstance(item, ClassList):
@@ -149,8 +154,26 @@ class Places:
         found = self.text.part(self.text.list_at(names[0]), tokens, names[0])
         self._records(names[0], found, [self._table_rows(table.parameter)])
         need((np.diff(found) > 0).all(), f"list '{names[0]}': its rows do not rise")
-        for name, sources in ((names[1], table.plain), (names[2], table.partial)):
-            self._slots(name, sources, self.text.list_at(name), tokens)
+        slots = isa.table_slots(table)
+        for name, sources in ((slots.plain, table.plain), (slots.partial, table.partial)):
+            if name is not None:
+                self._slots(name, sources, self.text.list_at(name), tokens)
+        for product in table.products:
+            self._slots(product.deltas, (product.source,), self.text.list_at(product.deltas), tokens)
+            self._terms(product, tokens)
+
+    def _terms(self, product: TableProduct, tokens: int) -> None:
+        """What a product adds up: records of sums, one a token; or the slots themselves."""
+        at, bases = self.text.list_at(product.terms), self.text.bases
+        if product.sums in self.closing.first:
+            stride = self.text.buffers[product.sums].width // 4
+            right = -1 - (bases[product.sums] + np.arange(tokens) * stride)
+            same = (self.text.part(at, tokens, product.terms) == right).all()
+            need(same, f"list '{product.terms}': not the records of '{product.sums}' in their order")
+        else:
+            same = at == self.text.list_at(product.deltas)
+            same = same and bases[product.sums] == bases[product.source.buffer]
+            need(same, f"'{product.sums}' is not another name of '{product.source.buffer}'")
 
     # ---- memory ---------------------------------------------------------------------------------
 
@@ -158,7 +181,7 @@ class Places:
         """Records in a buffer: rows of its space, or entries of its list of children."""
         buffer = self.text.buffers[name]
         if buffer.children is None:
-            return self.text.rows[buffer.space]
+            return self.closing.first.get(name, self.text.rows[buffer.space])
         if buffer.children not in self.entries:
             at, rows = self.text.list_at(buffer.children), self.text.rows[buffer.space]
             begin = self.text.part(at, rows + 1, buffer.children)
@@ -182,8 +205,10 @@ class Places:
         for table in text.plan.table_gradients:
             name = isa.table_base(table.parameter)
             sizes[name] = self.closing.tokens.get(table.parameter, 0) * padded(table.width)
+        products = [product for table in text.plan.table_gradients for product in table.products]
+        aliases = {product.sums for product in products if product.sums not in self.closing.first}
         for name, buffer in text.buffers.items():
-            if name in text.bases:
+            if name in text.bases and name not in aliases:
                 runs = text.workers if buffer.partial else 1
                 sizes[name] = self._records_of(name) * buffer.width * runs
         areas |= {name: (text.bases[name], size) for name, size in sizes.items() if name in text.bases}

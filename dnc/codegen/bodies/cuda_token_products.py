@@ -1,0 +1,274 @@
+"""Products in gradients of tables on CUDA: sums of tokens' deltas times matrices, for the whole grid.
+
+In: the gradient of a table with products, and the fields of its instruction. Out: the instruction's body. A
+tile of tokens and 64 columns is a worker's. Its deltas come into shared memory, added up where a token has
+several; every warp multiplies rows of the matrix of its own, which come in steps that no other warp waits
+for, and the warps' sums are added up in their order. How large tiles are follows from how many tokens there
+are, and changes no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import attrs
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_gradients import Records, gradient_records
+from dnc.codegen.bodies.cuda_worker import Worker
+from dnc.codegen.emit import (
+    Expr,
+    any_of,
+    both,
+    by_size,
+    either,
+    fixed,
+    floats,
+    lane4,
+    let,
+    local,
+    loop,
+    put,
+    quad_at,
+    smaller,
+    stride_loop,
+    when,
+    wide,
+)
+from dnc.ir import isa
+from dnc.ir.machine import LANES, THREADS, WARPS
+from dnc.ir.plan import SlotsAddress, TableGradient, TableProduct, padded
+
+COLUMNS = isa.PART_COLUMNS  # of a tile
+TOKEN_LANES, COLUMN_LANES = 4, 8  # of a warp; a lane has 4 columns, twice
+GROUP = isa.TOKEN_GROUP  # tokens: two of a lane
+ROWS = 8  # of the matrix that a warp has in a step
+STEP = ROWS * WARPS
+STAGES = {1: 8, 2: 6, 3: 4, 4: 4}  # steps on their way, by groups: small tiles wait for memory
+SPARE = 4  # words behind the deltas of a token: neighbours are in different banks
+QUADS = 8  # of a token's deltas that a lane adds up at a time, in tiles of one group
+
+
+@attrs.frozen
+class Shape:
+    """A tile of `groups` x 8 tokens. stages: steps of the matrix on their way. depth: rows whose deltas are
+    staged together, in as many blocks of one size as needed."""
+
+    groups: int
+    stages: int
+    depth: int
+
+    @property
+    def size(self) -> int:
+        """Tokens, at most."""
+        return self.groups * GROUP
+
+    @property
+    def ring(self) -> int:
+        """Words of the matrix on their way."""
+        return self.stages * STEP * COLUMNS
+
+    @property
+    def stride(self) -> int:
+        """Words of a token's deltas."""
+        return self.depth + SPARE
+
+    @property
+    def words(self) -> int:
+        """Words of staging; behind the last step the warps' sums lie there."""
+        return max(self.ring + self.size * self.stride, WARPS * self.size * COLUMNS)
+
+
+def shape_of(groups: int, rows: int, staging_words: int) -> Shape:
+    """The tile for matrices of so many rows, as deep as the staging area takes."""
+    size = groups * GROUP
+    stages = max(2, min(STAGES[groups], (staging_words - size * (STEP + SPARE)) // (STEP * COLUMNS)))
+    most = (staging_words - Shape(groups, stages, 0).ring) // size - SPARE
+    blocks = -(-rows // max(most // STEP * STEP, STEP))
+    return Shape(groups, stages, -(-rows // (blocks * STEP)) * STEP)
+
+
+@attrs.frozen(eq=False)
+class _Tile:
+    """A worker's tile: every `apart`-th token from `first` on, and columns. sums: the lane's, token by token,
+    8 columns each."""
+
+    worker: Worker
+    shape: Shape
+    tokens: Expr
+    first: Expr
+    apart: Expr
+    column: Expr
+    sums: Any
+
+    def token(self, number: Expr) -> Expr:
+        """A token of the tile."""
+        return self.first + number * self.apart
+
+
+def token_products(worker: Worker, table: TableGradient, fields: Mapping[str, Expr]) -> None:
+    """The gradient of every touched token, and the squares of its norm by parts of the row.
+
+    fields: by their names in `isa.TABLE_PRODUCT_FIELDS`. Workers take turns, from the first one on, without
+    those that have more to do than others.
+    """
+    tokens = fields["tokens"]
+    records = gradient_records(worker, table, fields["accumulate"])
+    norms = let("norms", worker.access.base(isa.NORMS) + fields["first_norm"])
+    turn = fixed("turn", (worker.number + worker.grid - fields["first_worker"]) % worker.grid)
+    before, left_out = fields["before"], fields["left_out"]
+    mine = fixed("mine", turn - T.Select(turn < before, 0, left_out))
+    rows, parts = max(product.rows for product in table.products), isa.table_norms(table)
+
+    def tiles(groups: int) -> None:
+        shape = shape_of(groups, rows, worker.staging_words)
+        worker.stage(shape.words)
+        apart = fixed("apart", (tokens + (shape.size - 1)) // shape.size)
+        with stride_loop("item", mine, apart * parts, worker.grid - left_out) as item:
+            first = fixed("first", item // parts)
+            part = fixed("part", item - first * parts)
+            sums = local("sums", "float32", T.float32(0.0), shape.size // TOKEN_LANES * 8)
+            tile = _Tile(worker, shape, tokens, first, apart, part * COLUMNS, sums)
+            for product in table.products:
+                _multiply(tile, table, product)
+            _keep(tile, table, records, norms + part)
+
+    with when(any_of(turn < before, turn >= before + left_out)):
+        by_size(fields["groups"], [(each, partial(tiles, each)) for each in isa.TOKEN_GROUPS])
+
+
+def _multiply(tile: _Tile, table: TableGradient, product: TableProduct) -> None:
+    """Adds a product to the sums."""
+    worker, steps, ahead = tile.worker, tile.shape.depth // STEP, tile.shape.stages - 1
+    with loop("block", -(-product.rows // tile.shape.depth)) as block:
+        begin = fixed("begin", block * tile.shape.depth)
+        worker.synchronize()  # what is there is read
+        for step in range(ahead - 1):
+            _copy_rows(tile, table, product, begin, step, steps)
+        _stage_deltas(tile, product, begin)  # waits for lists
+        _copy_rows(tile, table, product, begin, ahead - 1, steps)
+        cuda.copy_wait(0)
+        worker.synchronize()
+        with loop("step", steps) as step:
+            cuda.copy_wait(ahead - 1)
+            T.evaluate(T.cuda.warp_sync())
+            _copy_rows(tile, table, product, begin, step + ahead, steps)
+            _add_step(tile, step)
+
+
+def _stage_deltas(tile: _Tile, product: TableProduct, begin: Expr) -> None:
+    """A warp takes a token: starts the copies of its deltas, or adds them up where there are several."""
+    worker = tile.worker
+    terms = let("terms", worker.access.list_at(product.terms))
+    address = SlotsAddress(product.terms, None, padded(product.rows))
+    with stride_loop("own", worker.warp, tile.shape.size, WARPS) as own:
+        token = let("token", tile.token(own))
+        near = fixed("near", smaller(token, tile.tokens - 1))
+        head = let("head", worker.words[terms + near])
+        there = let("there", T.Select(token < tile.tokens, 1, 0))
+        to = fixed("to", tile.shape.ring + own * tile.shape.stride + worker.lane * 4)
+        columns = [fixed("row", begin + worker.lane * 4 + at) for at in range(0, tile.shape.depth, LANES * 4)]
+        last = tile.shape.depth - worker.lane * 4
+
+        def copy() -> None:
+            single = both(there != 0, head < 0)
+            place = fixed("place", T.Select(single, wide(-1 - head) * 4, T.int64(0)), "int64")
+            for number, column in enumerate(columns):
+                with when(number * LANES * 4 < last):
+                    valid = both(place != 0, column < product.rows)
+                    source = fixed("from", T.Select(valid, place + column, T.int64(0)), "int64")
+                    worker.start_copy(to + number * LANES * 4, source)
+
+        def add() -> None:
+            together = QUADS // tile.shape.groups  # registers hold sums, too
+            for start in range(0, len(columns), together):
+                quads = columns[start : start + together]
+                totals = [local("total", *floats(0.0, quad_at(quad))) for quad in quads]
+                nearest = [smaller(quad, product.rows - 4) for quad in quads]
+                worker.access.slots(address, near).add_every(totals, 0, 1, nearest)
+                for number, (quad, total) in enumerate(zip(quads, totals, strict=True), start):
+                    with when(quad >= product.rows):
+                        put(total, 0, floats(0.0, quad_at(quad))[1])
+                    with when(number * LANES * 4 < last):
+                        T.buffer_store(worker.staging, total[0], [quad_at(to + number * LANES * 4)])
+
+        either(both(there != 0, head > 0), add, copy)
+
+
+def _copy_rows(
+    tile: _Tile, table: TableGradient, product: TableProduct, begin: Expr, step: Expr, steps: int
+) -> None:
+    """Starts the copies of the warp's rows of a step, zeros where there are none; a group of copies."""
+    worker = tile.worker
+    shape = worker.plan.program.parameter(product.parameter).type.shape
+    stride = worker.plan.weight_format.strides(shape)[0]
+    base = let("matrix", worker.access.base(product.parameter))
+    quads = COLUMNS // 4
+    with when(step < steps):
+        ring = fixed("ring", (step % tile.shape.stages * WARPS + worker.warp) * (ROWS * COLUMNS))
+        first = fixed("first_row", begin + step * STEP + worker.warp * ROWS + worker.lane // quads)
+        own = fixed("own_column", worker.lane % quads * 4)
+        for part in range(0, ROWS, LANES // quads):
+            row = first + part
+            column = tile.column + own
+            valid = both(row < product.rows, column < table.width)
+            source = T.Select(valid, base + wide(row) * stride + column, T.int64(0))
+            to = ring + (part + worker.lane // quads) * COLUMNS + own
+            worker.start_copy(to, fixed("from", source, "int64"))
+    cuda.copy_commit()
+
+
+def _add_step(tile: _Tile, step: Expr) -> None:
+    """Adds the products of the warp's rows of a step."""
+    worker, lane, shape = tile.worker, tile.worker.lane, tile.shape
+    mine = shape.size // TOKEN_LANES
+    at = (step % shape.stages * WARPS + worker.warp) * (ROWS * COLUMNS)
+    ring = let("ring", at + lane % COLUMN_LANES * 4)
+    row = step * STEP + worker.warp * ROWS
+    deltas = let("deltas", shape.ring + lane // COLUMN_LANES * shape.stride + row)
+    for half in range(0, ROWS, 4):
+        delta = [
+            let("delta", worker.staging[quad_at(deltas + number * (TOKEN_LANES * tile.shape.stride) + half)])
+            for number in range(mine)
+        ]
+        for row in range(4):
+            at = ring + (half + row) * COLUMNS
+            weights = [let("weight", worker.staging[quad_at(at + c)]) for c in (0, COLUMN_LANES * 4)]
+            for number in range(mine):
+                for column in range(8):
+                    to = number * 8 + column
+                    weight = lane4(weights[column // 4], column % 4)
+                    put(tile.sums, to, cuda.fma(weight, lane4(delta[number], row), tile.sums[to]))
+
+
+def _keep(tile: _Tile, table: TableGradient, records: Records, norms: Expr) -> None:
+    """Adds up the warps' sums and the slots that are no products, and writes what comes out."""
+    worker, lane, slots = tile.worker, tile.worker.lane, isa.table_slots(table)
+    worker.synchronize()
+    for number in range(tile.shape.size // TOKEN_LANES):
+        row = worker.warp * tile.shape.size + number * TOKEN_LANES + lane // COLUMN_LANES
+        at = row * COLUMNS + lane % COLUMN_LANES * 4
+        for half in (0, 1):
+            value = tile.sums[quad_at(number * 8 + half * 4)]
+            T.buffer_store(worker.staging, value, [quad_at(at + half * (COLUMN_LANES * 4))])
+    worker.synchronize()
+    quads = COLUMNS // 4
+    with stride_loop("quad", worker.thread, tile.shape.size * quads, THREADS) as quad:
+        number, own = fixed("number", quad // quads), fixed("own", quad % quads * 4)
+        token, column = fixed("token", tile.token(number)), fixed("column", tile.column + own)
+        total = local("total", *floats(0.0, quad_at(own)))
+        for warp in range(WARPS):
+            at = (warp * tile.shape.size + number) * COLUMNS + own
+            put(total, 0, total[0] + worker.staging[quad_at(at)])
+        square = local("square", "float32", T.float32(0.0))
+        with when(both(token < tile.tokens, column < records.width)):
+            if table.plain or table.partial:
+                worker.access.slots(slots, token).add_every([total], 0, 1, [column])
+            records.keep(token, column, total[0], square)
+        for mask in (8, 4, 2, 1):  # of the threads that have a part of the token's row
+            put(square, 0, square[0] + cuda.shuffle_xor(square[0], mask))
+        with when(both(own == 0, token < tile.tokens)):
+            put(worker.pool, norms + token * isa.table_norms(table), square[0])

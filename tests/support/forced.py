@@ -1,0 +1,43 @@
+"""What an encoder decides by the sizes of batches, forced: for tests of all that it may choose.
+
+In: decisions. Out: a context in which every encoder takes them. A decision is a truth value, or a function
+from how many rows the batches have, [batches], to one for each; None leaves it to the encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from dnc.runtime.encoder.rows import Rows
+from dnc.runtime.encoder.shares import Shapes
+from dnc.runtime.encoder.tail import Tail
+
+Numbers = np.ndarray[Any, Any]
+Decision = bool | Callable[[Numbers], Numbers] | None
+
+
+@contextmanager
+def forced(few: Decision = None, apart: Decision = None) -> Iterator[None]:
+    """few: whether weight gradients are `outer` instructions. apart: whether the deltas of tokens are added
+    up before products (`dnc/passes/reassociate.py`)."""
+
+    def decide(decision: Decision, rows: Numbers) -> Numbers:
+        return decision(rows) if callable(decision) else np.full(len(rows), decision)
+
+    def few_rows(shapes: Shapes, rows: Numbers, chunks: Numbers, grid: int) -> Numbers:
+        return decide(few, rows.sum(axis=1))
+
+    def added_apart(tail: Tail, rows: dict[str, Rows], touched: object) -> Numbers:
+        return decide(apart, sum((found.spread.counts for found in rows.values()), np.zeros(1)))
+
+    with ExitStack() as stack:
+        if few is not None:
+            stack.enter_context(patch.object(Shapes, "few", few_rows))
+        if apart is not None:
+            stack.enter_context(patch.object(Tail, "apart", added_apart))
+        yield
