@@ -1,4 +1,4 @@
-"""One training and one evaluation launch of a test kernel, for `compute-sanitizer`.
+"""Training launches with all instructions, and an evaluation, of a test kernel, for `compute-sanitizer`.
 
     DNC_GPU_BUILDS=FOLDER compute-sanitizer --tool racecheck python -m tests.gpu.sanitize NAME [SAMPLES]
 
@@ -13,18 +13,21 @@ from dnc.ir.optimizers import Hyper
 from dnc.runtime import cuda_backend
 from tests.gpu.test_cuda import _backend, _device
 from tests.support.executors import Bench
+from tests.support.forced import forced
 from tests.support.forests import ForestGrower
 
 REPLICAS = 2
 
 
 def main(name: str, samples: str = "12") -> None:
-    """Launches twice."""
+    """Launches three times: few rows and many of weight gradients, with deltas added up apart."""
     cuda_backend.TIME_LIMIT_US = 3_600_000_000
     program, backend = _backend(_device(), name, REPLICAS)
     forest = ForestGrower(program, 1).grow(int(samples), 9, "random", 0.0)
     bench = Bench(program, backend.plan, backend, forest, 1)
-    bench.launch("train", Hyper(learning_rate=0.5))
+    for few in (True, False):
+        with forced(few=few, apart=not few):
+            bench.launch("train", Hyper(learning_rate=0.5))
     bench.launch("evaluate")
 
 

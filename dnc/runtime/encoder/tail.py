@@ -28,8 +28,8 @@ from dnc.runtime.phases import TRAIN
 # Weight gradients are cut into chunks until there are so many pieces of work, or so few rows in each.
 PIECES = 1024
 CHUNK_ROWS = 128
-# From so many vertices on the deltas of their tokens are added up before products, with an exchange.
-MANY_DELTAS = 1000
+# Of so many vertices on, with this share of tokens at most, deltas are added up before products.
+MANY_DELTAS, FEWER_TOKENS = 1000, 0.75
 
 # A field of an instruction: a number, or the name of a value that depends on the batch.
 Field = int | str
@@ -178,13 +178,15 @@ class Tail:
         return found
 
     def apart(self, rows: Mapping[str, Rows], touched: Mapping[str, Touched]) -> NDArray[np.bool_]:
-        """Whether the deltas of tokens are added up before products, [batches]: where vertices are many."""
-        most: Numbers = np.zeros(1, np.int64)
+        """Whether the deltas of tokens are added up before products, [batches]: where there are many, of
+        words that occur again."""
+        found = np.zeros(1, bool)
         for table in self.plan.table_gradients if touched else ():
-            most = np.maximum(most, np.zeros_like(touched[table.parameter].spread.counts))
+            tokens = touched[table.parameter].spread.counts
             for product in table.products:
-                most = np.maximum(most, rows[product.source.space].spread.counts)
-        return most >= MANY_DELTAS
+                deltas = rows[product.source.space].spread.counts
+                found = found | ((deltas >= MANY_DELTAS) & (tokens <= deltas * FEWER_TOKENS))
+        return np.broadcast_to(found, next(iter(touched.values())).spread.counts.shape) if touched else found
 
     def chunks(
         self,
