@@ -129,7 +129,7 @@ def test_what_is_shared_by_other_readers_stays_where_it_is() -> None:
     assert not table.products and table.partial
 
 
-def test_a_wrong_sum_is_found() -> None:
+def test_damage_is_found() -> None:
     with forced(few=False, apart=True):
         bench = bench_of("treelstm", plan_of("treelstm"))
         schedule, _ = bench.launch("train")
@@ -137,10 +137,24 @@ def test_a_wrong_sum_is_found() -> None:
         queues = [queue(schedule.words, bench.plan, first) for first in (0, bench.plan.tiling.workers)]
         for rows in queues:
             rows[rows[:, 0] == number, 1] -= 1
-        with pytest.raises(ScheduleError, match=r"W #\d': rows 0 to 5 of 4"):
+        with pytest.raises(ScheduleError, match="5 tokens, 4 in 'deltas E.W#0'"):
             verify(schedule)
         for rows in queues:
             rows[rows[:, 0] == number, 1] += 1
+        verify(schedule)
+        at = 1 + isa.TABLE_PRODUCT_FIELDS.index("groups")
+        number = bench.plan.opcode("gradient E").number
+        for rows in queues:
+            rows[rows[:, 0] == number, at] += 100
+        with pytest.raises(ScheduleError, match=r"no tiles of 10\d groups"):
+            verify(schedule)
+        for rows in queues:
+            rows[rows[:, 0] == number, at] -= 100
+            rows[rows[:, 0] == number, at - 1] = 2 * bench.plan.tiling.workers
+        with pytest.raises(ScheduleError, match="are left out"):
+            verify(schedule)
+        for rows in queues:
+            rows[rows[:, 0] == number, at - 1] = 0
         verify(schedule)
         lists = isa.layout(bench.plan)
         (product,) = bench.plan.table_gradients[0].products

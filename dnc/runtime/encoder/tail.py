@@ -351,17 +351,27 @@ class Tail:
         def exchange() -> list[Field]:
             return [number[isa.GRID_BARRIER], next(ordinals)]
 
+        def table_gradient(table: TableGradient) -> list[Field]:
+            name = table.parameter
+            places: list[Field] = [f"tokens {name}", f"norms {name}", accumulate, "turn"]
+            if table.products:
+                places += [f"{field} {name}" for field in ("before", "left_out", "groups")]
+            return [number[f"gradient {name}"], *places]
+
         found, sums, norm, tokens = [exchange()], list[int](), list[int](), list[int]()
+        tables = plan.table_gradients if trains else ()
+        for table in tables:
+            for product in table.products:
+                tokens.append(len(found))
+                found.append([number[isa.sum_opcode(product)], f"tokens {table.parameter}", 0])
+        if tokens:
+            tokens.append(len(found))
+            found.append(exchange())
         for word, key in enumerate(results, isa.RESULT_FIRST):
             found.append([number[isa.REDUCE], f"base {key}", f"rows {key}", width[key], word])
+        # Products come first: who has nothing else to do begins with them.
+        found += [table_gradient(table) for table in tables if table.products]
         if trains:
-            for table in plan.table_gradients:
-                for product in table.products:
-                    tokens.append(len(found))
-                    found.append([number[isa.sum_opcode(product)], f"tokens {table.parameter}", 0])
-            if tokens:
-                tokens.append(len(found))
-                found.append(exchange())
             known = set[tuple[str, int]]()
             for each in self._shared_out:
                 if self._others and each is self._others[0]:  # other workers add to the same elements
@@ -373,12 +383,7 @@ class Tail:
                     known.add(target)
                     sums.append(len(found))
                     found.append([number[each.gradient.name], 0, 0, 0, again, 0, index, 0])
-            for table in plan.table_gradients:
-                name = table.parameter
-                places: list[Field] = [f"tokens {name}", f"norms {name}", accumulate, "turn"]
-                if table.products:
-                    places += [f"{field} {name}" for field in ("before", "left_out", "groups")]
-                found.append([number[f"gradient {name}"], *places])
+            found += [table_gradient(table) for table in tables if not table.products]
         if trains and update:
             norm = [len(found) + 1, len(found) + 2]
             found += [exchange(), [number[isa.NORM], self.summed, "chunks"], exchange()]
