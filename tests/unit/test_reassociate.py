@@ -137,7 +137,7 @@ def test_damage_is_found() -> None:
         queues = [queue(schedule.words, bench.plan, first) for first in (0, bench.plan.tiling.workers)]
         for rows in queues:
             rows[rows[:, 0] == number, 1] -= 1
-        with pytest.raises(ScheduleError, match="5 tokens, 4 in 'deltas E.W#0'"):
+        with pytest.raises(ScheduleError, match=r"5 tokens, 4 in 'deltas E\.W#0'"):
             verify(schedule)
         for rows in queues:
             rows[rows[:, 0] == number, 1] += 1
