@@ -130,7 +130,11 @@ def _less(segment: Segment, changed: Segment, turned: TransposedProduct) -> list
 
 def _over_tokens(plan: Plan, table: TableGradient, product: TableProduct) -> Plan:
     """The plan whose gradient of the product's matrix, and of vectors that sum the same deltas, may run over
-    touched rows of the table."""
+    touched rows of the table.
+
+    Vectors only where the word is the vertex's own, which is always there: they add up deltas of vertices
+    that read no row, too.
+    """
     source = product.source
 
     def reads(gradient: DenseGradient) -> TableList | None:
@@ -160,7 +164,7 @@ def _over_tokens(plan: Plan, table: TableGradient, product: TableProduct) -> Pla
     listed = OperandList(f"{product.sums}:operand", source.space, operand.name, table.parameter)
 
     def moved(gradient: DenseGradient) -> DenseGradient:
-        if gradient not in alike or (gradient.pieces and reads(gradient) is None):
+        if gradient not in alike or (reads(gradient) is None if gradient.pieces else source.path):
             return gradient
         pieces = tuple(Piece(GatherAddress(listed.name), piece.width) for piece in gradient.pieces)
         return attrs.evolve(gradient, delta=BufferAddress(product.sums), pieces=pieces, table=table.parameter)

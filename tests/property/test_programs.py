@@ -75,6 +75,7 @@ cases = st.builds(
     workers=st.sampled_from((1, 2, 4)),
     without=st.sets(st.sampled_from(OPTIONAL_PASSES)).map(lambda names: tuple(sorted(names))),
     target=st.sampled_from(("cpu", "sm_90a")),
+    apart=st.booleans(),
 )
 
 

@@ -47,12 +47,14 @@ SIZES = {
     "bilstm_tagger": {"vocab": 4, "embed": 70, "hidden": 32, "tags": 5},
     "nary_treelstm": {"vocab": 5, "embed": 132, "hidden": 64},
     "childsum": {"vocab": 5, "embed": 132, "hidden": 64},
+    "tree_to_sequence": {"words": 5, "targets": 6, "embed": 132, "hidden": 64},
 }
 PRODUCTS = {
     "treelstm": {"E": ["W"]},
     "bilstm_tagger": {"E": ["Wb", "Wf"]},
     "nary_treelstm": {"E": ["Wf", "W"]},
     "childsum": {"E": ["Wf", "W"]},
+    "tree_to_sequence": {"E": ["W"], "F": ["Wt"]},
     "also_plain": {"E": ["W"]},
     "two_tables": {"E": ["W"], "F": ["V"]},
 }
@@ -115,6 +117,12 @@ def test_training_agrees_with_the_interpreter(name: str, few: bool, apart: bool)
 def test_batches_that_sum_first_are_encoded_beside_others(name: str) -> None:
     with forced(few=lambda rows: rows % 2 == 0, apart=lambda rows: rows % 3 != 0):
         check_group(bench_of(name, plan_of(name)))
+
+
+def test_vectors_add_up_deltas_of_vertices_that_read_no_row() -> None:
+    """A first word has no word before it, whose row it would read."""
+    plan = plan_of("tree_to_sequence")
+    assert {g.parameter for g in plan.dense_gradients if g.table} == {"W", "b_w", "Wt"}
 
 
 def test_what_is_shared_by_other_readers_stays_where_it_is() -> None:

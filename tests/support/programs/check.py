@@ -43,6 +43,7 @@ from tests.support.executors import (
     random_parameters,
     relative,
 )
+from tests.support.forced import forced
 from tests.support.forests import ForestGrower
 
 Array = np.ndarray[Any, Any]
@@ -66,7 +67,8 @@ class Unsuitable(Exception):
 
 @attrs.frozen
 class Case:
-    """What a program is run on, and how. options: of its plan, but for `without`."""
+    """What a program is run on, and how. options: of its plan, but for `without`. apart: whether deltas are
+    always added up apart."""
 
     seed: int = 0
     samples: int = 2
@@ -78,6 +80,7 @@ class Case:
     without: tuple[str, ...] = ()
     target: str = "cpu"
     options: PlanOptions = PlanOptions()
+    apart: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -140,12 +143,13 @@ def run(prepared: Prepared, backend: Backend, case: Case) -> None:
     """Compares a backend with the definition: training, evaluation, prediction."""
     bench = Bench(prepared.program, prepared.plan, backend, prepared.forest, case.seed)
     tolerance = TOLERANCE[prepared.plan.precision]
-    check_training(bench, tolerance)
-    check_evaluation(bench, tolerance)
-    check_outputs(bench, tolerance)
-    if case.samples > 1:
-        check_parts(bench, tolerance)
-        check_group(bench)
+    with forced(apart=case.apart or None):
+        check_training(bench, tolerance)
+        check_evaluation(bench, tolerance)
+        check_outputs(bench, tolerance)
+        if case.samples > 1:
+            check_parts(bench, tolerance)
+            check_group(bench)
 
 
 def check_inference(prepared: Prepared, backend: Backend, case: Case) -> None:
