@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import numpy as np
 import pytest
 
 from dnc.compiler import PlanOptions, make_plan, transform
@@ -169,3 +170,18 @@ def test_damage_is_found() -> None:
         schedule.words[lists.lists_at + lists.lists[product.terms]] += 1
         with pytest.raises(ScheduleError, match="in their order"):
             verify(schedule)
+
+
+@pytest.mark.parametrize("grid", [1, 3, 16, 112, 500])
+def test_tiles_are_dealt_out_to_somebody(grid: int) -> None:
+    """Whatever the workers have to do: also where all of them have a tile of one matrix."""
+    bench = bench_of("treelstm", plan_of("treelstm"))
+    shapes = bench.encoder.modes.tail._shapes
+    (table,) = bench.plan.table_gradients
+    tokens = np.array([0, 1, 17, 400, 3000])
+    rows = np.full((len(tokens), len(shapes.outer)), 100)
+    for outer in (shapes.outer, np.where(shapes.outer == shapes.outer.max(), grid, 0)):
+        shapes.outer = outer
+        before, left_out, groups = shapes.deal(table, tokens, rows, np.ones(len(tokens), bool), grid)
+        assert (before >= 0).all() and (before + left_out <= grid).all() and (left_out < grid).all()
+        assert set(groups.tolist()) <= set(isa.TOKEN_GROUPS)

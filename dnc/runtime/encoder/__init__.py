@@ -9,6 +9,7 @@ little work for an array: their schedules have the same layout, that of the larg
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from dnc.runtime.encoder.queues import encode_queues
 from dnc.runtime.encoder.readout import Readout, Readouts
 from dnc.runtime.encoder.rows import Assignment, Rows, Spaces, assign, falling
 from dnc.runtime.encoder.tail import Batches, Part
-from dnc.runtime.encoder.words import Numbers, Words
+from dnc.runtime.encoder.words import Numbers, Words, chosen
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import MAX_ADDRESS, StaticPool, units
 from dnc.runtime.prepared import Prepared
@@ -206,18 +207,13 @@ class Encoder:
             own[name] = words[:, where.bases_at + where.bases[name]] = base + turn * distance
         return readout, own
 
-    def _operands(
-        self, lists: Mapping[str, int | Numbers], apart: NDArray[np.bool_]
-    ) -> dict[str, int | Numbers]:
+    def _operands(self, lists: Mapping[str, Any], apart: NDArray[np.bool_]) -> dict[str, int | Numbers]:
         """Where the lists are that have two names; apart: as for `Lists.encode_table`."""
-        found: dict[str, int | Numbers] = {}
-        for item in self.plan.lists:
-            if isinstance(item, OperandList):
-                rows = lists[isa.table_lists(item.parameter)[0]]
-                found[item.name] = rows if apart.all() else lists[item.list]
-                if apart.any() and not apart.all():
-                    found[item.name] = np.where(apart, rows, lists[item.list])
-        return found
+        return {
+            item.name: chosen(apart, lists[isa.table_lists(item.parameter)[0]], lists[item.list])
+            for item in self.plan.lists
+            if isinstance(item, OperandList)
+        }
 
     def _late_levels(self, known: Mode, ending: Ending | None) -> dict[str, Ints]:
         """Levels of the rows behind the recursion, by space; nothing if it is not left before its end."""
@@ -330,10 +326,11 @@ class Encoder:
             for table in self.plan.table_gradients:
                 for product in table.products:
                     deltas = bases[product.source.buffer]
-                    if apart.any():
-                        moving[product.sums] = np.where(apart, bases[product.sums], deltas)
+                    place = chosen(apart, bases.get(product.sums, 0), deltas)
+                    if isinstance(place, int):
+                        bases[product.sums] = place
                     else:
-                        bases[product.sums] = deltas
+                        moving[product.sums] = place
         return bases, at, moving
 
     def _children(self, name: str) -> ChildrenList:

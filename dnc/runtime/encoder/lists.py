@@ -39,7 +39,7 @@ from dnc.ir.program import TABLE
 from dnc.ir.structure import Path
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.rows import Rows, sample_rows
-from dnc.runtime.encoder.words import Numbers, Spread, Words
+from dnc.runtime.encoder.words import Numbers, Spread, Words, chosen
 from dnc.runtime.prepared import Indices, Prepared
 
 Found = TypeVar("Found")
@@ -373,7 +373,7 @@ class Lists:
         before the products."""
         names, body, spread = isa.table_lists(table.parameter), group.body, touched.spread
         stride = self.table_stride(table.parameter)
-        found: dict[str, int | Numbers] = {}
+        found: dict[str, int] = {}
         found[names[0]] = body.add(spread.matrix(group.bases[table.parameter] + touched.tokens * stride))
         begin, slots, rows = 0, touched.slots, touched.rows
         parts = [(names[1], table.plain), (names[2], table.partial)]
@@ -390,12 +390,12 @@ class Lists:
                 own, target = slots[there] - begin, rows[there]
             found[name] = body.ordered_slots(target, addresses[own], spread.most)
             begin = end
+        terms: dict[str, int | Numbers] = {}
         for product in table.products:
             slots_at = found[product.deltas]
-            found[product.terms] = body.add(self._sums(product, spread, group)) if apart.any() else slots_at
-            if apart.any() and not apart.all():
-                found[product.terms] = np.where(apart, found[product.terms], slots_at)
-        return found
+            sums_at = body.add(self._sums(product, spread, group)) if apart.any() else slots_at
+            terms[product.terms] = chosen(apart, sums_at, slots_at)
+        return found | terms
 
     def _sums(self, product: TableProduct, spread: Spread, group: Group) -> Ints:
         """A list of slots in which every row has its record of the product's sums."""

@@ -133,6 +133,7 @@ class Shapes:
         count = int(self.outer.sum())
         busiest = int(self.outer.argmax()) if count else 0
         most = int(self.outer[busiest]) if 0 < count <= grid else 0
+        most = 0 if most == grid else most  # somebody has to make them
         # By turn, from the worker behind the last tile on, when each is done.
         ready = np.zeros((len(tokens), grid))
         if count:
@@ -147,8 +148,8 @@ class Shapes:
             free = np.delete(ready, slice(before, before + left_out), axis=1)
             rounds = tiles[:, :, None] // len(turns) + (turns < (tiles % len(turns))[:, :, None])
             ends.append((free[:, None] * (rounds > 0) + rounds * cycles[:, None]).max(axis=2))
-        both = np.maximum(np.concatenate(ends, axis=1), ready.max(axis=1)[:, None])
-        choice = (both + 1e-3 * np.tile(tiles * cycles, 2) / grid).argmin(axis=1)
+        end = np.maximum(np.concatenate(ends, axis=1), ready.max(axis=1)[:, None])
+        choice = (end + 1e-3 * np.tile(tiles * cycles, 2) / grid).argmin(axis=1)
         left, groups = np.divmod(choice, len(size))
         return left * before, left * most, np.array(isa.TOKEN_GROUPS)[groups]
 

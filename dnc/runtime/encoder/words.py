@@ -57,6 +57,13 @@ class Spread:
         return slice(int(self.first[batch]), int(self.first[batch] + self.counts[batch]))
 
 
+def chosen(which: NDArray[np.bool_], yes: int, no: int) -> int | Numbers:
+    """Of every batch one of two numbers: the one where all batches agree, else [batches]."""
+    if which.all():
+        return yes
+    return np.where(which, yes, no) if which.any() else no
+
+
 class Words:
     """Collects pieces of the schedules; offsets are known at once, the words are joined last."""
 
