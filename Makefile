@@ -44,12 +44,12 @@ types: .venv/installed-test
 	$(BIN)/mypy --strict dnc
 
 test: lint types
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # What needs PyTorch, which is too large for CI: its tests, and the page that comes from it.
 test-torch: .venv/installed-test
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e '.[test,torch]'
-	$(BIN)/python -m pytest -n 2 tests/models tests/cpu tests/docs
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/models tests/cpu tests/docs
 
 clean:
 	rm -rf .venv demo build runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis
