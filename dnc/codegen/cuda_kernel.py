@@ -350,7 +350,7 @@ class Kernel:
         segments = {segment.name: segment for segment in plan.segments}
         dense = {gradient.name: gradient for gradient in plan.dense_gradients}
         tables = {table.parameter: table for table in plan.table_gradients}
-        sums = {isa.sum_opcode(product): product for table in tables.values() for product in table.products}
+        sums = isa.sum_opcodes(plan)
         if name in segments:
             emit = (
                 cuda_segments.unit_segment if segments[name].mapping == UNIT else cuda_vertices.vertex_segment

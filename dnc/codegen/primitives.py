@@ -169,24 +169,18 @@ __device__ __forceinline__ int dnc_number_here(int number) {
     "int32",
 )
 
-
-def _here(name: str, register: str) -> Primitive:
-    return Primitive(
-        name,
-        f"""
-__device__ __forceinline__ int {name}() {{
-  int found;
-  asm volatile("mov.u32 %0, %%{register};" : "=r"(found));
-  return found;
-}}
+# The thread, read here: what follows from it is not worked out before the loops.
+THREAD_HERE = Primitive(
+    "dnc_thread_here",
+    """
+__device__ __forceinline__ int dnc_thread_here() {
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
 """,
-        "int32",
-    )
-
-
-# The thread and its block, read here: what follows from them is not worked out before the loops.
-THREAD_HERE = _here("dnc_thread_here", "tid.x")
-BLOCK_HERE = _here("dnc_block_here", "ctaid.x")
+    "int32",
+)
 
 
 def _mma(name: str, shape: str, numbers: str, left: int, right: int) -> Primitive:

@@ -293,6 +293,11 @@ def sum_opcode(product: TableProduct) -> str:
     return f"sum {product.sums}"
 
 
+def sum_opcodes(plan: Plan) -> dict[str, TableProduct]:
+    """The products of a plan's tables by the opcodes that fill the buffers of their sums."""
+    return {sum_opcode(product): product for product in plan.table_products}
+
+
 def table_slots(table: TableGradient) -> SlotsAddress:
     """The slots of a touched row, without products."""
     _, plain, partial = table_lists(table.parameter)
@@ -326,11 +331,7 @@ def opcodes(plan: Plan) -> tuple[Opcode, ...]:
         named += [(f"{name} {table.parameter}", TABLE_UPDATE_FIELDS, BEHIND) for name in OPTIMIZERS]
     named += [(gradient.name, DENSE_GRADIENT_FIELDS, BEHIND) for gradient in plan.dense_gradients]
     named += [(OUTER, OUTER_FIELDS, BEHIND)] if has_outer(plan) else []
-    named += [
-        (sum_opcode(product), SUM_FIELDS, BEHIND)
-        for table in plan.table_gradients
-        for product in table.products
-    ]
+    named += [(name, SUM_FIELDS, BEHIND) for name in sum_opcodes(plan)]
     named += [(f"gradient {table.parameter}", table_fields(table), BEHIND) for table in plan.table_gradients]
     named.sort(key=lambda item: item[2])
     return tuple(Opcode(name, number, fields, region) for number, (name, fields, region) in enumerate(named))
@@ -369,8 +370,7 @@ def list_names(plan: Plan) -> tuple[str, ...]:
     head[rows]: 0 for no slot; -1 - address for one; else the offset of a count and its entries.
     """
     tables = tuple(name for table in plan.table_gradients for name in table_lists(table.parameter))
-    products = [product for table in plan.table_gradients for product in table.products]
-    tables += tuple(name for product in products for name in (product.deltas, product.terms))
+    tables += tuple(name for product in plan.table_products for name in (product.deltas, product.terms))
     return (*(item.name for item in plan.lists), *tables)
 
 

@@ -407,6 +407,11 @@ class Plan:
     trains: bool = True
     precision: str = FP32
 
+    @property
+    def table_products(self) -> tuple[TableProduct, ...]:
+        """Those of all tables."""
+        return tuple(product for table in self.table_gradients for product in table.products)
+
     def buffer(self, name: str) -> Buffer:
         """The buffer called `name`; KeyError if there is none."""
         return {buffer.name: buffer for buffer in self.buffers}[name]

@@ -58,13 +58,12 @@ def _with_product(plan: Plan, parameter: str, source: SlotSource) -> Plan:
         return plan
     segment, turned = found
     deltas = _deltas(plan, segment, turned)
-    rows = plan.program.parameter(turned.parameter).type.shape[0]
     if deltas is None or turned.columns != table.width:
         return plan
     name = f"{parameter}.{turned.parameter}#{len(table.products)}"
     product = TableProduct(
         turned.parameter,
-        rows,
+        deltas.width,
         attrs.evolve(source, buffer=deltas.name),
         f"deltas {name}",
         f"table {name}:deltas",
@@ -136,38 +135,34 @@ def _over_tokens(plan: Plan, table: TableGradient, product: TableProduct) -> Pla
     that read no row, too.
     """
     source = product.source
-
-    def reads(gradient: DenseGradient) -> TableList | None:
-        """The list of the table's rows that are the operand, the only one."""
-        if len(gradient.pieces) != 1 or gradient.parameter != product.parameter:
-            return None
-        (piece,) = gradient.pieces
-        address = piece.address
-        if not isinstance(address, GatherAddress) or address.offset or piece.width != table.width:
-            return None
-        (found,) = (item for item in plan.lists if item.name == address.list)
-        same = isinstance(found, TableList) and (found.parameter, found.field, found.path) == (
-            table.parameter,
-            source.field,
-            source.path,
-        )
-        return found if same and isinstance(found, TableList) else None
+    read = (source.space, table.parameter, source.field, source.path)
+    rows_read = [
+        item
+        for item in plan.lists
+        if isinstance(item, TableList) and (item.space, item.parameter, item.field, item.path) == read
+    ]
+    operands = [(Piece(GatherAddress(item.name), table.width),) for item in rows_read]
 
     def same_deltas(gradient: DenseGradient) -> bool:
         own = gradient.space, gradient.delta, gradient.field
         return own == (source.space, BufferAddress(source.buffer), "") and gradient.rows == product.rows
 
-    alike = [gradient for gradient in plan.dense_gradients if same_deltas(gradient)]
-    operand = next((found for each in alike if (found := reads(each)) is not None), None)
-    if operand is None:
+    def is_matrix(gradient: DenseGradient) -> bool:
+        """Whether it is the matrix's, and its operand the table's rows alone."""
+        own = gradient.parameter == product.parameter and gradient.pieces in operands
+        return own and same_deltas(gradient)
+
+    if not any(map(is_matrix, plan.dense_gradients)):
         return plan
-    listed = OperandList(f"{product.sums}:operand", source.space, operand.name, table.parameter)
+    listed = OperandList(f"{product.sums}:operand", source.space, rows_read[0].name, table.parameter)
+    pieces = (Piece(GatherAddress(listed.name), table.width),)
 
     def moved(gradient: DenseGradient) -> DenseGradient:
-        if gradient not in alike or (reads(gradient) is None if gradient.pieces else source.path):
+        is_vector = not gradient.pieces and not source.path and same_deltas(gradient)
+        if not (is_vector or is_matrix(gradient)):
             return gradient
-        pieces = tuple(Piece(GatherAddress(listed.name), piece.width) for piece in gradient.pieces)
-        return attrs.evolve(gradient, delta=BufferAddress(product.sums), pieces=pieces, table=table.parameter)
+        own = pieces if gradient.pieces else ()
+        return attrs.evolve(gradient, delta=BufferAddress(product.sums), pieces=own, table=table.parameter)
 
     return attrs.evolve(
         plan,

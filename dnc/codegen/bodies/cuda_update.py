@@ -68,7 +68,7 @@ def norm(worker: Worker, count: Expr, chunks: Expr) -> None:
 
 def reduce(worker: Worker, base: Expr, rows: Expr, stride: Expr, result: Expr) -> None:
     """The last worker, who has the least else to do, sums a column of records into a word of the results."""
-    with when(fixed("number_here", cuda.BLOCK_HERE()) + 1 == worker.grid):
+    with when(fixed("number_here", cuda.NUMBER_HERE(worker.number)) + 1 == worker.grid):
         at = let("column", wide(base) * 4)
         total = worker.strided_sum(rows, lambda i: worker.pool[at + wide(i) * stride])
         with when(worker.thread == 0):

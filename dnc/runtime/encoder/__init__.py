@@ -323,14 +323,13 @@ class Encoder:
             bases[buffer.name] = at
             at += units(count * buffer.width * (workers if buffer.partial else 1))
         if mode == TRAIN and not apart.all():
-            for table in self.plan.table_gradients:
-                for product in table.products:
-                    deltas = bases[product.source.buffer]
-                    place = chosen(apart, bases.get(product.sums, 0), deltas)
-                    if isinstance(place, int):
-                        bases[product.sums] = place
-                    else:
-                        moving[product.sums] = place
+            for product in self.plan.table_products:
+                deltas = bases[product.source.buffer]
+                place = chosen(apart, bases.get(product.sums, 0), deltas)
+                if isinstance(place, int):
+                    bases[product.sums] = place
+                else:
+                    moving[product.sums] = place
         return bases, at, moving
 
     def _children(self, name: str) -> ChildrenList:

@@ -35,8 +35,7 @@ class ReferenceVM:
         self.segments = {segment.name: segment for segment in plan.segments}
         self.gradients = {gradient.name: gradient for gradient in plan.dense_gradients}
         self.tables = {table.parameter: table for table in plan.table_gradients}
-        products = [product for table in plan.table_gradients for product in table.products]
-        self.sums = {isa.sum_opcode(product): product for product in products}
+        self.sums = isa.sum_opcodes(plan)
         self.buffers = {buffer.name: buffer for buffer in plan.buffers}
 
     # ---- scheduling -----------------------------------------------------------------------------

@@ -30,7 +30,7 @@ class Closing:
         names = [self.text.plan.opcodes[int(number)].name for number in tail[:, 0]]
         dense = {gradient.name: gradient for gradient in self.text.plan.dense_gradients}
         tables = {f"gradient {table.parameter}": table for table in self.text.plan.table_gradients}
-        products = {isa.sum_opcode(p): p for table in tables.values() for p in table.products}
+        products = isa.sum_opcodes(self.text.plan)
         floats = isa.summed_floats(self.text.plan)
         norms, sums, updated = -(-floats // isa.NORM_CHUNK), [], list[tuple[int, int, int]]()
         buffers = {

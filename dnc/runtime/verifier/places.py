@@ -205,8 +205,7 @@ class Places:
         for table in text.plan.table_gradients:
             name = isa.table_base(table.parameter)
             sizes[name] = self.closing.tokens.get(table.parameter, 0) * padded(table.width)
-        products = [product for table in text.plan.table_gradients for product in table.products]
-        aliases = {product.sums for product in products if product.sums not in self.closing.first}
+        aliases = {product.sums for product in text.plan.table_products} - self.closing.first.keys()
         for name, buffer in text.buffers.items():
             if name in text.bases and name not in aliases:
                 runs = text.workers if buffer.partial else 1
