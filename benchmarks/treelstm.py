@@ -201,15 +201,15 @@ class TimedDevice:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
 
-    def call(self, *arguments: Any, **named: Any) -> Any:
-        made = self._device.call(*arguments, **named)
+    def call(self, kernel: Any, shape: Any, stream: Any) -> Any:
+        made = self._device.call(kernel, shape, stream)
         launch = made.launch
 
         def timed() -> None:
             before, after = self.events[self.used]
-            self._device.stream.mark(before)
+            stream.mark(before)
             launch()
-            self._device.stream.mark(after)
+            stream.mark(after)
             self.used += 1
 
         made.launch = timed

@@ -9,7 +9,7 @@ waits for a single launch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
 from dnc.runtime.ahead import Ahead
-from dnc.runtime.batches import MOST_SAMPLES, are_distinct, groups
+from dnc.runtime.batches import MOST_SAMPLES, are_distinct, groups, one_lane
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.readout import Readout
@@ -52,9 +52,18 @@ class Answers:
         self, data: Encoder, batches: Iterable[Sequence[int] | Ints], noise: int = NONE
     ) -> Iterator[dict[str, list[Any]]]:
         """The declared outputs of every batch by name, one entry a sample, in order; some batches late."""
+        yield from self._predictions(data, batches, noise, self._lanes)
+
+    def _predictions(
+        self,
+        data: Encoder,
+        batches: Iterable[Sequence[int] | Ints],
+        noise: int,
+        lanes: Callable[[int], int],
+    ) -> Iterator[dict[str, list[Any]]]:
         session, waiting = self.session, deque[_Group]()
         session.settle()
-        for job, schedules in self._encoded(data, batches, PREDICT, noise):
+        for job, schedules in self._encoded(data, batches, PREDICT, noise, lanes):
             if schedules is None:
                 while waiting:
                     yield from self._collect(waiting.popleft())
@@ -78,7 +87,7 @@ class Answers:
         found: dict[str, list[Any]] = {r.name: [] for r in results if r.kind == "output"}
         once = are_distinct(samples)
         distinct, inverse = (samples, samples) if once else np.unique(samples, return_inverse=True)
-        for outputs in self.predictions(data, _chunks(distinct), noise):
+        for outputs in self._predictions(data, _chunks(distinct), noise, one_lane):
             for name, values in outputs.items():
                 found[name] += values
         return found if once else {name: [values[at] for at in inverse] for name, values in found.items()}
@@ -111,7 +120,7 @@ class Answers:
         session.settle()
         whole = BatchSums(0, len(samples), 0)
         measurements = Measurements(session.plan, session.classes)
-        for job, schedules in self._encoded(data, _chunks(samples), EVALUATE, NONE):
+        for job, schedules in self._encoded(data, _chunks(samples), EVALUATE, NONE, one_lane):
             if schedules is None:
                 for each in job.batches:
                     self._evaluate_alone(data, each, whole, measurements)
@@ -135,8 +144,18 @@ class Answers:
 
     # ---- both -----------------------------------------------------------------------------------
 
+    def _lanes(self, samples: int) -> int:
+        """How many batches of so many samples run at the same time: it follows from the batch alone."""
+        lanes = self.session.backend.lanes
+        return lanes if samples * lanes <= MOST_SAMPLES else 1
+
     def _encoded(
-        self, data: Encoder, batches: Iterable[Sequence[int] | Ints], mode: str, noise: int
+        self,
+        data: Encoder,
+        batches: Iterable[Sequence[int] | Ints],
+        mode: str,
+        noise: int,
+        lanes: Callable[[int], int],
     ) -> Iterator[tuple[Job, Schedules | None]]:
         """Jobs in order, each with its schedules, to be launched at once; None if they do not fit together.
 
@@ -145,11 +164,13 @@ class Answers:
         self.ahead.use(data.prepared)
         self.ahead.groups = 0
         coming, words = deque[Job](), data.read_words(mode)
-        for group in groups(batches, max(1, min(MOST_SAMPLES, int(GROUP_WORDS / words)))):
+        most = max(1, min(MOST_SAMPLES, int(GROUP_WORDS / words)))
+        for group in groups(batches, most, lanes):
             while coming and not self.ahead.has_room:
                 job = coming.popleft()
                 yield job, self.session.encode_job(data, job, self.ahead)
-            job = self.session.job(data, group, mode, np.full(len(group), noise, np.uint32), len(coming))
+            noises, turn = np.full(len(group), noise, np.uint32), lanes(len(group[0]))
+            job = self.session.job(data, group, mode, noises, len(coming), lanes=turn)
             if words * len(group[0]) > BATCH_WORDS:
                 yield job, None
             elif self.ahead.take(job):

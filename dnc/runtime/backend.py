@@ -39,6 +39,13 @@ class Backend(Protocol):
     def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
         """(replicas, workers of a replica) for a batch of `samples` that is trained on or not."""
 
+    @property
+    def lanes(self) -> int:
+        """How many launches on `lane_grid` may run at the same time."""
+
+    def lane_grid(self, samples: int) -> tuple[int, int]:
+        """The grid of a batch that is not trained on, and leaves room for those in the other lanes."""
+
     def allocate(self, words: int) -> None:
         """Makes the pool, `words` words of zeros; contents of an older pool are lost.
 
@@ -59,7 +66,8 @@ class Backend(Protocol):
     ) -> None:
         """Copies schedules into the pool and starts a kernel for each, in order; does not wait.
 
-        They lie side by side, and have the same layout, as `Encoder.encode_group` makes them. traced:
+        They lie side by side, and have the same layout, as `Encoder.encode_group` makes them; those of
+        different lanes may run at the same time, also with those of the launch before. traced:
         so many of them, the first, run on the traced kernel. fill: is called between, to write what
         comes from elsewhere. Where they have a readout, its words are copied behind them.
         """
@@ -108,6 +116,7 @@ class VMBackend:
         self.name = f"reference VM, {replicas} x {workers} workers"
         self._grid = (replicas, workers)
         self.machine = ReferenceVM(plan, seed)
+        self.lanes = 1  # more are laid out beside each other, and run one after another
         self.pool = np.zeros(0, np.float32)
         self._results: dict[int, NDArray[np.float32]] = {}
         self._values: dict[int, NDArray[np.float32]] = {}
@@ -119,6 +128,10 @@ class VMBackend:
 
     def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
         """The grid asked for, whatever the batch."""
+        return self._grid
+
+    def lane_grid(self, samples: int) -> tuple[int, int]:
+        """The grid asked for."""
         return self._grid
 
     def allocate(self, words: int) -> None:

@@ -6,7 +6,7 @@ occurs twice in a group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -22,10 +22,20 @@ MOST_SAMPLES = 1024
 GROUP_BATCHES = 32
 
 
-def groups(batches: Iterable[Sequence[int] | Ints], most: int = MOST_SAMPLES) -> Iterator[list[Ints]]:
+def one_lane(samples: int) -> int:
+    """For batches that run one after another, each on the whole device."""
+    return 1
+
+
+def groups(
+    batches: Iterable[Sequence[int] | Ints],
+    most: int = MOST_SAMPLES,
+    lanes: Callable[[int], int] = one_lane,
+) -> Iterator[list[Ints]]:
     """Batches in groups that can be encoded together: of one size, and no sample occurs twice.
 
-    most: samples of a group, if it has several batches.
+    most: samples of a group, if it has several batches. lanes: how many batches of so many samples run at the
+    same time; a group has a multiple of that, if it can, so that no lane has less to do than another.
     """
     group: list[Ints] = []
     seen: set[int] = set()
@@ -39,7 +49,8 @@ def groups(batches: Iterable[Sequence[int] | Ints], most: int = MOST_SAMPLES) ->
             group, seen = [], set()
         group.append(samples)
         seen |= own
-        if repeats or len(group) >= min(GROUP_BATCHES, limit // max(len(samples), 1)):
+        size, turn = min(GROUP_BATCHES, limit // max(len(samples), 1)), lanes(len(samples))
+        if repeats or len(group) >= (size - size % turn or size):
             yield group
             group, seen = [], set()
             limit = min(2 * limit, most)

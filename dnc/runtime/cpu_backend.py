@@ -48,6 +48,7 @@ class CpuBackend:
     """Runs schedules of `plan` on the cores of this machine."""
 
     leaves_cores = False
+    lanes = 1
 
     def __init__(
         self,
@@ -99,6 +100,10 @@ class CpuBackend:
         if not trains and self._is_small and samples < 2 * self.cores:
             return 1, 1
         return (self.cores, 1) if samples >= 2 * self.cores else (1, self.cores)
+
+    def lane_grid(self, samples: int) -> tuple[int, int]:
+        """That of a batch alone."""
+        return self.grid(samples, False)
 
     def capacity(self) -> int:
         """Words that a pool may have: half of the machine's memory."""

@@ -30,12 +30,14 @@ from dnc.runtime.cuda_driver import (
     LaunchShape,
     LentBuffer,
     PinnedBuffer,
+    Stream,
     open_device,
     raise_on_abort,
 )
+from dnc.runtime.cuda_lanes import Lanes
 from dnc.runtime.encoder.readout import Readout
 from dnc.runtime.schedule import Schedule, longest_queue
-from dnc.runtime.schedules import first_of, words_of
+from dnc.runtime.schedules import first_of, lanes_of, words_of
 from dnc.runtime.tuned import Tuned, tuned_grid
 
 # How long a worker waits for the others before the launch is given up.
@@ -43,6 +45,7 @@ TIME_LIMIT_US = 2_000_000
 # What comes back of a launch: its results, and behind them the words up to the abort record.
 RECORD = isa.RESULT_WORDS + (isa.SYNC_ABORT + 1) * isa.SYNC_STRIDE
 MOST_LAUNCHES = 1024  # in one group
+MOST_LANES = 16
 NOTHING = np.zeros(0, np.float32)
 FIRST_READ = 16  # words before what `run` brings back: the abort record
 
@@ -105,6 +108,7 @@ class CudaBackend:
         self._idle: Callable[[], int] = lambda: 0
         self._turn = self.device.stream.record()
         self._slots: list[_Slot | None] = [None, None]
+        self._lanes = Lanes(self.device)
         self._direct: _Direct | None = None
         self._header = isa.layout(plan).header
         self._times: list[float] | None = None
@@ -162,6 +166,18 @@ class CudaBackend:
         most = min(self.replicas, tuned[0] or self.replicas) if tuned else self.replicas
         return most if trains else max(1, min(most, samples)), self.workers
 
+    @property
+    def lanes(self) -> int:
+        """A replica each, or several.
+
+        One lane where the pool is someone else's, who may write to it behind what is queued in the stream.
+        """
+        return 1 if isinstance(self._pool, LentBuffer) else min(self.replicas, MOST_LANES)
+
+    def lane_grid(self, samples: int) -> tuple[int, int]:
+        """The replicas that are a lane's share."""
+        return min(self.replicas // min(self.replicas, MOST_LANES), samples), self.workers
+
     def capacity(self) -> int:
         """Words that a pool may have: nine tenths of the memory that is free, or held already."""
         held = self._pool.size if self._pool else 0
@@ -187,6 +203,7 @@ class CudaBackend:
 
     def _synchronize(self) -> None:
         try:
+            self._lanes.join()
             self.device.stream.synchronize()
         except CudaError as error:
             raise fail(str(error)) from error
@@ -220,6 +237,7 @@ class CudaBackend:
             if handle == int(self.device.stream.handle):
                 return
             stream = self.device.stream_of(handle)
+            self._lanes.join()
             self.device.stream.mark(self._turn)
             stream.wait(self._turn)
         except CudaError as error:
@@ -240,7 +258,7 @@ class CudaBackend:
 
         And one of all values, where the schedules have a readout.
         """
-        first, source = first_of(schedules), words_of(schedules)
+        first, source, lanes = first_of(schedules), words_of(schedules), lanes_of(schedules)
         count, size = source.shape
         here = self._slot(slot, count * size)
         here.words[: count * size].reshape(count, size)[:] = source
@@ -248,19 +266,19 @@ class CudaBackend:
         words_at = self._at(first.address * 4)
         grid = replicas * self.workers
         try:
-            if here.call is None or here.call.shape.workers != grid:
-                here.call = self.device.call(self.kernel, self._shape(grid))
-            here.call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
+            self._lanes.prepare(0 if traced else lanes)
             stream = self.device.stream
             stream.upload(DeviceBuffer(words_at, count * size * 4), here.pinned, count * size * 4)
             if fill is not None:
                 fill()
             here.times = [self._traced_run(schedule, grid) for schedule in schedules[:traced]]
-            for index in range(count):
-                words = words_at + index * size * 4
-                call = here.call if index >= traced else self._traced_call(grid, here.times[index])
-                call.set(words=words, counters=words + sync * 4)
-                call.launch()
+            for index, runs in enumerate(here.times):
+                self._start(self._traced_call(grid, runs), words_at + index * size * 4, sync)
+            streams = self._lanes.fork(lanes)
+            calls = [self._call(grid, each) for each in streams]
+            for index in range(traced, count):
+                self._start(calls[index % lanes], words_at + index * size * 4, sync)
+            stream = self._lanes.merge(streams)
             here.results = here.room[: count * RECORD].reshape(count, RECORD)
             results = DeviceBuffer(words_at + (sync - isa.RESULT_WORDS) * 4, RECORD * 4)
             if count == 1:
@@ -268,10 +286,22 @@ class CudaBackend:
             else:
                 stream.download_rows(here.back, results, count, size * 4)
             if first.readout is not None:
-                here.values = self._values_of(first.readout, here)
+                here.values = self._values_of(first.readout, here, stream)
             stream.mark(here.done)
+            self._lanes.ends(lanes, here.done)
         except CudaError as error:
             raise fail(str(error)) from error
+
+    def _call(self, grid: int, stream: Stream) -> Call:
+        """A launch of so many workers."""
+        call = self._lanes.call(self.kernel, self._shape(grid), stream)
+        call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
+        return call
+
+    def _start(self, call: Call, words: int, sync: int) -> None:
+        """Launches the schedule at an address, whose counters come at its word `sync`."""
+        call.set(words=words, counters=words + sync * 4)
+        call.launch()
 
     def finish(self, slot: int) -> NDArray[np.float32]:
         """Waits for the slot's launches; their results."""
@@ -288,13 +318,13 @@ class CudaBackend:
             raise fail(str(error)) from error
         return here.results[:, : isa.RESULT_WORDS].view(np.float32).copy()
 
-    def _values_of(self, readout: Readout, here: _Slot) -> NDArray[np.float32]:
+    def _values_of(self, readout: Readout, here: _Slot, stream: Stream) -> NDArray[np.float32]:
         """Where the words of a readout come to lie, behind the launches so far."""
         if here.fetched is None or here.fetched.bytes.nbytes < readout.count * 4:
             if here.fetched is not None:
                 here.fetched.free()
             here.fetched = self.device.pinned(max(readout.count * 2, 1 << 12) * 4)
-        self.device.stream.download_to(here.fetched.address, self._at(readout.first), readout.count * 4)
+        stream.download_to(here.fetched.address, self._at(readout.first), readout.count * 4)
         return here.fetched.view(np.float32)[: readout.count]
 
     def values(self, slot: int) -> NDArray[np.float32]:
@@ -312,7 +342,7 @@ class CudaBackend:
     def _traced_call(self, grid: int, runs: _Runs) -> Call:
         if self._traced is None:
             raise fail("the traced kernel was not loaded")
-        call = self.device.call(self._traced, self._shape(grid))
+        call = self.device.call(self._traced, self._shape(grid), self.device.stream)
         call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
         call.set(runs=runs.buffer.address, stamps=runs.words - ANCHOR_WORDS)
         return call
@@ -339,15 +369,12 @@ class CudaBackend:
         words_at = self._at(schedule.address * 4)
         grid = replicas * self.workers
         try:
-            if grid not in here.calls:
-                here.calls[grid] = self.device.call(self.kernel, self._shape(grid))
-            call = here.calls[grid]
-            call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
-            call.set(words=words_at, counters=words_at + sync * 4)
+            self._lanes.prepare(0)
+            call = self._call(grid, stream)
             stream.upload(DeviceBuffer(words_at, len(words) * 4), here.pinned, len(words) * 4)
             if self._times is not None:
                 stream.mark(here.before)
-            call.launch()
+            self._start(call, words_at, sync)
             if self._times is not None:
                 stream.mark(here.after)
             abort_at = words_at + (sync + isa.SYNC_ABORT * isa.SYNC_STRIDE) * 4
@@ -393,11 +420,7 @@ class CudaBackend:
 
     def forget_calls(self) -> None:
         """Sets launches up anew, for who has replaced `device` to look at them."""
-        for here in self._slots:
-            if here is not None:
-                here.call = None
-        if self._direct is not None:
-            self._direct.calls.clear()
+        self._lanes.use(self.device)
 
     def _slot(self, slot: int, words: int) -> _Slot:
         here = self._slots[slot]
@@ -430,15 +453,13 @@ class _Slot:
         self.words, self.room = pinned.view(np.int32), back.view(np.int32)
         self.results = self.room[:0].reshape(0, RECORD)
         self.times: list[_Runs] = []
-        self.call: Call | None = None
         self.fetched: PinnedBuffer | None = None
         self.values = NOTHING
 
 
 class _Direct:
-    """Pinned memory and calls (by workers) of launches that are waited for at once."""
+    """Pinned memory of launches that are waited for at once."""
 
     def __init__(self, pinned: PinnedBuffer, back: PinnedBuffer, before: Event, after: Event) -> None:
         self.pinned, self.back, self.before, self.after = pinned, back, before, after
         self.words, self.back_words = pinned.view(np.int32), back.view(np.int32)
-        self.calls: dict[int, Call] = {}

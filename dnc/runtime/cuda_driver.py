@@ -8,6 +8,7 @@ architecture, out of memory, a launch that cannot be resident, an aborted kernel
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
@@ -25,6 +26,8 @@ _CTYPES: Mapping[str, Any] = {
     "float32": ctypes.c_float,
     "pointer": ctypes.c_void_p,
 }
+# Queues of the device that streams are mapped to: with fewer than streams, one would wait for another.
+CONNECTIONS = "32"
 _WORDS = {
     "CUDA_ERROR_NO_DEVICE": "no NVIDIA GPU is visible",
     "CUDA_ERROR_OUT_OF_MEMORY": "the GPU is out of memory",
@@ -266,6 +269,10 @@ class Device:
         """Makes the context current in this thread."""
         _check(_driver().cuCtxSetCurrent(self.context), "use the context")
 
+    def new_stream(self) -> Stream:
+        """Another stream, which waits for none."""
+        return Stream(_check(_driver().cuStreamCreate(1), "create a stream"))
+
     def stream_of(self, handle: int) -> Stream:
         """A stream that someone else made, by the number that it has in every CUDA library."""
         return Stream(_driver().CUstream(handle))
@@ -326,6 +333,7 @@ class Call:
 def open_device(ordinal: int = 0) -> Device:
     """The GPU ``ordinal`` with its primary context made current in this thread."""
     driver = _driver()
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)
     try:
         _check(driver.cuInit(0), "start CUDA")
     except RuntimeError as error:  # cuda.bindings: the driver library is not there

@@ -32,7 +32,8 @@ class Schedules(Sequence[Schedule]):
     bases: by name, those of the first; moving: of those that are not alike in all batches, [batches]. rows,
     positions: by space how the rows of all batches are divided, and which they are
     (not where a group came from another process). results: by name (word, rows summed of every batch).
-    samples, division: of all batches, and how they are divided. Everything else is as in `Schedule`.
+    samples, division: of all batches, and how they are divided. lanes: batch i runs beside those of other
+    lanes than i % lanes. Everything else is as in `Schedule`.
     """
 
     plan: Plan
@@ -51,6 +52,7 @@ class Schedules(Sequence[Schedule]):
     guest: Guest | None
     known: dict[str, tuple[int, int]]
     readout: Readout | None
+    lanes: int
 
     def __len__(self) -> int:
         return self.division.batches
@@ -111,6 +113,11 @@ def words_of(schedules: Sequence[Schedule]) -> Words:
     if len(schedules) == 1:
         return schedules[0].words[None]
     return np.stack([schedule.words for schedule in schedules])
+
+
+def lanes_of(schedules: Sequence[Schedule]) -> int:
+    """How many of some schedules may run beside each other."""
+    return schedules.lanes if isinstance(schedules, Schedules) else 1
 
 
 def first_of(schedules: Sequence[Schedule]) -> Schedule | Schedules:

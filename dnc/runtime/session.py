@@ -199,18 +199,21 @@ class Session:
         noises: NDArray[np.uint32],
         before: int,
         updates: Sequence[Update] = (),
+        lanes: int = 1,
     ) -> Job:
-        """Batches that run in a mode, behind so many other jobs."""
+        """Batches that run in a mode, behind so many other jobs; in lanes, if these are several."""
         self._check_samples(data, np.concatenate(batches))
+        samples, backend = len(batches[0]), self.backend
         return Job(
             batches,
-            self.backend.grid(len(batches[0]), mode == TRAIN),
+            backend.lane_grid(samples) if lanes > 1 else backend.grid(samples, mode == TRAIN),
             list(updates),
             noises,
             self.memory.pool,
             (self.launches.slot + before) % 2,
             self.memory.words,
             mode,
+            lanes=lanes,
         )
 
     def encode_job(self, data: Encoder, job: Job, ahead: Ahead) -> Schedules | None:
@@ -231,7 +234,9 @@ class Session:
             except DoesNotFit as problem:
                 self.launches.drain()
                 if not self.memory.grow(problem.schedule_words, problem.activations):
-                    return None
+                    if job.lanes == 1:
+                        return None
+                    job = attrs.evolve(job, lanes=1)
 
     def _train_job(self, data: Encoder, job: Job) -> Iterator[StepResult]:
         """Launches the batches of a job, together if that is possible; results of those before."""

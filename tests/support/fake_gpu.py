@@ -45,6 +45,9 @@ class FakeStream:
     def mark(self, event: object) -> None:
         """Nothing to note."""
 
+    def wait(self, event: object) -> None:
+        """Nothing to wait for."""
+
     def fill_zero(self, buffer: DeviceBuffer) -> None:
         """Clears a buffer."""
         self.device.bytes(buffer.address, buffer.size)[:] = 0
@@ -182,10 +185,14 @@ class FakeDevice:
         """Memory of the host."""
         return PinnedBuffer(0, np.zeros(size, np.uint8))
 
+    def new_stream(self) -> FakeStream:
+        """The same."""
+        return self.stream
+
     def load(self, cubin: bytes, symbol: str, parameters: list[tuple[str, str]]) -> FakeKernel:
         """A kernel."""
         return FakeKernel([name for name, _ in parameters])
 
-    def call(self, kernel: FakeKernel, shape: LaunchShape) -> FakeCall:
+    def call(self, kernel: FakeKernel, shape: LaunchShape, stream: FakeStream) -> FakeCall:
         """A launch."""
         return FakeCall(self, kernel, shape)

@@ -79,7 +79,7 @@ class Device(FakeDevice):
         memory = np.zeros(size, np.uint8)
         return PinnedBuffer(memory.ctypes.data, memory)
 
-    def call(self, kernel: FakeKernel, shape: LaunchShape) -> Any:
+    def call(self, kernel: FakeKernel, shape: LaunchShape, stream: FakeStream) -> Any:
         return Running(self, kernel, shape)
 
 

@@ -104,19 +104,22 @@ class Encoder:
         pool_words: int | None = None,
         noises: NDArray[np.uint32] | None = None,
         guest: Guest | None = None,
+        lanes: int = 1,
     ) -> Schedules:
         """Schedules of several batches, one behind the other in the place for schedules.
 
         updates: one a batch, all of one optimizer; none for plain SGD with a rate of zero. noises: the
-        noise of every step. No sample may occur twice. The activations share memory: the batches run one
-        after another. What the host reads row by row does not: it lies behind the schedules, and their
+        noise of every step. No sample may occur twice. Batch i is in lane i % lanes; the activations of
+        a lane share memory: its batches run one after another, beside those of other lanes (not in
+        training). What the host reads row by row does not: it lies behind the schedules, and their
         `readout` says whose it is. guest: as for `encode`; the host reads nothing row by row then.
         """
         chosen = [np.asarray(batch, np.int32) for batch in batches]
         noise = np.full(len(chosen), NONE, np.uint32) if noises is None else noises
         updates = updates or [Update()] * len(chosen)
         place = Part(), buffer, pool_words, noise
-        return self._encode(chosen, mode, replicas, workers, updates, *place, guest, reads=guest is None)
+        reads = guest is None
+        return self._encode(chosen, mode, replicas, workers, updates, *place, guest, reads=reads, lanes=lanes)
 
     def _encode(
         self,
@@ -132,6 +135,7 @@ class Encoder:
         guest: Guest | None = None,
         ending: Ending | None = None,
         reads: bool = False,
+        lanes: int = 1,
     ) -> Schedules:
         known = self.modes.mode(mode)
         assigned = assign(batches, self._light, replicas)
@@ -145,10 +149,16 @@ class Encoder:
         values, buffers = (known.values, known.inner) if reads else ((), known.buffers)
         places = touched, chunks, apart
         bases, used, moving = self._allocate(buffers, mode, rows, workers, *places, first)
+        if lanes > 1:
+            # The same in every group that there is as much memory for: lanes do not wait for other lanes.
+            room = max(used - first, 0 if pool_words is None else (pool_words // 4 - first) // lanes // 4 * 4)
+            shift = np.arange(len(batches), dtype=np.int32) % lanes * np.int32(room)
+            moving |= {buffer.name: bases[buffer.name] + shift for buffer in buffers}
+            used += (lanes - 1) * room
         self._check_addresses(used)  # before any of them is written
         body = Words(len(batches), self.layout.queues_at + replicas * workers)
         followed = self.modes.tail.followed(rows) if part.followed is None else part.followed
-        group = Group(rows, bases, workers, self.pool.schedules[buffer], body, noise, followed, guest)
+        group = Group(rows, bases, moving, workers, self.pool.schedules[buffer], body, noise, followed, guest)
         if guest is not None:
             guest.write_numbers(self.plan, self.prepared, rows, body)
             for parameter, found in touched.items():
@@ -168,8 +178,6 @@ class Encoder:
         samples = assigned.spread.counts
         words = self._assemble(group, lists, queues, (replicas, workers), updates, part, samples)
         readout, own = self._read_behind(group, values, batches, words)
-        for name, each in moving.items():
-            words[:, self.layout.bases_at + self.layout.bases[name]] = each
         activations = (used - self.pool.activations) * 4
         behind_words = 0 if readout is None else readout.count
         self._check_room(words.size + behind_words, activations, used, pool_words)
@@ -191,6 +199,7 @@ class Encoder:
             guest,
             known_states,
             readout,
+            lanes,
         )
 
     def _read_behind(
@@ -368,7 +377,8 @@ class Encoder:
             "queues": where.queues_at,
             "sync": results + isa.RESULT_WORDS,
         }
-        tables = ((where.header, header), (where.bases, group.bases), (where.lists, lists))
+        bases = group.bases | group.moving
+        tables = ((where.header, header), (where.bases, bases), (where.lists, lists))
         front = [found.get(name, 0) for names, found in tables for name in names]
         words[:, : len(front)] = [0 if isinstance(each, np.ndarray) else each for each in front]
         for at, each in enumerate(front):

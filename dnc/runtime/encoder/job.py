@@ -29,7 +29,8 @@ class Job:
 
     grid: replicas, workers of each. updates (in training), noises: one a batch. pool: where everything
     lies; buffer: which of its two places for schedules. pool_words: how many words there are, None if that
-    is seen later. shares: whether the batches share vectors, results and gradients with another net.
+    is seen later. shares: whether the batches share vectors, results and gradients with another net. lanes:
+    how many of the batches run beside each other.
     """
 
     batches: list[Ints]
@@ -41,6 +42,7 @@ class Job:
     pool_words: int | None
     mode: str = TRAIN
     shares: bool = False
+    lanes: int = 1
 
     def moved(self, pool: StaticPool, buffer: int, pool_words: int | None) -> Job:
         """The same job for another place; itself, if that is where it is."""
@@ -66,4 +68,5 @@ class Job:
             pool_words=self.pool_words,
             noises=self.noises,
             guest=guest,
+            lanes=self.lanes,
         )

@@ -63,12 +63,14 @@ class Touched:
 class Group:
     """What the lists of a group are made from: rows by space, bases by name, workers of a replica.
 
-    address: where the first batch's schedule will lie. followed: how many rows move every running
-    parameter, [batches, parameters of the stack]. guest: what a batch, the only one then, shares.
+    moving: bases that not all batches have in common, [batches]. address: where the first batch's schedule
+    will lie. followed: how many rows move every running parameter, [batches, parameters of the stack].
+    guest: what a batch, the only one then, shares.
     """
 
     rows: dict[str, Rows]
     bases: dict[str, int]
+    moving: dict[str, Numbers]
     workers: int
     address: int
     body: Words
@@ -76,6 +78,15 @@ class Group:
     followed: dict[str, Numbers]
     guest: Guest | None = None
     found: dict[object, Any] = attrs.field(factory=dict)
+
+    def base(self, name: str) -> int | Numbers:
+        """A base; [batches] where they differ."""
+        return self.moving[name] if name in self.moving else self.bases[name]
+
+    def base_of(self, name: str, spread: Spread) -> int | Numbers:
+        """The same for every item of a spread."""
+        base = self.base(name)
+        return base if isinstance(base, int) else base[spread.batch]
 
     def once(self, key: object, make: Callable[[], Found]) -> Found:
         """What several lists need: made by the first that asks for it."""
@@ -128,9 +139,9 @@ class Lists:
             there = [space for space in spaces if space in group.rows]
             vertices = [self.prepared.spaces[space].vertex[group.rows[space].positions] for space in there]
             for space, vertex in zip(there, vertices, strict=True):
-                base = group.bases.get(state_buffer(space))
-                if base is not None:
-                    record[vertex] = group.rows[space].spread.local * stride + base
+                if state_buffer(space) in group.bases:
+                    spread = group.rows[space].spread
+                    record[vertex] = spread.local * stride + group.base_of(state_buffer(space), spread)
             if not has_slots:
                 continue
             call, calls, first = self._call[function], self._calls(function, group.rows), 0
@@ -322,7 +333,7 @@ class Lists:
         spread = rows.spread
         if source.is_list:
             spread = self._entry_spread(self._entries(source.space, source.path, group)[0], rows)
-        return spread.local * _slot_stride(buffer, group.workers) + group.bases[source.buffer]
+        return spread.local * _slot_stride(buffer, group.workers) + group.base_of(source.buffer, spread)
 
     # ---- gradients of tables --------------------------------------------------------------------
 

@@ -212,15 +212,15 @@ class Tail:
 
     def encode(self, mode: str, batches: Batches) -> tuple[Ints, dict[str, tuple[int, Numbers]]]:
         """The instructions, [batches, count, INSTRUCTION_WORDS], and results: (word, rows summed)."""
-        group, part, bases = batches.group, batches.part, batches.group.bases
+        group, part = batches.group, batches.part
         results: dict[str, tuple[int, Numbers]] = {}
         values: dict[str, int | Numbers] = {}
         for result in self._sums:
-            if result.buffer in bases:
+            if result.buffer in group.bases:
                 counts = group.rows[result.space].spread.counts
                 key = f"{result.kind}:{result.name}"
                 results[key] = isa.RESULT_FIRST + len(results), counts
-                values[f"base {key}"], values[f"rows {key}"] = bases[result.buffer], counts
+                values[f"base {key}"], values[f"rows {key}"] = group.base(result.buffer), counts
         trains = mode == TRAIN
         template = self._template(
             trains, tuple(results), batches.optimizer, int(part.accumulate), part.update

@@ -1,0 +1,112 @@
+"""Batches of predictions that run at the same time: each lane has memory of its own, and the bits stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import dnc.runtime.batches
+from dnc.ir.noise import NONE
+from dnc.runtime.batches import groups
+from dnc.runtime.phases import PREDICT
+from dnc.runtime.schedules import lanes_of
+from tests.support.models import SMALL, small_session
+from tests.unit.test_answers import forest_of, same
+
+LANES = 3
+BATCHES = [[at, at + 1] for at in range(0, 24, 2)]
+
+
+def session_of(name, lanes=LANES, **options):
+    session = small_session(name, 2, 2, **options)
+    session.backend.lanes = lanes
+    return session
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_the_bits_of_one_after_another(name, monkeypatch):
+    monkeypatch.setenv("DNC_VERIFY", "1")  # every schedule's places are in the pool, and do not meet
+    session, plain = session_of(name), session_of(name, 1)
+    data, other = session.attach(forest_of(name)), plain.attach(forest_of(name))
+    mixed = [*BATCHES, [7, 7, 8], [9], [0], *BATCHES[:4]]
+    for found, expected in zip(
+        session.predictions(data, mixed), plain.predictions(other, mixed), strict=True
+    ):
+        same(found, expected)
+    assert session.evaluate(data) == plain.evaluate(other)
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+@pytest.mark.parametrize("spare", [0, 4096])
+def test_no_launch_writes_where_another_lane_does(name, spare):
+    """All words that a launch changes, and those that it reads, are its lane's own or nobody's."""
+    session = session_of(name)
+    data = session.attach(forest_of(name))
+    list(session.predictions(data, BATCHES))  # memory has grown
+    memory = session.memory
+    memory.grow(memory.pool.schedule_words, memory.words - memory.pool.words + spare)
+    job = session.job(
+        data, [np.array(b) for b in BATCHES[:6]], PREDICT, np.full(6, NONE, np.uint32), 0, lanes=LANES
+    )
+    schedules = session.encode_job(data, job, session.answers.ahead)
+    assert lanes_of(schedules) == LANES
+    changed = []
+    for schedule in schedules:
+        pool = session.backend.pool
+        pool[memory.pool.words :] = 1234.5
+        for each in schedules:
+            pool[each.address * 4 :][: len(each.words)] = each.words.view(np.float32)
+        before = pool.view(np.int32).copy()
+        # What is not its own is as it was before: a launch that reads it gives other bits below.
+        session.backend.machine.run(schedule.words, pool, memory.pool.words)
+        changed.append(np.flatnonzero(pool.view(np.int32) != before))
+    for i, one in enumerate(changed):
+        assert len(one)
+        for j in range(i):
+            shared = np.intersect1d(one, changed[j])
+            assert not len(shared) if (i - j) % LANES else len(shared)
+
+
+def test_lanes_are_as_far_apart_in_every_group():
+    """Else a lane would wait for the others: its memory would be another's of the group before."""
+    session = session_of("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    list(session.predictions(data, BATCHES))
+    found = set()
+    for first in (0, 3, 6):
+        chosen = [np.array(b) for b in BATCHES[first : first + 3]]
+        job = session.job(data, chosen, PREDICT, np.full(3, NONE, np.uint32), 0, lanes=LANES)
+        schedules = session.encode_job(data, job, session.answers.ahead)
+        for buffer in schedules.moving:
+            if buffer in {b.name for b in session.modes.mode(PREDICT).inner}:
+                found |= set(np.diff(schedules.moving[buffer]).tolist())
+    assert len(found) == 1
+
+
+def test_lanes_that_there_is_no_memory_for(monkeypatch):
+    """One after another, on the same grid."""
+    wide = session_of("treelstm", 1)
+    forest = forest_of("treelstm")
+    expected = list(wide.predictions(wide.attach(forest), BATCHES))
+    taken = []
+    narrow = session_of("treelstm", memory=wide.memory.words)
+    start = narrow.launches.start
+    monkeypatch.setattr(
+        narrow.launches, "start", lambda s, *a, **k: (taken.append(lanes_of(s)), start(s, *a, **k))
+    )
+    for one, other in zip(narrow.predictions(narrow.attach(forest), BATCHES), expected, strict=True):
+        same(one, other)
+    assert set(taken) == {1}
+
+
+def test_a_group_is_shared_evenly(monkeypatch):
+    monkeypatch.setattr(dnc.runtime.batches, "GROUP_BATCHES", 10)
+    single = [[at] for at in range(25)]
+    assert [len(g) for g in groups(single, lanes=lambda samples: 4)] == [8, 8, 8, 1]
+    assert [len(g) for g in groups(single, lanes=lambda samples: 12)] == [10, 10, 5]
+    assert [len(g) for g in groups(single)] == [10, 10, 5]
+
+
+def test_large_batches_have_the_device_alone():
+    answers = session_of("treelstm", 7).answers
+    assert [answers._lanes(samples) for samples in (1, 146, 147)] == [7, 7, 1]
