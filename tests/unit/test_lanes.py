@@ -84,19 +84,23 @@ def test_lanes_are_as_far_apart_in_every_group():
 
 
 def test_lanes_that_there_is_no_memory_for(monkeypatch):
-    """One after another, on the same grid."""
-    wide = session_of("treelstm", 1)
-    forest = forest_of("treelstm")
+    """One after another, on the same grid, then batch by batch: the same values from less and less memory."""
+    wide, forest, seen = session_of("treelstm", 1), forest_of("treelstm"), list[int]()
     expected = list(wide.predictions(wide.attach(forest), BATCHES))
-    taken = []
-    narrow = session_of("treelstm", memory=wide.memory.words)
-    start = narrow.launches.start
-    monkeypatch.setattr(
-        narrow.launches, "start", lambda s, *a, **k: (taken.append(lanes_of(s)), start(s, *a, **k))
-    )
-    for one, other in zip(narrow.predictions(narrow.attach(forest), BATCHES), expected, strict=True):
-        same(one, other)
-    assert set(taken) == {1}
+    for memory in range(wide.memory.words, wide.memory.pool.schedules[0] * 4, -200):
+        narrow, taken = session_of("treelstm", memory=memory), list[tuple[int, int]]()
+
+        def noted(schedules, *rest, start=narrow.launches.start, taken=taken, **options):
+            taken.append((lanes_of(schedules), len(schedules)))
+            start(schedules, *rest, **options)
+
+        monkeypatch.setattr(narrow.launches, "start", noted)
+        for one, other in zip(narrow.predictions(narrow.attach(forest), BATCHES), expected, strict=True):
+            same(one, other)
+        seen += [taken[0]] * (not seen or seen[-1] != taken[0])
+        if taken[0][1] == 1:
+            break
+    assert [lanes for lanes, _ in seen] == [LANES, 1, 1] and seen[1][1] == len(BATCHES)
 
 
 def test_a_group_is_shared_evenly(monkeypatch):
