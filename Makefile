@@ -5,7 +5,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13 py
 BIN := .venv/bin
 DATA := examples/data
 
-.PHONY: demo test test-torch lint types docs clean
+.PHONY: demo test lint types docs clean
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or newer is needed"; exit 2; }
@@ -45,11 +45,6 @@ types: .venv/installed-test
 
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal
-
-# What needs PyTorch, which is too large for CI: its tests, and the page that comes from it.
-test-torch: .venv/installed-test
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -e '.[test,torch]'
-	$(BIN)/python -m pytest -n 2 --dist worksteal tests/models tests/cpu tests/docs
 
 clean:
 	rm -rf .venv demo build runs site .mypy_cache .pytest_cache .ruff_cache .hypothesis
