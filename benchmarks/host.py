@@ -47,12 +47,17 @@ class NoDevice(VMBackend):
 
     def __init__(self, plan: Any) -> None:
         super().__init__(plan, REPLICAS, WORKERS)
+        self.lanes = REPLICAS
         self.words = np.zeros(1, np.int32)
         self.count = [(0, 0), (0, 0)]
 
     def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
         """That of an H200."""
         return REPLICAS if trains else min(REPLICAS, samples), WORKERS
+
+    def lane_grid(self, samples: int) -> tuple[int, int]:
+        """A replica."""
+        return 1, WORKERS
 
     def write(self, at: int, values: NDArray[Any]) -> None:
         """Nobody reads it."""

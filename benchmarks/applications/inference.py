@@ -30,7 +30,7 @@ from dnc.ir.interpreter import interpret
 from dnc.runtime.predictor import MOST_SAMPLES, Predictor
 
 TITLE = f"{'model':16}{'batch':>6}{'stream/s':>11}{'calls/s':>10}{'new/s':>9}{'known/s':>10}"
-TITLE += f"{'kernel us':>11}{'by kernel/s':>13}{'idle':>6}  bar"
+TITLE += f"{'kernel us':>11}{'at once':>9}{'idle':>6}  bar"
 MOST, CHECKED, COMPARED = 200, 8, 40
 """Batches whose launches are looked at, and whose shapes are known; samples and batches that are checked."""
 TOLERANCE = 1e-3
@@ -78,11 +78,14 @@ def check_values(model: Model, count: int) -> float:
 
 
 def check_stream(model: Model, size: int, samples: int) -> None:
-    """ValueError if a stream gives other values than calls."""
+    """ValueError if a stream gives other bits than each of its batches alone, or other values than calls."""
     batches = list(islice(shuffled(samples, size), COMPARED))
     for batch, streamed in zip(batches, model.predictions(batches), strict=True):
-        for name, values in model.session.predict(attached(model), batch).items():
-            if not all(np.array_equal(a, b) for a, b in zip(values, streamed[name], strict=True)):
+        alone, called = next(model.predictions([batch])), model.session.predict(attached(model), batch)
+        for name, values in streamed.items():
+            if not all(np.array_equal(a, b) for a, b in zip(values, alone[name], strict=True)):
+                raise ValueError(f"in a stream a batch of {size} has other bits of {name} than alone")
+            if values[0].dtype.kind == "f" and not np.allclose(values, called[name], atol=TOLERANCE):
                 raise ValueError(f"a stream of batches of {size} gives other values of {name} than calls")
 
 
@@ -140,7 +143,7 @@ def repeat(call: Callable[[], Any], seconds: float, size: int) -> float:
 
 
 def kernels(model: Model, batches: list[list[int]]) -> dict[str, float]:
-    """Of a stream: the median time of a launch, and the share of the time in which none ran."""
+    """Of a stream: the median time of a launch, how many run at once, the share of the time without any."""
     backend: Any = model.backend
     device = backend.device
     backend.device = timed = TimedDevice(device, len(batches))
@@ -152,18 +155,24 @@ def kernels(model: Model, batches: list[list[int]]) -> dict[str, float]:
         backend.device = device
         backend.forget_calls()
     events = timed.events[: timed.used]
-    found = [after.microseconds_since(before) for before, after in events]
-    whole = events[-1][1].microseconds_since(events[0][0])
-    return {"kernel_us": statistics.median(found), "idle_of_gpu_time": 1 - sum(found) / whole}
+    first, busy, end = events[0][0], 0.0, 0.0
+    ranges = [[each.microseconds_since(first) for each in pair] for pair in events]
+    for begin, until in sorted(ranges):
+        busy, end = busy + max(0.0, until - max(begin, end)), max(end, until)
+    times = [until - begin for begin, until in ranges]
+    return {
+        "kernel_us": statistics.median(times),
+        "at_once": sum(times) / busy,
+        "idle_of_gpu_time": 1 - busy / end,
+    }
 
 
 def line(found: dict[str, Any], wanted: float | None) -> str:
     """A row of the table; the bar is that of a stream."""
     kernel, idle = found.get("kernel_us"), found.get("idle_of_gpu_time")
-    by_kernel = f"{found['batch'] / kernel * 1e6:,.0f}" if kernel else "-"
     new, known = (f"{found[name]:,.0f}" if name in found else "-" for name in ("new", "known"))
     row = f"{found['model']:16}{found['batch']:6}{found['stream']:11,.0f}{found['rate']:10,.0f}{new:>9}"
-    row += f"{known:>10}{f'{kernel:,.0f}' if kernel else '-':>11}{by_kernel:>13}"
+    row += f"{known:>10}{f'{kernel:,.0f}' if kernel else '-':>11}{found.get('at_once', 1):9.1f}"
     row += f"{'-' if idle is None else f'{idle:.0%}':>6}"
     if wanted is not None:
         row += f"  {wanted:,.0f} {'reached' if found['stream'] >= wanted else 'MISSED'}"

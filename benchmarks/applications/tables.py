@@ -52,17 +52,17 @@ def _training(found: list[Found]) -> str:
 
 def _inference(found: list[Found]) -> str:
     head = ("model", "batch", "stream, samples/s", "calls", "read in the call", "known shapes")
-    head = (*head, "launch, us", "by the launch alone", "GPU idle")
+    head = (*head, "launch, us", "launches at once", "GPU idle")
     rows = []
     for point in found:
         kernel = point.get("kernel_us")
         name = point["model"] + (f", {point['pass']} of a set" if "pass" in point else "")
-        alone = None if kernel is None else point["batch"] / kernel * 1e6
         idle = point.get("idle_of_gpu_time")
         stream, calls = (None, point["rate"]) if "pass" not in point else (point["rate"], None)
-        speeds = point.get("stream", stream), calls, point.get("new"), point.get("known"), kernel, alone
+        speeds = point.get("stream", stream), calls, point.get("new"), point.get("known"), kernel
         shown = [_number(value) for value in speeds]
-        rows.append((name, str(point["batch"]), *shown, "-" if idle is None else f"{idle:.0%}"))
+        at_once = f"{point['at_once']:.1f}" if "at_once" in point else "-"
+        rows.append((name, str(point["batch"]), *shown, at_once, "-" if idle is None else f"{idle:.0%}"))
     return _table(head, rows)
 
 
