@@ -196,7 +196,7 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     backend = CudaBackend(plan, files)
     variant = forced_on(seed)
     try:
-        with forced(variant.few, variant.apart):
+        with forced(variant.few, variant.apart, alike=variant.apart):
             run(prepared, backend, case)
             _same_bits(prepared, backend, case.seed)
     except Exception as error:

@@ -77,7 +77,7 @@ def test_against_the_definition(device: Any, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES or ["none"])
 def test_weight_gradients_of_few_rows_and_in_chunks(device: Any, name: str, few: bool, apart: bool) -> None:
     program, backend = _backend(device, name)
-    with forced(few, apart):
+    with forced(few, apart, alike=few):
         bench = Bench(program, backend.plan, backend, ForestGrower(program, 5).grow(30, 9, "random"), 5)
         check_training(bench, TOLERANCE[backend.plan.precision])
 

@@ -76,6 +76,7 @@ cases = st.builds(
     without=st.sets(st.sampled_from(OPTIONAL_PASSES)).map(lambda names: tuple(sorted(names))),
     target=st.sampled_from(("cpu", "sm_90a")),
     apart=st.booleans(),
+    alike=st.booleans(),
 )
 
 

@@ -22,9 +22,9 @@ Decision = bool | Callable[[Numbers], Numbers] | None
 
 
 @contextmanager
-def forced(few: Decision = None, apart: Decision = None) -> Iterator[None]:
+def forced(few: Decision = None, apart: Decision = None, alike: bool | None = None) -> Iterator[None]:
     """few: whether weight gradients are `outer` instructions. apart: whether the deltas of tokens are added
-    up before products (`dnc/passes/reassociate.py`)."""
+    up before products (`dnc/passes/reassociate.py`). alike: whether leaves of one word share a row."""
 
     def decide(decision: Decision, rows: Numbers) -> Numbers:
         return decision(rows) if callable(decision) else np.full(len(rows), decision)
@@ -40,4 +40,7 @@ def forced(few: Decision = None, apart: Decision = None) -> Iterator[None]:
             stack.enter_context(patch.object(Shapes, "few", few_rows))
         if apart is not None:
             stack.enter_context(patch.object(Tail, "apart", added_apart))
+        if alike is not None:
+            fewest = 0 if alike else 1 << 30
+            stack.enter_context(patch("dnc.runtime.encoder.alike.FEWEST", fewest))
         yield

@@ -32,7 +32,7 @@ class Launch(FakeCall):
 class Clocked(Device):
     """Launches that take as long as the events of `Device` say."""
 
-    def call(self, kernel: FakeKernel, shape: Any) -> Any:
+    def call(self, kernel: FakeKernel, shape: Any, stream: Any) -> Any:
         return Launch(self, kernel, shape)
 
 

@@ -20,6 +20,7 @@ from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
 from dnc.ir.optimizers import Update
 from dnc.ir.plan import Buffer, ChildrenList, OperandList, Plan, Result, TableGradient, padded
+from dnc.runtime.encoder.alike import Alike
 from dnc.runtime.encoder.ending import Ending, exits, late_levels
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.lists import Group, Lists, Touched
@@ -54,6 +55,7 @@ class Encoder:
         self.modes = modes or Modes(self.plan)
         self.layout = self.modes.layout
         self.lists = Lists(prepared)
+        self._alike = Alike(prepared, self.lists)
         self.readouts = Readouts(prepared)
         self._arena = isa.gradient_floats(self.plan)
         self._light = falling(prepared.weight)
@@ -141,6 +143,8 @@ class Encoder:
         assigned = assign(batches, self._light, replicas)
         late = self._late_levels(known, ending)
         rows = self._rows(known.spaces, assigned, late)
+        if mode == TRAIN:
+            rows = {name: self._alike.merged(name, own) for name, own in rows.items()}
         touched = self._touched(mode, rows, part)
         tail = self.modes.tail
         apart = tail.apart(rows, touched)

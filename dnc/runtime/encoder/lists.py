@@ -39,7 +39,7 @@ from dnc.ir.program import TABLE
 from dnc.ir.structure import Path
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.rows import Rows, sample_rows
-from dnc.runtime.encoder.words import Numbers, Spread, Words, chosen
+from dnc.runtime.encoder.words import Numbers, Spread, Words, chosen, in_order
 from dnc.runtime.prepared import Indices, Prepared
 
 Found = TypeVar("Found")
@@ -137,20 +137,25 @@ class Lists:
         for function, spaces in self._spaces.items():
             record, stride = self._record[function], self._stride[function]
             there = [space for space in spaces if space in group.rows]
-            vertices = [self.prepared.spaces[space].vertex[group.rows[space].positions] for space in there]
-            for space, vertex in zip(there, vertices, strict=True):
+            members = [group.rows[space].members for space in there]
+            vertices = [
+                self.prepared.spaces[space].vertex[positions]
+                for space, (positions, _) in zip(there, members, strict=True)
+            ]
+            for space, vertex, (_, row) in zip(there, vertices, members, strict=True):
                 if state_buffer(space) in group.bases:
                     spread = group.rows[space].spread
-                    record[vertex] = spread.local * stride + group.base_of(state_buffer(space), spread)
+                    own = spread.local * stride + group.base_of(state_buffer(space), spread)
+                    record[vertex] = own[row]
             if not has_slots:
                 continue
             call, calls, first = self._call[function], self._calls(function, group.rows), 0
             if len(there) < len(spaces):
                 for vertex in self._numbered.get(function, ()):
                     call[vertex] = -1
-            for space, vertex in zip(there, vertices, strict=True):
+            for space, vertex, (_, row) in zip(there, vertices, members, strict=True):
                 spread = group.rows[space].spread
-                call[vertex] = spread.numbers(calls, first)
+                call[vertex] = spread.numbers(calls, first)[row]
                 first += spread.most
             self._numbered[function] = vertices
 
@@ -234,7 +239,7 @@ class Lists:
         table = self.prepared.forest.tables[path_struct(self.prepared.forest.structs, struct, path)]
         return _some(table.data[field]), self.prepared.targets[space, path]
 
-    def _numbers(self, space: str, path: Path, field: str) -> tuple[NDArray[Any], bool]:
+    def numbers(self, space: str, path: Path, field: str) -> tuple[NDArray[Any], bool]:
         """A field's number of every prepared row, -1 for none; and whether every row has one."""
         key = space, path, field
         if key not in self._known:
@@ -253,7 +258,7 @@ class Lists:
             return self._vectors(item, rows, group)
         if isinstance(item, ShareList):
             return self._shares(item, rows, group)
-        numbers, everywhere = self._numbers(item.space, item.path, item.field)
+        numbers, everywhere = self.numbers(item.space, item.path, item.field)
         number = numbers[rows.positions]
         if isinstance(item, TableList):
             found = number * self.table_stride(item.parameter) + group.bases[item.parameter]
@@ -273,7 +278,7 @@ class Lists:
     def _shares(self, item: ShareList, rows: Rows, group: Group) -> int:
         spread, own = rows.spread, np.zeros(len(rows.positions), np.intp)
         if item.field:
-            own = self._numbers(item.space, (), item.field)[0][rows.positions]
+            own = self.numbers(item.space, (), item.field)[0][rows.positions]
         counts = group.followed[item.parameter]
         return self._records_of((1.0 / counts[spread.batch, own])[:, None], spread, group)
 
@@ -297,7 +302,11 @@ class Lists:
         sources = [source for source in item.sources if source.space in group.rows]
         targets = [self._called(source, function, group) for source in sources]
         addresses = [self._slot_addresses(source, group) for source in sources]
-        calls, are_single = self._calls(function, group.rows), self._are_single(item)
+        calls = self._calls(function, group.rows)
+        are_alone = all(
+            group.rows[space].stand_alone for space in self._spaces[function] if space in group.rows
+        )
+        are_single = are_alone and self._are_single(item)
         at = group.body.slots(targets, addresses, calls, are_single)
         found = {}
         for space in self._spaces[function]:
@@ -375,7 +384,7 @@ class Lists:
 
     def _source_tokens(self, source: SlotSource, positions: Indices) -> Indices:
         assert source.field is not None
-        return self._numbers(source.space, source.path, source.field)[0][positions]
+        return self.numbers(source.space, source.path, source.field)[0][positions]
 
     def encode_table(
         self, table: TableGradient, touched: Touched, group: Group, apart: NDArray[np.bool_]
@@ -413,17 +422,6 @@ class Lists:
         stride = self._buffers[product.sums].width // 4
         addresses = spread.local * stride + group.bases[product.sums]
         return spread.matrix(~addresses)
-
-
-def in_order(keys: Indices) -> tuple[Indices, Indices]:
-    """The keys that are not negative in a stable order, and which of all they are."""
-    bits = len(keys).bit_length()
-    joined = keys << bits
-    joined |= np.arange(len(keys))
-    joined.sort()
-    if len(joined) and joined[0] < 0:
-        joined = joined[joined >= 0]
-    return joined >> bits, joined & ((1 << bits) - 1)
 
 
 def _joined(arrays: Sequence[Numbers]) -> Numbers:

@@ -30,7 +30,8 @@ class Rows:
     positions: of every row its row in the prepared data. counts, starts: [batches, keys, replicas,
     levels], how many rows a wavefront has and the first one's number in its batch. There is one key
     for every combination of the numbers that rows select from stacks, the last one fastest; `sizes`
-    says how many there are of each.
+    says how many there are of each. all: where rows stand for others, too, the positions of all, and of
+    each the row that stands for it, counted over all batches.
     """
 
     positions: Indices
@@ -38,6 +39,17 @@ class Rows:
     counts: Numbers
     starts: Numbers
     sizes: tuple[int, ...] = ()
+    all: tuple[Indices, Indices] | None = None
+
+    @property
+    def stand_alone(self) -> bool:
+        """Whether every row is that of one vertex."""
+        return self.all is None
+
+    @property
+    def members(self) -> tuple[Indices, Indices | slice]:
+        """The positions of all vertices, and which rows are theirs."""
+        return (self.positions, slice(None)) if self.all is None else self.all
 
     def by_owner(self, leveled: bool) -> tuple[Numbers, Numbers, tuple[int, int]]:
         """Counts and starts of the wavefronts, [batches * replicas, keys * levels], and (keys, levels).

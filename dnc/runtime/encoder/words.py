@@ -57,6 +57,17 @@ class Spread:
         return slice(int(self.first[batch]), int(self.first[batch] + self.counts[batch]))
 
 
+def in_order(keys: Numbers) -> tuple[Numbers, Numbers]:
+    """The keys that are not negative in a stable order, and which of all they are."""
+    bits = len(keys).bit_length()
+    joined = keys << bits
+    joined |= np.arange(len(keys))
+    joined.sort()
+    if len(joined) and joined[0] < 0:
+        joined = joined[joined >= 0]
+    return joined >> bits, joined & ((1 << bits) - 1)
+
+
 def chosen(which: NDArray[np.bool_], yes: int, no: int) -> int | Numbers:
     """Of every batch one of two numbers: the one where all batches agree, else [batches]."""
     if which.all():

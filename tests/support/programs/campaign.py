@@ -68,6 +68,7 @@ def case_of(executor: str, seed: int) -> Case:
         without=tuple(name for name in OPTIONAL_PASSES if choice.random() < 0.25),
         target=choice.choice(("cpu", "sm_90a")) if executor == "vm" else "cpu",
         apart=choice.random() < 0.5,
+        alike=choice.random() < 0.5,
     )
 
 
