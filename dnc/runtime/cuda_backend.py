@@ -267,8 +267,7 @@ class CudaBackend:
         grid = replicas * self.workers
         try:
             self._lanes.prepare(0 if traced else lanes)
-            stream = self.device.stream
-            stream.upload(DeviceBuffer(words_at, count * size * 4), here.pinned, count * size * 4)
+            self._lanes.send(DeviceBuffer(words_at, count * size * 4), here.pinned, here.done)
             if fill is not None:
                 fill()
             here.times = [self._traced_run(schedule, grid) for schedule in schedules[:traced]]

@@ -1,15 +1,25 @@
-"""Lanes: streams for launches that do not need each other's results, and so may run at the same time.
+"""Streams beside the device's own: for copies, and for launches that do not need each other's results.
 
-In: a device with its own stream. Out: a stream a lane, one in which their results are fetched, and launches
-that are set up once for each. Guaranteed: launches of a lane run in order, behind all that was queued in the
-device's stream before; what is queued there behind a `join` comes behind all lanes.
+In: a device with its own stream. Out: a stream a lane, one for schedules that go there and one for results
+that come back, and launches set up once for each. Guaranteed: launches of a lane run in order, behind
+all that was queued in the device's stream before; what is queued there behind a `join` comes behind all
+lanes. Kernels wait for no copy but that of their own schedules, which goes there while others run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dnc.runtime.cuda_driver import Call, Device, Event, Kernel, LaunchShape, Stream
+from dnc.runtime.cuda_driver import (
+    Call,
+    Device,
+    DeviceBuffer,
+    Event,
+    Kernel,
+    LaunchShape,
+    PinnedBuffer,
+    Stream,
+)
 
 
 class Lanes:
@@ -17,10 +27,10 @@ class Lanes:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._results: Stream | None = None
+        self._copies, self._results = device.new_stream(), device.new_stream()
         self._streams: list[Stream] = []
         self._ends: list[Event] = []
-        self._begin = device.stream.record()
+        self._begin, self._sent, self._end = (device.stream.record() for _ in range(3))
         self._calls: dict[tuple[int, int], Call] = {}
         self._last: tuple[int, Event] | None = None
 
@@ -50,6 +60,13 @@ class Lanes:
         if self._last is not None and self._last[0] != lanes:
             self.join()
 
+    def send(self, to: DeviceBuffer, source: PinnedBuffer, after: Event) -> None:
+        """Copies to the device once `after` has come; what is queued in its stream from now on waits."""
+        self._copies.wait(after)
+        self._copies.upload(to, source, to.size)
+        self._copies.mark(self._sent)
+        self._device.stream.wait(self._sent)
+
     def fork(self, lanes: int) -> Sequence[Stream]:
         """The streams of so many lanes."""
         own = self._device.stream
@@ -65,11 +82,7 @@ class Lanes:
 
     def merge(self, streams: Sequence[Stream]) -> Stream:
         """A stream behind what is queued in these, for their results; its end is told to `ends`."""
-        if len(streams) == 1:
-            return streams[0]
-        if self._results is None:
-            self._results = self._device.new_stream()
-        for stream, end in zip(streams, self._ends, strict=False):
+        for stream, end in zip(streams, [self._end] if len(streams) == 1 else self._ends, strict=False):
             stream.mark(end)
             self._results.wait(end)
         return self._results
