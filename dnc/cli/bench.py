@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from dnc.api.bench import Latency, Throughput
 
 
+CALLS, WARM_UP, SECONDS = 1000, 100, 2.0
+
+
 def bench(
     build: Annotated[Path, typer.Argument(help="The build folder; best one of --mode infer.")],
     data: Annotated[Path, typer.Option(help="Samples to predict, JSONL.")],
@@ -23,9 +26,11 @@ def bench(
     batch: Annotated[
         list[str] | None, typer.Option(help="Samples of a call; several by commas. [default: 1]")
     ] = None,
-    calls: Annotated[int, typer.Option(help="Calls that are timed.")] = 1000,
-    warmup: Annotated[int, typer.Option(help="Calls before them.")] = 100,
-    seconds: Annotated[float, typer.Option(help="How long throughput is measured.")] = 2.0,
+    calls: Annotated[int | None, typer.Option(help=f"Calls that are timed. [default: {CALLS}]")] = None,
+    warmup: Annotated[int | None, typer.Option(help=f"Calls before them. [default: {WARM_UP}]")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help=f"How long throughput is measured. [default: {SECONDS:g}]")
+    ] = None,
     prepared: Annotated[
         bool, typer.Option("--prepared", help="Read the structures before the clock starts.")
     ] = False,
@@ -44,12 +49,18 @@ def bench(
         raise fail("expected one of --latency and --throughput")
     if throughput and prepared:
         raise fail("--prepared goes with --latency: throughput is that of prepared structures anyway")
+    others = {"--seconds": seconds} if latency else {"--calls": calls, "--warmup": warmup}
+    for option, given in others.items():
+        if given is not None:
+            raise fail(f"{option} goes with {'--throughput' if latency else '--latency'}")
+    calls, warmup = CALLS if calls is None else calls, WARM_UP if warmup is None else warmup
+    seconds = SECONDS if seconds is None else seconds
     if not 0 < seconds < float("inf"):
         raise fail(f"--seconds: found {seconds:g}, expected a positive number")
     for option, value, least in (("--calls", calls, 1), ("--warmup", warmup, 0), ("--seed", seed, 0)):
         if not least <= value < 2**31:
             raise fail(f"{option}: found {value}, expected {least} or more")
-    sizes = [_size(text) for text in names_of(batch) or ("1",)]
+    sizes = [_size(text) for text in (names_of(batch) or batch or ("1",))]
     samples = read_structures(data) if latency else []
     model = api.load(build, device, checkpoint=checkpoint, seed=seed, replicas=replicas, workers=workers)
     if model.vocabularies is None:

@@ -75,6 +75,12 @@ COMMANDS = [
         "bench build --data train.jsonl --throughput --prepared",
         "error: --prepared goes with --latency: throughput is that of prepared structures anyway",
     ),
+    ("bench build --data train.jsonl --throughput --calls 3", "error: --calls goes with --latency"),
+    ("bench build --data train.jsonl --latency --seconds 1", "error: --seconds goes with --throughput"),
+    (
+        "bench build --data train.jsonl --latency --batch ,",
+        "error: --batch: found ',', expected the samples of a call, 1 or more",
+    ),
     (
         "bench build --data train.jsonl --latency --batch 1,0",
         "error: --batch: found '0', expected the samples of a call, 1 or more",

@@ -183,6 +183,17 @@ def test_files_that_are_no_checkpoints(tmp_path, content, message):
         load_checkpoint(tmp_path / "c")
 
 
+def test_any_byte_of_the_numbers_counts(tmp_path):
+    save_checkpoint(tmp_path / "c", checkpoint())
+    whole = (tmp_path / "c").read_bytes()
+    begin = 8 + int.from_bytes(whole[:8], "little")
+    load_checkpoint(tmp_path / "c")
+    for at in range(begin, len(whole), max(1, (len(whole) - begin) // 50)):
+        (tmp_path / "c").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(DiagnosticError, match="c: damaged: its numbers are not those that were written"):
+            load_checkpoint(tmp_path / "c")
+
+
 def test_other_metadata(tmp_path):
     save_file(VALUES, tmp_path / "plain")
     with pytest.raises(DiagnosticError, match="not a checkpoint"):
@@ -195,7 +206,11 @@ def test_other_metadata(tmp_path):
         (stored(step=10**30), r"its metadata is broken: .*step"),
         (stored(optimizer="adamax"), r"its metadata is broken: .*optimizer"),
         (stored(learning_rate=0), r"its metadata is broken: .*learning_rate"),
-        (stored(vocabularies={"vocab": {"size": -1, "unknown": True}}), "not a vocabulary file: .*size"),
+        (
+            stored(vocabularies={"vocab": {"size": -1, "unknown": True}}, checksum=None),
+            "not a vocabulary file: .*size",
+        ),
+        (stored(), "damaged: its numbers are not those that were written"),
     ):
         save_file(VALUES, tmp_path / "c", {"dnc": json.dumps(metadata)})
         with pytest.raises(DiagnosticError, match=message):
