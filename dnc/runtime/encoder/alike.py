@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from dnc.ir.plan import ClassList, GatherList, OperandList, Plan, SlotList, TableList
 from dnc.runtime.encoder.lists import Lists
-from dnc.runtime.encoder.rows import Rows
+from dnc.runtime.encoder.rows import Rows, order_below
 from dnc.runtime.encoder.words import Spread, in_order
 from dnc.runtime.prepared import Indices, Prepared
 
@@ -92,7 +92,7 @@ def _merged(rows: Rows, numbers: Indices, wide: NDArray[np.bool_]) -> Rows:
     begin, group = first.nonzero()[0], first.cumsum() - 1
     kept, sizes = order[begin], np.diff(begin, append=total)
     widest = int(sizes.max())
-    _, turn = in_order(block[kept] * widest + widest - sizes)
+    turn = order_below(block[kept] * widest + widest - sizes, len(blocks) * widest + 1)
     number = np.empty_like(turn)
     number[turn] = np.arange(len(turn))
     stands = np.empty(total, np.intp)

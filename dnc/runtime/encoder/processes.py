@@ -32,8 +32,9 @@ from dnc.runtime.schedule import Words
 from dnc.runtime.schedules import Schedules
 from dnc.runtime.sharing import Sharing
 
-# More processes than this do not make any GPU that we know wait less.
-MOST = 4
+# More processes than this do not make any GPU that we know wait less. Tensor cores run 256 sentences in the
+# fifth of the time that one process takes to encode them.
+MOST = 8
 READY = "ready"
 
 

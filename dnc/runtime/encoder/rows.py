@@ -183,7 +183,7 @@ class Spaces:
             place += self.key[positions] * step
         sizes = size.repeat(batches)
         bounds = sizes.cumsum()
-        positions = positions[_order(place, int(bounds[-1]))]
+        positions = positions[order_below(place, int(bounds[-1]))]
         per = np.bincount(place, minlength=int(bounds[-1]))
         ends = per.cumsum()
         block = ends[bounds - 1]  # of every space and batch
@@ -206,6 +206,6 @@ class Spaces:
         return found
 
 
-def _order(keys: Numbers, bound: int) -> Indices:
+def order_below(keys: Numbers, bound: int) -> Indices:
     """A stable order of keys below a bound."""
     return (keys.astype(np.uint16) if bound <= 1 << 16 else keys).argsort(kind="stable")

@@ -141,17 +141,26 @@ class Words:
         address = addresses[0] if len(addresses) == 1 else np.concatenate(addresses)
         if target.min(initial=0) < 0:
             target, address = target[target >= 0], address[target >= 0]
+        # Few rows have several slots: only those are put in order.
+        heads = np.zeros(total, np.int32)
+        heads[target] = ~address
+        again = (np.bincount(target, minlength=total).take(target) > 1).nonzero()[0]
+        target, address = target.take(again), address.take(again)
         order = (target.astype(np.uint16) if total <= 1 << 16 else target).argsort(kind="stable")
-        return self.ordered_slots(target[order], address[order], rows)
+        return self._add_slots(heads, target[order], address[order])
 
     def ordered_slots(self, target: Numbers, entries: Numbers, rows: int) -> int:
         """The same, with slots in the order of their rows."""
+        return self._add_slots(np.zeros(self.batches * rows, np.int32), target, entries)
+
+    def _add_slots(self, heads: Ints, target: Numbers, entries: Numbers) -> int:
+        """Appends a list of slots: those of rows that have no head yet, in order; and the others."""
+        rows = len(heads) // self.batches
         change = np.ones(len(target) + 1, bool)
         np.not_equal(target[1:], target[:-1], out=change[1:-1])
         bounds = change.nonzero()[0] if len(target) else NOUGHT
         begins = bounds[:-1]
         row, sizes = target[begins], bounds[1:] - begins
-        heads = np.zeros(self.batches * rows, np.int32)
         heads[row] = ~entries[begins]
         several = sizes > 1
         if not several.any():
