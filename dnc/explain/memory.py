@@ -66,6 +66,6 @@ def _encoded(plan: Plan, forest: Forest, rows: dict[str, int], count: int) -> Sc
     assert plan.tiling is not None
     workers, mode = plan.tiling.workers, mode_of(plan)
     chosen = forest.select(np.arange(count, dtype=np.int32) % forest.samples)
-    encoder = Encoder(prepare(plan, chosen), static_pool(plan, rows, 2**26))
+    encoder = Encoder(prepare(plan, chosen), static_pool(plan, rows, 2**26), shares_rows=False)
     numbers = np.arange(count, dtype=np.int32)
     return encoder.encode(numbers, mode=mode, replicas=replicas_of(plan), workers=workers)

@@ -48,14 +48,17 @@ class DoesNotFit(DiagnosticError):
 class Encoder:
     """Encodes batches of one prepared data set for one static pool."""
 
-    def __init__(self, prepared: Prepared, pool: StaticPool, modes: Modes | None = None) -> None:
-        """modes: what other encoders of the plan know of it too."""
+    def __init__(
+        self, prepared: Prepared, pool: StaticPool, modes: Modes | None = None, shares_rows: bool = True
+    ) -> None:
+        """modes: what other encoders of the plan know of it too. shares_rows: False for samples that stand
+        for others, whose leaves may be less alike."""
         self.prepared, self.pool = prepared, pool
         self.plan: Plan = prepared.plan
         self.modes = modes or Modes(self.plan)
         self.layout = self.modes.layout
         self.lists = Lists(prepared)
-        self._alike = Alike(prepared, self.lists)
+        self._alike = Alike(prepared, self.lists) if shares_rows else None
         self.readouts = Readouts(prepared)
         self._arena = isa.gradient_floats(self.plan)
         self._light = falling(prepared.weight)
@@ -143,7 +146,7 @@ class Encoder:
         assigned = assign(batches, self._light, replicas)
         late = self._late_levels(known, ending)
         rows = self._rows(known.spaces, assigned, late)
-        if mode == TRAIN:
+        if mode == TRAIN and self._alike is not None:
             rows = {name: self._alike.merged(name, own) for name, own in rows.items()}
         touched = self._touched(mode, rows, part)
         tail = self.modes.tail

@@ -19,7 +19,7 @@ from dnc.runtime.prepared import Indices, Prepared
 
 # A row that stands for many has as many gradients to add up, one after another.
 MOST_ALIKE = 4
-# Replicas with fewer rows on the average have waited less for products than they then do for gradients.
+# Replicas with no more rows on the average have waited less for products than they then do for gradients.
 FEWEST = 128
 
 
@@ -34,7 +34,7 @@ class Alike:
 
     def merged(self, space: str, rows: Rows) -> Rows:
         """The rows of a space, one for up to MOST_ALIKE vertices of a replica."""
-        wide = rows.spread.counts >= FEWEST * rows.counts.shape[2]
+        wide = rows.spread.counts > FEWEST * rows.counts.shape[2]
         if space not in self._spaces or not wide.any():
             return rows
         if space not in self._numbers:
