@@ -143,10 +143,13 @@ def test_the_largest_batch_is_one_that_fits(name: str) -> None:
     def fits(samples: int) -> bool:
         chosen = forest.select(np.arange(samples, dtype=np.int32) % forest.samples)
         numbers = np.arange(samples, dtype=np.int32)
-        probe = Encoder(prepare(plan, chosen), static_pool(plan, rows, 2**24)).encode(numbers)
+        probe = Encoder(prepare(plan, chosen), static_pool(plan, rows, 2**24), shares_rows=False).encode(
+            numbers
+        )
         pool = static_pool(plan, rows, len(probe.words))
         try:
-            Encoder(prepare(plan, chosen), pool).encode(numbers, pool_words=int(memory * 0.9) // 4)
+            encoder = Encoder(prepare(plan, chosen), pool, shares_rows=False)
+            encoder.encode(numbers, pool_words=int(memory * 0.9) // 4)
         except DoesNotFit:
             return False
         return True
