@@ -51,13 +51,11 @@ class NoDevice(VMBackend):
         self.words = np.zeros(1, np.int32)
         self.count = [(0, 0), (0, 0)]
 
-    def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
+    def grid(self, samples: int, trains: bool = True, lanes: int = 1) -> tuple[int, int]:
         """That of an H200."""
+        if lanes > 1:
+            return 1, WORKERS
         return REPLICAS if trains else min(REPLICAS, samples), WORKERS
-
-    def lane_grid(self, samples: int) -> tuple[int, int]:
-        """A replica."""
-        return 1, WORKERS
 
     def write(self, at: int, values: NDArray[Any]) -> None:
         """Nobody reads it."""

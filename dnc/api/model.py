@@ -405,6 +405,7 @@ class Model:
     ) -> Iterator[dict[str, list[Any]]]:
         """What `predict` gives, for one batch of attached samples after another; some batches late.
 
+        On a GPU small batches run side by side, and the last bits may be others than those of a call.
         Faster than a call for every batch: batches are encoded while those before them run, small ones
         several at a time, on a GPU in other processes. For samples without labels attach what
         `read(..., labels_required=False)` returns.

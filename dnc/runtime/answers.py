@@ -1,9 +1,9 @@
 """Evaluation and prediction of many batches, on the road that training batches take.
 
 In: a session, prepared data, batches. Out: outputs batch by batch, or losses and metrics. Guaranteed: the
-bits are those of every batch alone; batches are encoded while those before them run, small ones several at
-a time, in other processes once there are enough of them; one copy brings the values of a group, and nobody
-waits for a single launch.
+bits of a batch do not depend on the others; batches are encoded while those before them run, small ones
+several at a time, in other processes once there are enough of them; one copy brings the values of a group,
+and nobody waits for a single launch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Answers:
                 while waiting:
                     yield from self._collect(waiting.popleft())
                 for samples in job.batches:
-                    yield self._alone(data, samples, noise)
+                    yield self._alone(data, samples, noise, lanes(len(samples)))
                 continue
             group = _Group(len(job.batches[0]), schedules.readout)
             session.launches.start(schedules, take=group.take)
@@ -81,7 +81,7 @@ class Answers:
     def predict(self, data: Encoder, samples: Ints, noise: int = NONE) -> dict[str, list[Any]]:
         """The declared outputs of some samples, in order, in as many batches as it takes.
 
-        Distinct ones are batches in the order in which they come, with the bits of these batches in a stream.
+        Distinct ones are batches in the order in which they come, each on the whole device.
         """
         results = self.session.plan.results
         found: dict[str, list[Any]] = {r.name: [] for r in results if r.kind == "output"}
@@ -99,12 +99,12 @@ class Answers:
         for at in range(0, batches * group.size, group.size):
             yield {name: values[at : at + group.size] for name, values in group.outputs.items()}
 
-    def _alone(self, data: Encoder, samples: Ints, noise: int) -> dict[str, list[Any]]:
+    def _alone(self, data: Encoder, samples: Ints, noise: int, lanes: int = 1) -> dict[str, list[Any]]:
         """A batch in which a sample occurs twice, or that does not fit: a launch at a time."""
         session = self.session
         distinct, inverse = np.unique(samples, return_inverse=True)
         found: dict[str, list[Any]] = {r.name: [] for r in session.plan.results if r.kind == "output"}
-        for schedule in session.encode(data, distinct, PREDICT, noise=noise):
+        for schedule in session.encode(data, distinct, PREDICT, noise=noise, lanes=lanes):
             session.launches.start([schedule])
             session.launches.drain()
             outputs = collect(session.backend, data, schedule, np.sort(schedule.samples))

@@ -36,15 +36,15 @@ class Backend(Protocol):
     def launches(self) -> int:
         """Kernels started so far."""
 
-    def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
-        """(replicas, workers of a replica) for a batch of `samples` that is trained on or not."""
+    def grid(self, samples: int, trains: bool = True, lanes: int = 1) -> tuple[int, int]:
+        """(replicas, workers of a replica) for a batch of `samples` that is trained on or not.
+
+        lanes: as many such launches are to run at the same time.
+        """
 
     @property
     def lanes(self) -> int:
-        """How many launches on `lane_grid` may run at the same time."""
-
-    def lane_grid(self, samples: int) -> tuple[int, int]:
-        """The grid of a batch that is not trained on, and leaves room for those in the other lanes."""
+        """How many launches may run at the same time."""
 
     def allocate(self, words: int) -> None:
         """Makes the pool, `words` words of zeros; contents of an older pool are lost.
@@ -126,12 +126,8 @@ class VMBackend:
         """Schedules executed so far."""
         return self._launches
 
-    def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
+    def grid(self, samples: int, trains: bool = True, lanes: int = 1) -> tuple[int, int]:
         """The grid asked for, whatever the batch."""
-        return self._grid
-
-    def lane_grid(self, samples: int) -> tuple[int, int]:
-        """The grid asked for."""
         return self._grid
 
     def allocate(self, words: int) -> None:

@@ -86,7 +86,7 @@ class CpuBackend:
         """Schedules started so far."""
         return self._launches
 
-    def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
+    def grid(self, samples: int, trains: bool = True, lanes: int = 1) -> tuple[int, int]:
         """Replicas of one worker where there are samples for all cores; else the workers share.
 
         Where a step of the recursion is less work than meeting over it, a prediction has one worker.
@@ -100,10 +100,6 @@ class CpuBackend:
         if not trains and self._is_small and samples < 2 * self.cores:
             return 1, 1
         return (self.cores, 1) if samples >= 2 * self.cores else (1, self.cores)
-
-    def lane_grid(self, samples: int) -> tuple[int, int]:
-        """That of a batch alone."""
-        return self.grid(samples, False)
 
     def capacity(self) -> int:
         """Words that a pool may have: half of the machine's memory."""

@@ -156,27 +156,26 @@ class CudaBackend:
         """Kernels started by this backend."""
         return self.device.launches - self._before
 
-    def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
+    def grid(self, samples: int, trains: bool = True, lanes: int = 1) -> tuple[int, int]:
         """All resident replicas for training, also on few samples: they share gradients and update.
 
         Otherwise no more than there are samples: one without any would only load its weights. Fewer
-        where `dnc tune` found that faster.
+        where `dnc tune` found that faster, for a launch that has the device alone; beside others as many
+        as a lane has.
         """
+        if lanes > 1:
+            return min(self.replicas // lanes, samples), self.workers
         tuned = tuned_grid(self._tuned, samples) if trains == self.plan.trains else None
         most = min(self.replicas, tuned[0] or self.replicas) if tuned else self.replicas
         return most if trains else max(1, min(most, samples)), self.workers
 
     @property
     def lanes(self) -> int:
-        """A replica each, or several.
+        """A replica each, up to MOST_LANES.
 
         One lane where the pool is someone else's, who may write to it behind what is queued in the stream.
         """
         return 1 if isinstance(self._pool, LentBuffer) else min(self.replicas, MOST_LANES)
-
-    def lane_grid(self, samples: int) -> tuple[int, int]:
-        """The replicas that are a lane's share."""
-        return min(self.replicas // min(self.replicas, MOST_LANES), samples), self.workers
 
     def capacity(self) -> int:
         """Words that a pool may have: nine tenths of the memory that is free, or held already."""
@@ -191,6 +190,7 @@ class CudaBackend:
             self._pool = None
         try:
             self._pool = self._allocate(words * 4)
+            self._lanes.copies_beside = not isinstance(self._pool, LentBuffer)
             self.device.stream.fill_zero(self._pool)
             self.device.stream.synchronize()
         except CudaError as error:
@@ -275,9 +275,13 @@ class CudaBackend:
                 self._start(self._traced_call(grid, runs), words_at + index * size * 4, sync)
             streams = self._lanes.fork(lanes)
             calls = [self._call(grid, each) for each in streams]
-            for index in range(traced, count):
-                self._start(calls[index % lanes], words_at + index * size * 4, sync)
-            stream = self._lanes.merge(streams)
+            try:
+                for index in range(traced, count):
+                    self._start(calls[index % lanes], words_at + index * size * 4, sync)
+            finally:  # also behind those of a group that ends halfway
+                stream = self._lanes.merge(streams)
+                stream.mark(here.done)
+                self._lanes.ends(lanes, here.done)
             here.results = here.room[: count * RECORD].reshape(count, RECORD)
             results = DeviceBuffer(words_at + (sync - isa.RESULT_WORDS) * 4, RECORD * 4)
             if count == 1:
@@ -287,7 +291,6 @@ class CudaBackend:
             if first.readout is not None:
                 here.values = self._values_of(first.readout, here, stream)
             stream.mark(here.done)
-            self._lanes.ends(lanes, here.done)
         except CudaError as error:
             raise fail(str(error)) from error
 

@@ -23,10 +23,14 @@ from dnc.runtime.cuda_driver import (
 
 
 class Lanes:
-    """See the module. One lane is the device's own stream."""
+    """See the module. One lane is the device's own stream.
+
+    copies_beside: False where someone else reads and writes schedules in the device's stream, behind the
+    launches: then copies are made there, too.
+    """
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self._device, self.copies_beside = device, True
         self._copies, self._results = device.new_stream(), device.new_stream()
         self._streams: list[Stream] = []
         self._ends: list[Event] = []
@@ -47,7 +51,7 @@ class Lanes:
         return self._calls[key]
 
     def join(self) -> None:
-        """Waits, in the device's stream, for all lanes."""
+        """Waits, in the device's stream, for all lanes and their results."""
         if self._last is not None:
             self._device.stream.wait(self._last[1])
             self._last = None
@@ -62,6 +66,9 @@ class Lanes:
 
     def send(self, to: DeviceBuffer, source: PinnedBuffer, after: Event) -> None:
         """Copies to the device once `after` has come; what is queued in its stream from now on waits."""
+        if not self.copies_beside:
+            self._device.stream.upload(to, source, to.size)
+            return
         self._copies.wait(after)
         self._copies.upload(to, source, to.size)
         self._copies.mark(self._sent)
@@ -82,6 +89,8 @@ class Lanes:
 
     def merge(self, streams: Sequence[Stream]) -> Stream:
         """A stream behind what is queued in these, for their results; its end is told to `ends`."""
+        if not self.copies_beside:
+            return self._device.stream
         for stream, end in zip(streams, [self._end] if len(streams) == 1 else self._ends, strict=False):
             stream.mark(end)
             self._results.wait(end)
@@ -89,4 +98,4 @@ class Lanes:
 
     def ends(self, lanes: int, done: Event) -> None:
         """Notes where the last results of so many lanes are there."""
-        self._last = None if lanes == 1 else (lanes, done)
+        self._last = (lanes, done) if self.copies_beside else None

@@ -203,10 +203,9 @@ class Session:
     ) -> Job:
         """Batches that run in a mode, behind so many other jobs; in lanes, if these are several."""
         self._check_samples(data, np.concatenate(batches))
-        samples, backend = len(batches[0]), self.backend
         return Job(
             batches,
-            backend.lane_grid(samples) if lanes > 1 else backend.grid(samples, mode == TRAIN),
+            self.backend.grid(len(batches[0]), mode == TRAIN, lanes),
             list(updates),
             noises,
             self.memory.pool,
@@ -423,14 +422,16 @@ class Session:
         guest: Guest | None = None,
         noise: int | None = None,
         ending: Ending | None = None,
+        lanes: int = 1,
     ) -> list[Schedule]:
         """The schedules of a batch: one, or as many parts as it takes to fit.
 
         noise: None for that of the next step in training, and for none otherwise. ending: `mode` is its.
+        lanes: on the grid, and so with the bits, of one that runs beside others.
         """
         if noise is None:
             noise = int(self._noises(1)[0]) if mode == TRAIN else NONE
-        replicas, workers = self.backend.grid(len(samples), mode == TRAIN)
+        replicas, workers = self.backend.grid(len(samples), mode == TRAIN, lanes)
         parts = 1
         while True:
             try:

@@ -179,14 +179,14 @@ def test_a_pool_of_pytorch_and_its_streams(gpu, monkeypatch):
     assert first <= net.W.data_ptr() < first + driver.pool.numel() * 4
     loss = net([0, 1])["loss"]
     loss.backward()
-    # Behind what was queued; the copy of the schedule; the kernel behind it; its results behind the kernel.
-    assert driver.kernels == [7] and set(driver.copies) == {BESIDE} and driver.waits == [7, BESIDE, 7, BESIDE]
+    # Copies, too: PyTorch's reads of a schedule are queued behind the kernel, and before the next copy.
+    assert driver.kernels == [7] and set(driver.copies) == {7} and driver.waits == [7]
     gradient = net.U.grad.clone()
     assert gradient.abs().sum() > 0
     monkeypatch.setattr(memory, "current_stream", lambda: 9)
     net.zero_grad()
     net([1, 0])["loss"].backward()
-    assert driver.kernels == [7, 9] and driver.waits[4:] == [9, BESIDE, 9, BESIDE]
+    assert driver.kernels == [7, 9] and driver.copies[-1] == 9 and driver.waits == [7, 9]
     torch.testing.assert_close(net.U.grad, gradient)
     before = net.W.detach().clone()
     torch.optim.SGD(net.parameters(), lr=0.5).step()

@@ -53,7 +53,7 @@ class OnGrid:
     def __getattr__(self, name: str) -> object:
         return getattr(self._backend, name)
 
-    def grid(self, samples: int, trains: bool = True) -> tuple[int, int]:
+    def grid(self, samples: int, trains: bool = True, lanes: int = 1) -> tuple[int, int]:
         """The one grid."""
         return self._grid
 

@@ -39,7 +39,7 @@ def test_the_bits_of_one_after_another(name, monkeypatch):
 @pytest.mark.parametrize("name", sorted(SMALL))
 @pytest.mark.parametrize("spare", [0, 4096])
 def test_no_launch_writes_where_another_lane_does(name, spare):
-    """All words that a launch changes, and those that it reads, are its lane's own or nobody's."""
+    """All words that a launch changes are its lane's own; the verifier looks at what it reads, above."""
     session = session_of(name)
     data = session.attach(forest_of(name))
     list(session.predictions(data, BATCHES))  # memory has grown
@@ -57,7 +57,6 @@ def test_no_launch_writes_where_another_lane_does(name, spare):
         for each in schedules:
             pool[each.address * 4 :][: len(each.words)] = each.words.view(np.float32)
         before = pool.view(np.int32).copy()
-        # What is not its own is as it was before: a launch that reads it gives other bits below.
         session.backend.machine.run(schedule.words, pool, memory.pool.words)
         changed.append(np.flatnonzero(pool.view(np.int32) != before))
     for i, one in enumerate(changed):

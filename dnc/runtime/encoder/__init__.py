@@ -156,13 +156,15 @@ class Encoder:
         values, buffers = (known.values, known.inner) if reads else ((), known.buffers)
         places = touched, chunks, apart
         bases, used, moving = self._allocate(buffers, mode, rows, workers, *places, first)
+        least = first + lanes * (used - first)
         if lanes > 1:
-            # The same in every group that there is as much memory for: lanes do not wait for other lanes.
-            room = max(used - first, 0 if pool_words is None else (pool_words // 4 - first) // lanes // 4 * 4)
+            # As far apart in every group that there is as much memory for: lanes do not wait for other lanes.
+            share = 0 if pool_words is None else (pool_words // 4 - first) // lanes // 4 * 4
+            room = max(share, used - first)
             shift = np.arange(len(batches), dtype=np.int32) % lanes * np.int32(room)
             moving |= {buffer.name: bases[buffer.name] + shift for buffer in buffers}
             used += (lanes - 1) * room
-        self._check_addresses(used)  # before any of them is written
+        self._check_addresses(least)  # before any of them is written
         body = Words(len(batches), self.layout.queues_at + replicas * workers)
         followed = self.modes.tail.followed(rows) if part.followed is None else part.followed
         group = Group(rows, bases, moving, workers, self.pool.schedules[buffer], body, noise, followed, guest)
@@ -185,9 +187,8 @@ class Encoder:
         samples = assigned.spread.counts
         words = self._assemble(group, lists, queues, (replicas, workers), updates, part, samples)
         readout, own = self._read_behind(group, values, batches, words)
-        activations = (used - self.pool.activations) * 4
         behind_words = 0 if readout is None else readout.count
-        self._check_room(words.size + behind_words, activations, used, pool_words)
+        self._check_room(words.size + behind_words, least, pool_words)
         own[isa.RESULTS] = bases[isa.RESULTS] + np.arange(len(batches)) * (words.shape[1] // 4)
         return Schedules(
             self.plan,
@@ -198,7 +199,7 @@ class Encoder:
             {name: found.spread.counts for name, found in rows.items()},
             {name: (found.spread, found.positions) for name, found in rows.items()},
             (bases[isa.NORMS] if part.accumulate else first) * 4,
-            activations,
+            (used - self.pool.activations) * 4,
             results,
             assigned.samples,
             assigned.spread,
@@ -237,7 +238,8 @@ class Encoder:
             return {}
         return late_levels(self.prepared, known.columns.steps)
 
-    def _check_room(self, words: int, activations: int, used: int, pool_words: int | None) -> None:
+    def _check_room(self, words: int, used: int, pool_words: int | None) -> None:
+        activations = (used - self.pool.activations) * 4
         if words > self.pool.schedule_words:
             have = self.pool.schedule_words
             message = f"the schedule of the batch has {words} words; {have} were set aside"

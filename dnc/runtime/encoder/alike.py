@@ -47,13 +47,11 @@ class Alike:
         rows = prepared.spaces[space]
         if rows.level.any() or rows.sizes:
             return None
-        columns = [
-            self._lists.numbers(space, item.path, item.field)[0]
-            for item in prepared.plan.lists
-            if item.space == space and isinstance(item, TableList | ClassList)
-        ]
-        _, found = np.unique(np.stack(columns), axis=1, return_inverse=True)
-        found = found.reshape(-1)
+        found = np.zeros(len(rows.vertex), np.intp)
+        for item in prepared.plan.lists:
+            if item.space == space and isinstance(item, TableList | ClassList):
+                column = self._lists.numbers(space, item.path, item.field)[0] + 1
+                _, found = np.unique(found * (int(column.max()) + 1) + column, return_inverse=True)
         return found if int(found.max()) + 1 < len(found) else None
 
 
