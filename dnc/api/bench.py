@@ -144,12 +144,15 @@ def measure_throughput(
 
     The structures have been read. In the time are encoding, copies, launches and the values of every sample
     on the host, as `Model.predictions` hands them out. A first pass, of at least WARM_UP batches (on a GPU
-    as many as it takes until other processes encode, if they do), is not counted.
+    as many as it takes until other processes encode, if they do), is not counted. The last batch of a pass
+    may be smaller. DiagnosticError for a batch of more samples than there are.
     """
     _check(model, batch=batch)
     if pulled_fields(model.program):
         raise fail("the program pulls vectors from outside: its speed is that of what makes them")
     dataset = model.attach(model.read(data, labels_required=False))
+    if batch > dataset.samples:
+        raise fail(f"a batch of {batch} samples; the data has {dataset.samples}")
     choice, done, start = np.random.default_rng(seed), 0, 0.0
     ahead, ready = model.session.answers.ahead, time.perf_counter() + MOST_WAIT
 

@@ -72,6 +72,6 @@ def rate_schedule(
     if decay is not None and not least <= decay <= 1.0:
         raise fail(f"the decay is {decay:g}, expected a number from {least:g} to 1")
     for name, value, smallest in (("decay every", every, 1), ("warmup", warmup, 0)):
-        if value is not None and not smallest <= value < 2**31:
+        if value is not None and not (isinstance(value, int) and smallest <= value < 2**31):
             raise fail(f"{name} is {value}, expected {smallest} or more")
     return RateSchedule(kind, DECAYS[kind] if decay is None else decay, every or 1, warmup or 0)

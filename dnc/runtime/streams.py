@@ -76,6 +76,10 @@ class Stream:
         holds nothing then. DiagnosticError for anything else; then the streams stand where
         they stood.
         """
+        if not isinstance(self.state, StreamState | None):
+            raise fail(
+                f"the state is a {type(self.state).__name__}, expected one that a stream has had, or None"
+            )
         field, state = self.carried.field, self.state or self._start(len(samples))
         if len(samples) != len(state.elements):
             raise fail(f"found {len(samples)} chunks, expected one for each of {len(state.elements)} streams")

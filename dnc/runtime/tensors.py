@@ -1,11 +1,13 @@
 """Named arrays in safetensors files.
 
 In: arrays and one JSON value of metadata. Out: a file, written whole or not at all; and back.
-Guaranteed: the same arrays and metadata give the same bytes; a broken file is a DiagnosticError.
+Guaranteed: the same arrays and metadata give the same bytes; a broken file is a DiagnosticError, and so is
+one with metadata of ours of which anything has changed since.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,14 @@ from dnc.runtime.atomic import write_atomically
 
 # The one key of a file's metadata; several would be stored in no fixed order.
 KEY = "dnc"
+CHECKSUM = "checksum"  # in the metadata, where it is an object; files from before there were any have none
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, NDArray[Any]], metadata: Any) -> None:
     """Writes arrays with metadata (a JSON value)."""
     whole = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
+    if isinstance(metadata, dict):
+        metadata = {**metadata, CHECKSUM: _checksum(whole, metadata)}
     content = save(whole, {KEY: msgspec.json.encode(metadata).decode()})
     try:
         write_atomically(Path(path), [content])
@@ -46,6 +51,17 @@ def read_tensors(path: str | Path) -> tuple[dict[str, NDArray[Any]], Any]:
     except (OSError, safetensors.SafetensorError, TypeError) as error:
         raise fail(f"{path}: not a safetensors file that can be read: {error}") from None
     try:
-        return tensors, None if metadata is None else msgspec.json.decode(metadata)
+        found = None if metadata is None else msgspec.json.decode(metadata)
     except ValueError:
         raise fail(f"{path}: its metadata is broken") from None
+    if isinstance(found, dict) and CHECKSUM in found and found.pop(CHECKSUM) != _checksum(tensors, found):
+        raise fail(f"{path}: damaged: it does not hold what was written")
+    return tensors, found
+
+
+def _checksum(tensors: Mapping[str, NDArray[Any]], metadata: dict[str, Any]) -> int:
+    """CRC-32 of the metadata, and of all arrays by name."""
+    found = zlib.crc32(msgspec.json.encode(metadata))
+    for name in sorted(tensors):
+        found = zlib.crc32(np.ascontiguousarray(tensors[name]).data, zlib.crc32(name.encode(), found))
+    return found

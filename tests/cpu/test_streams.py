@@ -186,6 +186,9 @@ def test_a_failed_step_changes_nothing(builds: Path) -> None:
         with pytest.raises(DiagnosticError, match=message):
             stream.feed(wrong)  # type: ignore[arg-type]
         assert stream.state is kept
+    stream.state = 3  # type: ignore[assignment]
+    with pytest.raises(DiagnosticError, match="found int, expected a state that a stream"):
+        stream.feed({"words": [{"form": 1}]})
     stream.reset()
     again = stream.feed({"words": [{"form": 1}]})
     assert np.array_equal(first["next"], again["next"])

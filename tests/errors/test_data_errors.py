@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -434,6 +435,16 @@ def test_words_for_a_model_of_numbers() -> None:
         "samples:1: error: field 'form' is a string, but the model knows 'vocab' as numbers",
         "samples:1: error: field 'tag' is 2, but class<tags> has 0..1",
     ]
+
+
+def test_labels_for_a_model_of_numbers_where_an_arm_has_none() -> None:
+    """Also if no vertex of the other arm is in the data."""
+    pair = '{"left": {"word": 0, "label": 1}, "right": {"word": 1, "label": 0}, "label": 1}'
+    known = read_samples([json.loads(pair)], TREE).vocabularies
+    with pytest.raises(DiagnosticError) as caught:
+        read_samples([{"word": 0, "label": "x"}], TREE, known)
+    message = "samples:1: error: field 'label' is a string, but the model knows 'classes' as numbers"
+    assert str(caught.value) == message
 
 
 def test_reserved_field_name() -> None:

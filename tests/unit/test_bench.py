@@ -34,8 +34,11 @@ def test_tables(command):
     done = command(f"{BENCH} --latency --calls 3 --warmup 1 --batch 1,2")
     assert done.code == 0 and "3 calls behind 1" in done.out and "p99" in done.out
     assert "TreeLSTM on reference VM" in done.error
-    done = command(f"{BENCH} --throughput --batch 4,40 --seconds 0.01")
-    assert done.code == 0 and "samples/s" in done.out and "40" in done.out
+    done = command(f"{BENCH} --throughput --batch 4,12 --seconds 0.01")
+    assert done.code == 0 and "samples/s" in done.out and "12" in done.out
+
+    done = command(f"{BENCH} --throughput --batch 13")
+    assert done.code == 2 and "error: a batch of 13 samples; the data has 12" in done.error
 
 
 def test_throughput_as_json(command):
