@@ -77,9 +77,7 @@ class Stream:
         they stood.
         """
         if not isinstance(self.state, StreamState | None):
-            raise fail(
-                f"the state is a {type(self.state).__name__}, expected one that a stream has had, or None"
-            )
+            raise fail(f"found {type(self.state).__name__}, expected a state that a stream has had, or None")
         field, state = self.carried.field, self.state or self._start(len(samples))
         if len(samples) != len(state.elements):
             raise fail(f"found {len(samples)} chunks, expected one for each of {len(state.elements)} streams")
