@@ -85,7 +85,7 @@ def test_no_more_replicas_than_samples(workplace, trained, monkeypatch):
     asked = []
     grid = VMBackend.grid
 
-    def noted(self, samples, trains=True):
+    def noted(self, samples, trains=True, lanes=1):
         asked.append((samples, trains))
         return grid(self, samples)
 
