@@ -155,10 +155,11 @@ def _build(
 def _strings(conversion: _Conversion, column: _Column, name: str, vocabulary: Vocabulary | None) -> Any:
     if vocabulary is None or vocabulary.words is None:
         text = f"is a string, but the model knows '{name}' as numbers"
-        for at in (at for at, each in enumerate(column.values) if each is not None):
-            conversion.report(column, at, text)  # the first one; of several arms not all have one
-            return None
-        return np.full(len(column.values), -1, np.int32)
+        first = next((at for at, each in enumerate(column.values) if each is not None), None)
+        if first is None:  # of several arms not all have one
+            return np.full(len(column.values), -1, np.int32)
+        conversion.report(column, first, text)
+        return None
     index = vocabulary.index
     if vocabulary.unknown:
         unknown = vocabulary.unknown_number

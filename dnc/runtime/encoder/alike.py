@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from dnc.ir.plan import ClassList, GatherList, OperandList, Plan, SlotList, TableList
 from dnc.runtime.encoder.lists import Lists
-from dnc.runtime.encoder.rows import Rows, order_below
-from dnc.runtime.encoder.words import Spread, in_order
+from dnc.runtime.encoder.rows import Rows
+from dnc.runtime.encoder.words import Spread, in_order, order_below
 from dnc.runtime.prepared import Indices, Prepared
 
 # A row that stands for many has as many gradients to add up, one after another.

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from dnc.ir.forest import Ints
-from dnc.runtime.encoder.words import Numbers, Spread
+from dnc.runtime.encoder.words import Numbers, Spread, order_below
 from dnc.runtime.prepared import Indices, SpaceRows
 
 # Rows have one level, or one more than a multiple of so many: then few shapes of recursions occur.
@@ -204,8 +204,3 @@ class Spaces:
             found[name] = Rows(own, spread, per_front, starts[at:end].reshape(shape), self.sizes[number])
             row, at = row + spread.total, end
         return found
-
-
-def order_below(keys: Numbers, bound: int) -> Indices:
-    """A stable order of keys below a bound."""
-    return (keys.astype(np.uint16) if bound <= 1 << 16 else keys).argsort(kind="stable")

@@ -68,6 +68,11 @@ def in_order(keys: Numbers) -> tuple[Numbers, Numbers]:
     return joined >> bits, joined & ((1 << bits) - 1)
 
 
+def order_below(keys: Numbers, bound: int) -> Numbers:
+    """A stable order of keys below a bound."""
+    return (keys.astype(np.uint16) if bound <= 1 << 16 else keys).argsort(kind="stable")
+
+
 def chosen(which: NDArray[np.bool_], yes: int, no: int) -> int | Numbers:
     """Of every batch one of two numbers: the one where all batches agree, else [batches]."""
     if which.all():
@@ -146,7 +151,7 @@ class Words:
         heads[target] = ~address
         again = (np.bincount(target, minlength=total).take(target) > 1).nonzero()[0]
         target, address = target.take(again), address.take(again)
-        order = (target.astype(np.uint16) if total <= 1 << 16 else target).argsort(kind="stable")
+        order = order_below(target, total)
         return self._add_slots(heads, target[order], address[order])
 
     def ordered_slots(self, target: Numbers, entries: Numbers, rows: int) -> int:
