@@ -32,8 +32,8 @@ def forced(few: Decision = None, apart: Decision = None, alike: bool | None = No
     def few_rows(shapes: Shapes, rows: Numbers, chunks: Numbers, grid: int) -> Numbers:
         return decide(few, rows.sum(axis=1))
 
-    def added_apart(tail: Tail, rows: dict[str, Rows], touched: object) -> Numbers:
-        return decide(apart, sum((found.spread.counts for found in rows.values()), np.zeros(1)))
+    def added_apart(tail: Tail, batches: int, rows: dict[str, Rows], touched: object) -> Numbers:
+        return decide(apart, sum((found.spread.counts for found in rows.values()), np.zeros(batches)))
 
     with ExitStack() as stack:
         if few is not None:

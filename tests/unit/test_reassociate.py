@@ -182,6 +182,7 @@ def test_tiles_are_dealt_out_to_somebody(grid: int) -> None:
     rows = np.full((len(tokens), len(shapes.outer)), 100)
     for outer in (shapes.outer, np.where(shapes.outer == shapes.outer.max(), grid, 0)):
         shapes.outer = outer
+        shapes._seats.clear()
         before, left_out, groups = shapes.deal(table, tokens, rows, np.ones(len(tokens), bool), grid)
         assert (before >= 0).all() and (before + left_out <= grid).all() and (left_out < grid).all()
         assert set(groups.tolist()) <= set(isa.TOKEN_GROUPS)

@@ -28,7 +28,7 @@ from dnc.runtime.encoder.modes import Mode, Modes
 from dnc.runtime.encoder.queues import encode_queues
 from dnc.runtime.encoder.readout import Readout, Readouts
 from dnc.runtime.encoder.rows import Assignment, Rows, Spaces, assign, falling
-from dnc.runtime.encoder.tail import Batches, Part
+from dnc.runtime.encoder.tail import Batches, Decisions, Part
 from dnc.runtime.encoder.words import Numbers, Words, chosen
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import MAX_ADDRESS, StaticPool, units
@@ -150,12 +150,10 @@ class Encoder:
             rows = {name: self._alike.merged(name, own) for name, own in rows.items()}
         touched = self._touched(mode, rows, part)
         tail = self.modes.tail
-        apart = tail.apart(rows, touched)
-        chunks = tail.chunks(rows, mode, part, touched, apart)
+        decisions = tail.decide(rows, mode, part, touched)
         first = self.pool.activations if guest is None else guest.reserve(self.pool.activations)
         values, buffers = (known.values, known.inner) if reads else ((), known.buffers)
-        places = touched, chunks, apart
-        bases, used, moving = self._allocate(buffers, mode, rows, workers, *places, first)
+        bases, used, moving = self._allocate(buffers, mode, rows, workers, decisions, first)
         least = first + lanes * (used - first)
         if lanes > 1:
             # As far apart in every group that there is as much memory for: lanes do not wait for other lanes.
@@ -166,7 +164,7 @@ class Encoder:
             used += (lanes - 1) * room
         self._check_addresses(least)  # before any of them is written
         body = Words(len(batches), self.layout.queues_at + replicas * workers)
-        followed = self.modes.tail.followed(rows) if part.followed is None else part.followed
+        followed = tail.followed(rows) if part.followed is None else part.followed
         group = Group(rows, bases, moving, workers, self.pool.schedules[buffer], body, noise, followed, guest)
         if guest is not None:
             guest.write_numbers(self.plan, self.prepared, rows, body)
@@ -177,10 +175,10 @@ class Encoder:
         lists: dict[str, int | Numbers] = dict(self.lists.encode(known.lists, group))
         if mode == TRAIN:
             for table in self.plan.table_gradients:
-                lists |= self.lists.encode_table(table, touched[table.parameter], group, apart)
-            lists |= self._operands(lists, apart)
+                lists |= self.lists.encode_table(table, touched[table.parameter], group, decisions.apart)
+            lists |= self._operands(lists, decisions.apart)
         grid, optimizer = replicas * workers, updates[0].optimizer
-        behind = Batches(group, grid, optimizer, part, touched, chunks, apart)
+        behind = Batches(group, grid, optimizer, part, decisions)
         closing, results = tail.encode(mode, behind)
         left = exits(group, assigned, self.prepared, ending, late) if ending and late else None
         queues = encode_queues(known.columns, rows, replicas, workers, closing, body, left)
@@ -308,30 +306,28 @@ class Encoder:
         mode: str,
         rows: dict[str, Rows],
         workers: int,
-        touched: dict[str, Touched],
-        chunks: Numbers,
-        apart: NDArray[np.bool_],
+        decisions: Decisions,
         at: int,
     ) -> tuple[dict[str, int], int, dict[str, Numbers]]:
         """Bases of everything dynamic from address `at` on, the first free address, and of what not all
         batches have at the same place the bases of each."""
         bases, moving = dict(self.pool.bases), dict[str, Numbers]()
         if mode == TRAIN:
-            tail = self.modes.tail
+            tail, any_apart = self.modes.tail, bool(decisions.apart.any())
             total = max(-(-tail.summed // isa.NORM_CHUNK), tail.outer_norms)
             for table in self.plan.table_gradients:
-                tokens = touched[table.parameter].spread.most
+                tokens = decisions.touched[table.parameter].spread.most
                 total += tokens * isa.table_norms(table)
                 bases[isa.table_base(table.parameter)] = at
                 at += units(tokens * padded(table.width))
-                for product in table.products if apart.any() else ():
+                for product in table.products if any_apart else ():
                     bases[product.sums] = at
                     at += units(tokens * self.plan.buffer(product.sums).width)
             bases[isa.NORMS] = at
             at += units(total)
-            if chunks.max() > 1:
+            if (most_chunks := int(decisions.chunks.max())) > 1:
                 bases[isa.CHUNKS] = at
-                at += units((int(chunks.max()) - 1) * self._arena)
+                at += units((most_chunks - 1) * self._arena)
         most = {space: found.spread.most for space, found in rows.items()}
         for buffer in buffers:
             count = most[buffer.space]
@@ -340,10 +336,10 @@ class Encoder:
                 count = self.lists.most_entries(buffer.space, path, rows[buffer.space])
             bases[buffer.name] = at
             at += units(count * buffer.width * (workers if buffer.partial else 1))
-        if mode == TRAIN and not apart.all():
+        if mode == TRAIN and not decisions.apart.all():
             for product in self.plan.table_products:
                 deltas = bases[product.source.buffer]
-                place = chosen(apart, bases.get(product.sums, 0), deltas)
+                place = chosen(decisions.apart, bases.get(product.sums, 0), deltas)
                 if isinstance(place, int):
                     bases[product.sums] = place
                 else:
@@ -389,10 +385,12 @@ class Encoder:
         bases = group.bases | group.moving
         tables = ((where.header, header), (where.bases, bases), (where.lists, lists))
         front = [found.get(name, 0) for names, found in tables for name in names]
-        words[:, : len(front)] = [0 if isinstance(each, np.ndarray) else each for each in front]
-        for at, each in enumerate(front):
-            if isinstance(each, np.ndarray):  # one a batch
-                words[:, at] = each
+        several = [(at, each) for at, each in enumerate(front) if isinstance(each, np.ndarray)]
+        for at, _ in several:
+            front[at] = 0
+        words[:, : len(front)] = front
+        for at, each in several:  # one a batch
+            words[:, at] = each
         words[:, len(front) : len(front) + queues.shape[1]] = queues
         words[:, where.header["samples"]] = samples
         if body.batches > 1:

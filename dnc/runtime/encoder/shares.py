@@ -24,6 +24,8 @@ INSTRUCTION, NORM = 6000, 15000
 CORES = {TF32: 0.4, BF16: 0.3, TF32X3: 0.75}
 OUTER_ON_CORES = 0.52  # that of `outer`, whose copies take longer than products there
 VECTOR = 60  # what a row costs in a tile of `outer` that sums deltas
+GROUPS = np.array(isa.TOKEN_GROUPS)
+TOKENS = GROUPS * isa.TOKEN_GROUP  # of a tile of a table's products
 NO_SHAPE = np.iinfo(np.int32).max  # what a shape costs that a gradient does not have
 
 
@@ -62,6 +64,34 @@ class Summed:
         return starts.reshape(len(starts), -1), counts.reshape(len(counts), -1)
 
 
+@attrs.frozen(eq=False)
+class Seats:
+    """The workers of a grid by turn, from the one behind the last tile of `isa.outer_tile` on.
+
+    target: whose tile each has in every round, [rounds, workers]; the number behind all for none. all: every
+    turn. before: of the turns those before workers who have a tile of the parameter with the most, and
+    others: the turns without those workers, unless nobody else was left.
+    """
+
+    target: Numbers
+    all: Numbers
+    before: int
+    others: Numbers
+
+    @classmethod
+    def of(cls, outer: Numbers, grid: int) -> Seats:
+        """outer: tiles of every target."""
+        count, turns = int(outer.sum()), np.arange(grid)
+        target = np.full(max(-(-count // grid), 1) * grid, len(outer))
+        target[:count] = np.arange(len(outer)).repeat(outer)
+        target = np.roll(target.reshape(-1, grid), -count, axis=1)
+        busiest = int(outer.argmax()) if count else 0
+        most = int(outer[busiest]) if 0 < count <= grid else 0
+        most = 0 if most == grid else most  # somebody has to make them
+        before = grid - count + int(outer[:busiest].sum()) if most else 0
+        return cls(target, turns, before, np.delete(turns, slice(before, before + most)))
+
+
 class Shapes:
     """The tile shapes of all weight gradients, [targets, shapes], a target being a parameter of a gradient.
 
@@ -98,6 +128,8 @@ class Shapes:
         self.leading, self.whose = np.array(leading, np.intp), np.array(whose, np.intp)
         self._each = np.arange(len(counts))
         self._costs: dict[int, tuple[Numbers, Numbers]] = {}
+        self._seats: dict[int, Seats] = {}
+        self._tiles: dict[str, tuple[Numbers, int]] = {}
 
     def few(self, rows: Numbers, chunks: Numbers, grid: int) -> NDArray[np.bool_]:
         """Whether rows are so few that tiles of `isa.outer_tile` are cheaper than those in chunks, [batches].
@@ -127,31 +159,35 @@ class Shapes:
         are busy; `left_out` is nobody, or who has a tile of the parameter with the most. rows:
         [batches, targets].
         """
-        cycles = np.array([isa.token_tile_cycles(table, groups) for groups in isa.TOKEN_GROUPS])
-        size = np.array(isa.TOKEN_GROUPS) * isa.TOKEN_GROUP
-        tiles = -(-tokens[:, None] // size) * isa.table_norms(table)
-        count = int(self.outer.sum())
-        busiest = int(self.outer.argmax()) if count else 0
-        most = int(self.outer[busiest]) if 0 < count <= grid else 0
-        most = 0 if most == grid else most  # somebody has to make them
-        # By turn, from the worker behind the last tile on, when each is done.
-        ready = np.zeros((len(tokens), grid))
-        if count:
-            own = np.zeros((len(tokens), -(-count // grid) * grid))
-            cost = (rows * self.outer_row + isa.OUTER_TILE.fixed) * few[:, None]
-            own[:, :count] = cost.repeat(self.outer, axis=1)
-            ready = np.roll(own.reshape(len(tokens), -1, grid).sum(axis=1), -count, axis=1)
-        before = grid - count + int(self.outer[:busiest].sum()) if most else 0
-        ends = []
-        for left_out in (0, most):
-            turns = np.arange(grid - left_out)
-            free = np.delete(ready, slice(before, before + left_out), axis=1)
-            rounds = tiles[:, :, None] // len(turns) + (turns < (tiles % len(turns))[:, :, None])
-            ends.append((free[:, None] * (rounds > 0) + rounds * cycles[:, None]).max(axis=2))
-        end = np.maximum(np.concatenate(ends, axis=1), ready.max(axis=1)[:, None])
-        choice = (end + 1e-3 * np.tile(tiles * cycles, 2) / grid).argmin(axis=1)
-        left, groups = np.divmod(choice, len(size))
-        return left * before, left * most, np.array(isa.TOKEN_GROUPS)[groups]
+        cycles, norms = self._tiles_of(table)
+        tiles = -(-tokens[:, None] // TOKENS) * norms
+        seats = self._seats_on(grid)
+        cost = np.zeros((len(tokens), len(self.outer) + 1))
+        cost[:, :-1] = (rows * self.outer_row + isa.OUTER_TILE.fixed) * few[:, None]
+        ready = cost.take(seats.target, axis=1).sum(axis=1)
+        ends = np.empty((len(tokens), 2 * len(TOKENS)))
+        for at, turns in ((0, seats.all), (len(TOKENS), seats.others)):
+            rounds, more = np.divmod(tiles[:, :, None], len(turns))
+            rounds = rounds + (seats.all[: len(turns)] < more)
+            own = ready.take(turns, axis=1)[:, None] * (rounds > 0) + rounds * cycles
+            own.max(axis=2, out=ends[:, at : at + len(TOKENS)])
+        np.maximum(ends, ready.max(axis=1)[:, None], out=ends)
+        work = 1e-3 * (tiles * cycles[:, 0]) / grid
+        choice = (ends + np.concatenate((work, work), axis=1)).argmin(axis=1)
+        left, groups = np.divmod(choice, len(TOKENS))
+        return left * seats.before, left * (grid - len(seats.others)), GROUPS[groups]
+
+    def _tiles_of(self, table: TableGradient) -> tuple[Numbers, int]:
+        """What a tile of a table's products costs, [groups, 1] cycles; and how many lie side by side."""
+        if table.parameter not in self._tiles:
+            cycles = [[isa.token_tile_cycles(table, groups)] for groups in isa.TOKEN_GROUPS]
+            self._tiles[table.parameter] = np.array(cycles), isa.table_norms(table)
+        return self._tiles[table.parameter]
+
+    def _seats_on(self, grid: int) -> Seats:
+        if grid not in self._seats:
+            self._seats[grid] = Seats.of(self.outer, grid)
+        return self._seats[grid]
 
     def share_out(self, rows: Numbers, chunks: Numbers, grid: int) -> tuple[Numbers, Numbers, Numbers]:
         """By rows the cheapest shape and the first worker, [batches, targets]; and the one behind all."""

@@ -50,18 +50,36 @@ class Part:
 WHOLE = Part()
 
 
+@attrs.frozen(eq=False)
+class Decisions:
+    """How the gradients of a group of batches are summed; it follows from the batches alone, as the bits do.
+
+    touched: rows of tables, by parameter. apart: whether the deltas of tokens are added up before products,
+    [batches]. rows: how many add to every weight gradient of `Tail.encode`, [batches, targets]. chunks: of
+    rows, [batches]: enough pieces of work for many workers; 0 where rows are so few that `outer` instructions
+    sum them.
+    """
+
+    touched: Mapping[str, Touched]
+    apart: NDArray[np.bool_]
+    rows: Numbers
+    chunks: Numbers
+
+
 @attrs.define(eq=False)
 class Batches:
-    """A group of batches behind their recursion. grid: workers in all. touched: rows of tables, by
-    parameter. chunks, apart: as `Tail` has them."""
+    """A group of batches behind their recursion. grid: workers in all."""
 
     group: Group
     grid: int
     optimizer: str
     part: Part
-    touched: Mapping[str, Touched]
-    chunks: Numbers
-    apart: NDArray[np.bool_]
+    decisions: Decisions
+
+
+def _joined(columns: list[Numbers]) -> Numbers:
+    """[batches, columns] of several side by side."""
+    return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
 
 
 class Template:
@@ -155,6 +173,7 @@ class Tail:
         running = {each.name for each in plan.program.parameters if each.running}
         self.followers = tuple(each for each in self._shared_out if each.gradient.parameter in running)
         self._sums = [result for result in plan.results if result.kind in ("loss", "metric")]
+        self._has_outer = isa.has_outer(plan)
         self._templates: dict[tuple[object, ...], Template] = {}
 
     def _count_norms(self) -> tuple[int, Numbers]:
@@ -177,38 +196,34 @@ class Tail:
                 found[name] = found.get(name, 0) + each.rows(rows)
         return found
 
-    def apart(self, rows: Mapping[str, Rows], touched: Mapping[str, Touched]) -> NDArray[np.bool_]:
+    def decide(
+        self, rows: Mapping[str, Rows], mode: str, part: Part, touched: Mapping[str, Touched]
+    ) -> Decisions:
+        """How the gradients of a group are summed; those that add up over launches have one chunk at most."""
+        batches = len(next(iter(rows.values())).counts) if rows else 1
+        apart, one = self.apart(batches, rows, touched), np.ones(batches, np.int64)
+        if mode != TRAIN or not self._summed:
+            return Decisions(touched, apart, np.zeros((batches, 0), np.int64), one)
+        found = _joined([self._rows_of(each, rows, touched, apart) for each in self._summed])
+        if not self._splits:
+            return Decisions(touched, apart, found, one)
+        chunks: Numbers = (found.max(axis=1) // CHUNK_ROWS).clip(1, self._most_chunks if part == WHOLE else 1)
+        if self._has_outer:
+            chunks[self._shapes.few(found[:, self._targets], chunks, self._grid)] = 0
+        return Decisions(touched, apart, found, chunks)
+
+    def apart(
+        self, batches: int, rows: Mapping[str, Rows], touched: Mapping[str, Touched]
+    ) -> NDArray[np.bool_]:
         """Whether the deltas of tokens are added up before products, [batches]: where there are many, of
         words that occur again."""
-        found = np.zeros(1, bool)
+        found = np.zeros(batches, bool)
         for table in self.plan.table_gradients if touched else ():
             tokens = touched[table.parameter].spread.counts
             for product in table.products:
                 deltas = rows[product.source.space].spread.counts
-                found = found | ((deltas >= MANY_DELTAS) & (tokens <= deltas * FEWER_TOKENS))
-        return np.broadcast_to(found, next(iter(touched.values())).spread.counts.shape) if touched else found
-
-    def chunks(
-        self,
-        rows: Mapping[str, Rows],
-        mode: str,
-        part: Part,
-        touched: Mapping[str, Touched],
-        apart: NDArray[np.bool_],
-    ) -> Numbers:
-        """Chunks of rows of the weight gradients, [batches]: enough pieces of work for many workers.
-
-        0 where rows are so few that `outer` instructions sum them. They depend on the batch alone, and so do
-        the bits. Gradients that add up over launches have one.
-        """
-        if mode != TRAIN or not self._splits or not self._shared_out:
-            return np.ones(1, np.int64)
-        runs = np.concatenate([self._rows_of(each, rows, touched, apart) for each in self._summed], axis=1)
-        most = runs.max(axis=1)
-        chunks: Numbers = (most // CHUNK_ROWS).clip(1, self._most_chunks if part == WHOLE else 1)
-        if isa.has_outer(self.plan):
-            chunks[self._shapes.few(runs[:, self._targets], chunks, self._grid)] = 0
-        return chunks
+                found |= (deltas >= MANY_DELTAS) & (tokens <= deltas * FEWER_TOKENS)
+        return found
 
     def encode(self, mode: str, batches: Batches) -> tuple[Ints, dict[str, tuple[int, Numbers]]]:
         """The instructions, [batches, count, INSTRUCTION_WORDS], and results: (word, rows summed)."""
@@ -231,32 +246,34 @@ class Tail:
             sums, values["turn"] = self._gradients(batches, template)
         else:
             sums, values["turn"] = template.words[template.sums], 0
-        few = np.broadcast_to(batches.chunks == 0, group.body.batches)
-        if few.any():
+        decisions = batches.decisions
+        few = decisions.chunks == 0
+        which = few.nonzero()[0][:, None]
+        if len(which):
             values["turn"] = np.where(few, self._shapes.first_workers(batches.grid)[1], values["turn"])
         norms: int | Numbers = np.where(few, self.outer_norms, -(-self.summed // isa.NORM_CHUNK))
         for table in self.plan.table_gradients:
-            tokens = batches.touched[table.parameter].spread.counts
+            tokens = decisions.touched[table.parameter].spread.counts
             values[f"tokens {table.parameter}"], values[f"norms {table.parameter}"] = tokens, norms
             norms = norms + tokens * isa.table_norms(table)
             if table.products:
                 values |= self._deal(table, batches, values["turn"], few)
-        values["norms"], values["chunks"] = norms, np.maximum(batches.chunks, 1)
+        values["norms"], values["chunks"] = norms, np.maximum(decisions.chunks, 1)
         words = template.filled(group.body.batches, values)
         words[:, template.sums] = sums
         kept = np.ones(len(template.words), bool)
         if len(self._shapes.leading) < len(template.sums):  # of other runs than the first those with rows
             kept[template.sums] = sums[:, :, 2].any(axis=0)
             kept[template.sums[self._shapes.leading]] = True
-        alone = ~batches.apart
-        if alone.any() and len(template.tokens):
-            words[np.ix_(alone, template.later, np.ones(1, np.intp))] -= 1
-            words[np.ix_(alone, template.tokens)] = 0  # `nop`
-            kept[template.tokens] = not alone.all()
-        if few.any():
-            words[np.ix_(few, template.sums)] = self._as_outer(sums[few], batches.grid, kept[template.sums])
-            words[np.ix_(few, template.norm)] = 0  # `nop`
-            if few.all():
+        together = (~decisions.apart).nonzero()[0][:, None]
+        if len(template.tokens) and len(together):
+            words[together, template.later, 1] -= 1
+            words[together, template.tokens] = 0  # `nop`
+            kept[template.tokens] = len(together) < len(words)
+        if len(which):
+            words[which, template.sums] = self._as_outer(sums[few], batches.grid, kept[template.sums])
+            words[which, template.norm] = 0  # `nop`
+            if len(which) == len(words):
                 kept[template.norm] = False
                 kept[template.sums[self._beside]] = False
         return words[:, kept], results
@@ -289,23 +306,26 @@ class Tail:
         """The instructions of all weight gradients, [batches, runs, INSTRUCTION_WORDS]; and the worker behind
         the last one, [batches]: those who have the fewest tiles take the first rows of tables, often the
         most frequent ones."""
-        shapes, chunks = self._shapes, np.maximum(batches.chunks, 1)
-        found = [self._runs_of(each, batches) for each in self._summed]
-        counts = np.concatenate([count for _, count in found], axis=1)
+        shapes, decisions = self._shapes, batches.decisions
+        chunks, counts = np.maximum(decisions.chunks, 1), decisions.rows
+        if self._has_stacks:
+            found = [self._runs_of(each, batches) for each in self._summed]
+            counts = _joined([count for _, count in found])
         shape, worker, turn = shapes.share_out(counts[:, self._leading], chunks, batches.grid)
         words = template.words[None, template.sums].repeat(len(counts), axis=0)
         words[:, :, 2] = counts[:, self._runs]
         words[:, :, 3], words[:, :, 7] = worker[:, shapes.whose], shape[:, shapes.whose]
         words[:, :, 5] = chunks[:, None]
         if self._has_stacks:
-            words[:, :, 1] = np.concatenate([start for start, _ in found], axis=1)[:, self._runs]
+            words[:, :, 1] = _joined([start for start, _ in found])[:, self._runs]
         return words, turn
 
     def _runs_of(self, each: Summed, batches: Batches) -> tuple[Numbers, Numbers]:
         """As `Summed.runs_of`; of touched rows where their deltas were added up first."""
-        starts, counts = each.runs_of(batches.group.rows)
+        rows, decisions = batches.group.rows, batches.decisions
+        starts, counts = each.runs_of(rows)
         if each.gradient.table:
-            counts = self._rows_of(each, batches.group.rows, batches.touched, batches.apart)
+            counts = self._rows_of(each, rows, decisions.touched, decisions.apart)
         return starts, counts
 
     def _rows_of(
@@ -326,11 +346,10 @@ class Tail:
         self, table: TableGradient, batches: Batches, turn: int | Numbers, few: NDArray[np.bool_]
     ) -> dict[str, Numbers]:
         """Which workers share the products of a table, and in tiles of how many groups of tokens."""
-        group, touched = batches.group, batches.touched
-        rows = [self._rows_of(each, group.rows, touched, batches.apart) for each in self._summed]
-        costs = np.concatenate(rows, axis=1)[:, self._targets] if rows else np.zeros((1, 0), np.int64)
-        tokens = batches.touched[table.parameter].spread.counts
-        found = self._shapes.deal(table, tokens, costs, few, batches.grid)
+        decisions = batches.decisions
+        tokens = decisions.touched[table.parameter].spread.counts
+        rows = decisions.rows[:, self._targets]
+        found = self._shapes.deal(table, tokens, rows, few, batches.grid)
         names = ("before", "left_out", "groups")
         return {f"{name} {table.parameter}": each for name, each in zip(names, found, strict=True)}
 
