@@ -8,6 +8,7 @@ mistake is always reported through `DiagnosticError`, which may carry several di
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,6 +90,13 @@ def fail(message: str, *notes: str) -> DiagnosticError:
     return DiagnosticError(Diagnostic(message, notes=tuple(notes)))
 
 
+def check_path(path: object, what: str) -> None:
+    """DiagnosticError unless `path` can be one. what: whose it is, as "a build"."""
+    if not isinstance(path, str | os.PathLike) or path == "":
+        found = type(path).__name__ if path != "" else "an empty text"
+        raise fail(f"found {found}, expected the path of {what}")
+
+
 def unreadable(error: OSError) -> str:
     """What is wrong with a file that cannot be read."""
     if isinstance(error, FileNotFoundError):
@@ -101,6 +109,7 @@ def unreadable(error: OSError) -> str:
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
     """What goes wrong with a file that is read inside, as a DiagnosticError."""
+    check_path(path, "a file to read")
     try:
         yield
     except OSError as error:

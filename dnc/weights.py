@@ -14,7 +14,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import check_path, fail
 from dnc.ir.optimizers import DEFAULT, OPTIMIZERS
 from dnc.ir.parser import parse_program
 from dnc.ir.program import TABLE, Program
@@ -116,6 +116,7 @@ def export_weights(
     The tensors have the names and shapes that the map reads them with; their shapes by name. Without
     a map they have those of the parameters.
     """
+    check_path(run, "a run folder or a checkpoint")
     path = run_checkpoint(run) if Path(run).is_dir() else Path(run)
     if path is None:
         raise fail(f"{run}: holds no checkpoint")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import check_path, fail
 from dnc.runtime.build import read_build
 from dnc.runtime.curves import CURVES, draw_curves, read_events
 from dnc.runtime.run_config import RunConfig, read_config
@@ -31,6 +31,7 @@ def find_checkpoint(build: str | Path, run_dir: str | Path | None = None) -> Pat
 
 def run_of(folder: str | Path) -> tuple[RunConfig, Path | None]:
     """The configuration of a run folder and its last checkpoint, None if there is none yet."""
+    check_path(folder, "a run folder")
     config = read_config(Path(folder) / CONFIG)
     last = Path(folder) / f"{LAST}.safetensors"
     return config, last if last.exists() else None

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import check_path, fail
 
 
 def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
@@ -52,6 +52,7 @@ def check_output(path: str | Path, *inputs: object) -> None:
 
     To be called before the work whose result goes there. inputs: only paths count.
     """
+    check_path(path, "a file to write")
     out = Path(path)
     if out.is_dir():
         raise fail(f"{path}: is a directory, expected a file to write")

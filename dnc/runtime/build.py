@@ -24,7 +24,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from dnc.diagnostics import Source, Span, fail
+from dnc.diagnostics import Source, Span, check_path, fail
 from dnc.ir.machine import MACHINES
 from dnc.ir.remarks import Remark
 from dnc.runtime.tuned import Tuned
@@ -257,6 +257,7 @@ def _kernels(folder: Path, target: Target) -> dict[str, bytes]:
 
 def read_build(path: str | Path) -> Build:
     """Reads a build; DiagnosticError says what is wrong with it."""
+    check_path(path, "a build")
     folder = Path(path)
     if not folder.exists():
         raise fail(f"{path}: there is no such build; make one with dnc compile")

@@ -42,6 +42,8 @@ class Embeddings:
 
 def table_of(program: Program, name: str) -> Parameter:
     """The table called `name`; DiagnosticError where there is none."""
+    if not isinstance(name, str):
+        raise fail(f"embeddings: found {type(name).__name__}, expected the name of a table")
     tables = {each.name: each for each in program.parameters if each.kind == TABLE}
     if name in tables:
         return tables[name]

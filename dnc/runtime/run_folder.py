@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from dnc.diagnostics import DiagnosticError, fail
+from dnc.diagnostics import DiagnosticError, check_path, fail
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.build import check_outside
 from dnc.runtime.checkpoint import load_checkpoint
@@ -48,6 +48,7 @@ class RunFolder:
         again: bool = False,
         config: RunConfig | None = None,
     ) -> None:
+        check_path(path, "a run folder")
         self.path = Path(path)
         check_outside(self.path / METRICS, self.path)
         own = resumed is not None and Path(resumed).resolve().parent == self.path.resolve()
@@ -131,6 +132,7 @@ def newest_checkpoint(digest: str, folder: str | Path = RUNS) -> Path | None:
 
 def run_checkpoint(run: str | Path) -> Path | None:
     """The best checkpoint of a run, else its last."""
+    check_path(run, "a run folder")
     found = (Path(run) / f"{kind}.safetensors" for kind in (BEST, LAST))
     return next((path for path in found if path.exists()), None)
 

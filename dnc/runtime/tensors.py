@@ -18,7 +18,7 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import check_path, fail
 from dnc.runtime.atomic import write_atomically
 
 # The one key of a file's metadata; several would be stored in no fixed order.
@@ -28,6 +28,7 @@ CHECKSUM = "checksum"  # in the metadata, where it is an object; files from befo
 
 def write_tensors(path: str | Path, tensors: Mapping[str, NDArray[Any]], metadata: Any) -> None:
     """Writes arrays with metadata (a JSON value)."""
+    check_path(path, "a safetensors file to write")
     whole = {name: np.ascontiguousarray(value) for name, value in tensors.items()}
     if isinstance(metadata, dict):
         metadata = {**metadata, CHECKSUM: _checksum(whole, metadata)}
@@ -40,6 +41,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, NDArray[Any]], metadat
 
 def read_tensors(path: str | Path) -> tuple[dict[str, NDArray[Any]], Any]:
     """The arrays of a file and its metadata, None where there is none of ours."""
+    check_path(path, "a safetensors file")
     if Path(path).is_dir():
         raise fail(f"{path}: is a directory, expected a file")
     try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from dnc.diagnostics import unreadable
+from dnc.diagnostics import check_path, unreadable
 from dnc.runtime.data.problems import Problem, ProblemList, file_problem, kind_of, shortened
 
 _MARK = b"\xef\xbb\xbf"  # some editors start a UTF-8 file with it
@@ -24,6 +24,7 @@ _MARK = b"\xef\xbb\xbf"  # some editors start a UTF-8 file with it
 @contextmanager
 def reading(path: str | Path) -> Iterator[None]:
     """What goes wrong with a file that is read inside, as a DiagnosticError."""
+    check_path(path, "a file to read")
     try:
         yield
     except OSError as error:

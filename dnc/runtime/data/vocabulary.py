@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import attrs
 import msgspec
 
+from dnc.diagnostics import check_path
 from dnc.ir.program import TABLE, Program
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.data.problems import file_problem
@@ -106,6 +107,7 @@ def save_vocabularies(path: str | Path, vocabularies: Mapping[str, Vocabulary]) 
 
 def load_vocabularies(path: str | Path) -> dict[str, Vocabulary]:
     """Read vocabularies that `save_vocabularies` wrote; DiagnosticError where the file is broken."""
+    check_path(path, "a vocabulary file")
     try:
         values = msgspec.json.decode(Path(path).read_bytes())
     except OSError as error:

@@ -1,0 +1,47 @@
+"""What is no path where the Python interface takes one: said in words, wherever it is given."""
+
+import pytest
+
+import dnc
+from dnc import api
+from dnc.weights import export_weights, import_weights
+
+TAKES = {
+    "load": ("a build", lambda model, path: dnc.load(path)),
+    "explain_build": ("a build", lambda model, path: api.explain_build(path)),
+    "find_checkpoint": ("a build", lambda model, path: api.find_checkpoint(path)),
+    "checkpoint": ("a run folder", lambda model, path: api.find_checkpoint("build", path)),
+    "run_of": ("a run folder", lambda model, path: api.run_of(path)),
+    "restore": ("a safetensors file", lambda model, path: model.restore(path)),
+    "load_weights": ("a safetensors file", lambda model, path: model.load_weights(path)),
+    "load_embeddings": ("a file to read", lambda model, path: model.load_embeddings("E", path)),
+    "save": ("a safetensors file to write", lambda model, path: model.save(path)),
+    "predict_to_file": ("a file to write", lambda model, path: api.predict_to_file(model, "dev.jsonl", path)),
+    "import_weights": ("a build", lambda model, path: import_weights(path, "w.safetensors")),
+    "weights": ("a file to read", lambda model, path: import_weights("build", path)),
+    "export_weights": (
+        "a run folder or a checkpoint",
+        lambda model, path: export_weights(path, "w.safetensors"),
+    ),
+    "program": ("a file to read", lambda model, path: api.check_data(path)),
+    "data": ("a file to read", lambda model, path: api.explain_build("build", data=path)),
+}
+WRONG = [(3, "int"), (["build"], "list"), (b"build", "bytes"), ({}, "dict"), ("", "an empty text")]
+
+
+@pytest.mark.parametrize("name", TAKES)
+def test_what_is_no_path(workplace, name):
+    model = dnc.load("build", "vm")
+    model.attach("train.jsonl")
+    expected, call = TAKES[name]
+    for value, found in WRONG if name in ("data", "checkpoint") else [(None, "NoneType"), *WRONG]:
+        with pytest.raises(dnc.DiagnosticError) as caught:
+            call(model, value)
+        assert str(caught.value) == f"error: found {found}, expected the path of {expected}"
+
+
+def test_what_is_no_name_of_a_table(workplace):
+    model = dnc.load("build", "vm")
+    for name, found in ((None, "NoneType"), (["E"], "list")):
+        with pytest.raises(dnc.DiagnosticError, match=f"found {found}, expected the name of a table"):
+            model.load_embeddings(name, "vectors.txt")
