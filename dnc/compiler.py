@@ -200,6 +200,19 @@ def _check_precision(precision: str, machines: Sequence[str]) -> None:
         raise fail(f"precision {precision} is for GPUs, and no target is one: a CPU computes in {FP32}")
 
 
+def _check_batch(options: PlanOptions, machines: Sequence[str]) -> None:
+    """DiagnosticError where a batch decides nothing: it ranks the clusters of a GPU."""
+    if options.batch is None:
+        return
+    if not 1 <= options.batch < 2**31:
+        expected = "1 or more" if options.batch < 1 else f"less than {2**31}"
+        raise fail(f"batch: found {options.batch}, expected {expected}")
+    if not any(machine(name).is_gpu for name in machines):
+        raise fail(f"a plan for batches of {options.batch} is made for GPUs, and no target is one")
+    if options.cluster is not None:
+        raise fail("cluster and batch exclude each other: clusters are what a batch decides")
+
+
 def _check_names(show: PassOptions, without: Sequence[str], mode: str) -> None:
     known = pass_names(mode)
     in_plans = (step.name for step in plan_passes(PlanOptions(), machine("cpu")) if step.optional)
@@ -269,8 +282,11 @@ def compile_model(
     check_place(Path(out))
     machines = tuple(dict.fromkeys(machine_of(target) for target in targets))
     _check_precision(options.precision, machines)
+    _check_batch(options, machines)
     if options.cluster and not all(options.cluster in machine(name).cluster_sizes for name in machines):
         raise fail(f"not every target has clusters of {options.cluster}")
+    if options.cluster is not None and not any(machine(name).is_gpu for name in machines):
+        raise fail("clusters are for GPUs, and no target is one")
     source, program, warnings = read_program(path, settings or {})
     of_program = Remarks()
     transformed = transform(program, options, attrs.evolve(show, remarks=of_program))

@@ -60,7 +60,7 @@ def bench(
     for option, value, least in (("--calls", calls, 1), ("--warmup", warmup, 0), ("--seed", seed, 0)):
         if not least <= value < 2**31:
             raise fail(f"{option}: found {value}, expected {least} or more")
-    sizes = [_size(text) for text in (names_of(batch) or batch or ("1",))]
+    sizes = [_size(text) for text in (names_of("--batch", batch) or ("1",))]
     samples = read_structures(data) if latency else []
     model = api.load(build, device, checkpoint=checkpoint, seed=seed, replicas=replicas, workers=workers)
     if model.vocabularies is None:

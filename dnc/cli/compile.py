@@ -62,14 +62,14 @@ def compile_command(
 
     if mode not in MODES:
         raise fail(f"--mode: found '{mode}', expected {' or '.join(MODES)}")
-    print_after = ("all",) if print_ir_after_all else names_of(print_ir_after)
+    print_after = ("all",) if print_ir_after_all else names_of("--print-ir-after", print_ir_after)
     if stop_after is not None and dump_dir is None and stop_after not in print_after:
         print_after = (*print_after, stop_after)
-    left_out = names_of(without)
+    left_out = names_of("--without", without)
     report = compile_model(
         program,
         out,
-        names_of(target) or ("cpu",),
+        names_of("--target", target) or ("cpu",),
         settings_of(settings),
         PlanOptions(without=left_out, cluster=cluster, mode=mode, precision=precision, batch=batch),
         PassOptions(

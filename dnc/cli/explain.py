@@ -8,6 +8,10 @@ from typing import Annotated
 
 import typer
 
+from dnc.diagnostics import fail
+
+BATCH = 32
+
 
 def explain(
     build: Annotated[Path, typer.Argument(help="The build folder.")],
@@ -16,7 +20,9 @@ def explain(
         bool, typer.Option("--schedule", help="Disassemble the schedule of a batch.")
     ] = False,
     data: Annotated[Path | None, typer.Option(help="Data whose first batch is shown.")] = None,
-    batch: Annotated[int, typer.Option(help="Samples of that batch.", min=1)] = 32,
+    batch: Annotated[
+        int | None, typer.Option(help=f"Samples of that batch. [default: {BATCH}]", min=1)
+    ] = None,
     candidates: Annotated[
         bool, typer.Option("--candidates", help="Rank the ways in which such batches could run.")
     ] = False,
@@ -29,11 +35,20 @@ def explain(
     ] = 80.0,
 ) -> None:
     """Show what the compiler made of a model, and why."""
-    from dnc.api import explain_build
+    from dnc import api
 
-    explained = explain_build(build, target, data=data, memory_bytes=int(min(memory, 2**20) * 2**30))
+    if batch is not None and not (schedule or candidates):
+        raise fail("--batch goes with --schedule and --candidates")
+    if batch is not None and data is None:
+        raise fail("--batch goes with --data: without data there is one made-up sample")
+    if html is not None:
+        for option, given in (("--schedule", schedule), ("--candidates", candidates)):
+            if given:
+                raise fail(f"{option} and --html exclude each other: the page has neither of the two")
+        api.check_output(html, data)
+    explained = api.explain_build(build, target, data=data, memory_bytes=int(min(memory, 2**20) * 2**30))
     if html is None:
-        print(explained.text(schedule, batch, remarks, candidates))
+        print(explained.text(schedule, BATCH if batch is None else batch, remarks, candidates))
         return
     explained.write_page(html)
     print(f"wrote {html}", file=sys.stderr)

@@ -81,7 +81,7 @@ def import_command(
 def _renames(given: list[str] | None) -> dict[str, str]:
     """The names in `--fields tag=label,word=form`."""
     found: dict[str, str] = {}
-    for item in names_of(given):
+    for item in names_of("--fields", given):
         name, equals, new = (part.strip() for part in item.partition("="))
         if not name or not equals:
             raise fail(f"--fields: found '{item}', expected a field and its new name, as tag=label")

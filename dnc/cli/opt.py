@@ -32,7 +32,7 @@ def opt(
     """Run passes on IR, and print what they make of it."""
     from dnc import api
 
-    wanted = names_of(print_after)
+    wanted = names_of("--print-after", print_after)
     if out is not None:
         api.check_output(out, file)
     result = api.run_passes(

@@ -30,6 +30,10 @@ def settings_of(given: list[str] | None) -> dict[str, int]:
     return found
 
 
-def names_of(given: list[str] | None) -> tuple[str, ...]:
-    """The names in options that may be repeated or separated by commas."""
-    return tuple(piece.strip() for text in given or [] for piece in text.split(",") if piece.strip())
+def names_of(option: str, given: list[str] | None) -> tuple[str, ...]:
+    """What stands in an option that may be repeated or separated by commas; none of it is empty."""
+    found = [(piece.strip(), text) for text in given or [] for piece in text.split(",")]
+    for piece, text in found:
+        if not piece:
+            raise fail(f"{option}: found '{text}', which has an empty entry")
+    return tuple(piece for piece, _ in found)

@@ -37,6 +37,8 @@ def tune(
 
     if data is None and emit is None:
         raise fail("expected --data, with samples like those that the model will run on, or --emit")
+    if emit is not None and dry_run:
+        raise fail("--emit and --dry-run exclude each other: the kernels go into the build")
     console = Console(stderr=True)
     status = console.status("")
 

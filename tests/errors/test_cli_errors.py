@@ -48,6 +48,18 @@ COMMANDS = [
         f"error: pass 'differentiate' cannot be left out\n  these can: {OPTIONAL}",
     ),
     (f"compile {TREE} --cluster 3", "error: not every target has clusters of 3"),
+    (
+        f"compile {TREE} --batch 8",
+        "error: a plan for batches of 8 is made for GPUs, and no target is one",
+    ),
+    (f"compile {TREE} --batch 8 --target cuda --cluster 8", "error: cluster and batch exclude each other"),
+    (
+        f"compile {TREE} --batch 2147483648 --target cuda",
+        "error: batch: found 2147483648, expected less than 2147483648",
+    ),
+    (f"compile {TREE} --cluster 0", "error: clusters are for GPUs, and no target is one"),
+    (f"compile {TREE} --target cpu,", "error: --target: found 'cpu,', which has an empty entry"),
+    (f"compile {TREE} --without ,hoist", "error: --without: found ',hoist', which has an empty entry"),
     ("compile none.dn", "error: none.dn: there is no such file"),
     (f"compile {TREE} -o thesis", "error: thesis: exists and is not a build; nothing was written"),
     ("check none.dn", "error: none.dn: there is no such file"),
@@ -79,7 +91,11 @@ COMMANDS = [
     ("bench build --data train.jsonl --latency --seconds 1", "error: --seconds goes with --throughput"),
     (
         "bench build --data train.jsonl --latency --batch ,",
-        "error: --batch: found ',', expected the samples of a call, 1 or more",
+        "error: --batch: found ',', which has an empty entry",
+    ),
+    (
+        "bench build --data train.jsonl --latency --batch 1,,8",
+        "error: --batch: found '1,,8', which has an empty entry",
     ),
     (
         "bench build --data train.jsonl --latency --batch 1,0",
@@ -96,6 +112,7 @@ COMMANDS = [
         NO_BUILD,
     ),
     ("bench build --data none.jsonl --latency", "none.jsonl: error: there is no such file"),
+    ("tune build --emit 2 --dry-run", "error: --emit and --dry-run exclude each other"),
     ("run none --data train.jsonl", NO_BUILD),
     ("run thesis --data train.jsonl", "error: thesis: not a build: manifest.json is missing"),
     ("run train.jsonl --data train.jsonl", "error: train.jsonl: is a file, expected the folder of a build"),

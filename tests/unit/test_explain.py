@@ -191,6 +191,12 @@ def test_command_line(command, workplace):
         ("--memory -1", "error: Invalid value for '--memory'"),
         ("--memory many", "error: Invalid value for '--memory'"),
         ("--data none.jsonl", "none.jsonl: error: there is no such file"),
+        ("--batch 3", "error: --batch goes with --schedule and --candidates"),
+        ("--batch 3 --data train.jsonl", "error: --batch goes with --schedule and --candidates"),
+        ("--batch 3 --schedule", "error: --batch goes with --data: without data there is one made-up sample"),
+        ("--html out.html --schedule", "error: --schedule and --html exclude each other"),
+        ("--html out.html --candidates", "error: --candidates and --html exclude each other"),
+        ("--html train.jsonl --data train.jsonl", "error: train.jsonl: is read here too and would be lost"),
     ],
 )
 def test_mistakes(command, options, message):
