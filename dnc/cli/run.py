@@ -117,7 +117,7 @@ def run(
         raise fail("Missing argument 'build' (see dnc run --help)")
     if wanted.data is None:
         raise fail("Missing option '--data' (see dnc run --help)")
-    tracing = _tracing(trace, trace_batches, wanted, predict, checkpoint)
+    tracing = _tracing(trace, trace_batches, wanted, predict, checkpoint, run_dir, resume)
     if measuring:
         return _measure(wanted, predict, checkpoint, run_dir, tracing)
     return _train(wanted, checkpoint or last, resume or run_dir, resume is not None, tracing)

@@ -24,7 +24,7 @@ def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
             stream.writelines(pieces)
         return
     path = Path(os.path.realpath(path))
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    handle, name = _part(path)
     try:
         with os.fdopen(handle, "wb") as file:
             file.writelines(pieces)
@@ -37,6 +37,11 @@ def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def _part(path: Path) -> tuple[int, str]:
+    """A new file beside `path`, open, and its name."""
+    return tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -54,14 +59,29 @@ def check_output(path: str | Path, *inputs: object) -> None:
     """
     check_path(path, "a file to write")
     out = Path(path)
+    try:
+        _check_place(out, path)
+        others = [Path(each) for each in inputs if isinstance(each, str | Path)]
+        lost = out.exists() and any(each.exists() and out.samefile(each) for each in others)
+    except OSError as error:
+        raise fail(f"{path}: cannot be written: {error.strerror}") from None
+    if lost:
+        raise fail(f"{path}: is read here too and would be lost; choose another file to write")
+
+
+def _check_place(out: Path, shown: str | Path) -> None:
+    """Fails as writing a file would; OSError where only trying it shows that, as for a name too long."""
     if out.is_dir():
-        raise fail(f"{path}: is a directory, expected a file to write")
+        raise fail(f"{shown}: is a directory, expected a file to write")
     if out.exists() and not out.is_file():
+        if not os.access(out, os.W_OK):
+            raise fail(f"{shown}: cannot be written: no permission")
         return
-    if not out.parent.is_dir():
-        raise fail(f"{path}: there is no directory {out.parent}")
-    if not os.access(out.parent, os.W_OK):
-        raise fail(f"{path}: cannot be written: no permission to write in {out.parent}")
-    for each in inputs:
-        if isinstance(each, str | Path) and out.exists() and Path(each).exists() and out.samefile(each):
-            raise fail(f"{path}: is read here too and would be lost; choose another file to write")
+    place = Path(os.path.realpath(out)) if out.is_symlink() else out
+    if not place.parent.is_dir():
+        raise fail(f"{shown}: there is no directory {place.parent}")
+    if not os.access(place.parent, os.W_OK):
+        raise fail(f"{shown}: cannot be written: no permission to write in {place.parent}")
+    handle, name = _part(place)
+    os.close(handle)
+    os.unlink(name)

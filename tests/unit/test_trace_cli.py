@@ -89,6 +89,10 @@ def test_what_is_no_trace(command, workplace, content, message):
         ("--trace-batches 3", "error: --trace-batches: there is no timeline; ask for one with --trace FILE"),
         ("--predict out.json --trace out.json", "error: --trace: out.json has another use here"),
         ("--trace build", "error: build: is a directory, expected a file to write"),
+        ("--run-dir out --trace out", "error: --trace: out has another use here"),
+        ("--trace link", "error: link: there is no directory"),
+        (f"--trace {'t' * 250}", f"error: {'t' * 250}: cannot be written: File name too long"),
+        (f"--trace {'t' * 300}", f"error: {'t' * 300}: cannot be written: File name too long"),
         ("--trace nowhere/out.json", "error: nowhere/out.json: there is no directory nowhere"),
         ("--trace train.jsonl", "error: train.jsonl: is read here too and would be lost"),
         ("--trace build/out.json", "error: build/out.json: lies in the build"),
@@ -97,6 +101,7 @@ def test_what_is_no_trace(command, workplace, content, message):
     ],
 )
 def test_mistakes(command, workplace, options, message):
+    (workplace / "link").symlink_to(workplace / "nowhere" / "out.json")
     done = command(f"run build --data train.jsonl --device vm {options}")
     assert done.code == 2 and done.error.splitlines()[-1].startswith(message)
     assert not (workplace / "out.json").exists() and not (workplace / "runs").exists()
