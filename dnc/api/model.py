@@ -168,6 +168,8 @@ class Model:
     def batch_of(self, batch: Batch | None, labels_required: bool) -> tuple[Dataset, NDArray[np.int32]]:
         """The data that a batch refers to, and its sample numbers."""
         if batch is None or are_numbers(batch):
+            if batch is not None and not len(batch) and self._attached is None:  # type: ignore[arg-type]
+                raise fail("a batch holds no samples")
             data = self._training_data()
             return data, sample_numbers(batch, data.samples)
         data = self.read(batch, labels_required=labels_required)  # type: ignore[arg-type]

@@ -197,7 +197,7 @@ def _value(name: str, text: str, default: object, span: Span) -> object:
             return text == "true"
         expected = "true or false"
     elif isinstance(default, int) or (default is None and text.isdecimal()):
-        if text.isdecimal() and int(text) < 2**31:
+        if text.isdecimal() and len(text) < 11 and int(text) < 2**31:
             return int(text)
         expected = "a whole number below 2**31"
     else:

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dnc.diagnostics import check_path, fail
+from dnc.diagnostics import fail
 from dnc.runtime.build import read_build
 from dnc.runtime.curves import CURVES, draw_curves, read_events
 from dnc.runtime.run_config import RunConfig, read_config
-from dnc.runtime.run_folder import CONFIG, LAST, METRICS, RUNS, newest_checkpoint, run_checkpoint
+from dnc.runtime.run_folder import (
+    CONFIG,
+    LAST,
+    METRICS,
+    RUNS,
+    check_folder,
+    newest_checkpoint,
+    run_checkpoint,
+)
 
 
 def find_checkpoint(build: str | Path, run_dir: str | Path | None = None) -> Path:
@@ -31,7 +39,7 @@ def find_checkpoint(build: str | Path, run_dir: str | Path | None = None) -> Pat
 
 def run_of(folder: str | Path) -> tuple[RunConfig, Path | None]:
     """The configuration of a run folder and its last checkpoint, None if there is none yet."""
-    check_path(folder, "a run folder")
+    check_folder(folder)
     config = read_config(Path(folder) / CONFIG)
     last = Path(folder) / f"{LAST}.safetensors"
     return config, last if last.exists() else None

@@ -81,7 +81,7 @@ def bench(
 
 
 def _size(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 2**31):
+    if not (text.isascii() and text.isdecimal() and len(text) < 11 and 0 < int(text) < 2**31):
         raise fail(f"--batch: found '{text}', expected the samples of a call, 1 or more")
     return int(text)
 

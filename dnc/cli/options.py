@@ -24,6 +24,8 @@ def settings_of(given: list[str] | None) -> dict[str, int]:
         name, equals, value = (part.strip() for part in item.partition("="))
         if not name or not equals or not (value.isascii() and value.isdecimal()):
             raise fail(f"--set: found '{item}', expected a dimension and its size, as hidden=512")
+        if len(value) > 18:
+            raise fail(f"--set: {name} has {len(value)} digits, expected a size of at most {2**31 - 1}")
         if name in found:
             raise fail(f"--set: {name} is set twice")
         found[name] = int(value)

@@ -6,7 +6,6 @@ None is passed on silently, so that one mistake is reported once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import attrs
@@ -15,13 +14,14 @@ from dnc.frontend import syntax, typed
 from dnc.frontend.calls import Calls, Names, Signatures
 from dnc.frontend.declarations import Declarations
 from dnc.frontend.operations import apply
-from dnc.frontend.typed import Expression, Index, State, VertexUse, describe
+from dnc.frontend.typed import Expression, Index, State, VertexUse, describe, fits_float
 from dnc.frontend.vertices import step
 from dnc.ir.program import STACK, TABLE
 from dnc.ir.structure import CLASS, SELECTOR, TOKEN
 from dnc.ir.types import TensorType
 
 ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "==": "equal"}
+LONGEST_NUMBER = 60  # characters of a number that a message shows
 
 
 class Expressions:
@@ -61,8 +61,10 @@ class Expressions:
 
     def _number(self, number: syntax.Number) -> Expression | None:
         value = float(number.text)
-        if not math.isfinite(value) or abs(value) > 3.4e38:
-            self.report.error(f"found {number.text}, expected a number that fits in 32 bits", number.span)
+        if not fits_float(value):
+            long = len(number.text) > LONGEST_NUMBER
+            found = f"a number of {len(number.text)} characters" if long else number.text
+            self.report.error(f"found {found}, expected a number that fits in 32 bits", number.span)
             return None
         return typed.Constant(value, number.span)
 

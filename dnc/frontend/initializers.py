@@ -6,12 +6,11 @@ vectors and normal(0.1) for tables. What fits one parameter of a stack fits the 
 
 from __future__ import annotations
 
-import math
-
 import attrs
 
 from dnc.frontend import syntax
 from dnc.frontend.report import Report, counted
+from dnc.frontend.typed import fits_float
 from dnc.ir.program import STACK, TABLE, Initializer
 from dnc.ir.structure import Dimension
 
@@ -60,9 +59,10 @@ def initializer(
     if len(values) != rule.arguments and (rule.arguments is not None or not values):
         report.error(f"'{name}' has {counted(len(values), 'number')}, expected {rule.meaning}", span)
         return None
-    if any(not math.isfinite(value) for value in values) or (rule.positive and values[0] < 0):
+    wrong = [value for value in values if not fits_float(value) or (rule.positive and value < 0)]
+    if wrong:
         least = " of at least 0" if rule.positive else ""
-        report.error(f"found {values[0]:g}, expected a finite number{least}", span)
+        report.error(f"found {wrong[0]:g}, expected a number{least} that fits in 32 bits", span)
         return None
     if rule.arguments is not None:
         return Initializer(name, values[0] if values else 0.0)

@@ -48,7 +48,7 @@ class RunFolder:
         again: bool = False,
         config: RunConfig | None = None,
     ) -> None:
-        check_path(path, "a run folder")
+        check_folder(path)
         self.path = Path(path)
         check_outside(self.path / METRICS, self.path)
         own = resumed is not None and Path(resumed).resolve().parent == self.path.resolve()
@@ -113,6 +113,13 @@ class RunFolder:
             self._metrics.close()
 
 
+def check_folder(run: str | Path) -> None:
+    """DiagnosticError where something else than a folder has the place of a run."""
+    check_path(run, "a run folder")
+    if Path(run).exists() and not Path(run).is_dir():
+        raise fail(f"{run}: is a file, expected the folder of a run")
+
+
 def new_run(model: str, folder: str | Path = RUNS) -> Path:
     """A path for a new run: numbered, so that the newest sorts last."""
     taken = [path.name.split("-")[0] for path in Path(folder).glob("[0-9]*-*")]
@@ -132,7 +139,7 @@ def newest_checkpoint(digest: str, folder: str | Path = RUNS) -> Path | None:
 
 def run_checkpoint(run: str | Path) -> Path | None:
     """The best checkpoint of a run, else its last."""
-    check_path(run, "a run folder")
+    check_folder(run)
     found = (Path(run) / f"{kind}.safetensors" for kind in (BEST, LAST))
     return next((path for path in found if path.exists()), None)
 

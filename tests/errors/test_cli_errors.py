@@ -22,6 +22,8 @@ ONE_OF = "error: expected one of --latency and --throughput"
 NO_BUILD = "error: none: there is no such build; make one with dnc compile"
 LOST = "is read here too and would be lost; choose another file to write"
 
+DIGITS = "9" * 5000  # more than Python makes a number of
+A_RUN = "is a file, expected the folder of a run"
 A_PRECISION = f"{', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
 
 COMMANDS = [
@@ -31,6 +33,8 @@ COMMANDS = [
     ),
     (f"compile {TREE} --set hidden", f"error: --set: found 'hidden', {SIZE}"),
     (f"compile {TREE} --set hidden=2.5", f"error: --set: found 'hidden=2.5', {SIZE}"),
+    (f"compile {TREE} --set hidden={DIGITS}", "error: --set: hidden has 5000 digits, expected a size of at"),
+    (f"bench build --data train.jsonl --latency --batch {DIGITS}", f"error: --batch: found '{DIGITS}'"),
     (f"compile {TREE} --set hidden=2,hidden=3", "error: --set: hidden is set twice"),
     (f"compile {TREE} --precision fp16", f"error: precision: found 'fp16', expected {A_PRECISION}"),
     (
@@ -153,7 +157,10 @@ COMMANDS = [
     (f"{RUN} train.jsonl --dev broken.jsonl", "broken.jsonl:2:"),
     (f"{RUN} train.jsonl --run-dir build/run", "error: build/run: lies in the build"),
     (f"{RUN} train.jsonl --run-dir build", "error: build: lies in the build"),
-    (f"{RUN} train.jsonl --run-dir train.jsonl", "error: train.jsonl: cannot be written"),
+    (f"{RUN} train.jsonl --run-dir train.jsonl", f"error: train.jsonl: {A_RUN}"),
+    (f"{RUN} train.jsonl --eval --run-dir train.jsonl", f"error: train.jsonl: {A_RUN}"),
+    (f"{RUN} train.jsonl --resume train.jsonl", f"error: train.jsonl: {A_RUN}"),
+    (f"{RUN} train.jsonl --run-dir train.jsonl/run", "error: train.jsonl/run: cannot be written: Not a"),
 ]
 
 
@@ -181,7 +188,7 @@ def last_lines(error):
     return "\n".join(kept)
 
 
-@pytest.mark.parametrize("line, message", COMMANDS, ids=[line for line, _ in COMMANDS])
+@pytest.mark.parametrize("line, message", COMMANDS, ids=[line[:120] for line, _ in COMMANDS])
 def test_mistakes(command, files, line, message):
     before = snapshot(files)
     done = command(line)

@@ -114,7 +114,7 @@ def row(number: int, head: object, form: str = "a") -> str:
         (row(1, 0) + row(2, 3) + row(3, 2), "2: error: word 2 is not below the root: its heads go round"),
         ("".join(row(at + 1, at) for at in range(251)), "1: error: a tree of more than 250 levels"),
         ("# nothing\n", " error: the file holds no samples; left out: 1 comments"),
-        (row(1, "9" * 99), f"1:13: error: found the head '{'9' * 40}...', expected 0 to 1"),
+        (row(1, "9" * 5000), f"1:13: error: found the head '{'9' * 40}...', expected 0 to 1"),
     ],
 )
 def test_mistakes_in_dependencies(tmp_path: Path, text: str, message: str) -> None:
@@ -187,6 +187,11 @@ def test_the_mean_of_the_target_is_the_score(score: float) -> None:
         (
             {"b_parents": "2 0\n0 3\n"},
             "b.parents:2: error: found the head '3', expected 0 to 2, or -1 for a word in no tree",
+        ),
+        (
+            {"b_parents": f"2 0\n0 {'9' * 5000}\n"},
+            f"b.parents:2: error: found the head '{'9' * 40}...', "
+            "expected 0 to 2, or -1 for a word in no tree",
         ),
         ({"a_parents": "2 3 0\n3 0 -1\n"}, "a.parents:2: error: a word's head is in no tree"),
         (

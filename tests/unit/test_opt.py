@@ -110,6 +110,11 @@ def test_wrong_lists(passes: str, place: str, message: str) -> None:
     assert f"\n  {passes}\n" in str(caught.value)
 
 
+def test_a_number_that_python_does_not_read() -> None:
+    with pytest.raises(DiagnosticError, match=r"-p:1:19: error: window: found '9+', expected a whole number"):
+        run_passes("x.ir", f"fuse,select-tiles{{window={'9' * 5000}}}", text=ir(), target="sm_90a")
+
+
 def test_a_file_with_backward_stages_is_named() -> None:
     with pytest.raises(
         DiagnosticError, match=r"-p:1:1: error: 'hoist' works .*, and t\.ir has backward ones"

@@ -56,7 +56,7 @@ def _tree(source: Source, number: int, tokens: str, heads: str, counts: Counts) 
         what = f"found {len(found)} heads, expected one for each of the {len(words)} words"
         raise source.mistake(number, None, what)
     for head in found:
-        if not head.removeprefix("-").isdecimal() or not -1 <= int(head) <= len(words):
+        if not head.removeprefix("-").isdecimal() or len(head) > 10 or not -1 <= int(head) <= len(words):
             what = f"found the head '{shown(head)}', expected 0 to {len(words)}, or -1 for a word in no tree"
             raise source.mistake(number, None, what)
     outside = found.count("-1")

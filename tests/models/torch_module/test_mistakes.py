@@ -58,6 +58,8 @@ def test_wrong_batches(both):
     for data in (5, None):
         with pytest.raises(DiagnosticError, match=f"found {type(data).__name__}, expected a path"):
             net.attach(data)
+    with pytest.raises(DiagnosticError, match="a batch holds no samples"):
+        net.predict([], x)
 
 
 def test_wrong_modules(tmp_path):

@@ -1,5 +1,6 @@
-"""What is no path where the Python interface takes one: said in words, wherever it is given."""
+"""What the Python interface cannot take: said in words, wherever it is given."""
 
+import numpy as np
 import pytest
 
 import dnc
@@ -45,3 +46,14 @@ def test_what_is_no_name_of_a_table(workplace):
     for name, found in ((None, "NoneType"), (["E"], "list")):
         with pytest.raises(dnc.DiagnosticError, match=f"found {found}, expected the name of a table"):
             model.load_embeddings(name, "vectors.txt")
+
+
+def test_batches_of_nothing(workplace):
+    """Whether data are attached or not, the batch is what is wrong."""
+    model = dnc.load("build", "vm")
+    for call in (model.predict, model.forward, model.step):
+        for batch in ([], (), np.zeros(0, np.int32)):
+            with pytest.raises(dnc.DiagnosticError, match="a batch holds no samples"):
+                call(batch)
+    model.attach("train.jsonl")
+    assert model.predict([]) == {"label": [], "p": []}
