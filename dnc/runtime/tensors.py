@@ -61,6 +61,14 @@ def read_tensors(path: str | Path) -> tuple[dict[str, NDArray[Any]], Any]:
     return tensors, found
 
 
+def check_own(path: str | Path) -> None:
+    """DiagnosticError if a safetensors file is one of ours that does not hold what was written."""
+    with safetensors.safe_open(str(path), "numpy") as file:
+        own = KEY in (file.metadata() or {})
+    if own:
+        read_tensors(path)
+
+
 def _checksum(tensors: Mapping[str, NDArray[Any]], metadata: dict[str, Any]) -> int:
     """CRC-32 of the metadata, and of all arrays by name."""
     found = zlib.crc32(msgspec.json.encode(metadata))

@@ -372,6 +372,23 @@ def test_mistakes_on_the_command_line(command, workplace, arguments: str, messag
     assert not Path("runs").exists()
 
 
+def test_a_damaged_checkpoint_is_no_source(command, workplace) -> None:
+    """Its weights would be taken by name; what is changed in a file of others cannot be seen."""
+    assert command("run build --data train.jsonl --device vm --run-dir run").code == 0
+    content = bytearray(Path("run/last.safetensors").read_bytes())
+    Path("map.toml").write_text('ignore = ["optimizer/*"]')
+    start = "import-weights m.safetensors --map map.toml --vocabulary run/vocabulary.json --run-dir"
+    Path("m.safetensors").write_bytes(content)
+    assert command(f"{start} whole").code == 0
+    for at in (len(content) - 2, content.index(b"learning_rate") + 19):
+        changed = bytearray(content)
+        changed[at] ^= 1
+        Path("m.safetensors").write_bytes(changed)
+        done = command(f"{start} broken")
+        assert done.code == 2 and not Path("broken").exists(), done.error
+        assert done.error == "error: m.safetensors: damaged: it does not hold what was written\n"
+
+
 def test_mistakes_of_the_export(command, workplace) -> None:
     save_file(tree_tensors(), "m.safetensors")
     Path("map.toml").write_text(TREE_MAP)

@@ -2,7 +2,7 @@
 
 In: a file whose tensors may be of any kind of float. Out: float32 arrays by name; and back, as PyTorch
 writes them. Guaranteed: neither PyTorch nor anything else than safetensors and NumPy is needed; what
-is no float is kept apart by name.
+is no float is kept apart by name; a checkpoint of dnc that has changed since is refused.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from safetensors.numpy import save
 
 from dnc.diagnostics import fail, reading
 from dnc.runtime.atomic import check_output, write_atomically
+from dnc.runtime.tensors import check_own
 
 Floats = NDArray[np.float32]
 _KINDS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
@@ -32,8 +33,9 @@ def read_foreign(path: str | Path) -> tuple[dict[str, Floats], dict[str, str]]:
         entries: Any = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         raise fail(f"{path}: not a safetensors file: {error}", _HINT) from None
+    check_own(path)
     found, others = dict[str, Floats](), dict[str, str]()
-    for name, entry in entries:
+    for name, entry in sorted(entries, key=lambda named: named[0]):  # they come in any order
         kind, shape = str(entry["dtype"]), tuple(entry["shape"])
         if kind == "BF16":  # the upper half of a float32
             wide = np.frombuffer(entry["data"], "<u2").astype("<u4") << 16
