@@ -14,6 +14,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 
+from dnc.api.arguments import check_whole
 from dnc.diagnostics import check_path, fail
 from dnc.ir.optimizers import DEFAULT, OPTIMIZERS
 from dnc.ir.parser import parse_program
@@ -44,12 +45,15 @@ class Imported:
     """A run folder with the weights of a file: its checkpoint, and what the parameters were made of.
 
     closed: dimensions of tokens in whose words none stands for others; data with others are refused.
+    numbers: those of whose words nothing was said, only the rows of their tables known; data with words are
+    refused.
     """
 
     folder: Path
     checkpoint: Path
     gathered: Gathered
     closed: tuple[str, ...]
+    numbers: tuple[str, ...]
 
 
 def import_weights(
@@ -70,6 +74,10 @@ def import_weights(
     stands for all others. saved: a vocabulary.json. seed: of the first values of parameters that
     the map keeps.
     """
+    check_whole("seed", seed, 0)
+    if not isinstance(vocabularies, Mapping | None):
+        found = type(vocabularies).__name__
+        raise fail(f"vocabularies: found {found}, expected files of words, or their numbers, by dimension")
     opened = read_build(build)
     program = parse_program(opened.program, str(opened.path / "program.ir"))
     names = WeightMap() if map is None else read_map(map)
@@ -101,7 +109,9 @@ def import_weights(
         folder.close()
     tokens = token_dimensions(program)
     closed = tuple(name for name, each in known.items() if name in tokens and each.words and not each.unknown)
-    return Imported(folder.path, checkpoint, gathered, closed)
+    sized = known if saved is not None else vocabularies or {}
+    numbers = tuple(name for name in known if name in tokens.difference(sized) and known[name].words is None)
+    return Imported(folder.path, checkpoint, gathered, closed, numbers)
 
 
 def _tables(program: Program, dimension: str) -> list[str]:

@@ -42,6 +42,9 @@ def import_weights(
     for name in made.closed:
         found = f"'{unknown}' is not among the words of '{name}'"
         print(f"{found}: data with other words will be refused (--unknown WORD)", file=sys.stderr)
+    for name in made.numbers:
+        found = f"'{name}' has no words"
+        print(f"{found}: data with words will be refused (--vocabulary {name}=words.txt)", file=sys.stderr)
     print(f"wrote {made.folder}", file=sys.stderr)
 
 
@@ -75,5 +78,8 @@ def _vocabularies(given: list[str] | None) -> tuple[dict[str, str | Path | int],
             raise fail(f"--vocabulary: found '{item}', expected a dimension and a file, as vocab=words.txt")
         if name in found:
             raise fail(f"--vocabulary: {name} is named twice")
-        found[name] = int(value) if value.isascii() and value.isdecimal() else value
+        number = value.isascii() and value.isdecimal()
+        if number and len(value) > 18:
+            raise fail(f"--vocabulary: {name} has {len(value)} digits, expected at most {2**31 - 1}")
+        found[name] = int(value) if number else value
     return found, saved

@@ -57,3 +57,17 @@ def test_batches_of_nothing(workplace):
                 call(batch)
     model.attach("train.jsonl")
     assert model.predict([]) == {"label": [], "p": []}
+
+
+def test_what_weights_are_imported_with(workplace):
+    (workplace / "map.toml").write_text('ignore = ["optimizer/*"]')
+    model = dnc.load("build", "vm")
+    model.train("train.jsonl", run_dir="run")
+    for options, message in (
+        ({"seed": -1}, "seed is -1, expected 0 or more"),
+        ({"vocabularies": "words.txt"}, "vocabularies: found str, expected files of words"),
+        ({"vocabularies": {"vocab": None}}, "found NoneType, expected the path of a file to read"),
+        ({"run_dir": 3}, "found int, expected the path of a run folder"),
+    ):
+        with pytest.raises(dnc.DiagnosticError, match=message):
+            import_weights("build", "run/last.safetensors", "map.toml", **options)

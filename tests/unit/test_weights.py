@@ -318,6 +318,11 @@ def test_words_as_json_and_from_another_run(command, workplace) -> None:
     assert one == two == {"vocab": {"words": ["bad", "film", "good"], "size": 3, "unknown": False}}
     done = command(f"{start} --run-dir three")
     assert json.loads(Path("three/vocabulary.json").read_text())["vocab"]["words"] is None, done.error
+    hint = "'vocab' has no words: data with words will be refused (--vocabulary vocab=words.txt)"
+    assert hint in done.error.splitlines()
+    for told in ("vocab=3", "three/vocabulary.json"):
+        done = command(f"{start} --vocabulary {told} --run-dir {told[:4]}")
+        assert done.code == 0 and "refused" not in done.error
     done = command("export-weights one -o back.safetensors --map map.toml")
     assert done.code == 0 and "V" not in load_file("back.safetensors")  # its map keeps it
     back = command("export-weights one -o back.safetensors")
@@ -345,6 +350,13 @@ def test_words_as_json_and_from_another_run(command, workplace) -> None:
             "m.safetensors --vocabulary vocab=7 --map map.toml",
             "m.safetensors: 'E' is [4, 4], expected [7, 4]",
         ),
+        ("m.safetensors --vocabulary vocab=0", "the vocabulary of 'vocab' has 0 entries, expected 1 to 2147"),
+        (f"m.safetensors --vocabulary vocab={'9' * 5000}", "--vocabulary: vocab has 5000 digits, expected"),
+        ("m.safetensors --vocabulary vocab=empty.txt", "empty.txt: holds no words"),
+        (
+            "rest.safetensors",
+            "the size of 'vocab' is open: give its words or their number\n  --vocabulary vocab=words.txt",
+        ),
         ("m.safetensors --vocabulary vocab=twice.txt", "twice.txt: 'a' is in it more than once"),
         (
             "m.safetensors --vocabulary vocab=gap.json",
@@ -364,6 +376,8 @@ def test_mistakes_on_the_command_line(command, workplace, arguments: str, messag
     save_file(tree_tensors(), "m.safetensors")
     save_file({**tree_tensors(), "E": np.full((4, 4), np.inf, np.float32)}, "inf.safetensors")
     Path("map.toml").write_text(TREE_MAP)
+    save_file({"U": np.zeros((20, 8), np.float32)}, "rest.safetensors")
+    Path("empty.txt").write_text("")
     Path("twice.txt").write_text("a\nb\na\n")
     Path("gap.json").write_text('{"a": 0, "b": 2}')
     Path("no.json").write_text("3")

@@ -53,7 +53,11 @@ def read_vocabularies(
         else:
             size = rows(name)
             if size is None:
-                raise fail(f"the size of '{name}' is open: give its words or their number (--vocabulary)")
+                raise fail(
+                    f"the size of '{name}' is open: give its words or their number",
+                    f"--vocabulary {name}=words.txt has a word a line, in the order of the rows; "
+                    f"{name}=1000 is a number, where the data hold numbers",
+                )
             made = Vocabulary(name, None, size, name in tokens)
         if dimension.size is not None and made.size > dimension.size:
             raise fail(
@@ -81,8 +85,12 @@ def _dimensions(program: Program) -> dict[str, Dimension]:
 
 def _given(name: str, source: str | Path | int, unknown: str, is_token: bool) -> Vocabulary:
     if isinstance(source, int):
+        if not 1 <= source < 2**31:
+            raise fail(f"the vocabulary of '{name}' has {source} entries, expected 1 to {2**31 - 1}")
         return Vocabulary(name, None, source, is_token)
     words = _words(source)
+    if not words:
+        raise fail(f"{source}: holds no words")
     stands = is_token and unknown in words
     if stands:
         words = [UNKNOWN if word == unknown else word for word in words]
