@@ -21,7 +21,7 @@ from dnc.ir.plan import Plan, Result
 from dnc.ir.program import ALL
 from dnc.runtime.carried import Carried, carried
 from dnc.runtime.encoder.ending import Ending
-from dnc.runtime.predictions import named_classes
+from dnc.runtime.predictions import class_count, named_classes
 from dnc.runtime.streams import Sample, StreamState
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def generate(
     launch; None for all of them in one. field: the list of the root that grows; None for its only one.
     DiagnosticError where the program cannot go on from its own words (`Model.stream`).
     """
+    if most is None or end is None:
+        raise fail(f"{'most' if most is None else 'end'} is None, expected a whole number")
     check_whole("most", most, 1)
     check_whole("chunk", chunk, 1)
     stream = _stream_of(self, field)
@@ -74,6 +76,8 @@ def generate(
 
 
 def _stream_of(model: Model, field: str | None) -> ModelStream:
+    if not isinstance(field, str | None):
+        raise fail(f"field is {field!r}, expected the name of a list")
     known = _STREAMS.setdefault(model, {})
     if field not in known:
         known[field] = ModelStream(model, carried(model.plan, field))
@@ -124,4 +128,7 @@ def _number_of(model: Model, output: str, end: int | str) -> int:
             raise fail(f"the word '{end}' that ends a list is unknown: {known}")
         return words.index(end)
     check_whole("end", end, 0)
+    classes = class_count(model.program, model.vocabularies or {}, output)
+    if classes is not None and end >= classes:
+        raise fail(f"end is {end}, expected 0 to {classes - 1}: '{output}' has {classes} classes")
     return int(end)

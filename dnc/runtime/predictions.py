@@ -151,6 +151,19 @@ def named_classes(program: Program, vocabularies: Mapping[str, Vocabulary]) -> d
     }
 
 
+def class_count(program: Program, vocabularies: Mapping[str, Vocabulary], output: str) -> int | None:
+    """How many numbers an output of classes or tokens has to choose from; None where that is unknown."""
+    for stage in program.stages:
+        for position, each in enumerate(stage.outputs):
+            if isinstance(each, DeclaredOutput) and each.output == output:
+                vector, dimension = _vector(stage, position), _dimension(program, stage, position)
+                if vector is not None or dimension is None:
+                    return None if vector is None else vector.size
+                known = vocabularies.get(dimension.name)
+                return dimension.size if known is None else known.size
+    return None
+
+
 def metric_classes(program: Program, vocabularies: Mapping[str, Vocabulary]) -> dict[str, tuple[str, ...]]:
     """The same by metric; what comes last among the values that are measured decides."""
     return {
@@ -180,16 +193,24 @@ def _dimension(program: Program, stage: Stage, position: int) -> Dimension | Non
         if given == value and isinstance(source, FieldInput):
             start = program.space(stage.space).struct
             return structs[path_struct(structs, start, source.path)].fields[source.field].dimension
+    vector = _vector(stage, position)
+    if vector is None:
+        return None
+    classes = {
+        field.dimension
+        for struct in program.structs
+        for field in struct.fields.values()
+        if field.kind == CLASS and field.dimension is not None
+    }
+    fitting = [each for each in classes if vector.shape == (each.size,)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _vector(stage: Stage, position: int) -> TensorType | None:
+    """What `argmax` chooses from, where that makes the result at `position`."""
     for op in stage.cell.ops:
-        if op.result == value and op.opcode == "argmax":
-            classes = {
-                field.dimension
-                for struct in program.structs
-                for field in struct.fields.values()
-                if field.kind == CLASS and field.dimension is not None
-            }
+        if op.result == stage.cell.results[position] and op.opcode == "argmax":
             vector = op.operands[0].type
             assert isinstance(vector, TensorType)
-            fitting = [each for each in classes if vector.shape == (each.size,)]
-            return fitting[0] if len(fitting) == 1 else None
+            return vector
     return None
