@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dnc.api.arguments import check_whole
 from dnc.diagnostics import fail
 from dnc.ir.program import Program
 from dnc.runtime.carried import Carried
@@ -54,6 +55,11 @@ class ModelStream:
         chunks' own vertices. ending, times: as in `dnc.runtime.streams`. DiagnosticError for what does
         not fit; the streams then stand where they stood.
         """
+        if not isinstance(ending, Ending | None):
+            raise fail(f"ending: found {type(ending).__name__}, expected an Ending")
+        if times is None:
+            raise fail("times is None, expected a whole number")
+        check_whole("times", times, 1)
         single = isinstance(chunk, Mapping)
         if not single and (isinstance(chunk, str | bytes) or not isinstance(chunk, Sequence)):
             raise fail(f"found {type(chunk).__name__}, expected a chunk, or a list with one for each stream")
@@ -73,7 +79,10 @@ class ModelStream:
 
     @property
     def state(self) -> StreamState | None:
-        """Where the streams stand; None at the beginning. It may be kept, and set again."""
+        """Where the streams stand; None at the beginning. It may be kept, and set again.
+
+        DiagnosticError for what is no state of such streams.
+        """
         return self._stream.state
 
     @state.setter

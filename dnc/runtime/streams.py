@@ -55,11 +55,34 @@ class Stream:
         self._session, self._read, self.carried, self.program = session, read, carried, program
         self._words = {name: state_layout(program, name)[""] for name in carried.functions}
         self._predictor: Predictor | None = None
-        self.state: StreamState | None = None
+        self._state: StreamState | None = None
+
+    @property
+    def state(self) -> StreamState | None:
+        """Where the streams stand; None at the beginning. DiagnosticError for what is no state of theirs."""
+        return self._state
+
+    @state.setter
+    def state(self, state: StreamState | None) -> None:
+        if not isinstance(state, StreamState | None):
+            raise fail(f"found {type(state).__name__}, expected a state that a stream has had, or None")
+        if state is not None and not self._has_had(state):
+            raise fail("the state is of streams of another program, or along another list")
+        self._state = state
+
+    def _has_had(self, state: StreamState) -> bool:
+        """Whether a state has the records that these streams carry."""
+        if len(state.elements) != len(state.states):
+            return False
+        return all(
+            {name: records.shape for name, records in states.items()}
+            == {name: (len(elements), words) for name, words in self._words.items()}
+            for elements, states in zip(state.elements, state.states, strict=True)
+        )
 
     def reset(self) -> None:
         """Begins anew: what follows is the beginning of other lists."""
-        self.state = None
+        self._state = None
 
     def feed(
         self,
@@ -76,9 +99,7 @@ class Stream:
         holds nothing then. DiagnosticError for anything else; then the streams stand where
         they stood.
         """
-        if not isinstance(self.state, StreamState | None):
-            raise fail(f"found {type(self.state).__name__}, expected a state that a stream has had, or None")
-        field, state = self.carried.field, self.state or self._start(len(samples))
+        field, state = self.carried.field, self._state or self._start(len(samples))
         if len(samples) != len(state.elements):
             raise fail(f"found {len(samples)} chunks, expected one for each of {len(state.elements)} streams")
         chunks: list[Sample] = []
@@ -102,7 +123,7 @@ class Stream:
         if found is None:
             raise fail("the chunks do not fit into memory at once; feed fewer elements")
         outputs, records = found
-        self.state = self._next(chunks, kept, iter(records), state)
+        self._state = self._next(chunks, kept, iter(records), state)
         return outputs
 
     def _start(self, streams: int) -> StreamState:

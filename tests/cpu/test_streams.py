@@ -14,6 +14,7 @@ import dnc
 import dnc.kernel_cache
 from dnc.compiler import PlanOptions, compile_model
 from dnc.diagnostics import DiagnosticError
+from dnc.runtime.streams import StreamState
 from tests.support.models import EXAMPLES
 
 # Two elements back, a field of the one before, a start from the parent, letters in every word, an
@@ -186,9 +187,14 @@ def test_a_failed_step_changes_nothing(builds: Path) -> None:
         with pytest.raises(DiagnosticError, match=message):
             stream.feed(wrong)  # type: ignore[arg-type]
         assert stream.state is kept
-    stream.state = 3  # type: ignore[assignment]
-    with pytest.raises(DiagnosticError, match="found int, expected a state that a stream"):
-        stream.feed({"words": [{"form": 1}]})
+    for wrong, options, message in (
+        ({"words": [{"form": 1}]}, {"times": 0}, "times is 0, expected 1 or more"),
+        ({"words": [{"form": 1}]}, {"times": None}, "times is None, expected a whole number"),
+        ({"words": [{"form": 1}]}, {"ending": 3}, "ending: found int, expected an Ending"),
+    ):
+        with pytest.raises(DiagnosticError, match=message):
+            stream.feed(wrong, **options)  # type: ignore[arg-type]
+        assert stream.state is kept
     stream.reset()
     again = stream.feed({"words": [{"form": 1}]})
     assert np.array_equal(first["next"], again["next"])
@@ -196,6 +202,32 @@ def test_a_failed_step_changes_nothing(builds: Path) -> None:
         model.stream().feed([])
     with pytest.raises(DiagnosticError, match=r"is missing|is unknown"):
         stream.feed({"words": [{"form": 1}]}, {"Word.x": [[1.0]]})
+
+
+def test_what_is_no_state_of_a_stream(builds: Path) -> None:
+    """It is refused when it is set, where the mistake is, and the streams stand where they stood."""
+    text = EXAMPLE["language_model"][1]
+    model = opened(builds, "language_model", None, text, "cpu")
+    model.read([{"words": [{"form": at} for at in range(7)]}])
+    stream = model.stream()
+    stream.feed({"words": [{"form": 1}]})
+    kept = stream.state
+    assert kept is not None
+    (records,) = kept.states
+    half = {name: values[:, :-1] for name, values in records.items()}
+    for wrong, message in (
+        (3, "found int, expected a state that a stream has had, or None"),
+        (stream, "found ModelStream, expected a state"),
+        (StreamState(kept.elements, ()), "of streams of another program, or along another list"),
+        (StreamState(((),), kept.states), "another program"),
+        (StreamState(kept.elements, ({},)), "another program"),
+        (StreamState(kept.elements, (half,)), "another program"),
+    ):
+        with pytest.raises(DiagnosticError, match=message):
+            stream.state = wrong  # type: ignore[assignment]
+        assert stream.state is kept
+    stream.state = None
+    stream.state = kept
 
 
 HEAD = """model M(d = 3)
