@@ -103,7 +103,7 @@ def explain_build(
     data: str | Path | None = None,
     memory_bytes: int = GPU_MEMORY,
 ) -> Explained:
-    """What the compiler made of a build.
+    """What the compiler made of a build; DiagnosticError where its kernels are damaged.
 
     data: what activations are measured on; a made-up sample without. memory_bytes: of the device for
     which the largest batch is worked out.
@@ -114,6 +114,7 @@ def explain_build(
         raise fail(f"{build}: has no target {names[0]}, only {', '.join(opened.targets)}")
     found = []
     for name in names:
+        opened.kernels(name)  # what is explained is what would run
         plan = build_plan(opened, name)
         if data is None:
             example = msgspec.json.decode(examples(plan.program)[1])

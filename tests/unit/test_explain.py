@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from functools import cache
 from html.parser import HTMLParser
+from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ from dnc.explain.memory import MemoryFacts, memory_facts
 from dnc.explain.text import as_text
 from dnc.frontend.build import load_program
 from dnc.ir.plan import Plan
+from dnc.runtime.build import read_build, write_build
 from dnc.runtime.data import examples, read_samples, table_rows
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.pool import static_pool
@@ -202,6 +205,25 @@ def test_command_line(command, workplace):
 def test_mistakes(command, options, message):
     done = command(f"explain build {options}")
     assert done.code == 2 and done.out == "" and done.error.startswith(message), done.error
+
+
+def test_a_build_that_is_damaged(command, workplace):
+    """Not silently explained: dnc run refuses the kernels."""
+    made = attrs.evolve(read_build("build"), path=Path("full"))
+    write_build(made, {"cpu": {"kernel.tirx": b"[]"}})
+    assert command("explain full").code == 0
+    kernel = workplace / "full" / "cpu" / "kernel.tirx"
+    kernel.write_bytes(b"[")
+    damaged = "error: full/cpu/kernel.tirx: the build is damaged here; compile it again\n"
+    for options in ("", " --html out.html", " --target cpu"):
+        done = command(f"explain full{options}")
+        assert (done.code, done.out, done.error) == (2, "", damaged) and not Path("out.html").exists()
+    kernel.unlink()
+    missing = "error: full/cpu/kernel.tirx: is missing from the build; compile it again\n"
+    assert command("explain full").error == missing
+    kernel.parent.rmdir()
+    assert command("explain full").error == missing
+    assert command("explain full --target cuda").code == 0  # these kernels are whole
 
 
 def test_what_a_user_writes_is_text_not_markup():
