@@ -56,9 +56,16 @@ class Server(LanguageServer):
         super().__init__("dnc", VERSION, text_document_sync_kind=lsp.TextDocumentSyncKind.Full)
         self.documents = Documents()
 
+    def text(self, uri: str) -> str:
+        """The program at `uri`, as it is now: as it is open, else as it lies on the disk, else nothing."""
+        try:
+            return str(self.workspace.get_text_document(uri).source)
+        except (OSError, UnicodeDecodeError):
+            return ""
+
     def document(self, uri: str) -> Document:
-        """The open program at `uri`, as it is now."""
-        return self.documents.get(uri, self.workspace.get_text_document(uri).source)
+        """What is known of the program at `uri`."""
+        return self.documents.get(uri, self.text(uri))
 
     def place(self, uri: str, position: lsp.Position) -> tuple[int, int]:
         """Line and column, counted from 1 in characters."""
@@ -107,7 +114,7 @@ class Server(LanguageServer):
         )
 
     def _lines(self, uri: str) -> list[str]:
-        return self.workspace.get_text_document(uri).source.split("\n")
+        return self.text(uri).split("\n")
 
 
 server = Server()
@@ -191,7 +198,7 @@ def _rename(ls: Server, params: lsp.RenameParams) -> lsp.WorkspaceEdit:
 @server.feature(lsp.TEXT_DOCUMENT_COMPLETION, lsp.CompletionOptions(trigger_characters=[".", "<", "(", "["]))
 def _completion(ls: Server, params: lsp.CompletionParams) -> list[lsp.CompletionItem]:
     uri = params.text_document.uri
-    text = ls.workspace.get_text_document(uri).source.replace("\r\n", "\n")
+    text = ls.text(uri).replace("\r\n", "\n")
     found = complete(text, *ls.place(uri, params.position), ls.documents.settings)
     return [
         lsp.CompletionItem(
@@ -209,7 +216,7 @@ def _completion(ls: Server, params: lsp.CompletionParams) -> list[lsp.Completion
 def _format(ls: Server, params: lsp.DocumentFormattingParams) -> list[lsp.TextEdit] | None:
     uri = params.text_document.uri
     try:
-        result = format_text(ls.workspace.get_text_document(uri).source)
+        result = format_text(ls.text(uri))
     except DiagnosticError:  # the diagnostics say why
         return None
     return [lsp.TextEdit(ls.whole(uri), result.after)] if result.changed else []
@@ -222,7 +229,7 @@ def _symbols(ls: Server, params: lsp.DocumentSymbolParams) -> list[lsp.DocumentS
 
 
 def _symbol(ls: Server, uri: str, entry: Entry) -> lsp.DocumentSymbol:
-    lines = ls.workspace.get_text_document(uri).source.split("\n")
+    lines = ls.text(uri).split("\n")
     last = min(entry.last_line, len(lines))
     end = lsp.Position(last - 1, len(lines[last - 1].rstrip("\r")))
     return lsp.DocumentSymbol(

@@ -296,6 +296,38 @@ def test_outline(editor):
     assert [each.name for each in found[1].children] == ["Leaf", "Node"]
 
 
+def test_programs_that_are_not_open(editor, tmp_path):
+    """They are read from the disk; what cannot be read there is an empty program, not an internal error."""
+    (tmp_path / "model.dn").write_text(TREE, encoding="utf-8")
+    (tmp_path / "other.dn").write_bytes(b"\xff\xfe")
+    position = editor.place("c = sig§moid(i)")["position"]
+    for uri, is_there in (
+        ((tmp_path / "model.dn").as_uri(), True),
+        ((tmp_path / "other.dn").as_uri(), False),
+        ((tmp_path / "none.dn").as_uri(), False),
+        (tmp_path.as_uri(), False),
+        ("untitled:Untitled-1", False),
+    ):
+        document = lsp.TextDocumentIdentifier(uri)
+        place = {"text_document": document, "position": position}
+        found = editor.wait(editor.client.text_document_hover_async(lsp.HoverParams(**place)))
+        assert (found is not None) == is_there
+        names = editor.wait(editor.client.text_document_completion_async(lsp.CompletionParams(**place)))
+        assert bool(names) == is_there
+        outline = lsp.DocumentSymbolParams(document)
+        assert bool(editor.wait(editor.client.text_document_document_symbol_async(outline))) == is_there
+        asked = lsp.ReferenceParams(lsp.ReferenceContext(True), document, position)
+        assert not editor.wait(editor.client.text_document_references_async(asked))  # of what is built in
+        assert not editor.wait(
+            editor.client.text_document_definition_async(lsp.DefinitionParams(document, position))
+        )
+        options = lsp.FormattingOptions(4, True)
+        asked = lsp.DocumentFormattingParams(document, options)
+        assert not editor.wait(editor.client.text_document_formatting_async(asked))
+        with pytest.raises(JsonRpcException, match=r"there is no name here|belongs to the language"):
+            editor.wait(editor.client.text_document_rename_async(lsp.RenameParams(document, position, "x")))
+
+
 def test_positions_are_those_of_utf_16(editor):
     found = editor.type(TREE.replace("b_w, 3)", "b_w, 3)  # 𝒙𝒙").replace("+ b_v", "+ 𝒙"))
     assert len(found) == 1 and editor.at(found[0].range) == "𝒙"
