@@ -102,6 +102,8 @@ app.command("tune")(_guarded(tune))
 
 def main() -> None:
     """The entry point of the `dnc` command."""
+    # TVM imports PyTorch where it is installed, which takes longer than all else here; no command needs it.
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     sys.exit(execute(sys.argv[1:]))
 
 
