@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import dnc
 from benchmarks.applications.data import DataSets
@@ -21,6 +22,7 @@ from benchmarks.models import run, shuffled
 from benchmarks.treelstm import attached, batches_of, samples_of
 from dnc.api import Model, read_summary, write_trace
 from dnc.diagnostics import DiagnosticError
+from dnc.runtime.encoder import alike
 from dnc.runtime.trace.timeline import Timeline
 
 SAMPLES = 2048
@@ -29,6 +31,7 @@ TRACE_TITLE = f"{'model':12}{'batch':>6}{'launch us':>11}{'work':>7}{'wait':>7}{
 TRACED_LAUNCHES, TRACED_BATCHES = 3, (1, 32, 128, 256)
 PARTS = ("work", "wait", "setup", "idle")
 PLAIN, ALONE, ONE = "nothing", "batches encoded together", "all replicas but one"
+ROWS, NEVER = "rows that leaves share", 1 << 30
 
 
 def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterator[dict[str, Any]]:
@@ -39,12 +42,13 @@ def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterat
     yield {"title": TITLE}
     for size in ABLATED:
         plain: dict[int, dict[str, Any]] = {}
-        variants = {PLAIN: f"tree-{size}", ALONE: f"tree-{size}", ONE: f"tree-{size}", **ablated(size)}
+        variants = {**dict.fromkeys((PLAIN, ALONE, ONE, ROWS), f"tree-{size}"), **ablated(size)}
         for variant, name in variants.items():
             if not (builds / name).is_dir():
                 continue
             given = {"encoders": 0} | ({"replicas": 1} if variant == ONE else {})
             found: dict[str, Any] = {"hidden": size, "variant": variant}
+            fewest = NEVER if variant == ROWS else alike.FEWEST
             try:
                 model = dnc.load(builds / name, device, **given)
                 data.attach(model, SST, SAMPLES)
@@ -52,7 +56,8 @@ def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterat
                 for batch in ABLATION_BATCHES:
                     found["batch"] = batch
                     own = alone(model, batch, effort) if variant == ALONE else None
-                    own = own or dnc_speed(model, batch, effort, device == "cuda")
+                    with patch.object(alike, "FEWEST", fewest):
+                        own = own or dnc_speed(model, batch, effort, device == "cuda")
                     if variant == PLAIN:
                         plain[batch] = own
                     yield found | {"dnc": own, "line": line(found, own, plain.get(batch))}

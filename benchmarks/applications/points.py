@@ -123,6 +123,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "clusters of 16": {"cluster": 16},
     "without inline": {"without": ("inline",)},
     "without canonicalize": {"without": ("canonicalize",)},
+    "without reassociate": {"without": ("reassociate",)},
 }
 """What a build of the ablation is compiled with; everything else is as it is by default."""
 ABLATION_BATCHES = (1, 128)
