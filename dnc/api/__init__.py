@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dnc.api.arguments import Batch, Data, check_whole
+from dnc.api.first_values import start_by_name
 from dnc.api.model import Model
 from dnc.api.outputs import predict_to_file
 from dnc.api.passes import Optimized, run_passes
@@ -61,6 +62,7 @@ __all__ = [
     "read_summary",
     "run_of",
     "run_passes",
+    "start_by_name",
     "summary_of",
     "with_values",
     "write_text",

@@ -6,7 +6,6 @@ mistake of the user is a `DiagnosticError`; nothing but `Model.train` writes a r
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from dnc.api.arguments import (
     sample_numbers,
     with_settings,
 )
+from dnc.api.first_values import check_memory
 from dnc.api.streaming import ModelStream
 from dnc.api.tracing import LAUNCHES, start_timeline
 from dnc.diagnostics import fail
@@ -44,7 +44,6 @@ from dnc.runtime.initialize import check_finite, initialize, load_weights, shape
 from dnc.runtime.measurements import class_metrics
 from dnc.runtime.outside import Arrays, hand_back, hand_in, pulled_fields, pushed_values
 from dnc.runtime.phases import EVALUATE, RESULT_KINDS
-from dnc.runtime.pool import static_pool
 from dnc.runtime.predictions import has_file_order, in_file_order, metric_classes
 from dnc.runtime.predictor import MOST_SAMPLES, Predictor
 from dnc.runtime.results import Evaluation
@@ -197,7 +196,7 @@ class Model:
     def start(self, vocabularies: dict[str, Vocabulary], values: Mapping[str, Floats] | None = None) -> None:
         """Makes the session, now that the sizes of the tables are known."""
         rows = table_rows(self.program, vocabularies)
-        self._check_memory(rows)
+        check_memory(self, rows)
         first = values or initialize(self.program, rows, self.seed)
         classes = metric_classes(self.program, vocabularies)
         for name in class_metrics(self.program):
@@ -221,22 +220,6 @@ class Model:
             self._attached = None  # its numbers are of another vocabulary
         self.vocabularies = vocabularies
         self._encoders.clear()
-
-    def _check_memory(self, rows: dict[str, int]) -> None:
-        """DiagnosticError if the parameters cannot be there, before they are made."""
-        need = static_pool(self.plan, rows, 1).words
-        have = max(self.backend.capacity(), 0)
-        have = have if self.memory_words is None else min(have, self.memory_words)
-        if need > have:
-            sizes = shapes(self.program, rows)
-            largest = max(sizes, key=lambda name: math.prod(sizes[name]))
-            mib = 2**20 / 4
-            raise fail(
-                f"{self.backend.name}: the parameters with their gradients need {need / mib:,.1f} MiB; "
-                f"{have / mib:,.1f} MiB are there",
-                f"the largest is {largest} {list(sizes[largest])}: "
-                f"{math.prod(sizes[largest]) / mib:,.1f} MiB",
-            )
 
     def parameters(self) -> dict[str, Floats]:
         """Every parameter's values by name, as NumPy arrays (which speak DLPack)."""

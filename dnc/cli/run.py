@@ -51,7 +51,7 @@ def run(
     ] = None,
     eval_: Annotated[bool, typer.Option("--eval", help="Only measure loss and metrics.")] = False,
     predict: Annotated[Path | None, typer.Option(help="Only write the outputs there, JSONL.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="First weights by name, safetensors.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Take weights by name, safetensors.")] = None,
     embeddings: Annotated[
         list[str] | None,
         typer.Option(help="First rows of a table, from a text file of vectors.", metavar="TABLE=FILE"),
@@ -189,10 +189,10 @@ def _measure(
         raise fail(f"--embeddings and {other} exclude each other: a checkpoint has its own vectors")
     if predict is not None:
         api.check_output(predict, config.data, checkpoint, config.weights)
-    if checkpoint is None and config.weights is None:
+    if checkpoint is None and (config.weights is None or run_dir is not None):
         checkpoint = api.find_checkpoint(config.build, run_dir)
     model = _open(config, tracing)
-    _start(model, config, checkpoint)
+    _start(model, config, checkpoint, False)
     if predict is None:
         _evaluate(model, Path(config.data))
     else:
@@ -202,17 +202,24 @@ def _measure(
     return 0
 
 
-def _start(model: Model, config: RunConfig, checkpoint: Path | None) -> None:
+def _start(model: Model, config: RunConfig, checkpoint: Path | None, trains: bool) -> None:
     """Weights from a checkpoint, by name, from vectors of words."""
+    from dnc import api
+
     assert config.data is not None
     if checkpoint is not None:
         model.restore(checkpoint)
         _say(f"weights of {checkpoint}, {model.position.step} steps, seed {model.seed}")
     vectors = config.embeddings or {}
-    if (config.weights is not None or vectors) and model.vocabularies is None:
-        model.attach(config.data, min_count=config.min_count or 1)
+    least = config.min_count or 1
     if config.weights is not None:
-        _say(f"{config.weights}: {', '.join(model.load_weights(config.weights))}")
+        if model.vocabularies is None:
+            names = api.start_by_name(model, config.weights, config.data, trains=trains, min_count=least)
+        else:
+            names = model.load_weights(config.weights)
+        _say(f"{config.weights}: {', '.join(names)}")
+    if vectors and model.vocabularies is None:
+        model.attach(config.data, min_count=least)
     for table, path in vectors.items():
         _say(str(model.load_embeddings(table, path)))
 
@@ -235,7 +242,7 @@ def _train(
     model = _open(config, tracing)
     model.check_trains()
     first = api.with_values(api.RunConfig(), data=config.data) if resumes and checkpoint else config
-    _start(model, first, checkpoint)
+    _start(model, first, checkpoint, True)
     if checkpoint is not None and config.seed not in (None, model.seed):
         raise fail(f"--seed {config.seed}: the run of {checkpoint} has seed {model.seed}")
     model.configure(

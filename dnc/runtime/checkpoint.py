@@ -143,7 +143,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     """Reads a checkpoint; DiagnosticError if the file is none, or of another version."""
     tensors, metadata = read_tensors(path)
     if not isinstance(metadata, dict) or "version" not in metadata:
-        raise fail(f"{path}: not a checkpoint (weights alone are loaded with --weights)")
+        raise fail(f"{path}: not a checkpoint", "dnc import-weights makes a run folder of weights alone")
     if metadata["version"] != VERSION:
         raise fail(f"{path}: a checkpoint of version {metadata['version']}, expected {VERSION}")
     try:
@@ -180,6 +180,13 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         stored.samples,
         stored.best_epoch,
     )
+
+
+def stored_vocabularies(metadata: Any, path: str | Path) -> dict[str, Vocabulary] | None:
+    """The vocabularies in the metadata of a safetensors file; None if it is no checkpoint."""
+    if not isinstance(metadata, dict) or "vocabularies" not in metadata:
+        return None
+    return vocabularies_from_json(metadata["vocabularies"], str(path))
 
 
 def check_model(

@@ -1,0 +1,84 @@
+"""What a model begins with: whether its parameters can be there, and weights that come by name.
+
+In: a model without parameters; for weights a file that says nothing of words, or a checkpoint, and data.
+Out: a model with parameters. Guaranteed: no row of a file is taken for that of another word.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Container
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import attrs
+
+from dnc.diagnostics import fail
+from dnc.ir.program import TABLE
+from dnc.runtime.checkpoint import stored_vocabularies
+from dnc.runtime.data import read
+from dnc.runtime.initialize import shapes
+from dnc.runtime.pool import static_pool
+from dnc.runtime.tensors import read_tensors
+
+if TYPE_CHECKING:
+    from dnc.api.model import Model
+
+
+def check_memory(model: Model, rows: dict[str, int]) -> None:
+    """DiagnosticError if the parameters cannot be there, before they are made. rows: of tables."""
+    need = static_pool(model.plan, rows, 1).words
+    have = max(model.backend.capacity(), 0)
+    have = have if model.memory_words is None else min(have, model.memory_words)
+    if need > have:
+        sizes = shapes(model.program, rows)
+        largest = max(sizes, key=lambda name: math.prod(sizes[name]))
+        mib = 2**20 / 4
+        raise fail(
+            f"{model.backend.name}: the parameters with their gradients need {need / mib:,.1f} MiB; "
+            f"{have / mib:,.1f} MiB are there",
+            f"the largest is {largest} {list(sizes[largest])}: {math.prod(sizes[largest]) / mib:,.1f} MiB",
+        )
+
+
+def start_by_name(
+    model: Model, path: str | Path, data: str | Path, *, trains: bool, min_count: int = 1
+) -> tuple[str, ...]:
+    """Gives a model without a vocabulary the weights of a file; their names.
+
+    A checkpoint among such files has its vocabulary. For another file `data` say which words there are: in
+    training, where the file holds no rows of words; for measuring, where there are no words.
+    """
+    tensors, metadata = read_tensors(path)
+    vocabularies = stored_vocabularies(metadata, path)
+    if vocabularies is None:
+        found = read(data, model.program, labels_required=trains, min_count=min_count).vocabularies
+        worded = {name for name, each in found.items() if each.words is not None}
+        unclear = worded & _dimensions(model, tensors) if trains else worded
+        if unclear:
+            named = ", ".join(f"'{name}'" for name in found if name in unclear)
+            raise fail(
+                f"{path}: which of its rows are which words or labels of {named} is not known; "
+                f"{data} would number them in its own way",
+                f"with their words by row: dnc import-weights {path} --build {model.build.path} "
+                f"--vocabulary {min(unclear)}=words.txt (or the vocabulary.json of a run)",
+                "with the words of a run: --checkpoint beside --weights; or --weights with its checkpoint",
+            )
+        rows = {
+            p.dimensions[0].name: len(tensors[p.name])
+            for p in model.program.parameters
+            if p.kind == TABLE and p.name in tensors and tensors[p.name].ndim
+        }
+        vocabularies = {
+            name: each if each.words is not None else attrs.evolve(each, size=rows.get(name, each.size))
+            for name, each in found.items()
+        }
+    model.start(vocabularies)
+    return model.load_weights(path)
+
+
+def _dimensions(model: Model, names: Container[str]) -> set[str]:
+    """What the sizes of the parameters among `names` are made of."""
+    found = (p.dimensions for p in model.program.parameters if p.name in names)
+    return {word for dimensions in found for each in dimensions for word in re.findall(r"\w+", each.name)}
