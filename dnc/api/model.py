@@ -56,7 +56,7 @@ Floats = NDArray[np.float32]
 class Model:
     """A compiled model on a device.
 
-    The first data it sees (or a checkpoint) gives it a vocabulary, and with it the sizes of its
+    The first data it reads (or a checkpoint) gives it a vocabulary, and with it the sizes of its
     tables; from then on it has parameters.
     """
 
@@ -129,34 +129,37 @@ class Model:
 
     def read(self, data: Data, *, labels_required: bool = True, min_count: int = 1) -> Dataset:
         """Data as a `Dataset`, read with the model's vocabulary; without one they give it."""
-        if isinstance(data, Dataset):
-            if self.vocabularies is not None and data.vocabularies != self.vocabularies:
-                raise fail(f"{data.path} was read with another vocabulary; read it with this model")
-            dataset = data
-        elif isinstance(data, str | Path):
-            dataset = read(
-                data,
-                self.program,
-                self.vocabularies,
-                labels_required=labels_required,
-                min_count=min_count,
-            )
-        elif not isinstance(data, Iterable):
-            raise fail(f"found {type(data).__name__}, expected a path, a data set, or samples")
-        else:
-            if labels_required not in self._layouts:
-                self._layouts[labels_required] = layout_of(self.program, labels_required)
-            dataset = read_samples(
-                data,
-                self.program,
-                self.vocabularies,
-                labels_required=labels_required,
-                min_count=min_count,
-                layout=self._layouts[labels_required],
-            )
+        dataset = self._read(data, labels_required, min_count)
         if self.vocabularies is None:
             self.start(dataset.vocabularies)
         return dataset
+
+    def _read(self, data: Data, labels_required: bool, min_count: int = 1) -> Dataset:
+        """The same without a vocabulary for the model."""
+        if isinstance(data, Dataset):
+            if self.vocabularies is not None and data.vocabularies != self.vocabularies:
+                raise fail(f"{data.path} was read with another vocabulary; read it with this model")
+            return data
+        if isinstance(data, str | Path):
+            return read(
+                data,
+                self.program,
+                self.vocabularies,
+                labels_required=labels_required,
+                min_count=min_count,
+            )
+        if not isinstance(data, Iterable):
+            raise fail(f"found {type(data).__name__}, expected a path, a data set, or samples")
+        if labels_required not in self._layouts:
+            self._layouts[labels_required] = layout_of(self.program, labels_required)
+        return read_samples(
+            data,
+            self.program,
+            self.vocabularies,
+            labels_required=labels_required,
+            min_count=min_count,
+            layout=self._layouts[labels_required],
+        )
 
     def encoder(self, dataset: Dataset) -> Encoder:
         """What turns batches of `dataset` into schedules."""
@@ -171,7 +174,11 @@ class Model:
                 raise fail("a batch holds no samples")
             data = self._training_data()
             return data, sample_numbers(batch, data.samples)
-        data = self.read(batch, labels_required=labels_required)  # type: ignore[arg-type]
+        data = self._read(batch, labels_required)  # type: ignore[arg-type]
+        if self.vocabularies is None:
+            if data.vocabularies and data is not batch:
+                _ = self.session  # a batch is too little to make a vocabulary of: refused in words
+            self.start(data.vocabularies)
         return data, sample_numbers(None, data.samples)
 
     @property

@@ -5,6 +5,7 @@ import pytest
 
 import dnc
 from dnc import api
+from dnc.compiler import compile_model
 from dnc.weights import export_weights, import_weights
 
 TAKES = {
@@ -71,3 +72,26 @@ def test_what_weights_are_imported_with(workplace):
     ):
         with pytest.raises(dnc.DiagnosticError, match=message):
             import_weights("build", "run/last.safetensors", "map.toml", **options)
+
+
+@pytest.mark.parametrize("call", ["predict", "evaluate", "step"])
+def test_a_batch_makes_no_vocabulary(workplace, call):
+    """Its words would be all there are, and `attach` could not bring others."""
+    model = dnc.load("build", "vm")
+    for batch in ([{"word": "good", "label": 4}], [{"word": 7, "label": 4}], "dev.jsonl"):
+        with pytest.raises(dnc.DiagnosticError, match="no vocabulary yet: attach training data"):
+            getattr(model, call)(batch)
+    model.attach("train.jsonl")
+    getattr(model, call)("dev.jsonl")
+    again = dnc.load("build", "vm")
+    getattr(again, call)(model.read("dev.jsonl"))  # a data set knows what its numbers mean
+
+
+def test_sizes_that_the_program_gives_need_no_vocabulary(workplace):
+    (workplace / "one.dn").write_text(
+        "model One(words = 9, d = 2)\nstruct W = W(form: token<words>, label: class<d>)\n"
+        "param E: table[words, d]\nfn f(w: W) = E[w.form]\n"
+        "loss sum(w in root) cross_entropy(f(w), w.label)\noutput y = f(root)\n"
+    )
+    compile_model("one.dn", "one", ("cpu",), {})
+    assert dnc.load("one", "vm").predict([{"form": 8}])["y"][0].shape == (2,)
