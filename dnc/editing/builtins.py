@@ -118,5 +118,5 @@ PARAMETER_KINDS: Mapping[str, Builtin] = {
 
 DECLARATIONS: Mapping[str, Builtin] = {
     **{word: Builtin(form, "") for word, form in FORMS.items()},
-    "push": Builtin("push name = expression", "an output that takes a gradient back"),
+    "push": Builtin(FORMS["push"], "an output that takes a gradient back"),
 }

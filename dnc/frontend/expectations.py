@@ -22,6 +22,7 @@ FORMS = {
     "loss": "loss sum(t in all(Struct)) expression",
     "metric": "metric name = mean(t in root) expression, or pearson(t in root) expression, expression",
     "output": "output name = expression, name = [expression for t in all(Struct)]",
+    "push": "push name = expression, name = [expression for t in all(Struct)]",
 }
 DECLARATION_WORDS = frozenset(FORMS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lark
 import pytest
 
 from dnc.editing import builtins
@@ -10,7 +11,7 @@ from dnc.frontend.calls import ATTEND, REDUCTIONS
 from dnc.frontend.declarations import BUILTINS
 from dnc.frontend.expectations import DECLARATION_WORDS
 from dnc.frontend.initializers import RULES
-from dnc.frontend.parser import terminal_texts
+from dnc.frontend.parser import grammar, terminal_texts
 from dnc.frontend.structs import INDEXED_KINDS, LINKS
 from dnc.ir.measures import MEASURES
 from dnc.ir.program import ALL, ROOT, STACK, TABLE
@@ -24,7 +25,7 @@ ALL_OF_THEM = {
     "KINDS": {*INDEXED_KINDS, "float"},
     "DOMAINS": {ALL, ROOT},
     "PARAMETER_KINDS": {STACK, TABLE},
-    "DECLARATIONS": {*DECLARATION_WORDS, "push"},
+    "DECLARATIONS": DECLARATION_WORDS,
 }
 
 
@@ -35,8 +36,11 @@ def test_every_name_is_explained(table, names):
     assert all(each.signature for each in found.values())
 
 
-def test_declarations_begin_with_keywords():
-    assert set(builtins.DECLARATIONS) <= set(terminal_texts().values())
+def test_declarations_begin_with_what_the_grammar_accepts():
+    with pytest.raises(lark.UnexpectedInput) as caught:
+        grammar().parse("strct")
+    accepted = caught.value.interactive_parser.accepts()
+    assert set(builtins.DECLARATIONS) == {terminal_texts()[name] for name in accepted}
 
 
 A, B = Size.named("a", 6), Size.named("b", 4)
