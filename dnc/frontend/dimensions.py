@@ -47,7 +47,7 @@ class Dimensions:
 
     def _enter(self, name: str, size: int | None, span: Span) -> None:
         if size is not None and not 1 <= size <= LARGEST:
-            self.report.error(f"dimension '{name}' is set to {size}, expected {_range(size)}", span)
+            self.report.error(f"--set {name}={size}: expected a dimension of {_range(size)}", span)
             size = None
         if size is None:
             self.broken.add(name)

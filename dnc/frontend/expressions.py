@@ -160,8 +160,8 @@ class Expressions:
         rows, dimension = table.dimensions[0], index.type.dimension
         if rows.name != dimension.name and (rows.size is None or rows.size != dimension.size):
             self.report.error(
-                f"{what} '{table.name}' has {rows.name} rows, expected {dimension.name} to be indexed by "
-                f"{describe(index.type)}",
+                f"{what} '{table.name}' has a row for every one of '{rows.name}', but is indexed by "
+                f"{describe(index.type)}, expected {TABLE if is_table else ''}[{dimension.name}, ...]",
                 lookup.index.span,
             )
             return None
