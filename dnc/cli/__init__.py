@@ -117,6 +117,7 @@ def execute(arguments: list[str]) -> int:
     except USAGE_ERROR as error:
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "dnc"
+        _in_our_words(error)
         print(f"error: {error.format_message().rstrip('.')} (see {where} --help)", file=sys.stderr)
     except typer.Exit as error:
         return int(error.exit_code)
@@ -130,3 +131,14 @@ def execute(arguments: list[str]) -> int:
         place = f"{error.filename}: " if error.filename else ""
         print(f"error: {place}{error.strerror or error}", file=sys.stderr)
     return 2
+
+
+def _in_our_words(error: Any) -> None:
+    """Says found and expected of a wrong number; Typer takes over the words of what checks values for it."""
+    for problem in getattr(error.__cause__, "errors", list)():
+        kind, limits = problem["type"], problem.get("ctx", {})
+        if kind.startswith(("int_", "float_")):
+            expected = "a whole number" if kind.startswith("int_") else "a number"
+            error.message = f"found '{problem['input']}', expected {expected}"
+        elif kind == "greater_than_equal":
+            error.message = f"found {problem['input']}, expected {limits['ge']:g} or more"

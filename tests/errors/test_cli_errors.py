@@ -134,6 +134,11 @@ COMMANDS = [
         f"{RUN} train.jsonl --optimizer adamax",
         "error: unknown optimizer 'adamax'; optimizers: sgd, momentum, nesterov, adagrad, adam, adamw",
     ),
+    (
+        f"{RUN} train.jsonl --lr fast",
+        "error: Invalid value for '--lr': found 'fast', expected a number (see ",
+    ),
+    (f"{RUN} train.jsonl --epochs 1.5", "error: Invalid value for '--epochs': found '1.5', expected a whole"),
     (f"{RUN} train.jsonl --lr 0", "error: the learning rate is 0, expected a positive number"),
     (f"{RUN} train.jsonl --clip nan", "error: the clip is nan, expected a positive number"),
     (f"{RUN} train.jsonl --lr inf", f"error: the learning rate is inf, {FLOAT}"),
