@@ -200,8 +200,10 @@ def check_model(
     states = OPTIMIZERS[checkpoint.hyper.optimizer].states
     kept = [(f"{_STATE}{name}/", arrays) for name, arrays in checkpoint.optimizer_state.items()]
     unknown = set(checkpoint.optimizer_state) - {state.name for state in states}
-    problems = [f"{path}: {checkpoint.hyper.optimizer} keeps no '{name}'" for name in sorted(unknown)]
+    problems: list[str] = []
     for prefix, arrays in (("", checkpoint.weights), *kept):
+        if prefix and problems:  # what the optimizer keeps fits as little, array by array
+            break
         expected = trained if prefix else whole
         for name, shape in expected.items():
             found = arrays.get(name)
@@ -210,6 +212,7 @@ def check_model(
             elif found.shape != shape:
                 problems.append(f"{path}: {prefix}{name} is {list(found.shape)}, expected {list(shape)}")
         problems += [f"{path}: no parameter is called {prefix}{n}" for n in arrays if n not in expected]
+    problems += [f"{path}: {checkpoint.hyper.optimizer} keeps no '{name}'" for name in sorted(unknown)]
     if problems:
         raise DiagnosticError(*map(Diagnostic, problems))
     check_finite(checkpoint.weights, f"{path}: the weights")

@@ -168,6 +168,14 @@ def test_checkpoints_of_another_model(changes, message):
         check_model(attrs.evolve(checkpoint(), **changes), PROGRAM, "abc", ROWS, "c")
 
 
+def test_a_checkpoint_of_other_sizes_names_parameters_alone():
+    other = {name: np.ones((value.shape[0] + 1, *value.shape[1:])) for name, value in VALUES.items()}
+    changed = attrs.evolve(checkpoint(), weights=other, optimizer_state={"squares": other})
+    with pytest.raises(DiagnosticError) as caught:
+        check_model(changed, PROGRAM, "abc", ROWS, "c")
+    assert len(caught.value.diagnostics) == len(VALUES) and "optimizer/" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
