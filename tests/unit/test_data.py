@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
 from dnc.diagnostics import DiagnosticError
@@ -19,6 +20,7 @@ from tests.support.data_programs import (
     SPEECH,
     TREE,
     TWINS,
+    child,
     children,
     contents,
     label,
@@ -209,18 +211,36 @@ def test_description() -> None:
     ]
 
 
+def test_examples_show_every_arm() -> None:
+    shape = struct(
+        "Shape",
+        Dot=[token("word")],
+        Pair=[child("a", "Shape"), child("b", "Shape")],
+        Hull=[children("all", "Shape")],
+    )
+    shapes = program(shape, struct("Top", Top=[child("top", "Shape"), child("bottom", "Shape")]))
+    nested = (
+        '{"top": {"a": {"all": [{"word": "a"}, {"word": "good"}]}, "b": {"word": "film"}}, '
+        '"bottom": {"word": "with"}}'
+    )
+    assert examples(shapes)[0] == nested
+
+
+def test_the_size_of_a_dimension_without_a_name_is_said_once() -> None:
+    numbered = struct("Word", Word=[attrs.evolve(label(), dimension=Dimension("3", 3))])
+    assert "Word (root) = Word(label: class<3>)" in describe(program(numbered))
+
+
 def test_endless_struct_has_no_example() -> None:
     endless = program(
         struct("Tree", Node=[optional("word", "Tree")]), struct("Top", Top=[children("x", "Tree")])
     )
-    assert examples(endless)[0] == '{"x": [{}, {}]}'
+    assert examples(endless)[0] == '{"x": [{"word": {}}, {}]}'
     with pytest.raises(DiagnosticError, match="struct Pair has no finite instance"):
         examples(_endless())
 
 
 def _endless() -> Program:
-    from tests.support.data_programs import child
-
     return program(struct("Pair", Pair=[child("a", "Pair"), label()]))
 
 

@@ -37,8 +37,8 @@ def _declared(field: Field) -> str:
     elif field.kind == VECTOR:
         kind = f"vector<{field.width}>"
     elif field.dimension is not None:
-        size = field.dimension.size
-        kind = f"{field.kind}<{field.dimension.name}{'' if size is None else f' = {size}'}>"
+        name, size = field.dimension.name, field.dimension.size
+        kind = f"{field.kind}<{name}{'' if size is None or name == str(size) else f' = {size}'}>"
     else:
         kind = {CHILD: "{}", OPTIONAL: "{}?", LIST: "[{}]"}[field.kind].format(field.target)
     return f"{field.name}: {kind}"

@@ -32,11 +32,13 @@ def _spaced(value: Any) -> str:
 
 
 class _Example:
-    """Makes a small sample: the arm with most children at the root, below it the shallowest arms."""
+    """Makes a small sample: every arm once, of those of a struct the one with most children first; else
+    the shallowest arms."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.words = 0
+        self.made: set[tuple[str, str]] = set()  # structs with arms
         self.depth: dict[str, int] = {}
         kinds: dict[str, set[str]] = {}
         for struct in layout.structs.values():
@@ -69,14 +71,12 @@ class _Example:
 
     def sample(self) -> dict[str, Any]:
         """The sample in nested form."""
-        struct = self.layout.structs[self.layout.root]
-        if struct.name not in self.depth:
-            raise fail(f"struct {struct.name} has no finite instance: every arm needs another {struct.name}")
-        possible = [arm for arm in struct.arms if self._arm_depth(struct.name, arm) is not None]
-        richest = max(possible, key=lambda arm: sum(field.kind in VERTEX_KINDS for field in arm.fields))
-        return self._instance(struct.name, richest, True)
+        root = self.layout.root
+        if root not in self.depth:
+            raise fail(f"struct {root} has no finite instance: every arm needs another {root}")
+        return self._another(root)
 
-    def _instance(self, struct: str, arm: Arm, outermost: bool) -> dict[str, Any]:
+    def _instance(self, struct: str, arm: Arm, first: bool) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for field in arm.fields:
             if field.kind not in VERTEX_KINDS:
@@ -84,10 +84,10 @@ class _Example:
                 continue
             recursive = self._recursive(struct, field)
             if field.kind == LIST:
-                count = 2 if outermost or not recursive else 0
-                result[field.name] = [self._shallowest(str(field.target)) for _ in range(count)]
-            elif (field.kind == CHILD or outermost) and str(field.target) in self.depth:
-                result[field.name] = self._shallowest(str(field.target))
+                count = 2 if first or not recursive else 0
+                result[field.name] = [self._another(str(field.target)) for _ in range(count)]
+            elif (field.kind == CHILD or first) and str(field.target) in self.depth:
+                result[field.name] = self._another(str(field.target))
         if not self._recognised(struct, arm, frozenset(result)):
             result[ARM] = arm.name
         return result
@@ -100,11 +100,15 @@ class _Example:
         except Problem:
             return False
 
-    def _shallowest(self, struct: str) -> dict[str, Any]:
-        arms = self.layout.structs[struct].arms
-        depths = {arm.name: self._arm_depth(struct, arm) for arm in arms}
-        arm = next(arm for arm in arms if depths[arm.name] == self.depth[struct])
-        return self._instance(struct, arm, False)
+    def _another(self, struct: str) -> dict[str, Any]:
+        """An instance of an arm that was not made yet; of the shallowest where all were."""
+        depths = [(arm, self._arm_depth(struct, arm)) for arm in self.layout.structs[struct].arms]
+        new = [arm for arm, depth in depths if depth is not None and (struct, arm.name) not in self.made]
+        if not new:
+            return self._instance(struct, next(a for a, d in depths if d == self.depth[struct]), False)
+        arm = max(new, key=lambda arm: sum(field.kind in VERTEX_KINDS for field in arm.fields))
+        self.made.add((struct, arm.name))
+        return self._instance(struct, arm, True)
 
     def _value(self, field: Field) -> Any:
         if field.kind == VECTOR:
