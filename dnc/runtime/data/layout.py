@@ -24,7 +24,8 @@ class Layout:
 
     ordered: structs whose neighbours (prev, next) the program reads. nonempty: list fields, as
     (struct, field), that must not be empty, because the program starts at their first or last.
-    targets: vectors, as (struct, field), that only losses and metrics read.
+    targets: vectors, as (struct, field), that only losses and metrics read. root_labels: classes of the
+    root's struct that are read at the sample's root alone, and may be missing elsewhere.
     """
 
     structs: dict[str, Struct]
@@ -34,11 +35,18 @@ class Layout:
     ordered: frozenset[str]
     nonempty: frozenset[tuple[str, str]]
     targets: frozenset[tuple[str, str]]
+    root_labels: frozenset[str]
 
     def may_miss(self, struct: str, field: Field) -> bool:
-        """Whether a vertex may lack `field`: optional children; for prediction, what is predicted."""
-        if field.kind == OPTIONAL or self.labels_required:
-            return field.kind == OPTIONAL
+        """Whether a vertex may lack `field`: optional children, labels that nothing reads there; for
+        prediction, what is predicted.
+
+        Of labels that are read at the root alone the root itself is not asked here.
+        """
+        if field.kind == OPTIONAL:
+            return True
+        if self.labels_required:
+            return field.kind == CLASS and struct == self.root and field.name in self.root_labels
         return field.kind == CLASS or (struct, field.name) in self.targets
 
     def required(self, struct: Struct, arm: Arm) -> list[str]:

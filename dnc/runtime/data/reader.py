@@ -22,11 +22,11 @@ from dnc.ir.program import Program, Space
 from dnc.ir.structure import OUTSIDE
 from dnc.runtime.data.columns import Columns, assemble, empty_columns, file_positions
 from dnc.runtime.data.flat import is_flat, read_flat
-from dnc.runtime.data.layout import Layout
+from dnc.runtime.data.layout import Layout, field_names
 from dnc.runtime.data.lines import load, objects
 from dnc.runtime.data.nested import nested_reader
 from dnc.runtime.data.order import Order, order_of
-from dnc.runtime.data.problems import Problem, ProblemList, kind_of
+from dnc.runtime.data.problems import MOST_SHOWN, Problem, ProblemList, kind_of
 from dnc.runtime.data.usage import layout_of
 from dnc.runtime.data.values import convert
 from dnc.runtime.data.vocabulary import Vocabulary
@@ -137,8 +137,21 @@ def _read(
     converted, known = convert(columns, vocabularies, min_count, problems)
     problems.check()
     forest = _with_outside(assemble(columns, converted), program)
+    if layout.labels_required:
+        _check_roots(forest, columns, problems)
     lines, positions = tuple(columns.lines), file_positions(columns)
     return Dataset(forest, known, forest.samples, problems.path, lines, positions)
+
+
+def _check_roots(forest: Forest, columns: Columns, problems: ProblemList) -> None:
+    """Of labels that are read at the root alone, the root has to have its own."""
+    table, arms = forest.tables[forest.root], columns.layout.structs[forest.root].arms
+    own = table.arm[forest.roots]
+    for name in sorted(columns.layout.root_labels):
+        has = np.array([name in field_names(arm) for arm in arms])
+        for sample in np.flatnonzero(has[own] & np.less(table.data[name][forest.roots], 0))[:MOST_SHOWN]:
+            problems.add(f"{arms[own[sample]].name}: field '{name}' is missing", columns.lines[sample])
+    problems.check()
 
 
 def _with_outside(forest: Forest, program: Program) -> Forest:

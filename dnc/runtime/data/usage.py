@@ -11,6 +11,7 @@ from dnc.diagnostics import fail
 from dnc.ir.forest import path_struct, program_structs
 from dnc.ir.program import (
     BACKWARD,
+    ROOT,
     FieldInput,
     LossOutput,
     MetricOutput,
@@ -18,7 +19,7 @@ from dnc.ir.program import (
     StateInput,
     TableInput,
 )
-from dnc.ir.structure import FIRST, LAST, LIST, NEXT, PREVIOUS, VECTOR, VERTEX_KINDS, Struct
+from dnc.ir.structure import CLASS, FIRST, LAST, LIST, NEXT, PREVIOUS, VECTOR, VERTEX_KINDS, Struct
 from dnc.runtime.data.layout import ARM, Layout, in_data
 
 
@@ -61,6 +62,20 @@ def _targets(program: Program, structs: dict[str, Struct]) -> frozenset[tuple[st
     return frozenset(read[True] - read[False])
 
 
+def _root_labels(program: Program, structs: dict[str, Struct]) -> frozenset[str]:
+    """The classes of the root's struct that are read at the sample's root alone."""
+    spaces = {space.name: space for space in program.spaces}
+    read: dict[bool, set[str]] = {False: set(), True: set()}
+    for stage in program.stages:
+        space = spaces[stage.space]
+        for source in stage.inputs:
+            if isinstance(source, FieldInput):
+                struct = path_struct(structs, space.struct, source.path)
+                if struct == program.root and structs[struct].fields[source.field].kind == CLASS:
+                    read[space.selection == ROOT and not source.path].add(source.field)
+    return frozenset(read[True] - read[False])
+
+
 def layout_of(program: Program, labels_required: bool = True) -> Layout:
     """The layout of a program's data."""
     structs = program_structs(program)
@@ -86,4 +101,5 @@ def layout_of(program: Program, labels_required: bool = True) -> Layout:
         frozenset(ordered),
         frozenset(nonempty),
         targets,
+        _root_labels(program, structs),
     )

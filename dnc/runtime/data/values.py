@@ -99,7 +99,7 @@ def convert(
 
 def _mistyped(conversion: _Conversion, column: _Column) -> bool:
     token = column.field.kind == TOKEN
-    may_miss = not token and not conversion.columns.layout.labels_required
+    may_miss = conversion.columns.layout.may_miss(column.key[0], column.field)
     accepted = (int, str, type(None)) if may_miss else (int, str)
     return conversion.first(
         column, accepted, "must be a word or a number" if token else "must be a number or a label"
@@ -171,7 +171,7 @@ def _strings(conversion: _Conversion, column: _Column, name: str, vocabulary: Vo
     token = column.field.kind == TOKEN
     if token or conversion.columns.layout.labels_required:
         for position, each in enumerate(column.values):
-            if each not in index:
+            if each is not None and each not in index:
                 what = "word" if token else "label"
                 hint = suggestion(each, index) or f"; it has {len(index)} {what}s"
                 why = ", and none of them stands for others" if token else ""
