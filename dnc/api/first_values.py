@@ -62,7 +62,7 @@ def start_by_name(
                 f"{path}: which of its rows are which words or labels of {named} is not known; "
                 f"{data} would number them in its own way",
                 f"with their words by row: dnc import-weights {path} --build {model.build.path} "
-                f"--vocabulary {min(unclear)}=words.txt (or the vocabulary.json of a run)",
+                f"--vocabulary {min(unclear)}=words.txt, or --vocabulary RUN/vocabulary.json",
                 "with the words of a run: --checkpoint beside --weights; or --weights with its checkpoint",
             )
         rows = {

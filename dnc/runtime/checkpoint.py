@@ -224,5 +224,5 @@ def check_model(
     if checkpoint.digest != digest:
         raise fail(
             f"{path}: a checkpoint of another program called {program.name}, though the shapes agree",
-            "to take its weights by name all the same: --weights",
+            f"to take its weights by name all the same: --weights {path}",
         )
