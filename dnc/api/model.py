@@ -52,6 +52,8 @@ from dnc.runtime.trace.timeline import OFF, Timeline
 
 Floats = NDArray[np.float32]
 
+NO_VOCABULARY = "the model has no vocabulary yet: attach training data, or load it with a checkpoint"
+
 
 class Model:
     """A compiled model on a device.
@@ -177,7 +179,7 @@ class Model:
         data = self._read(batch, labels_required)  # type: ignore[arg-type]
         if self.vocabularies is None:
             if data.vocabularies and data is not batch:
-                _ = self.session  # a batch is too little to make a vocabulary of: refused in words
+                raise fail(NO_VOCABULARY)  # a batch is too little to make one of
             self.start(data.vocabularies)
         return data, sample_numbers(None, data.samples)
 
@@ -197,7 +199,7 @@ class Model:
     def session(self) -> Session:
         """What runs batches; DiagnosticError as long as the vocabulary is unknown."""
         if self._session is None:
-            raise fail("the model has no vocabulary yet: attach training data, or load it with a checkpoint")
+            raise fail(NO_VOCABULARY)
         return self._session
 
     def start(self, vocabularies: dict[str, Vocabulary], values: Mapping[str, Floats] | None = None) -> None:
