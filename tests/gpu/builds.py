@@ -59,6 +59,12 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         PlanOptions(residency="streamed", window=256),
     ),
     "treelstm-unfused": ("treelstm", {"hidden": 16, "embed": 16}, PlanOptions(without=("fuse", "hoist"))),
+    # Levels of cells alone, which have no products to wait for.
+    "treelstm-cells": (
+        "treelstm",
+        {"hidden": 64, "embed": 64},
+        PlanOptions(cluster=8, without=("fuse",), residency="streamed"),
+    ),
     "treelstm-1024": ("treelstm", {"hidden": 1024, "embed": 1024}, PlanOptions()),
     "bilstm": ("bilstm_tagger", {"hidden": 24, "embed": 20}, PlanOptions()),
     "lstm2": ("lstm2", {"hidden": 24, "embed": 20}, PlanOptions(cluster=8)),

@@ -48,6 +48,13 @@ def test_nothing_spills(arch: str, cluster: int) -> None:
 SMALLER = (("sm_80", "treelstm-256"), ("sm_80", "treelstm-bf16"))
 
 
+def check_looks(text: str) -> None:
+    """Whoever reads what a look ahead found has waited for the warp that looked."""
+    for read in re.finditer(r"int next(_\d+)? = __shfl_sync", text):
+        _, behind = text[: read.start()].rsplit("dnc_copy_commit();", 1)
+        assert "cta_sync();" in behind, read[0]
+
+
 @pytest.mark.parametrize("arch, name", [*(("sm_90a", name) for name in CASES), *SMALLER])
 def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str) -> None:
     from dnc.codegen.cuda_kernel import emit_source
@@ -58,6 +65,7 @@ def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str) -> None:
     program, _ = load_program(Source(str(path), path.read_text()), settings)
     text = emit_source(make_plan(transform(program, options), arch, options))["kernel.cu"].decode()
     assert "__restrict__" not in text
+    check_looks(text)
     binary = compile_cuda(text, arch)
     assert binary.resident, binary.log
 

@@ -59,6 +59,8 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
         assert wide is not None
         _look(worker, 0)
         wide_segment(attrs.evolve(worker, push=None), segment, wide, row, rows)
+        if worker.ahead.look is not None and not (segment.products or segment.transposed):
+            worker.synchronize()  # nothing else made all warps wait for the one that looks ahead
 
     if wide is None:
         narrow_segment(worker, segment, row, rows)
