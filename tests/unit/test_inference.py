@@ -92,6 +92,6 @@ def test_no_more_replicas_than_samples(workplace, trained, monkeypatch):
     monkeypatch.setattr(VMBackend, "grid", noted)
     model = dnc.load("infer", "vm", checkpoint="runs/first/last.safetensors")
     model.predict("dev.jsonl")
-    model = dnc.load("build", "vm")
+    model = dnc.load("build", "vm", checkpoint="runs/first/last.safetensors")
     model.step([{"word": "good", "label": 1}])
     assert asked == [(5, False), (1, True)]
