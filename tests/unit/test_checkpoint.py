@@ -199,7 +199,7 @@ def test_any_byte_counts(tmp_path):
     load_checkpoint(tmp_path / "c")
     for at in (*range(8, begin, 7), *range(begin, len(whole), max(1, (len(whole) - begin) // 50))):
         (tmp_path / "c").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        message = "damaged: it does not hold what was written" if at >= begin else ""
+        message = "damaged: it does not hold what was written" if at >= begin else None
         with pytest.raises(DiagnosticError, match=message):
             load_checkpoint(tmp_path / "c")
 
