@@ -18,7 +18,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ import dnc.runtime.encoder.ending
 from benchmarks import common
 from dnc.runtime.encoder.ending import WINDOW
 
-LENGTHS, CHUNKS, WORDS, NEVER = (32, 64, 128, 256), (8, 16, 32), 20, 10**6
+LENGTHS, CHUNKS, WORDS = (32, 64, 128, 256), (8, 16, 32), 20
 ROOM, ANSWERS, BATCHES = 200, (0, 5, 20, 60), (1, 16)
 
 
@@ -71,11 +72,18 @@ def of_a_launch(points: list[dict[str, Any]], chunk: int) -> float:
     return float(more / (point["words"] / chunk - 1))
 
 
+def never(words: Iterable[Any]) -> int:
+    """A word that is not among them, and so ends nothing."""
+    known = {int(word) for word in words}
+    return next(word for word in count() if word not in known)
+
+
 def check(model: dnc.Model, source: list[Any]) -> None:
     """Every word as the end, launches of every size: the words of one launch, cut."""
     samples = [{"source": source[:count]} for count in (1, 5, WORDS)]
     whole = model.predict([{**each, "target": [{}] * LENGTHS[0]} for each in samples])["words"]
-    for end in {int(word) for words in whole for word in words} | {NEVER}:
+    every = {int(word) for words in whole for word in words}
+    for end in every | {never(every)}:
         expected = [words[: np.append(np.flatnonzero(words == end), len(words))[0]] for words in whole]
         for chunk in CHUNKS:
             found = model.generate(samples, end, "words", most=LENGTHS[0], chunk=chunk, field="target")
@@ -86,10 +94,11 @@ def check(model: dnc.Model, source: list[Any]) -> None:
 def measure(model: dnc.Model, source: list[Any], length: int, calls: int) -> dict[str, Any]:
     given = {"source": source}
     target = [{}] * length
+    end = never(model.predict([{**given, "target": target}])["words"][0])
     kinds: dict[str, Callable[[], object]] = {"predict": lambda: model.predict([{**given, "target": target}])}
     for chunk in CHUNKS:
         kinds[f"launches of {chunk}"] = lambda chunk=chunk: model.generate(  # type: ignore[misc]
-            [given], NEVER, "words", most=length, chunk=chunk, field="target"
+            [given], end, "words", most=length, chunk=chunk, field="target"
         )
     found: dict[str, list[float]] = {name: [] for name in kinds}
     for call in range(calls + 5):
@@ -116,7 +125,7 @@ def answers(model: dnc.Model, source: list[Any], batch: int, calls: int) -> dict
     kinds: dict[str, Callable[[], object]] = {
         "predict": lambda: model.predict([{**each, "target": [{}] * ROOM} for each in samples])
     }
-    for at, word in (*ends.items(), (ROOM, NEVER)):
+    for at, word in (*ends.items(), (ROOM, never(whole))):
         kinds[str(at)] = lambda word=word: model.generate(  # type: ignore[misc]
             samples, word, "words", most=ROOM, field="target"
         )
