@@ -196,8 +196,16 @@ def _check_precision(precision: str, machines: Sequence[str]) -> None:
         raise fail(
             f"precision: found '{precision}', expected {', '.join(PRECISIONS[:-1])} or {PRECISIONS[-1]}"
         )
-    if precision != FP32 and not any(machine(name).is_gpu for name in machines):
-        raise fail(f"precision {precision} is for GPUs, and no target is one: a CPU computes in {FP32}")
+    if precision != FP32:
+        _need_gpu(
+            machines, f"precision {precision} is for GPUs, and no target is one: a CPU computes in {FP32}"
+        )
+
+
+def _need_gpu(machines: Sequence[str], message: str) -> None:
+    """For what nothing but a GPU heeds."""
+    if not any(machine(name).is_gpu for name in machines):
+        raise fail(message)
 
 
 def _check_batch(options: PlanOptions, machines: Sequence[str]) -> None:
@@ -207,8 +215,7 @@ def _check_batch(options: PlanOptions, machines: Sequence[str]) -> None:
     if not 1 <= options.batch < 2**31:
         expected = "1 or more" if options.batch < 1 else f"less than {2**31}"
         raise fail(f"batch: found {options.batch}, expected {expected}")
-    if not any(machine(name).is_gpu for name in machines):
-        raise fail(f"a plan for batches of {options.batch} is made for GPUs, and no target is one")
+    _need_gpu(machines, f"a plan for batches of {options.batch} is made for GPUs, and no target is one")
     if options.cluster is not None:
         raise fail("cluster and batch exclude each other: clusters are what a batch decides")
 
@@ -285,8 +292,8 @@ def compile_model(
     _check_batch(options, machines)
     if options.cluster and not all(options.cluster in machine(name).cluster_sizes for name in machines):
         raise fail(f"not every target has clusters of {options.cluster}")
-    if options.cluster is not None and not any(machine(name).is_gpu for name in machines):
-        raise fail("clusters are for GPUs, and no target is one")
+    if options.cluster is not None:
+        _need_gpu(machines, "clusters are for GPUs, and no target is one")
     source, program, warnings = read_program(path, settings or {})
     of_program = Remarks()
     transformed = transform(program, options, attrs.evolve(show, remarks=of_program))

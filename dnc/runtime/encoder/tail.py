@@ -257,7 +257,7 @@ class Tail:
             values[f"tokens {table.parameter}"], values[f"norms {table.parameter}"] = tokens, norms
             norms = norms + tokens * isa.table_norms(table)
             if table.products:
-                values |= self._deal(table, batches, values["turn"], few)
+                values |= self._deal(table, batches, few)
         values["norms"], values["chunks"] = norms, np.maximum(decisions.chunks, 1)
         words = template.filled(group.body.batches, values)
         words[:, template.sums] = sums
@@ -342,9 +342,7 @@ class Tail:
         tokens = touched[each.gradient.table].spread.counts
         return np.where(apart[:, None], tokens[:, None], counts)
 
-    def _deal(
-        self, table: TableGradient, batches: Batches, turn: int | Numbers, few: NDArray[np.bool_]
-    ) -> dict[str, Numbers]:
+    def _deal(self, table: TableGradient, batches: Batches, few: NDArray[np.bool_]) -> dict[str, Numbers]:
         """Which workers share the products of a table, and in tiles of how many groups of tokens."""
         decisions = batches.decisions
         tokens = decisions.touched[table.parameter].spread.counts
