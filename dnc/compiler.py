@@ -33,6 +33,7 @@ from dnc.passes.hoist import Hoist
 from dnc.passes.inline import Inline
 from dnc.passes.pass_manager import Pass, PassManager, PassOptions, program_manager
 from dnc.passes.plan_mailboxes import PlanMailboxes
+from dnc.passes.plan_reductions import PlanReductions
 from dnc.passes.plan_weights import PlanWeights, most_registers
 from dnc.passes.reassociate import Reassociate
 from dnc.passes.select_instructions import SelectInstructions
@@ -120,6 +121,7 @@ def plan_passes(
         ),
         PlanWeights(target, options.residency, options.registers),
         PlanMailboxes(),
+        PlanReductions(),
         SelectInstructions(),
     )
 

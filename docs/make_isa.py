@@ -76,6 +76,8 @@ HEADER = {
     "gain2": "float: 1 - beta2, the share of the new square in its running mean",
     "correction1": "float: what the mean is multiplied with, because it began as zero",
     "correction2": "float: what the root of the mean square is multiplied with, for the same reason",
+    "runs": "runs of a record of partial sums: one a worker, or one that a cluster has added up (only where "
+    "a plan has such buffers)",
 }
 PLACES = {
     "@parameters": "all parameters: trained dense ones, trained tables, frozen ones",
@@ -231,7 +233,7 @@ def blocks() -> dict[str, str]:
             ("word", "field", "meaning"),
             [
                 (word, f"`{name}`", text)
-                for word, (name, text) in enumerate(meanings("header", isa.HEADER, HEADER))
+                for word, (name, text) in enumerate(meanings("header", (*isa.HEADER, isa.RUNS), HEADER))
             ],
         ),
         "places": table(

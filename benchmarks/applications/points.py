@@ -124,6 +124,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "without inline": {"without": ("inline",)},
     "without canonicalize": {"without": ("canonicalize",)},
     "without reassociate": {"without": ("reassociate",)},
+    "without reductions": {"without": ("reductions",)},
 }
 """What a build of the ablation is compiled with; everything else is as it is by default."""
 ABLATION_BATCHES = (1, 128)

@@ -34,7 +34,7 @@ LIST = "-p"  # what a list of passes is called in messages
 FORWARD_ONLY = ("inline", "hoist", "differentiate", "drop-training")
 TILES = "select-tiles"
 BEFORE_TILES = ("reassociate",)
-NEEDS_TILES = ("plan-weights", "mailboxes", "select-instructions")
+NEEDS_TILES = ("plan-weights", "mailboxes", "reductions", "select-instructions")
 
 
 @attrs.frozen

@@ -72,7 +72,8 @@ class Access:
     """Emits reads and writes. `workers` is the replica's size, a number or an expression.
 
     eager: loads that may not be needed are made, from the pool's zeros, so that none waits for another.
-    near: what of the lists is nearer than the schedule. arrived: whether the partial slot at an address, and
+    added: whether the runs of reduced buffers were added up, where that is known. near: what of the lists is
+    nearer than the schedule. arrived: whether the partial slot at an address, and
     with an offset, is nearer than the pool, and then the reader of element i of a run.
     """
 
@@ -84,6 +85,7 @@ class Access:
     tables: Any = None
     eager: bool = False
     near: NearLists | None = None
+    added: bool | None = None
     arrived: Callable[[Expr, int], tuple[Expr, Callable[[Expr, Expr], Expr]]] | None = None
     layout: isa.Layout = attrs.field(init=False)
 
@@ -99,6 +101,11 @@ class Access:
     def header_float(self, name: str) -> Expr:
         """A header word that holds the bits of a float."""
         return T.reinterpret("float32", self.header(name))
+
+    def by_runs(self, body: Callable[[Access], None]) -> None:
+        """The body twice: where reduced buffers have one run, which the workers added up, and where not."""
+        whole, runs = (attrs.evolve(self, added=added) for added in (True, False))
+        either(self.header(isa.RUNS) == 1, lambda: body(whole), lambda: body(runs))
 
     def base(self, name: str) -> Expr:
         """Position in the pool (int64, in words) of a base."""
@@ -170,6 +177,10 @@ class Access:
             return not self.plan.buffer(address.buffer).partial
         return isinstance(address, ParameterAddress | GatherAddress)
 
+    def is_aligned(self, address: Address) -> bool:
+        """Whether the elements lie side by side from a whole address on."""
+        return self.is_plain(address) and address.offset % 4 == 0  # type: ignore[union-attr]
+
     def position(self, address: Address, row: Expr) -> Expr:
         """Position of element 0 of a plain address."""
         if isinstance(address, ParameterAddress):
@@ -213,18 +224,33 @@ class Access:
             put(total, 0, total[0] + self.pool[shift(at, i)])
             return
 
+        def one_run() -> None:
+            put(total, 0, total[0] + self.pool[shift(at, i)])
+
         def from_pool() -> None:
             with loop("run", self.workers, unroll=None) as run:  # independent loads
                 put(total, 0, total[0] + self.pool[shift(at + wide(run) * address.width, i)])
 
-        self.runs(total, place, i, address.offset, from_pool)
+        self.runs(total, place, i, address, one_run, from_pool)
 
-    def runs(self, total: Any, place: Expr, i: Expr, offset: int, from_pool: Callable[[], None]) -> None:
-        """Adds element i of all runs of the partial slot at an address."""
+    def runs(
+        self,
+        total: Any,
+        place: Expr,
+        i: Expr,
+        address: SlotsAddress,
+        one_run: Callable[[], None],
+        from_pool: Callable[[], None],
+    ) -> None:
+        """Adds element i of all runs of the partial slot at a place; one_run: where these were added up."""
+        if self.plan.is_reduced(address.partial):
+            assert self.added is not None
+            (one_run if self.added else from_pool)()
+            return
         if self.arrived is None:
             from_pool()
             return
-        near, read = self.arrived(place, offset)
+        near, read = self.arrived(place, address.offset)
 
         def arrived() -> None:
             for run in range(self.workers):
@@ -262,6 +288,12 @@ class Access:
         shape = self.plan.program.parameter(parameter).type.shape
         down, across = self.plan.weight_format.strides(shape)[-2:]
         return lambda r, k: r * down + k * across
+
+    def has_whole_rows(self, address: ParameterAddress) -> bool:
+        """Whether every row of a dense matrix lies side by side from a whole address on."""
+        shape = self.plan.program.parameter(address.parameter).type.shape
+        down, across = self.plan.weight_format.strides(shape)[-2:]
+        return address.offset % 4 == down % 4 == shape[-1] % 4 == 0 and across == 1
 
     def flat_position(self, parameter: str, index: Expr) -> Expr:
         """Position of element `index` (rows behind each other) of a dense parameter of any shape."""
@@ -328,11 +360,13 @@ class SlotsReader:
         at = wide(place) * 4 + self.address.offset
         total = local("single", *floats(0.0, i))
 
-        def add(place: Expr) -> None:
+        def read(place: Expr) -> Expr:
             at = place + (i if lanes(i) == 1 else i.base)
             source = T.Select(head < 0, at, T.int64(0))
-            value = self.access.pool[source if lanes(i) == 1 else quad_at(source)]
-            put(total, 0, total[0] + value)
+            return self.access.pool[source if lanes(i) == 1 else quad_at(source)]
+
+        def add(place: Expr) -> None:
+            put(total, 0, total[0] + read(place))
 
         def from_pool() -> None:
             if isinstance(self.access.workers, int) and self.access.workers <= MOST_RUNS:
@@ -343,7 +377,7 @@ class SlotsReader:
                     add(at + wide(run) * self.address.width)
 
         if partial:
-            self.access.runs(total, place, i, self.address.offset, from_pool)
+            self.access.runs(total, place, i, self.address, lambda: put(total, 0, read(at)), from_pool)
         else:
             add(at)
         return total[0]

@@ -3,7 +3,7 @@
 In: a plan with tiling, placements and opcodes. Out: a TIRx function, and `build_cuda`, the files
 of a build. Every CTA is a worker: it loads its weight slices, then fetches instructions through a
 window in shared memory until END. Guaranteed: signals and waits come from `codegen/sync.py` only;
-after an abort a worker skips everything but cluster barriers, levels that push, and END, and all leave by
+after an abort a worker skips everything but cluster barriers, levels that send, and END, and all leave by
 one exit.
 """
 
@@ -26,15 +26,14 @@ from dnc.codegen.bodies import (
     cuda_dense,
     cuda_gradients,
     cuda_outer,
-    cuda_segments,
+    cuda_reduce,
     cuda_token_products,
     cuda_update,
-    cuda_vertices,
 )
 from dnc.codegen.bodies.cuda_ending import ALL_ENDED
 from dnc.codegen.bodies.cuda_resident import resident
 from dnc.codegen.bodies.cuda_worker import Worker, load_shared, make_view, vector_slots
-from dnc.codegen.cuda_levels import run_levels
+from dnc.codegen.cuda_levels import run_levels, run_segment
 from dnc.codegen.emit import (
     Expr,
     any_of,
@@ -57,7 +56,6 @@ from dnc.ir.machine import LANES, THREADS, machine, weight_registers
 from dnc.ir.plan import (
     REGISTER,
     SHARED,
-    UNIT,
     Placement,
     Plan,
     Segment,
@@ -106,13 +104,13 @@ class Kernel:
         with IRBuilder() as builder, T.prim_func():
             T.func_name("dnc")
             self._open()
-            if self._pushing():
+            if self._sending():
                 sync.cluster_arrive()
             load_shared(self.worker)
             if self._register_regions() - {isa.WITHIN}:
                 self._load_registers()
             put(self.opcode, 0, self.fetch())
-            if self._pushing():
+            if self._sending():
                 sync.cluster_wait()  # now others may push
             for region in isa.REGIONS:
                 self._region(region)
@@ -170,7 +168,8 @@ class Kernel:
         layout = isa.layout(self.plan)
         table_words, weight_words = -(-layout.queues_at // 32) * 32, self._shared_words()
         fixed_words, ahead_words = self.tiling.window + table_words, cuda_ahead.ahead_words(self.plan)
-        behind_words = ahead_words + STATE_WORDS
+        reduction_words = cuda_reduce.WORDS if self.plan.reduced else 0
+        behind_words = ahead_words + STATE_WORDS + reduction_words
         staging_words = self.shape.shared_bytes // 4 - fixed_words - weight_words - behind_words
         self.window = make_view(shared, "window", 0, self.tiling.window, "int32")
         tables = make_view(shared, "tables", self.tiling.window, table_words, "int32")
@@ -188,6 +187,10 @@ class Kernel:
         self.at = make_view(shared, "at", state + 3, 1, "int32")
         self.record = make_view(shared, "record", state + 4, 1, "int32")
         ahead = make_view(shared, "ahead", state + STATE_WORDS, ahead_words, "int32")
+        total = self.shape.shared_bytes // 4
+        reductions = None
+        if reduction_words:
+            reductions = make_view(shared, "reductions", total - reduction_words, reduction_words, "int32")
         registers = named("resident", T.alloc_local((max(self._registers(), 1),), "float32"))
         self.opcode, self.entry = local("opcode", "int32", 0), local("entry", "int32", 0)
         workers = self.tiling.workers
@@ -198,7 +201,7 @@ class Kernel:
             staging_words=staging_words, shared_weights=weights, registers=registers, thread=thread,
             lane=let("lane", thread % LANES), warp=let("warp", thread // LANES), rank=rank, number=number,
             grid=self.grid, ahead=cuda_ahead.Ahead(ahead, self.at),
-            vectors=vector_slots(self.plan, self._matrix_words())[0],
+            vectors=vector_slots(self.plan, self._matrix_words())[0], reductions=reductions,
         )  # fmt: skip
         with when(thread == 0):
             put(self.aborted, 0, 0)
@@ -207,6 +210,8 @@ class Kernel:
             put(self.at, 0, 0)
             cuda_ahead.clear(self.worker)
             put(self.queue, 0, words[layout.queues_at + number])
+        if reductions is not None:
+            cuda_reduce.open_reductions(reductions, thread)
         with stride_loop("word", thread, layout.queues_at, THREADS) as word:
             put(tables, word, words[word])
         T.evaluate(T.cuda.cta_sync())
@@ -268,7 +273,7 @@ class Kernel:
             T.evaluate(T.cuda.cta_sync())
         put(self.entry, 0, self.place())
         fetched = let("fetched", cuda.uniform(self.window[self.entry[0]]))
-        meetings = [fetched == number for number in self._pushing()]  # of workers that have to be complete
+        meetings = [fetched == number for number in self._sending()]  # of workers that have to be complete
         keeps = reduce(any_of, meetings, fetched == self.number(isa.END))
         keeps = any_of(keeps, self._is_cluster_barrier(fetched))
         skips = both(self.aborted[0] != 0, tirx.Not(keeps))
@@ -276,9 +281,11 @@ class Kernel:
         self.stamp(1)
         return opcode
 
-    def _pushing(self) -> list[int]:
-        """The opcodes of segments that push."""
-        return [self.number(name) for name in dict.fromkeys(each.segment for each in self.plan.pushes)]
+    def _sending(self) -> list[int]:
+        """The opcodes of segments that send to other workers' shared memory."""
+        names = [each.segment for each in self.plan.pushes]
+        names += [each.name for each in self.plan.segments if cuda_reduce.shares(self.plan, each)]
+        return [self.number(name) for name in dict.fromkeys(names)]
 
     def place(self) -> Expr:
         """The word of the window at which the instruction at hand stands."""
@@ -352,10 +359,7 @@ class Kernel:
         tables = {table.parameter: table for table in plan.table_gradients}
         sums = isa.sum_opcodes(plan)
         if name in segments:
-            emit = (
-                cuda_segments.unit_segment if segments[name].mapping == UNIT else cuda_vertices.vertex_segment
-            )
-            return lambda: emit(self.worker_of(segments[name]), segments[name], *values())
+            return lambda: run_segment(self.worker_of(segments[name]), segments[name], *values())
         if name in dense:
             return lambda: cuda_dense.dense_gradient(
                 self.worker.here(), dense[name], dict(zip(fields, values(), strict=True))

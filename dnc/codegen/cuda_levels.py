@@ -14,11 +14,11 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import sync
-from dnc.codegen.bodies import cuda_ahead, cuda_segments
+from dnc.codegen.bodies import cuda_ahead, cuda_reduce, cuda_segments, cuda_vertices
 from dnc.codegen.bodies.cuda_push import Push
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, dispatch, either, local, put, when
-from dnc.ir.plan import Segment
+from dnc.ir.plan import UNIT, Segment, SlotsAddress
 
 if TYPE_CHECKING:
     from dnc.codegen.cuda_kernel import Kernel
@@ -29,6 +29,18 @@ def run_levels(kernel: Kernel, level: dict[int, Segment]) -> None:
     are neither fetched nor dispatched."""
     bodies = {number: partial(_same_levels, kernel, level, segment) for number, segment in level.items()}
     dispatch(kernel.opcode[0], bodies)
+
+
+def run_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
+    """The body of a segment's instruction: twice, where it depends on whether runs of partial sums are added
+    up in the cluster."""
+    emit = cuda_segments.unit_segment if segment.mapping == UNIT else cuda_vertices.vertex_segment
+    plan = worker.plan
+    read = [load.address.partial for load in segment.loads if isinstance(load.address, SlotsAddress)]
+    if any(map(plan.is_reduced, read)) or cuda_reduce.shares(plan, segment):
+        worker.access.by_runs(lambda access: emit(attrs.evolve(worker, access=access), segment, row, rows))
+    else:
+        emit(worker, segment, row, rows)
 
 
 def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) -> None:
@@ -46,7 +58,7 @@ def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) ->
         worker = _looking(kernel, segment, level, attrs.evolve(ahead, known=known))
         if box is not None:
             worker = attrs.evolve(worker, push=cuda_ahead.pushing(worker, segment, box, row, rows))
-        cuda_segments.unit_segment(worker, segment, row, rows)
+        run_segment(worker, segment, row, rows)
         following, values = worker.ahead.next()
 
         def pass_barrier(

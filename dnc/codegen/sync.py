@@ -70,6 +70,15 @@ __device__ __forceinline__ void dnc_cluster_arrive() {
 """,
 )
 
+_CLUSTER_ARRIVE_RELAXED = Primitive(
+    "dnc_cluster_arrive_relaxed",
+    """
+__device__ __forceinline__ void dnc_cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+""",
+)
+
 _CLUSTER_WAIT = Primitive(
     "dnc_cluster_wait",
     """
@@ -181,6 +190,11 @@ def wait(
 def cluster_arrive() -> None:
     """Release this thread's stores (global and distributed shared memory) to its cluster."""
     T.evaluate(_CLUSTER_ARRIVE())
+
+
+def cluster_arrive_relaxed() -> None:
+    """Arrive and release nothing: what this thread read of its own shared memory may be overwritten."""
+    T.evaluate(_CLUSTER_ARRIVE_RELAXED())
 
 
 def cluster_wait() -> None:

@@ -333,7 +333,7 @@ def _spaces(plan: Plan) -> Iterator[SpaceFacts]:
         sizes = {False: 0, True: 0}
         for buffer in plan.buffers:
             if buffer.space == space.name and buffer.name in written:
-                runs = plan.tiling.workers if buffer.partial else 1
+                runs = plan.runs_in(buffer, 1, plan.tiling.workers)  # batches that fill the memory are wide
                 sizes[buffer.children is not None] += buffer.width * 4 * runs
         if any(sizes.values()):
             arms = plan.program.struct(space.struct).arms

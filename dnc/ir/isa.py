@@ -55,6 +55,9 @@ HEADER = (
     *COEFFICIENTS,
 )
 
+# How many runs a record of a reduced buffer has: as many as workers, or one, which they have added up.
+RUNS = "runs"
+
 # Words for synchronisation, zero in every encoded schedule, so that no launch has to clear them:
 # the counter of the grid, the abort record, the counters of the replicas, SYNC_STRIDE words apart.
 SYNC_GRID, SYNC_ABORT, SYNC_REPLICAS = 0, 1, 2
@@ -355,6 +358,11 @@ def segment_region(plan: Plan, segment: Segment) -> int:
     return BEHIND if stage.placement == LATE and stage.direction == BACKWARD else WITHIN
 
 
+def header_names(plan: Plan) -> tuple[str, ...]:
+    """Names of the header's words, in order; `runs` is there where the plan has reduced buffers."""
+    return (*HEADER, RUNS) if plan.reduced else HEADER
+
+
 def base_names(plan: Plan) -> tuple[str, ...]:
     """Names of the base table's entries, in order: places, parameters, tables' rows, buffers."""
     parameters = tuple(parameter.name for parameter in plan.program.parameters)
@@ -401,7 +409,7 @@ class Layout:
 def layout(plan: Plan) -> Layout:
     """The layout of every schedule of a plan."""
     return Layout(
-        {name: index for index, name in enumerate(HEADER)},
+        {name: index for index, name in enumerate(header_names(plan))},
         {name: index for index, name in enumerate(base_names(plan))},
         {name: index for index, name in enumerate(list_names(plan))},
     )

@@ -18,6 +18,8 @@ on units yields *partials*: every worker stores its own sum, and whoever loads a
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import attrs
 
 from dnc.ir.cell import Cell, Value
@@ -32,9 +34,11 @@ from dnc.ir.index_lists import SlotList as SlotList
 from dnc.ir.index_lists import SlotSource as SlotSource
 from dnc.ir.index_lists import TableList as TableList
 from dnc.ir.index_lists import VectorList as VectorList
-from dnc.ir.program import Program
+from dnc.ir.program import LEVEL, Program
 from dnc.ir.weight_format import WeightFormat as WeightFormat
 from dnc.ir.weight_format import padded as padded
+
+Runs = TypeVar("Runs")
 
 UNIT, VERTEX = "unit", "vertex"
 ROWS, ENTRIES = "rows", "entries"
@@ -386,8 +390,9 @@ def weights_of_register(precision: str) -> int:
 class Plan:
     """Everything a target and the runtime need to know of a model.
 
-    trains: whether it holds what training needs: gradients, their norm, optimizers. precision: one of
-    PRECISIONS.
+    reduced: partial buffers whose runs the workers of a cluster may add up before they write a record, which
+    is one run then: the header of a schedule says whether they do. trains: whether it holds what training
+    needs: gradients, their norm, optimizers. precision: one of PRECISIONS.
     """
 
     program: Program
@@ -402,6 +407,7 @@ class Plan:
     placements: tuple[Placement, ...] = ()
     tiling: Tiling | None = None
     pushes: tuple[Pushed, ...] = ()
+    reduced: tuple[str, ...] = ()
     opcodes: tuple[Opcode, ...] = ()
     remarks: tuple[str, ...] = ()
     trains: bool = True
@@ -415,6 +421,17 @@ class Plan:
     def buffer(self, name: str) -> Buffer:
         """The buffer called `name`; KeyError if there is none."""
         return {buffer.name: buffer for buffer in self.buffers}[name]
+
+    def is_reduced(self, name: str | None) -> bool:
+        """Whether a list of partial slots leads to reduced buffers."""
+        found = [item for item in self.lists if isinstance(item, SlotList) and item.name == name]
+        return any(source.buffer in self.reduced for item in found for source in item.sources)
+
+    def runs_in(self, buffer: Buffer, runs: Runs, workers: int) -> Runs | int:
+        """Runs of a record of a buffer: of a reduced one those that a schedule says."""
+        if buffer.name in self.reduced:
+            return runs
+        return workers if buffer.partial else 1
 
     def opcode(self, name: str) -> Opcode:
         """The opcode called `name`; KeyError if there is none."""
@@ -444,6 +461,15 @@ def unit_range(units: int, workers: int, rank: int) -> tuple[int, int]:
     share = unit_share(units, workers)
     begin = min(units, rank * share)
     return begin, min(units, begin + share)
+
+
+def levels_of(plan: Plan, segment: Segment) -> list[Segment]:
+    """The segments that run in the levels of a segment, if it runs in levels: one behind the other."""
+    stage = plan.program.stage(segment.stage)
+    if stage.placement != LEVEL:
+        return []
+    stages = {s.name for s in plan.program.stages if (s.placement, s.direction) == (LEVEL, stage.direction)}
+    return [each for each in plan.segments if each.stage in stages]
 
 
 def state_buffer(space: str) -> str:

@@ -28,10 +28,10 @@ from dnc.ir.plan import (
     Pushed,
     Segment,
     SlotsAddress,
+    levels_of,
     state_buffers,
     unit_share,
 )
-from dnc.ir.program import LEVEL
 from dnc.passes.distribute import width_of
 
 
@@ -53,7 +53,7 @@ class PlanMailboxes:
 
     def _of(self, plan: Plan, segment: Segment) -> list[Pushed]:
         assert plan.tiling is not None
-        if segment.mapping != UNIT or _of_level(plan, segment) != [segment]:
+        if segment.mapping != UNIT or levels_of(plan, segment) != [segment]:
             return []
         workers = plan.tiling.workers
         if (workers - 1) * unit_share(segment.units, workers) >= segment.units:
@@ -66,15 +66,6 @@ class PlanMailboxes:
         if self.sequences and (sums > 1 or len(_followed(plan, segment)) > 1):
             return []
         return [Pushed(segment.name, *each) for each in asked]
-
-
-def _of_level(plan: Plan, segment: Segment) -> list[Segment]:
-    """The segments that run in the levels of a segment, if it runs in levels: one behind the other."""
-    stage = plan.program.stage(segment.stage)
-    if stage.placement != LEVEL:
-        return []
-    stages = {s.name for s in plan.program.stages if (s.placement, s.direction) == (LEVEL, stage.direction)}
-    return [each for each in plan.segments if each.stage in stages]
 
 
 class _NotEnough(Exception):

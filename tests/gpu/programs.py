@@ -30,6 +30,7 @@ from dnc.diagnostics import DiagnosticError
 from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import FP32, PRECISIONS, REGISTER, SHARED, STREAMED, TF32X3, Plan
 from dnc.passes.plan_mailboxes import PlanMailboxes
+from dnc.passes.plan_reductions import PlanReductions
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cuda_backend import CudaBackend
 from tests.support.executors import Bench
@@ -71,6 +72,7 @@ class Variant:
     pushes: str = "planned"
     few: bool | None = None
     apart: bool | None = None
+    added: bool | None = None
 
 
 VARIANTS = (
@@ -89,16 +91,19 @@ VARIANTS = (
     *(Variant(without=(name,)) for name in OPTIONAL_PASSES),
     *(Variant(pushes=pushes) for pushes in ("all", "none")),
     *(Variant(few=few, apart=apart) for few in (True, False) for apart in (True, False)),
+    *(Variant(added=added) for added in (True, False)),
 )
 """Every variant of an instruction in turn: where weights are and how they are multiplied, how states travel,
-tiles, and how gradients are made, whether rows are few or not."""
+tiles, and how gradients are made, whether rows are few or not, and partial sums."""
 
 
 def forced_on(seed: int) -> Variant:
-    """What is forced beside the options of `case_of`: by chance how states travel, or a variant in turn."""
+    """What is forced beside the options of `case_of`: by chance how states and sums travel, or a variant."""
     if seed >= VARIANTS_FROM:
         return VARIANTS[(seed - VARIANTS_FROM) % len(VARIANTS)]
-    return Variant(pushes=random.Random(-3 - seed).choice(("all", "all", "none", "planned")))
+    choice = random.Random(-3 - seed)
+    pushes = choice.choice(("all", "all", "none", "planned"))
+    return Variant(pushes=pushes, added=choice.choice((True, True, False, None)))
 
 
 def data_seed(seed: int) -> int:
@@ -164,8 +169,12 @@ def prepared_of(seed: int) -> Prepared:
     """The program of a seed with its plan; segments push what they can, or nothing, or as planned."""
     found = prepare(text_of(seed), case_of(seed))
     chosen = forced_on(seed).pushes
-    plan = found.plan if chosen == "planned" else attrs.evolve(found.plan, pushes=())
-    return attrs.evolve(found, plan=PlanMailboxes(sequences=False)(plan) if chosen == "all" else plan)
+    if chosen == "planned":
+        return found
+    plan = attrs.evolve(found.plan, pushes=(), reduced=())
+    return attrs.evolve(
+        found, plan=PlanReductions()(PlanMailboxes(sequences=False)(plan) if chosen == "all" else plan)
+    )
 
 
 def emit(folder: Path, seed: int) -> str:
@@ -196,7 +205,7 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     backend = CudaBackend(plan, files)
     variant = forced_on(seed)
     try:
-        with forced(variant.few, variant.apart, alike=variant.apart):
+        with forced(variant.few, variant.apart, alike=variant.apart, added=variant.added):
             run(prepared, backend, case)
             _same_bits(prepared, backend, case.seed)
     except Exception as error:

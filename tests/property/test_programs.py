@@ -77,6 +77,7 @@ cases = st.builds(
     target=st.sampled_from(("cpu", "sm_90a")),
     apart=st.booleans(),
     alike=st.booleans(),
+    added=st.booleans(),
 )
 
 

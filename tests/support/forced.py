@@ -22,9 +22,12 @@ Decision = bool | Callable[[Numbers], Numbers] | None
 
 
 @contextmanager
-def forced(few: Decision = None, apart: Decision = None, alike: bool | None = None) -> Iterator[None]:
+def forced(
+    few: Decision = None, apart: Decision = None, alike: bool | None = None, added: bool | None = None
+) -> Iterator[None]:
     """few: whether weight gradients are `outer` instructions. apart: whether the deltas of tokens are added
-    up before products (`dnc/passes/reassociate.py`). alike: whether leaves of one word share a row."""
+    up before products (`dnc/passes/reassociate.py`). alike: whether leaves of one word share a row. added:
+    whether workers add up partial sums before they write them (`dnc/passes/plan_reductions.py`)."""
 
     def decide(decision: Decision, rows: Numbers) -> Numbers:
         return decision(rows) if callable(decision) else np.full(len(rows), decision)
@@ -43,4 +46,6 @@ def forced(few: Decision = None, apart: Decision = None, alike: bool | None = No
         if alike is not None:
             fewest = 0 if alike else 1 << 30
             stack.enter_context(patch("dnc.runtime.encoder.alike.FEWEST", fewest))
+        if added is not None:
+            stack.enter_context(patch("dnc.runtime.encoder.runs.WIDE", 0 if added else 1 << 30))
         yield

@@ -22,7 +22,7 @@ from tests.unit.test_remarks import NAMES, SETTINGS
 TREE = EXAMPLES / "treelstm.dn"
 SMALL = {"vocab": 11, "hidden": 4, "embed": 4}
 PROGRAM = "canonicalize,inline,hoist,differentiate,canonicalize"
-PLAN = "fuse,reassociate,select-tiles,plan-weights,mailboxes,select-instructions"
+PLAN = "fuse,reassociate,select-tiles,plan-weights,mailboxes,reductions,select-instructions"
 
 
 def ir(passes: str = "") -> str:
@@ -74,7 +74,15 @@ def test_every_pass_can_be_named() -> None:
     names = list(known_passes(machine("cpu")))
     assert names == [
         *("canonicalize", "inline", "hoist", "differentiate", "drop-training"),
-        *("fuse", "reassociate", "select-tiles", "plan-weights", "mailboxes", "select-instructions"),
+        *(
+            "fuse",
+            "reassociate",
+            "select-tiles",
+            "plan-weights",
+            "mailboxes",
+            "reductions",
+            "select-instructions",
+        ),
     ]
 
 

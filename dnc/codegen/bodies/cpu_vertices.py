@@ -6,7 +6,7 @@ rows whole, in plain loops; what a row needs in between lies in the worker's own
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cpu_worker import Worker
-from dnc.codegen.cells import Element, VertexCell, scratch_floats
+from dnc.codegen.cells import Element, StoreFour, VertexCell, scratch_floats
 from dnc.codegen.emit import Expr, let, local, loop, put, smaller, when
 from dnc.ir.plan import Segment
 from dnc.ir.weight_format import LANES
@@ -33,7 +33,13 @@ class LoopTarget:
         with loop("element", extent, unroll=None) as index:
             body(index)
 
-    def fill(self, extent: int, read: Element, write: Callable[[Expr, Expr], None]) -> None:
+    def fill(
+        self,
+        extent: int,
+        read: Element,
+        write: Callable[[Expr, Expr], None],
+        write_four: StoreFour | None = None,
+    ) -> None:
         """One element after the other."""
         self.each(extent, lambda index: write(index, read(index)))
 
@@ -47,15 +53,13 @@ class LoopTarget:
         """The terms in order."""
         return self._reduce(extent, term, 0.0, lambda a, b: a + b)
 
-    def products(
-        self, count: int, extent: int, row: Callable[[int, Expr], Expr], vector: Element
-    ) -> list[Expr]:
+    def products(self, extent: int, rows: Sequence[Element], vector: Element) -> list[Expr]:
         """Sum by sum."""
 
-        def term(number: int, index: Expr) -> Expr:
-            return row(number, index) * vector(index)
+        def term(row: Element, index: Expr) -> Expr:
+            return row(index) * vector(index)
 
-        return [self.sum(extent, partial(term, number)) for number in range(count)]
+        return [self.sum(extent, partial(term, row)) for row in rows]
 
     def max(self, extent: int, term: Element) -> Expr:
         """The largest term."""

@@ -34,7 +34,7 @@ from dnc.ir.plan import (
 )
 from dnc.ir.program import LEVEL
 
-ROWS = LANES  # of a tile: a lane copies a row's words
+WIDE_ROWS = 4 * LANES  # a power of 2
 LOOKING, COPYING = WARPS - 1, WARPS - 2  # warps that look ahead: of few cells they have none
 TURNS = 4  # instructions whose words are kept, in turn: at hand, the next, the one being copied, a power of 2
 # Behind the owners of the turns: twice the next instruction (opcode, row, rows, what is known), and then the
@@ -76,9 +76,15 @@ def level_segments(plan: Plan, region: int) -> dict[int, Segment]:
     }
 
 
+def near_rows(plan: Plan) -> int:
+    """Rows of an instruction whose words are near: more than one for every lane only where levels are known
+    to be wide at times, as that takes registers."""
+    return WIDE_ROWS if plan.reduced else LANES
+
+
 def turn_words(plan: Plan) -> int:
     """Words of lists of one instruction, at most."""
-    return max((len(near_lists(plan, segment)) for segment in plan.segments), default=0) * ROWS
+    return max((len(near_lists(plan, segment)) for segment in plan.segments), default=0) * near_rows(plan)
 
 
 def ahead_words(plan: Plan) -> int:
@@ -279,18 +285,27 @@ def _copy_ahead(worker: Worker, behind: _Behind, level: Mapping[int, Segment]) -
 
 
 def _copy(worker: Worker, segment: Segment, to: Expr, row: Expr, rows: Expr) -> None:
-    """Starts copying the words of rows from `row` on, a lane those of one."""
-    lane = worker.lane
-    with when(lane < rows):
-        for number, name in enumerate(near_lists(worker.plan, segment)):
-            target = worker.ahead.memory[to + number * ROWS + lane]
-            source = worker.words[worker.access.list_at(name) + row + lane]
-            cuda.copy1_async(T.address_of(target), T.address_of(source))
+    """Starts copying the words of rows from `row` on, `near_rows` at most."""
+    most = near_rows(worker.plan)
+
+    def part(first: Expr) -> None:
+        own = first + worker.lane
+        with when(own < rows):
+            for number, name in enumerate(near_lists(worker.plan, segment)):
+                target = worker.ahead.memory[to + number * most + own]
+                source = worker.words[worker.access.list_at(name) + row + own]
+                cuda.copy1_async(T.address_of(target), T.address_of(source))
+
+    part(0)
+    if most > LANES:
+        with when(rows > LANES), T.serial(1, most // LANES) as number:
+            part(number * LANES)
 
 
 def lists_at_hand(worker: Worker, segment: Segment, begin: Expr, row: Expr, rows: Expr) -> Worker:
-    """The worker for a tile whose words are near; begin: of the tile, the first one may be there already."""
-    names = near_lists(worker.plan, segment)
+    """The worker for a tile whose words are near: that of an instruction's rows which is `begin` behind the
+    first one, `row`. Those of the first rows may be there already; no tile lies across the end of these."""
+    names, most = near_lists(worker.plan, segment), near_rows(worker.plan)
     if not names:
         return worker
     ahead = worker.ahead
@@ -299,12 +314,12 @@ def lists_at_hand(worker: Worker, segment: Segment, begin: Expr, row: Expr, rows
         return WORDS + ahead.turn(ahead.at) * turn_words(worker.plan)
 
     unknown = (T.bitwise_and(ahead.known, KNOWN) if ahead.pushes else ahead.known) == 0
-    with when(any_of(begin > 0, unknown)):
+    with when(both(T.bitwise_and(begin, most - 1) == 0, any_of(begin > 0, unknown))):
         with when(worker.warp == (LOOKING if worker.push is None else COPYING)):
-            _copy(worker, segment, let("copy_to", first()), row, rows)
+            _copy(worker, segment, let("copy_to", first()), row + begin, rows - begin)
         cuda.copy_commit()
         cuda.copy_wait(0)
         worker.synchronize()
-    places = {name: number * ROWS for number, name in enumerate(names)}
-    near = NearLists(ahead.memory, first, places, row)
+    places = {name: number * most for number, name in enumerate(names)}
+    near = NearLists(ahead.memory, first, places, row + T.bitwise_and(begin, -most))
     return attrs.evolve(worker, access=attrs.evolve(worker.access, near=near))

@@ -13,7 +13,7 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_operands import all_aligned, is_aligned, piece_at, piece_word
+from dnc.codegen.bodies.cuda_operands import all_aligned, piece_at, piece_word
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, both, fixed, let, local, put, quad_at, when
 from dnc.ir import isa
@@ -110,7 +110,7 @@ class Steps:
         self.row = fixed("delta_row", work.row + self.delta_own)
         self.column = fixed("column_own", work.column + self.own)
         # Behind the last delta of a row stands something, and its sums are of rows that nobody writes.
-        self.aligned = is_aligned(self.worker, self.gradient.delta)
+        self.aligned = self.worker.access.is_aligned(self.gradient.delta)
         self.aligned = self.aligned and all_aligned(self.worker, self.gradient.pieces)
         self.columns = work.gradient.columns
         self.places = local("place", "int32", 0, tile.columns.parts(tile.step))

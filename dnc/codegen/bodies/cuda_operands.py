@@ -17,7 +17,7 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import CHUNK, Worker, chunks
 from dnc.codegen.emit import Expr, both, either, fixed, let, put, quad_at, smaller, stride_loop, when, wide
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import Address, GatherAddress, Piece
+from dnc.ir.plan import GatherAddress, Piece
 
 STAGED_TOGETHER = 4  # loads a thread has under way
 NARROW = 2  # rows up to which a product takes one at a time, or both
@@ -236,9 +236,4 @@ def _stage_pieces(
 
 def all_aligned(worker: Worker, pieces: tuple[Piece, ...]) -> bool:
     """Whether every piece starts and ends at a whole address in every row."""
-    return all(piece.width % 4 == 0 and is_aligned(worker, piece.address) for piece in pieces)
-
-
-def is_aligned(worker: Worker, address: Address) -> bool:
-    """Whether every row of an address lies in one piece that starts at a whole address."""
-    return worker.access.is_plain(address) and address.offset % 4 == 0  # type: ignore[union-attr]
+    return all(piece.width % 4 == 0 and worker.access.is_aligned(piece.address) for piece in pieces)

@@ -165,7 +165,10 @@ def _columns(
     tile: UnitTile, product: TransposedProduct, held: Resident, some: range, first: Expr, vertices: int
 ) -> None:
     """Sums of the columns of some strips, for `vertices` vertices from `first` on."""
-    worker = tile.worker if tile.worker.push is None else tile.worker.here()
+    # Where sums go more than one way, what follows from the lane would be kept for all of them, and spilled:
+    # beside code for tensor cores even where this costs time.
+    reduced = bool(tile.worker.plan.reduced) and uses_cores(tile.worker.plan)
+    worker = tile.worker.here() if tile.worker.push is not None or reduced else tile.worker
     plane = tile.staging.deltas[product.delta]
     width = 1 << (len(some) - 1).bit_length()  # so that what a lane has in the end are neighbours
     size = vertices * width * 4

@@ -8,15 +8,17 @@ for the transposed products. Products run with a warp on a row (here), or tiled 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import attrs
 
-from dnc.codegen.bodies.cuda_ahead import ROWS, lists_at_hand, near_lists
+from dnc.codegen.bodies.cuda_ahead import lists_at_hand, near_lists
 from dnc.codegen.bodies.cuda_cells import EarlyLoads, quad_cells, unit_cells
 from dnc.codegen.bodies.cuda_operands import operand_stride, stage_operand
 from dnc.codegen.bodies.cuda_products import WIDE, forward
 from dnc.codegen.bodies.cuda_push import MOST_ROWS, Mailbox, mailbox, sent_by
+from dnc.codegen.bodies.cuda_reduce import Reduction, box_words, shares
 from dnc.codegen.bodies.cuda_resident import BLOCK, scratch_words
 from dnc.codegen.bodies.cuda_resident_products import forward as forward_resident
 from dnc.codegen.bodies.cuda_resident_products import transposed as transposed_resident
@@ -38,7 +40,7 @@ from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, either, let, smaller, stride_loop, when
 from dnc.codegen.quads import fits_quads
-from dnc.ir.machine import THREADS
+from dnc.ir.machine import LANES, THREADS
 from dnc.ir.plan import REGISTER, Piece, Product, Segment, TransposedProduct, unit_share
 
 ROUNDS = 2  # of cells with a unit a thread, which are faster than one of cells with four
@@ -94,15 +96,10 @@ def _mailbox_in(worker: Worker, segment: Segment, staging: Staging) -> Mailbox |
 
 
 def _look(worker: Worker, begin: Expr) -> None:
-    """Looks ahead, if there is something to look for. Seen after a block barrier. begin: of the tile; what is
-    pushed is noted once."""
+    """Looks ahead in the first tile, if there is something to look for. Seen after a block barrier."""
     look = worker.ahead.look
-    if look is None:
-        return
-    if worker.push is None:
-        look(worker)
-    else:
-        with when(begin == 0):
+    if look is not None:
+        with nullcontext() if isinstance(begin, int) else when(begin == 0):
             look(worker)
 
 
@@ -113,7 +110,7 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
     with stride_loop("tile", 0, rows, size) as begin:
         first = let("first", row + begin)
         count = let("count", smaller(rows - begin, size))
-        near = lists_at_hand(worker, segment, begin, first, count)
+        near = lists_at_hand(worker, segment, begin, row, rows)
         tile = UnitTile(near, segment, staging, first, count)
         early = EarlyLoads(tile)
         _products(tile, early)
@@ -124,11 +121,24 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
         else:
             one_unit()
         worker.synchronize()
-        for product in segment.transposed:
-            if tile.placement(product).residency == REGISTER:
-                transposed_resident(tile, product)
-            else:
-                transposed(tile, product)
+        _transposed(tile, begin, rows)
+
+
+def _transposed(tile: UnitTile, begin: Expr, rows: Expr) -> None:
+    """All transposed products of a tile, and maybe the sums of what all workers leave."""
+    reduction = None
+    if tile.worker.access.added and shares(tile.worker.plan, tile.segment):
+        worker = tile.worker.here()
+        reduction = Reduction(attrs.evolve(tile, worker=worker), tile.staging.box, begin, rows)
+        reduction.open()
+        tile = attrs.evolve(tile, worker=attrs.evolve(tile.worker, reduction=reduction))
+    for product in tile.segment.transposed:
+        if tile.placement(product).residency == REGISTER:
+            transposed_resident(tile, product)
+        else:
+            transposed(tile, product)
+    if reduction is not None:
+        reduction.close()
 
 
 def _unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
@@ -150,7 +160,7 @@ def choose_staging(worker: Worker, segment: Segment) -> Staging:
     assert worker.plan.tiling is not None
     tile = worker.plan.tiling.tile
     if near_lists(worker.plan, segment):
-        tile = min(tile, ROWS)
+        tile = min(tile, LANES)
     sizes = list(_layouts(worker, segment, tile))
     fitting = [found for found in sizes if found.words <= worker.staging_words] or sizes[-1:]
     least = min(MOST_ROWS, fitting[0].tile)
@@ -199,7 +209,11 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, block: int, buff
         words = held_words if in_registers(turned) else transposed_words(turned.columns, tile, buffers)
         front = max(front, words)
     found = lay_out(segment, units, tile, front, plane)
-    return attrs.evolve(found, scratch=operands, operand_words=operand, block=block, buffers=buffers)
+    box = -(-found.words // 4) * 4
+    words = box + (box_words(worker.plan, segment, tile) if worker.access.added else 0)
+    return attrs.evolve(
+        found, scratch=operands, operand_words=operand, block=block, buffers=buffers, box=box, words=words
+    )
 
 
 def _products(tile: UnitTile, early: EarlyLoads) -> None:

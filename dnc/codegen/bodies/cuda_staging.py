@@ -40,8 +40,8 @@ class Staging:
 
     From 0 on lie the operands, and later the scratch of transposed products; from `scratch` on that of
     products with weights in registers. operand_words: of one operand. block: vertices whose sums
-    are added up together. buffers: of either scratch, one is filled while another is added up; or steps under
-    way.
+    are added up together. box: where that begins which others send to be added up. buffers: of either
+    scratch, one is filled while another is added up; or steps under way.
     """
 
     tile: int
@@ -52,6 +52,7 @@ class Staging:
     operand_words: int = 0
     block: int = 1
     buffers: int = 1
+    box: int = 0
 
     @property
     def front(self) -> int:

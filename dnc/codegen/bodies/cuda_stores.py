@@ -22,8 +22,8 @@ def store_columns(
 ) -> None:
     """Writes columns of a row of the result, from `column` on, to where they belong.
 
-    A narrow level sends them to the other workers, too. values: a vector; `place` makes the position of one
-    from that of its first element, a whole one.
+    A narrow level sends them to the other workers, too; a wide one may send them instead, to who adds them
+    up. values: a vector; `place` makes the position of one from that of its first element, a whole one.
     """
     value, width = let("value", values), lanes(values)
     push = worker.push
@@ -32,6 +32,9 @@ def store_columns(
         sent = push.sums(buffer) if push is not None else []
         if low % width == high % width == offset % width == 0:
             with when(both(column >= low, column < high)):
+                if worker.reduction is not None:
+                    worker.reduction.send(buffer, offset, row, column - low, value)
+                    continue
                 T.buffer_store(worker.pool, value, [place(at)])
                 for item in sent:
                     with when(push.sends):

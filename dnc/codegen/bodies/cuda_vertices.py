@@ -6,8 +6,9 @@ share the loops of a row and add up in a fixed order; what a row needs in betwee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -15,15 +16,27 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import PlanTooLarge, Worker
-from dnc.codegen.cells import ANY_SIZE, Element, VertexCell, scratch_floats
+from dnc.codegen.cells import ANY_SIZE, Element, Four, StoreFour, VertexCell, four_of, scratch_floats
 from dnc.codegen.emit import Expr, both, let, local, loop, put, smaller, stride_loop, when
+from dnc.codegen.quads import QUAD
 from dnc.ir.machine import LANES, WARPS
-from dnc.ir.plan import Segment
+from dnc.ir.plan import Segment, padded
 
 LOWEST = -3.4028234663852886e38  # of float32
 WIDEST_KEPT = 512  # elements of a value that is kept, where the whole row does not fit
 LONG = 4096  # elements of a value that is not kept where it leaves warps idle
 TOGETHER = 8  # elements of a long vector that a lane loads before it uses the first
+
+
+Several = Callable[[Expr], list[Expr]]  # reads the elements of a place: one, or four
+
+
+def _one(read: Element, place: Expr) -> list[Expr]:
+    return [read(place)]
+
+
+def _quad(read: Four, place: Expr) -> list[Expr]:
+    return read(place * QUAD)
 
 
 @attrs.define(eq=False)
@@ -49,8 +62,18 @@ class WarpTarget:
                     body(index)
         self.synchronize()
 
-    def fill(self, extent: int, read: Element, write: Callable[[Expr, Expr], None]) -> None:
+    def fill(
+        self,
+        extent: int,
+        read: Element,
+        write: Callable[[Expr, Expr], None],
+        write_four: StoreFour | None = None,
+    ) -> None:
         """Lane l runs l, l + 32, ...; of long vectors it reads several before it writes the first."""
+        four = four_of(read)
+        if four is not None and write_four is not None and extent % QUAD == 0:
+            self.each(extent // QUAD, lambda quad: write_four(quad * QUAD, four(quad * QUAD)))
+            return
         if not self._unrolled(extent):
             self.each(extent, lambda index: write(index, read(index)))
             return
@@ -92,24 +115,36 @@ class WarpTarget:
         """Lanes take every 32nd term, then add in a fixed order."""
         return self._reduce(extent, term, 0.0, lambda a, b: a + b)
 
-    def products(
-        self, count: int, extent: int, row: Callable[[int, Expr], Expr], vector: Element
-    ) -> list[Expr]:
+    def products(self, extent: int, rows: Sequence[Element], vector: Element) -> list[Expr]:
         """All sums in one pass. Several loads of the vector are under way together: rows are often nearer."""
-        total = local("sums", "float32", T.float32(0.0), count)
-        together = min(-(-extent // LANES), 4 if self.worker.crowded else TOGETHER)
-        with self._together(extent, together) as (places, nears, whole):
-            held = [let("x", vector(near)) for near in nears]
-            for place, near, x in zip(places, nears, held, strict=True):
-                for number in range(count):
-                    found = row(number, near) * x
-                    if not whole:
-                        found = T.Select(place < extent, found, T.float32(0.0))
-                    put(total, number, total[number] + found)
+        total = local("sums", "float32", T.float32(0.0), len(rows))
+        fours = [four for four in map(four_of, (vector, *rows)) if four is not None]
+        if len(fours) > len(rows) and extent % QUAD == 0:
+            x, *others = (partial(_quad, four) for four in fours)
+            self._add_products(
+                extent // QUAD, x, others, total, 1 if self.worker.crowded else TOGETHER // QUAD
+            )
+        else:
+            single, most = [partial(_one, each) for each in rows], 4 if self.worker.crowded else TOGETHER
+            self._add_products(extent, lambda i: [let("x", vector(i))], single, total, most)
         for mask in (16, 8, 4, 2, 1):
-            for number in range(count):
+            for number in range(len(rows)):
                 put(total, number, total[number] + cuda.shuffle_xor(total[number], mask))
-        return [let("all", total[number]) for number in range(count)]
+        return [let("all", total[number]) for number in range(len(rows))]
+
+    def _add_products(
+        self, extent: int, vector: Several, rows: Sequence[Several], total: Any, most: int
+    ) -> None:
+        """Adds the lane's terms, `most` places together; each reader reads the elements of a place."""
+        with self._together(extent, min(-(-extent // LANES), most)) as (places, nears, whole):
+            held = [vector(near) for near in nears]
+            for place, near, x in zip(places, nears, held, strict=True):
+                for number, row in enumerate(rows):
+                    for a, b in zip(row(near), x, strict=True):
+                        found = a * b
+                        if not whole:
+                            found = T.Select(place < extent, found, T.float32(0.0))
+                        put(total, number, total[number] + found)
 
     def max(self, extent: int, term: Element) -> Expr:
         """The largest term."""
@@ -135,7 +170,7 @@ class WarpTarget:
     def scratch(self, size: int) -> tuple[Any, Expr]:
         """The next `size` words of the warp's part."""
         first = self.base + self.used
-        self.used += size
+        self.used += padded(size)
         return self.worker.staging, first
 
     def synchronize(self) -> None:
@@ -165,7 +200,7 @@ def _kept(worker: Worker, segment: Segment) -> tuple[int, int]:
     The logits of a large vocabulary are not: a row of them would take the place of many rows.
     """
     for widest, warps in ((ANY_SIZE, WARPS), (LONG, WARPS), (ANY_SIZE, 1), (WIDEST_KEPT, 1)):
-        floats = max(scratch_floats(segment, widest), 1)
+        floats = max(scratch_floats(segment, widest), QUAD)
         if warps * floats <= worker.staging_words:
             break
     return floats, widest

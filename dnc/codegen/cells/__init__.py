@@ -7,16 +7,19 @@ all targets (`lowerings`).
 """
 
 from dnc.codegen.cells.unit_cell import Started, UnitCell, in_order
-from dnc.codegen.cells.values import Element, tensor
+from dnc.codegen.cells.values import Element, Four, StoreFour, four_of, tensor
 from dnc.codegen.cells.vertex_cell import ANY_SIZE, VectorTarget, VertexCell, scratch_floats
 
 __all__ = [
     "ANY_SIZE",
     "Element",
+    "Four",
     "Started",
+    "StoreFour",
     "UnitCell",
     "VectorTarget",
     "VertexCell",
+    "four_of",
     "in_order",
     "scratch_floats",
     "tensor",

@@ -6,12 +6,13 @@ inner dimension, or as the target's lanes add up.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.cells.values import Element, Lowerings, tensor
+from dnc.codegen.cells.values import Element, Lowerings, Vector, tensor
 from dnc.codegen.emit import Expr, let, local, loop, put
 from dnc.ir.cell import Op
 
@@ -27,8 +28,8 @@ def _matmul(cell: VertexCell, op: Op) -> Element:
     (rows, inner), result = tensor(a).shape, op.result
     buffer, first = cell.target.scratch(tensor(result).size)
     if len(tensor(b).shape) == 1 and rows <= SUMS_TOGETHER:
-        vector = cell.vectors[b]
-        totals = cell.target.products(rows, inner, lambda r, k: cell.at(a, r, k), vector)
+        vectors = [cell.row_of(a, r) for r in range(rows)]
+        totals = cell.target.products(inner, vectors, cell.vectors[b])
         for r, total in enumerate(totals):
             cell.target.once(partial(put, buffer, first + r, total))
         cell.target.synchronize()
@@ -55,14 +56,28 @@ def _matmul_t(cell: VertexCell, op: Op) -> Element:
     rows, _ = tensor(a).shape
     if len(tensor(b).shape) == 1:
         vector = cell.vectors[b]
-        if rows <= SUMS_TOGETHER:  # independent loads
-            return cell.keep(op.result, lambda i: _chain([cell.at(a, r, i) * vector(r) for r in range(rows)]))
+        if rows <= SUMS_TOGETHER:
+            return cell.keep(op.result, _sum_of_rows([cell.row_of(a, r) for r in range(rows)], vector))
         return cell.keep(op.result, lambda i: _serial(rows, lambda r: cell.at(a, r, i) * vector(r)))
     columns = tensor(b).shape[1]
     return cell.keep(
         op.result,
         lambda i: _serial(rows, lambda r: cell.at(a, r, i // columns) * cell.at(b, r, i % columns)),
     )
+
+
+def _sum_of_rows(rows: Sequence[Vector], vector: Element) -> Vector:
+    """The sum of rows, each times an element of a vector; loads are independent."""
+
+    def one(i: Expr) -> Expr:
+        return _chain([row(i) * vector(r) for r, row in enumerate(rows)])
+
+    def four(first: Expr) -> list[Expr]:
+        found = [(each(first), let("factor", vector(r))) for r, each in enumerate(fours) if each is not None]
+        return [_chain([values[i] * factor for values, factor in found]) for i in range(4)]
+
+    fours = [row.four for row in rows]
+    return Vector(one, None if None in fours else four)
 
 
 def _matmul_nt(cell: VertexCell, op: Op) -> Element:

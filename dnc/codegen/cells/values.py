@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from dnc.codegen.emit import Expr
 from dnc.ir.cell import Op, Value
 from dnc.ir.types import ListType, TensorType
@@ -13,6 +15,35 @@ if TYPE_CHECKING:
     from dnc.codegen.cells.vertex_cell import VertexCell
 
 Element = Callable[[Expr], Expr]
+# Reads, or takes, the four elements from a multiple of 4 on.
+Four = Callable[[Expr], list[Expr]]
+StoreFour = Callable[[Expr, list[Expr]], None]
+
+
+@attrs.frozen(eq=False)
+class Vector:
+    """A reader of elements that lie side by side: `four` reads four of them with one access."""
+
+    one: Element
+    four: Four | None = None
+
+    def __call__(self, i: Expr) -> Expr:
+        """Element i."""
+        return self.one(i)
+
+
+@attrs.frozen(eq=False)
+class Matrix(Vector):
+    """The same of a matrix, row by row. row: the reader of a row, given its number."""
+
+    row: Callable[[Expr], Vector] = attrs.field(kw_only=True)
+
+
+def four_of(read: Element) -> Four | None:
+    """How to read four elements with one access, where that can be done."""
+    return read.four if isinstance(read, Vector) else None
+
+
 # Answers with a scalar on every lane, a reader of elements, or a reader of a list.
 Lowerings = dict[str, Callable[["VertexCell", Op], Any]]
 

@@ -7,17 +7,19 @@ lanes share the loops. Guaranteed: an operation that is not element-wise has one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import attrs
+from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.access import Access
 from dnc.codegen.cells.lists import list_op
 from dnc.codegen.cells.lowerings import ALWAYS_KEPT, LOWERINGS
-from dnc.codegen.cells.values import Element, tensor
-from dnc.codegen.emit import Expr, let, loop, put, wide
+from dnc.codegen.cells.values import Element, Matrix, StoreFour, Vector, tensor
+from dnc.codegen.emit import Expr, lane4, let, loop, named, put, quad_at, wide
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
@@ -31,6 +33,7 @@ from dnc.ir.plan import (
     Segment,
     SlotsAddress,
     Store,
+    padded,
 )
 from dnc.ir.types import ListType
 
@@ -41,16 +44,21 @@ class VectorTarget(Protocol):
     def each(self, extent: int, body: Callable[[Expr], None]) -> None:
         """Runs body(i) for i in 0..extent, spread over the lanes; then all lanes see the writes."""
 
-    def fill(self, extent: int, read: Element, write: Callable[[Expr, Expr], None]) -> None:
-        """The same with write(i, read(i)): what is read does not depend on what is written."""
+    def fill(
+        self,
+        extent: int,
+        read: Element,
+        write: Callable[[Expr, Expr], None],
+        write_four: StoreFour | None = None,
+    ) -> None:
+        """The same with write(i, read(i)): what is read does not depend on what is written. write_four:
+        writes four elements from a multiple of 4 on, where they can be read so."""
 
     def sum(self, extent: int, term: Element) -> Expr:
         """The sum of the terms, on every lane."""
 
-    def products(
-        self, count: int, extent: int, row: Callable[[int, Expr], Expr], vector: Element
-    ) -> list[Expr]:
-        """The sums of row(n, i) * vector(i) over i < extent, for n < count, on every lane."""
+    def products(self, extent: int, rows: Sequence[Element], vector: Element) -> list[Expr]:
+        """The sums of row(i) * vector(i) over i < extent, for every row, on every lane."""
 
     def max(self, extent: int, term: Element) -> Expr:
         """The largest term, on every lane."""
@@ -62,7 +70,7 @@ class VectorTarget(Protocol):
         """Runs the body on one lane."""
 
     def scratch(self, size: int) -> tuple[Any, Expr]:
-        """`size` floats of the row's own scratch memory: buffer and first index."""
+        """`size` floats of the row's own scratch memory: buffer, and first index, a multiple of 4 in it."""
 
     def synchronize(self) -> None:
         """All lanes see what any lane wrote."""
@@ -77,7 +85,7 @@ def scratch_floats(segment: Segment, widest: int = ANY_SIZE) -> int:
     kept = [load.value for load in segment.loads if _materialised(load)]
     kept += [op.result for op in segment.cell.ops if tensor(op.result).shape]
     always = {op.result for op in segment.cell.ops if op.opcode in ALWAYS_KEPT}
-    return sum(size for v in kept if (size := tensor(v).size) <= widest or v in always)
+    return sum(padded(size) for v in kept if (size := tensor(v).size) <= widest or v in always)
 
 
 def _materialised(load: Load) -> bool:
@@ -136,33 +144,63 @@ class VertexCell:
         elif _materialised(load):
             self.vectors[value] = self.keep(value, read)
         else:
-            self.vectors[value] = read
+            self.vectors[value] = Vector(
+                read, partial(_four, read) if self.access.is_aligned(address) else None
+            )
 
-    def _matrix(self, address: ParameterAddress, shape: tuple[int, ...]) -> Element:
+    def _matrix(self, address: ParameterAddress, shape: tuple[int, ...]) -> Matrix:
         position = self.access.weight(address.parameter)
-        columns = shape[1]
+        columns, fours = shape[1], self.access.has_whole_rows(address)
         base = self.access.position(address, self.row)
 
-        def read(i: Expr) -> Expr:
-            return self.access.pool[base + position(i // columns, i % columns)]
+        def at(r: Expr, k: Expr) -> Expr:
+            return self.access.pool[base + position(r, k)]
 
-        read.at = lambda r, k: self.access.pool[base + position(r, k)]  # type: ignore[attr-defined]
-        return read
+        def row(r: Expr) -> Vector:
+            def four(k: Expr) -> list[Expr]:
+                found = let("four", self.access.pool[quad_at(base + position(r, k))])
+                return [lane4(found, i) for i in range(4)]
+
+            return Vector(lambda k: at(r, k), four if fours else None)
+
+        return Matrix(lambda i: at(i // columns, i % columns), row=row)
 
     def keep(self, value: Value, read: Element) -> Element:
-        """Evaluates every element once, into scratch memory, if the value is not too wide for that."""
+        """Evaluates every element once, into scratch memory, if the value is not too wide for that; if it is
+        only stored, then."""
         size = tensor(value).size
-        if size > self.widest:
+        if size > self.widest or self._only_stored(value):
             return read
         buffer, first = self.target.scratch(size)
-        self.target.fill(size, read, lambda i, found: put(buffer, first + i, found))
-        return lambda i: buffer[first + i]
+
+        def write_four(i: Expr, found: list[Expr]) -> None:
+            _store_four(buffer, first + i, found)
+
+        self.target.fill(size, read, lambda i, found: put(buffer, first + i, found), write_four)
+
+        def four(i: Expr) -> list[Expr]:
+            found = let("four", buffer[quad_at(first + i)])
+            return [lane4(found, each) for each in range(4)]
+
+        return Vector(lambda i: buffer[first + i], four)
+
+    def _only_stored(self, value: Value) -> bool:
+        """Whether one store is all that reads a value."""
+        stores = [store.children is None for store in self.segment.stores if store.value == value]
+        used = any(value in op.operands for op in self.segment.cell.ops)
+        return stores == [True] and not used and all(each.value != value for each in self.segment.scratch)
+
+    def row_of(self, value: Value, row: Expr) -> Vector:
+        """The reader of a row of a matrix value."""
+        found = self.vectors[value]
+        if isinstance(found, Matrix):
+            return found.row(row)
+        columns = tensor(value).shape[1]
+        return Vector(lambda k: found(row * columns + k))
 
     def at(self, value: Value, row: Expr, column: Expr) -> Expr:
         """Element [row, column] of a matrix value."""
-        found = self.vectors[value]
-        direct = getattr(found, "at", None)
-        return direct(row, column) if direct else found(row * tensor(value).shape[1] + column)
+        return self.row_of(value, row)(column)
 
     # operations
 
@@ -230,4 +268,20 @@ class VertexCell:
             def write(i: Expr, found: Expr) -> None:
                 put(self.access.pool, at + wide(i), found)
 
-            self.target.fill(tensor(value).size, self.vectors[value], write)
+            def write_four(i: Expr, found: list[Expr]) -> None:
+                _store_four(self.access.pool, at + wide(i), found)
+
+            aligned = write_four if store.offset % 4 == 0 else None
+            self.target.fill(tensor(value).size, self.vectors[value], write, aligned)
+
+
+def _four(read: Element, first: Expr) -> list[Expr]:
+    found = let("four", read(tirx.Ramp(first, 1, 4)))
+    return [lane4(found, i) for i in range(4)]
+
+
+def _store_four(buffer: Any, at: Expr, found: list[Expr]) -> None:
+    four = named("four", T.alloc_local((4,), "float32"))
+    for i, each in enumerate(found):
+        put(four, i, each)
+    T.buffer_store(buffer, four[quad_at(0)], [quad_at(at)])

@@ -28,6 +28,7 @@ from dnc.runtime.encoder.modes import Mode, Modes
 from dnc.runtime.encoder.queues import encode_queues
 from dnc.runtime.encoder.readout import Readout, Readouts
 from dnc.runtime.encoder.rows import Assignment, Rows, Spaces, assign, falling
+from dnc.runtime.encoder.runs import runs_of
 from dnc.runtime.encoder.tail import Batches, Decisions, Part
 from dnc.runtime.encoder.words import Numbers, Words, chosen
 from dnc.runtime.phases import TRAIN
@@ -153,7 +154,8 @@ class Encoder:
         decisions = tail.decide(rows, mode, part, touched)
         first = self.pool.activations if guest is None else guest.reserve(self.pool.activations)
         values, buffers = (known.values, known.inner) if reads else ((), known.buffers)
-        bases, used, moving = self._allocate(buffers, mode, rows, workers, decisions, first)
+        runs = runs_of(self.plan, rows, workers)
+        bases, used, moving = self._allocate(buffers, mode, rows, runs, workers, decisions, first)
         least = first + lanes * (used - first)
         if lanes > 1:
             # As far apart in every group that there is as much memory for: lanes do not wait for other lanes.
@@ -165,7 +167,8 @@ class Encoder:
         self._check_addresses(least)  # before any of them is written
         body = Words(len(batches), self.layout.queues_at + replicas * workers)
         followed = tail.followed(rows) if part.followed is None else part.followed
-        group = Group(rows, bases, moving, workers, self.pool.schedules[buffer], body, noise, followed, guest)
+        place = self.pool.schedules[buffer]
+        group = Group(rows, bases, moving, workers, runs, place, body, noise, followed, guest)
         if guest is not None:
             guest.write_numbers(self.plan, self.prepared, rows, body)
             for parameter, found in touched.items():
@@ -305,6 +308,7 @@ class Encoder:
         buffers: Sequence[Buffer],
         mode: str,
         rows: dict[str, Rows],
+        runs: int | Numbers,
         workers: int,
         decisions: Decisions,
         at: int,
@@ -335,7 +339,7 @@ class Encoder:
                 path = self._children(buffer.children).path
                 count = self.lists.most_entries(buffer.space, path, rows[buffer.space])
             bases[buffer.name] = at
-            at += units(count * buffer.width * (workers if buffer.partial else 1))
+            at += units(count * buffer.width * int(np.max(self.plan.runs_in(buffer, runs, workers))))
         if mode == TRAIN and not decisions.apart.all():
             for product in self.plan.table_products:
                 deltas = bases[product.source.buffer]
@@ -381,6 +385,7 @@ class Encoder:
             "lists": where.lists_at,
             "queues": where.queues_at,
             "sync": results + isa.RESULT_WORDS,
+            isa.RUNS: group.runs,
         }
         bases = group.bases | group.moving
         tables = ((where.header, header), (where.bases, bases), (where.lists, lists))

@@ -16,7 +16,6 @@ from dnc.ir import isa
 from dnc.ir.forest import Ints, path_struct
 from dnc.ir.noise import vertex_keys
 from dnc.ir.plan import (
-    Buffer,
     ChildrenList,
     ClassList,
     GatherList,
@@ -62,6 +61,7 @@ class Touched:
 @attrs.define(eq=False)
 class Group:
     """What the lists of a group are made from: rows by space, bases by name, workers of a replica.
+    runs: of the records of reduced buffers, [batches] where they differ.
 
     moving: bases that not all batches have in common, [batches]. address: where the first batch's schedule
     will lie. followed: how many rows move every running parameter, [batches, parameters of the stack].
@@ -72,6 +72,7 @@ class Group:
     bases: dict[str, int]
     moving: dict[str, Numbers]
     workers: int
+    runs: int | Numbers
     address: int
     body: Words
     noise: NDArray[np.uint32]
@@ -342,7 +343,9 @@ class Lists:
         spread = rows.spread
         if source.is_list:
             spread = self._entry_spread(self._entries(source.space, source.path, group)[0], rows)
-        return spread.local * _slot_stride(buffer, group.workers) + group.base_of(source.buffer, spread)
+        runs = self.plan.runs_in(buffer, group.runs, group.workers)
+        stride = buffer.width // 4 * (runs if isinstance(runs, int) else runs[spread.batch])
+        return spread.local * stride + group.base_of(source.buffer, spread)
 
     # ---- gradients of tables --------------------------------------------------------------------
 
@@ -426,10 +429,6 @@ class Lists:
 
 def _joined(arrays: Sequence[Numbers]) -> Numbers:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _slot_stride(buffer: Buffer, workers: int) -> int:
-    return buffer.width // 4 * (workers if buffer.partial else 1)
 
 
 def _some(values: NDArray[Any]) -> NDArray[Any]:

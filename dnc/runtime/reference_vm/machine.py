@@ -20,9 +20,11 @@ from dnc.runtime.reference_vm.gradients import (
     token_sums,
     update,
 )
-from dnc.runtime.reference_vm.memory import Array, CheckedMemory, MachineError, Worker
+from dnc.runtime.reference_vm.memory import Array, CheckedMemory, Finish, MachineError, Worker
 from dnc.runtime.reference_vm.segments import unit_segment, vertex_segment
 from dnc.runtime.schedule import list_words, queue
+
+REDUCTION = "partial sums of others"  # what a worker waits for within an instruction
 
 
 class ReferenceVM:
@@ -50,6 +52,7 @@ class ReferenceVM:
         self.floats = words.view(np.float32)
         field = {name: int(words[at]) for name, at in self.layout.header.items()}
         self.replicas, self.per_replica = field["replicas"], field["workers"]
+        self.runs = field.get(isa.RUNS, self.per_replica)
         self.header = field
         total = self.replicas * self.per_replica
         self.zero_words = self.base(isa.PARAMETERS)
@@ -88,8 +91,11 @@ class ReferenceVM:
         if opcode.name == isa.LEAVE and self._ended(fields, worker):
             worker.counter = fields["to"]
             return False
-        self._execute(opcode.name, fields, worker)
-        worker.counter += 1
+        worker.finish = self._execute(opcode.name, fields, worker)
+        if worker.finish is None:
+            worker.counter += 1
+        else:
+            worker.waiting = REDUCTION
         return False
 
     def _ended(self, fields: dict[str, int], worker: Worker) -> bool:
@@ -107,10 +113,24 @@ class ReferenceVM:
             if mine and all(w.waiting == isa.REPLICA_BARRIER for w in mine):
                 self._pass(mine)
                 self.replica_epoch[replica] += 1
+            elif mine and all(w.waiting == REDUCTION for w in mine):
+                self._add_up(mine)
         if all(w.waiting == isa.GRID_BARRIER for w in self.workers):
             self._pass(self.workers)
             self.replica_epoch += 1
             self.grid_epoch += 1
+
+    def _add_up(self, workers: list[Worker]) -> None:
+        """All workers of a replica have what the others sent; each adds up its share. It is no barrier."""
+        places = {worker.counter for worker in workers}
+        if len(places) > 1:
+            raise self.error(workers[0], f"partial sums of instructions {sorted(places)} meet")
+        for worker in workers:
+            assert worker.finish is not None
+            worker.finish([each.sent for each in workers])
+        for worker in workers:
+            worker.sent = {}
+        self._pass(workers)
 
     def _pass(self, workers: list[Worker]) -> None:
         for worker in workers:
@@ -132,11 +152,12 @@ class ReferenceVM:
 
     # ---- instructions ---------------------------------------------------------------------------
 
-    def _execute(self, name: str, fields: dict[str, int], worker: Worker) -> None:
+    def _execute(self, name: str, fields: dict[str, int], worker: Worker) -> Finish | None:
+        """Executes an instruction; the answer, if any, ends it when all workers of the replica have come."""
         if name in self.segments:
             segment = self.segments[name]
             if segment.mapping == UNIT:
-                unit_segment(self, segment, fields["row"], fields["rows"], worker)
+                return unit_segment(self, segment, fields["row"], fields["rows"], worker)
             else:
                 vertex_segment(self, segment, fields["row"], fields["rows"], worker)
         elif name in self.gradients:
@@ -159,10 +180,15 @@ class ReferenceVM:
         elif name not in (isa.NOP, isa.LEAVE):
             optimizer, _, table = name.partition(" ")
             update(self, optimizer, table, fields, worker)
+        return None
 
     def base(self, name: str) -> int:
         """Word address of a base."""
         return int(self.words[self.layout.bases_at + self.layout.bases[name]]) * 4
+
+    def runs_of(self, name: str) -> int:
+        """Runs of the records of a buffer."""
+        return self.plan.runs_in(self.buffers[name], self.runs, self.per_replica)
 
     def list(self, name: str) -> int:
         """Where a list of the schedule begins."""

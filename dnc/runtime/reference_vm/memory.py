@@ -6,6 +6,7 @@ pool, reads only what was written, and is ordered by barriers against those of o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -22,9 +23,14 @@ class MachineError(Exception):
     """An execution that a real machine may not perform: a race, a bad address, a deadlock."""
 
 
+# Ends an instruction, given what the workers of the replica have sent, by rank.
+Finish = Callable[[list[dict[Any, Array]]], None]
+
+
 @attrs.define(eq=False)
 class Worker:
-    """A worker's place in its queue; waiting: the barrier that it has come to."""
+    """A worker's place in its queue; waiting: the barrier that it has come to. sent: what it has for the
+    others of its replica within an instruction; finish: ends that."""
 
     number: int
     replica: int
@@ -32,6 +38,8 @@ class Worker:
     instructions: Array
     counter: int = 0
     waiting: str | None = None
+    sent: dict[Any, Array] = attrs.field(factory=dict)
+    finish: Finish | None = None
 
 
 class CheckedMemory:

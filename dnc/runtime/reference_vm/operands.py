@@ -100,8 +100,9 @@ def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker
         total = np.zeros(len(index))
         for at in slots(vm, address.plain, row, worker) if address.plain else ():
             total = total + vm.read(at + address.offset + index, worker)
+        runs = vm.runs if vm.plan.is_reduced(address.partial) else vm.per_replica
         for at in slots(vm, address.partial, row, worker) if address.partial else ():
-            for run in range(vm.per_replica):
+            for run in range(runs):
                 total = total + vm.read(at + run * address.width + address.offset + index, worker)
         return total
     if isinstance(address, IndexAddress):

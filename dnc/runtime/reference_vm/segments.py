@@ -14,7 +14,7 @@ from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
 from dnc.ir.plan import ParameterAddress, Segment, unit_range
-from dnc.runtime.reference_vm.memory import Array, Worker
+from dnc.runtime.reference_vm.memory import Array, Finish, Worker
 from dnc.runtime.reference_vm.operands import (
     check_selected,
     kept,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from dnc.runtime.reference_vm.machine import ReferenceVM
 
 
-def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worker: Worker) -> None:
-    """All rows of a group, for this worker's own units."""
+def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worker: Worker) -> Finish | None:
+    """All rows of a group, for this worker's own units; and then its share of what the workers add up."""
     begin, end = unit_range(segment.units, vm.per_replica, worker.rank)
     own = np.arange(begin, end)
     used = {(use.parameter, use.select) for use in segment.products}
@@ -64,9 +64,23 @@ def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worke
             matrix = matrices[transposed.parameter, transposed.select]
             partial = matrix[index(transposed.delta)].T @ delta
             for name, offset, low, high in transposed.stores:
+                if vm.runs_of(name) == 1 < vm.per_replica:
+                    worker.sent[name, offset, row] = partial[low:high].astype(np.float32)
+                    continue
                 width = vm.buffers[name].width
                 at = vm.base(name) + (row * vm.per_replica + worker.rank) * width + offset
                 vm.write(at + np.arange(high - low), partial[low:high], worker)
+    return (lambda sent: _add_up(vm, sent, worker)) if worker.sent else None
+
+
+def _add_up(vm: ReferenceVM, sent: list[dict[Any, Array]], worker: Worker) -> None:
+    """Writes the worker's share of the columns of all records: one run, the sum of those of all."""
+    for name, offset, row in worker.sent:
+        parts = [each[name, offset, row].astype(np.float64) for each in sent]
+        share = len(parts[0]) // vm.per_replica
+        own = worker.rank * share + np.arange(share)
+        at = vm.base(name) + row * vm.buffers[name].width + offset
+        vm.write(at + own, np.add.reduce(parts)[own], worker)
 
 
 def _unit_op(op: Op, values: dict[Value, Any], units: int, own: int, elements: Array) -> Any:

@@ -145,7 +145,7 @@ class Places:
         for source in sources:
             if source.buffer in self.text.bases and source.space in self.text.rows:
                 buffer = self.text.buffers[source.buffer]
-                stride = buffer.width // 4 * (self.text.workers if buffer.partial else 1)
+                stride = buffer.width // 4 * self.text.plan.runs_in(buffer, self.text.runs, self.text.workers)
                 places.append((self.text.bases[source.buffer], stride, self._records_of(source.buffer)))
         self._records(name, found, places)
 
@@ -208,8 +208,9 @@ class Places:
         aliases = {product.sums for product in text.plan.table_products} - self.closing.first.keys()
         for name, buffer in text.buffers.items():
             if name in text.bases and name not in aliases:
-                runs = text.workers if buffer.partial else 1
-                sizes[name] = self._records_of(name) * buffer.width * runs
+                sizes[name] = (
+                    self._records_of(name) * buffer.width * text.plan.runs_in(buffer, text.runs, text.workers)
+                )
         areas |= {name: (text.bases[name], size) for name, size in sizes.items() if name in text.bases}
         if (guest := text.schedule.guest) is not None:
             for key, handed in guest.handed.items():

@@ -55,6 +55,10 @@ class Text:
         self.replicas, self.workers = field["replicas"], field["workers"]
         self.grid = self.replicas * self.workers
         need(self.replicas > 0 and self.workers > 0, f"{self.replicas} replicas of {self.workers} workers")
+        self.runs = field.get(isa.RUNS, self.workers)
+        need(
+            self.runs in (1, self.workers), f"{self.runs} runs of a record; there are {self.workers} workers"
+        )
         for name in ("bases", "lists", "queues"):
             right = int(getattr(where, f"{name}_at"))
             need(field[name] == right, f"the table of {name} is said to be at {field[name]}, not {right}")

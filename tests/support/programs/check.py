@@ -68,7 +68,8 @@ class Unsuitable(Exception):
 @attrs.frozen
 class Case:
     """What a program is run on, and how. options: of its plan, but for `without`. apart: whether deltas are
-    always added up apart. alike: whether leaves of one word always share a row."""
+    always added up apart. alike: whether leaves of one word always share a row. added: whether partial sums
+    are always added up before they are written."""
 
     seed: int = 0
     samples: int = 2
@@ -82,6 +83,7 @@ class Case:
     options: PlanOptions = PlanOptions()
     apart: bool = False
     alike: bool = False
+    added: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -144,7 +146,7 @@ def run(prepared: Prepared, backend: Backend, case: Case) -> None:
     """Compares a backend with the definition: training, evaluation, prediction."""
     bench = Bench(prepared.program, prepared.plan, backend, prepared.forest, case.seed)
     tolerance = TOLERANCE[prepared.plan.precision]
-    with forced(apart=case.apart or None, alike=case.alike or None):
+    with forced(apart=case.apart or None, alike=case.alike or None, added=case.added or None):
         check_training(bench, tolerance)
         check_evaluation(bench, tolerance)
         check_outputs(bench, tolerance)
