@@ -19,7 +19,7 @@ from dnc.runtime.session import Session
 from dnc.runtime.trace.chrome import write_trace
 from dnc.runtime.trace.timeline import OFF, Timeline
 from tests.support.endings import check_endings
-from tests.support.executors import Bench, check_evaluation, check_training
+from tests.support.executors import Bench, check_evaluation, check_group, check_training
 from tests.support.forced import forced
 from tests.support.forests import SHAPES, ForestGrower
 from tests.support.optimizers import VOCABULARY, check_many_steps
@@ -80,6 +80,20 @@ def test_weight_gradients_of_few_rows_and_in_chunks(device: Any, name: str, few:
     with forced(few, apart, alike=few):
         bench = Bench(program, backend.plan, backend, ForestGrower(program, 5).grow(30, 9, "random"), 5)
         check_training(bench, TOLERANCE[backend.plan.precision])
+
+
+@pytest.mark.parametrize("added", [True, False])
+@pytest.mark.parametrize("name", NAMES or ["none"])
+def test_partial_sums_that_are_added_up(device: Any, name: str, added: bool) -> None:
+    program, backend = _backend(device, name)
+    if not backend.plan.reduced:
+        pytest.skip("leaves no partial sums that a cluster may add up")
+    for seed, shape in enumerate(SHAPES):
+        forest = ForestGrower(program, seed).grow(60, 15, shape, 0.4 if name == "dag" else 0.0)
+        bench = Bench(program, backend.plan, backend, forest, seed)
+        with forced(added=added):
+            check_training(bench, TOLERANCE[backend.plan.precision])
+            check_group(bench)
 
 
 @pytest.mark.parametrize("decay, clip", [(0.0, math.inf), (0.1, 0.3)])
