@@ -130,7 +130,7 @@ class SpaceFacts:
 @attrs.frozen
 class PlanFacts:
     """See the module. on_chip: None on a CPU. pushes: what segments also send straight to the other workers.
-    cost: lines of what was predicted."""
+    reductions: segments whose partial sums a cluster may add up. cost: lines of what was predicted."""
 
     target: str
     tiling: str
@@ -140,6 +140,7 @@ class PlanFacts:
     on_chip: OnChip | None
     exchanges: tuple[ExchangeFacts, ...]
     pushes: tuple[str, ...]
+    reductions: tuple[str, ...]
     grid_exchanges: int
     instructions: tuple[tuple[int, str, tuple[str, ...]], ...]
     cost: tuple[str, ...]
@@ -158,6 +159,7 @@ def gather(plan: Plan) -> PlanFacts:
         _on_chip(plan, chip) if chip.is_gpu else None,
         tuple(_exchanges(plan)),
         tuple(_pushes(plan)),
+        tuple(_reductions(plan)),
         3 if plan.trains else 0,
         tuple((opcode.number, opcode.name, opcode.fields) for opcode in plan.opcodes),
         tuple(_cost(plan, chip)),
@@ -296,6 +298,13 @@ def _pushes(plan: Plan) -> Iterator[str]:
         yield f"{what} of {pushed.segment}"
 
 
+def _reductions(plan: Plan) -> Iterator[str]:
+    for segment in plan.segments:
+        left = {buffer for turned in segment.transposed for buffer, *_ in turned.stores}
+        if left & set(plan.reduced):
+            yield segment.name
+
+
 def _cost(plan: Plan, chip: Machine) -> Iterator[str]:
     yield from plan.remarks
     if not chip.is_gpu:
@@ -333,7 +342,7 @@ def _spaces(plan: Plan) -> Iterator[SpaceFacts]:
         sizes = {False: 0, True: 0}
         for buffer in plan.buffers:
             if buffer.space == space.name and buffer.name in written:
-                runs = plan.runs_in(buffer, 1, plan.tiling.workers)  # batches that fill the memory are wide
+                runs = plan.runs_in(buffer, 1, plan.tiling.workers)  # as in batches that fill the memory
                 sizes[buffer.children is not None] += buffer.width * 4 * runs
         if any(sizes.values()):
             arms = plan.program.struct(space.struct).arms

@@ -11,6 +11,7 @@ import attrs
 import numpy as np
 
 from dnc.explain.facts import mode_of, replicas_of
+from dnc.ir import isa
 from dnc.ir.forest import Forest
 from dnc.ir.plan import Plan
 from dnc.runtime.encoder import DoesNotFit, Encoder
@@ -47,6 +48,9 @@ def memory_facts(plan: Plan, forest: Forest, rows: dict[str, int], memory: int, 
     for few, many in COUNTS:
         try:
             taken = [_encoded(plan, forest, rows, count) for count in (few, many)]
+            while _runs(taken[0]) != _runs(taken[1]):  # larger ones are as wide as the second
+                few, many = many, 2 * many
+                taken = [taken[1], _encoded(plan, forest, rows, many)]
             break
         except DoesNotFit:  # a pool's addresses do not reach so far
             if few == COUNTS[-1][0]:
@@ -59,6 +63,12 @@ def memory_facts(plan: Plan, forest: Forest, rows: dict[str, int], memory: int, 
     largest = max(int(room // max(sample + 2 * schedule, 1.0)), 0)
     vertices = sum(table.begin[-1] for table in forest.tables.values()) / max(forest.samples, 1)
     return MemoryFacts(memory, parameters, sample, schedule, float(vertices), largest, samples)
+
+
+def _runs(schedule: Schedule) -> int:
+    """Runs of a record of partial sums, where a plan leaves the number to schedules."""
+    at = isa.layout(schedule.plan).header.get(isa.RUNS)
+    return 0 if at is None else int(schedule.words[at])
 
 
 def _encoded(plan: Plan, forest: Forest, rows: dict[str, int], count: int) -> Schedule:

@@ -70,6 +70,8 @@ def _exchanges(facts: PlanFacts) -> Iterator[str]:
         yield f"  {phase.phase}: {phase.count} ({names})"
     if facts.pushes:
         yield f"  pushed into shared memory between narrow levels: {', '.join(facts.pushes)}"
+    if facts.reductions:
+        yield f"  partial sums added up in the cluster where levels are wide: {', '.join(facts.reductions)}"
     if facts.grid_exchanges:
         before = "before the gradients, before the norm, before the update"
         yield f"  whole grid, once a batch: {facts.grid_exchanges} ({before})"

@@ -14,6 +14,7 @@ from dnc.codegen.bodies.cuda_reduce import shares
 from dnc.codegen.cuda_kernel import emit_source
 from dnc.compiler import PlanOptions, make_plan, transform
 from dnc.diagnostics import Source
+from dnc.explain.facts import gather
 from dnc.frontend.build import load_program
 from dnc.ir import isa
 from dnc.ir.plan import Plan
@@ -57,6 +58,7 @@ def test_partial_sums_of_levels_may_be_added_up(name: str, settings: dict[str, i
     assert all(plan.buffer(each).partial for each in plan.reduced)
     assert isa.RUNS in isa.layout(plan).header
     assert f"reduce {plan.reduced[0]}: in the cluster" in print_plan(plan)
+    assert gather(plan).reductions == (f"{stage}/0",)
 
 
 @pytest.mark.parametrize(
