@@ -202,6 +202,7 @@ class Kernel:
             lane=let("lane", thread % LANES), warp=let("warp", thread // LANES), rank=rank, number=number,
             grid=self.grid, ahead=cuda_ahead.Ahead(ahead, self.at),
             vectors=vector_slots(self.plan, self._matrix_words())[0], reductions=reductions,
+            traced=self.traced,
         )  # fmt: skip
         with when(thread == 0):
             put(self.aborted, 0, 0)

@@ -79,13 +79,12 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     ),
     "top_down": ("top_down", {}, PlanOptions(cluster=8)),
     "dag": ("dag", {}, PlanOptions()),
-    # Partial sums that a cluster adds up, of a graph with shared vertices and of one whose products are bf16.
+    # Partial sums that a cluster adds up, of vertices with several parents.
     "td_lstm-tf32x3": (
         "td_lstm",
         {"hidden": 64, "embed": 20},
         PlanOptions(cluster=8, precision="tf32x3"),
     ),
-    "tree_fc-bf16": ("tree_fc", {"hidden": 128}, PlanOptions(cluster=16, precision="bf16")),
     "childsum": ("childsum", {"hidden": 24, "embed": 20}, PlanOptions()),
     "decoder": ("../tests/support/decoder", {"hidden": 24, "embed": 20}, PlanOptions(cluster=8)),
     "decoder-chip": ("../tests/support/decoder", {}, PlanOptions(cluster=0)),

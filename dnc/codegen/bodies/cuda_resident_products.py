@@ -166,9 +166,9 @@ def _columns(
 ) -> None:
     """Sums of the columns of some strips, for `vertices` vertices from `first` on."""
     # Where sums go more than one way, what follows from the lane would be kept for all of them, and spilled:
-    # beside code for tensor cores even where this costs time.
-    reduced = bool(tile.worker.plan.reduced) and uses_cores(tile.worker.plan)
-    worker = tile.worker.here() if tile.worker.push is not None or reduced else tile.worker
+    # beside code for tensor cores, or that keeps times, even where this costs time.
+    ways = tile.worker.plan.reduced and (tile.worker.traced or uses_cores(tile.worker.plan))
+    worker = tile.worker.here() if tile.worker.push is not None or ways else tile.worker
     plane = tile.staging.deltas[product.delta]
     width = 1 << (len(some) - 1).bit_length()  # so that what a lane has in the end are neighbours
     size = vertices * width * 4

@@ -43,8 +43,9 @@ class Worker:
 
     vectors: first word in `shared_weights` of the worker's units of a vector parameter, gate by gate, by
     its name and units. few: an instruction may have few vertices, and then has to be fast. crowded:
-    registers hold weights. ahead: see `cuda_ahead`; push: see `cuda_push`, None where nothing can be pushed.
-    reductions, reduction: memory of, and where partial sums are added up in the cluster: see `cuda_reduce`.
+    registers hold weights. traced: the kernel keeps times. ahead: see `cuda_ahead`; push: see `cuda_push`,
+    None where nothing can be pushed. reductions, reduction: memory of, and where partial sums are added up in
+    the cluster: see `cuda_reduce`.
     """
 
     plan: Plan
@@ -67,6 +68,7 @@ class Worker:
     few: bool = False
     crowded: bool = False
     push: Any = None
+    traced: bool = False
     reductions: Any = None
     reduction: Any = None
 
