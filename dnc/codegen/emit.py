@@ -210,3 +210,17 @@ def smaller(a: Expr, b: Expr) -> Expr:
 def lane4(vector: Expr, element: int) -> Expr:
     """One element of a vector value."""
     return tirx.Shuffle([vector], [element])
+
+
+def elements4(vector: Expr) -> list[Expr]:
+    """The elements of a vector of four, which is read once."""
+    found = let("four", vector)
+    return [lane4(found, i) for i in range(4)]
+
+
+def store_four(buffer: Any, at: Expr, values: Sequence[Expr]) -> None:
+    """Writes four neighbouring elements from `at` on, a multiple of 4, with one access."""
+    four = named("four", T.alloc_local((4,), "float32"))
+    for i, value in enumerate(values):
+        put(four, i, value)
+    T.buffer_store(buffer, four[quad_at(0)], [quad_at(at)])

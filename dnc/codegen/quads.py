@@ -11,11 +11,10 @@ from functools import partial
 from typing import Any
 
 from tvm import tirx
-from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.access import Access
 from dnc.codegen.cells import Started, UnitCell, in_order, tensor
-from dnc.codegen.emit import Expr, lane4, named, put, quad_at
+from dnc.codegen.emit import Expr, lane4, store_four
 from dnc.ir.cell import Value
 from dnc.ir.plan import ChildrenAddress, Load, Segment, Store
 
@@ -102,9 +101,5 @@ class UnitQuad:
     def _store(self, store: Store) -> None:
         first = self.cells[0]
         for gate, quad in enumerate(zip(*self.values(store.value), strict=True)):
-            four = named("four", T.alloc_local((QUAD,), "float32"))
-            for i, found in enumerate(quad):
-                put(four, i, found)
             at = first.access.record(store.buffer, first.row) + store.offset
-            place = at + first.element(store.value, gate)
-            T.buffer_store(first.access.pool, four[quad_at(0)], [quad_at(place)])
+            store_four(first.access.pool, at + first.element(store.value, gate), quad)

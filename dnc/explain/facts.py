@@ -299,10 +299,7 @@ def _pushes(plan: Plan) -> Iterator[str]:
 
 
 def _reductions(plan: Plan) -> Iterator[str]:
-    for segment in plan.segments:
-        left = {buffer for turned in segment.transposed for buffer, *_ in turned.stores}
-        if left & set(plan.reduced):
-            yield segment.name
+    return (segment.name for segment in plan.segments if segment.summed & set(plan.reduced))
 
 
 def _cost(plan: Plan, chip: Machine) -> Iterator[str]:
@@ -337,7 +334,7 @@ def _spaces(plan: Plan) -> Iterator[SpaceFacts]:
     for step in sequence(plan, mode_of(plan)):
         written |= {store.buffer for store in step.segment.stores}
         written |= {place.buffer for place in step.segment.scratch}
-        written |= {store[0] for product in step.segment.transposed for store in product.stores}
+        written |= step.segment.summed
     for space in plan.program.spaces:
         sizes = {False: 0, True: 0}
         for buffer in plan.buffers:

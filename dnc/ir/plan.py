@@ -241,6 +241,11 @@ class Segment:
     transposed: tuple[TransposedProduct, ...] = ()
     scratch: tuple[ListScratch, ...] = ()
 
+    @property
+    def summed(self) -> set[str]:
+        """The buffers in which it leaves partial sums."""
+        return {buffer for turned in self.transposed for buffer, *_ in turned.stores}
+
 
 @attrs.frozen
 class DenseGradient:

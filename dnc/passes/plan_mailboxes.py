@@ -93,7 +93,7 @@ def _written(segment: Segment) -> set[str]:
 def _asked(plan: Plan, segment: Segment) -> Iterator[_Asked]:
     """What has to be pushed, and checks that it is enough."""
     written = _written(segment)
-    summed = {buffer for turned in segment.transposed for buffer, *_ in turned.stores}
+    summed = segment.summed
     for piece in _pieces(segment):
         yield from _asked_by_piece(plan, segment, piece, written, summed)
     for load in segment.loads:

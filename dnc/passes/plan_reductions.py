@@ -46,15 +46,10 @@ class PlanReductions:
         found: set[str] = set()
         while True:
             before = found
-            found = {name for segment in segments for name in _left(segment)}
-            segments = [each for each in segments if _is_closed(plan, _left(each), found - read_otherwise)]
+            found = {name for segment in segments for name in segment.summed}
+            segments = [each for each in segments if _is_closed(plan, each.summed, found - read_otherwise)]
             if found == before:
                 return attrs.evolve(plan, reduced=tuple(sorted(found)))
-
-
-def _left(segment: Segment) -> set[str]:
-    """The buffers in which a segment leaves partial sums."""
-    return {buffer for turned in segment.transposed for buffer, *_ in turned.stores}
 
 
 def _fits(plan: Plan, segment: Segment) -> bool:

@@ -8,7 +8,6 @@ lanes share the loops. Guaranteed: an operation that is not element-wise has one
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Protocol
 
 import attrs
@@ -19,7 +18,7 @@ from dnc.codegen.access import Access
 from dnc.codegen.cells.lists import list_op
 from dnc.codegen.cells.lowerings import ALWAYS_KEPT, LOWERINGS
 from dnc.codegen.cells.values import Element, Matrix, StoreFour, Vector, tensor
-from dnc.codegen.emit import Expr, lane4, let, loop, named, put, quad_at, wide
+from dnc.codegen.emit import Expr, elements4, let, loop, put, quad_at, store_four, wide
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
@@ -144,8 +143,9 @@ class VertexCell:
         elif _materialised(load):
             self.vectors[value] = self.keep(value, read)
         else:
+            aligned = self.access.is_aligned(address)
             self.vectors[value] = Vector(
-                read, partial(_four, read) if self.access.is_aligned(address) else None
+                read, (lambda first: elements4(read(tirx.Ramp(first, 1, 4)))) if aligned else None
             )
 
     def _matrix(self, address: ParameterAddress, shape: tuple[int, ...]) -> Matrix:
@@ -158,8 +158,7 @@ class VertexCell:
 
         def row(r: Expr) -> Vector:
             def four(k: Expr) -> list[Expr]:
-                found = let("four", self.access.pool[quad_at(base + position(r, k))])
-                return [lane4(found, i) for i in range(4)]
+                return elements4(self.access.pool[quad_at(base + position(r, k))])
 
             return Vector(lambda k: at(r, k), four if fours else None)
 
@@ -174,13 +173,12 @@ class VertexCell:
         buffer, first = self.target.scratch(size)
 
         def write_four(i: Expr, found: list[Expr]) -> None:
-            _store_four(buffer, first + i, found)
+            store_four(buffer, first + i, found)
 
         self.target.fill(size, read, lambda i, found: put(buffer, first + i, found), write_four)
 
         def four(i: Expr) -> list[Expr]:
-            found = let("four", buffer[quad_at(first + i)])
-            return [lane4(found, each) for each in range(4)]
+            return elements4(buffer[quad_at(first + i)])
 
         return Vector(lambda i: buffer[first + i], four)
 
@@ -269,19 +267,7 @@ class VertexCell:
                 put(self.access.pool, at + wide(i), found)
 
             def write_four(i: Expr, found: list[Expr]) -> None:
-                _store_four(self.access.pool, at + wide(i), found)
+                store_four(self.access.pool, at + wide(i), found)
 
             aligned = write_four if store.offset % 4 == 0 else None
             self.target.fill(tensor(value).size, self.vectors[value], write, aligned)
-
-
-def _four(read: Element, first: Expr) -> list[Expr]:
-    found = let("four", read(tirx.Ramp(first, 1, 4)))
-    return [lane4(found, i) for i in range(4)]
-
-
-def _store_four(buffer: Any, at: Expr, found: list[Expr]) -> None:
-    four = named("four", T.alloc_local((4,), "float32"))
-    for i, each in enumerate(found):
-        put(four, i, each)
-    T.buffer_store(buffer, four[quad_at(0)], [quad_at(at)])

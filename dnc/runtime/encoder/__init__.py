@@ -333,13 +333,14 @@ class Encoder:
                 bases[isa.CHUNKS] = at
                 at += units((most_chunks - 1) * self._arena)
         most = {space: found.spread.most for space, found in rows.items()}
+        most_runs = runs if isinstance(runs, int) else int(runs.max())
         for buffer in buffers:
             count = most[buffer.space]
             if buffer.children is not None:
                 path = self._children(buffer.children).path
                 count = self.lists.most_entries(buffer.space, path, rows[buffer.space])
             bases[buffer.name] = at
-            at += units(count * buffer.width * int(np.max(self.plan.runs_in(buffer, runs, workers))))
+            at += units(count * buffer.width * self.plan.runs_in(buffer, most_runs, workers))
         if mode == TRAIN and not decisions.apart.all():
             for product in self.plan.table_products:
                 deltas = bases[product.source.buffer]

@@ -53,7 +53,7 @@ class Modes:
         steps = sequence(self.plan, name)
         written = {s.buffer for step in steps for s in step.segment.stores}
         written |= {s.buffer for step in steps for s in step.segment.scratch}
-        written |= {s[0] for step in steps for t in step.segment.transposed for s in t.stores}
+        written |= {name for step in steps for name in step.segment.summed}
         used = {item for step in steps for item in _lists_of(step)}
         if name == TRAIN:
             for gradient in self.plan.dense_gradients:

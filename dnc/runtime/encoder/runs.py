@@ -21,11 +21,11 @@ WIDE = 5  # rows of an instruction, on the average, from which on runs are added
 
 def runs_of(plan: Plan, rows: Mapping[str, Rows], workers: int) -> int | Numbers:
     """Runs of the records of reduced buffers; [batches] where batches differ."""
-    spaces = {plan.buffer(name).space for name in plan.reduced} & rows.keys()
+    spaces = {buffer.space for buffer in plan.buffers if buffer.name in plan.reduced} & rows.keys()
     if not spaces:
         return workers
     made = fronts = np.zeros(1, np.intp)
-    for space in sorted(spaces):
+    for space in spaces:
         counts = rows[space].counts.reshape(len(rows[space].counts), -1)
         made, fronts = made + counts.sum(axis=1), fronts + np.count_nonzero(counts, axis=1)
     return chosen(made >= WIDE * np.maximum(fronts, 1), 1, workers)

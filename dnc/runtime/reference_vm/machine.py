@@ -39,6 +39,7 @@ class ReferenceVM:
         self.tables = {table.parameter: table for table in plan.table_gradients}
         self.sums = isa.sum_opcodes(plan)
         self.buffers = {buffer.name: buffer for buffer in plan.buffers}
+        self.reduced = {item.name for item in plan.lists if plan.is_reduced(item.name)}
 
     # ---- scheduling -----------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker
         return vm.read(at + address.offset + index, worker)
     if isinstance(address, BufferAddress):
         buffer = vm.buffers[address.buffer]
-        runs = vm.per_replica if buffer.partial else 1
+        runs = vm.runs_of(address.buffer)
         first = vm.base(address.buffer) + row * buffer.width * runs + address.offset + index
         parts = [vm.read(first + run * buffer.width, worker) for run in range(runs)]
         return np.add.reduce(parts)
@@ -100,7 +100,7 @@ def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker
         total = np.zeros(len(index))
         for at in slots(vm, address.plain, row, worker) if address.plain else ():
             total = total + vm.read(at + address.offset + index, worker)
-        runs = vm.runs if vm.plan.is_reduced(address.partial) else vm.per_replica
+        runs = vm.runs if address.partial in vm.reduced else vm.per_replica
         for at in slots(vm, address.partial, row, worker) if address.partial else ():
             for run in range(runs):
                 total = total + vm.read(at + run * address.width + address.offset + index, worker)
