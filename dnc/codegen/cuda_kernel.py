@@ -66,7 +66,7 @@ from dnc.ir.plan import (
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
-STATE_WORDS = 6  # of shared memory, beside those of `cuda_ahead`
+STATE_WORDS = 10  # of shared memory, beside those of `cuda_ahead`
 FINISHED = 1 << 30  # what stands for an opcode behind END
 # Indices into `isa.ABORT_EXCHANGES`.
 GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
@@ -123,15 +123,44 @@ class Kernel:
         if region == isa.REGIONS[-1]:
             last += 1  # an opcode that does not exist
         with when(self.opcode[0] <= last):
-            if self._register_regions() == {region} == {isa.WITHIN}:
-                self._load_registers()
-            with T.While(self.opcode[0] <= last):
+            if self._loads_within() and region == isa.WITHIN:
+                self._enter_within()
+            with T.While(self._stays(region, last)):
                 level = cuda_ahead.level_segments(self.plan, region)
                 if level:
                     is_level = reduce(any_of, [self.opcode[0] == number for number in level])
                     either(is_level, partial(run_levels, self, level), partial(self._instruction, region))
                 else:
                     self._instruction(region)
+
+    def _loads_within(self) -> bool:
+        """Whether the recursion alone has weights in registers, which are loaded in front of its loop."""
+        return self._register_regions() == {isa.WITHIN}
+
+    def _stays(self, region: int, last: int) -> Expr:
+        """Whether the opcode at hand is one of the region: not a barrier of the cluster in front of the
+        recursion, which waits while weights come."""
+        inside = self.opcode[0] <= last
+        if region != isa.BEFORE or not self._loads_within() or self.tiling.cluster == 1:
+            return inside
+        behind = self.window[self.place_of(self.at[0] + 1)]
+        crosses = both(self._is_cluster_barrier(self.opcode[0]), behind > last)
+        return both(inside, tirx.Not(crosses))
+
+    def _enter_within(self) -> None:
+        """Loads weights into registers, between the two halves of a barrier if one is at hand."""
+        if self.tiling.cluster == 1:
+            self._load_registers()
+            return
+        with when(self.opcode[0] == self.number(isa.REPLICA_BARRIER)):
+            sync.cluster_arrive()
+        self._load_registers()
+        # The opcode is read again: weights leave no register for it.
+        with when(self.window[self.place()] == self.number(isa.REPLICA_BARRIER)):
+            sync.cluster_wait()
+            T.evaluate(T.cuda.cta_sync())  # all threads have read where they are
+            self.advance(1)
+        put(self.opcode, 0, self.fetch())
 
     def _instruction(self, region: int) -> None:
         """Runs an instruction, and fetches the next one."""
@@ -186,6 +215,7 @@ class Kernel:
         self.zero = make_view(shared, "zero", state + 2, 1, "int32")
         self.at = make_view(shared, "at", state + 3, 1, "int32")
         self.record = make_view(shared, "record", state + 4, 1, "int32")
+        scale = make_view(shared, "scale", state + 5, cuda_update.SCALE_WORDS)
         ahead = make_view(shared, "ahead", state + STATE_WORDS, ahead_words, "int32")
         total = self.shape.shared_bytes // 4
         reductions = None
@@ -202,13 +232,14 @@ class Kernel:
             lane=let("lane", thread % LANES), warp=let("warp", thread // LANES), rank=rank, number=number,
             grid=self.grid, ahead=cuda_ahead.Ahead(ahead, self.at),
             vectors=vector_slots(self.plan, self._matrix_words())[0], reductions=reductions,
-            traced=self.traced,
+            traced=self.traced, scale=scale,
         )  # fmt: skip
         with when(thread == 0):
             put(self.aborted, 0, 0)
             put(self.zero, 0, 0)
             put(self.record, 0, isa.SYNC_ABORT * isa.SYNC_STRIDE)
             put(self.at, 0, 0)
+            put(scale, 0, T.float32(cuda_update.UNKNOWN))
             cuda_ahead.clear(self.worker)
             put(self.queue, 0, words[layout.queues_at + number])
         if reductions is not None:
@@ -290,8 +321,12 @@ class Kernel:
 
     def place(self) -> Expr:
         """The word of the window at which the instruction at hand stands."""
+        return self.place_of(self.at[0])
+
+    def place_of(self, number: Expr) -> Expr:
+        """The word of the window at which an instruction stands, if it is in the window."""
         size = isa.INSTRUCTION_WORDS
-        return self.at[0] % (self.tiling.window // size) * size
+        return number % (self.tiling.window // size) * size
 
     def _fill_window(self, first: Expr) -> None:
         """Reads the instructions from `first` on into the window; seen after a block barrier."""

@@ -14,7 +14,15 @@ from functools import partial
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_outer_rows import Copies, Kind, Stages, copy_quad, lines, offset_in
+from dnc.codegen.bodies.cuda_outer_rows import (
+    Copies,
+    Kind,
+    Stages,
+    copy_quad,
+    lines,
+    offset_in,
+    tiles_of,
+)
 from dnc.codegen.bodies.cuda_outer_sums import SPARE, SPARE_ON_CORES, TileSums
 from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
@@ -30,11 +38,17 @@ LAYOUTS = ((64, 3), (32, 3), (16, 3), (16, 2))
 
 def outer(worker: Worker, fields: Mapping[str, Expr]) -> None:
     """Tiles of one gradient over all its rows. fields: by their names in `isa.OUTER_FIELDS`."""
+    begin = let("begin", (worker.number + worker.grid - fields["first_worker"]) % worker.grid)
+    tiles = let("tiles", tiles_of(worker.plan, fields["gradient"]))
+    with when(begin < tiles):  # who has none goes on at once
+        _tiles(worker, fields, begin, tiles)
+
+
+def _tiles(worker: Worker, fields: Mapping[str, Expr], begin: Expr, tiles: Expr) -> None:
+    """Those of a worker, from the first one on."""
     kind = Kind(worker, fields["gradient"], fields["index"])
     places = _Places(worker, kind)
-    begin = let("begin", (worker.number + worker.grid - fields["first_worker"]) % worker.grid)
     across = let("across", (kind.columns + kind.width - 1) // kind.width)
-    tiles = let("tiles", (kind.rows + HEIGHT - 1) // HEIGHT * across)
     with stride_loop("item", begin, tiles, worker.grid) as item:
         row = fixed("row", item // across * HEIGHT)
         column = fixed("column", (item - item // across * across) * kind.width)

@@ -19,7 +19,7 @@ from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, any_of, dispatch, let, local, loop, put, wide
 from dnc.ir import isa
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import Address, BufferAddress, DenseGradient, GatherAddress
+from dnc.ir.plan import Address, BufferAddress, DenseGradient, GatherAddress, Plan
 
 NONE = -1  # an offset of nothing
 
@@ -71,13 +71,13 @@ class Kind:
 
         self.each(choose)
         self.rows, self.columns, self.is_strip = rows[0], columns[0], strip[0]
-        found = [isa.outer_tile(gradient) for _, gradient in self._gradients()]
+        found = [isa.outer_tile(gradient) for _, gradient in _gradients(worker.plan)]
         self.has_strips = isa.OUTER_STRIP in found
         width = isa.OUTER_TILE.columns
         self.width: Expr = width
         if self.has_strips:
             self.width = let("width", T.Select(self.is_strip != 0, isa.OUTER_STRIP.columns, width))
-        vectors = [number for number, gradient in self._gradients() if not gradient.pieces]
+        vectors = [number for number, gradient in _gradients(worker.plan) if not gradient.pieces]
         self.has_vectors = bool(vectors)
         self.is_vector = reduce(any_of, [number == each for each in vectors], number < 0)
         self._offset, self._beside = offset[0], beside[0]
@@ -99,7 +99,8 @@ class Kind:
 
     def each(self, body: Callable[[DenseGradient], None]) -> None:
         """The body for the gradient at hand."""
-        dispatch(self.number, {number: partial(body, gradient) for number, gradient in self._gradients()})
+        found = _gradients(self.worker.plan)
+        dispatch(self.number, {number: partial(body, gradient) for number, gradient in found})
 
     def _choose_source(self, side: int, address: Address) -> None:
         access = self.worker.access
@@ -109,11 +110,6 @@ class Kind:
         assert isinstance(address, BufferAddress)
         put(self.source, side, access.base_word(address.buffer))
         put(self.stride, side, self.worker.plan.buffer(address.buffer).width // 4)
-
-    def _gradients(self) -> list[tuple[int, DenseGradient]]:
-        """Those that have instructions, with their numbers."""
-        beside = {gradient.name for gradient in self.pairs.values()}
-        return [(n, g) for n, g in enumerate(self.worker.plan.dense_gradients) if g.name not in beside]
 
     def clear_padding(self) -> None:
         """Zeros behind its elements, and behind those of the vector beside it."""
@@ -155,6 +151,21 @@ class Copies:
         """Starts all of them."""
         with loop("copy", self.count(width), unroll=1) as number:
             self.start(number, width)
+
+
+def tiles_of(plan: Plan, number: Expr) -> Expr:
+    """How many tiles the gradient of a number has."""
+    (_, first), *others = _gradients(plan)
+    found = T.int32(isa.outer_tiles(first))
+    for other, gradient in others:
+        found = T.Select(number == other, isa.outer_tiles(gradient), found)
+    return found
+
+
+def _gradients(plan: Plan) -> list[tuple[int, DenseGradient]]:
+    """Those that have instructions, with their numbers."""
+    beside = {gradient.name for gradient in isa.outer_beside(plan).values()}
+    return [(n, g) for n, g in enumerate(plan.dense_gradients) if g.name not in beside]
 
 
 def lines(width: int) -> int:

@@ -46,7 +46,7 @@ WARP_ROWS = LANES // SIDE * ROWS
 GROUPS = THREADS * ROWS * COLUMNS // (HEIGHT * WIDTH)
 STRIP_GROUPS = THREADS // STRIP_SIDE
 OWN = 32  # rows and columns of a warp on tensor cores
-PASS = 8  # quads of each thread's sums that groups add up at a time
+PASS = 8  # quads of each thread's sums that groups add up at a time, where staging is small
 SUMS = ROWS * COLUMNS
 
 # Words behind a staged row, so that lanes read from different banks.
@@ -191,17 +191,23 @@ class TileSums:
         first_row = part // LANES * WARP_ROWS + part % LANES // SIDE * ROWS
         down = fixed("down", self.row + first_row)
         column = fixed("column_own", self.column + thread % SIDE * 4 + thread // own * (4 * SIDE))
-        for first in range(0, SUMS // 4, PASS):
-            self._stage(first)
-            for k in range(PASS // GROUPS):
+        together = self._quads_together()
+        for first in range(0, SUMS // 4, together):
+            self._stage(first, together)
+            # A loop: code that every tile runs once is slower to come than to run.
+            with loop("k", together // GROUPS) as k:
                 item = let("item", thread + k * THREADS)
                 total = self._total(item // own * THREADS + item % own, GROUPS, own)
                 self._write_quad(down + (first // GROUPS + k), column, total)
             self.worker.synchronize()
 
+    def _quads_together(self) -> int:
+        """Quads of each thread's sums that groups add up at a time: all of them where staging has room."""
+        return SUMS // 4 if self.worker.staging_words >= SUMS * THREADS else PASS
+
     def _write_strip(self) -> None:
         thread = self.worker.thread
-        self._stage(0)
+        self._stage(0, ROWS)
         with when(thread < ROWS * STRIP_SIDE):
             item = thread // STRIP_SIDE * THREADS + thread % STRIP_SIDE
             total = self._total(item, STRIP_GROUPS, STRIP_SIDE)
@@ -210,9 +216,9 @@ class TileSums:
             self._write_quad(row, column, total)
         self.worker.synchronize()
 
-    def _stage(self, first: int) -> None:
+    def _stage(self, first: int, count: int) -> None:
         """Leaves quads of this thread's sums, from the first one on, where others find them."""
-        for quad in range(PASS):
+        for quad in range(count):
             at = (quad * THREADS + self.worker.thread) * 4
             T.buffer_store(self.worker.staging, self.sums[quad_at(4 * (first + quad))], [quad_at(at)])
         self.worker.synchronize()

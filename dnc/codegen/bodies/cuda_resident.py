@@ -80,13 +80,27 @@ class Resident:
         base = let("weights", self.worker.access.base(self.placement.parameter))
         for band in range(self.bands):
             source, valid = source_row(self.worker, self.placement, band * BAND + self.group)
+            first = base + source * columns + self.column(0)
+            if self._is_full:  # one address a band: code that runs once a launch is slow to come
+                at = fixed("from", first, "int64")
+                for strip in range(self.strips):
+                    self._fill(band, strip, T.address_of(self.worker.pool[at + strip * STRIP]))
+                continue
             for strip in range(self.strips):
-                column = self.column(strip)
-                there = valid * (column < columns)
-                at = fixed(
-                    "from", T.Select(there != 0, base + source * columns + column, T.int64(0)), "int64"
-                )
+                there = valid * (self.column(strip) < columns)
+                at = fixed("from", T.Select(there != 0, first + strip * STRIP, T.int64(0)), "int64")
                 self._fill(band, strip, T.address_of(self.worker.pool[at]))
+
+    @property
+    def _is_full(self) -> bool:
+        """All rows and columns that the registers can hold exist, on every worker."""
+        share = unit_share(self.placement.units, self.worker.workers) * self.worker.workers
+        columns = self.strips * STRIP * WARPS
+        return (
+            share == self.placement.units
+            and self.rows % BAND == 0
+            and padded(self.placement.columns) == columns
+        )
 
     def _fill(self, band: int, strip: int, source: Expr) -> None:
         """Loads four weights."""

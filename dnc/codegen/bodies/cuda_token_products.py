@@ -146,11 +146,13 @@ def _multiply(tile: _Tile, table: TableGradient, product: TableProduct) -> None:
     with loop("block", -(-product.rows // tile.shape.depth)) as block:
         begin = fixed("begin", block * tile.shape.depth)
         worker.synchronize()  # what is there is read
-        for step in range(ahead - 1):
+        heads = _heads(tile, product)
+        _copy_rows(tile, table, product, begin, 0, steps)
+        _stage_deltas(tile, product, begin, heads)
+        cuda.copy_commit()
+        for step in range(1, ahead):
             _copy_rows(tile, table, product, begin, step, steps)
-        _stage_deltas(tile, product, begin)  # waits for lists
-        _copy_rows(tile, table, product, begin, ahead - 1, steps)
-        cuda.copy_wait(0)
+        cuda.copy_wait(ahead - 1)  # for the deltas, and the first step
         worker.synchronize()
         with loop("step", steps) as step:
             cuda.copy_wait(ahead - 1)
@@ -159,15 +161,24 @@ def _multiply(tile: _Tile, table: TableGradient, product: TableProduct) -> None:
             _add_step(tile, step)
 
 
-def _stage_deltas(tile: _Tile, product: TableProduct, begin: Expr) -> None:
-    """A warp takes a token: starts the copies of its deltas, or adds them up where there are several."""
+def _heads(tile: _Tile, product: TableProduct) -> Expr:
+    """A lane has what the list says of one of the warp's tokens."""
     worker = tile.worker
     terms = let("terms", worker.access.list_at(product.terms))
+    own = worker.warp + smaller(worker.lane, tile.shape.size // WARPS - 1) * WARPS
+    near = fixed("near", smaller(tile.token(own), tile.tokens - 1))
+    return let("heads", worker.words[terms + near])
+
+
+def _stage_deltas(tile: _Tile, product: TableProduct, begin: Expr, heads: Expr) -> None:
+    """A warp takes a token: starts the copies of its deltas, or adds them up where there are several."""
+    worker = tile.worker
     address = SlotsAddress(product.terms, None, padded(product.rows))
-    with stride_loop("own", worker.warp, tile.shape.size, WARPS) as own:
+    with loop("turn", tile.shape.size // WARPS) as turn:
+        own = let("own", turn * WARPS + worker.warp)
         token = let("token", tile.token(own))
         near = fixed("near", smaller(token, tile.tokens - 1))
-        head = let("head", worker.words[terms + near])
+        head = let("head", cuda.shuffle(heads, turn))
         there = let("there", T.Select(token < tile.tokens, 1, 0))
         to = fixed("to", tile.shape.ring + own * tile.shape.stride + worker.lane * 4)
         columns = [fixed("row", begin + worker.lane * 4 + at) for at in range(0, tile.shape.depth, LANES * 4)]

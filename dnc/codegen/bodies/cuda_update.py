@@ -33,7 +33,11 @@ from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.optimizers import COEFFICIENTS, Optimizer
 from dnc.ir.plan import TableGradient, padded
 
-NORMS_TOGETHER = 4  # loads of 16 bytes of a thread under way
+# Words of shared memory for the norm of the whole gradient and the factor that clips it; the norm before the
+# first update.
+SCALE_WORDS, UNKNOWN = 2, -1.0
+UPDATES_TOGETHER = 3  # elements of 16 bytes of a thread
+NORMS_TOGETHER = 2  # loads of 16 bytes of a thread under way
 
 
 def norm(worker: Worker, count: Expr, chunks: Expr) -> None:
@@ -76,19 +80,27 @@ def reduce(worker: Worker, base: Expr, rows: Expr, stride: Expr, result: Expr) -
 
 
 def _scale(worker: Worker, norms: Expr) -> tuple[Expr, Expr]:
-    """The norm of the whole gradient, and the factor that clips it."""
-    at = let("norms", worker.access.base(isa.NORMS))
-    found = local("square", "float32", T.float32(0.0))
-    with stride_loop("quad", worker.thread * 4, norms, NORMS_TOGETHER * THREADS * 4) as first:
-        quads = [fixed("at", at + smaller(first + k * THREADS * 4, norms - 1)) for k in range(NORMS_TOGETHER)]
-        loads = [let("norms", worker.pool[quad_at(place)]) for place in quads]
-        for k, quad in enumerate(loads):
-            for i in range(4):
-                there = first + (k * THREADS * 4 + i) < norms
-                put(found, 0, found[0] + T.Select(there, lane4(quad, i), T.float32(0.0)))
-    total = let("norm", T.sqrt(worker.block_sum(found[0])))
-    clip = let("clip", worker.access.header_float("clip_norm"))
-    return total, let("scale", T.Select(total > clip, clip / total, T.float32(1.0)))
+    """The norm of the whole gradient, added up by the first update of a launch; the factor that clips it."""
+    kept = worker.scale
+    with when(kept[0] == UNKNOWN):
+        at = let("norms", worker.access.base(isa.NORMS))
+        found = local("square", "float32", T.float32(0.0))
+        with stride_loop("quad", worker.thread * 4, norms, NORMS_TOGETHER * THREADS * 4) as first:
+            quads = [
+                fixed("at", at + smaller(first + k * THREADS * 4, norms - 1)) for k in range(NORMS_TOGETHER)
+            ]
+            loads = [let("norms", worker.pool[quad_at(place)]) for place in quads]
+            for k, quad in enumerate(loads):
+                for i in range(4):
+                    there = first + (k * THREADS * 4 + i) < norms
+                    put(found, 0, found[0] + T.Select(there, lane4(quad, i), T.float32(0.0)))
+        total = let("norm", T.sqrt(worker.block_sum(found[0])))
+        with when(worker.thread == 0):
+            clip = let("clip", worker.access.header_float("clip_norm"))
+            put(kept, 1, T.Select(total > clip, clip / total, T.float32(1.0)))
+            put(kept, 0, total)
+        worker.synchronize()
+    return let("norm", kept[0]), let("scale", kept[1])
 
 
 def _finite(value: Expr) -> Expr:
@@ -96,37 +108,49 @@ def _finite(value: Expr) -> Expr:
 
 
 def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, rate: Expr) -> None:
-    """Dense parameters of one rate; nothing is changed where the norm is not finite.
-
-    All optimizers share what comes before their own step.
-    """
-    total, scale = _scale(worker, norms)
-    results = worker.access.base(isa.RESULTS)
-    with when(both(worker.number == 0, worker.thread == 0)):
-        put(worker.pool, results + isa.RESULT_NORM, total)
-        done = T.Select(_finite(total), T.float32(1.0), T.float32(0.0))
-        put(worker.pool, results + isa.RESULT_UPDATED, done)
+    """Dense parameters of one rate; nothing is changed where the norm is not finite."""
     begin = let("update_first", (worker.number * THREADS + worker.thread) * 4)
     apart = let("apart", worker.grid * (THREADS * 4))
+    places = (isa.PARAMETERS, isa.GRADIENTS, *isa.STATES)
+    bases = [fixed("from", worker.access.base(place) + wide(first), "int64") for place in places]
+    # Of every element that is under way what all optimizers read: a parameter and its gradient.
+    old = named("old", T.alloc_local((UPDATES_TOGETHER * 8,), "float32"))
+
+    def at(element: Expr, count: int = len(places)) -> list[Expr]:
+        return [fixed("at", base + element, "int64") for base in bases[:count]]
+
+    def load(element: Expr) -> None:
+        for part in range(UPDATES_TOGETHER):  # behind the end those of the last one are read, and dropped
+            near = smaller(element + part * apart, count - 4)
+            for which, place in enumerate(at(near, 2)):
+                T.buffer_store(old, worker.pool[quad_at(place)], [quad_at(8 * part + 4 * which)])
+
+    load(begin)  # while the norm is added up
+    total, scale = _scale(worker, norms)
+    _report(worker, total)
 
     def step(optimizer: Optimizer) -> None:
-        coefficients = _coefficients(worker, rate)
-        places = (isa.PARAMETERS, isa.GRADIENTS, *isa.STATES[: len(optimizer.states)])
-        bases = [fixed("from", worker.access.base(p) + wide(first), "int64") for p in places]
-        together = 2 if optimizer.states else 4  # quads under way; more code than that is slow to come
-        with stride_loop("element", begin, count, apart * together) as element:
-            elements = [let("element_of", element + part * apart) for part in range(together)]
-            loaded = []
-            for each in elements:  # behind the end those of the last one are read, and dropped
-                near = smaller(each, count - 4)
-                at = [fixed("at", base + near, "int64") for base in bases]
-                loaded.append((at, _load(worker, at, 4)))
-            for each, (at, found) in zip(elements, loaded, strict=True):
+        coefficients, arrays = _coefficients(worker, rate), 2 + len(optimizer.states)
+        with stride_loop("element", begin, count, apart * UPDATES_TOGETHER) as element:
+            for part in range(UPDATES_TOGETHER):
+                each = let("element_of", element + part * apart)
                 with when(each < count):
-                    _step(worker, optimizer, coefficients, at, found, scale, 4)
+                    own = at(each, arrays)
+                    found = [old[quad_at(8 * part)], old[quad_at(8 * part + 4)], *_load(worker, own[2:], 4)]
+                    _step(worker, optimizer, coefficients, own, found, scale, 4)
+            load(element + apart * UPDATES_TOGETHER)
 
     with when(_finite(total)):
         each_optimizer(worker.plan, opcode, "", step)
+
+
+def _report(worker: Worker, norm: Expr) -> None:
+    """The norm, and whether there is an update, among the results."""
+    results = worker.access.base(isa.RESULTS)
+    with when(both(worker.number == 0, worker.thread == 0)):
+        put(worker.pool, results + isa.RESULT_NORM, norm)
+        done = T.Select(_finite(norm), T.float32(1.0), T.float32(0.0))
+        put(worker.pool, results + isa.RESULT_UPDATED, done)
 
 
 def follow(worker: Worker, first: Expr, count: Expr, norms: Expr, chunks: Expr) -> None:

@@ -45,7 +45,7 @@ class Worker:
     its name and units. few: an instruction may have few vertices, and then has to be fast. crowded:
     registers hold weights. traced: the kernel keeps times. ahead: see `cuda_ahead`; push: see `cuda_push`,
     None where nothing can be pushed. reductions, reduction: memory of, and where partial sums are added up in
-    the cluster: see `cuda_reduce`.
+    the cluster: see `cuda_reduce`. scale: see `cuda_update`.
     """
 
     plan: Plan
@@ -71,6 +71,7 @@ class Worker:
     traced: bool = False
     reductions: Any = None
     reduction: Any = None
+    scale: Any = None
 
     @property
     def workers(self) -> int:
