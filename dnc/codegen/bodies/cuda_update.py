@@ -37,6 +37,7 @@ from dnc.ir.plan import TableGradient, padded
 # first update.
 SCALE_WORDS, UNKNOWN = 2, -1.0
 UPDATES_TOGETHER = 3  # elements of 16 bytes of a thread
+RESULTS_TOGETHER = 8  # loads of a thread under way
 NORMS_TOGETHER = 2  # loads of 16 bytes of a thread under way
 
 
@@ -74,7 +75,7 @@ def reduce(worker: Worker, base: Expr, rows: Expr, stride: Expr, result: Expr) -
     """The last worker, who has the least else to do, sums a column of records into a word of the results."""
     with when(fixed("number_here", cuda.NUMBER_HERE(worker.number)) + 1 == worker.grid):
         at = let("column", wide(base) * 4)
-        total = worker.strided_sum(rows, lambda i: worker.pool[at + wide(i) * stride])
+        total = worker.strided_sum(rows, lambda i: worker.pool[at + wide(i) * stride], RESULTS_TOGETHER)
         with when(worker.thread == 0):
             put(worker.pool, worker.access.base(isa.RESULTS) + result, total)
 

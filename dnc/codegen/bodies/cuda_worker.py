@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.access import Access
-from dnc.codegen.emit import Expr, fixed, let, local, named, put, quad_at, stride_loop, when
+from dnc.codegen.emit import Expr, fixed, let, local, named, put, quad_at, smaller, stride_loop, when
 from dnc.codegen.math import TirMath
 from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import (
@@ -123,11 +123,21 @@ class Worker:
         self.synchronize()
         return let("block_sum", result[0])
 
-    def strided_sum(self, count: Expr, term: Callable[[Expr], Expr]) -> Expr:
-        """The sum of term(i) over i < count: threads take every 256th, then `block_sum`."""
+    def strided_sum(self, count: Expr, term: Callable[[Expr], Expr], together: int = 1) -> Expr:
+        """The sum of term(i) over i < count: threads take every 256th, then `block_sum`.
+
+        together: terms of a thread that are worked out before they are added up, for those that are loaded.
+        """
         total = local("strided", "float32", T.float32(0.0))
-        with stride_loop("i", self.thread, count, THREADS) as i:
-            put(total, 0, total[0] + term(i))
+        with stride_loop("i", self.thread, count, together * THREADS) as i:
+            places = [i + k * THREADS for k in range(together)]
+            terms = [let("term", term(at if together == 1 else smaller(at, count - 1))) for at in places]
+            for at, found in zip(places, terms, strict=True):
+                put(
+                    total,
+                    0,
+                    total[0] + (found if together == 1 else T.Select(at < count, found, T.float32(0.0))),
+                )
         return self.block_sum(total[0])
 
 
