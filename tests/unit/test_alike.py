@@ -16,7 +16,8 @@ from dnc.ir.program import Program
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.alike import MOST_ALIKE, Alike
-from dnc.runtime.encoder.rows import Rows, assign
+from dnc.runtime.encoder.assign import assign
+from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.pool import static_pool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.verifier import verify

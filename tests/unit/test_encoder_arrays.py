@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from dnc.runtime.encoder.assign import Burdens, assign
 from dnc.runtime.encoder.lists import in_order
-from dnc.runtime.encoder.rows import Spaces, assign, falling
+from dnc.runtime.encoder.rows import Spaces
 from dnc.runtime.encoder.words import Words
 from dnc.runtime.prepared import SpaceRows
 
@@ -28,9 +29,9 @@ def test_rows_are_ordered_by_batch_key_replica_level_and_sample(
     batches: Sequence[Sequence[int]], replicas: int
 ) -> None:
     random = np.random.default_rng(replicas)
-    weight = random.integers(1, 9, SAMPLES).astype(np.int32)
+    burdens = Burdens(random.integers(1, 9, SAMPLES), random.integers(0, 40, SAMPLES))
     spaces = {"plain": space(random, 6), "stack": space(random, 6, (2, 3)), "none": space(random, 0)}
-    assigned = assign([np.array(each, np.int32) for each in batches], falling(weight), replicas)
+    assigned = assign([np.array(each, np.int32) for each in batches], burdens, replicas)
     found = Spaces(spaces, {}).rows(assigned)
     for name, own in spaces.items():
         rows = [

@@ -9,6 +9,7 @@ little work for an array: their schedules have the same layout, that of the larg
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,14 @@ from dnc.ir.noise import NONE
 from dnc.ir.optimizers import Update
 from dnc.ir.plan import Buffer, ChildrenList, OperandList, Plan, Result, TableGradient, padded
 from dnc.runtime.encoder.alike import Alike
+from dnc.runtime.encoder.assign import Assignment, Burdens, assign
 from dnc.runtime.encoder.ending import Ending, exits, late_levels
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.lists import Group, Lists, Touched
 from dnc.runtime.encoder.modes import Mode, Modes
 from dnc.runtime.encoder.queues import encode_queues
 from dnc.runtime.encoder.readout import Readout, Readouts
-from dnc.runtime.encoder.rows import Assignment, Rows, Spaces, assign, falling
+from dnc.runtime.encoder.rows import Rows, Spaces
 from dnc.runtime.encoder.runs import runs_of
 from dnc.runtime.encoder.tail import Batches, Decisions, Part
 from dnc.runtime.encoder.words import Numbers, Words, chosen
@@ -62,9 +64,12 @@ class Encoder:
         self._alike = Alike(prepared, self.lists) if shares_rows else None
         self.readouts = Readouts(prepared)
         self._arena = isa.gradient_floats(self.plan)
-        self._light = falling(prepared.weight)
         self._read_words: dict[str, float] = {}
         self._spaces: dict[tuple[str, ...], Spaces] = {}
+
+    @cached_property
+    def _burdens(self) -> Burdens:
+        return Burdens.of(self.modes.prices, self.prepared.spaces)
 
     # ---- batches --------------------------------------------------------------------------------
 
@@ -144,7 +149,7 @@ class Encoder:
         lanes: int = 1,
     ) -> Schedules:
         known = self.modes.mode(mode)
-        assigned = assign(batches, self._light, replicas)
+        assigned = assign(batches, self._burdens, replicas)
         late = self._late_levels(known, ending)
         rows = self._rows(known.spaces, assigned, late)
         if mode == TRAIN and self._alike is not None:
@@ -285,7 +290,7 @@ class Encoder:
 
     def followed(self, samples: Ints) -> dict[str, Numbers]:
         """How many rows of `samples` move every running parameter, [1, parameters of the stack]."""
-        batch = assign([np.asarray(samples, np.int32)], self._light, 1)
+        batch = assign([np.asarray(samples, np.int32)], self._burdens, 1)
         tail = self.modes.tail
         names = tuple(dict.fromkeys(each.gradient.space for each in tail.followers))
         return tail.followed(self._rows(names, batch, {}))

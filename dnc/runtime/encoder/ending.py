@@ -14,8 +14,9 @@ import numpy as np
 from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.program import FORWARD, LEVEL, StateInput
+from dnc.runtime.encoder.assign import Assignment
 from dnc.runtime.encoder.lists import Group
-from dnc.runtime.encoder.rows import Assignment, Rows
+from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
 from dnc.runtime.phases import Step, prediction_of, results_of
 from dnc.runtime.prepared import Prepared

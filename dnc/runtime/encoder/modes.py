@@ -1,7 +1,7 @@
 """What an encoder needs of a plan, whatever the data: worked out once a session, not once a data set.
 
-In: a plan. Out: the layout of its schedules, and per mode the steps, spaces, buffers and lists.
-Guaranteed: nothing here depends on data, so encoders of one plan share it.
+In: a plan. Out: the layout of its schedules, what rows and levels cost, and per mode the steps, spaces,
+buffers and lists. Guaranteed: nothing here depends on data, so encoders of one plan share it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import attrs
 
 from dnc.ir import isa
 from dnc.ir.plan import Buffer, IndexList, OperandList, Plan, Result, SlotList
+from dnc.runtime.encoder.assign import prices
 from dnc.runtime.encoder.queues import Columns
 from dnc.runtime.encoder.tail import Tail
 from dnc.runtime.phases import TRAIN, Step, results_of, sequence
@@ -41,6 +42,7 @@ class Modes:
         self.plan = plan
         self.layout = isa.layout(plan)
         self.tail = Tail(plan)
+        self.prices = prices(plan)
         self._modes: dict[str, Mode] = {}
 
     def mode(self, name: str) -> Mode:

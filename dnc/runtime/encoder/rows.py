@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import cache
 
 import attrs
 import numpy as np
 
 from dnc.ir.forest import Ints
+from dnc.runtime.encoder.assign import Assignment
 from dnc.runtime.encoder.words import Numbers, Spread, order_below
 from dnc.runtime.prepared import Indices, SpaceRows
 
@@ -75,52 +75,6 @@ class Rows:
         shape = (batches, before, own, -1)
         counts, starts = self.counts.reshape(shape), self.starts.reshape(shape)
         return starts[..., 0].swapaxes(1, 2), counts.sum(axis=-1).swapaxes(1, 2)
-
-
-@attrs.define(eq=False)
-class Assignment:
-    """The samples of a group ordered by (batch, replica), and of each the batch * replicas + replica.
-
-    replicas: those that have samples, in one batch or another; they are the first ones.
-    """
-
-    samples: Ints
-    owner: Numbers
-    spread: Spread
-    replicas: int
-
-
-def falling(weight: Ints) -> Numbers:
-    """Of every sample a number that is the smaller, the heavier it is; from 0 on."""
-    found: Numbers = int(weight.max(initial=0)) - weight.astype(np.int64)
-    return found
-
-
-def assign(batches: list[Ints], light: Numbers, replicas: int) -> Assignment:
-    """A replica for every sample: in each batch by falling weight, back and forth over the replicas.
-
-    light: what `falling` made of the weights.
-    """
-    spread = Spread(np.array([len(batch) for batch in batches]))
-    samples = batches[0] if len(batches) == 1 else np.concatenate(batches)
-    replicas = min(replicas, spread.most)
-    if replicas == 1:
-        owner = spread.batch if len(batches) > 1 else np.zeros(len(samples), np.intp)
-        return Assignment(samples, owner, spread, 1)
-    rank = light[samples]
-    if len(batches) > 1:
-        rank += spread.batch * (int(rank.max()) + 1)
-    owner = np.empty(len(samples), np.intp)
-    turns = _back_and_forth(replicas).take(spread.local, mode="wrap")
-    owner[rank.argsort(kind="stable")] = turns + spread.batch * replicas
-    order = owner.argsort(kind="stable")
-    return Assignment(samples[order], owner[order], spread, replicas)
-
-
-@cache
-def _back_and_forth(count: int) -> Indices:
-    """0, 1, ... and back again."""
-    return np.concatenate((np.arange(count), np.arange(count)[::-1]))
 
 
 def sample_rows(space: SpaceRows, samples: Ints) -> Indices:

@@ -1,0 +1,195 @@
+"""Which replica takes which samples of a batch.
+
+In: batches, and what every sample costs. Out: an `Assignment`. A replica runs a level for all its samples at
+once, and what a level costs beside its rows is paid once: so samples with many levels go together, to a
+replica that gets fewer rows. Guaranteed: what a batch's replicas get follows from the batch, the plan and how
+many replicas there are.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Mapping
+from functools import cache, cached_property
+from itertools import accumulate
+
+import attrs
+import numpy as np
+
+from dnc.ir.costs import Costs, nanoseconds
+from dnc.ir.forest import Ints
+from dnc.ir.machine import machine
+from dnc.ir.plan import Plan
+from dnc.ir.program import LEVEL
+from dnc.runtime.encoder.words import Numbers, Spread
+from dnc.runtime.prepared import Indices, SpaceRows
+
+MANY_ROWS = 1024.0  # of which one costs what a row costs
+FEW = 2  # samples a replica, for which an order by what they cost will do
+LAST = 2  # samples a replica that are shared out one by one, behind all others
+HALVINGS = 6  # of the range in which the end of all replicas lies
+
+
+@attrs.define(eq=False)
+class Assignment:
+    """The samples of a group ordered by (batch, replica), and of each the batch * replicas + replica.
+
+    replicas: those that have samples, in one batch or another; they are the first ones.
+    """
+
+    samples: Ints
+    owner: Numbers
+    spread: Spread
+    replicas: int
+
+
+@attrs.frozen
+class Price:
+    """What a row of a space costs a replica, and a level of it beside its rows, in ns as predicted."""
+
+    row: float
+    level: float
+
+
+def prices(plan: Plan) -> dict[str, Price]:
+    """The prices of all spaces that have segments."""
+    assert plan.tiling is not None
+    constants, costs = machine(plan.target).constants, Costs(plan, 1, plan.tiling.workers)
+    meeting = 2 * constants.instruction + nanoseconds(costs.exchange(), constants)
+    found: dict[str, Price] = {}
+    for segment in plan.segments:
+        stage = plan.program.stage(segment.stage)
+        one, many = (
+            nanoseconds(costs.segment(segment.name, np.array([rows])), constants) for rows in (1.0, MANY_ROWS)
+        )
+        row, level = many / MANY_ROWS, 0.0
+        if stage.placement == LEVEL:
+            level = meeting + max(one - row, 0.0)
+        before = found.get(stage.space, Price(0.0, 0.0))
+        found[stage.space] = Price(before.row + row, before.level + level)
+    return found
+
+
+class Burdens:
+    """What samples cost a replica, in ns as predicted.
+
+    rows: all rows of every sample. levels: its levels, of which those of a replica's highest sample count.
+    lighter: a number for every sample that falls with its cost.
+    """
+
+    def __init__(self, rows: Numbers, levels: Numbers) -> None:
+        self.rows, self.levels, cost = rows, levels, rows + levels
+        self.lighter: Numbers = int(cost.max(initial=0)) - cost
+
+    @cached_property
+    def lower(self) -> Numbers:
+        """A number for every sample that rises as levels fall, and then rows."""
+        found = np.empty(len(self.rows), np.int64)
+        found[np.lexsort((-self.rows, -self.levels))] = np.arange(len(self.rows))
+        return found
+
+    @classmethod
+    def of(cls, known: Mapping[str, Price], spaces: Mapping[str, SpaceRows]) -> Burdens:
+        """Of all samples of prepared data."""
+        samples = max((len(space.begin) - 1 for space in spaces.values()), default=0)
+        rows, levels = np.zeros((2, samples), np.int64)
+        for name, price in known.items():
+            rows += (np.diff(spaces[name].begin) * price.row).astype(np.int64)
+            if price.level:
+                levels += (_heights(spaces[name]) * price.level).astype(np.int64)
+        return cls(rows, levels)
+
+
+def _heights(space: SpaceRows) -> Numbers:
+    """How many levels the rows of every sample have."""
+    there = np.flatnonzero(np.diff(space.begin))
+    found = np.zeros(len(space.begin) - 1, np.int64)
+    found[there] = space.level[space.begin[there + 1] - 1] + 1
+    return found
+
+
+def assign(batches: list[Ints], burdens: Burdens, replicas: int) -> Assignment:
+    """A replica for every sample: in each batch back and forth over the replicas by falling cost, or, where
+    there are many samples, so that all replicas end at about the same time."""
+    spread = Spread(np.array([len(batch) for batch in batches]))
+    samples = batches[0] if len(batches) == 1 else np.concatenate(batches)
+    replicas = min(replicas, spread.most)
+    if replicas == 1:
+        owner = spread.batch if len(batches) > 1 else np.zeros(len(samples), np.intp)
+        return Assignment(samples, owner, spread, 1)
+    rank = burdens.lighter[samples]
+    if len(batches) > 1:
+        rank += spread.batch * (int(rank.max()) + 1)
+    owner = np.empty(len(samples), np.intp)
+    turns = _back_and_forth(replicas).take(spread.local, mode="wrap")
+    owner[rank.argsort(kind="stable")] = turns + spread.batch * replicas
+    if spread.most > FEW * replicas:
+        end = 0
+        for number, batch in enumerate(batches):
+            begin, end = end, end + len(batch)
+            if len(batch) > FEW * replicas:
+                owner[begin:end] = _balanced(batch, burdens, replicas)
+                owner[begin:end] += number * replicas
+    order = owner.argsort(kind="stable")
+    return Assignment(samples[order], owner[order], spread, replicas)
+
+
+@cache
+def _back_and_forth(count: int) -> Indices:
+    """0, 1, ... and back again."""
+    return np.concatenate((np.arange(count), np.arange(count)[::-1]))
+
+
+def _balanced(batch: Ints, burdens: Burdens, replicas: int) -> list[int]:
+    """The replicas of a batch's samples: by falling levels as many side by side as end in time, and then the
+    lowest ones where there is room."""
+    order = burdens.lower[batch].argsort(kind="stable")
+    ordered = batch[order]
+    rows, levels = burdens.rows[ordered].tolist(), burdens.levels[ordered].tolist()
+    alone = max(len(rows) - LAST * replicas, 0) if len(rows) > 2 * LAST * replicas else 0
+    ends = _runs(rows[:alone], levels, replicas) if alone else []
+    owner, begin, before = [0] * len(rows), 0, 0
+    places = order.tolist()
+    # By time: (end, replica); what a replica's levels are.
+    loads, heights = [(0, replica) for replica in range(replicas)], [0] * replicas
+    for replica, (end, total) in enumerate(ends):
+        for place in places[begin:end]:
+            owner[place] = replica
+        loads[replica], heights[replica] = (total - before + levels[begin], replica), levels[begin]
+        begin, before = end, total
+    heapq.heapify(loads)
+    for at in sorted(range(begin, len(rows)), key=lambda at: -rows[at] - levels[at]):
+        load, replica = loads[0]
+        higher = max(levels[at] - heights[replica], 0)
+        heights[replica] += higher
+        owner[places[at]] = replica
+        heapq.heapreplace(loads, (load + rows[at] + higher, replica))
+    return owner
+
+
+def _runs(rows: list[int], levels: list[int], replicas: int) -> list[tuple[int, int]]:
+    """Where the runs of the replicas end, (sample, what all up to it cost), so that the last one ends as early
+    as can be. rows, levels: what those of every sample cost; levels fall."""
+    totals = list(accumulate(rows))
+
+    def cut(time: int) -> list[tuple[int, int]]:
+        """Runs that end in time, as far as replicas go."""
+        found, begin, before = list[tuple[int, int]](), 0, 0
+        while begin < len(totals) and len(found) < replicas:
+            begin = max(bisect_right(totals, before + time - levels[begin], begin), begin + 1)
+            before = totals[begin - 1]
+            found.append((begin, before))
+        return found
+
+    low = totals[-1] // replicas
+    high = low + levels[0] + max(rows) + 1
+    best = cut(high)
+    for _ in range(HALVINGS):
+        middle = (low + high) // 2
+        found = cut(middle)
+        if found[-1][0] == len(totals):
+            high, best = middle, found
+        else:
+            low = middle
+    return best
