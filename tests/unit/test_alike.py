@@ -58,7 +58,7 @@ def encoder_of(name: str, samples: int = 12) -> Encoder:
 
 def leaves(encoder: Encoder, batches: list[list[int]], replicas: int) -> tuple[Rows, Rows]:
     """The rows of leaves, and those that are left of them."""
-    assigned = assign([np.array(b, np.int32) for b in batches], encoder._light, replicas)
+    assigned = assign([np.array(b, np.int32) for b in batches], encoder._burdens, replicas)
     rows = encoder._rows(("encode.Leaf",), assigned, {})["encode.Leaf"]
     return rows, Alike(encoder.prepared, encoder.lists).merged("encode.Leaf", rows)
 
