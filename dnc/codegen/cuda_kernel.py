@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import reduce
 
 import attrs
 from tvm import tirx
@@ -31,15 +31,14 @@ from dnc.codegen.bodies import (
     cuda_update,
 )
 from dnc.codegen.bodies.cuda_ending import ALL_ENDED
-from dnc.codegen.bodies.cuda_resident import resident
 from dnc.codegen.bodies.cuda_worker import Worker, load_shared, make_view, vector_slots
-from dnc.codegen.cuda_levels import run_levels, run_segment
+from dnc.codegen.cuda_levels import run_segment
+from dnc.codegen.cuda_regions import load_early, register_regions, registers, run_region
 from dnc.codegen.emit import (
     Expr,
     any_of,
     both,
     dispatch,
-    either,
     let,
     local,
     named,
@@ -52,16 +51,11 @@ from dnc.codegen.nvrtc import compiled
 from dnc.codegen.stamps import CudaStamps
 from dnc.codegen.tirx_cuda import emit_cuda
 from dnc.ir import isa
-from dnc.ir.machine import LANES, THREADS, machine, weight_registers
+from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import (
-    REGISTER,
     SHARED,
-    Placement,
     Plan,
     Segment,
-    product_parameters,
-    unit_share,
-    weights_of_register,
 )
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
@@ -107,62 +101,16 @@ class Kernel:
             if self._sending():
                 sync.cluster_arrive()
             load_shared(self.worker)
-            if self._register_regions() - {isa.WITHIN}:
-                self._load_registers()
+            load_early(self)
             put(self.opcode, 0, self.fetch())
             if self._sending():
                 sync.cluster_wait()  # now others may push
             for region in isa.REGIONS:
-                self._region(region)
+                run_region(self, region)
             self._close()
         return builder.get()
 
-    def _region(self, region: int) -> None:
-        """The loop over the instructions of a region, with weights in registers where it uses some."""
-        last = max(opcode.number for opcode in self.plan.opcodes if opcode.region <= region)
-        if region == isa.REGIONS[-1]:
-            last += 1  # an opcode that does not exist
-        with when(self.opcode[0] <= last):
-            if self._loads_within() and region == isa.WITHIN:
-                self._enter_within()
-            with T.While(self._stays(region, last)):
-                level = cuda_ahead.level_segments(self.plan, region)
-                if level:
-                    is_level = reduce(any_of, [self.opcode[0] == number for number in level])
-                    either(is_level, partial(run_levels, self, level), partial(self._instruction, region))
-                else:
-                    self._instruction(region)
-
-    def _loads_within(self) -> bool:
-        """Whether the recursion alone has weights in registers, which are loaded in front of its loop."""
-        return self._register_regions() == {isa.WITHIN}
-
-    def _stays(self, region: int, last: int) -> Expr:
-        """Whether the opcode at hand is one of the region: not a barrier of the cluster in front of the
-        recursion, which waits while weights come."""
-        inside = self.opcode[0] <= last
-        if region != isa.BEFORE or not self._loads_within() or self.tiling.cluster == 1:
-            return inside
-        behind = self.window[self.place_of(self.at[0] + 1)]
-        crosses = both(self._is_cluster_barrier(self.opcode[0]), behind > last)
-        return both(inside, tirx.Not(crosses))
-
-    def _enter_within(self) -> None:
-        """Loads weights into registers, between the two halves of a barrier if one is at hand."""
-        if self.tiling.cluster == 1:
-            self._load_registers()
-            return
-        with when(self.opcode[0] == self.number(isa.REPLICA_BARRIER)):
-            sync.cluster_arrive()
-        self._load_registers()
-        # The opcode is read again: weights leave no register for it.
-        with when(self.window[self.place()] == self.number(isa.REPLICA_BARRIER)):
-            sync.cluster_wait()
-            T.evaluate(T.cuda.cta_sync())  # all threads have read where they are
-            self.advance(1)
-        put(self.opcode, 0, self.fetch())
-
-    def _instruction(self, region: int) -> None:
+    def instruction(self, region: int) -> None:
         """Runs an instruction, and fetches the next one."""
         dispatch(self.opcode[0], self._cases(region))
         T.evaluate(T.cuda.cta_sync())  # a body may have none: all threads have read where they are
@@ -221,14 +169,14 @@ class Kernel:
         reductions = None
         if reduction_words:
             reductions = make_view(shared, "reductions", total - reduction_words, reduction_words, "int32")
-        registers = named("resident", T.alloc_local((max(self._registers(), 1),), "float32"))
+        held = named("resident", T.alloc_local((max(registers(self.plan), 1),), "float32"))
         self.opcode, self.entry = local("opcode", "int32", 0), local("entry", "int32", 0)
         workers = self.tiling.workers
         rank, self.replica = let("rank", number % workers), let("replica", number // workers)
         access = Access(self.plan, pool, words, workers, rank, tables, eager=True)
         self.worker = Worker(
             plan=self.plan, access=access, math=TirMath(), pool=pool, words=words, staging=staging,
-            staging_words=staging_words, shared_weights=weights, registers=registers, thread=thread,
+            staging_words=staging_words, shared_weights=weights, registers=held, thread=thread,
             lane=let("lane", thread % LANES), warp=let("warp", thread // LANES), rank=rank, number=number,
             grid=self.grid, ahead=cuda_ahead.Ahead(ahead, self.at),
             vectors=vector_slots(self.plan, self._matrix_words())[0], reductions=reductions,
@@ -248,19 +196,6 @@ class Kernel:
             put(tables, word, words[word])
         T.evaluate(T.cuda.cta_sync())
 
-    def _register_regions(self) -> set[int]:
-        """The regions whose instructions use weights in registers.
-
-        Mostly the recursion alone: then the other loops have the registers for themselves.
-        """
-        resident = {(p.parameter, p.units) for p in self.plan.placements if p.residency == REGISTER}
-        return {
-            isa.segment_region(self.plan, segment)
-            for segment in self.plan.segments
-            for parameter in product_parameters(segment)
-            if (parameter, segment.units) in resident
-        }
-
     def _shared_words(self) -> int:
         """Words of shared memory for weights, vectors behind them."""
         return vector_slots(self.plan, self._matrix_words())[1]
@@ -270,23 +205,6 @@ class Kernel:
             (p.slot + p.bytes_per_worker // 4 for p in self.plan.placements if p.residency == SHARED),
             default=0,
         )
-
-    def _in_registers(self) -> list[Placement]:
-        return [p for p in self.plan.placements if p.residency == REGISTER]
-
-    def _registers(self) -> int:
-        workers, packed = self.tiling.workers, weights_of_register(self.plan.precision)
-        return max(
-            (
-                p.slot + weight_registers(p.gates * unit_share(p.units, workers), p.columns, packed)
-                for p in self._in_registers()
-            ),
-            default=0,
-        )
-
-    def _load_registers(self) -> None:
-        for placement in self._in_registers():
-            resident(self.worker, placement).load()
 
     # ---- the loop -------------------------------------------------------------------------------
 
@@ -425,8 +343,8 @@ class Kernel:
     def worker_of(self, segment: Segment) -> Worker:
         """The worker for a segment: what it knows of the wavefronts and of the registers."""
         if self.plan.program.stage(segment.stage).placement == LEVEL:
-            return attrs.evolve(self.worker, few=True, crowded=isa.WITHIN in self._register_regions())
-        crowded = isa.segment_region(self.plan, segment) in self._register_regions()
+            return attrs.evolve(self.worker, few=True, crowded=isa.WITHIN in register_regions(self.plan))
+        crowded = isa.segment_region(self.plan, segment) in register_regions(self.plan)
         return attrs.evolve(self.worker.here(), crowded=crowded)
 
     def values(self, fields: tuple[str, ...]) -> list[Expr]:

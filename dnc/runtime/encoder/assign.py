@@ -169,8 +169,10 @@ def _balanced(batch: Ints, burdens: Burdens, replicas: int) -> list[int]:
 
 
 def _runs(rows: list[int], levels: list[int], replicas: int) -> list[tuple[int, int]]:
-    """Where the runs of the replicas end, (sample, what all up to it cost), so that the last one ends as early
-    as can be. rows, levels: what those of every sample cost; levels fall."""
+    """Where the runs of replicas end, (sample, what all up to it cost), the last one as early as can be.
+
+    rows, levels: what those of every sample cost; levels fall.
+    """
     totals = list(accumulate(rows))
 
     def cut(time: int) -> list[tuple[int, int]]:
