@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -11,20 +10,10 @@ import pytest
 from dnc.codegen.bodies import cuda_segments
 from dnc.codegen.bodies.cuda_push import MOST_ROWS, Mailbox
 from dnc.codegen.cuda_kernel import Kernel, emit_source
-from dnc.compiler import PlanOptions, make_plan, transform
-from dnc.diagnostics import Source
 from dnc.explain.facts import gather
-from dnc.frontend.build import load_program
 from dnc.ir.plan import Plan
 from dnc.passes.plan_mailboxes import PlanMailboxes
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def plan_of(example: str, settings: dict[str, int], **options: Any) -> Plan:
-    chosen = PlanOptions(**options)
-    source = Source(f"{example}.dn", (EXAMPLES / f"{example}.dn").read_text())
-    return make_plan(transform(load_program(source, settings)[0], chosen), "sm_90a", chosen)
+from tests.support.plans import plan_of
 
 
 def pushes(plan: Plan) -> list[tuple[str, str, bool]]:

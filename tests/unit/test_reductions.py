@@ -12,10 +12,7 @@ import pytest
 
 from dnc.codegen.bodies.cuda_reduce import shares
 from dnc.codegen.cuda_kernel import emit_source
-from dnc.compiler import PlanOptions, make_plan, transform
-from dnc.diagnostics import Source
 from dnc.explain.facts import gather
-from dnc.frontend.build import load_program
 from dnc.ir import isa
 from dnc.ir.plan import Plan
 from dnc.ir.plan_text import print_plan
@@ -29,19 +26,15 @@ from dnc.runtime.verifier import ScheduleError, verify
 from tests.support.executors import Bench, OnGrid, check_group, check_parts, check_training
 from tests.support.forced import forced
 from tests.support.forests import ForestGrower
-from tests.support.models import EXAMPLES, rows_of
+from tests.support.models import rows_of
+from tests.support.plans import plan_of
 
 TREE = {"vocab": 11, "hidden": 32, "embed": 8}
 
 
 @cache
-def plan_of(name: str, cluster: int | None = 8, **settings: int) -> Plan:
-    return _plan(name, settings, PlanOptions(cluster=cluster))
-
-
-def _plan(name: str, settings: dict[str, int], options: PlanOptions) -> Plan:
-    source = Source(f"{name}.dn", (EXAMPLES / f"{name}.dn").read_text(encoding="utf-8"))
-    return make_plan(transform(load_program(source, settings)[0], options), "sm_90a", options)
+def plan_on_cluster(name: str, cluster: int | None = 8, **settings: int) -> Plan:
+    return plan_of(name, settings, cluster=cluster)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +46,7 @@ def _plan(name: str, settings: dict[str, int], options: PlanOptions) -> Plan:
     ],
 )
 def test_partial_sums_of_levels_may_be_added_up(name: str, settings: dict[str, int], stage: str) -> None:
-    plan = plan_of(name, **settings)
+    plan = plan_on_cluster(name, **settings)
     assert len(plan.reduced) == 2 and all(each.startswith(f"{stage}>") for each in plan.reduced)
     assert all(plan.buffer(each).partial for each in plan.reduced)
     assert isa.RUNS in isa.layout(plan).header
@@ -75,12 +68,12 @@ def test_partial_sums_of_levels_may_be_added_up(name: str, settings: dict[str, i
     ],
 )
 def test_others_are_not(name: str, settings: dict[str, int], options: dict[str, Any]) -> None:
-    plan = _plan(name, settings, PlanOptions(**{"cluster": 8} | options))
+    plan = plan_of(name, settings, **{"cluster": 8} | options)
     assert not plan.reduced and isa.RUNS not in isa.layout(plan).header
 
 
 def test_workers_share_all_columns() -> None:
-    plan = plan_of("treelstm", **TREE)
+    plan = plan_on_cluster("treelstm", **TREE)
     (segment,) = (each for each in plan.segments if each.name == "encode.Node.grad/0")
     found = shares(plan, segment)
     assert [(share.buffer, share.columns, share.at) for share in found] == [
@@ -100,7 +93,7 @@ def encoder_of(plan: Plan, samples: int = 40, shape: str = "complete") -> Encode
 
 
 def test_wide_batches_have_one_run() -> None:
-    plan = plan_of("treelstm", **TREE)
+    plan = plan_on_cluster("treelstm", **TREE)
     encoder, at = encoder_of(plan), isa.layout(plan).header[isa.RUNS]
     batches = [np.arange(2), np.arange(2, 40)]
     narrow, wide = encoder.encode_group(batches, replicas=1, workers=8)
@@ -118,7 +111,7 @@ def test_wide_batches_have_one_run() -> None:
 
 
 def test_the_verifier_knows_how_many_runs_there_may_be() -> None:
-    plan = plan_of("treelstm", **TREE)
+    plan = plan_on_cluster("treelstm", **TREE)
     schedule = encoder_of(plan).encode(np.arange(40), replicas=1, workers=8)
     at = isa.layout(plan).header[isa.RUNS]
     for runs, message in ((3, "3 runs of a record; there are 8 workers"), (8, "no record of its buffer")):
@@ -136,7 +129,7 @@ def test_the_verifier_knows_how_many_runs_there_may_be() -> None:
     "name, settings", [("treelstm", TREE), ("td_lstm", TREE), ("dag", {}), ("td_rnn", {"hidden": 32})]
 )
 def test_gradients_are_the_same(name: str, settings: dict[str, int], added: bool | None) -> None:
-    plan = plan_of(name, **settings)
+    plan = plan_on_cluster(name, **settings)
     assert plan.reduced and plan.tiling is not None
     for seed, samples in enumerate((1, 7, 20)):
         forest = ForestGrower(plan.program, seed).grow(samples, 9, "complete", 0.3 if name == "dag" else 0.0)
@@ -151,7 +144,7 @@ def test_gradients_are_the_same(name: str, settings: dict[str, int], added: bool
 
 def test_a_worker_that_sends_nothing_is_waited_for() -> None:
     """Others do not go on with sums that are not whole."""
-    plan, last = plan_of("treelstm", **TREE), 7
+    plan, last = plan_on_cluster("treelstm", **TREE), 7
     schedule = encoder_of(plan, 20).encode(np.arange(20), replicas=1, workers=8)
     own = queue(schedule.words, plan, last).copy()
     (first, *_) = np.flatnonzero(own[:, 0] == plan.opcode("encode.Node.grad/0").number)
@@ -164,8 +157,8 @@ def test_a_worker_that_sends_nothing_is_waited_for() -> None:
 
 
 def test_both_ways_are_in_the_kernel() -> None:
-    text = emit_source(plan_of("treelstm", **TREE))["kernel.cu"].decode()
+    text = emit_source(plan_on_cluster("treelstm", **TREE))["kernel.cu"].decode()
     assert "dnc_cluster_arrive_relaxed();" in text and "dnc_push" in text
-    without = _plan("treelstm", TREE, PlanOptions(cluster=8, without=("reductions",)))
+    without = plan_of("treelstm", TREE, cluster=8, without=("reductions",))
     text = emit_source(without)["kernel.cu"].decode()
     assert "dnc_cluster_arrive_relaxed" not in text and "dnc_push" not in text
