@@ -6,8 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from dnc.runtime.encoder.assign import Burdens, assign, prices
+from dnc.runtime.encoder.assign import Burdens, Price, assign, prices
 from dnc.runtime.encoder.words import Numbers
+from dnc.runtime.prepared import SpaceRows
 from tests.support.plans import plan_of
 
 
@@ -72,14 +73,34 @@ def test_a_batch_gets_the_same_alone_and_among_others() -> None:
         assert sorted(sample for sample, _ in of_alone) == sorted(batch.tolist())
 
 
-@pytest.mark.parametrize("rows", [0, 7])
+@pytest.mark.parametrize("rows", [1, 7])
 def test_samples_that_cost_the_same_are_shared_out_evenly(rows: int) -> None:
     burdens = Burdens(np.full(100, rows), np.full(100, rows * 50))
     owner = assign([np.arange(100, dtype=np.int32)], burdens, 7).owner
     counts: Numbers = np.bincount(owner, minlength=7)
-    assert counts.sum() == 100
-    if rows:
-        assert counts.max() - counts.min() <= 1
+    assert counts.max() - counts.min() <= 1
+
+
+def test_wide_samples_with_few_levels_do_not_come_last() -> None:
+    random = np.random.default_rng(3)
+    wide = random.random(500) < 0.1
+    rows = np.where(wide, random.integers(60, 120, 500), random.integers(5, 15, 500)) * 1020
+    burdens = Burdens(rows, np.where(wide, 2, random.integers(5, 15, 500)) * 4300)
+    for _ in range(10):
+        batch = random.choice(500, 64, replace=False).astype(np.int32)
+        found = assign([batch], burdens, 7)
+        own = ends(burdens, found.samples.tolist(), found.owner.tolist(), 7)
+        least = (burdens.rows[batch].sum() + 7 * burdens.levels[batch].min()) / 7
+        assert max(own) <= 1.35 * max(least, int((burdens.rows + burdens.levels)[batch].max()))
+
+
+def test_burdens_are_rows_and_the_levels_of_the_highest_vertex() -> None:
+    level = np.array([0, 0, 1, 2, 0, 0, 1], np.int32)
+    begin = np.array([0, 4, 4, 7], np.intp)  # the second sample has no row
+    own = SpaceRows(np.arange(7), level, begin, np.zeros(7, np.intp), ())
+    found = Burdens.of({"own": Price(10.0, 100.0)}, {"own": own})
+    assert found.rows.tolist() == [41, 1, 31]
+    assert found.levels.tolist() == [300, 0, 200]
 
 
 def test_only_levels_of_the_recursion_have_a_price() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Mapping
-from functools import cache, cached_property
+from functools import cache
 from itertools import accumulate
 
 import attrs
@@ -82,18 +82,11 @@ class Burdens:
         self.rows, self.levels, cost = rows, levels, rows + levels
         self.lighter: Numbers = int(cost.max(initial=0)) - cost
 
-    @cached_property
-    def lower(self) -> Numbers:
-        """A number for every sample that rises as levels fall, and then rows."""
-        found = np.empty(len(self.rows), np.int64)
-        found[np.lexsort((-self.rows, -self.levels))] = np.arange(len(self.rows))
-        return found
-
     @classmethod
     def of(cls, known: Mapping[str, Price], spaces: Mapping[str, SpaceRows]) -> Burdens:
         """Of all samples of prepared data."""
         samples = max((len(space.begin) - 1 for space in spaces.values()), default=0)
-        rows, levels = np.zeros((2, samples), np.int64)
+        rows, levels = np.ones(samples, np.int64), np.zeros(samples, np.int64)  # nothing costs nothing
         for name, price in known.items():
             rows += (np.diff(spaces[name].begin) * price.row).astype(np.int64)
             if price.level:
@@ -143,11 +136,16 @@ def _back_and_forth(count: int) -> Indices:
 
 def _balanced(batch: Ints, burdens: Burdens, replicas: int) -> list[int]:
     """The replicas of a batch's samples: by falling levels as many side by side as end in time, and then the
-    lowest ones where there is room."""
-    order = burdens.lower[batch].argsort(kind="stable")
-    ordered = batch[order]
-    rows, levels = burdens.rows[ordered].tolist(), burdens.levels[ordered].tolist()
-    alone = max(len(rows) - LAST * replicas, 0) if len(rows) > 2 * LAST * replicas else 0
+    ones that cost least where there is room."""
+    own_rows, own_levels = burdens.rows[batch], burdens.levels[batch]
+    order = np.lexsort((-own_rows, -own_levels))
+    count = len(batch)
+    alone = count - LAST * replicas if count > 2 * LAST * replicas else 0
+    least = (own_rows + own_levels)[order].argsort(kind="stable")[: count - alone]
+    is_last = np.zeros(count, np.bool_)
+    is_last[least] = True
+    order = np.concatenate((order[~is_last], order[is_last]))
+    rows, levels = own_rows[order].tolist(), own_levels[order].tolist()
     ends = _runs(rows[:alone], levels, replicas) if alone else []
     owner, begin, before = [0] * len(rows), 0, 0
     places = order.tolist()
