@@ -16,7 +16,7 @@ from dnc.runtime.encoder.tail import WHOLE, Part
 from dnc.runtime.phases import TRAIN
 
 # Batches that are encoded together have at most so many samples: few in the first group, so that the
-# device gets work soon, twice as many in each one behind it. And there are at most so many batches.
+# device gets work soon, twice as many in each one behind it. And a lane has at most so many batches.
 GROUP_SAMPLES = 256
 MOST_SAMPLES = 1024
 GROUP_BATCHES = 32
@@ -31,31 +31,32 @@ def groups(
     batches: Iterable[Sequence[int] | Ints],
     most: int = MOST_SAMPLES,
     lanes: Callable[[int], int] = one_lane,
-) -> Iterator[list[Ints]]:
-    """Batches in groups that can be encoded together: of one size, and no sample occurs twice.
+) -> Iterator[Ints]:
+    """Batches in groups that can be encoded together, [batches, samples]: in them no sample occurs twice.
 
     most: samples of a group, if it has several batches. lanes: how many batches of so many samples run at the
     same time; a group has a multiple of that, if it can, so that no lane has less to do than another.
     """
-    group: list[Ints] = []
+    group: list[list[int]] = []
     seen: set[int] = set()
     limit = min(GROUP_SAMPLES, most)
     for batch in batches:
-        samples = np.asarray(batch, np.int32)
-        own = set(samples.tolist())
+        samples = batch.tolist() if isinstance(batch, np.ndarray) else list(batch)
+        own = set(samples)
         repeats = len(own) < len(samples)
         if group and (repeats or len(samples) != len(group[0]) or not seen.isdisjoint(own)):
-            yield group
+            yield np.array(group, np.int32)
             group, seen = [], set()
         group.append(samples)
         seen |= own
-        size, turn = min(GROUP_BATCHES, limit // max(len(samples), 1)), lanes(len(samples))
+        turn = lanes(len(samples))
+        size = min(GROUP_BATCHES * turn, limit // max(len(samples), 1))
         if repeats or len(group) >= (size - size % turn or size):
-            yield group
+            yield np.array(group, np.int32)
             group, seen = [], set()
             limit = min(2 * limit, most)
     if group:
-        yield group
+        yield np.array(group, np.int32)
 
 
 def are_distinct(samples: Ints) -> bool:

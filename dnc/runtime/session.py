@@ -194,7 +194,7 @@ class Session:
     def job(
         self,
         data: Encoder,
-        batches: list[Ints],
+        batches: Ints,
         mode: str,
         noises: NDArray[np.uint32],
         before: int,
@@ -202,7 +202,7 @@ class Session:
         lanes: int = 1,
     ) -> Job:
         """Batches that run in a mode, behind so many other jobs; in lanes, if these are several."""
-        self._check_samples(data, np.concatenate(batches))
+        self._check_samples(data, batches)
         return Job(
             batches,
             self.backend.grid(len(batches[0]), mode == TRAIN, lanes),
@@ -406,7 +406,7 @@ class Session:
         return self.attach(data.prepared.forest.select(chosen)), np.arange(len(chosen), dtype=np.int32)
 
     def _check_samples(self, data: Encoder, chosen: Ints) -> None:
-        if not len(chosen):
+        if not chosen.size:
             raise fail("a batch holds no samples")
         least, most = int(chosen.min()), int(chosen.max())
         if least < 0 or most >= data.prepared.samples:

@@ -254,8 +254,8 @@ class BatchEncoder:
 
     def _jobs(self, group: Sequence[_Samples]) -> dict[str, Job]:
         """By mode what there is to encode; nothing for batches that are encoded when they come."""
-        batches = [found.samples for found in group]
-        count = len(batches[0])
+        batches = np.stack([found.samples for found in group])
+        count = batches.shape[1]
         if not all(map(are_distinct, batches)):
             return {}
         none = np.full(len(batches), NONE, np.uint32)

@@ -46,7 +46,7 @@ def test_no_launch_writes_where_another_lane_does(name, spare):
     memory = session.memory
     memory.grow(memory.pool.schedule_words, memory.words - memory.pool.words + spare)
     job = session.job(
-        data, [np.array(b) for b in BATCHES[:6]], PREDICT, np.full(6, NONE, np.uint32), 0, lanes=LANES
+        data, np.array(BATCHES[:6]), PREDICT, np.full(6, NONE, np.uint32), 0, lanes=LANES
     )
     schedules = session.encode_job(data, job, session.answers.ahead)
     assert lanes_of(schedules) == LANES
@@ -73,7 +73,7 @@ def test_lanes_are_as_far_apart_in_every_group():
     list(session.predictions(data, BATCHES))
     found = set()
     for first in (0, 3, 6):
-        chosen = [np.array(b) for b in BATCHES[first : first + 3]]
+        chosen = np.array(BATCHES[first : first + 3])
         job = session.job(data, chosen, PREDICT, np.full(3, NONE, np.uint32), 0, lanes=LANES)
         schedules = session.encode_job(data, job, session.answers.ahead)
         for buffer in schedules.moving:
@@ -102,12 +102,18 @@ def test_lanes_that_there_is_no_memory_for(monkeypatch):
     assert [lanes for lanes, _ in seen] == [LANES, 1, 1] and seen[1][1] == len(BATCHES)
 
 
-def test_a_group_is_shared_evenly(monkeypatch):
-    monkeypatch.setattr(dnc.runtime.batches, "GROUP_BATCHES", 10)
+def test_a_group_is_shared_evenly():
     single = [[at] for at in range(25)]
-    assert [len(g) for g in groups(single, lanes=lambda samples: 4)] == [8, 8, 8, 1]
-    assert [len(g) for g in groups(single, lanes=lambda samples: 12)] == [10, 10, 5]
-    assert [len(g) for g in groups(single)] == [10, 10, 5]
+    assert [len(g) for g in groups(single, 10, lanes=lambda samples: 4)] == [8, 8, 8, 1]
+    assert [len(g) for g in groups(single, 10, lanes=lambda samples: 12)] == [10, 10, 5]
+    assert [len(g) for g in groups(single, 10)] == [10, 10, 5]
+
+
+def test_a_lane_has_so_many_batches_of_a_group(monkeypatch):
+    monkeypatch.setattr(dnc.runtime.batches, "GROUP_BATCHES", 3)
+    single = [[at] for at in range(25)]
+    assert [len(g) for g in groups(single, lanes=lambda samples: 4)] == [12, 12, 1]
+    assert [len(g) for g in groups(single)] == [3] * 8 + [1]
 
 
 def test_large_batches_have_the_device_alone():

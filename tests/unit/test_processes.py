@@ -159,7 +159,7 @@ def test_a_step_that_is_not_finite_ends_the_steps():
 
 def job_of(session, samples):
     return Job(
-        [np.array(samples, np.int32)],
+        np.array([samples], np.int32),
         (2, 2),
         [SGD.update(1)],
         np.zeros(1, np.uint32),

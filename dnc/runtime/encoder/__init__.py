@@ -105,7 +105,7 @@ class Encoder:
 
     def encode_group(
         self,
-        batches: Sequence[Ints],
+        batches: Sequence[Ints] | Ints,
         *,
         mode: str = TRAIN,
         replicas: int = 1,

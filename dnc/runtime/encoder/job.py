@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class Job:
-    """Batches of one size, in which no sample occurs twice.
+    """Batches [batches, samples], in which no sample occurs twice.
 
     grid: replicas, workers of each. updates (in training), noises: one a batch. pool: where everything
     lies; buffer: which of its two places for schedules. pool_words: how many words there are, None if that
@@ -33,7 +33,7 @@ class Job:
     how many of the batches run beside each other.
     """
 
-    batches: list[Ints]
+    batches: Ints
     grid: tuple[int, int]
     updates: list[Update]
     noises: NDArray[np.uint32]
