@@ -60,7 +60,7 @@ from dnc.ir.plan import (
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
-STATE_WORDS = 10  # of shared memory, beside those of `cuda_ahead`
+STATE_WORDS = 8  # of shared memory, beside those of `cuda_ahead`: five, the scale, and one for alignment
 FINISHED = 1 << 30  # what stands for an opcode behind END
 # Indices into `isa.ABORT_EXCHANGES`.
 GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2

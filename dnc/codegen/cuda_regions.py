@@ -83,7 +83,11 @@ def _loads_within(kernel: Kernel) -> bool:
 
 def _stays(kernel: Kernel, region: int, last: int) -> Expr:
     """Whether the instruction at hand is the region's; a barrier of the cluster that is the last one in front
-    of the recursion is not."""
+    of the recursion is not.
+
+    Where the barrier is the last word of the window, what is read behind it is an instruction in front of it,
+    so it runs as any other: the load waits behind it.
+    """
     inside = kernel.opcode[0] <= last
     if region != isa.BEFORE or not _loads_within(kernel) or kernel.tiling.cluster == 1:
         return inside

@@ -88,7 +88,8 @@ def _scale(worker: Worker, norms: Expr) -> tuple[Expr, Expr]:
         found = local("square", "float32", T.float32(0.0))
         with stride_loop("quad", worker.thread * 4, norms, NORMS_TOGETHER * THREADS * 4) as first:
             quads = [
-                fixed("at", at + smaller(first + k * THREADS * 4, norms - 1)) for k in range(NORMS_TOGETHER)
+                fixed("at", at + smaller(first + k * THREADS * 4, norms - 1), "int64")
+                for k in range(NORMS_TOGETHER)
             ]
             loads = [let("norms", worker.pool[quad_at(place)]) for place in quads]
             for k, quad in enumerate(loads):
@@ -139,7 +140,9 @@ def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, 
                     own = at(each, arrays)
                     found = [old[quad_at(8 * part)], old[quad_at(8 * part + 4)], *_load(worker, own[2:], 4)]
                     _step(worker, optimizer, coefficients, own, found, scale, 4)
-            load(element + apart * UPDATES_TOGETHER)
+            following = let("following", element + apart * UPDATES_TOGETHER)
+            with when(following < count):
+                load(following)
 
     with when(_finite(total)):
         each_optimizer(worker.plan, opcode, "", step)
