@@ -73,6 +73,7 @@ class Variant:
     few: bool | None = None
     apart: bool | None = None
     added: bool | None = None
+    shared: bool | None = None
 
 
 VARIANTS = (
@@ -92,9 +93,10 @@ VARIANTS = (
     *(Variant(pushes=pushes) for pushes in ("all", "none")),
     *(Variant(few=few, apart=apart) for few in (True, False) for apart in (True, False)),
     *(Variant(added=added) for added in (True, False)),
+    *(Variant(shared=shared) for shared in (True, False)),
 )
 """Every variant of an instruction in turn: where weights are and how they are multiplied, how states travel,
-tiles, and how gradients are made, whether rows are few or not, and partial sums."""
+tiles, how gradients are made, whether rows are few or not, partial sums, and what the grid shares out."""
 
 
 def forced_on(seed: int) -> Variant:
@@ -103,7 +105,8 @@ def forced_on(seed: int) -> Variant:
         return VARIANTS[(seed - VARIANTS_FROM) % len(VARIANTS)]
     choice = random.Random(-3 - seed)
     pushes = choice.choice(("all", "all", "none", "planned"))
-    return Variant(pushes=pushes, added=choice.choice((True, True, False, None)))
+    added = choice.choice((True, True, False, None))
+    return Variant(pushes=pushes, added=added, shared=choice.choice((True, None)))
 
 
 def data_seed(seed: int) -> int:
@@ -205,7 +208,7 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     backend = CudaBackend(plan, files)
     variant = forced_on(seed)
     try:
-        with forced(variant.few, variant.apart, alike=variant.apart, added=variant.added):
+        with forced(variant.few, variant.apart, variant.apart, variant.added, variant.shared):
             run(prepared, backend, case)
             _same_bits(prepared, backend, case.seed)
     except Exception as error:

@@ -29,7 +29,7 @@ def main(name: str, samples: str = "12", sums: str = "") -> None:
     forest = ForestGrower(program, 1).grow(int(samples), 9, "random", 0.0)
     bench = Bench(program, backend.plan, backend, forest, 1)
     for few in (True, False):
-        with forced(few=few, apart=not few, alike=few, added=sums == "added"):
+        with forced(few=few, apart=not few, alike=few, added=sums == "added", shared=few):
             bench.launch("train", Hyper(learning_rate=0.5))
     bench.launch("evaluate")
 

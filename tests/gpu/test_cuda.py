@@ -96,6 +96,20 @@ def test_partial_sums_that_are_added_up(device: Any, name: str, added: bool) -> 
             check_group(bench)
 
 
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("name", NAMES or ["none"])
+def test_phases_that_the_grid_shares_out(device: Any, name: str, shared: bool) -> None:
+    program, backend = _backend(device, name)
+    for seed, samples in enumerate((1, 3, 30)):
+        bench = Bench(
+            program, backend.plan, backend, ForestGrower(program, seed).grow(samples, 9, "random"), seed
+        )
+        with forced(shared=shared):
+            check_training(bench, TOLERANCE[backend.plan.precision])
+            if samples > 1:
+                check_group(bench)
+
+
 @pytest.mark.parametrize("decay, clip", [(0.0, math.inf), (0.1, 0.3)])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer(device: Any, optimizer: str, decay: float, clip: float) -> None:

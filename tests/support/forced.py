@@ -14,8 +14,10 @@ from unittest.mock import patch
 import numpy as np
 
 from dnc.runtime.encoder.rows import Rows
+from dnc.runtime.encoder.scopes import Scopes, Sharing
 from dnc.runtime.encoder.shares import Shapes
 from dnc.runtime.encoder.tail import Tail
+from dnc.runtime.phases import PHASES
 
 Numbers = np.ndarray[Any, Any]
 Decision = bool | Callable[[Numbers], Numbers] | None
@@ -23,11 +25,16 @@ Decision = bool | Callable[[Numbers], Numbers] | None
 
 @contextmanager
 def forced(
-    few: Decision = None, apart: Decision = None, alike: bool | None = None, added: bool | None = None
+    few: Decision = None,
+    apart: Decision = None,
+    alike: bool | None = None,
+    added: bool | None = None,
+    shared: Decision = None,
 ) -> Iterator[None]:
     """few: whether weight gradients are `outer` instructions. apart: whether the deltas of tokens are added
     up before products (`dnc/passes/reassociate.py`). alike: whether leaves of one word share a row. added:
-    whether workers add up partial sums before they write them (`dnc/passes/plan_reductions.py`)."""
+    whether workers add up partial sums before they write them (`dnc/passes/plan_reductions.py`). shared:
+    whether the grid shares out all phases that it can (`dnc/runtime/encoder/scopes.py`)."""
 
     def decide(decision: Decision, rows: Numbers) -> Numbers:
         return decision(rows) if callable(decision) else np.full(len(rows), decision)
@@ -38,6 +45,12 @@ def forced(
     def added_apart(tail: Tail, batches: int, rows: dict[str, Rows], touched: object) -> Numbers:
         return decide(apart, sum((found.spread.counts for found in rows.values()), np.zeros(batches)))
 
+    def share(sharing: Sharing, rows: dict[str, Rows], replicas: int) -> Scopes | None:
+        counts = sum(found.spread.counts for found in rows.values())
+        found = np.zeros((len(counts), PHASES), bool)
+        found[:, sharing.phases] = decide(shared, counts)[:, None]
+        return found if replicas > 1 and found.any() else None
+
     with ExitStack() as stack:
         if few is not None:
             stack.enter_context(patch.object(Shapes, "few", few_rows))
@@ -46,6 +59,8 @@ def forced(
         if alike is not None:
             fewest = 0 if alike else 1 << 30
             stack.enter_context(patch("dnc.runtime.encoder.alike.FEWEST", fewest))
+        if shared is not None:
+            stack.enter_context(patch.object(Sharing, "choose", share))
         if added is not None:
             stack.enter_context(patch("dnc.runtime.encoder.runs.WIDE", 0 if added else 1 << 30))
         yield

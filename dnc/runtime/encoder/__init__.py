@@ -189,7 +189,8 @@ class Encoder:
         behind = Batches(group, grid, optimizer, part, decisions)
         closing, results = tail.encode(mode, behind)
         left = exits(group, assigned, self.prepared, ending, late) if ending and late else None
-        queues = encode_queues(known.columns, rows, replicas, workers, closing, body, left)
+        scopes = None if left else known.sharing.choose(rows, replicas)
+        queues = encode_queues(known.columns, rows, replicas, workers, closing, body, left, scopes)
         samples = assigned.spread.counts
         words = self._assemble(group, lists, queues, (replicas, workers), updates, part, samples)
         readout, own = self._read_behind(group, values, batches, words)

@@ -19,7 +19,7 @@ import numpy as np
 
 from dnc.ir.costs import Costs, nanoseconds
 from dnc.ir.forest import Ints
-from dnc.ir.machine import machine
+from dnc.ir.machine import Constants, machine
 from dnc.ir.plan import Plan
 from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.words import Numbers, Spread
@@ -60,15 +60,20 @@ def prices(plan: Plan) -> dict[str, Price]:
     found: dict[str, Price] = {}
     for segment in plan.segments:
         stage = plan.program.stage(segment.stage)
-        one, many = (
-            nanoseconds(costs.segment(segment.name, np.array([rows])), constants) for rows in (1.0, MANY_ROWS)
-        )
-        row, level = many / MANY_ROWS, 0.0
-        if stage.placement == LEVEL:
-            level = meeting + max(one - row, 0.0)
+        price = price_of(costs, segment.name, constants)
+        level = meeting + price.level if stage.placement == LEVEL else 0.0
         before = found.get(stage.space, Price(0.0, 0.0))
-        found[stage.space] = Price(before.row + row, before.level + level)
+        found[stage.space] = Price(before.row + price.row, before.level + level)
     return found
+
+
+def price_of(costs: Costs, segment: str, constants: Constants) -> Price:
+    """The price of a segment's rows, without meetings."""
+    one, many = (
+        nanoseconds(costs.segment(segment, np.array([rows])), constants) for rows in (1.0, MANY_ROWS)
+    )
+    row = many / MANY_ROWS
+    return Price(row, max(one - row, 0.0))
 
 
 class Burdens:

@@ -12,6 +12,7 @@ from dnc.ir import isa
 from dnc.ir.plan import Buffer, IndexList, OperandList, Plan, Result, SlotList
 from dnc.runtime.encoder.assign import prices
 from dnc.runtime.encoder.queues import Columns
+from dnc.runtime.encoder.scopes import Sharing
 from dnc.runtime.encoder.tail import Tail
 from dnc.runtime.phases import TRAIN, Step, results_of, sequence
 
@@ -27,6 +28,7 @@ class Mode:
     """
 
     columns: Columns
+    sharing: Sharing
     spaces: tuple[str, ...]
     buffers: tuple[Buffer, ...]
     lists: tuple[IndexList, ...]
@@ -70,6 +72,7 @@ class Modes:
         lists = [item for item in self.plan.lists if item.name in used]
         return Mode(
             Columns(self.plan, steps),
+            Sharing(self.plan, steps),
             tuple(dict.fromkeys(step.segment.space for step in steps)),
             tuple(buffers),
             tuple(lists),

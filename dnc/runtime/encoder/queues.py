@@ -11,14 +11,16 @@ from collections.abc import Mapping
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.plan import Plan
 from dnc.runtime.encoder.ending import BEHIND, LEVELS, Exits
 from dnc.runtime.encoder.rows import Rows
+from dnc.runtime.encoder.scopes import Scopes
 from dnc.runtime.encoder.words import Numbers, Spread, Words
-from dnc.runtime.phases import BACKWARD_LEVELS, Step
+from dnc.runtime.phases import BACKWARD_LEVELS, PHASES, Step
 
 WIDTH = isa.INSTRUCTION_WORDS
 MOST_GRIDS = 256  # that are kept
@@ -50,7 +52,8 @@ class Columns:
         self.fronts = tuple(dict.fromkeys(_fronts(step) for step in steps))
         numbers = {opcode.name: opcode.number for opcode in plan.opcodes}
         self.opcodes = [numbers[step.segment.name] for step in steps]
-        self.nop, self.barrier = numbers[isa.NOP], numbers[isa.REPLICA_BARRIER]
+        self.nop = numbers[isa.NOP]
+        self.barrier, self.grid_barrier = numbers[isa.REPLICA_BARRIER], numbers[isa.GRID_BARRIER]
         self.leave = numbers.get(isa.LEAVE, -1)  # only where the recursion chooses classes
         self._longest = max((step.step for step in steps), default=0) + 1
         self._grids: dict[tuple[object, ...], Grid] = {}
@@ -58,7 +61,11 @@ class Columns:
     def place(self, phase: int, level: Numbers, within: int, depth: int) -> Numbers:
         """Where a step of a phase stands in a queue, by level."""
         level = depth - 1 - level if phase == BACKWARD_LEVELS else level
-        return (phase * depth + level) * self._longest + within
+        return phase * self.places(depth) + level * self._longest + within
+
+    def places(self, depth: int) -> int:
+        """How many places a phase has."""
+        return depth * self._longest
 
     def grid(self, shapes: tuple[Shape, ...], depth: int, leaves: bool) -> Grid:
         """The grid for shapes of all fronts, and levels at most; leaves: for a batch whose recursion can be
@@ -94,7 +101,8 @@ def _fronts(step: Step) -> Fronts:
 class Instructions:
     """The instructions of all queues in order: [count].
 
-    owner: batch * replicas + replica, of replicas that have samples. start, count: rows.
+    owner: batch * replicas + replica, of replicas that have samples, or of all. start, count: rows.
+    shared: whether the place is of a phase that the grid shares out.
     """
 
     owner: Numbers
@@ -103,6 +111,11 @@ class Instructions:
     opcode: Numbers
     start: Numbers
     count: Numbers
+    shared: NDArray[np.bool_]
+
+    def of(self, which: NDArray[np.bool_]) -> Instructions:
+        """Some of them."""
+        return Instructions(*(column[which] for column in attrs.astuple(self, recurse=False)))
 
     def joined(self, *others: Instructions) -> Instructions:
         """These and others, in order."""
@@ -113,9 +126,11 @@ class Instructions:
         return Instructions(*(column[order] for column in found))
 
 
-def _same(owner: Numbers, place: Numbers | int, turn: int, opcode: int, *rows: Numbers) -> Instructions:
+def _same(
+    owner: Numbers, place: Numbers | int, turn: int, opcode: int, *rows: Numbers | int, shared: bool = False
+) -> Instructions:
     """Instructions of one opcode."""
-    columns = (np.broadcast_to(value, owner.shape) for value in (place, turn, opcode, *rows))
+    columns = (np.broadcast_to(value, owner.shape) for value in (place, turn, opcode, *rows, shared))
     return Instructions(owner, *columns)
 
 
@@ -127,20 +142,23 @@ def encode_queues(
     tail: Ints,
     body: Words,
     exits: Exits | None = None,
+    scopes: Scopes | None = None,
 ) -> Ints:
     """Appends the queues, one a replica; [batches, replicas * workers] offsets.
 
     tail: [batches, count, INSTRUCTION_WORDS]. Instructions are in the order of (batch, replica, phase,
     level, step, place in the sequence); an exchange stands where anything before the place changes.
     exits: of the only batch; then what follows the recursion is made within it, window by window.
+    scopes: phases that the grid shares out, if any batch has such; then every replica has a queue.
     """
     batches = body.batches
     used = next(iter(rows.values())).counts.shape[2] if rows else 1
     made = _of_steps(mode, rows, exits)
+    if scopes is not None:
+        made, used = _shared_out(mode, made, rows, replicas, scopes), replicas
     idle = _idle(made.owner // used, batches)
     if len(idle):
-        none = np.zeros_like(idle)
-        made = made.joined(_same(idle * used, 0, 0, mode.nop, none, none))
+        made = made.joined(_same(idle * used, 0, 0, mode.nop, 0, 0))
     batch = made.owner // used
     at, first, out = _merge(mode, made, tail, batch, workers)
     if exits is not None:
@@ -166,8 +184,8 @@ def encode_queues(
 def _of_steps(mode: Columns, rows: Mapping[str, Rows], exits: Exits | None) -> Instructions:
     """An instruction of every step for every wavefront that is not empty; and the tests of `exits`."""
     if not mode.fronts:
-        return Instructions(*np.zeros((6, 0), np.intp))
-    depth = max(found.counts.shape[3] for found in rows.values()) if exits is None else exits.depth
+        return Instructions(*np.zeros((6, 0), np.intp), np.zeros(0, np.bool_))
+    depth = _depth(rows) if exits is None else exits.depth
     fronts = [rows[space].by_owner(leveled) for space, leveled in mode.fronts]
     counts, starts, shapes = zip(*fronts, strict=True)
     grid = mode.grid(shapes, depth, exits is not None)
@@ -177,7 +195,7 @@ def _of_steps(mode: Columns, rows: Mapping[str, Rows], exits: Exits | None) -> I
     owner = found // len(grid.column) if len(grid.column) else found
     which = found - owner * len(grid.column)
     columns = grid.place[which], grid.turn[which], grid.opcode[which]
-    made = Instructions(owner, *columns, start[found], count[found])
+    made = Instructions(owner, *columns, start[found], count[found], np.zeros(len(found), np.bool_))
     if exits is None:
         return made
     others, number = [], np.arange(len(exits.owner))
@@ -189,6 +207,42 @@ def _of_steps(mode: Columns, rows: Mapping[str, Rows], exits: Exits | None) -> I
     # Of what stands at one place a test comes first: without an exchange of its own.
     place = mode.place(LEVELS, exits.level, 0, depth)
     return made.joined(*others, _same(exits.owner, place, -1, mode.leave, number, number * 0))
+
+
+def _depth(rows: Mapping[str, Rows]) -> int:
+    """Levels of a phase, at most."""
+    return max(found.counts.shape[3] for found in rows.values())
+
+
+def _shared_out(
+    mode: Columns, made: Instructions, rows: Mapping[str, Rows], replicas: int, scopes: Scopes
+) -> Instructions:
+    """The same work with the rows of some phases shared out evenly, as they lie, over all replicas.
+
+    All replicas meet around a place of such a phase, so that each has an instruction there, and one in every
+    other phase in which any has; if need be it is a no-op. From here on owners count all replicas.
+    """
+    used, size = next(iter(rows.values())).counts.shape[2], mode.places(_depth(rows))
+    batch, replica = np.divmod(made.owner, used)
+    phase = made.place // size
+    made = attrs.evolve(made, owner=batch * replicas + replica)
+    stays = ~scopes[batch, phase]
+    there = np.zeros((len(scopes), PHASES, replicas), np.bool_)
+    there[batch[stays], phase[stays], replica[stays]] = True
+    others = []
+    for turn, (step, opcode) in enumerate(zip(mode.steps, mode.opcodes, strict=True)):
+        which = scopes[:, step.phase].nonzero()[0]
+        ends = rows[step.segment.space].spread.counts[which, None] * np.arange(replicas + 1) // replicas
+        start, count = ends[:, :-1], ends[:, 1:] - ends[:, :-1]
+        owner = which[:, None] * replicas + np.arange(replicas)
+        place = step.phase * size + step.step
+        for some, number in ((count > 0, opcode), (count == 0, mode.nop)):
+            found = owner[some], place, turn, number, start[some] * (number == opcode), count[some]
+            others.append(_same(*found, shared=True))
+    missing = there.any(axis=2, keepdims=True) & ~there & scopes.any(axis=1)[:, None, None]
+    whose, where, replica = missing.nonzero()
+    others.append(_same(whose * replicas + replica, where * size, 0, mode.nop, 0, 0))
+    return made.of(stays).joined(*others)
 
 
 def _idle(batch: Numbers, batches: int) -> Numbers:
@@ -215,23 +269,40 @@ def _merge(
     sizes[:-1], sizes[-1] = first[1:] - first[:-1], count - first[-1]
     queue = np.arange(len(first)).repeat(sizes)
     at = np.arange(count) + queue * length
-    if workers > 1:
-        exchange = (made.place[1:] != made.place[:-1]) & ~change
-        behind = exchange.nonzero()[0]  # instructions that an exchange follows
-        ordinal = np.zeros(count, np.intp)
-        exchange.cumsum(out=ordinal[1:])
-        at += ordinal
+    # Exchanges behind instructions: of all replicas around a place that these share.
+    exchange = (made.place[1:] != made.place[:-1]) & ~change
+    of_grid = exchange & (made.shared[1:] | made.shared[:-1])
+    if workers == 1:
+        exchange = of_grid
+    at += _before(exchange, count)
     words = np.zeros((count, WIDTH), np.int32)
     words[:, 0], words[:, 1], words[:, 2] = made.opcode, made.start, made.count
-    ends = at[first + sizes - 1] + 1
+    last = first + sizes - 1
+    ends = at[last] + 1
     out = np.zeros((int(ends[-1]) + length, WIDTH), np.int32)
     out[at] = words
-    out[ends[:, None] + np.arange(length)] = tail[batch[first]]
-    if workers > 1:
-        barriers = at[behind] + 1
-        out[barriers, 0] = mode.barrier
-        out[barriers, 1] = ordinal[behind] + 1 - ordinal[first][queue[behind]]
+    tails = tail[batch[first]]
+
+    def meet(which: NDArray[np.bool_], opcode: int) -> Numbers:
+        """Writes exchanges, counted in each queue; how many each has."""
+        number, behind = _before(which, count), which.nonzero()[0]
+        out[at[behind] + 1, 0] = opcode
+        out[at[behind] + 1, 1] = number[behind] + 1 - number[first][queue[behind]]
+        return number[last] - number[first]
+
+    meet(exchange & ~of_grid, mode.barrier)
+    if of_grid.any():  # those of the tail count on
+        passed = meet(of_grid, mode.grid_barrier).astype(np.int32)
+        tails[:, :, 1] += (tails[:, :, 0] == mode.grid_barrier) * passed[:, None]
+    out[ends[:, None] + np.arange(length)] = tails
     return at, first, out
+
+
+def _before(which: NDArray[np.bool_], count: int) -> Numbers:
+    """How many of the gaps between `count` instructions in front of each of these are chosen."""
+    found = np.zeros(count, np.intp)
+    which.cumsum(out=found[1:])
+    return found
 
 
 def _matrix(spread: Spread, instructions: Ints) -> Ints:

@@ -1,6 +1,6 @@
-"""Queues of a schedule: instructions up to the first barrier of the grid, and barriers.
+"""Queues of a schedule: instructions up to the barrier of the grid behind all segments, and barriers.
 
-In: a schedule whose header is right. Out: what stands behind the first barrier of the grid. Guaranteed: every
+In: a schedule whose header is right. Out: what stands from that barrier on. Guaranteed: every
 queue ends, every instruction is known, barriers pair up, every segment of the mode works on every row once.
 """
 
@@ -20,7 +20,7 @@ class Queues:
         self.text = text
 
     def check(self) -> Ints:
-        """All checks; the instructions behind the first barrier of the grid, the same for all replicas."""
+        """All checks; the instructions from the barrier behind all segments on, the same for all replicas."""
         queues = self._queues()
         tail = self._tail(queues)
         self._barriers(queues)
@@ -60,15 +60,23 @@ class Queues:
         return found
 
     def _tail(self, queues: list[Ints]) -> Ints:
-        """What follows the first barrier of the grid: the same everywhere, and without segments."""
-        tails = []
-        for replica, queue in enumerate(queues):
+        """What follows the first barrier of the grid behind all segments: the same everywhere."""
+        segments = [self.text.number[segment.name] for segment in self.text.plan.segments]
+        meetings, before = list[Ints](), 0
+        for queue in queues:
             grid = np.flatnonzero(queue[:, 0] == self.text.number[isa.GRID_BARRIER])
-            need(len(grid), f"the queue of replica {replica} has no barrier of the grid")
-            tails.append(queue[int(grid[0]) :])
+            last = np.flatnonzero(np.isin(queue[:, 0], segments)).max(initial=-1)
+            before = max(before, int(grid.searchsorted(last)))
+            meetings.append(grid)
+        for replica, grid in enumerate(meetings):
+            need(
+                before < len(grid),
+                f"the queue of replica {replica} has no barrier of the grid behind all segments",
+            )
+        tails = [queue[int(grid[before]) :] for queue, grid in zip(queues, meetings, strict=True)]
         for replica, tail in enumerate(tails):
             same = np.array_equal(tail, tails[0])
-            need(same, f"replicas 0 and {replica} differ behind their first barrier of the grid")
+            need(same, f"replicas 0 and {replica} differ behind their last segments")
         return tails[0]
 
     def _barriers(self, queues: list[Ints]) -> None:

@@ -69,6 +69,7 @@ def case_of(executor: str, seed: int) -> Case:
         target=choice.choice(("cpu", "sm_90a")) if executor == "vm" else "cpu",
         apart=choice.random() < 0.5,
         alike=choice.random() < 0.5,
+        shared=choice.random() < 0.5,
     )
 
 

@@ -69,7 +69,7 @@ class Unsuitable(Exception):
 class Case:
     """What a program is run on, and how. options: of its plan, but for `without`. apart: whether deltas are
     always added up apart. alike: whether leaves of one word always share a row. added: whether partial sums
-    are always added up before they are written."""
+    are always added up before they are written. shared: whether the grid always shares phases out."""
 
     seed: int = 0
     samples: int = 2
@@ -84,6 +84,7 @@ class Case:
     apart: bool = False
     alike: bool = False
     added: bool = False
+    shared: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -146,7 +147,7 @@ def run(prepared: Prepared, backend: Backend, case: Case) -> None:
     """Compares a backend with the definition: training, evaluation, prediction."""
     bench = Bench(prepared.program, prepared.plan, backend, prepared.forest, case.seed)
     tolerance = TOLERANCE[prepared.plan.precision]
-    with forced(apart=case.apart or None, alike=case.alike or None, added=case.added or None):
+    with forced(None, case.apart or None, case.alike or None, case.added or None, case.shared or None):
         check_training(bench, tolerance)
         check_evaluation(bench, tolerance)
         check_outputs(bench, tolerance)

@@ -1,0 +1,165 @@
+"""Phases that the grid shares out (`dnc/runtime/encoder/scopes.py`): when, how queues look, and values."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from dnc.ir import isa
+from dnc.ir.plan import Plan
+from dnc.runtime.backend import VMBackend
+from dnc.runtime.encoder import Encoder
+from dnc.runtime.encoder.modes import Modes
+from dnc.runtime.phases import sequence
+from dnc.runtime.pool import static_pool
+from dnc.runtime.prepared import prepare
+from dnc.runtime.reference_vm import MachineError, ReferenceVM
+from dnc.runtime.schedule import Schedule, queue
+from dnc.runtime.verifier import ScheduleError, verify
+from tests.support.executors import (
+    Bench,
+    OnGrid,
+    check_evaluation,
+    check_group,
+    check_outputs,
+    check_training,
+)
+from tests.support.forced import forced
+from tests.support.forests import ForestGrower
+from tests.support.models import rows_of
+from tests.support.plans import plan_of
+
+LARGE = {"vocab": 11, "hidden": 256, "embed": 256}
+SMALL = {"vocab": 11, "hidden": 32, "embed": 8}
+
+
+@cache
+def plan_named(name: str, target: str = "sm_90a", **settings: int) -> Plan:
+    return plan_of(name, settings, target)
+
+
+def encoder_of(plan: Plan, samples: int, shape: str = "complete") -> Encoder:
+    forest = ForestGrower(plan.program, 3).grow(samples, 15, shape)
+    return Encoder(prepare(plan, forest), static_pool(plan, rows_of(plan), 1 << 19))
+
+
+def instructions(schedule: Schedule, workers: int, name: str) -> list[list[int]]:
+    """The words of an opcode's instructions, replica by replica."""
+    plan, replicas = schedule.plan, schedule.words[isa.layout(schedule.plan).header["replicas"]]
+    queues = [queue(schedule.words, plan, replica * workers) for replica in range(replicas)]
+    return [own[own[:, 0] == plan.opcode(name).number, 1:3].ravel().tolist() for own in queues]
+
+
+# ---- the choice ----------------------------------------------------------------------------------------
+
+
+def test_leaves_of_one_sentence_go_to_all_replicas() -> None:
+    plan = plan_named("treelstm", **LARGE)
+    encoder = encoder_of(plan, 30)
+    largest = np.diff(encoder.prepared.spaces["encode.Leaf"].begin).argmax()
+    schedule = encoder.encode(np.array([largest]), replicas=4, workers=16)
+    leaves = instructions(schedule, 16, "encode.Leaf/0")
+    assert all(leaves) and sum(own[1] for own in leaves) == schedule.rows["encode.Leaf"]
+    assert [len(own) // 2 for own in instructions(schedule, 16, isa.GRID_BARRIER)] == [3] * 4
+    levels = instructions(schedule, 16, "encode.Node/0")
+    assert levels[0] and not any(levels[1:])
+    verify(schedule)
+
+
+def test_replicas_that_have_as_much_to_do_keep_their_leaves() -> None:
+    plan = plan_named("treelstm", **LARGE)
+    encoder = encoder_of(plan, 64)
+    sizes = np.diff(encoder.prepared.spaces["encode.Leaf"].begin)
+    same = np.flatnonzero(sizes == np.bincount(sizes).argmax())[:4]
+    assert len(same) == 4
+    schedule = encoder.encode(same, replicas=4, workers=16)
+    assert [own[1] for own in instructions(schedule, 16, "encode.Leaf/0")] == [sizes[same[0]]] * 4
+    assert [len(own) // 2 for own in instructions(schedule, 16, isa.GRID_BARRIER)] == [2] * 4
+
+
+def test_a_cpu_shares_nothing_out() -> None:
+    plan = plan_named("treelstm", "cpu", **LARGE)
+    schedule = encoder_of(plan, 4).encode(np.array([0]), replicas=4, workers=1)
+    assert [bool(own) for own in instructions(schedule, 1, "encode.Leaf/0")] == [True, False, False, False]
+
+
+def test_stacks_are_not_shared_out() -> None:
+    plan = plan_named("rnn_stack")
+    assert any(plan.program.selectors(space.name) for space in plan.program.spaces)
+    sharing, steps = Modes(plan).mode("train").sharing, sequence(plan, "train")
+    chosen = {step.segment.space for step in steps if step.phase in sharing.phases}
+    assert not any(plan.program.selectors(space) for space in chosen)
+
+
+def test_batches_of_a_group_choose_for_themselves() -> None:
+    plan = plan_named("treelstm", **LARGE)
+    encoder = encoder_of(plan, 40)
+    batches = [np.arange(1), np.arange(1, 40)]
+    few, many = encoder.encode_group(batches, replicas=3, workers=16)
+    for samples, grouped in zip(batches, (few, many), strict=True):
+        verify(grouped)
+        alone = encoder.encode(samples, replicas=3, workers=16)
+        for name in ("encode.Leaf/0", isa.GRID_BARRIER):
+            assert instructions(grouped, 16, name) == instructions(alone, 16, name)
+
+
+# ---- queues --------------------------------------------------------------------------------------------
+
+
+def test_the_verifier_counts_meetings_in_front_of_the_tail() -> None:
+    plan = plan_named("treelstm", **LARGE)
+    with forced(shared=True):
+        schedule = encoder_of(plan, 30).encode(np.array([3]), replicas=4, workers=16)
+    words = schedule.words.copy()
+    (first, *_) = np.flatnonzero(queue(words, plan, 16)[:, 0] == plan.opcode(isa.GRID_BARRIER).number)
+    at = int(words[isa.layout(plan).queues_at + 16]) + int(first) * isa.INSTRUCTION_WORDS
+    words[at : at + 2] = 0  # replica 1 does not wait for the leaves of the others
+    with pytest.raises(ScheduleError, match="barrier"):
+        verify(attrs.evolve(schedule, words=words))
+
+
+def test_a_replica_that_does_not_wait_is_found() -> None:
+    """The race checker sees rows that another replica makes, and no meeting in between."""
+    plan = plan_named("treelstm", **SMALL)
+    with forced(shared=True):
+        schedule = encoder_of(plan, 8).encode(np.array([3]), replicas=2, workers=4)
+    words, grid = schedule.words.copy(), plan.opcode(isa.GRID_BARRIER).number
+    for worker in (0, 4):
+        at = int(words[isa.layout(plan).queues_at + worker])
+        (first, *_) = np.flatnonzero(queue(words, plan, worker)[:, 0] == grid)
+        words[at + first * isa.INSTRUCTION_WORDS :][:2] = 0
+    pool = np.ones(schedule.static_words + schedule.activations, np.float32)
+    with pytest.raises(MachineError):
+        ReferenceVM(plan).run(words, pool, schedule.static_words)
+
+
+# ---- values --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, settings",
+    [
+        ("treelstm", SMALL),
+        ("lstm_classifier", {"hidden": 32}),
+        ("bilstm_tagger", {"hidden": 32}),
+        ("layer_norm_lstm", {"hidden": 16}),
+        ("language_model", {"hidden": 32, "embed": 8, "vocab": 11}),
+    ],
+)
+def test_values_are_the_same(name: str, settings: dict[str, int]) -> None:
+    plan = plan_named(name, **settings)
+    for seed, (samples, grid) in enumerate(((1, (3, 4)), (5, (2, 8)), (3, (4, 1)))):
+        forest = ForestGrower(plan.program, seed).grow(samples, 7, "random")
+        backend: Any = OnGrid(VMBackend(plan, *grid, seed), grid)
+        bench = Bench(plan.program, plan, backend, forest, seed)
+        with forced(shared=True):
+            check_training(bench)
+            check_evaluation(bench)
+            check_outputs(bench)
+        with forced(shared=lambda rows: rows % 2 == 0):
+            if samples > 1:
+                check_group(bench)
