@@ -1,16 +1,18 @@
 """Phases: the static order in which a plan's segments run, for training, evaluation, prediction.
 
 In: a plan. Out: the `Step`s of a mode, its segments with their phase and step. Guaranteed: a
-segment comes behind everything it reads, an exchange stands between two steps of a phase.
+segment comes behind everything it reads, an exchange stands between two steps. Only where gradients start
+there may be none: what reads nothing new but its own rows joins the step that made these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import attrs
 
-from dnc.ir.plan import Plan, Result, Segment
+from dnc.ir.dealing import deals_evenly
+from dnc.ir.plan import BufferAddress, Plan, Result, Segment
 from dnc.ir.program import (
     BACKWARD,
     EARLY,
@@ -51,6 +53,7 @@ def results_of(plan: Plan, mode: str) -> tuple[Result, ...]:
 # Forward early, level, late, then backward early, level, late.
 PHASES = 6
 BACKWARD_LEVELS = 4  # the phase whose levels run from last to first
+BEHIND, STARTS = 2, 3  # the phases behind the recursion, and where gradients start
 
 
 def phase_of(stage: Stage) -> int:
@@ -139,8 +142,30 @@ def sequence(plan: Plan, mode: str) -> tuple[Step, ...]:
             start[stage.name] = max(before, default=0)
         return start[stage.name]
 
-    return tuple(
+    return _joined(
         Step(segment, phase_of(stage), place(stage) + segment.step)
         for stage in stages
         for segment in of_stage[stage.name]
     )
+
+
+def _joined(given: Iterable[Step]) -> tuple[Step, ...]:
+    """The same with first steps of gradients as part of the last one in front of them, where they may be."""
+    steps = tuple(given)
+    last = max((step.step for step in steps if step.phase == BEHIND), default=-1)
+    before = [step.segment for step in steps if (step.phase, step.step) == (BEHIND, last)]
+    return tuple(
+        attrs.evolve(step, phase=BEHIND, step=last)
+        if (step.phase, step.step) == (STARTS, 0) and _reads_own_rows(step.segment, before)
+        else step
+        for step in steps
+    )
+
+
+def _reads_own_rows(segment: Segment, before: Sequence[Segment]) -> bool:
+    """Whether all that it reads of segments just before it are its own rows, which its worker made."""
+    made = {store.buffer: other for other in before for store in other.stores}
+    read = {load.address for load in segment.loads if getattr(load.address, "buffer", "") in made}
+    makers = [made[address.buffer] for address in read if isinstance(address, BufferAddress)]
+    alike = all(deals_evenly(each) and each.space == segment.space for each in (segment, *makers))
+    return not read or (len(makers) == len(read) and alike)

@@ -19,6 +19,7 @@ from dnc.codegen.bodies.cuda_worker import PlanTooLarge, Worker
 from dnc.codegen.cells import ANY_SIZE, Element, Four, StoreFour, VertexCell, four_of, scratch_floats
 from dnc.codegen.emit import Expr, both, let, local, loop, put, smaller, stride_loop, when
 from dnc.codegen.quads import QUAD
+from dnc.ir.dealing import deals_evenly
 from dnc.ir.machine import LANES, WARPS
 from dnc.ir.plan import Segment, padded
 
@@ -185,6 +186,7 @@ def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
     warps = min(WARPS, worker.staging_words // floats)
     if warps == 0:
         raise PlanTooLarge(f"{segment.name}: {floats * 4} bytes of scratch for one vertex")
+    assert warps == WARPS or not deals_evenly(segment), segment.name
     worker.stage(warps * floats)
     turn = let("turn", worker.rank * warps + worker.warp)
     with when(worker.warp < warps), stride_loop("row", turn, rows, worker.workers * warps) as index:

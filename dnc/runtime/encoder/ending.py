@@ -18,14 +18,14 @@ from dnc.runtime.encoder.assign import Assignment
 from dnc.runtime.encoder.lists import Group
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
-from dnc.runtime.phases import Step, prediction_of, results_of
+from dnc.runtime.phases import BEHIND, Step, prediction_of, results_of
 from dnc.runtime.prepared import Prepared
 
 # Levels of a window: a replica goes on for half a window and a level or two behind its last word. On a CPU,
 # with one sentence (600 levels), windows of 2, 8, 16 levels add 15, 5, 3 % to a launch that no word ends,
 # and one that ends behind 9 words takes 61, 63, 65 us (2026-11-22). Not measured on a GPU.
 WINDOW = 16
-LEVELS, BEHIND = 1, 2  # phases: the recursion, and what follows it
+LEVELS = 1  # the phase of the recursion
 
 
 @attrs.frozen

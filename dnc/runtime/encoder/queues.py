@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.plan import Plan
-from dnc.runtime.encoder.ending import BEHIND, LEVELS, Exits
+from dnc.runtime.encoder.ending import LEVELS, Exits
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.scopes import Scopes
 from dnc.runtime.encoder.words import Numbers, Spread, Words
-from dnc.runtime.phases import BACKWARD_LEVELS, PHASES, Step
+from dnc.runtime.phases import BACKWARD_LEVELS, BEHIND, PHASES, Step
 
 WIDTH = isa.INSTRUCTION_WORDS
 MOST_GRIDS = 256  # that are kept
