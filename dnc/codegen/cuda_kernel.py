@@ -31,7 +31,6 @@ from dnc.codegen.bodies import (
     cuda_update,
 )
 from dnc.codegen.bodies.cuda_ending import ALL_ENDED
-from dnc.codegen.bodies.cuda_transposed import FEW
 from dnc.codegen.bodies.cuda_worker import Worker, load_shared, make_view, vector_slots
 from dnc.codegen.cuda_levels import run_segment
 from dnc.codegen.cuda_regions import load_early, register_regions, registers, run_region
@@ -55,16 +54,13 @@ from dnc.ir import isa
 from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import (
     SHARED,
-    STREAMED,
     Plan,
     Segment,
-    product_parameters,
 )
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
 STATE_WORDS = 8  # of shared memory, beside those of `cuda_ahead`: five, the scale, and one for alignment
-FEW_EARLY = 32  # rows in front of the recursion that are not worth tiles of two matrices
 FINISHED = 1 << 30  # what stands for an opcode behind END
 # Indices into `isa.ABORT_EXCHANGES`.
 GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
@@ -347,16 +343,9 @@ class Kernel:
     def worker_of(self, segment: Segment) -> Worker:
         """The worker for a segment: what it knows of the wavefronts and of the registers."""
         if self.plan.program.stage(segment.stage).placement == LEVEL:
-            return attrs.evolve(self.worker, few=FEW, crowded=isa.WITHIN in register_regions(self.plan))
-        region = isa.segment_region(self.plan, segment)
-        few = FEW_EARLY if region == isa.BEFORE and self._on_chip(segment) else 0
-        return attrs.evolve(self.worker.here(), crowded=region in register_regions(self.plan), few=few)
-
-    def _on_chip(self, segment: Segment) -> bool:
-        """Whether a segment has products, with weights that are not streamed."""
-        used = product_parameters(segment)
-        kept = [self.worker.placement(name, segment.units).residency != STREAMED for name in used]
-        return bool(kept) and all(kept)
+            return attrs.evolve(self.worker, few=True, crowded=isa.WITHIN in register_regions(self.plan))
+        crowded = isa.segment_region(self.plan, segment) in register_regions(self.plan)
+        return attrs.evolve(self.worker.here(), crowded=crowded)
 
     def values(self, fields: tuple[str, ...]) -> list[Expr]:
         """The fields of the current instruction."""
@@ -386,29 +375,20 @@ class Kernel:
             sync.cluster_barrier()
             return
         counter = (isa.SYNC_REPLICAS + self.replica) * isa.SYNC_STRIDE
-        sync.signal(self._counter(counter))
-        self._wait(counter, self.tiling.workers, REPLICA)
+        self._counter_barrier(counter, self.tiling.workers, REPLICA)
 
     def _grid_barrier(self) -> None:
-        self.grid_signal()
-        self.grid_wait()
+        self._counter_barrier(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID)
 
-    def grid_signal(self) -> None:
-        """Arrives at the barrier of the grid that is at hand."""
-        sync.signal(self._counter(isa.SYNC_GRID * isa.SYNC_STRIDE))
-
-    def grid_wait(self) -> None:
-        """Waits there for all others."""
-        self._wait(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID)
-
-    def _counter(self, counter: Expr) -> Expr:
-        """Its address, which is not kept in registers: the compiler does not know the zero."""
-        return T.address_of(self.counters[counter + self.zero[0]])
-
-    def _wait(self, counter: Expr, arrivals: Expr, exchange: int) -> None:
-        (ordinal,) = self.values(isa.BARRIER_FIELDS)
+    def _counter_barrier(self, counter: Expr, arrivals: Expr, exchange: int) -> None:
+        (ordinal,) = (
+            self.worker.field(f, self.entry[0], self.window, isa.BARRIER_FIELDS) for f in isa.BARRIER_FIELDS
+        )
+        zero = self.zero[0]  # so that addresses are not kept in registers
+        address = T.address_of(self.counters[counter + zero])
+        sync.signal(address)
         waited = sync.wait(
-            self._counter(counter),
+            address,
             T.cast(ordinal * arrivals, "uint32"),
             abort=T.address_of(self.counters[self.record[0]]),
             limit_us=self.limit_us,

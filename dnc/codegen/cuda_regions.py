@@ -2,7 +2,7 @@
 
 In: a kernel under construction. Out: statements that run a region's instructions. Mostly the recursion alone
 uses weights in registers: then they are loaded in front of its loop, so that the other loops have the
-registers for themselves, and while they come a barrier waits, if that is what comes first.
+registers for themselves, and while they come a barrier of the cluster waits, if that is what comes first.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from dnc.codegen import sync
 from dnc.codegen.bodies import cuda_ahead
 from dnc.codegen.bodies.cuda_resident import resident
 from dnc.codegen.cuda_levels import run_levels
-from dnc.codegen.emit import Expr, any_of, both, either, let, put, when
+from dnc.codegen.emit import Expr, any_of, both, either, put, when
 from dnc.ir import isa
 from dnc.ir.machine import weight_registers
 from dnc.ir.plan import REGISTER, Placement, Plan, product_parameters, unit_share, weights_of_register
 
 if TYPE_CHECKING:
     from dnc.codegen.cuda_kernel import Kernel
-
-_MEETINGS = (isa.REPLICA_BARRIER, isa.GRID_BARRIER)
 
 
 def register_regions(plan: Plan) -> set[int]:
@@ -84,8 +82,8 @@ def _loads_within(kernel: Kernel) -> bool:
 
 
 def _stays(kernel: Kernel, region: int, last: int) -> Expr:
-    """Whether the instruction at hand is the region's; a barrier that is the last one in front of the
-    recursion is not.
+    """Whether the instruction at hand is the region's; a barrier of the cluster that is the last one in front
+    of the recursion is not.
 
     Where the barrier is the last word of the window, what is read behind it is an instruction in front of it,
     so it runs as any other: the load waits behind it.
@@ -93,40 +91,25 @@ def _stays(kernel: Kernel, region: int, last: int) -> Expr:
     inside = kernel.opcode[0] <= last
     if region != isa.BEFORE or not _loads_within(kernel) or kernel.tiling.cluster == 1:
         return inside
-    behind = let("behind", kernel.window[kernel.place_of(kernel.at[0] + 1)])
-    within = max(opcode.number for opcode in kernel.plan.opcodes if opcode.region <= isa.WITHIN)
-    meets = any_of(*(kernel.opcode[0] == kernel.number(name) for name in _MEETINGS))
-    return both(inside, tirx.Not(both(meets, both(behind > last, behind <= within))))
+    behind = kernel.window[kernel.place_of(kernel.at[0] + 1)]
+    crosses = both(kernel.opcode[0] == kernel.number(isa.REPLICA_BARRIER), behind > last)
+    return both(inside, tirx.Not(crosses))
 
 
 def _enter(kernel: Kernel) -> None:
-    """Loads registers, between the two halves of a barrier if one is at hand."""
+    """Loads registers, between the two halves of a barrier of the cluster if one is at hand."""
     if kernel.tiling.cluster == 1:
         _load(kernel)
         return
-    own, of_grid = (kernel.number(name) for name in _MEETINGS)
-    with when(kernel.opcode[0] == own):
+    barrier = kernel.number(isa.REPLICA_BARRIER)
+    with when(kernel.opcode[0] == barrier):
         sync.cluster_arrive()
-    with when(kernel.opcode[0] == of_grid):
-        kernel.grid_signal()
     _load(kernel)
-
-    def passed() -> None:
+    # The opcode is read again: weights leave no register for it.
+    with when(kernel.window[kernel.place()] == barrier):
+        sync.cluster_wait()
         T.evaluate(T.cuda.cta_sync())  # all threads have read where they are
         kernel.advance(1)
-
-    def others() -> None:
-        with when(at_hand == of_grid):
-            put(kernel.entry, 0, kernel.place())
-            kernel.grid_wait()
-            passed()
-
-    def cluster() -> None:
-        sync.cluster_wait()
-        passed()
-
-    at_hand = let("at_hand", kernel.window[kernel.place()])  # again: weights leave no register for the opcode
-    either(at_hand == own, cluster, others)
     put(kernel.opcode, 0, kernel.fetch())
 
 

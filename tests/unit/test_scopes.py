@@ -57,17 +57,24 @@ def instructions(schedule: Schedule, workers: int, name: str) -> list[list[int]]
 # ---- the choice ----------------------------------------------------------------------------------------
 
 
-def test_leaves_of_one_sentence_go_to_all_replicas() -> None:
-    plan = plan_named("treelstm", **LARGE)
-    encoder = encoder_of(plan, 30)
-    largest = np.diff(encoder.prepared.spaces["encode.Leaf"].begin).argmax()
-    schedule = encoder.encode(np.array([largest]), replicas=4, workers=16)
-    leaves = instructions(schedule, 16, "encode.Leaf/0")
-    assert all(leaves) and sum(own[1] for own in leaves) == schedule.rows["encode.Leaf"]
-    assert [len(own) // 2 for own in instructions(schedule, 16, isa.GRID_BARRIER)] == [3] * 4
-    levels = instructions(schedule, 16, "encode.Node/0")
+def test_words_of_one_sentence_go_to_all_replicas() -> None:
+    plan = plan_named("lstm_classifier", **LARGE)
+    forest = ForestGrower(plan.program, 3).grow(2, 200, "complete")
+    encoder = Encoder(prepare(plan, forest), static_pool(plan, rows_of(plan), 1 << 19))
+    schedule = encoder.encode(np.array([0]), replicas=4, workers=8)
+    words = instructions(schedule, 8, "forward.pre/0")
+    assert all(words) and sum(own[1] for own in words) == schedule.rows["forward"] > 128
+    assert [len(own) // 2 for own in instructions(schedule, 8, isa.GRID_BARRIER)] == [3] * 4
+    levels = instructions(schedule, 8, "forward/0")
     assert levels[0] and not any(levels[1:])
     verify(schedule)
+
+
+def test_few_leaves_stay_with_their_sentence() -> None:
+    """An instruction takes as long for a leaf or two as for twenty."""
+    plan = plan_named("treelstm", **LARGE)
+    schedule = encoder_of(plan, 8).encode(np.array([3]), replicas=4, workers=16)
+    assert [bool(own) for own in instructions(schedule, 16, "encode.Leaf/0")] == [True, False, False, False]
 
 
 def test_replicas_that_have_as_much_to_do_keep_their_leaves() -> None:
@@ -96,15 +103,16 @@ def test_stacks_are_not_shared_out() -> None:
 
 
 def test_batches_of_a_group_choose_for_themselves() -> None:
-    plan = plan_named("treelstm", **LARGE)
-    encoder = encoder_of(plan, 40)
-    batches = [np.arange(1), np.arange(1, 40)]
-    few, many = encoder.encode_group(batches, replicas=3, workers=16)
-    for samples, grouped in zip(batches, (few, many), strict=True):
+    plan = plan_named("lstm_classifier", **LARGE)
+    forest = ForestGrower(plan.program, 3).grow(40, 300, "complete")
+    encoder = Encoder(prepare(plan, forest), static_pool(plan, rows_of(plan), 1 << 21))
+    batches = [np.arange(2), np.arange(2, 40)]
+    found = encoder.encode_group(batches, replicas=3, workers=8)
+    for samples, grouped in zip(batches, found, strict=True):
         verify(grouped)
-        alone = encoder.encode(samples, replicas=3, workers=16)
-        for name in ("encode.Leaf/0", isa.GRID_BARRIER):
-            assert instructions(grouped, 16, name) == instructions(alone, 16, name)
+        alone = encoder.encode(samples, replicas=3, workers=8)
+        for name in ("forward.pre/0", isa.GRID_BARRIER):
+            assert instructions(grouped, 8, name) == instructions(alone, 8, name)
 
 
 # ---- queues --------------------------------------------------------------------------------------------

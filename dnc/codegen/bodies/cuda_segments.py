@@ -67,7 +67,7 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
     if wide is None:
         narrow_segment(worker, segment, row, rows)
     elif worker.few:
-        either(rows <= worker.few, lambda: narrow_segment(worker, segment, row, rows), many)
+        either(rows <= FEW, lambda: narrow_segment(worker, segment, row, rows), many)
     else:
         many()
 

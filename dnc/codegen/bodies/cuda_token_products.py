@@ -3,9 +3,8 @@
 In: the gradient of a table with products, and the fields of its instruction. Out: the instruction's body. A
 tile of tokens and 64 columns is a worker's. Its deltas come into shared memory, added up where a token has
 several; every warp multiplies rows of the matrix of its own, which come in steps that no other warp waits
-for. In a warp lanes have rows of their own, too: what shared memory can read bounds these products, and so a
-lane has as many sums as registers hold. In the end sums are added up over lanes and warps in their order.
-How large tiles are follows from the batch and the grid.
+for, and the warps' sums are added up in their order. How large tiles are follows from how many tokens there
+are, and changes no bit.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import SlotsAddress, TableGradient, TableProduct, padded
 
 COLUMNS = isa.PART_COLUMNS  # of a tile
-COLUMN_LANES = 8  # of a warp; a lane has 4 columns, twice
-GROUP = isa.TOKEN_GROUP  # tokens
-MOST_TOKENS = 16  # of a lane: 128 sums
-LANE_ROWS = 4  # of the matrix that a lane has in a step
-STAGES = 4  # steps on their way
+TOKEN_LANES, COLUMN_LANES = 4, 8  # of a warp; a lane has 4 columns, twice
+GROUP = isa.TOKEN_GROUP  # tokens: two of a lane
+ROWS = 8  # of the matrix that a warp has in a step
+STEP = ROWS * WARPS
+STAGES = {1: 8, 2: 6, 3: 4, 4: 4}  # steps on their way, by groups: small tiles wait for memory
 SPARE = 4  # words behind the deltas of a token: neighbours are in different banks
 QUADS = 8  # of a token's deltas that a lane adds up at a time, in tiles of one group
 
@@ -68,29 +67,9 @@ class Shape:
         return self.groups * GROUP
 
     @property
-    def token_lanes(self) -> int:
-        """Lanes that share the tokens."""
-        return -(-self.size // MOST_TOKENS)
-
-    @property
-    def row_lanes(self) -> int:
-        """Lanes that share the rows."""
-        return LANES // (COLUMN_LANES * self.token_lanes)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the matrix that a warp has in a step."""
-        return LANE_ROWS * self.row_lanes
-
-    @property
-    def step(self) -> int:
-        """Rows of a step."""
-        return self.rows * WARPS
-
-    @property
     def ring(self) -> int:
         """Words of the matrix on their way."""
-        return self.stages * self.step * COLUMNS
+        return self.stages * STEP * COLUMNS
 
     @property
     def stride(self) -> int:
@@ -105,12 +84,11 @@ class Shape:
 
 def shape_of(groups: int, rows: int, staging_words: int) -> Shape:
     """The tile for matrices of so many rows, as deep as the staging area takes."""
-    one = Shape(groups, 1, 0)
-    size, step = one.size, one.step
-    stages = max(2, min(STAGES, (staging_words - size * (step + SPARE)) // (step * COLUMNS)))
-    most = (staging_words - stages * one.ring) // size - SPARE
-    blocks = -(-rows // max(most // step * step, step))
-    return Shape(groups, stages, -(-rows // (blocks * step)) * step)
+    size = groups * GROUP
+    stages = max(2, min(STAGES[groups], (staging_words - size * (STEP + SPARE)) // (STEP * COLUMNS)))
+    most = (staging_words - Shape(groups, stages, 0).ring) // size - SPARE
+    blocks = -(-rows // max(most // STEP * STEP, STEP))
+    return Shape(groups, stages, -(-rows // (blocks * STEP)) * STEP)
 
 
 @attrs.frozen(eq=False)
@@ -152,7 +130,7 @@ def token_products(worker: Worker, table: TableGradient, fields: Mapping[str, Ex
         with stride_loop("item", mine, apart * parts, worker.grid - left_out) as item:
             first = fixed("first", item // parts)
             part = fixed("part", item - first * parts)
-            sums = local("sums", "float32", T.float32(0.0), shape.size // shape.token_lanes * 8)
+            sums = local("sums", "float32", T.float32(0.0), shape.size // TOKEN_LANES * 8)
             tile = _Tile(worker, shape, tokens, first, apart, part * COLUMNS, sums)
             for product in table.products:
                 _multiply(tile, table, product)
@@ -164,16 +142,17 @@ def token_products(worker: Worker, table: TableGradient, fields: Mapping[str, Ex
 
 def _multiply(tile: _Tile, table: TableGradient, product: TableProduct) -> None:
     """Adds a product to the sums."""
-    worker, steps, ahead = tile.worker, tile.shape.depth // tile.shape.step, tile.shape.stages - 1
+    worker, steps, ahead = tile.worker, tile.shape.depth // STEP, tile.shape.stages - 1
     with loop("block", -(-product.rows // tile.shape.depth)) as block:
         begin = fixed("begin", block * tile.shape.depth)
         worker.synchronize()  # what is there is read
         heads = _heads(tile, product)
-        for step in range(ahead):  # while deltas are looked for
-            _copy_rows(tile, table, product, begin, step, steps)
+        _copy_rows(tile, table, product, begin, 0, steps)
         _stage_deltas(tile, product, begin, heads)
         cuda.copy_commit()
-        cuda.copy_wait(0)
+        for step in range(1, ahead):
+            _copy_rows(tile, table, product, begin, step, steps)
+        cuda.copy_wait(ahead - 1)  # for the deltas, and the first step
         worker.synchronize()
         with loop("step", steps) as step:
             cuda.copy_wait(ahead - 1)
@@ -234,16 +213,16 @@ def _copy_rows(
     tile: _Tile, table: TableGradient, product: TableProduct, begin: Expr, step: Expr, steps: int
 ) -> None:
     """Starts the copies of the warp's rows of a step, zeros where there are none; a group of copies."""
-    worker, rows = tile.worker, tile.shape.rows
-    matrix = worker.plan.program.parameter(product.parameter).type.shape
-    stride = worker.plan.weight_format.strides(matrix)[0]
+    worker = tile.worker
+    shape = worker.plan.program.parameter(product.parameter).type.shape
+    stride = worker.plan.weight_format.strides(shape)[0]
     base = let("matrix", worker.access.base(product.parameter))
     quads = COLUMNS // 4
     with when(step < steps):
-        ring = fixed("ring", (step % tile.shape.stages * WARPS + worker.warp) * (rows * COLUMNS))
-        first = fixed("first_row", begin + (step * WARPS + worker.warp) * rows + worker.lane // quads)
+        ring = fixed("ring", (step % tile.shape.stages * WARPS + worker.warp) * (ROWS * COLUMNS))
+        first = fixed("first_row", begin + step * STEP + worker.warp * ROWS + worker.lane // quads)
         own = fixed("own_column", worker.lane % quads * 4)
-        for part in range(0, rows, LANES // quads):
+        for part in range(0, ROWS, LANES // quads):
             row = first + part
             column = tile.column + own
             valid = both(row < product.rows, column < table.width)
@@ -254,45 +233,38 @@ def _copy_rows(
 
 
 def _add_step(tile: _Tile, step: Expr) -> None:
-    """Adds the products of the lane's rows of a step."""
-    worker, shape = tile.worker, tile.shape
-    mine, first = shape.size // shape.token_lanes, step % shape.stages * WARPS + worker.warp
-    own, token, column = _places(tile)
-    ring = let("ring", (first * shape.rows + own) * COLUMNS + column)
-    row = (step * WARPS + worker.warp) * shape.rows + own
-    deltas = let("deltas", shape.ring + token * shape.stride + row)
-    apart = shape.token_lanes * shape.stride
-    delta = [let("delta", worker.staging[quad_at(deltas + number * apart)]) for number in range(mine)]
-    for i in range(LANE_ROWS):
-        at = ring + i * COLUMNS
-        weights = [let("weight", worker.staging[quad_at(at + c)]) for c in (0, COLUMN_LANES * 4)]
-        for number in range(mine):
-            for c in range(8):
-                to = number * 8 + c
-                product = lane4(weights[c // 4], c % 4), lane4(delta[number], i)
-                put(tile.sums, to, cuda.fma(*product, tile.sums[to]))
-
-
-def _places(tile: _Tile) -> tuple[Expr, Expr, Expr]:
-    """The lane's first row of a step, its first token, and its first column, which come in this order."""
-    others = tile.worker.lane // COLUMN_LANES
-    token, row = others % tile.shape.token_lanes, others // tile.shape.token_lanes
-    return row * LANE_ROWS, token, tile.worker.lane % COLUMN_LANES * 4
+    """Adds the products of the warp's rows of a step."""
+    worker, lane, shape = tile.worker, tile.worker.lane, tile.shape
+    mine = shape.size // TOKEN_LANES
+    at = (step % shape.stages * WARPS + worker.warp) * (ROWS * COLUMNS)
+    ring = let("ring", at + lane % COLUMN_LANES * 4)
+    row = step * STEP + worker.warp * ROWS
+    deltas = let("deltas", shape.ring + lane // COLUMN_LANES * shape.stride + row)
+    for half in range(0, ROWS, 4):
+        delta = [
+            let("delta", worker.staging[quad_at(deltas + number * (TOKEN_LANES * tile.shape.stride) + half)])
+            for number in range(mine)
+        ]
+        for row in range(4):
+            at = ring + (half + row) * COLUMNS
+            weights = [let("weight", worker.staging[quad_at(at + c)]) for c in (0, COLUMN_LANES * 4)]
+            for number in range(mine):
+                for column in range(8):
+                    to = number * 8 + column
+                    weight = lane4(weights[column // 4], column % 4)
+                    put(tile.sums, to, cuda.fma(weight, lane4(delta[number], row), tile.sums[to]))
 
 
 def _keep(tile: _Tile, table: TableGradient, records: Records, norms: Expr) -> None:
-    """Adds up the sums of lanes and warps and the slots that are no products, and writes what comes out."""
-    worker, shape, slots = tile.worker, tile.shape, isa.table_slots(table)
-    _, token, column = _places(tile)
-    count = shape.size // shape.token_lanes * 8
-    masks = tuple(LANES >> turn for turn in range(1, shape.row_lanes.bit_length()))
-    owned = cuda.warp_reduce_scatter(tile.sums, count, worker.lane, masks)
+    """Adds up the warps' sums and the slots that are no products, and writes what comes out."""
+    worker, lane, slots = tile.worker, tile.worker.lane, isa.table_slots(table)
     worker.synchronize()
-    for slot in range(0, owned.slots, 4):
-        index = let("index", owned.first + slot)
-        row = worker.warp * shape.size + index // 8 * shape.token_lanes + token
-        at = row * COLUMNS + column + index % 8 * COLUMN_LANES
-        T.buffer_store(worker.staging, tile.sums[quad_at(slot)], [quad_at(at)])
+    for number in range(tile.shape.size // TOKEN_LANES):
+        row = worker.warp * tile.shape.size + number * TOKEN_LANES + lane // COLUMN_LANES
+        at = row * COLUMNS + lane % COLUMN_LANES * 4
+        for half in (0, 1):
+            value = tile.sums[quad_at(number * 8 + half * 4)]
+            T.buffer_store(worker.staging, value, [quad_at(at + half * (COLUMN_LANES * 4))])
     worker.synchronize()
     quads = COLUMNS // 4
     with stride_loop("quad", worker.thread, tile.shape.size * quads, THREADS) as quad:

@@ -42,7 +42,7 @@ class Worker:
     """What bodies read: the plan, memory, and where this thread stands.
 
     vectors: first word in `shared_weights` of the worker's units of a vector parameter, gate by gate, by
-    its name and units. few: vertices of an instruction that are few, and then it has to be fast. crowded:
+    its name and units. few: an instruction may have few vertices, and then has to be fast. crowded:
     registers hold weights. traced: the kernel keeps times. ahead: see `cuda_ahead`; push: see `cuda_push`,
     None where nothing can be pushed. reductions, reduction: memory of, and where partial sums are added up in
     the cluster: see `cuda_reduce`. scale: see `cuda_update`.
@@ -65,7 +65,7 @@ class Worker:
     grid: Expr
     ahead: Any
     vectors: dict[tuple[str, int], int] = attrs.field(factory=dict)
-    few: int = 0
+    few: bool = False
     crowded: bool = False
     push: Any = None
     traced: bool = False

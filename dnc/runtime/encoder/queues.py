@@ -184,7 +184,8 @@ def encode_queues(
 def _of_steps(mode: Columns, rows: Mapping[str, Rows], exits: Exits | None) -> Instructions:
     """An instruction of every step for every wavefront that is not empty; and the tests of `exits`."""
     if not mode.fronts:
-        return Instructions(*np.zeros((6, 0), np.intp), np.zeros(0, np.bool_))
+        none = np.zeros(0, np.intp)
+        return Instructions(none, none, none, none, none, none, none > 0)
     depth = _depth(rows) if exits is None else exits.depth
     fronts = [rows[space].by_owner(leveled) for space, leveled in mode.fronts]
     counts, starts, shapes = zip(*fronts, strict=True)
@@ -211,7 +212,7 @@ def _of_steps(mode: Columns, rows: Mapping[str, Rows], exits: Exits | None) -> I
 
 def _depth(rows: Mapping[str, Rows]) -> int:
     """Levels of a phase, at most."""
-    return max(found.counts.shape[3] for found in rows.values())
+    return max(int(found.counts.shape[3]) for found in rows.values())
 
 
 def _shared_out(
@@ -227,7 +228,7 @@ def _shared_out(
     phase = made.place // size
     made = attrs.evolve(made, owner=batch * replicas + replica)
     stays = ~scopes[batch, phase]
-    there = np.zeros((len(scopes), PHASES, replicas), np.bool_)
+    there: NDArray[np.bool_] = np.zeros((len(scopes), PHASES, replicas), np.bool_)
     there[batch[stays], phase[stays], replica[stays]] = True
     others = []
     for turn, (step, opcode) in enumerate(zip(mode.steps, mode.opcodes, strict=True)):
@@ -239,7 +240,7 @@ def _shared_out(
         for some, number in ((count > 0, opcode), (count == 0, mode.nop)):
             found = owner[some], place, turn, number, start[some] * (number == opcode), count[some]
             others.append(_same(*found, shared=True))
-    missing = there.any(axis=2, keepdims=True) & ~there & scopes.any(axis=1)[:, None, None]
+    missing = there.any(axis=2, keepdims=True) & ~there & (np.count_nonzero(scopes, axis=1) > 0)[:, None, None]
     whose, where, replica = missing.nonzero()
     others.append(_same(whose * replicas + replica, where * size, 0, mode.nop, 0, 0))
     return made.of(stays).joined(*others)
@@ -288,7 +289,8 @@ def _merge(
         number, behind = _before(which, count), which.nonzero()[0]
         out[at[behind] + 1, 0] = opcode
         out[at[behind] + 1, 1] = number[behind] + 1 - number[first][queue[behind]]
-        return number[last] - number[first]
+        passed: Numbers = number[last] - number[first]
+        return passed
 
     meet(exchange & ~of_grid, mode.barrier)
     if of_grid.any():  # those of the tail count on
