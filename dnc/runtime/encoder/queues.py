@@ -240,7 +240,8 @@ def _shared_out(
         for some, number in ((count > 0, opcode), (count == 0, mode.nop)):
             found = owner[some], place, turn, number, start[some] * (number == opcode), count[some]
             others.append(_same(*found, shared=True))
-    missing = there.any(axis=2, keepdims=True) & ~there & (np.count_nonzero(scopes, axis=1) > 0)[:, None, None]
+    meets = np.count_nonzero(scopes, axis=1) > 0
+    missing = there.any(axis=2, keepdims=True) & ~there & meets[:, None, None]
     whose, where, replica = missing.nonzero()
     others.append(_same(whose * replicas + replica, where * size, 0, mode.nop, 0, 0))
     return made.of(stays).joined(*others)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dnc.ir.costs import GRID, Costs, nanoseconds
 from dnc.ir.machine import machine
 from dnc.ir.plan import Plan
-from dnc.ir.program import LEVEL
+from dnc.ir.program import EARLY, LEVEL
 from dnc.runtime.encoder.assign import price_of
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.phases import PHASES, Step
@@ -26,6 +26,15 @@ FEWEST = 32
 leaves of a Tree-LSTM with 256 units, and 7.6 us for twenty."""
 Scopes = NDArray[np.bool_]
 """Whether the grid shares a phase out, [batches, PHASES]."""
+
+
+def has_inputs_in_front(plan: Plan) -> bool:
+    """Whether vertices of the recursion have products in front of it: as many rows as there are vertices."""
+    placed = [(plan.program.stage(segment.stage).placement, segment) for segment in plan.segments]
+    levels = {segment.space for placement, segment in placed if placement == LEVEL}
+    return any(
+        placement == EARLY and segment.products and segment.space in levels for placement, segment in placed
+    )
 
 
 class Sharing:
