@@ -36,7 +36,6 @@ from dnc.runtime.cuda_driver import (
 )
 from dnc.runtime.cuda_lanes import Lanes
 from dnc.runtime.encoder.readout import Readout
-from dnc.runtime.encoder.scopes import has_inputs_in_front
 from dnc.runtime.schedule import Schedule, longest_queue
 from dnc.runtime.schedules import first_of, lanes_of, words_of
 from dnc.runtime.tuned import Tuned, tuned_grid
@@ -160,16 +159,15 @@ class CudaBackend:
     def grid(self, samples: int, trains: bool = True, lanes: int = 1) -> tuple[int, int]:
         """All resident replicas for training, also on few samples: they share gradients and update.
 
-        Otherwise no more than there are samples: one without any would only load its weights, unless the
-        vertices of a recursion have products in front of it, of which it takes a share. Fewer where `dnc
-        tune` found that faster, for a launch that has the device alone; beside others as many as a lane has.
+        Otherwise no more than there are samples: one without any would only load its weights. Fewer
+        where `dnc tune` found that faster, for a launch that has the device alone; beside others as many
+        as a lane has.
         """
         if lanes > 1:
             return min(self.replicas // lanes, samples), self.workers
         tuned = tuned_grid(self._tuned, samples) if trains == self.plan.trains else None
         most = min(self.replicas, tuned[0] or self.replicas) if tuned else self.replicas
-        shares = trains or has_inputs_in_front(self.plan)
-        return most if shares else max(1, min(most, samples)), self.workers
+        return most if trains else max(1, min(most, samples)), self.workers
 
     @property
     def lanes(self) -> int:

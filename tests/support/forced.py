@@ -46,10 +46,12 @@ def forced(
         return decide(apart, sum((found.spread.counts for found in rows.values()), np.zeros(batches)))
 
     def share(sharing: Sharing, rows: dict[str, Rows], replicas: int) -> Scopes | None:
-        counts = sum(found.spread.counts for found in rows.values())
+        if not rows or replicas == 1:
+            return None
+        counts = np.sum([found.spread.counts for found in rows.values()], axis=0)
         found = np.zeros((len(counts), PHASES), bool)
         found[:, sharing.phases] = decide(shared, counts)[:, None]
-        return found if replicas > 1 and found.any() else None
+        return found if found.any() else None
 
     with ExitStack() as stack:
         if few is not None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dnc.ir.costs import GRID, Costs, nanoseconds
 from dnc.ir.machine import machine
 from dnc.ir.plan import Plan
-from dnc.ir.program import EARLY, LEVEL
+from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.assign import price_of
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.phases import PHASES, Step
@@ -24,17 +24,11 @@ from dnc.runtime.phases import PHASES, Step
 FEWEST = 32
 """Rows that an instruction outside the recursion takes as long for as for one: an H200 took 6.6 us for two
 leaves of a Tree-LSTM with 256 units, and 7.6 us for twenty."""
+TOGETHER = 4000.0
+"""What it costs when all replicas go on at once, in ns, beside their meeting: the slowest is waited for, and
+all load their weights at the same time. Seen on an H200, for LSTMs and Tree-LSTMs with 256 units."""
 Scopes = NDArray[np.bool_]
 """Whether the grid shares a phase out, [batches, PHASES]."""
-
-
-def has_inputs_in_front(plan: Plan) -> bool:
-    """Whether vertices of the recursion have products in front of it: as many rows as there are vertices."""
-    placed = [(plan.program.stage(segment.stage).placement, segment) for segment in plan.segments]
-    levels = {segment.space for placement, segment in placed if placement == LEVEL}
-    return any(
-        placement == EARLY and segment.products and segment.space in levels for placement, segment in placed
-    )
 
 
 class Sharing:
@@ -68,7 +62,7 @@ class Sharing:
         more = nanoseconds(together, constants) - nanoseconds(costs.exchange(), constants)
         # One behind every place, and one in front of what is not the beginning.
         self._meetings = [
-            more * (len({step.step for step in steps if step.phase == phase}) + int(phase > 0))
+            TOGETHER + more * (len({step.step for step in steps if step.phase == phase}) + int(phase > 0))
             for phase in self.phases
         ]
 
