@@ -2,7 +2,8 @@
 
 In: a tile whose sums are staged. Out: statements that run the cell of every vertex and unit, store what
 the segment stores, and stage the deltas for the transposed products. A thread has one unit of a vertex,
-or four neighbouring ones, so that a load brings 16 bytes; the bits are the same.
+or four neighbouring ones, so that a load brings 16 bytes; the bits are the same. Where a cell adds up many
+runs of partial sums, several lanes have the same one (`cuda_runs.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_operands import NARROW
+from dnc.codegen.bodies.cuda_runs import shares_runs, sharing
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
 from dnc.codegen.cells import Started, UnitCell, tensor
 from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, stride_loop, when
@@ -59,6 +61,8 @@ class EarlyLoads:
         chosen = early_loads(tile.worker.plan, segment)
         if not segment.products or not chosen or NARROW * units > THREADS:
             return
+        if shares_runs(tile.worker, segment):
+            return  # other threads have the cells
         for load in chosen:
             self.held[load.value] = local("early", "float32", T.float32(0.0), _gates(segment, load))
         self.few = tile.count <= NARROW
@@ -107,6 +111,25 @@ def unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
             _stage_deltas(tile, [cell], own, vertex)
 
         _inside_or_zeros(tile, cell.unit, body, own, 1, vertex)
+
+
+def shared_cells(tile: UnitTile) -> None:
+    """Cells with some lanes of a warp per vertex and unit, where runs of partial sums are many."""
+    worker = tile.worker.here()
+    tile = attrs.evolve(tile, worker=worker)
+    lanes = sharing(tile)
+    access = attrs.evolve(worker.access, add_runs=lanes.sum)
+    tile = attrs.evolve(tile, worker=attrs.evolve(worker, access=access))
+    with stride_loop("vertex", lanes.vertex, tile.count, lanes.step) as vertex:
+        cell = _unit_cell(tile, vertex, lanes.own)
+
+        def body() -> None:
+            cell.run()
+            with when(lanes.writes):
+                cell.store()
+                _stage_deltas(tile, [cell], lanes.own, vertex)
+
+        _inside_or_zeros(tile, cell.unit, body, lanes.own, 1, vertex)
 
 
 def quad_cells(tile: UnitTile) -> None:

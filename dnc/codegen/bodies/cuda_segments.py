@@ -14,7 +14,7 @@ from functools import partial
 import attrs
 
 from dnc.codegen.bodies.cuda_ahead import lists_at_hand, near_lists
-from dnc.codegen.bodies.cuda_cells import EarlyLoads, quad_cells, unit_cells
+from dnc.codegen.bodies.cuda_cells import EarlyLoads, quad_cells, shared_cells, unit_cells
 from dnc.codegen.bodies.cuda_operands import operand_stride, stage_operand
 from dnc.codegen.bodies.cuda_products import WIDE, forward
 from dnc.codegen.bodies.cuda_push import MOST_ROWS, Mailbox, mailbox, sent_by
@@ -23,6 +23,7 @@ from dnc.codegen.bodies.cuda_resident import BLOCK, scratch_words
 from dnc.codegen.bodies.cuda_resident_products import forward as forward_resident
 from dnc.codegen.bodies.cuda_resident_products import transposed as transposed_resident
 from dnc.codegen.bodies.cuda_resident_tensor import turned_words
+from dnc.codegen.bodies.cuda_runs import shares_runs
 from dnc.codegen.bodies.cuda_staging import (
     Plane,
     Staging,
@@ -142,7 +143,11 @@ def _transposed(tile: UnitTile, begin: Expr, rows: Expr) -> None:
 
 
 def _unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
-    """Cells with a unit a thread, which may read partial sums that others have pushed."""
+    """Cells with a unit a thread, which may read partial sums that others have pushed; or with lanes that add up
+    runs together."""
+    if shares_runs(tile.worker, tile.segment):
+        shared_cells(tile)
+        return
     push, far = tile.worker.push, partial(unit_cells, tile, early)
     if push is None or len(push.states()) == len(push.box.sent):
         far()

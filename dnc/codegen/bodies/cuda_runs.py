@@ -1,0 +1,115 @@
+"""Runs of partial sums on CUDA: added up by lanes of a warp together, where a worker has few units.
+
+In: a tile of a segment that reads partial sums of more workers than a thread loads at once. Out: which lanes
+share a vertex, and `Sharing.sum`, which all of these call. A replica over the whole chip leaves as many runs
+as it has workers, and to each of them a few units: with a thread a unit, most threads would wait for the few
+that load one run behind another. Guaranteed: the runs are added up in the order of `Access.add_in_parts`,
+however many lanes there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.access import MOST_RUNS
+from dnc.codegen.bodies.cuda_staging import UnitTile
+from dnc.codegen.bodies.cuda_worker import Worker
+from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop
+from dnc.ir.machine import LANES, WARPS
+from dnc.ir.plan import BufferAddress, Segment, SlotsAddress, unit_share
+
+
+def shares_runs(worker: Worker, segment: Segment) -> bool:
+    """Whether lanes add up together what a segment's cells read; its units are all, or none, of a worker's."""
+    units = unit_share(segment.units, worker.workers)
+    if worker.workers <= MOST_RUNS or units > LANES or segment.units % units:
+        return False
+    addresses = [load.address for load in segment.loads]
+    return any(
+        worker.plan.buffer(each.buffer).partial
+        if isinstance(each, BufferAddress)
+        else isinstance(each, SlotsAddress) and each.partial is not None
+        for each in addresses
+    )
+
+
+@attrs.frozen(eq=False)
+class Sharing:
+    """The lanes of a warp over vertices, groups and units: all lanes of a vertex are neighbours, and a group of
+    them has all units.
+
+    vertex, step: of the lane, and from one round to the next. own: its unit. writes: whether its cell is to be
+    stored, which others have as well. first: the first lane of the vertex. mask: a bit for each of its lanes.
+    group, groups: of the vertex. width: lanes of a group.
+    """
+
+    runs: int
+    vertex: Expr
+    step: Expr
+    own: Expr
+    writes: Expr
+    first: Expr
+    mask: Expr
+    group: Expr
+    groups: Expr
+    width: int
+
+    def sum(self, read: Callable[[Expr], Expr]) -> Expr:
+        """The sum of read(run) over all runs, on every lane. A group adds up `MOST_RUNS` at a time."""
+        parts, unit = -(-self.runs // MOST_RUNS), let("lane_of_unit", self.first + self.own)
+        total = local("runs", "float32", T.float32(0.0))
+        most = LANES // self.width
+        with stride_loop("first_part", 0, parts, self.groups) as begin:
+            part = fixed("part", begin + self.group)
+            near = fixed("near_part", smaller(part, parts - 1)) if parts % most else part
+            some = local("some", "float32", T.float32(0.0))
+            found = []
+            for i in range(MOST_RUNS):
+                run = near * MOST_RUNS + i
+                if self.runs % MOST_RUNS:
+                    there = let("there", run < self.runs)
+                    value = let("run", read(smaller(run, self.runs - 1)))
+                    found.append(T.Select(there, value, T.float32(0.0)))
+                else:
+                    found.append(let("run", read(run)))
+            for value in found:
+                put(some, 0, some[0] + value)
+            if parts % most:
+                put(some, 0, T.Select(part < parts, some[0], T.float32(0.0)))
+            for group in range(most):
+                there = group < self.groups
+                lane = T.Select(there, unit + group * self.width, unit)
+                other = let("other", T.cuda._shfl_sync(self.mask, some[0], lane, LANES))
+                put(total, 0, total[0] + T.Select(there, other, T.float32(0.0)))
+        return let("summed", total[0])
+
+
+def sharing(tile: UnitTile) -> Sharing:
+    """Emits how the lanes of all warps share the vertices of a tile: the fewer there are, the more lanes each."""
+    worker, units = tile.worker, tile.units
+    width = 1 << (units - 1).bit_length()
+    halvings = (LANES // width).bit_length() - 1
+    halved: Expr = T.int32(0)
+    for number in range(halvings):
+        halved = halved + T.Select(tile.count > WARPS << number, 1, 0)
+    halved = fixed("halved", halved)
+    lanes = fixed("lanes", T.shift_right(T.int32(LANES), halved))
+    inner = fixed("inner", T.bitwise_and(worker.lane, lanes - 1))
+    first = fixed("first_lane", worker.lane - inner)
+    all_lanes = T.shift_right(T.uint32(cuda.FULL_MASK), T.cast(LANES - lanes, "uint32"))
+    return Sharing(
+        runs=worker.workers,
+        vertex=T.shift_left(worker.warp, halved) + T.shift_right(first, 5 - halved),
+        step=T.shift_left(T.int32(WARPS), halved),
+        own=fixed("own", smaller(inner % width, units - 1)),
+        writes=inner < units,
+        first=first,
+        mask=fixed("mask", T.shift_left(all_lanes, T.cast(first, "uint32")), "uint32"),
+        group=fixed("group", inner // width),
+        groups=fixed("groups", lanes // width),
+        width=width,
+    )
