@@ -74,8 +74,8 @@ class Access:
     eager: loads that may not be needed are made, from the pool's zeros, so that none waits for another.
     added: whether the runs of reduced buffers were added up, where that is known. near: what of the lists is
     nearer than the schedule. arrived: whether the partial slot at an address, and
-    with an offset, is nearer than the pool, and then the reader of element i of a run. add_runs: adds up what a
-    reader finds in every run, where several threads do that together.
+    with an offset, is nearer than the pool, and then the reader of element i of a run. add_runs: adds up
+    what a reader finds in every run, where several threads do that together.
     """
 
     plan: Plan

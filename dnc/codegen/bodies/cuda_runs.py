@@ -20,31 +20,32 @@ from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop
 from dnc.ir.machine import LANES, WARPS
-from dnc.ir.plan import BufferAddress, Segment, SlotsAddress, unit_share
+from dnc.ir.plan import Address, BufferAddress, Plan, Segment, SlotsAddress, unit_share
 
 
 def shares_runs(worker: Worker, segment: Segment) -> bool:
-    """Whether lanes add up together what a segment's cells read; its units are all, or none, of a worker's."""
+    """Whether lanes add up together what a segment's cells read. A worker then has all its units, or none."""
     units = unit_share(segment.units, worker.workers)
     if worker.workers <= MOST_RUNS or units > LANES or segment.units % units:
         return False
-    addresses = [load.address for load in segment.loads]
-    return any(
-        worker.plan.buffer(each.buffer).partial
-        if isinstance(each, BufferAddress)
-        else isinstance(each, SlotsAddress) and each.partial is not None
-        for each in addresses
-    )
+    return any(_is_partial(worker.plan, load.address) for load in segment.loads)
+
+
+def _is_partial(plan: Plan, address: Address) -> bool:
+    """Whether an address is one of partial sums."""
+    if isinstance(address, BufferAddress):
+        return plan.buffer(address.buffer).partial
+    return isinstance(address, SlotsAddress) and address.partial is not None
 
 
 @attrs.frozen(eq=False)
 class Sharing:
-    """The lanes of a warp over vertices, groups and units: all lanes of a vertex are neighbours, and a group of
-    them has all units.
+    """The lanes of a warp over vertices, groups and units: all lanes of a vertex are neighbours, and a group
+    of them has all units.
 
-    vertex, step: of the lane, and from one round to the next. own: its unit. writes: whether its cell is to be
-    stored, which others have as well. first: the first lane of the vertex. mask: a bit for each of its lanes.
-    group, groups: of the vertex. width: lanes of a group.
+    vertex, step: of the lane, and from one round to the next. own: its unit. writes: whether its cell is to
+    be stored, which others have as well. first: the first lane of the vertex. mask: a bit for each of its
+    lanes. group, groups: of the vertex, `most` of them at most. width: lanes of a group.
     """
 
     runs: int
@@ -56,60 +57,72 @@ class Sharing:
     mask: Expr
     group: Expr
     groups: Expr
+    most: int
     width: int
 
     def sum(self, read: Callable[[Expr], Expr]) -> Expr:
         """The sum of read(run) over all runs, on every lane. A group adds up `MOST_RUNS` at a time."""
-        parts, unit = -(-self.runs // MOST_RUNS), let("lane_of_unit", self.first + self.own)
+        parts, unit = _parts(self.runs), let("lane_of_unit", self.first + self.own)
         total = local("runs", "float32", T.float32(0.0))
-        most = LANES // self.width
         with stride_loop("first_part", 0, parts, self.groups) as begin:
             part = fixed("part", begin + self.group)
-            near = fixed("near_part", smaller(part, parts - 1)) if parts % most else part
-            some = local("some", "float32", T.float32(0.0))
-            found = []
-            for i in range(MOST_RUNS):
-                run = near * MOST_RUNS + i
-                if self.runs % MOST_RUNS:
-                    there = let("there", run < self.runs)
-                    value = let("run", read(smaller(run, self.runs - 1)))
-                    found.append(T.Select(there, value, T.float32(0.0)))
-                else:
-                    found.append(let("run", read(run)))
-            for value in found:
-                put(some, 0, some[0] + value)
-            if parts % most:
-                put(some, 0, T.Select(part < parts, some[0], T.float32(0.0)))
-            for group in range(most):
+            near = fixed("near_part", smaller(part, parts - 1)) if parts % self.most else part
+            own = let("own_sum", self._sum_of_part(near, read))
+            if parts % self.most:
+                own = let("own_sum", T.Select(part < parts, own, T.float32(0.0)))
+            for group in range(self.most):
                 there = group < self.groups
                 lane = T.Select(there, unit + group * self.width, unit)
-                other = let("other", T.cuda._shfl_sync(self.mask, some[0], lane, LANES))
+                other = let("other", T.cuda._shfl_sync(self.mask, own, lane, LANES))
                 put(total, 0, total[0] + T.Select(there, other, T.float32(0.0)))
         return let("summed", total[0])
 
+    def _sum_of_part(self, part: Expr, read: Callable[[Expr], Expr]) -> Expr:
+        """The sum of the runs of a part; all are loaded before the first one is added."""
+        total, found = local("some", "float32", T.float32(0.0)), []
+        for number in range(MOST_RUNS):
+            run = part * MOST_RUNS + number
+            if self.runs % MOST_RUNS:
+                value = let("run", read(smaller(run, self.runs - 1)))
+                found.append(T.Select(run < self.runs, value, T.float32(0.0)))
+            else:
+                found.append(let("run", read(run)))
+        for value in found:
+            put(total, 0, total[0] + value)
+        return total[0]
+
+
+def _parts(runs: int) -> int:
+    """Parts of so many runs."""
+    return -(-runs // MOST_RUNS)
+
 
 def sharing(tile: UnitTile) -> Sharing:
-    """Emits how the lanes of all warps share the vertices of a tile: the fewer there are, the more lanes each."""
+    """Emits how the lanes of all warps share the vertices of a tile: the fewer there are, the more lanes each
+    has, up to a group for every part of the runs."""
     worker, units = tile.worker, tile.units
     width = 1 << (units - 1).bit_length()
-    halvings = (LANES // width).bit_length() - 1
+    most = min(LANES // width, 1 << (_parts(worker.workers) - 1).bit_length())
+    least = LANES // (width * most)  # vertices of a warp
     halved: Expr = T.int32(0)
-    for number in range(halvings):
-        halved = halved + T.Select(tile.count > WARPS << number, 1, 0)
+    for number in range(most.bit_length() - 1):
+        halved = halved + T.Select(tile.count > (WARPS * least) << number, 1, 0)
     halved = fixed("halved", halved)
-    lanes = fixed("lanes", T.shift_right(T.int32(LANES), halved))
+    lanes = fixed("lanes", T.shift_right(T.int32(width * most), halved))
     inner = fixed("inner", T.bitwise_and(worker.lane, lanes - 1))
     first = fixed("first_lane", worker.lane - inner)
+    vertices = fixed("vertices", T.shift_left(T.int32(least), halved))
     all_lanes = T.shift_right(T.uint32(cuda.FULL_MASK), T.cast(LANES - lanes, "uint32"))
     return Sharing(
         runs=worker.workers,
-        vertex=T.shift_left(worker.warp, halved) + T.shift_right(first, 5 - halved),
-        step=T.shift_left(T.int32(WARPS), halved),
+        vertex=worker.warp * vertices + first // lanes,
+        step=vertices * WARPS,
         own=fixed("own", smaller(inner % width, units - 1)),
         writes=inner < units,
         first=first,
         mask=fixed("mask", T.shift_left(all_lanes, T.cast(first, "uint32")), "uint32"),
         group=fixed("group", inner // width),
         groups=fixed("groups", lanes // width),
+        most=most,
         width=width,
     )

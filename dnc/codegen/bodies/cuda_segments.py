@@ -38,12 +38,13 @@ from dnc.codegen.bodies.cuda_staging import (
 from dnc.codegen.bodies.cuda_transposed import FEW, transposed
 from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
-from dnc.codegen.bodies.cuda_worker import Worker
+from dnc.codegen.bodies.cuda_worker import Worker, rows_per_warp
 from dnc.codegen.emit import Expr, either, let, smaller, stride_loop, when
 from dnc.codegen.quads import fits_quads
 from dnc.ir.machine import LANES, THREADS
-from dnc.ir.plan import REGISTER, Piece, Product, Segment, TransposedProduct, unit_share
+from dnc.ir.plan import REGISTER, SHARED, Piece, Product, Segment, TransposedProduct, unit_share
 
+FEW_OF_WARP, LONG_ROW, MOST_NARROW = 2, 256, 32  # rows of the weights, their columns, vertices
 ROUNDS = 2  # of cells with a unit a thread, which are faster than one of cells with four
 
 
@@ -65,12 +66,27 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
         if worker.ahead.look is not None and not (segment.products or segment.transposed):
             worker.synchronize()  # nothing else made all warps wait for the one that looks ahead
 
+    few = FEW if worker.few else _few_rows(worker, segment)
     if wide is None:
         narrow_segment(worker, segment, row, rows)
-    elif worker.few:
-        either(rows <= FEW, lambda: narrow_segment(worker, segment, row, rows), many)
+    elif few:
+        either(rows <= few, lambda: narrow_segment(worker, segment, row, rows), many)
     else:
         many()
+
+
+def _few_rows(worker: Worker, segment: Segment) -> int:
+    """Rows up to which a segment outside the recursion runs with a warp on a row of the weights: where a
+    worker has few of these, and long ones, so that most threads of a tiled product would idle step after
+    step."""
+    placements = [worker.placement(product.parameter, segment.units) for product in segment.products]
+    fits = segment.products and all(
+        place.residency == SHARED
+        and rows_per_warp(place, worker.workers) <= FEW_OF_WARP
+        and place.columns >= LONG_ROW
+        for place in placements
+    )
+    return MOST_NARROW if fits and not segment.transposed else 0
 
 
 def _cells_alone(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
@@ -143,8 +159,8 @@ def _transposed(tile: UnitTile, begin: Expr, rows: Expr) -> None:
 
 
 def _unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
-    """Cells with a unit a thread, which may read partial sums that others have pushed; or with lanes that add up
-    runs together."""
+    """Cells with a unit a thread, which may read partial sums that others have pushed; or with lanes that
+    add up runs together."""
     if shares_runs(tile.worker, tile.segment):
         shared_cells(tile)
         return
