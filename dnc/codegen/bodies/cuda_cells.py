@@ -9,6 +9,7 @@ runs of partial sums, several lanes have the same one (`cuda_runs.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -25,6 +26,7 @@ from dnc.ir.cell import Value
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import BufferAddress, GatherAddress, Load, ParameterAddress, Plan, Segment
 
+ROUNDS = 2  # of cells with a unit a thread, which are faster than one of cells with four
 MOST_EARLY = 6  # registers of loads that are not through lists, with those that are: more would be spilled
 
 
@@ -133,7 +135,16 @@ def shared_cells(tile: UnitTile) -> None:
 
 
 def quad_cells(tile: UnitTile) -> None:
-    """Cells with a thread per vertex and four units."""
+    """Cells with a thread per vertex and four units; with lanes that add up runs together while there are more
+    of these."""
+    if shares_runs(tile.worker, tile.segment):
+        few = tile.count * tile.units <= ROUNDS * THREADS
+        either(few, partial(shared_cells, tile), partial(_quad_cells, tile))
+    else:
+        _quad_cells(tile)
+
+
+def _quad_cells(tile: UnitTile) -> None:
     worker, units = tile.worker, tile.units
     quads = units // QUAD
     with stride_loop("cell", worker.thread, tile.count * quads, THREADS) as item:

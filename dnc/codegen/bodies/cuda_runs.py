@@ -10,6 +10,8 @@ however many lanes there are.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import attrs
 from tvm.tirx.script.builder import ir as T
@@ -18,9 +20,11 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.access import MOST_RUNS
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop
-from dnc.ir.machine import LANES, WARPS
+from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop, when
+from dnc.ir.machine import LANES, THREADS
 from dnc.ir.plan import Address, BufferAddress, Plan, Segment, SlotsAddress, unit_share
+
+TOGETHER = 2  # parts of the runs that are loaded together, where registers hold no weights
 
 
 def shares_runs(worker: Worker, segment: Segment) -> bool:
@@ -43,12 +47,14 @@ class Sharing:
     """The lanes of a warp over vertices, groups and units: all lanes of a vertex are neighbours, and a group
     of them has all units.
 
-    vertex, step: of the lane, and from one round to the next. own: its unit. writes: whether its cell is to
-    be stored, which others have as well. first: the first lane of the vertex. mask: a bit for each of its
-    lanes. group, groups: of the vertex, `most` of them at most. width: lanes of a group.
+    together: parts whose runs a group loads together. vertex, step: of the lane, and from one round to the
+    next. own: its unit. writes: whether its cell is to be stored, which others have as well. first: the
+    first lane of the vertex. mask: a bit for each of its lanes. group, groups: of the vertex, `most` of them
+    at most. width: lanes of a group.
     """
 
     runs: int
+    together: int
     vertex: Expr
     step: Expr
     own: Expr
@@ -62,34 +68,45 @@ class Sharing:
 
     def sum(self, read: Callable[[Expr], Expr]) -> Expr:
         """The sum of read(run) over all runs, on every lane. A group adds up `MOST_RUNS` at a time."""
-        parts, unit = _parts(self.runs), let("lane_of_unit", self.first + self.own)
+        parts = _parts(self.runs)
         total = local("runs", "float32", T.float32(0.0))
-        with stride_loop("first_part", 0, parts, self.groups) as begin:
-            part = fixed("part", begin + self.group)
-            near = fixed("near_part", smaller(part, parts - 1)) if parts % self.most else part
-            own = let("own_sum", self._sum_of_part(near, read))
-            if parts % self.most:
-                own = let("own_sum", T.Select(part < parts, own, T.float32(0.0)))
-            for group in range(self.most):
-                there = group < self.groups
-                lane = T.Select(there, unit + group * self.width, unit)
-                other = let("other", T.cuda._shfl_sync(self.mask, own, lane, LANES))
-                put(total, 0, total[0] + T.Select(there, other, T.float32(0.0)))
+        with stride_loop("first_part", 0, parts, self.groups * self.together) as begin:
+            firsts = [fixed("first", begin + turn * self.groups) for turn in range(self.together)]
+            held = [self._load(first, parts, read, sure=turn == 0) for turn, first in enumerate(firsts)]
+            for turn, (first, found) in enumerate(zip(firsts, held, strict=True)):
+                with when(first < parts) if turn else nullcontext():
+                    self._add(total, first, parts, found)
         return let("summed", total[0])
 
-    def _sum_of_part(self, part: Expr, read: Callable[[Expr], Expr]) -> Expr:
-        """The sum of the runs of a part; all are loaded before the first one is added."""
-        total, found = local("some", "float32", T.float32(0.0)), []
-        for number in range(MOST_RUNS):
-            run = part * MOST_RUNS + number
-            if self.runs % MOST_RUNS:
-                value = let("run", read(smaller(run, self.runs - 1)))
-                found.append(T.Select(run < self.runs, value, T.float32(0.0)))
-            else:
-                found.append(let("run", read(run)))
-        for value in found:
-            put(total, 0, total[0] + value)
-        return total[0]
+    def _load(self, first: Expr, parts: int, read: Callable[[Expr], Expr], sure: bool) -> Any:
+        """Starts loading the runs of the group's part of those from `first` on; sure: these exist."""
+        held = local("held", "float32", T.float32(0.0), MOST_RUNS)
+        with nullcontext() if sure else when(first < parts):
+            part = first + self.group
+            near = fixed("part", smaller(part, parts - 1) if parts % self.most else part)
+            for number in range(MOST_RUNS):
+                put(held, number, self._read(near * MOST_RUNS + number, read))
+        return held
+
+    def _add(self, total: Any, first: Expr, parts: int, held: Any) -> None:
+        """Adds the sums of the parts from `first` on, one of every group."""
+        own = held[0]
+        for number in range(1, MOST_RUNS):
+            own = own + held[number]
+        if parts % self.most:
+            own = T.Select(first + self.group < parts, own, T.float32(0.0))
+        own = let("own_sum", own)
+        for group in range(self.most):
+            there = group < self.groups
+            lane = self.first + self.own + T.Select(there, group * self.width, 0)
+            other = let("other", T.cuda._shfl_sync(self.mask, own, lane, LANES))
+            put(total, 0, total[0] + T.Select(there, other, T.float32(0.0)))
+
+    def _read(self, run: Expr, read: Callable[[Expr], Expr]) -> Expr:
+        """What a run has; zero behind the last one."""
+        if self.runs % MOST_RUNS == 0:
+            return read(run)
+        return T.Select(run < self.runs, read(smaller(run, self.runs - 1)), T.float32(0.0))
 
 
 def _parts(runs: int) -> int:
@@ -103,20 +120,20 @@ def sharing(tile: UnitTile) -> Sharing:
     worker, units = tile.worker, tile.units
     width = 1 << (units - 1).bit_length()
     most = min(LANES // width, 1 << (_parts(worker.workers) - 1).bit_length())
-    least = LANES // (width * most)  # vertices of a warp
-    halved: Expr = T.int32(0)
+    widest = width * most
+    bits: Expr = T.int32(widest.bit_length() - 1)
     for number in range(most.bit_length() - 1):
-        halved = halved + T.Select(tile.count > (WARPS * least) << number, 1, 0)
-    halved = fixed("halved", halved)
-    lanes = fixed("lanes", T.shift_right(T.int32(width * most), halved))
+        bits = bits - T.Select(tile.count > (THREADS // widest) << number, 1, 0)
+    bits = fixed("bits", bits)
+    lanes = fixed("lanes", T.shift_left(T.int32(1), bits))
     inner = fixed("inner", T.bitwise_and(worker.lane, lanes - 1))
     first = fixed("first_lane", worker.lane - inner)
-    vertices = fixed("vertices", T.shift_left(T.int32(least), halved))
     all_lanes = T.shift_right(T.uint32(cuda.FULL_MASK), T.cast(LANES - lanes, "uint32"))
     return Sharing(
         runs=worker.workers,
-        vertex=worker.warp * vertices + first // lanes,
-        step=vertices * WARPS,
+        together=1 if worker.crowded else TOGETHER,
+        vertex=T.shift_right(worker.thread, bits),
+        step=T.shift_right(T.int32(THREADS), bits),
         own=fixed("own", smaller(inner % width, units - 1)),
         writes=inner < units,
         first=first,

@@ -14,7 +14,7 @@ from functools import partial
 import attrs
 
 from dnc.codegen.bodies.cuda_ahead import lists_at_hand, near_lists
-from dnc.codegen.bodies.cuda_cells import EarlyLoads, quad_cells, shared_cells, unit_cells
+from dnc.codegen.bodies.cuda_cells import ROUNDS, EarlyLoads, quad_cells, shared_cells, unit_cells
 from dnc.codegen.bodies.cuda_operands import operand_stride, stage_operand
 from dnc.codegen.bodies.cuda_products import WIDE, forward
 from dnc.codegen.bodies.cuda_push import MOST_ROWS, Mailbox, mailbox, sent_by
@@ -45,7 +45,6 @@ from dnc.ir.machine import LANES, THREADS
 from dnc.ir.plan import REGISTER, SHARED, Piece, Product, Segment, TransposedProduct, unit_share
 
 FEW_OF_WARP, LONG_ROW, MOST_NARROW = 2, 256, 32  # rows of the weights, their columns, vertices
-ROUNDS = 2  # of cells with a unit a thread, which are faster than one of cells with four
 
 
 def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
@@ -92,11 +91,7 @@ def _few_rows(worker: Worker, segment: Segment) -> int:
 def _cells_alone(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """All rows are one tile where nothing is staged: no warp waits for another."""
     tile = UnitTile(worker, segment, choose_staging(worker, segment), row, rows)
-    one_unit = partial(_unit_cells, tile, EarlyLoads(tile))
-    if fits_quads(segment, tile.units):
-        either(rows * tile.units <= ROUNDS * THREADS, one_unit, partial(quad_cells, tile))
-    else:
-        one_unit()
+    _cells(tile, EarlyLoads(tile), fits_quads(segment, tile.units))
 
 
 def level_mailbox(worker: Worker, segment: Segment) -> Mailbox | None:
@@ -132,11 +127,8 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
         early = EarlyLoads(tile)
         _products(tile, early)
         _look(worker, begin)
-        one_unit = partial(_unit_cells, tile, early)
-        if fits_quads(segment, tile.units) and size % 4 == 0 and size * tile.units > ROUNDS * THREADS:
-            either(count * tile.units <= ROUNDS * THREADS, one_unit, partial(quad_cells, tile))
-        else:
-            one_unit()
+        many = size % 4 == 0 and size * tile.units > ROUNDS * THREADS
+        _cells(tile, early, many and fits_quads(segment, tile.units))
         worker.synchronize()
         _transposed(tile, begin, rows)
 
@@ -158,12 +150,19 @@ def _transposed(tile: UnitTile, begin: Expr, rows: Expr) -> None:
         reduction.close()
 
 
-def _unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
-    """Cells with a unit a thread, which may read partial sums that others have pushed; or with lanes that
-    add up runs together."""
+def _cells(tile: UnitTile, early: EarlyLoads, quads: bool) -> None:
+    """Cells with a unit a thread; quads: or with four, where these are many."""
+    one_unit, four = partial(_unit_cells, tile, early), partial(quad_cells, tile)
     if shares_runs(tile.worker, tile.segment):
-        shared_cells(tile)
-        return
+        (four if quads else partial(shared_cells, tile))()
+    elif quads:
+        either(tile.count * tile.units <= ROUNDS * THREADS, one_unit, four)
+    else:
+        one_unit()
+
+
+def _unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
+    """Cells with a unit a thread, which may read partial sums that others have pushed."""
     push, far = tile.worker.push, partial(unit_cells, tile, early)
     if push is None or len(push.states()) == len(push.box.sent):
         far()
