@@ -135,8 +135,8 @@ def shared_cells(tile: UnitTile) -> None:
 
 
 def quad_cells(tile: UnitTile) -> None:
-    """Cells with a thread per vertex and four units; with lanes that add up runs together while there are more
-    of these."""
+    """Cells with a thread per vertex and four units; with lanes that add up runs together while there are
+    more of these."""
     if shares_runs(tile.worker, tile.segment):
         few = tile.count * tile.units <= ROUNDS * THREADS
         either(few, partial(shared_cells, tile), partial(_quad_cells, tile))
