@@ -10,8 +10,6 @@ however many lanes there are.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
 
 import attrs
 from tvm.tirx.script.builder import ir as T
@@ -20,11 +18,9 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.access import MOST_RUNS
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop, when
+from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop
 from dnc.ir.machine import LANES, THREADS
 from dnc.ir.plan import Address, BufferAddress, Plan, Segment, SlotsAddress, unit_share
-
-TOGETHER = 2  # parts of the runs that are loaded together, where registers hold no weights
 
 
 def shares_runs(worker: Worker, segment: Segment) -> bool:
@@ -47,14 +43,12 @@ class Sharing:
     """The lanes of a warp over vertices, groups and units: all lanes of a vertex are neighbours, and a group
     of them has all units.
 
-    together: parts whose runs a group loads together. vertex, step: of the lane, and from one round to the
-    next. own: its unit. writes: whether its cell is to be stored, which others have as well. first: the
-    first lane of the vertex. mask: a bit for each of its lanes. group, groups: of the vertex, `most` of them
-    at most. width: lanes of a group.
+    vertex, step: of the lane, and from one round to the next. own: its unit. writes: whether its cell is to
+    be stored, which others have as well. first: the first lane of the vertex. mask: a bit for each of its
+    lanes. group, groups: of the vertex, `most` of them at most. width: lanes of a group.
     """
 
     runs: int
-    together: int
     vertex: Expr
     step: Expr
     own: Expr
@@ -70,37 +64,22 @@ class Sharing:
         """The sum of read(run) over all runs, on every lane. A group adds up `MOST_RUNS` at a time."""
         parts = _parts(self.runs)
         total = local("runs", "float32", T.float32(0.0))
-        with stride_loop("first_part", 0, parts, self.groups * self.together) as begin:
-            firsts = [fixed("first", begin + turn * self.groups) for turn in range(self.together)]
-            held = [self._load(first, parts, read, sure=turn == 0) for turn, first in enumerate(firsts)]
-            for turn, (first, found) in enumerate(zip(firsts, held, strict=True)):
-                with when(first < parts) if turn else nullcontext():
-                    self._add(total, first, parts, found)
+        with stride_loop("first_part", 0, parts, self.groups) as begin:
+            part = fixed("part", begin + self.group)
+            near = fixed("near_part", smaller(part, parts - 1)) if parts % self.most else part
+            held = [let("run", self._read(near * MOST_RUNS + number, read)) for number in range(MOST_RUNS)]
+            own = held[0]
+            for value in held[1:]:
+                own = own + value
+            if parts % self.most:
+                own = T.Select(part < parts, own, T.float32(0.0))
+            own = let("own_sum", own)
+            for group in range(self.most):
+                there = group < self.groups
+                lane = self.first + self.own + T.Select(there, group * self.width, 0)
+                other = let("other", T.cuda._shfl_sync(self.mask, own, lane, LANES))
+                put(total, 0, total[0] + T.Select(there, other, T.float32(0.0)))
         return let("summed", total[0])
-
-    def _load(self, first: Expr, parts: int, read: Callable[[Expr], Expr], sure: bool) -> Any:
-        """Starts loading the runs of the group's part of those from `first` on; sure: these exist."""
-        held = local("held", "float32", T.float32(0.0), MOST_RUNS)
-        with nullcontext() if sure else when(first < parts):
-            part = first + self.group
-            near = fixed("part", smaller(part, parts - 1) if parts % self.most else part)
-            for number in range(MOST_RUNS):
-                put(held, number, self._read(near * MOST_RUNS + number, read))
-        return held
-
-    def _add(self, total: Any, first: Expr, parts: int, held: Any) -> None:
-        """Adds the sums of the parts from `first` on, one of every group."""
-        own = held[0]
-        for number in range(1, MOST_RUNS):
-            own = own + held[number]
-        if parts % self.most:
-            own = T.Select(first + self.group < parts, own, T.float32(0.0))
-        own = let("own_sum", own)
-        for group in range(self.most):
-            there = group < self.groups
-            lane = self.first + self.own + T.Select(there, group * self.width, 0)
-            other = let("other", T.cuda._shfl_sync(self.mask, own, lane, LANES))
-            put(total, 0, total[0] + T.Select(there, other, T.float32(0.0)))
 
     def _read(self, run: Expr, read: Callable[[Expr], Expr]) -> Expr:
         """What a run has; zero behind the last one."""
@@ -131,7 +110,6 @@ def sharing(tile: UnitTile) -> Sharing:
     all_lanes = T.shift_right(T.uint32(cuda.FULL_MASK), T.cast(LANES - lanes, "uint32"))
     return Sharing(
         runs=worker.workers,
-        together=1 if worker.crowded else TOGETHER,
         vertex=T.shift_right(worker.thread, bits),
         step=T.shift_right(T.int32(THREADS), bits),
         own=fixed("own", smaller(inner % width, units - 1)),
