@@ -75,7 +75,8 @@ class Access:
     added: whether the runs of reduced buffers were added up, where that is known. near: what of the lists is
     nearer than the schedule. arrived: whether the partial slot at an address, and
     with an offset, is nearer than the pool, and then the reader of element i of a run. add_runs: adds up
-    what a reader finds in every run, where several threads do that together.
+    what a reader finds in every run, where several threads do that together. gathered: reads the sum of the
+    runs of a row's only slot, zeros if that is not the case, where this was made before.
     """
 
     plan: Plan
@@ -89,6 +90,7 @@ class Access:
     added: bool | None = None
     arrived: Callable[[Expr, int], tuple[Expr, Callable[[Expr, Expr], Expr]]] | None = None
     add_runs: Callable[[Callable[[Expr], Expr]], Expr] | None = None
+    gathered: Callable[[SlotsAddress], Expr] | None = None
     layout: isa.Layout = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -368,27 +370,34 @@ class SlotsReader:
             return lambda: self._in_order(i)
         partial = self.address.partial
         # Threads that add up runs together wait for these: first other loads start, and sums come behind.
-        together = None if self.access.add_runs is None else partial
+        apart = None if self.access.add_runs is None and self.access.gathered is None else partial
         single = {
-            name: self._single(head, i, name == partial)
-            for name, head in self.heads.items()
-            if name != together
+            name: self._single(head, i, name == partial) for name, head in self.heads.items() if name != apart
         }
 
         def add_up() -> Expr:
             total = local("total", *floats(0.0, i))
-            if together is not None:
-                found = local("partial", *floats(0.0, i))
-                self._add_list(found, self.heads[together], i, True)
-                single[together] = found[0]
+            if apart is not None:
+                single[apart] = self._partial(self.heads[apart], i)
             for name, head in self.heads.items():
                 put(total, 0, total[0] + single[name])
-                if name != together:
+                if name != apart:
                     with when(head > 0):
                         self._several(total, head, i, name == partial)
             return let("summed", total[0])
 
         return add_up
+
+    def _partial(self, head: Expr, i: Expr) -> Expr:
+        """The sum of a list's partial slots, whose runs were, or are, added up together."""
+        found = local("partial", *floats(0.0, i))
+        if self.access.gathered is None:
+            self._add_list(found, head, i, True)
+        else:
+            put(found, 0, self.access.gathered(self.address))
+            with when(head > 0):
+                self._several(found, head, i, True)
+        return found[0]
 
     def _single(self, head: Expr, i: Expr, partial: bool) -> Expr:
         """The only slot of a list, all its runs; zeros where there is none or more than one."""

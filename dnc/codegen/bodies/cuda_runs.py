@@ -28,10 +28,10 @@ def shares_runs(worker: Worker, segment: Segment) -> bool:
     units = unit_share(segment.units, worker.workers)
     if worker.workers <= MOST_RUNS or units > LANES or segment.units % units:
         return False
-    return any(_is_partial(worker.plan, load.address) for load in segment.loads)
+    return any(is_partial(worker.plan, load.address) for load in segment.loads)
 
 
-def _is_partial(plan: Plan, address: Address) -> bool:
+def is_partial(plan: Plan, address: Address) -> bool:
     """Whether an address is one of partial sums."""
     if isinstance(address, BufferAddress):
         return plan.buffer(address.buffer).partial
@@ -62,7 +62,7 @@ class Sharing:
 
     def sum(self, read: Callable[[Expr], Expr]) -> Expr:
         """The sum of read(run) over all runs, on every lane. A group adds up `MOST_RUNS` at a time."""
-        parts = _parts(self.runs)
+        parts = parts_of(self.runs)
         total = local("runs", "float32", T.float32(0.0))
         with stride_loop("first_part", 0, parts, self.groups) as begin:
             part = fixed("part", begin + self.group)
@@ -88,7 +88,7 @@ class Sharing:
         return T.Select(run < self.runs, read(smaller(run, self.runs - 1)), T.float32(0.0))
 
 
-def _parts(runs: int) -> int:
+def parts_of(runs: int) -> int:
     """Parts of so many runs."""
     return -(-runs // MOST_RUNS)
 
@@ -98,7 +98,7 @@ def sharing(tile: UnitTile) -> Sharing:
     has, up to a group for every part of the runs."""
     worker, units = tile.worker, tile.units
     width = 1 << (units - 1).bit_length()
-    most = min(LANES // width, 1 << (_parts(worker.workers) - 1).bit_length())
+    most = min(LANES // width, 1 << (parts_of(worker.workers) - 1).bit_length())
     widest = width * most
     bits: Expr = T.int32(widest.bit_length() - 1)
     for number in range(most.bit_length() - 1):

@@ -14,6 +14,7 @@ from functools import partial
 import attrs
 
 from dnc.codegen.bodies.cuda_ahead import lists_at_hand, near_lists
+from dnc.codegen.bodies.cuda_blocks import cells_by_blocks, takes_blocks
 from dnc.codegen.bodies.cuda_cells import ROUNDS, EarlyLoads, quad_cells, shared_cells, unit_cells
 from dnc.codegen.bodies.cuda_operands import operand_stride, stage_operand
 from dnc.codegen.bodies.cuda_products import WIDE, forward
@@ -89,7 +90,10 @@ def _few_rows(worker: Worker, segment: Segment) -> int:
 
 
 def _cells_alone(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
-    """All rows are one tile where nothing is staged: no warp waits for another."""
+    """All rows are one tile where nothing is staged: no warp waits for another; or blocks of units."""
+    if takes_blocks(worker, segment):
+        cells_by_blocks(worker, segment, row, rows)
+        return
     tile = UnitTile(worker, segment, choose_staging(worker, segment), row, rows)
     _cells(tile, EarlyLoads(tile), fits_quads(segment, tile.units))
 
