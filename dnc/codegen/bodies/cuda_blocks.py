@@ -106,7 +106,7 @@ class _Runs:
         return quad_at(self.first + (self.addresses.index(address) * self.parts + part) * BLOCK)
 
     def add_up(self, row: Expr, unit: Expr, helper: Expr, helpers: Expr) -> None:
-        """Of a slot that is the only one of the row's list: every `helpers`-th part from the `helper`-th on."""
+        """Of a slot that is the only one of a row's list: every `helpers`-th part from the `helper`-th on."""
         access = self.worker.access
         for address in self.addresses:
             assert address.partial is not None
