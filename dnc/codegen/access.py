@@ -47,7 +47,7 @@ from dnc.ir.plan import (
 from dnc.ir.program import STACK
 
 SLOTS_TOGETHER = 4  # plain slots whose loads are under way together
-MOST_RUNS = 16  # partial sums of a slot that are loaded without a loop
+MOST_RUNS = 16  # partial sums of a slot that are loaded without a loop; of more, so many are one part
 
 
 @attrs.frozen(eq=False)
@@ -74,7 +74,9 @@ class Access:
     eager: loads that may not be needed are made, from the pool's zeros, so that none waits for another.
     added: whether the runs of reduced buffers were added up, where that is known. near: what of the lists is
     nearer than the schedule. arrived: whether the partial slot at an address, and
-    with an offset, is nearer than the pool, and then the reader of element i of a run.
+    with an offset, is nearer than the pool, and then the reader of element i of a run. add_runs: adds up
+    what a reader finds in every run, where several threads do that together. gathered: reads the sum of the
+    runs of a row's only slot, zeros if that is not the case, where this was made before.
     """
 
     plan: Plan
@@ -87,6 +89,8 @@ class Access:
     near: NearLists | None = None
     added: bool | None = None
     arrived: Callable[[Expr, int], tuple[Expr, Callable[[Expr, Expr], Expr]]] | None = None
+    add_runs: Callable[[Callable[[Expr], Expr]], Expr] | None = None
+    gathered: Callable[[SlotsAddress], Expr] | None = None
     layout: isa.Layout = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -198,6 +202,8 @@ class Access:
         at = let("record", base + address.offset)
 
         def summed(i: Expr) -> Expr:
+            if self.add_runs is not None:
+                return self.add_runs(lambda run: self.pool[shift(at + wide(run) * buffer.width, i)])
             total = local("total", *floats(0.0, i))
             with loop("run", self.workers, unroll=None) as run:  # independent loads
                 put(total, 0, total[0] + self.pool[shift(at + wide(run) * buffer.width, i)])
@@ -227,9 +233,17 @@ class Access:
         def one_run() -> None:
             put(total, 0, total[0] + self.pool[shift(at, i)])
 
+        def read(run: Expr) -> Expr:
+            return self.pool[shift(at + wide(run) * address.width, i)]
+
         def from_pool() -> None:
-            with loop("run", self.workers, unroll=None) as run:  # independent loads
-                put(total, 0, total[0] + self.pool[shift(at + wide(run) * address.width, i)])
+            if self.add_runs is not None:
+                put(total, 0, total[0] + self.add_runs(read))
+            elif self.eager and self.workers > MOST_RUNS:
+                self.add_in_parts(total, i, read)
+            else:
+                with loop("run", self.workers, unroll=None) as run:  # independent loads
+                    put(total, 0, total[0] + read(run))
 
         self.runs(total, place, i, address, one_run, from_pool)
 
@@ -257,6 +271,19 @@ class Access:
                 put(total, 0, total[0] + read(run, i))
 
         either(near, arrived, from_pool)
+
+    def add_in_parts(self, total: Any, i: Expr, read: Callable[[Expr], Expr]) -> None:
+        """Adds what is read of every run of many: of `MOST_RUNS` after another the sum."""
+        with loop("part", -(-self.workers // MOST_RUNS)) as part:
+            some = local("some", *floats(0.0, i))
+            with loop("of_part", MOST_RUNS, unroll=4) as number:
+                run = part * MOST_RUNS + number
+                if self.workers % MOST_RUNS:
+                    with when(run < self.workers):
+                        put(some, 0, some[0] + read(run))
+                else:
+                    put(some, 0, some[0] + read(run))
+            put(total, 0, total[0] + some[0])
 
     def bounds(self, name: str, row: Expr) -> tuple[Expr, Expr]:
         """Offsets [begin, end) in the schedule of a row's entries in a ragged list."""
@@ -342,17 +369,35 @@ class SlotsReader:
         if not self.access.eager:
             return lambda: self._in_order(i)
         partial = self.address.partial
-        single = {name: self._single(head, i, name == partial) for name, head in self.heads.items()}
+        # Threads that add up runs together wait for these: first other loads start, and sums come behind.
+        apart = None if self.access.add_runs is None and self.access.gathered is None else partial
+        single = {
+            name: self._single(head, i, name == partial) for name, head in self.heads.items() if name != apart
+        }
 
         def add_up() -> Expr:
             total = local("total", *floats(0.0, i))
+            if apart is not None:
+                single[apart] = self._partial(self.heads[apart], i)
             for name, head in self.heads.items():
                 put(total, 0, total[0] + single[name])
-                with when(head > 0):
-                    self._several(total, head, i, name == partial)
+                if name != apart:
+                    with when(head > 0):
+                        self._several(total, head, i, name == partial)
             return let("summed", total[0])
 
         return add_up
+
+    def _partial(self, head: Expr, i: Expr) -> Expr:
+        """The sum of a list's partial slots, whose runs were, or are, added up together."""
+        found = local("partial", *floats(0.0, i))
+        if self.access.gathered is None:
+            self._add_list(found, head, i, True)
+        else:
+            put(found, 0, self.access.gathered(self.address))
+            with when(head > 0):
+                self._several(found, head, i, True)
+        return found[0]
 
     def _single(self, head: Expr, i: Expr, partial: bool) -> Expr:
         """The only slot of a list, all its runs; zeros where there is none or more than one."""
@@ -369,12 +414,11 @@ class SlotsReader:
             put(total, 0, total[0] + read(place))
 
         def from_pool() -> None:
-            if isinstance(self.access.workers, int) and self.access.workers <= MOST_RUNS:
+            if self.access.workers <= MOST_RUNS:
                 for run in range(self.access.workers):
                     add(at + run * self.address.width)
             else:
-                with loop("run", self.access.workers, unroll=4) as run:
-                    add(at + wide(run) * self.address.width)
+                self.access.add_in_parts(total, i, lambda run: read(at + wide(run) * self.address.width))
 
         if partial:
             self.access.runs(total, place, i, self.address, lambda: put(total, 0, read(at)), from_pool)
@@ -393,13 +437,16 @@ class SlotsReader:
         """The same, a slot after the other."""
         total = local("total", *floats(0.0, i))
         for name, head in self.heads.items():
-            partial = name == self.address.partial
-            with T.If(head < 0):  # one slot: its address stands in the list itself
-                with T.Then():
-                    self.access.add_slot(total, let("place", -1 - head), i, self.address, partial)
-                with T.Else(), when(head > 0):
-                    self._several(total, head, i, partial)
+            self._add_list(total, head, i, name == self.address.partial)
         return let("summed", total[0])
+
+    def _add_list(self, total: Any, head: Expr, i: Expr, partial: bool) -> None:
+        """Adds the slots of a list."""
+        with T.If(head < 0):  # one slot: its address stands in the list itself
+            with T.Then():
+                self.access.add_slot(total, let("place", -1 - head), i, self.address, partial)
+            with T.Else(), when(head > 0):
+                self._several(total, head, i, partial)
 
     def add_every(self, totals: Sequence[Any], first: Expr, step: int, quads: Sequence[Expr]) -> None:
         """Adds every step-th slot of each list, from the one numbered `first`, to a total for every quad.

@@ -79,6 +79,13 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     ),
     "top_down": ("top_down", {}, PlanOptions(cluster=8)),
     "dag": ("dag", {}, PlanOptions()),
+    # Runs of partial sums that lanes add up together: of vertices with several parents, and where neither
+    # runs nor units fill what lanes have.
+    "dag-chip": ("dag", {}, PlanOptions(cluster=0)),
+    "treelstm-runs": ("treelstm", {"hidden": 150, "embed": 20}, PlanOptions(cluster=0, workers=72)),
+    # Cells without products by blocks of units, of which neither these nor the runs are a multiple.
+    "treelstm-blocks": ("treelstm", {"hidden": 152, "embed": 20}, PlanOptions(cluster=0, workers=72)),
+    "treelstm-chip-512": ("treelstm", {"hidden": 512, "embed": 512}, PlanOptions(batch=1)),
     # Partial sums that a cluster adds up, of vertices with several parents.
     "td_lstm-tf32x3": (
         "td_lstm",

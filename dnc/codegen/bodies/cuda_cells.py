@@ -2,12 +2,14 @@
 
 In: a tile whose sums are staged. Out: statements that run the cell of every vertex and unit, store what
 the segment stores, and stage the deltas for the transposed products. A thread has one unit of a vertex,
-or four neighbouring ones, so that a load brings 16 bytes; the bits are the same.
+or four neighbouring ones, so that a load brings 16 bytes; the bits are the same. Where a cell adds up many
+runs of partial sums, several lanes have the same one (`cuda_runs.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -15,6 +17,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_operands import NARROW
+from dnc.codegen.bodies.cuda_runs import shares_runs, sharing
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
 from dnc.codegen.cells import Started, UnitCell, tensor
 from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, stride_loop, when
@@ -23,6 +26,7 @@ from dnc.ir.cell import Value
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import BufferAddress, GatherAddress, Load, ParameterAddress, Plan, Segment
 
+ROUNDS = 2  # of cells with a unit a thread, which are faster than one of cells with four
 MOST_EARLY = 6  # registers of loads that are not through lists, with those that are: more would be spilled
 
 
@@ -59,6 +63,8 @@ class EarlyLoads:
         chosen = early_loads(tile.worker.plan, segment)
         if not segment.products or not chosen or NARROW * units > THREADS:
             return
+        if shares_runs(tile.worker, segment):
+            return  # other threads have the cells
         for load in chosen:
             self.held[load.value] = local("early", "float32", T.float32(0.0), _gates(segment, load))
         self.few = tile.count <= NARROW
@@ -109,8 +115,36 @@ def unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
         _inside_or_zeros(tile, cell.unit, body, own, 1, vertex)
 
 
+def shared_cells(tile: UnitTile) -> None:
+    """Cells with some lanes of a warp per vertex and unit, where runs of partial sums are many."""
+    worker = tile.worker.here()
+    tile = attrs.evolve(tile, worker=worker)
+    lanes = sharing(tile)
+    access = attrs.evolve(worker.access, add_runs=lanes.sum)
+    tile = attrs.evolve(tile, worker=attrs.evolve(worker, access=access))
+    with stride_loop("vertex", lanes.vertex, tile.count, lanes.step) as vertex:
+        cell = _unit_cell(tile, vertex, lanes.own)
+
+        def body() -> None:
+            cell.run()
+            with when(lanes.writes):
+                cell.store()
+                _stage_deltas(tile, [cell], lanes.own, vertex)
+
+        _inside_or_zeros(tile, cell.unit, body, lanes.own, 1, vertex)
+
+
 def quad_cells(tile: UnitTile) -> None:
-    """Cells with a thread per vertex and four units."""
+    """Cells with a thread per vertex and four units; with lanes that add up runs together while there are
+    more of these."""
+    if shares_runs(tile.worker, tile.segment):
+        few = tile.count * tile.units <= ROUNDS * THREADS
+        either(few, partial(shared_cells, tile), partial(_quad_cells, tile))
+    else:
+        _quad_cells(tile)
+
+
+def _quad_cells(tile: UnitTile) -> None:
     worker, units = tile.worker, tile.units
     quads = units // QUAD
     with stride_loop("cell", worker.thread, tile.count * quads, THREADS) as item:

@@ -14,7 +14,8 @@ from functools import partial
 import attrs
 
 from dnc.codegen.bodies.cuda_ahead import lists_at_hand, near_lists
-from dnc.codegen.bodies.cuda_cells import EarlyLoads, quad_cells, unit_cells
+from dnc.codegen.bodies.cuda_blocks import cells_by_blocks, takes_blocks
+from dnc.codegen.bodies.cuda_cells import ROUNDS, EarlyLoads, quad_cells, shared_cells, unit_cells
 from dnc.codegen.bodies.cuda_operands import operand_stride, stage_operand
 from dnc.codegen.bodies.cuda_products import WIDE, forward
 from dnc.codegen.bodies.cuda_push import MOST_ROWS, Mailbox, mailbox, sent_by
@@ -23,6 +24,7 @@ from dnc.codegen.bodies.cuda_resident import BLOCK, scratch_words
 from dnc.codegen.bodies.cuda_resident_products import forward as forward_resident
 from dnc.codegen.bodies.cuda_resident_products import transposed as transposed_resident
 from dnc.codegen.bodies.cuda_resident_tensor import turned_words
+from dnc.codegen.bodies.cuda_runs import shares_runs
 from dnc.codegen.bodies.cuda_staging import (
     Plane,
     Staging,
@@ -37,13 +39,13 @@ from dnc.codegen.bodies.cuda_staging import (
 from dnc.codegen.bodies.cuda_transposed import FEW, transposed
 from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
-from dnc.codegen.bodies.cuda_worker import Worker
+from dnc.codegen.bodies.cuda_worker import Worker, rows_per_warp
 from dnc.codegen.emit import Expr, either, let, smaller, stride_loop, when
 from dnc.codegen.quads import fits_quads
 from dnc.ir.machine import LANES, THREADS
-from dnc.ir.plan import REGISTER, Piece, Product, Segment, TransposedProduct, unit_share
+from dnc.ir.plan import REGISTER, SHARED, Piece, Product, Segment, TransposedProduct, unit_share
 
-ROUNDS = 2  # of cells with a unit a thread, which are faster than one of cells with four
+FEW_OF_WARP, LONG_ROW, MOST_NARROW = 2, 256, 32  # rows of the weights, their columns, vertices
 
 
 def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
@@ -64,22 +66,36 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
         if worker.ahead.look is not None and not (segment.products or segment.transposed):
             worker.synchronize()  # nothing else made all warps wait for the one that looks ahead
 
+    few = FEW if worker.few else _few_rows(worker, segment)
     if wide is None:
         narrow_segment(worker, segment, row, rows)
-    elif worker.few:
-        either(rows <= FEW, lambda: narrow_segment(worker, segment, row, rows), many)
+    elif few:
+        either(rows <= few, lambda: narrow_segment(worker, segment, row, rows), many)
     else:
         many()
 
 
+def _few_rows(worker: Worker, segment: Segment) -> int:
+    """Rows up to which a segment outside the recursion runs with a warp on a row of the weights: where a
+    worker has few of these, and long ones, so that most threads of a tiled product would idle step after
+    step."""
+    placements = [worker.placement(product.parameter, segment.units) for product in segment.products]
+    fits = segment.products and all(
+        place.residency == SHARED
+        and rows_per_warp(place, worker.workers) <= FEW_OF_WARP
+        and place.columns >= LONG_ROW
+        for place in placements
+    )
+    return MOST_NARROW if fits and not segment.transposed else 0
+
+
 def _cells_alone(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
-    """All rows are one tile where nothing is staged: no warp waits for another."""
+    """All rows are one tile where nothing is staged: no warp waits for another; or blocks of units."""
+    if takes_blocks(worker, segment):
+        cells_by_blocks(worker, segment, row, rows)
+        return
     tile = UnitTile(worker, segment, choose_staging(worker, segment), row, rows)
-    one_unit = partial(_unit_cells, tile, EarlyLoads(tile))
-    if fits_quads(segment, tile.units):
-        either(rows * tile.units <= ROUNDS * THREADS, one_unit, partial(quad_cells, tile))
-    else:
-        one_unit()
+    _cells(tile, EarlyLoads(tile), fits_quads(segment, tile.units))
 
 
 def level_mailbox(worker: Worker, segment: Segment) -> Mailbox | None:
@@ -115,11 +131,8 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
         early = EarlyLoads(tile)
         _products(tile, early)
         _look(worker, begin)
-        one_unit = partial(_unit_cells, tile, early)
-        if fits_quads(segment, tile.units) and size % 4 == 0 and size * tile.units > ROUNDS * THREADS:
-            either(count * tile.units <= ROUNDS * THREADS, one_unit, partial(quad_cells, tile))
-        else:
-            one_unit()
+        many = size % 4 == 0 and size * tile.units > ROUNDS * THREADS
+        _cells(tile, early, many and fits_quads(segment, tile.units))
         worker.synchronize()
         _transposed(tile, begin, rows)
 
@@ -139,6 +152,17 @@ def _transposed(tile: UnitTile, begin: Expr, rows: Expr) -> None:
             transposed(tile, product)
     if reduction is not None:
         reduction.close()
+
+
+def _cells(tile: UnitTile, early: EarlyLoads, quads: bool) -> None:
+    """Cells with a unit a thread; quads: or with four, where these are many."""
+    one_unit, four = partial(_unit_cells, tile, early), partial(quad_cells, tile)
+    if shares_runs(tile.worker, tile.segment):
+        (four if quads else partial(shared_cells, tile))()
+    elif quads:
+        either(tile.count * tile.units <= ROUNDS * THREADS, one_unit, four)
+    else:
+        one_unit()
 
 
 def _unit_cells(tile: UnitTile, early: EarlyLoads) -> None:

@@ -1,4 +1,4 @@
-"""VERTEX segments on CUDA: a warp for every row, and the rows dealt out to the warps of all workers.
+"""VERTEX segments on CUDA: a warp for every row, and the rows dealt out to all workers, then to their warps.
 
 In: a segment and the fields of its instruction. Out: the body of the instruction. The lanes of a warp
 share the loops of a row and add up in a fixed order; what a row needs in between lies in the staging area.
@@ -188,7 +188,7 @@ def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
         raise PlanTooLarge(f"{segment.name}: {floats * 4} bytes of scratch for one vertex")
     assert warps == WARPS or not deals_evenly(segment), segment.name
     worker.stage(warps * floats)
-    turn = let("turn", worker.rank * warps + worker.warp)
+    turn = let("turn", worker.warp * worker.workers + worker.rank)
     with when(worker.warp < warps), stride_loop("row", turn, rows, worker.workers * warps) as index:
         target = WarpTarget(worker, let("scratch", worker.warp * floats))
         vertex = let("vertex", row + index)

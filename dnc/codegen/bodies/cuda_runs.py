@@ -1,0 +1,123 @@
+"""Runs of partial sums on CUDA: added up by lanes of a warp together, where a worker has few units.
+
+In: a tile of a segment that reads partial sums of more workers than a thread loads at once. Out: which lanes
+share a vertex, and `Sharing.sum`, which all of these call. A replica over the whole chip leaves as many runs
+as it has workers, and to each of them a few units: with a thread a unit, most threads would wait for the few
+that load one run behind another. Guaranteed: the runs are added up in the order of `Access.add_in_parts`,
+however many lanes there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.access import MOST_RUNS
+from dnc.codegen.bodies.cuda_staging import UnitTile
+from dnc.codegen.bodies.cuda_worker import Worker
+from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop
+from dnc.ir.machine import LANES, THREADS
+from dnc.ir.plan import Address, BufferAddress, Plan, Segment, SlotsAddress, unit_share
+
+
+def shares_runs(worker: Worker, segment: Segment) -> bool:
+    """Whether lanes add up together what a segment's cells read. A worker then has all its units, or none."""
+    units = unit_share(segment.units, worker.workers)
+    if worker.workers <= MOST_RUNS or units > LANES or segment.units % units:
+        return False
+    return any(is_partial(worker.plan, load.address) for load in segment.loads)
+
+
+def is_partial(plan: Plan, address: Address) -> bool:
+    """Whether an address is one of partial sums."""
+    if isinstance(address, BufferAddress):
+        return plan.buffer(address.buffer).partial
+    return isinstance(address, SlotsAddress) and address.partial is not None
+
+
+@attrs.frozen(eq=False)
+class Sharing:
+    """The lanes of a warp over vertices, groups and units: all lanes of a vertex are neighbours, and a group
+    of them has all units.
+
+    vertex, step: of the lane, and from one round to the next. own: its unit. writes: whether its cell is to
+    be stored, which others have as well. first: the first lane of the vertex. mask: a bit for each of its
+    lanes. group, groups: of the vertex, `most` of them at most. width: lanes of a group.
+    """
+
+    runs: int
+    vertex: Expr
+    step: Expr
+    own: Expr
+    writes: Expr
+    first: Expr
+    mask: Expr
+    group: Expr
+    groups: Expr
+    most: int
+    width: int
+
+    def sum(self, read: Callable[[Expr], Expr]) -> Expr:
+        """The sum of read(run) over all runs, on every lane. A group adds up `MOST_RUNS` at a time."""
+        parts = parts_of(self.runs)
+        total = local("runs", "float32", T.float32(0.0))
+        with stride_loop("first_part", 0, parts, self.groups) as begin:
+            part = fixed("part", begin + self.group)
+            near = fixed("near_part", smaller(part, parts - 1)) if parts % self.most else part
+            held = [let("run", self._read(near * MOST_RUNS + number, read)) for number in range(MOST_RUNS)]
+            own = held[0]
+            for value in held[1:]:
+                own = own + value
+            if parts % self.most:
+                own = T.Select(part < parts, own, T.float32(0.0))
+            own = let("own_sum", own)
+            for group in range(self.most):
+                there = group < self.groups
+                lane = self.first + self.own + T.Select(there, group * self.width, 0)
+                other = let("other", T.cuda._shfl_sync(self.mask, own, lane, LANES))
+                put(total, 0, total[0] + T.Select(there, other, T.float32(0.0)))
+        return let("summed", total[0])
+
+    def _read(self, run: Expr, read: Callable[[Expr], Expr]) -> Expr:
+        """What a run has; zero behind the last one."""
+        if self.runs % MOST_RUNS == 0:
+            return read(run)
+        return T.Select(run < self.runs, read(smaller(run, self.runs - 1)), T.float32(0.0))
+
+
+def parts_of(runs: int) -> int:
+    """Parts of so many runs."""
+    return -(-runs // MOST_RUNS)
+
+
+def sharing(tile: UnitTile) -> Sharing:
+    """Emits how the lanes of all warps share the vertices of a tile: the fewer there are, the more lanes each
+    has, up to a group for every part of the runs."""
+    worker, units = tile.worker, tile.units
+    width = 1 << (units - 1).bit_length()
+    most = min(LANES // width, 1 << (parts_of(worker.workers) - 1).bit_length())
+    widest = width * most
+    bits: Expr = T.int32(widest.bit_length() - 1)
+    for number in range(most.bit_length() - 1):
+        bits = bits - T.Select(tile.count > (THREADS // widest) << number, 1, 0)
+    bits = fixed("bits", bits)
+    lanes = fixed("lanes", T.shift_left(T.int32(1), bits))
+    inner = fixed("inner", T.bitwise_and(worker.lane, lanes - 1))
+    first = fixed("first_lane", worker.lane - inner)
+    all_lanes = T.shift_right(T.uint32(cuda.FULL_MASK), T.cast(LANES - lanes, "uint32"))
+    return Sharing(
+        runs=worker.workers,
+        vertex=T.shift_right(worker.thread, bits),
+        step=T.shift_right(T.int32(THREADS), bits),
+        own=fixed("own", smaller(inner % width, units - 1)),
+        writes=inner < units,
+        first=first,
+        mask=fixed("mask", T.shift_left(all_lanes, T.cast(first, "uint32")), "uint32"),
+        group=fixed("group", inner // width),
+        groups=fixed("groups", lanes // width),
+        most=most,
+        width=width,
+    )
