@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from dnc.ir.dealing import deals_evenly
-from dnc.ir.plan import BufferAddress, Plan, Result, Segment
+from dnc.ir.plan import VERTEX, BufferAddress, Plan, Result, Segment
 from dnc.ir.program import (
     BACKWARD,
     EARLY,
@@ -165,7 +164,9 @@ def _joined(given: Iterable[Step]) -> tuple[Step, ...]:
 def _reads_own_rows(segment: Segment, before: Sequence[Segment]) -> bool:
     """Whether all that it reads of segments just before it are its own rows, which its worker made."""
     made = {store.buffer: other for other in before for store in other.stores}
-    read = {load.address for load in segment.loads if getattr(load.address, "buffer", "") in made}
+    addresses = [load.address for load in segment.loads]
+    addresses += [piece.address for product in segment.products for piece in product.pieces]
+    read = {address for address in addresses if getattr(address, "buffer", "") in made}
     makers = [made[address.buffer] for address in read if isinstance(address, BufferAddress)]
-    alike = all(deals_evenly(each) and each.space == segment.space for each in (segment, *makers))
+    alike = all(each.mapping == VERTEX and each.space == segment.space for each in (segment, *makers))
     return not read or (len(makers) == len(read) and alike)

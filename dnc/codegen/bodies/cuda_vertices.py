@@ -19,7 +19,6 @@ from dnc.codegen.bodies.cuda_worker import PlanTooLarge, Worker
 from dnc.codegen.cells import ANY_SIZE, Element, Four, StoreFour, VertexCell, four_of, scratch_floats
 from dnc.codegen.emit import Expr, both, let, local, loop, put, smaller, stride_loop, when
 from dnc.codegen.quads import QUAD
-from dnc.ir.dealing import deals_evenly
 from dnc.ir.machine import LANES, WARPS
 from dnc.ir.plan import Segment, padded
 
@@ -180,13 +179,15 @@ class WarpTarget:
 
 
 def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
-    """The body of a VERTEX segment's instruction: warps of all workers take rows in turn."""
+    """The body of a VERTEX segment's instruction: workers, then their warps, take rows in turn.
+
+    Whose a row is follows from its number alone: what reads a row just made needs no exchange then.
+    """
     worker = worker if worker.crowded else worker.here()
     floats, widest = _kept(worker, segment)
     warps = min(WARPS, worker.staging_words // floats)
     if warps == 0:
         raise PlanTooLarge(f"{segment.name}: {floats * 4} bytes of scratch for one vertex")
-    assert warps == WARPS or not deals_evenly(segment), segment.name
     worker.stage(warps * floats)
     turn = let("turn", worker.warp * worker.workers + worker.rank)
     with when(worker.warp < warps), stride_loop("row", turn, rows, worker.workers * warps) as index:
