@@ -83,12 +83,15 @@ def test_a_matrix_of_few_rows_is_made_in_strips() -> None:
     }
 
 
-def test_what_is_made_beside_costs_nothing() -> None:
+def test_what_is_made_along_has_no_instruction() -> None:
     _, plan = compiled("treelstm")
-    shapes = bench_of("treelstm").encoder.modes.tail._shapes
-    beside = {gradient.parameter for gradient in isa.outer_beside(plan).values()}
-    assert beside == {"b_w", "b_u", "b_v"}
-    assert sorted(shapes.outer > 0) == sorted(shapes.outer_row > 0) == [False] * 3 + [True] * 3
+    bench = bench_of("treelstm")
+    along = {gradient.name: gradient.parameter for gradient in isa.made_along(plan).values()}
+    assert sorted(along.values()) == ["b_u", "b_v", "b_w"]
+    assert len(bench.encoder.modes.tail._shapes.outer) == 3
+    for few in (True, False):
+        with forced(few=few):
+            assert not names_of(bench, bench.launch("train")[0]) & along.keys()
 
 
 def test_a_token_leaves_a_norm_a_part_of_its_row() -> None:
@@ -110,7 +113,7 @@ def test_many_rows_go_in_chunks() -> None:
     bench = bench_of("treelstm")
     shapes = bench.encoder.modes.tail._shapes
     rows = np.array([[10] * len(shapes.outer), [100_000] * len(shapes.outer)])
-    assert shapes.few(rows, np.array([1, 8]), 112).tolist() == [True, False]
+    assert shapes.few(rows, np.zeros(2), 112).tolist() == [True, False]
     assert isa.has_outer(plan)
 
 

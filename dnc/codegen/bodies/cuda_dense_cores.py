@@ -1,0 +1,153 @@
+"""Tiles of weight gradients on tensor cores: sums of a warp's part of the tile, for rows that are staged.
+
+In: rows of deltas and operands in shared memory. Out: statements that multiply them and write the tile. Which
+of the rows and columns of its part a lane has in which block is free: it has neighbours, four of four blocks,
+so that it reads and writes 16 bytes at a time; with 8 words to spare the lanes read from different banks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+from tvm import tirx
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen.bodies.cuda_dense_steps import Begun, TileWork, tile_of
+from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, cores_of, join, words
+from dnc.codegen.emit import Expr, fixed, lane4, let, local, loop, named, put, quad_at, when, wide
+from dnc.ir import isa
+from dnc.ir.machine import WARPS
+from dnc.ir.plan import padded
+
+SPARE = 8
+
+
+@attrs.frozen
+class Octets:
+    """Rows or columns of a warp in blocks of 8: lane group g has neighbours in `together` blocks."""
+
+    count: int
+
+    @property
+    def together(self) -> int:
+        """Blocks of which a lane has neighbours: those that it reads at once."""
+        return 4 if self.count % 4 == 0 else 2
+
+    def first(self, octet: int) -> int:
+        """The first one of the blocks that are read together with this one."""
+        return octet // self.together * self.together * ACROSS
+
+
+@attrs.frozen(eq=False)
+class Part:
+    """First row and column of a warp's part of the tile; the group of a lane, and its number there."""
+
+    row: Expr
+    column: Expr
+    group: Expr
+    own: Expr
+
+
+class CoreSums:
+    """The sums of a tile: a warp has a part, in blocks of 16 x 8."""
+
+    def __init__(self, work: TileWork, shape: isa.GradientTile) -> None:
+        worker, self.work = work.worker, work
+        self.tile = tile_of(work, shape, SPARE)
+        self.cores = cores_of(worker.plan)
+        high = 2 if shape.rows >= 2 * HIGH else 1
+        self.along = WARPS // high
+        rows, columns = shape.rows // high, shape.columns // self.along
+        self.down, self.across = Octets(rows // ACROSS), Octets(columns // ACROSS)
+        self.sums = local("sums", "float32", T.float32(0.0), self.down.count * self.across.count * 2)
+
+    def _part(self) -> Part:
+        """Worked out here: addresses that follow from it are many, and the compiler would keep them all."""
+        here = self.work.worker.here()
+        row, column = here.warp // self.along, here.warp % self.along
+        return Part(
+            fixed("warp_row", row * (self.down.count * ACROSS)),
+            fixed("warp_column", column * (self.across.count * ACROSS)),
+            fixed("group", here.lane // 4),
+            fixed("own", here.lane % 4),
+        )
+
+    def add(self, stage: Expr, copies: Begun) -> None:
+        """All rows of a step; a loop goes through those that are multiplied together."""
+        tile, depth, part = self.tile, DEPTH * self.cores.packed, self._part()
+        operands = stage + tile.step * tile.rows.stride
+        left = self._first(part, stage + part.row, tile.rows.stride, self.down)
+        right = self._first(part, operands + part.column, tile.columns.stride, self.across)
+        with loop("k", tile.step // depth, unroll=1) as k:
+            copies.part(k, tile.step // depth)
+            rows = self._read(left, k * depth, tile.rows.stride, self.down, range(self.down.count))
+            blocks = [self._words(rows, (octet, octet + 1)) for octet in range(0, self.down.count, 2)]
+            for first in range(0, self.across.count, self.across.together):
+                octets = range(first, first + self.across.together)
+                columns = self._read(right, k * depth, tile.columns.stride, self.across, octets)
+                for octet in octets:
+                    own = self._words(columns, (octet,))
+                    for block, own_rows in enumerate(blocks):
+                        at = self._index(2 * block, octet)
+                        self.cores.multiply([self.sums[at + i] for i in range(4)], own_rows, own)
+
+    def _first(self, part: Part, at: Expr, stride: int, octets: Octets) -> Expr:
+        """Where a lane reads first, in units of what it reads."""
+        return fixed("read_at", (at + part.own * stride) // octets.together + part.group)
+
+    def _read(
+        self, at: Expr, row: Expr, stride: int, octets: Octets, which: range
+    ) -> dict[tuple[int, int], Expr]:
+        """Numbers of blocks, by block and by how many rows below: those of a lane are 4 apart."""
+        found, size = dict[tuple[int, int], Expr](), octets.together
+        for below in range(0, DEPTH * self.cores.packed, 4):
+            for octet in range(which.start, which.stop, size):
+                place = at + (row * (stride // size) + (below * stride + octets.first(octet)) // size)
+                several = let("several", self.work.worker.staging[tirx.Ramp(place * size, 1, size)])
+                for i in range(size):
+                    found[octet + i, below] = lane4(several, i)
+        return found
+
+    def _words(self, numbers: dict[tuple[int, int], Expr], octets: tuple[int, ...]) -> list[list[Expr]]:
+        """What tensor cores read of one block or two."""
+        return join(
+            words(self.cores, [numbers[octet, first + 4 * half] for half in range(2) for octet in octets])
+            for first in range(0, DEPTH * self.cores.packed, DEPTH)
+        )
+
+    def _index(self, row: int, column: int) -> int:
+        """The first sum of blocks: two of the block of rows, two of the next one behind them."""
+        return (row // 2 * self.across.count + column) * 4 + row % 2 * 2
+
+    def write(self) -> None:
+        """Row by row; what the sums are added to is read before anything of a row is written."""
+        part, size = self._part(), self.down.together
+        for octet in range(self.down.count):
+            own = part.row + self.down.first(octet) + octet % size + part.group * size
+            self._write_row(part, octet, fixed("row", self.work.row + own))
+
+    def _write_row(self, part: Part, octet: int, row: Expr) -> None:
+        work, size = self.work, self.across.together
+        stride = padded(work.gradient.columns)
+        quads = list[tuple[Expr, Any]]()
+        for first in range(0, self.across.count, size):
+            # Of blocks read together a lane has 2 * size neighbours: of each two columns, `size` apart.
+            column = work.column + part.column + first * ACROSS + part.own * (2 * size)
+            for begin in range(0, 2 * size, 4):
+                four = named("four", T.alloc_local((4,), "float32"))
+                for i in range(4):
+                    half, block = divmod(begin + i, size)
+                    put(four, i, self.sums[self._index(octet, first + block) + half])
+                quads.append((fixed("column", column + begin), four))
+        with when(row < work.gradient.rows):
+            base = fixed("row_at", work.base + wide(row) * stride, "int64")
+            with when(work.accumulate != 0):
+                for column, four in quads:
+                    with when(column < stride):
+                        old = let("old", work.worker.pool[quad_at(base + column)])
+                        for i in range(4):
+                            put(four, i, lane4(old, i) + four[i])
+            for column, four in quads:
+                with when(column < stride):
+                    T.buffer_store(work.worker.pool, four[quad_at(0)], [quad_at(base + column)])
