@@ -49,6 +49,43 @@ class Part:
     own: Expr
 
 
+@attrs.frozen(eq=False)
+class Ahead:
+    """A lane's numbers of `count` blocks, read ahead of the products: rows 4 apart, `depth` in all.
+
+    first: where it reads, in units of what it reads at once. stride: words from row to row.
+    """
+
+    memory: Any
+    held: Any
+    first: Expr
+    stride: int
+    octets: Octets
+    count: int
+    depth: int
+
+    def read(self, row: Expr, octet: int) -> None:
+        """From a row and a block on."""
+        size = self.octets.together
+        for below in range(0, self.depth, 4):
+            for number in range(0, self.count, size):
+                apart = below * self.stride + self.octets.first(octet + number)
+                found = self.memory[several(self.first + row * (self.stride // size) + apart // size, size)]
+                T.buffer_store(self.held, found, [several(self._index(number, below) // size, size)])
+
+    def at(self, octet: int, below: int) -> Expr:
+        """A number of a block, counted from the first one read."""
+        return self.held[self._index(octet, below)]
+
+    def _index(self, octet: int, below: int) -> int:
+        return below // 4 * self.count + octet
+
+
+def several(number: Expr, size: int) -> Expr:
+    """So many elements side by side, one access."""
+    return tirx.Ramp(number * size, 1, size)
+
+
 class CoreSums:
     """The sums of a tile: a warp has a part, in blocks of 16 x 8."""
 
@@ -74,45 +111,48 @@ class CoreSums:
         )
 
     def add(self, stage: Expr, copies: Begun) -> None:
-        """All rows of a step; a loop goes through those that are multiplied together."""
+        """All rows of a step; a loop goes through those that are multiplied together.
+
+        What is multiplied next is read before: reads of all warps at once take as long as products.
+        """
         tile, depth, part = self.tile, DEPTH * self.cores.packed, self._part()
+        count = tile.step // depth
         operands = stage + tile.step * tile.rows.stride
-        left = self._first(part, stage + part.row, tile.rows.stride, self.down)
-        right = self._first(part, operands + part.column, tile.columns.stride, self.across)
-        with loop("k", tile.step // depth, unroll=1) as k:
-            copies.part(k, tile.step // depth)
-            rows = self._read(left, k * depth, tile.rows.stride, self.down, range(self.down.count))
+        rows = self._ahead(part, stage + part.row, tile.rows.stride, self.down, self.down.count)
+        size = self.across.together
+        columns = self._ahead(part, operands + part.column, tile.columns.stride, self.across, size)
+        rows.read(0, 0)
+        columns.read(0, 0)
+        with loop("k", count, unroll=1) as k:
+            start = copies.part(k, count)
             blocks = [self._words(rows, (octet, octet + 1)) for octet in range(0, self.down.count, 2)]
-            for first in range(0, self.across.count, self.across.together):
-                octets = range(first, first + self.across.together)
-                columns = self._read(right, k * depth, tile.columns.stride, self.across, octets)
-                for octet in octets:
-                    own = self._words(columns, (octet,))
+            with when(k < count - 1):  # what is behind the last one may just be written
+                rows.read((k + 1) * depth, 0)
+            for first in range(0, self.across.count, size):
+                own = [self._words(columns, (octet,)) for octet in range(size)]
+                if first + size < self.across.count:
+                    columns.read(k * depth, first + size)
+                else:
+                    with when(k < count - 1):
+                        columns.read((k + 1) * depth, 0)
+                for octet in range(size):
                     for block, own_rows in enumerate(blocks):
-                        at = self._index(2 * block, octet)
-                        self.cores.multiply([self.sums[at + i] for i in range(4)], own_rows, own)
+                        at = self._index(2 * block, first + octet)
+                        self.cores.multiply([self.sums[at + i] for i in range(4)], own_rows, own[octet])
+                if first == 0:
+                    start()
 
-    def _first(self, part: Part, at: Expr, stride: int, octets: Octets) -> Expr:
-        """Where a lane reads first, in units of what it reads."""
-        return fixed("read_at", (at + part.own * stride) // octets.together + part.group)
+    def _ahead(self, part: Part, at: Expr, stride: int, octets: Octets, count: int) -> Ahead:
+        """Numbers of so many blocks; `at`: the first word of the part."""
+        depth, size = DEPTH * self.cores.packed, octets.together
+        first = fixed("read_at", (at + part.own * stride) // size + part.group)
+        held = local("held", "float32", T.float32(0.0), count * depth // 4)
+        return Ahead(self.work.worker.staging, held, first, stride, octets, count, depth)
 
-    def _read(
-        self, at: Expr, row: Expr, stride: int, octets: Octets, which: range
-    ) -> dict[tuple[int, int], Expr]:
-        """Numbers of blocks, by block and by how many rows below: those of a lane are 4 apart."""
-        found, size = dict[tuple[int, int], Expr](), octets.together
-        for below in range(0, DEPTH * self.cores.packed, 4):
-            for octet in range(which.start, which.stop, size):
-                place = at + (row * (stride // size) + (below * stride + octets.first(octet)) // size)
-                several = let("several", self.work.worker.staging[tirx.Ramp(place * size, 1, size)])
-                for i in range(size):
-                    found[octet + i, below] = lane4(several, i)
-        return found
-
-    def _words(self, numbers: dict[tuple[int, int], Expr], octets: tuple[int, ...]) -> list[list[Expr]]:
+    def _words(self, numbers: Ahead, octets: tuple[int, ...]) -> list[list[Expr]]:
         """What tensor cores read of one block or two."""
         return join(
-            words(self.cores, [numbers[octet, first + 4 * half] for half in range(2) for octet in octets])
+            words(self.cores, [numbers.at(octet, first + 4 * half) for half in range(2) for octet in octets])
             for first in range(0, DEPTH * self.cores.packed, DEPTH)
         )
 

@@ -37,7 +37,6 @@ from dnc.ir.machine import THREADS
 from dnc.ir.plan import padded
 
 PARTS = 4  # of a step's rows: copies are started in front of each
-AHEAD = 4  # blocks of 4 x 4 sums of a thread, at most, that leave registers for the next row's elements
 
 
 class Sums(Protocol):
@@ -131,11 +130,13 @@ class ThreadSums:
         right = Strip(
             stage + step * high.stride + own_column, across.stride, across.threads * 4, across.quads
         )
-        if high.quads * across.quads <= AHEAD:
-            copies.part(0, 1)
-            add_outer_products(worker, sums, down, right, step // 2)
-        else:
-            _add_row_by_row(worker, sums, down, right, step, copies)
+
+        def copy(pair: Expr) -> None:
+            apart = step // 2 // PARTS
+            with when(pair % apart == 0):
+                copies.part(pair // apart, PARTS)()
+
+        add_outer_products(worker, sums, down, right, step // 2, copy)
 
     def write(self) -> None:
         """Block by block."""
@@ -194,24 +195,6 @@ def add_outer_products(
         with when(pair < pairs - 1):  # what is behind the last row may just be written
             read(2 * pair + 2, 0)
         _multiply(sums, held, 1, (down.quads, right.quads))
-
-
-def _add_row_by_row(worker: Worker, sums: Any, down: Strip, right: Strip, rows: int, copies: Begun) -> None:
-    """The same for so many rows, with as few registers as possible; copies are started between them."""
-    strips = (down, right)
-    held = [local("held", "float32", T.float32(0.0), 4 * strip.quads) for strip in strips]
-    # Counted in 16 bytes, so that all loads of a row are one address and a constant.
-    places = [fixed("strip_at", strip.at // 4) for strip in strips]
-    with loop("part", PARTS, unroll=1) as part:
-        copies.part(part, PARTS)
-        first = part * (rows // PARTS)
-        with loop("row", rows // PARTS, unroll=2) as row:
-            for strip, place, into in zip(strips, places, held, strict=True):
-                at = place + (first + row) * (strip.stride // 4)
-                for quad in range(strip.quads):
-                    found = worker.staging[whole_quad(at + quad * (strip.apart // 4))]
-                    T.buffer_store(into, found, [quad_at(4 * quad)])
-            _multiply(sums, held, 0, (down.quads, right.quads))
 
 
 def _multiply(sums: Any, held: Sequence[Any], half: int, quads: tuple[int, int]) -> None:

@@ -107,10 +107,13 @@ def _words(work: TileWork, tile: Tile) -> int:
 
 
 class Begun(Protocol):
-    """The copies of a step, of which `part` starts a share: those of one in so many."""
+    """The copies of a step, in parts."""
 
-    def part(self, number: Expr, count: int) -> None:
-        """Starts the copies with a number below `count`."""
+    def part(self, number: Expr, count: int) -> Callable[[], None]:
+        """What starts a part of so many; for that it reads something now, which takes a while to come."""
+
+    def all(self) -> None:
+        """Starts all."""
 
 
 class Steps(Protocol):
@@ -127,9 +130,8 @@ def steps_of(work: TileWork, tile: Tile) -> Steps:
     """The way that a gradient's rows can be brought."""
     worker, gradient = work.worker, work.gradient
     whole = gradient.columns % 4 == 0 and all_aligned(worker, gradient.pieces)
-    return (
-        CopiedSteps(work, tile) if whole and isa.is_copied(worker.plan, gradient) else LoadedSteps(work, tile)
-    )
+    copied = whole and isa.is_copied(worker.plan, gradient)
+    return CopiedSteps(work, tile) if copied else LoadedSteps(work, tile)
 
 
 def each_step(work: TileWork, tile: Tile, add: Callable[[Expr, Begun], None]) -> None:
@@ -151,7 +153,7 @@ def each_step(work: TileWork, tile: Tile, add: Callable[[Expr, Begun], None]) ->
         begun = steps.begin(now + ahead, before)
         steps.look_up(now + 2 * ahead, before_that)
         sums = partial(add, stage[0] * tile.stage, begun)
-        either(now >= work.start, sums, partial(begun.part, 0, 1))
+        either(now >= work.start, sums, begun.all)
         cuda.copy_commit()
         put(stage, 0, T.Select(stage[0] == last, 0, stage[0] + 1))
     cuda.copy_wait(0)
@@ -226,23 +228,42 @@ class CopiedRows:
     copies: tuple[Copies, Copies]
     first: tuple[Expr, Expr]
 
-    def part(self, number: Expr, count: int) -> None:
+    def part(self, number: Expr, count: int) -> Callable[[], None]:
         """A share of both; all in the first one where they cannot be shared out."""
-        for side, copies, line in zip(
-            (self.tile.rows, self.tile.columns), self.copies, self.first, strict=True
-        ):
+        starts, whole = list[Callable[[], None]](), list[int]()
+        for which, (side, copies) in enumerate(zip(self._sides, self.copies, strict=True)):
             parts = side.parts(self.tile.step)
-            if side.lines > self.tile.step:
-                with when(both(T.int32(0) == number, line < self.tile.step)):
-                    copies.start(0, side.elements)
-            elif count == 1:
-                copies.all(side.elements)
-            elif parts % count:
+            if parts % count or side.lines > self.tile.step:
+                whole.append(which)
+                continue
+            each = parts // count
+            starts += [copies.look_up(number * each + i, side.elements) for i in range(each)]
+
+        def start() -> None:
+            for begin in starts:
+                begin()
+            if whole:
                 with when(T.int32(0) == number):
-                    copies.all(side.elements)
+                    self._start(whole)
+
+        return start
+
+    def all(self) -> None:
+        """Both."""
+        self._start([0, 1])
+
+    @property
+    def _sides(self) -> tuple[Side, Side]:
+        return self.tile.rows, self.tile.columns
+
+    def _start(self, which: list[int]) -> None:
+        for at in which:
+            side, copies = self._sides[at], self.copies[at]
+            if side.lines > self.tile.step:
+                with when(self.first[at] < self.tile.step):
+                    copies.start(0, side.elements)
             else:
-                for each in range(parts // count):
-                    copies.start(number * (parts // count) + each, side.elements)
+                copies.all(side.elements)
 
 
 class LoadedSteps:
@@ -302,10 +323,18 @@ class LoadedRows:
     row: Expr
     stage: Expr
 
-    def part(self, number: Expr, count: int) -> None:
+    def part(self, number: Expr, count: int) -> Callable[[], None]:
         """All, with the first part."""
-        with when(T.int32(0) == number):
-            self.steps.load(self.row, self.stage)
+
+        def start() -> None:
+            with when(T.int32(0) == number):
+                self.all()
+
+        return start
+
+    def all(self) -> None:
+        """All."""
+        self.steps.load(self.row, self.stage)
 
 
 def _share(worker: Worker, side: Side) -> tuple[Expr, Expr]:

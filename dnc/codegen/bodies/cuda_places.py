@@ -7,7 +7,7 @@ products, which fill all that a warp can issue, each costs as much as one of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import attrs
@@ -110,10 +110,16 @@ class Copies:
         """How many there are in a tile of so many columns."""
         return self.step // lines(width)
 
+    def look_up(self, number: Expr, width: int) -> Callable[[], None]:
+        """Reads where the row of one of them lies; what starts it."""
+        line = number * lines(width)
+        word = _word(self.worker, self.place + line)
+        to = self.to + line * self.stride
+        return lambda: _copy_quad(self.worker, word, self.shift, self.left > line, to)
+
     def start(self, number: Expr, width: int) -> None:
         """Starts one of them."""
-        line = number * lines(width)
-        copy_quad(self.worker, self.place + line, self.shift, self.left > line, self.to + line * self.stride)
+        self.look_up(number, width)()
 
     def all(self, width: int) -> None:
         """Starts all of them."""
@@ -128,6 +134,13 @@ def lines(width: int) -> int:
 
 def copy_quad(worker: Worker, place: Expr, shift: Expr, there: Expr, to: Expr) -> None:
     """Starts to copy 16 bytes of the row that the word at `place` leads to; zeros where there is none."""
-    word = let("word", T.reinterpret("int32", worker.staging[place]))
+    _copy_quad(worker, _word(worker, place), shift, there, to)
+
+
+def _word(worker: Worker, place: Expr) -> Expr:
+    return let("word", T.reinterpret("int32", worker.staging[place]))
+
+
+def _copy_quad(worker: Worker, word: Expr, shift: Expr, there: Expr, to: Expr) -> None:
     source = T.address_of(worker.pool[wide(word) * 4 + wide(shift)])
     cuda.copy4_async(T.address_of(worker.staging[to]), source, there)
