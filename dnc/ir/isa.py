@@ -162,10 +162,10 @@ class GradientTile:
 
 
 GRADIENT_TILES = (
-    GradientTile(128, 256, 270, 5000),
-    GradientTile(128, 128, 210, 4000),
-    GradientTile(64, 64, 90, 3300),
-    GradientTile(16, 256, 90, 3300),
+    GradientTile(128, 256, 366, 16000),
+    GradientTile(128, 128, 210, 12000),
+    GradientTile(64, 64, 90, 8000),
+    GradientTile(16, 256, 88, 10000),
 )
 OUTER_TILE, OUTER_STRIP = GradientTile(64, 128, 106, 12000), GradientTile(8, 64, 25, 9000)
 GRADIENT_BLOCK = GradientTile(64, 1, 8, 3000)  # of the gradient of a vector; on a CPU rows of any gradient

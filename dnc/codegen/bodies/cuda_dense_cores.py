@@ -7,6 +7,7 @@ so that it reads and writes 16 bytes at a time; with 8 words to spare the lanes 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import attrs
@@ -14,11 +15,11 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_dense_steps import Begun, TileWork, tile_of
+from dnc.codegen.bodies.cuda_dense_write import Band, write_bands
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, cores_of, join, words
-from dnc.codegen.emit import Expr, fixed, lane4, let, local, loop, named, put, quad_at, when, wide
+from dnc.codegen.emit import Expr, fixed, local, loop, named, put, quad_at, when
 from dnc.ir import isa
 from dnc.ir.machine import WARPS
-from dnc.ir.plan import padded
 
 SPARE = 8
 
@@ -161,33 +162,31 @@ class CoreSums:
         return (row // 2 * self.across.count + column) * 4 + row % 2 * 2
 
     def write(self) -> None:
-        """Row by row; what the sums are added to is read before anything of a row is written."""
-        part, size = self._part(), self.down.together
-        for octet in range(self.down.count):
-            own = part.row + self.down.first(octet) + octet % size + part.group * size
-            self._write_row(part, octet, fixed("row", self.work.row + own))
+        """Blocks that lanes have neighbours in at a time: of every warp so many rows."""
+        size = self.down.together
+        rows, high = size * ACROSS, WARPS // self.along
 
-    def _write_row(self, part: Part, octet: int, row: Expr) -> None:
-        work, size = self.work, self.across.together
-        stride = padded(work.gradient.columns)
-        quads = list[tuple[Expr, Any]]()
-        for first in range(0, self.across.count, size):
-            # Of blocks read together a lane has 2 * size neighbours: of each two columns, `size` apart.
-            column = work.column + part.column + first * ACROSS + part.own * (2 * size)
-            for begin in range(0, 2 * size, 4):
-                four = named("four", T.alloc_local((4,), "float32"))
-                for i in range(4):
-                    half, block = divmod(begin + i, size)
-                    put(four, i, self.sums[self._index(octet, first + block) + half])
-                quads.append((fixed("column", column + begin), four))
-        with when(row < work.gradient.rows):
-            base = fixed("row_at", work.base + wide(row) * stride, "int64")
-            with when(work.accumulate != 0):
-                for column, four in quads:
-                    with when(column < stride):
-                        old = let("old", work.worker.pool[quad_at(base + column)])
-                        for i in range(4):
-                            put(four, i, lane4(old, i) + four[i])
-            for column, four in quads:
-                with when(column < stride):
-                    T.buffer_store(work.worker.pool, four[quad_at(0)], [quad_at(base + column)])
+        def row(first: int, line: Expr) -> Expr:
+            return line // rows * (self.down.count * ACROSS) + line % rows + self.down.first(first)
+
+        bands = [
+            Band(rows * high, partial(self._stage, first), partial(row, first))
+            for first in range(0, self.down.count, size)
+        ]
+        write_bands(self.work, self.tile.columns.elements, SPARE, bands)
+
+    def _stage(self, first: int, stride: int) -> None:
+        """Leaves the sums of the blocks from the first one on in shared memory."""
+        part, down, across = self._part(), self.down.together, self.across.together
+        # Of blocks read together a lane has 2 * `across` neighbours: of each two columns, `across` apart.
+        row = part.row // self.down.count * self.down.together + part.group * down
+        at = fixed("stage_at", row * stride + part.column + part.own * (2 * across))
+        for octet in range(down):
+            for group in range(0, self.across.count, across):
+                for begin in range(0, 2 * across, 4):
+                    four = named("four", T.alloc_local((4,), "float32"))
+                    for i in range(4):
+                        half, block = divmod(begin + i, across)
+                        put(four, i, self.sums[self._index(first + octet, group + block) + half])
+                    to = at + octet * stride + (group * ACROSS + begin)
+                    T.buffer_store(self.work.worker.staging, four[quad_at(0)], [quad_at(to)])

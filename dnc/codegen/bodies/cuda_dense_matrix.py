@@ -8,6 +8,7 @@ where it is allowed, warps multiply on tensor cores.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import attrs
@@ -16,13 +17,13 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_dense_cores import CoreSums
 from dnc.codegen.bodies.cuda_dense_steps import Begun, Tile, TileWork, each_step, tile_of
+from dnc.codegen.bodies.cuda_dense_write import Band, write_bands
 from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
     both,
     fixed,
-    lane4,
     let,
     local,
     loop,
@@ -30,11 +31,9 @@ from dnc.codegen.emit import (
     quad_at,
     when,
     whole_quad,
-    wide,
 )
 from dnc.ir import isa
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import padded
 
 PARTS = 4  # of a step's rows: copies are started in front of each
 
@@ -139,14 +138,25 @@ class ThreadSums:
         add_outer_products(worker, sums, down, right, step // 2, copy)
 
     def write(self) -> None:
-        """Block by block."""
-        work, high, across = self.work, self.tile.rows, self.tile.columns
-        own_row, own_column = self._own()
-        for p in range(high.quads):
-            for q in range(across.quads):
-                row, column = work.row + own_row + 4 * high.threads * p, work.column + own_column
-                place = (row, column + 4 * across.threads * q)
-                _write_quads(work, place, self.sums, (p, q, across.quads))
+        """A row of blocks at a time."""
+        high, across = self.tile.rows, self.tile.columns
+
+        def stage(block: int, stride: int) -> None:
+            own_row, own_column = self._own()
+            at = fixed("stage_at", own_row * stride + own_column)
+            for p in range(4):
+                for q in range(across.quads):
+                    found = self.sums[quad_at(((block * 4 + p) * across.quads + q) * 4)]
+                    to = at + p * stride + q * (4 * across.threads)
+                    T.buffer_store(self.work.worker.staging, found, [quad_at(to)])
+
+        rows = 4 * high.threads
+
+        def row(block: int, line: Expr) -> Expr:
+            return line + block * rows
+
+        bands = [Band(rows, partial(stage, block), partial(row, block)) for block in range(high.quads)]
+        write_bands(self.work, across.elements, across.spare, bands)
 
 
 @attrs.frozen(eq=False)
@@ -204,38 +214,6 @@ def _multiply(sums: Any, held: Sequence[Any], half: int, quads: tuple[int, int])
         for q in range(right):
             x, y = held[0][half * down + p], held[1][half * right + q]
             put(sums, p * right + q, cuda.fma(x, y, sums[p * right + q]))
-
-
-def _write_quads(work: TileWork, place: tuple[Expr, Expr], sums: Any, block: tuple[int, int, int]) -> None:
-    """4 x 4 elements at a place; what they are added to is read before anything is written.
-
-    block: which ones of the thread's sums, and how many quads a row of these has.
-    """
-    worker, rows, columns, base = work.worker, work.gradient.rows, work.gradient.columns, work.base
-    row, column = place
-    down, right, quads = block
-    first = [((down * 4 + p) * quads + right) * 4 for p in range(4)]
-    if columns % 4:
-        for p in range(4):
-            for q in range(4):
-                # Behind the columns the sums are zero: see `_clear_padding`.
-                with when(both(row + p < rows, column + q < padded(columns))):
-                    at = let("at", base + wide(row + p) * padded(columns) + (column + q))
-                    write_sum(worker, at, sums[first[p] + q], work.accumulate)
-        return
-    with when(column < columns):
-        places = []
-        for p in range(4):
-            there = T.Select(row + p < rows, base + wide(row + p) * columns + column, T.int64(0))
-            places.append(fixed("at", there, "int64"))
-        with when(work.accumulate != 0):
-            old = [let("old", worker.pool[quad_at(at)]) for at in places]
-            for p in range(4):
-                for q in range(4):
-                    put(sums, first[p] + q, lane4(old[p], q) + sums[first[p] + q])
-        for p in range(4):
-            with when(row + p < rows):
-                T.buffer_store(worker.pool, sums[quad_at(first[p])], [quad_at(places[p])])
 
 
 def write_sum(worker: Worker, at: Expr, value: Expr, accumulate: Expr) -> None:

@@ -20,14 +20,13 @@ from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
 
 # What tiles in chunks cost beside their rows and themselves, in cycles: the norm of all, and for every float
-# of an arena. UNEVEN: by how much longer the last worker takes than all on average. Seen on an H200, as are
-# costs of rows on tensor cores by precision.
-NORM, FLOAT, UNEVEN = 20000, 0.25, 1.15
+# of an arena. Seen on an H200, as are costs of rows on tensor cores by precision.
+NORM, FLOAT = 26000, 0.25
 MOST_CUTS = 4096  # that are remembered
 # Of the piece of the gradient with the most work those of others are at most such a part.
 SPLITS = (0.95, 1, 1.5, 2, 3)
-CORES = {TF32: 0.4, BF16: 0.3, TF32X3: 0.75}
-OUTER_ON_CORES = 0.52  # that of `outer`, whose copies take longer than products there
+CORES = {TF32: 0.24, BF16: 0.2, TF32X3: 0.5}
+LARGE, OUTER_ON_CORES = 64, 0.52  # smaller tiles than that, and those of `outer`, wait for their copies there
 VECTOR = 60  # what a row costs in a tile of `outer` that sums deltas
 GROUPS = np.array(isa.TOKEN_GROUPS)
 TOKENS = GROUPS * isa.TOKEN_GROUP  # of a tile of a table's products
@@ -109,7 +108,7 @@ class Shapes:
     def __init__(self, plan: Plan, gradients: Iterable[Summed]) -> None:
         found = [(each, isa.gradient_tiles(each.gradient)) for each in gradients]
         most = max((len(shapes) for _, shapes in found), default=1)
-        counts, costs = list[list[int]](), list[list[list[int]]]()
+        counts, costs = list[list[int]](), list[list[list[float]]]()
         outer, outer_row = list[int](), list[float]()
         leading, whose = list[int](), list[int]()
         known: dict[tuple[str, int], int] = {}
@@ -125,46 +124,47 @@ class Shapes:
                 leading.append(len(whose))
                 whose += [first] * each.runs
                 counts.append([*(isa.tile_count(each.gradient, s) for s in shapes), *(1 for _ in absent)])
-                costs.append([[*(s.row for s in shapes), *absent], [*(s.fixed for s in shapes), *absent]])
+                row = [_row(s, plan.precision) for s in shapes]
+                costs.append([[*row, *absent], [*(s.fixed for s in shapes), *absent]])
                 outer.append(isa.outer_tiles(each.gradient))
                 outer_row.append(_outer_row(each.gradient, on_cores))
         self.tiles = np.array(counts, np.int64).reshape(-1, most)
-        row, self.fixed = np.array(costs, np.int64).reshape(-1, 2, most).transpose(1, 0, 2)
-        self.row = row * CORES.get(plan.precision, 1.0)
+        self.row, self.fixed = np.array(costs, np.float64).reshape(-1, 2, most).transpose(1, 0, 2)
         self.outer, self.outer_row = np.array(outer, np.int64), np.array(outer_row)
         self._alike = [np.array(targets) for targets in alike.values() if len(targets) > 1]
         self._floats = np.array(floats, np.int64)
         self.leading, self.whose = np.array(leading, np.intp), np.array(whose, np.intp)
         self._each = np.arange(len(counts))
-        self._cuts: dict[tuple[bytes, int, int], tuple[Numbers, Numbers]] = {}
+        self._cuts: dict[tuple[bytes, int, int], tuple[Numbers, Numbers, float]] = {}
         self._seats: dict[int, Seats] = {}
         self._tiles: dict[str, tuple[Numbers, int]] = {}
 
-    def few(self, rows: Numbers, products: NDArray[Any], grid: int) -> NDArray[np.bool_]:
+    def few(self, rows: Numbers, products: NDArray[Any], most: int, grid: int) -> NDArray[np.bool_]:
         """Whether rows are so few that tiles of `isa.outer_tile` are cheaper than those in chunks, [batches].
 
-        rows: [batches, targets]; products: what products of tables beside them cost, [batches] cycles; grid:
-        workers that are expected, so that bits do not depend on those there.
+        rows: [batches, targets]; products: what products of tables beside them cost, [batches] cycles; most:
+        chunks; grid: workers that are expected, so that bits do not depend on those there.
         """
-        pieces = self.tiles * (rows[:, :, None] * self.row + self.fixed)
-        whole = NORM + (pieces.min(axis=2).sum(axis=1) + products) / grid * UNEVEN
-        cost = rows * self.outer_row
+        cost, tiles = rows * self.outer_row, max(int(self.outer.sum()), 1)
         work = (cost * self.outer).sum(axis=1)
-        rounds = -(-max(int(self.outer.sum()), 1) // grid)
-        outer = np.maximum(work / max(int(self.outer.sum()), 1) * rounds, cost.max(axis=1))
-        fewer: NDArray[np.bool_] = np.maximum(outer, (work + products) / grid) + isa.OUTER_TILE.fixed < whole
+        outer = np.maximum(work / tiles * -(-tiles // grid), cost.max(axis=1))
+        outer = np.maximum(outer, (work + products) / grid) + isa.OUTER_TILE.fixed
+        pieces = (self.tiles * (rows[:, :, None] * self.row + self.fixed)).min(axis=2).sum(axis=1)
+        fewer: NDArray[np.bool_] = outer < NORM + (pieces + products) / grid
+        for batch in (~fewer).nonzero()[0]:  # of those that may be cut it is worked out how
+            end = self._cut_once(_rounded(rows[batch]).tobytes(), most, grid)[2]
+            fewer[batch] = outer[batch] < NORM + end + products[batch] / grid
         return fewer
 
     def cut(self, rows: Numbers, most: int, grid: int) -> tuple[Numbers, Numbers]:
-        """Into how many chunks rows are cut, and the tiles' shape, [batches, targets]; grid as in `few`.
+        """Into how many chunks rows are cut, and the shape of the tiles, [batches, targets]; as in `few`.
 
         A batch is cut like another one of about as many rows.
         """
-        whole = _rounded(rows)
-        found = [self._cut_once(each.tobytes(), most, grid) for each in whole]
-        return np.stack([chunks for chunks, _ in found]), np.stack([shape for _, shape in found])
+        found = [self._cut_once(each.tobytes(), most, grid) for each in _rounded(rows)]
+        return np.stack([chunks for chunks, _, _ in found]), np.stack([shape for _, shape, _ in found])
 
-    def _cut_once(self, rows: bytes, most: int, grid: int) -> tuple[Numbers, Numbers]:
+    def _cut_once(self, rows: bytes, most: int, grid: int) -> tuple[Numbers, Numbers, float]:
         key = rows, most, grid
         if key not in self._cuts:
             if len(self._cuts) > MOST_CUTS:
@@ -172,8 +172,8 @@ class Shapes:
             self._cuts[key] = self._cut(np.frombuffer(rows, np.int64), most, grid)
         return self._cuts[key]
 
-    def _cut(self, rows: Numbers, most: int, grid: int) -> tuple[Numbers, Numbers]:
-        """As `cut`, [targets].
+    def _cut(self, rows: Numbers, most: int, grid: int) -> tuple[Numbers, Numbers, float]:
+        """As `cut`, [targets]; and when the last worker ends, in cycles.
 
         Pieces are dealt out in order; of some ways to cut the one whose last worker is predicted to end
         first, arenas counted in. In each the gradient with the most work has another number of chunks, and
@@ -206,7 +206,8 @@ class Shapes:
             end = load.max(axis=1) + ((chosen + 1) * self._floats).sum(axis=1) * (FLOAT / grid)
             way = int(end.argmin())
             if end[way] < best_end:
-                best, best_end = (chosen[way] + 1, shape[each, chosen[way]]), end[way]
+                best = chosen[way] + 1, shape[each, chosen[way]], float(end[way])
+                best_end = best[2]
         assert best is not None
         return best
 
@@ -274,6 +275,13 @@ def _rounded(rows: Numbers) -> Numbers:
     unit = 1 << np.maximum(np.frexp(np.maximum(rows, 1))[1] - 4, 0).astype(np.int64)
     found: Numbers = -(-rows // unit) * unit
     return found
+
+
+def _row(tile: isa.GradientTile, precision: str) -> float:
+    """What a row costs in a tile of `isa.gradient_tiles`, in cycles."""
+    if precision not in CORES or tile == isa.GRADIENT_BLOCK:
+        return tile.row
+    return tile.row * (CORES[precision] if tile.rows >= LARGE else OUTER_ON_CORES)
 
 
 def _outer_row(gradient: DenseGradient, on_cores: bool) -> float:

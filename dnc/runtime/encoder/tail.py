@@ -215,15 +215,14 @@ class Tail:
         if not targets:
             return Decisions(touched, apart, np.zeros((batches, 0), np.int64), few, chunks, shape)
         found = _joined([self._rows_of(each, rows, touched, apart) for each in self._summed])
-        own = found[:, self._targets]
+        own, most = found[:, self._targets], isa.MOST_CHUNKS if part == WHOLE else 1
         if self._has_outer:
             products = np.zeros(batches)
             for table in self.plan.table_gradients:
                 if table.products:
                     products = products + self._shapes.products(table, touched[table.parameter].spread.counts)
-            few = self._shapes.few(own, products, self._grid)
+            few = self._shapes.few(own, products, most, self._grid)
         if self._splits and not few.all():
-            most = isa.MOST_CHUNKS if part == WHOLE else 1
             chunks[~few], shape[~few] = self._shapes.cut(own[~few], most, self._grid)
         return Decisions(touched, apart, found, few, chunks, shape)
 
