@@ -122,13 +122,19 @@ class CoreSums:
         rows = self._ahead(part, stage + part.row, tile.rows.stride, self.down, self.down.count)
         size = self.across.together
         columns = self._ahead(part, operands + part.column, tile.columns.stride, self.across, size)
-        rows.read(0, 0)
+        # Numbers that are made smaller, or split, leave no registers for rows of the next products.
+        far = self.cores.packed == len(self.cores.nothing()) == 1
+        if far:
+            rows.read(0, 0)
         columns.read(0, 0)
         with loop("k", count, unroll=1) as k:
             start = copies.part(k, count)
+            if not far:
+                rows.read(k * depth, 0)
             blocks = [self._words(rows, (octet, octet + 1)) for octet in range(0, self.down.count, 2)]
-            with when(k < count - 1):  # what is behind the last one may just be written
-                rows.read((k + 1) * depth, 0)
+            if far:
+                with when(k < count - 1):  # what is behind the last one may just be written
+                    rows.read((k + 1) * depth, 0)
             for first in range(0, self.across.count, size):
                 own = [self._words(columns, (octet,)) for octet in range(size)]
                 if first + size < self.across.count:
