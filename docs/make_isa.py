@@ -110,7 +110,7 @@ OPCODES = {
     "replica_barrier": "waits for all workers of the replica",
     "grid_barrier": "waits for all workers of the launch",
     "norm": "adds up the chunks of rows of neighbouring parameters, and the squares of what comes out, a "
-    "span of these into a word of `@norms`; spans are dealt out to the grid, behind those of the `norm` before",
+    "span of these into a word of `@norms`; spans are dealt out to the grid, behind those of the last `norm`",
     "leave": "goes on at another instruction if all lists have ended, see below",
     "reduce": "the last worker adds up a column of records into a word of the results",
     "OPTIMIZER": "clips, and updates the trained dense parameters of one rate: an opcode each for "

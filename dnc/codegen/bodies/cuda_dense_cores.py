@@ -122,7 +122,7 @@ class CoreSums:
         rows = self._ahead(part, stage + part.row, tile.rows.stride, self.down, self.down.count)
         size = self.across.together
         columns = self._ahead(part, operands + part.column, tile.columns.stride, self.across, size)
-        # Numbers that are made smaller, or split, leave no registers for rows of the next products.
+        # Numbers that are packed or split leave no registers for rows of the next products.
         far = self.cores.packed == len(self.cores.nothing()) == 1
         if far:
             rows.read(0, 0)
