@@ -109,15 +109,16 @@ OPCODES = {
     "end": "the queue ends here",
     "replica_barrier": "waits for all workers of the replica",
     "grid_barrier": "waits for all workers of the launch",
-    "norm": "sums of squares of the dense gradients, chunk by chunk, into `@norms`; "
-    "chunks are dealt out to the grid",
+    "norm": "adds up the chunks of rows of neighbouring parameters, and the squares of what comes out, a "
+    "span of these into a word of `@norms`; spans are dealt out to the grid, behind those of the last `norm`",
     "leave": "goes on at another instruction if all lists have ended, see below",
     "reduce": "the last worker adds up a column of records into a word of the results",
     "OPTIMIZER": "clips, and updates the trained dense parameters of one rate: an opcode each for "
     + ", ".join(f"`{name}`" for name in OPTIMIZERS),
     "OPTIMIZER TABLE": "the same for the touched rows of a table",
     "SEGMENT": "a segment of the plan on neighbouring rows of its space",
-    "gradient PARAMETER #N": "adds up the gradient of a dense parameter; tiles are dealt out to the grid",
+    "gradient PARAMETER #N": "adds up the gradient of a dense parameter, and where rows can be copied that "
+    "of a vector with the same deltas; tiles of all chunks are dealt out to the grid",
     "outer": "the same over all its rows, where they are few: a vector that adds up the same deltas is made "
     "along, the squares of every tile go into `@norms`, and there is no `norm`",
     "follow": "moves the running parameters, which lie behind the trained ones, by what the rows gave, "
@@ -132,12 +133,12 @@ FIELDS = {
     "passed when the counter is `ordinal` times the workers that meet",
     "first": "the first float of those parameters, in the arena of trained dense ones",
     "rate": "bits of a float: the factor of these parameters on the learning rate",
-    "count": "floats of these (of all, in `norm`) trained dense parameters, padding included",
+    "count": "floats of these trained dense parameters, padding included",
     "norms": "words of `@norms` to add up, in order, for the norm of the whole gradient",
     "tokens": "touched rows of the table",
-    "first_norm": "the word of `@norms` for the first touched row, or tile; -1 for none",
+    "first_norm": "the word of `@norms` for the first touched row, span or tile; -1 for none",
     "gradient": "the number of the gradient of a dense parameter",
-    "chunks": "chunks of rows that are summed apart",
+    "chunks": "chunks of rows that are summed apart: as many for all gradients of a parameter",
     "to": "where the workers go on, counted in instructions from the queue's first",
     "lists": "lists of the replica",
     "begins": "offset of a word for every list: the offset of its first entry",

@@ -316,7 +316,7 @@ class Kernel:
             return lambda: run_segment(self.worker_of(segments[name]), segments[name], *values())
         if name in dense:
             return lambda: cuda_dense.dense_gradient(
-                self.worker.here(), dense[name], dict(zip(fields, values(), strict=True))
+                self._tail_worker(), dense[name], dict(zip(fields, values(), strict=True))
             )
         if name.startswith("gradient "):
             table = tables[name.removeprefix("gradient ")]

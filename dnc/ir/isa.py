@@ -91,7 +91,7 @@ NORM_CHUNK = 4096
 # The rows of a weight gradient are cut into chunks, and every tile of every chunk is a piece of work
 # for a worker: chunk c has rows row + c * size up to row + (c + 1) * size, with `chunk_rows` as size.
 # Chunk 0 is summed into GRADIENTS, the others into arenas of their own at CHUNKS; NORM adds them up in
-# order.
+# order. All gradients of a parameter have as many chunks, different parameters as many as suits them.
 CHUNK_MULTIPLE = 32
 MOST_CHUNKS = 8
 
@@ -123,7 +123,7 @@ DENSE_GRADIENT_FIELDS = ("row", "rows", "first_worker", "accumulate", "chunks", 
 # summed is no gradient.
 OUTER_FIELDS = ("gradient", "row", "rows", "first_worker", "accumulate", "index", "first_norm")
 NO_NORM = -1
-NORM_FIELDS = ("count", "chunks")
+NORM_FIELDS = ("first", "count", "chunks", "first_norm")
 # Adds what rows gave to running parameters, unless the norm is not finite.
 REDUCE_FIELDS = ("base", "rows", "stride", "result")
 FOLLOW_FIELDS = ("first", "count", "norms", "chunks")
@@ -162,10 +162,10 @@ class GradientTile:
 
 
 GRADIENT_TILES = (
-    GradientTile(128, 256, 270, 5000),
-    GradientTile(128, 128, 210, 4000),
-    GradientTile(64, 64, 90, 3300),
-    GradientTile(16, 256, 90, 3300),
+    GradientTile(128, 256, 366, 16000),
+    GradientTile(128, 128, 210, 12000),
+    GradientTile(64, 64, 90, 8000),
+    GradientTile(16, 256, 88, 10000),
 )
 OUTER_TILE, OUTER_STRIP = GradientTile(64, 128, 106, 12000), GradientTile(8, 64, 25, 9000)
 GRADIENT_BLOCK = GradientTile(64, 1, 8, 3000)  # of the gradient of a vector; on a CPU rows of any gradient
@@ -206,15 +206,22 @@ def outer_tiles(gradient: DenseGradient) -> int:
 
 
 def outer_beside(plan: Plan) -> dict[str, DenseGradient]:
-    """The gradients of vectors that `outer` instructions of others make beside them, by the others' names.
+    """The gradients of trained vectors that others can make beside them, by the others' names.
 
     They add up the same deltas: most often a bias beside its matrix. They have no instructions of their own.
     """
     times = Counter(gradient.parameter for gradient in plan.dense_gradients)
-    alone = [gradient for gradient in plan.dense_gradients if times[gradient.parameter] == 1]
+    trained = {parameter.name for parameter in plan.program.parameters if parameter.trained}
+    alone = [g for g in plan.dense_gradients if times[g.parameter] == 1 and g.parameter in trained]
     matrices = {_deltas(gradient): gradient.name for gradient in reversed(alone) if gradient.pieces}
     vectors = {_deltas(gradient): gradient for gradient in reversed(alone) if not gradient.pieces}
     return {matrices[deltas]: vector for deltas, vector in vectors.items() if deltas in matrices}
+
+
+def made_along(plan: Plan) -> dict[str, DenseGradient]:
+    """Gradients of vectors that are made along with others, by the others' names: in plans whose rows can be
+    copied, and there always."""
+    return outer_beside(plan) if has_outer(plan) else {}
 
 
 def _deltas(gradient: DenseGradient) -> tuple[str, BufferAddress, int, str]:
@@ -226,11 +233,11 @@ def has_outer(plan: Plan) -> bool:
     return (
         bool(plan.dense_gradients)
         and machine(plan.target).splits_gradients
-        and all(_is_copied(plan, gradient) for gradient in plan.dense_gradients)
+        and all(is_copied(plan, gradient) for gradient in plan.dense_gradients)
     )
 
 
-def _is_copied(plan: Plan, gradient: DenseGradient) -> bool:
+def is_copied(plan: Plan, gradient: DenseGradient) -> bool:
     """Whether what a gradient is made of lies in whole addresses, and itself in rows of the parameter."""
     if not gradient.pieces and len(plan.program.parameter(gradient.parameter).type.shape) > 1:
         return False
@@ -441,6 +448,37 @@ def summed_floats(plan: Plan) -> int:
     """Floats of the trained dense parameters to whose gradient rows add: the first ones of an arena."""
     summed = _summed(plan)
     return _floats(plan, [p for p in dense_parameters(plan) if p.trained and p.name in summed])
+
+
+def norm_groups(plan: Plan) -> tuple[tuple[int, int, str], ...]:
+    """Runs of an arena that as many chunks add to: first float, floats, a parameter among them.
+
+    A vector that is made along with a matrix has as many as this one. On a CPU nothing has chunks.
+    """
+    along = {
+        beside.parameter: next(g.parameter for g in plan.dense_gradients if g.name == name)
+        for name, beside in made_along(plan).items()
+    }
+    splits, summed = machine(plan.target).splits_gradients, _summed(plan)
+    groups: list[tuple[int, int, str]] = []
+    at = 0
+    for parameter in dense_parameters(plan):
+        if not parameter.trained or parameter.name not in summed:
+            continue
+        floats = parameter_floats(plan, parameter.name)
+        owner = along.get(parameter.name, parameter.name)
+        if groups and (groups[-1][2] == owner or not splits):
+            first, count, owner = groups.pop()
+            groups.append((first, count + floats, owner))
+        else:
+            groups.append((at, floats, owner))
+        at += floats
+    return tuple(groups) or ((0, 0, ""),)
+
+
+def norm_count(plan: Plan) -> int:
+    """Norms that `norm` instructions leave."""
+    return sum(-(-count // NORM_CHUNK) for _, count, _ in norm_groups(plan))
 
 
 def running_floats(plan: Plan) -> int:

@@ -39,7 +39,7 @@ def forced(
     def decide(decision: Decision, rows: Numbers) -> Numbers:
         return decision(rows) if callable(decision) else np.full(len(rows), decision)
 
-    def few_rows(shapes: Shapes, rows: Numbers, chunks: Numbers, grid: int) -> Numbers:
+    def few_rows(shapes: Shapes, rows: Numbers, products: Numbers, most: int, grid: int) -> Numbers:
         return decide(few, rows.sum(axis=1))
 
     def added_apart(tail: Tail, batches: int, rows: dict[str, Rows], touched: object) -> Numbers:

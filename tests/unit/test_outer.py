@@ -11,6 +11,7 @@ from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
 from dnc.ir import isa
 from dnc.runtime.backend import VMBackend
+from dnc.runtime.encoder.tail import Tail, expected_grid
 from dnc.runtime.schedule import queue
 from dnc.runtime.verifier import ScheduleError, verify
 from tests.support.executors import Bench, check_group, check_parts, check_training
@@ -25,13 +26,14 @@ SIZES = {
     "rnn_stack": {"chars": 9, "layers": 3, "hidden": 5},
     "dag": {"width": 3, "hidden": 132},
 }
+WIDE = {"hidden": 256, "embed": 256}
 
 
 @cache
 def compiled(name: str):
-    path = EXAMPLES / f"{name}.dn"
+    path = EXAMPLES / f"{name if name != 'wide' else 'treelstm'}.dn"
     source = Source(path.name, path.read_text(encoding="utf-8"))
-    program = transform(load_program(source, SIZES[name])[0])
+    program = transform(load_program(source, SIZES.get(name, WIDE))[0])
     return program, make_plan(program, "sm_90a")
 
 
@@ -83,12 +85,15 @@ def test_a_matrix_of_few_rows_is_made_in_strips() -> None:
     }
 
 
-def test_what_is_made_beside_costs_nothing() -> None:
+def test_what_is_made_along_has_no_instruction() -> None:
     _, plan = compiled("treelstm")
-    shapes = bench_of("treelstm").encoder.modes.tail._shapes
-    beside = {gradient.parameter for gradient in isa.outer_beside(plan).values()}
-    assert beside == {"b_w", "b_u", "b_v"}
-    assert sorted(shapes.outer > 0) == sorted(shapes.outer_row > 0) == [False] * 3 + [True] * 3
+    bench = bench_of("treelstm")
+    along = {gradient.name: gradient.parameter for gradient in isa.made_along(plan).values()}
+    assert sorted(along.values()) == ["b_u", "b_v", "b_w"]
+    assert len(bench.encoder.modes.tail._shapes.outer) == 3
+    for few in (True, False):
+        with forced(few=few):
+            assert not names_of(bench, bench.launch("train")[0]) & along.keys()
 
 
 def test_a_token_leaves_a_norm_a_part_of_its_row() -> None:
@@ -110,7 +115,7 @@ def test_many_rows_go_in_chunks() -> None:
     bench = bench_of("treelstm")
     shapes = bench.encoder.modes.tail._shapes
     rows = np.array([[10] * len(shapes.outer), [100_000] * len(shapes.outer)])
-    assert shapes.few(rows, np.array([1, 8]), 112).tolist() == [True, False]
+    assert shapes.few(rows, np.zeros(2), isa.MOST_CHUNKS, 112).tolist() == [True, False]
     assert isa.has_outer(plan)
 
 
@@ -157,3 +162,41 @@ loss sum(w in all(Word)) cross_entropy(E[w.word], w.label)
     assert not plan.dense_gradients and not isa.has_outer(plan)
     forest = ForestGrower(program, 3).grow(5, 7, "random")
     check_training(Bench(program, plan, VMBackend(plan, 2, plan.tiling.workers), forest))
+
+
+def shares_of(name: str, rows: list[int]):
+    """Chunks of every gradient, and what every worker has to do."""
+    plan = compiled(name)[1]
+    shapes = Tail(plan)._shapes
+    grid = expected_grid(plan)
+    (chunks,), (shape,) = shapes.cut(np.array([rows]), isa.MOST_CHUNKS, grid)
+    each = np.arange(len(rows))
+    size = -(-np.array(rows) // chunks // isa.CHUNK_MULTIPLE) * isa.CHUNK_MULTIPLE
+    cost = size * shapes.row[each, shape] + shapes.fixed[each, shape]
+    (first,), _ = shapes.share_out(chunks[None], shape[None], grid)
+    load, pieces = np.zeros(grid), shapes.tiles[each, shape] * chunks
+    for worker, count, cycles in zip(first, pieces, cost, strict=True):
+        np.add.at(load, (worker + np.arange(count)) % grid, cycles)
+    return chunks, load
+
+
+@pytest.mark.parametrize("rows", [[9502, 4623, 1833], [4692, 2282, 1064], [64, 16320, 300], [500, 100, 40]])
+def test_pieces_fit_the_grid(rows: list[int]) -> None:
+    """Nobody has half as much again as all have on average, where there is much to do."""
+    chunks, load = shares_of("wide", rows)
+    assert ((chunks >= 1) & (chunks <= isa.MOST_CHUNKS)).all()
+    assert load.max() < 1.5 * load.mean() or (chunks == isa.MOST_CHUNKS).any()
+
+
+def test_batches_of_about_as_many_rows_are_cut_alike() -> None:
+    shapes = Tail(compiled("wide")[1])._shapes
+    chunks, shape = shapes.cut(np.array([[9502, 4623, 1833], [9481, 4610, 1840]]), isa.MOST_CHUNKS, 112)
+    assert (chunks[0] == chunks[1]).all() and (shape[0] == shape[1]).all()
+
+
+def test_a_vector_that_is_made_along_has_the_chunks_of_its_matrix() -> None:
+    _, plan = compiled("treelstm")
+    groups = isa.norm_groups(plan)
+    assert [name for _, _, name in groups] == ["W", "U", "V"]
+    assert [first for first, _, _ in groups] == [0, *np.cumsum([n for _, n, _ in groups])[:-1].tolist()]
+    assert sum(count for _, count, _ in groups) == isa.summed_floats(plan)

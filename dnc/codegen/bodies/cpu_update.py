@@ -31,10 +31,10 @@ from dnc.ir.optimizers import COEFFICIENTS, Optimizer
 from dnc.ir.plan import TableGradient, padded
 
 
-def norm(worker: Worker, count: Expr, _chunks: Expr) -> None:
+def norm(worker: Worker, first: Expr, count: Expr, _chunks: Expr, first_norm: Expr) -> None:
     """The sum of squares of every chunk of the dense gradients."""
-    gradients = let("gradients", worker.access.base(isa.GRADIENTS))
-    norms = let("norms", worker.access.base(isa.NORMS))
+    gradients = let("gradients", worker.access.base(isa.GRADIENTS) + wide(first))
+    norms = let("norms", worker.access.base(isa.NORMS) + wide(first_norm))
     size = isa.NORM_CHUNK
     chunks = tirx.truncdiv(count + (size - 1), size)
     with stride_loop("chunk", worker.number, chunks, worker.grid) as chunk:

@@ -12,6 +12,7 @@ from functools import partial
 
 from tvm.tirx.script.builder import ir as T
 
+from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_dense_matrix import matrix_tile, write_sum
 from dnc.codegen.bodies.cuda_dense_steps import TileWork
 from dnc.codegen.bodies.cuda_worker import Worker
@@ -39,6 +40,8 @@ VECTOR_LOADS = 8  # rows of a vector's gradient that a thread has under way
 def dense_gradient(worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr]) -> None:
     """Tiles of every chunk of rows; without an operand the deltas are summed, a vector's block at a time.
 
+    A vector that adds up the same deltas is made along (`isa.made_along`).
+
     fields: by their names in `isa.DENSE_GRADIENT_FIELDS`.
     """
     bodies = [partial(_tiles, worker, gradient, fields, shape) for shape in isa.gradient_tiles(gradient)]
@@ -56,8 +59,10 @@ def _tiles(
     tiles = isa.tile_count(gradient, shape)
     first, rows, chunks, accumulate = (fields[name] for name in ("row", "rows", "chunks", "accumulate"))
     size = let("size", isa.chunk_rows(rows, chunks))
-    begin = let("begin", (worker.number + worker.grid - fields["first_worker"]) % worker.grid)
-    with stride_loop("item", begin, chunks * tiles, worker.grid) as item:
+    # Read here: what follows from it is not worked out before the loops, and then kept in a register.
+    grid = fixed("grid_here", cuda.NUMBER_HERE(worker.grid))
+    begin = let("begin", (worker.number + grid - fields["first_worker"]) % grid)
+    with stride_loop("item", begin, chunks * tiles, grid) as item:
         chunk = fixed("chunk", item // tiles)
         tile = fixed("tile", item - chunk * tiles)
         arena = worker.access.arena(chunk)
@@ -65,11 +70,17 @@ def _tiles(
         start = fixed("start", first + chunk * size)
         end = fixed("end", smaller(first + rows, start + size))
         row = fixed("row", tile // across * shape.rows)
+        beside = isa.made_along(worker.plan).get(gradient.name)
+        along = None
+        if beside is not None:
+            along = fixed("along", arena + offset_of(worker, beside.parameter, fields["index"]), "int64")
         with when(both(tile == 0, accumulate == 0)):
             clear_padding(worker, gradient, base)
+            if beside is not None:
+                clear_padding(worker, beside, along)
         if gradient.pieces:
             column = fixed("column", tile % across * shape.columns)
-            matrix_tile(TileWork(worker, gradient, start, end, row, column, base, accumulate), shape)
+            matrix_tile(TileWork(worker, gradient, start, end, row, column, base, accumulate, along), shape)
         else:
             _vector_tile(TileWork(worker, gradient, start, end, row, 0, base, accumulate))
 

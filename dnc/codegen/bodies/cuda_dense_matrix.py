@@ -8,35 +8,34 @@ where it is allowed, warps multiply on tensor cores.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_dense_steps import STAGES, Steps, Tile, TileWork, tile_of
-from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, pair_at, uses_cores, warp_sums
+from dnc.codegen.bodies.cuda_dense_cores import CoreSums
+from dnc.codegen.bodies.cuda_dense_steps import Begun, Tile, TileWork, each_step, tile_of
+from dnc.codegen.bodies.cuda_dense_write import Band, write_bands
+from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
     both,
     fixed,
-    lane4,
     let,
     local,
     loop,
     put,
     quad_at,
-    stride_loop,
     when,
     whole_quad,
-    wide,
 )
 from dnc.ir import isa
-from dnc.ir.machine import WARPS
-from dnc.ir.plan import padded
+from dnc.ir.machine import THREADS
 
-AHEAD = 4  # blocks of 4 x 4 sums of a thread, at most, that leave registers for the next row's elements
+PARTS = 4  # of a step's rows: copies are started in front of each
 
 
 class Sums(Protocol):
@@ -44,120 +43,120 @@ class Sums(Protocol):
 
     tile: Tile
 
-    def add(self, stage: Expr) -> None:
-        """Adds the outer products of a step's rows, which are staged from word `stage` on."""
+    def add(self, stage: Expr, copies: Begun) -> None:
+        """Adds the outer products of a step's rows, which are staged from word `stage` on, and starts copies
+        between them."""
 
     def write(self) -> None:
         """Writes the sums, or adds them to what is there."""
 
 
 def matrix_tile(work: TileWork, shape: isa.GradientTile) -> None:
-    """The sum of outer products over the rows: the next ones are loaded during the sums."""
-    worker = work.worker
-    kind = TensorSums if uses_cores(worker.plan) else ThreadSums
+    """The sum of outer products over the rows, and what is made beside it."""
+    kind = CoreSums if uses_cores(work.worker.plan) else ThreadSums
     sums: Sums = kind(work, shape)
-    tile = sums.tile
-    step = tile.step
-    worker.stage(STAGES * tile.stage)
-    steps = Steps(work, tile)
-    steps.look_up(work.start)
-    with stride_loop("from", work.start - step, work.end, step) as now:  # a first round that only copies
-        number = let("number", (now - work.start + step) // step)
-        cuda.copy_wait(0)
-        worker.synchronize()  # the rows are there, and the stage of the rows before them has been read
-        steps.copy(now + step, number % STAGES * tile.stage)
-        steps.look_up(now + 2 * step)
-        stage = fixed("stage", (number + 1) % STAGES * tile.stage)
-        with when(now >= work.start):
-            sums.add(stage)
-    cuda.copy_wait(0)
-    worker.synchronize()
+    beside = None if work.beside is None else Beside(work, sums.tile)
+
+    def add(stage: Expr, copies: Begun) -> None:
+        sums.add(stage, copies)
+        if beside is not None:
+            beside.add(stage)
+
+    each_step(work, sums.tile, add)
     sums.write()
+    if beside is not None:
+        beside.write()
+
+
+class Beside:
+    """The sum of a tile's deltas: a vector made along, in the tiles of the first columns. A thread has an
+    element, and some of the rows of every step."""
+
+    def __init__(self, work: TileWork, tile: Tile) -> None:
+        self.work, self.tile = work, tile
+        self.sum = local("own_beside", "float32", T.float32(0.0))
+
+    def add(self, stage: Expr) -> None:
+        """Adds the deltas of a step."""
+        side, thread = self.tile.rows, self.work.worker.here().thread
+        apart = THREADS // side.elements
+        with when(self.work.column == 0):
+            at = let("delta_at", stage + thread // side.elements * side.stride + thread % side.elements)
+            for row in range(0, self.tile.step, apart):
+                put(self.sum, 0, self.sum[0] + self.work.worker.staging[at + row * side.stride])
+
+    def write(self) -> None:
+        """Adds up what the threads of an element have, in order."""
+        work, worker, height = self.work, self.work.worker, self.tile.rows.elements
+        with when(work.column == 0):
+            put(worker.staging, worker.thread, self.sum[0])
+            worker.synchronize()
+            row = let("row_beside", work.row + worker.thread)
+            with when(both(worker.thread < height, row < work.gradient.rows)):
+                total = local("total", "float32", T.float32(0.0))
+                for first in range(0, THREADS, height):
+                    put(total, 0, total[0] + worker.staging[first + worker.thread])
+                write_sum(worker, let("at", work.beside + row), total[0], work.accumulate)
+            worker.synchronize()
 
 
 class ThreadSums:
     """Sums in float32: a thread has 4 x 4 blocks, spread over the tile."""
 
     def __init__(self, work: TileWork, shape: isa.GradientTile) -> None:
-        worker, self.work = work.worker, work
-        self.tile = tile_of(shape, worker.staging_words, spare=4)
+        self.work = work
+        self.tile = tile_of(work, shape, spare=4)
         high, across = self.tile.rows, self.tile.columns
         count = 16 * high.quads * across.quads
         self.sums = local("sums", "float32", T.float32(0.0), count)
-        # A warp has 4 x 8 threads of the tile, so that a read of its operands touches few words.
-        along = across.threads // 8
-        self.i = fixed("i", (worker.warp // along * 4 + worker.lane // 8) * 4)
-        self.j = fixed("j", (worker.warp % along * 8 + worker.lane % 8) * 4)
 
-    def add(self, stage: Expr) -> None:
+    def _own(self) -> tuple[Expr, Expr]:
+        """The thread's first row and column, worked out here: addresses that follow from them are many, and
+        the compiler would keep them all.
+
+        A warp has 4 x 8 threads of the tile, so that a read of its operands touches few words.
+        """
+        here, along = self.work.worker.here(), self.tile.columns.threads // 8
+        row = fixed("own_row", (here.warp // along * 4 + here.lane // 8) * 4)
+        return row, fixed("own_column", (here.warp % along * 8 + here.lane % 8) * 4)
+
+    def add(self, stage: Expr, copies: Begun) -> None:
         """Row by row."""
         worker, sums, step = self.work.worker, self.sums, self.tile.step
         high, across = self.tile.rows, self.tile.columns
-        down = Strip(stage + self.i, high.stride, high.threads * 4, high.quads)
-        right = Strip(stage + step * high.stride + self.j, across.stride, across.threads * 4, across.quads)
-        if high.quads * across.quads <= AHEAD:
-            add_outer_products(worker, sums, down, right, step // 2)
-        else:
-            _add_row_by_row(worker, sums, down, right, step)
-
-    def write(self) -> None:
-        """Block by block."""
-        work, high, across = self.work, self.tile.rows, self.tile.columns
-        for p in range(high.quads):
-            for q in range(across.quads):
-                row, column = work.row + self.i + 4 * high.threads * p, work.column + self.j
-                place = (row, column + 4 * across.threads * q)
-                _write_quads(work, place, self.sums, (p, q, across.quads))
-
-
-class TensorSums:
-    """Sums on tensor cores: a warp has a part of the tile."""
-
-    def __init__(self, work: TileWork, shape: isa.GradientTile) -> None:
-        worker, self.work = work.worker, work
-        # With 8 words to spare the lanes of a warp read from different banks.
-        self.tile = tile_of(shape, worker.staging_words, spare=8)
-        high = 2 if shape.rows >= 2 * HIGH else 1
-        along = WARPS // high
-        own, across = shape.rows // high, shape.columns // along
-        self.row = fixed("warp_row", worker.warp // along * own)
-        self.column = fixed("warp_column", worker.warp % along * across)
-        self.sums = warp_sums(worker, own // HIGH, across // ACROSS)
-
-    def add(self, stage: Expr) -> None:
-        """All rows."""
-        memory, tile = self.work.worker.staging, self.tile
-        deltas = let("deltas", stage + self.row)
-        operands = let("operands", stage + tile.step * tile.rows.stride + self.column)
-        self.sums.add(
-            "k",
-            tile.step // DEPTH,
-            lambda block: block * DEPTH,
-            lambda row, depth: memory[deltas + depth * tile.rows.stride + row],
-            lambda depth, column: memory[operands + depth * tile.columns.stride + column],
+        own_row, own_column = self._own()
+        down = Strip(stage + own_row, high.stride, high.threads * 4, high.quads)
+        right = Strip(
+            stage + step * high.stride + own_column, across.stride, across.threads * 4, across.quads
         )
 
+        def copy(pair: Expr) -> None:
+            apart = step // 2 // PARTS
+            with when(pair % apart == 0):
+                copies.part(pair // apart, PARTS)()
+
+        add_outer_products(worker, sums, down, right, step // 2, copy)
+
     def write(self) -> None:
-        """Two sums side by side at a time; what they are added to is read before anything is written."""
-        work, stride = self.work, padded(self.work.gradient.columns)
-        pairs = [
-            (fixed("row", work.row + self.row + row), fixed("column", work.column + self.column + column), at)
-            for row, column, at in self.sums.pairs()
-        ]
+        """A row of blocks at a time."""
+        high, across = self.tile.rows, self.tile.columns
 
-        def each(body: Callable[[Expr, int], None]) -> None:
-            for row, column, index in pairs:
-                with when(both(row < work.gradient.rows, column < stride)):
-                    body(work.base + wide(row) * stride + column, index)
+        def stage(block: int, stride: int) -> None:
+            own_row, own_column = self._own()
+            at = fixed("stage_at", own_row * stride + own_column)
+            for p in range(4):
+                for q in range(across.quads):
+                    found = self.sums[quad_at(((block * 4 + p) * across.quads + q) * 4)]
+                    to = at + p * stride + q * (4 * across.threads)
+                    T.buffer_store(self.work.worker.staging, found, [quad_at(to)])
 
-        def add(at: Expr, index: int) -> None:
-            old = let("old", work.worker.pool[pair_at(at)])
-            for i in range(2):
-                put(self.sums.sums, index + i, lane4(old, i) + self.sums.sums[index + i])
+        rows = 4 * high.threads
 
-        with when(work.accumulate != 0):
-            each(add)
-        each(lambda at, index: T.buffer_store(work.worker.pool, self.sums.pair(index), [pair_at(at)]))
+        def row(block: int, line: Expr) -> Expr:
+            return line + block * rows
+
+        bands = [Band(rows, partial(stage, block), partial(row, block)) for block in range(high.quads)]
+        write_bands(self.work, across.elements, across.spare, bands)
 
 
 @attrs.frozen(eq=False)
@@ -208,19 +207,6 @@ def add_outer_products(
         _multiply(sums, held, 1, (down.quads, right.quads))
 
 
-def _add_row_by_row(worker: Worker, sums: Any, down: Strip, right: Strip, rows: int) -> None:
-    """The same for so many rows, with as few registers as possible."""
-    strips = (down, right)
-    held = [local("held", "float32", T.float32(0.0), 4 * strip.quads) for strip in strips]
-    with loop("row", rows, unroll=2) as row:
-        for strip, into in zip(strips, held, strict=True):
-            at = strip.at + row * strip.stride
-            for quad in range(strip.quads):
-                found = worker.staging[quad_at(at + quad * strip.apart)]
-                T.buffer_store(into, found, [quad_at(4 * quad)])
-        _multiply(sums, held, 0, (down.quads, right.quads))
-
-
 def _multiply(sums: Any, held: Sequence[Any], half: int, quads: tuple[int, int]) -> None:
     """Adds the outer product of the elements that are held of a row, in this half of the places."""
     down, right = (4 * count for count in quads)
@@ -228,38 +214,6 @@ def _multiply(sums: Any, held: Sequence[Any], half: int, quads: tuple[int, int])
         for q in range(right):
             x, y = held[0][half * down + p], held[1][half * right + q]
             put(sums, p * right + q, cuda.fma(x, y, sums[p * right + q]))
-
-
-def _write_quads(work: TileWork, place: tuple[Expr, Expr], sums: Any, block: tuple[int, int, int]) -> None:
-    """4 x 4 elements at a place; what they are added to is read before anything is written.
-
-    block: which ones of the thread's sums, and how many quads a row of these has.
-    """
-    worker, rows, columns, base = work.worker, work.gradient.rows, work.gradient.columns, work.base
-    row, column = place
-    down, right, quads = block
-    first = [((down * 4 + p) * quads + right) * 4 for p in range(4)]
-    if columns % 4:
-        for p in range(4):
-            for q in range(4):
-                # Behind the columns the sums are zero: see `_clear_padding`.
-                with when(both(row + p < rows, column + q < padded(columns))):
-                    at = let("at", base + wide(row + p) * padded(columns) + (column + q))
-                    write_sum(worker, at, sums[first[p] + q], work.accumulate)
-        return
-    with when(column < columns):
-        places = []
-        for p in range(4):
-            there = T.Select(row + p < rows, base + wide(row + p) * columns + column, T.int64(0))
-            places.append(fixed("at", there, "int64"))
-        with when(work.accumulate != 0):
-            old = [let("old", worker.pool[quad_at(at)]) for at in places]
-            for p in range(4):
-                for q in range(4):
-                    put(sums, first[p] + q, lane4(old[p], q) + sums[first[p] + q])
-        for p in range(4):
-            with when(row + p < rows):
-                T.buffer_store(worker.pool, sums[quad_at(first[p])], [quad_at(places[p])])
 
 
 def write_sum(worker: Worker, at: Expr, value: Expr, accumulate: Expr) -> None:

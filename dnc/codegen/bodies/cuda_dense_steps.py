@@ -1,27 +1,29 @@
 """Rows of a weight gradient on CUDA: copies of deltas and operands into shared memory, a step at a time.
 
-In: a tile of a gradient and the rows to sum. Out: statements that start the copies of a step, one step
-ahead of the sums. Guaranteed: what does not exist is zero in shared memory.
+In: a tile of a gradient and the rows to sum. Out: statements that start the copies of a step, some steps
+ahead of the sums. Guaranteed: rows that do not exist are zero in shared memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
 
 import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_operands import all_aligned, piece_at, piece_word
+from dnc.codegen.bodies.cuda_operands import all_aligned
+from dnc.codegen.bodies.cuda_places import Copies, Places, offset_in, source_of, words_of
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, both, fixed, let, local, put, quad_at, when
+from dnc.codegen.emit import Expr, both, either, fixed, let, local, put, quad_at, stride_loop, when
 from dnc.ir import isa
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import Address, DenseGradient
 
-STEPS = (32, 16)  # rows staged at a time: the first that fits
-STAGES = 2
+# Rows staged at a time, and stages: the first that fits.
+LAYOUTS = ((32, 4), (32, 3), (32, 2), (16, 3), (16, 2))
 
 
 @attrs.frozen(eq=False)
@@ -29,7 +31,8 @@ class TileWork:
     """A piece of work for one worker: a tile of a gradient, over some rows of a space.
 
     start, end: the rows that are summed. row, column: the tile's first element. base: the position of
-    the gradient in the pool. accumulate: whether the sums are added to what is there.
+    the gradient in the pool. accumulate: whether the sums are added to what is there. beside: the position
+    of a vector that adds up the same deltas and is made along; None if there is none.
     """
 
     worker: Worker
@@ -40,6 +43,7 @@ class TileWork:
     column: Expr
     base: Expr
     accumulate: Expr
+    beside: Expr | None = None
 
 
 @attrs.frozen
@@ -76,11 +80,13 @@ class Side:
 
 @attrs.frozen
 class Tile:
-    """A tile: rows are elements of the delta, columns of the operand; `step` of them are staged at a time."""
+    """A tile: rows are elements of the delta, columns of the operand; `step` of them are staged at a time, in
+    `stages` places in turn."""
 
     rows: Side
     columns: Side
     step: int
+    stages: int
 
     @property
     def stage(self) -> int:
@@ -88,99 +94,253 @@ class Tile:
         return self.step * (self.rows.stride + self.columns.stride)
 
 
-def tile_of(shape: isa.GradientTile, staging_words: int, spare: int) -> Tile:
+def tile_of(work: TileWork, shape: isa.GradientTile, spare: int) -> Tile:
     """The tile of a shape, on all threads of a worker."""
     high = min(16, shape.rows // 4)
     sides = Side(shape.rows, high, spare), Side(shape.columns, THREADS // high, spare)
-    tiles = [Tile(*sides, step) for step in STEPS]
-    return next((tile for tile in tiles if STAGES * tile.stage <= staging_words), tiles[-1])
+    tiles = [Tile(*sides, *layout) for layout in LAYOUTS]
+    return next((tile for tile in tiles if _words(work, tile) <= work.worker.staging_words), tiles[-1])
 
 
-class Steps:
-    """Brings the rows of a tile into shared memory, a step at a time.
+def _words(work: TileWork, tile: Tile) -> int:
+    return tile.stages * tile.stage + words_of(tile.step, tile.stages, 1 + len(work.gradient.pieces))
 
-    A stage holds the step's deltas, then its operands. Places are looked up one step ahead of the
-    copies (what a look-up brings is not used before), copies run one step ahead of the sums.
-    """
+
+class Begun(Protocol):
+    """The copies of a step, in parts."""
+
+    def part(self, number: Expr, count: int) -> Callable[[], None]:
+        """What starts a part of so many; for that it reads something now, which takes a while to come."""
+
+    def all(self) -> None:
+        """Starts all."""
+
+
+class Steps(Protocol):
+    """Brings the rows of a tile into shared memory, a step at a time: in each stage deltas, then operands."""
+
+    def look_up(self, first: Expr, stage: Expr) -> None:
+        """Asks where the rows from `first` on lie, those that will be in a stage."""
+
+    def begin(self, first: Expr, stage: Expr) -> Begun:
+        """The copies of the rows from `first` on, which were looked up, into a stage."""
+
+
+def steps_of(work: TileWork, tile: Tile) -> Steps:
+    """The way that a gradient's rows can be brought."""
+    worker, gradient = work.worker, work.gradient
+    whole = gradient.columns % 4 == 0 and all_aligned(worker, gradient.pieces)
+    copied = whole and isa.is_copied(worker.plan, gradient)
+    return CopiedSteps(work, tile) if copied else LoadedSteps(work, tile)
+
+
+def each_step(work: TileWork, tile: Tile, add: Callable[[Expr, Begun], None]) -> None:
+    """`add` for every step that is there, from its first word on, with the copies to start meanwhile."""
+    worker, step, last = work.worker, tile.step, tile.stages - 1
+    worker.stage(_words(work, tile))
+    steps, ahead = steps_of(work, tile), (tile.stages - 1) * tile.step
+    for number in range(last):
+        steps.look_up(work.start + number * step, number)
+    cuda.copy_commit()
+    cuda.copy_wait(0)
+    worker.synchronize()
+    stage = local("stage", "int32", 1 % tile.stages)  # of the rows at hand; those of the steps ahead follow
+    with stride_loop("from", work.start - ahead, work.end, step) as now:  # the first rounds only copy
+        cuda.copy_wait(last - 1)
+        worker.synchronize()  # the rows are there, and the stage of the rows before them has been read
+        before = let("before", T.Select(stage[0] == 0, last, stage[0] - 1))
+        before_that = let("before_that", T.Select(before == 0, last, before - 1))
+        begun = steps.begin(now + ahead, before)
+        steps.look_up(now + 2 * ahead, before_that)
+        sums = partial(add, stage[0] * tile.stage, begun)
+        either(now >= work.start, sums, begun.all)
+        cuda.copy_commit()
+        put(stage, 0, T.Select(stage[0] == last, 0, stage[0] + 1))
+    cuda.copy_wait(0)
+    worker.synchronize()
+
+
+class CopiedSteps:
+    """Rows in whole addresses. Their places are looked up as many steps ahead of the copies as these are of
+    the sums."""
 
     def __init__(self, work: TileWork, tile: Tile) -> None:
-        self.worker, self.gradient, self.tile, self.end = work.worker, work.gradient, tile, work.end
-        self.delta_line, self.delta_own = self._share(tile.rows)
-        self.line, self.own = self._share(tile.columns)
+        worker, gradient = work.worker, work.gradient
+        self.work, self.tile = work, tile
+        addresses = [gradient.delta, *(piece.address for piece in gradient.pieces)]
+        sources = [source_of(worker, address) for address in addresses]
+        self.places = Places(worker, sources, tile.step, tile.stages, tile.stages * tile.stage)
+        _, own = _share(worker, tile.rows)
+        row, nothing = work.row + own, work.start
+        self.delta_shift = fixed("delta_shift", row + offset_in(gradient.delta))
+        # Up to which row the elements of this thread are there.
+        self.delta_end = fixed("delta_end", T.Select(row < gradient.rows, work.end, nothing))
+        # On which piece of the operand the columns of this thread are, and how far into it.
+        _, own = _share(worker, tile.columns)
+        column = fixed("column", work.column + own)
+        self.operand_end = fixed("operand_end", T.Select(column < gradient.columns, work.end, nothing))
+        self.side, self.shift = local("side", "int32", 1), local("shift", "int32", column)
+        begin = 0
+        for number, piece in enumerate(gradient.pieces, 1):
+            with when(column >= begin):
+                put(self.side, 0, number)
+                put(self.shift, 0, column + (offset_in(piece.address) - begin))
+            begin += piece.width
+
+    def look_up(self, first: Expr, stage: Expr) -> None:
+        """Asks where the rows from `first` on lie."""
+        self.places.look_up(first, self.work.end, stage)
+
+    def begin(self, first: Expr, stage: Expr) -> Begun:
+        """The copies of the rows from `first` on."""
+        work, tile, places, here = self.work, self.tile, self.places, self.work.worker.here()
+        deltas = let("deltas", stage * tile.stage)
+        operands = deltas + tile.step * tile.rows.stride
+        # Worked out here, the thread's share takes no registers between steps.
+        delta_line, delta_own = _share(here, tile.rows)
+        line, own = _share(here, tile.columns)
+        of_deltas = Copies(
+            work.worker,
+            fixed("delta_place", places.at(0, stage) + delta_line),
+            self.delta_shift,
+            fixed("delta_left", self.delta_end - first - delta_line),
+            fixed("delta_to", deltas + delta_line * tile.rows.stride + delta_own),
+            tile.step,
+            tile.rows.stride,
+        )
+        of_operands = Copies(
+            work.worker,
+            fixed("own_place", places.at(self.side[0], stage) + line),
+            self.shift[0],
+            fixed("own_left", self.operand_end - first - line),
+            fixed("own_to", operands + line * tile.columns.stride + own),
+            tile.step,
+            tile.columns.stride,
+        )
+        return CopiedRows(tile, (of_deltas, of_operands), (delta_line, line))
+
+
+@attrs.frozen(eq=False)
+class CopiedRows:
+    """The copies of a step: those of deltas, those of operands; and the thread's first row of each."""
+
+    tile: Tile
+    copies: tuple[Copies, Copies]
+    first: tuple[Expr, Expr]
+
+    def part(self, number: Expr, count: int) -> Callable[[], None]:
+        """A share of both; all in the first one where they cannot be shared out."""
+        starts, whole = list[Callable[[], None]](), list[int]()
+        for which, (side, copies) in enumerate(zip(self._sides, self.copies, strict=True)):
+            parts = side.parts(self.tile.step)
+            if parts % count or side.lines > self.tile.step:
+                whole.append(which)
+                continue
+            each = parts // count
+            starts += [copies.look_up(number * each + i, side.elements) for i in range(each)]
+
+        def start() -> None:
+            for begin in starts:
+                begin()
+            if whole:
+                with when(T.int32(0) == number):
+                    self._start(whole)
+
+        return start
+
+    def all(self) -> None:
+        """Both."""
+        self._start([0, 1])
+
+    @property
+    def _sides(self) -> tuple[Side, Side]:
+        return self.tile.rows, self.tile.columns
+
+    def _start(self, which: list[int]) -> None:
+        for at in which:
+            side, copies = self._sides[at], self.copies[at]
+            if side.lines > self.tile.step:
+                with when(self.first[at] < self.tile.step):
+                    copies.start(0, side.elements)
+            else:
+                copies.all(side.elements)
+
+
+class LoadedSteps:
+    """Rows element by element, where they are sums or not aligned."""
+
+    def __init__(self, work: TileWork, tile: Tile) -> None:
+        self.work, self.tile = work, tile
+        self.delta_line, self.delta_own = _share(work.worker, tile.rows)
+        self.line, self.own = _share(work.worker, tile.columns)
         self.row = fixed("delta_row", work.row + self.delta_own)
         self.column = fixed("column_own", work.column + self.own)
-        # Behind the last delta of a row stands something, and its sums are of rows that nobody writes.
-        self.aligned = self.worker.access.is_aligned(self.gradient.delta)
-        self.aligned = self.aligned and all_aligned(self.worker, self.gradient.pieces)
-        self.columns = work.gradient.columns
-        self.places = local("place", "int32", 0, tile.columns.parts(tile.step))
 
-    def _share(self, side: Side) -> tuple[Expr, Expr]:
-        """The row of a step, and the element in it, that a thread copies first."""
-        quads = side.elements // 4
-        return fixed("line", self.worker.thread // quads), fixed("own", self.worker.thread % quads * 4)
+    def look_up(self, first: Expr, stage: Expr) -> None:
+        """Nothing."""
 
-    def look_up(self, first: Expr) -> None:
-        """Asks where the operands of the rows from `first` on lie."""
-        if not self.aligned:
-            return
-        for part in range(self.tile.columns.parts(self.tile.step)):
-            vertex = let("vertex", first + self.line + part * self.tile.columns.lines)
-            word = piece_word(self.worker, self.gradient.pieces, self._near(vertex), self.column)
-            if word is not None:
-                put(self.places, part, word)
+    def begin(self, first: Expr, stage: Expr) -> Begun:
+        """The loads of the rows from `first` on."""
+        return LoadedRows(self, first, stage)
 
-    def _near(self, vertex: Expr) -> Expr:
-        return let("near", T.Select(vertex < self.end, vertex, 0))
+    def load(self, first: Expr, stage: Expr) -> None:
+        """Loads the rows from `first` on."""
+        at = let("deltas", stage * self.tile.stage)
+        self._side(self.tile.rows, self.delta_line, self.delta_own, first, at, self._delta)
+        operands = at + self.tile.step * self.tile.rows.stride
+        self._side(self.tile.columns, self.line, self.own, first, operands, self._operand)
 
-    def copy(self, first: Expr, stage: Expr) -> None:
-        """Starts the copies of the rows from `first` on, zeros where there are none."""
-        worker, gradient = self.worker, self.gradient
-        for _, line, vertex, to in self._lines(self.tile.rows, self.delta_line, first, stage):
-            with when(line < self.tile.step):
-                at = fixed("to", to + self.delta_own)
-                valid = both(vertex < self.end, self.row < gradient.rows)
-                if self.aligned:
-                    delta = worker.access.position(gradient.delta, vertex) + self.row
-                    worker.start_copy(at, fixed("delta_at", T.Select(valid, delta, T.int64(0)), "int64"))
-                else:
-                    self._copy_delta(vertex, at)
-        operands = stage + self.tile.step * self.tile.rows.stride
-        for part, line, vertex, to in self._lines(self.tile.columns, self.line, first, operands):
-            with when(line < self.tile.step):
-                at = fixed("to", to + self.own)
-                if self.aligned:
-                    valid = both(vertex < self.end, self.column < self.columns)
-                    word = self.places[part]
-                    source = piece_at(worker, gradient.pieces, self._near(vertex), self.column, valid, word)
-                    worker.start_copy(at, fixed("operand_at", source, "int64"))
-                else:
-                    self._copy_operand(vertex, at)
-        cuda.copy_commit()
-
-    def _lines(self, side: Side, line: Expr, first: Expr, at: Expr) -> Iterator[tuple[int, Expr, Expr, Expr]]:
-        """(part, line of the step, row, first word of the line) of every copy of a thread."""
+    def _side(
+        self, side: Side, line: Expr, own: Expr, first: Expr, at: Expr, load: Callable[[Expr, Any], None]
+    ) -> None:
         for part in range(side.parts(self.tile.step)):
             now = fixed("now", line + part * side.lines)
-            yield part, now, fixed("vertex", first + now), fixed("row_at", at + now * side.stride)
+            vertex = fixed("vertex", first + now)
+            with when(now < self.tile.step):
+                found = local("found", "float32", T.float32(0.0), 4)
+                with when(vertex < self.work.end):
+                    load(vertex, found)
+                to = fixed("to", at + now * side.stride + own)
+                T.buffer_store(self.work.worker.staging, found[quad_at(0)], [quad_at(to)])
 
-    def _copy_delta(self, vertex: Expr, to: Expr) -> None:
-        """Element by element, where they are sums or not aligned."""
-        worker, gradient = self.worker, self.gradient
-        found = local("delta", "float32", T.float32(0.0), 4)
-        with when(vertex < self.end):
-            _four(worker, gradient.delta, gradient.rows, vertex, self.row, found)
-        T.buffer_store(worker.staging, found[quad_at(0)], [quad_at(to)])
+    def _delta(self, vertex: Expr, into: Any) -> None:
+        gradient = self.work.gradient
+        _four(self.work.worker, gradient.delta, gradient.rows, vertex, self.row, into)
 
-    def _copy_operand(self, vertex: Expr, to: Expr) -> None:
-        worker, begin = self.worker, 0
-        found = local("operand", "float32", T.float32(0.0), 4)
-        with when(vertex < self.end):
-            for piece in self.gradient.pieces:
-                element = self.column - begin
-                _four(worker, piece.address, piece.width, vertex, element, found, begin % 4 == 0)
-                begin += piece.width
-        T.buffer_store(worker.staging, found[quad_at(0)], [quad_at(to)])
+    def _operand(self, vertex: Expr, into: Any) -> None:
+        begin = 0
+        for piece in self.work.gradient.pieces:
+            element = self.column - begin
+            _four(self.work.worker, piece.address, piece.width, vertex, element, into, begin % 4 == 0)
+            begin += piece.width
+
+
+@attrs.frozen(eq=False)
+class LoadedRows:
+    """The loads of a step, which are never shared out."""
+
+    steps: LoadedSteps
+    row: Expr
+    stage: Expr
+
+    def part(self, number: Expr, count: int) -> Callable[[], None]:
+        """All, with the first part."""
+
+        def start() -> None:
+            with when(T.int32(0) == number):
+                self.all()
+
+        return start
+
+    def all(self) -> None:
+        """All."""
+        self.steps.load(self.row, self.stage)
+
+
+def _share(worker: Worker, side: Side) -> tuple[Expr, Expr]:
+    """The row of a step, and the element in it, that a thread brings first."""
+    quads = side.elements // 4
+    return fixed("line", worker.thread // quads), fixed("own", worker.thread % quads * 4)
 
 
 def _four(

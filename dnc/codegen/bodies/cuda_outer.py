@@ -14,21 +14,13 @@ from functools import partial
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_outer_rows import (
-    Copies,
-    Kind,
-    Stages,
-    copy_quad,
-    lines,
-    offset_in,
-    tiles_of,
-)
+from dnc.codegen.bodies.cuda_outer_rows import Kind, Stages, tiles_of
 from dnc.codegen.bodies.cuda_outer_sums import SPARE, SPARE_ON_CORES, TileSums
+from dnc.codegen.bodies.cuda_places import Copies, Places, copy_quad, lines, offset_in
 from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, both, either, fixed, let, local, put, stride_loop, when
 from dnc.ir import isa
-from dnc.ir.machine import THREADS
 from dnc.ir.plan import DenseGradient, padded
 
 HEIGHT, WIDTH = isa.OUTER_TILE.rows, isa.OUTER_TILE.columns
@@ -47,14 +39,16 @@ def outer(worker: Worker, fields: Mapping[str, Expr]) -> None:
 def _tiles(worker: Worker, fields: Mapping[str, Expr], begin: Expr, tiles: Expr) -> None:
     """Those of a worker, from the first one on."""
     kind = Kind(worker, fields["gradient"], fields["index"])
-    places = _Places(worker, kind)
+    stages = _stages(worker, kind.sides)
+    sources = [(kind.source[side], kind.stride[side]) for side in range(kind.sides)]
+    places = Places(worker, sources, stages.step, stages.count, stages.count * stages.words)
     across = let("across", (kind.columns + kind.width - 1) // kind.width)
     with stride_loop("item", begin, tiles, worker.grid) as item:
         row = fixed("row", item // across * HEIGHT)
         column = fixed("column", (item - item // across * across) * kind.width)
         with when(both(item == 0, fields["accumulate"] == 0)):
             kind.clear_padding()
-        tile = _Tile(worker, kind, places, (row, column), fields)
+        tile = _Tile(worker, kind, stages, places, (row, column), fields)
         tile.sum_rows()
         square = tile.sums.write()
         with when(fields["first_norm"] != isa.NO_NORM):
@@ -71,53 +65,6 @@ def _stages(worker: Worker, sides: int) -> Stages:
     return next(fits, found[-1])
 
 
-class _Places:
-    """Where the rows of steps lie, in units of 16 bytes: words behind the staged rows, one a row of a side.
-
-    All threads look them up, each always for the same side.
-    """
-
-    def __init__(self, worker: Worker, kind: Kind) -> None:
-        self.worker, self.sides = worker, kind.sides
-        stages = self.stages = _stages(worker, kind.sides)
-        self._first = worker.stage(stages.count * stages.step * kind.sides, stages.count * stages.words)
-        self._own = [self._side(kind, first) for first in range(0, kind.sides * stages.step, THREADS)]
-
-    def _side(self, kind: Kind, first: int) -> tuple[Expr, Expr]:
-        """Source and stride of this thread's side among the places of a step from the given one on."""
-        side = let("place_side", (self.worker.thread + first) // self.stages.step)
-        source, stride = local("place_source", "int32", 0), local("place_stride", "int32", 1)
-        for number in range(kind.sides):
-            with when(side == number):
-                put(source, 0, kind.source[number])
-                put(stride, 0, kind.stride[number])
-        return source[0], stride[0]
-
-    def at(self, side: Expr, stage: Expr) -> Expr:
-        """The first word of a side of a stage."""
-        return self._first + side * (self.stages.count * self.stages.step) + stage * self.stages.step
-
-    def look_up(self, first: Expr, end: Expr, stage: Expr) -> None:
-        """Asks where the rows from `first` on lie, a step of those in front of `end`."""
-        step, thread = self.stages.step, self.worker.here().thread
-        count = self.sides * step
-        for begin, (source, stride) in zip(range(0, count, THREADS), self._own, strict=True):
-            item = thread + begin
-            with when(item < count):
-                vertex = let("vertex", first + item % step)
-                to = fixed("place", self.at(item // step, stage) + item % step)
-                # Of a row that does not exist nothing is copied, from a place that does.
-                near = let("near", T.Select(vertex < end, source + vertex * stride, 0))
-                either(
-                    both(stride == 0, vertex < end),
-                    partial(self._look_up_list, source + vertex, to),
-                    partial(put, self.worker.staging, to, T.reinterpret("float32", near)),
-                )
-
-    def _look_up_list(self, word: Expr, to: Expr) -> None:
-        cuda.copy1_async(T.address_of(self.worker.staging[to]), T.address_of(self.worker.words[word]))
-
-
 class _Tile:
     """A tile of a gradient. Rows are copied two steps ahead of the sums, places looked up two before."""
 
@@ -125,14 +72,15 @@ class _Tile:
         self,
         worker: Worker,
         kind: Kind,
-        places: _Places,
+        stages: Stages,
+        places: Places,
         place: tuple[Expr, Expr],
         fields: Mapping[str, Expr],
     ) -> None:
         self.worker, self.kind, self.places = worker, kind, places
         self.row, self.column = place
         self.start, self.end = fields["row"], fixed("end", fields["row"] + fields["rows"])
-        stages = self.stages = places.stages
+        self.stages = stages
         self.ahead = stages.count - 1
         line, delta_own = _share(worker, HEIGHT)
         self.delta_line, self.delta_own = fixed("line", line), fixed("own", delta_own)

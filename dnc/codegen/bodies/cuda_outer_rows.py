@@ -1,8 +1,7 @@
-"""Rows of weight gradients on CUDA, for one body that makes all of them: where they lie, and their copies.
+"""Rows of weight gradients on CUDA, for one body that makes all of them: where they lie.
 
 In: the number of a gradient, when the kernel runs. Out: what `outer` instructions need to know of it, looked
-up once; statements that copy rows of its deltas and operands into shared memory. Gradients differ in nothing
-else: what is behind is the same code for all of them.
+up once. Gradients differ in nothing else: what is behind is the same code for all of them.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from functools import partial, reduce
 import attrs
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_dense import clear_padding, offset_of
+from dnc.codegen.bodies.cuda_places import source_of
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, any_of, dispatch, let, local, loop, put, wide
+from dnc.codegen.emit import Expr, any_of, dispatch, let, local, put
 from dnc.ir import isa
-from dnc.ir.machine import THREADS
-from dnc.ir.plan import Address, BufferAddress, DenseGradient, GatherAddress, Plan
+from dnc.ir.plan import Address, DenseGradient, Plan
 
 NONE = -1  # an offset of nothing
 
@@ -44,8 +42,7 @@ class Kind:
 
     rows, columns: of the matrix as which it is made, a row where it is a vector. is_strip: whether its tiles
     are `isa.OUTER_STRIP`; width: columns of a tile. source, stride: of the deltas and of every piece of the
-    operand: a row lies at source + row * stride in units of 16 bytes; where the stride is 0, `source` is a
-    list of such places in the schedule.
+    operand, see `cuda_places`.
     """
 
     def __init__(self, worker: Worker, number: Expr, index: Expr) -> None:
@@ -67,7 +64,10 @@ class Kind:
                 put(beside, 0, T.cast(offset_of(worker, other, index), "int32"))
 
             for side, address in enumerate([gradient.delta, *operands_of(gradient)]):
-                self._choose_source(side, address)
+                found, apart = source_of(worker, address)
+                put(self.source, side, found)
+                if apart:
+                    put(self.stride, side, apart)
 
         self.each(choose)
         self.rows, self.columns, self.is_strip = rows[0], columns[0], strip[0]
@@ -102,15 +102,6 @@ class Kind:
         found = _gradients(self.worker.plan)
         dispatch(self.number, {number: partial(body, gradient) for number, gradient in found})
 
-    def _choose_source(self, side: int, address: Address) -> None:
-        access = self.worker.access
-        if isinstance(address, GatherAddress):
-            put(self.source, side, access.list_at(address.list))
-            return
-        assert isinstance(address, BufferAddress)
-        put(self.source, side, access.base_word(address.buffer))
-        put(self.stride, side, self.worker.plan.buffer(address.buffer).width // 4)
-
     def clear_padding(self) -> None:
         """Zeros behind its elements, and behind those of the vector beside it."""
 
@@ -120,37 +111,6 @@ class Kind:
                 clear_padding(self.worker, self.pairs[gradient.name], self.base_beside)
 
         self.each(clear)
-
-
-@attrs.frozen(eq=False)
-class Copies:
-    """A thread's copies of the operand's rows of a step.
-
-    place: where its first row's place is; shift: from there to its element; left: rows that there are from
-    its first one on; to: where its first row is copied to. Rows lie `stride` words apart there.
-    """
-
-    worker: Worker
-    place: Expr
-    shift: Expr
-    left: Expr
-    to: Expr
-    step: int
-    stride: int
-
-    def count(self, width: int) -> int:
-        """How many there are in a tile of so many columns."""
-        return self.step // lines(width)
-
-    def start(self, number: Expr, width: int) -> None:
-        """Starts one of them."""
-        line = number * lines(width)
-        copy_quad(self.worker, self.place + line, self.shift, self.left > line, self.to + line * self.stride)
-
-    def all(self, width: int) -> None:
-        """Starts all of them."""
-        with loop("copy", self.count(width), unroll=1) as number:
-            self.start(number, width)
 
 
 def tiles_of(plan: Plan, number: Expr) -> Expr:
@@ -168,24 +128,6 @@ def _gradients(plan: Plan) -> list[tuple[int, DenseGradient]]:
     return [(n, g) for n, g in enumerate(plan.dense_gradients) if g.name not in beside]
 
 
-def lines(width: int) -> int:
-    """Rows of so many elements that all threads together copy at a time."""
-    return 4 * THREADS // width
-
-
-def copy_quad(worker: Worker, place: Expr, shift: Expr, there: Expr, to: Expr) -> None:
-    """Starts to copy 16 bytes of the row that the word at `place` leads to; zeros where there is none."""
-    word = let("word", T.reinterpret("int32", worker.staging[place]))
-    source = T.address_of(worker.pool[wide(word) * 4 + wide(shift)])
-    cuda.copy4_async(T.address_of(worker.staging[to]), source, there)
-
-
 def operands_of(gradient: DenseGradient) -> list[Address]:
     """Where its operand lies, piece by piece; the deltas of a vector are one."""
     return [piece.address for piece in gradient.pieces] or [gradient.delta]
-
-
-def offset_in(address: Address) -> int:
-    """Elements from the start of a row."""
-    assert isinstance(address, BufferAddress | GatherAddress)
-    return address.offset

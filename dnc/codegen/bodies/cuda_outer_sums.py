@@ -16,7 +16,8 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_dense_matrix import Strip, add_outer_products
-from dnc.codegen.bodies.cuda_outer_rows import Copies, Kind, Stages
+from dnc.codegen.bodies.cuda_outer_rows import Kind, Stages
+from dnc.codegen.bodies.cuda_places import Copies
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, WarpSums, cores_of, pair_at, uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (

@@ -41,34 +41,43 @@ RESULTS_TOGETHER = 8  # loads of a thread under way
 NORMS_TOGETHER = 2  # loads of 16 bytes of a thread under way
 
 
-def norm(worker: Worker, count: Expr, chunks: Expr) -> None:
-    """Adds up the arenas of the dense gradients, and the squares of what comes out."""
-    gradients = let("gradients", worker.access.base(isa.GRADIENTS))
-    others = let("others", worker.access.base(isa.CHUNKS))
-    norms = let("norms", worker.access.base(isa.NORMS))
+def norm(worker: Worker, first: Expr, count: Expr, chunks: Expr, first_norm: Expr) -> None:
+    """Adds up the arenas of a run of the dense gradients, and the squares of what comes out.
+
+    Workers take turns with those of the runs before it. The loads of a thread's quads are under way together.
+    """
+    gradients = let("gradients", worker.access.base(isa.GRADIENTS) + wide(first))
+    others = let("others", worker.access.base(isa.CHUNKS) + wide(first))
+    norms = let("norms", worker.access.base(isa.NORMS) + first_norm)
     size, arena = isa.NORM_CHUNK, isa.gradient_floats(worker.plan)
     worker.stage(WARPS)
-    with stride_loop("span", worker.number, (count + size - 1) // size, worker.grid) as span:
+    grid = fixed("grid_here", cuda.NUMBER_HERE(worker.grid))
+    begin = let("begin", (worker.number + grid - first_norm % grid) % grid)
+    with stride_loop("span", begin, (count + size - 1) // size, grid) as span:
         length = let("length", smaller(count - span * size, size))
-
-        def square(quad: Expr, span: Expr = span) -> Expr:
-            offset = let("offset", wide(span) * size + quad * 4)
-            at = fixed("at", gradients + offset, "int64")
-            total = named("total", T.alloc_local((4,), "float32"))
-            T.buffer_store(total, worker.pool[quad_at(at)], [quad_at(0)])
-            with when(chunks > 1):
-                with loop("chunk", chunks - 1, unroll=4) as chunk:
-                    other = fixed("other", others + offset + wide(chunk) * arena, "int64")
-                    value = let("value", worker.pool[quad_at(other)])
-                    for i in range(4):
-                        put(total, i, total[i] + lane4(value, i))
-                T.buffer_store(worker.pool, total[quad_at(0)], [quad_at(at)])
-            products = [total[i] * total[i] for i in range(4)]
-            return (products[0] + products[1]) + (products[2] + products[3])
-
-        found = worker.strided_sum(length // 4, square)
+        own = [worker.thread * 4 + part * THREADS * 4 for part in range(size // (THREADS * 4))]
+        # Behind the end the last quad is read, and dropped.
+        at = [fixed("at", wide(span) * size + smaller(quad, length - 4), "int64") for quad in own]
+        totals = named("totals", T.alloc_local((4 * len(own),), "float32"))
+        for part, place in enumerate(at):
+            T.buffer_store(totals, worker.pool[quad_at(gradients + place)], [quad_at(4 * part)])
+        with when(chunks > 1), loop("chunk", chunks - 1, unroll=2) as chunk:
+            shift = let("shift", others + wide(chunk) * arena)
+            values = [let("value", worker.pool[quad_at(shift + place)]) for place in at]
+            for part, value in enumerate(values):
+                for i in range(4):
+                    put(totals, 4 * part + i, totals[4 * part + i] + lane4(value, i))
+        square = local("square", "float32", T.float32(0.0))
+        for part, quad in enumerate(own):
+            with when(quad < length):
+                with when(chunks > 1):
+                    place = quad_at(gradients + at[part])
+                    T.buffer_store(worker.pool, totals[quad_at(4 * part)], [place])
+                for i in range(4):
+                    put(square, 0, square[0] + totals[4 * part + i] * totals[4 * part + i])
+        total = worker.block_sum(square[0])
         with when(worker.thread == 0):
-            put(worker.pool, norms + span, found)
+            put(worker.pool, norms + span, total)
 
 
 def reduce(worker: Worker, base: Expr, rows: Expr, stride: Expr, result: Expr) -> None:

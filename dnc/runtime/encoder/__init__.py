@@ -324,7 +324,7 @@ class Encoder:
         bases, moving = dict(self.pool.bases), dict[str, Numbers]()
         if mode == TRAIN:
             tail, any_apart = self.modes.tail, bool(decisions.apart.any())
-            total = max(-(-tail.summed // isa.NORM_CHUNK), tail.outer_norms)
+            total = tail.most_norms
             for table in self.plan.table_gradients:
                 tokens = decisions.touched[table.parameter].spread.most
                 total += tokens * isa.table_norms(table)
@@ -335,7 +335,7 @@ class Encoder:
                     at += units(tokens * self.plan.buffer(product.sums).width)
             bases[isa.NORMS] = at
             at += units(total)
-            if (most_chunks := int(decisions.chunks.max())) > 1:
+            if (most_chunks := decisions.most_chunks) > 1:
                 bases[isa.CHUNKS] = at
                 at += units((most_chunks - 1) * self._arena)
         most = {space: found.spread.most for space, found in rows.items()}

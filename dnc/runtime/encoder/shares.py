@@ -7,7 +7,8 @@ first worker. Guaranteed: all batches and all gradients at once; a share follows
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import attrs
 import numpy as np
@@ -18,11 +19,14 @@ from dnc.ir.plan import BF16, TF32, TF32X3, DenseGradient, Plan, TableGradient
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
 
-# What tiles of `isa.GradientTile` cost beside their rows and themselves, in cycles: an instruction until the
-# next one begins, and the norm of all. Seen on an H200, as are costs of rows on tensor cores by precision.
-INSTRUCTION, NORM = 6000, 15000
-CORES = {TF32: 0.4, BF16: 0.3, TF32X3: 0.75}
-OUTER_ON_CORES = 0.52  # that of `outer`, whose copies take longer than products there
+# What tiles in chunks cost beside their rows and themselves, in cycles: the norm of all, and for every float
+# of an arena. Seen on an H200, as are costs of rows on tensor cores by precision.
+NORM, FLOAT = 26000, 0.25
+MOST_CUTS = 4096  # that are remembered
+# Of the piece of the gradient with the most work those of others are at most such a part.
+SPLITS = (0.95, 1, 1.5, 2, 3)
+CORES = {TF32: 0.24, BF16: 0.2, TF32X3: 0.5}
+LARGE, OUTER_ON_CORES = 64, 0.52  # smaller tiles than that, and those of `outer`, wait for their copies there
 VECTOR = 60  # what a row costs in a tile of `outer` that sums deltas
 GROUPS = np.array(isa.TOKEN_GROUPS)
 TOKENS = GROUPS * isa.TOKEN_GROUP  # of a tile of a table's products
@@ -96,54 +100,116 @@ class Shapes:
     """The tile shapes of all weight gradients, [targets, shapes], a target being a parameter of a gradient.
 
     tiles: that each makes of a gradient. row, fixed: what a row and a tile cost, as in `isa.GradientTile`.
-    work: the tiles that count; those of sums of deltas are light work. outer: tiles of `isa.outer_tile`,
-    none of gradients that are made beside others; outer_row: what a row costs there, in cycles. leading: of
+    outer: tiles of `isa.outer_tile`; outer_row: what a row costs there, in cycles. leading: of
     all runs of rows those that come first of their target. whose: of every run the first target of the same
     parameter: there tiles keep their shape and their workers, so that its gradients add up in order.
     """
 
-    def __init__(self, gradients: Iterable[Summed], beside: Collection[str], precision: str) -> None:
+    def __init__(self, plan: Plan, gradients: Iterable[Summed]) -> None:
         found = [(each, isa.gradient_tiles(each.gradient)) for each in gradients]
         most = max((len(shapes) for _, shapes in found), default=1)
-        counts, costs, busy = list[list[int]](), list[list[list[int]]](), list[int]()
+        counts, costs = list[list[int]](), list[list[list[float]]]()
         outer, outer_row = list[int](), list[float]()
         leading, whose = list[int](), list[int]()
         known: dict[tuple[str, int], int] = {}
+        # Targets that have as many chunks: those of a parameter, and all that running parameters have.
+        alike, floats = dict[str, list[int]](), list[int]()
         for each, shapes in found:
             absent = [NO_SHAPE] * (most - len(shapes))
+            name, on_cores = each.gradient.parameter, plan.precision in CORES
             for index in range(each.targets):
-                first = known.setdefault((each.gradient.parameter, index), len(counts))
+                alike.setdefault("" if plan.program.parameter(name).running else name, []).append(len(counts))
+                first = known.setdefault((name, index), len(counts))
+                floats.append(isa.slice_floats(plan, name) if first == len(counts) else 0)
                 leading.append(len(whose))
                 whose += [first] * each.runs
                 counts.append([*(isa.tile_count(each.gradient, s) for s in shapes), *(1 for _ in absent)])
-                costs.append([[*(s.row for s in shapes), *absent], [*(s.fixed for s in shapes), *absent]])
-                busy.append(int(bool(each.gradient.pieces)))
-                outer.append(0 if each.gradient.name in beside else isa.outer_tiles(each.gradient))
-                outer_row.append(_outer_row(each.gradient, precision in CORES) if outer[-1] else 0.0)
+                row = [_row(s, plan.precision) for s in shapes]
+                costs.append([[*row, *absent], [*(s.fixed for s in shapes), *absent]])
+                outer.append(isa.outer_tiles(each.gradient))
+                outer_row.append(_outer_row(each.gradient, on_cores))
         self.tiles = np.array(counts, np.int64).reshape(-1, most)
-        self.row, self.fixed = np.array(costs, np.int64).reshape(-1, 2, most).transpose(1, 0, 2)
-        self.work = self.tiles * np.array(busy, np.int64)[:, None]
+        self.row, self.fixed = np.array(costs, np.float64).reshape(-1, 2, most).transpose(1, 0, 2)
         self.outer, self.outer_row = np.array(outer, np.int64), np.array(outer_row)
-        self._on_cores = CORES.get(precision, 1.0)
+        self._alike = [np.array(targets) for targets in alike.values() if len(targets) > 1]
+        self._floats = np.array(floats, np.int64)
         self.leading, self.whose = np.array(leading, np.intp), np.array(whose, np.intp)
         self._each = np.arange(len(counts))
-        self._costs: dict[int, tuple[Numbers, Numbers]] = {}
+        self._cuts: dict[tuple[bytes, int, int], tuple[Numbers, Numbers, float]] = {}
         self._seats: dict[int, Seats] = {}
         self._tiles: dict[str, tuple[Numbers, int]] = {}
 
-    def few(self, rows: Numbers, chunks: Numbers, grid: int) -> NDArray[np.bool_]:
+    def few(self, rows: Numbers, products: NDArray[Any], most: int, grid: int) -> NDArray[np.bool_]:
         """Whether rows are so few that tiles of `isa.outer_tile` are cheaper than those in chunks, [batches].
 
-        rows: [batches, targets]; grid: workers that are expected, so that bits do not depend on those there.
+        rows: [batches, targets]; products: what products of tables beside them cost, [batches] cycles; most:
+        chunks; grid: workers that are expected, so that bits do not depend on those there.
         """
-        row, fixed = self._costs_on(grid)
-        tiled = (-(-rows // chunks[:, None]))[:, :, None] * (row[chunks] * self._on_cores) + fixed[chunks]
-        whole = NORM + (tiled.min(axis=2) + INSTRUCTION).sum(axis=1)
-        count, cost = max(int(self.outer.sum()), 1), rows * self.outer_row
-        rounds = -(-count // grid)
-        outer = np.maximum((cost * self.outer).sum(axis=1) / count * rounds, cost.max(axis=1))
-        fewer: NDArray[np.bool_] = outer + isa.OUTER_TILE.fixed < whole
+        cost, tiles = rows * self.outer_row, max(int(self.outer.sum()), 1)
+        work = (cost * self.outer).sum(axis=1)
+        outer = np.maximum(work / tiles * -(-tiles // grid), cost.max(axis=1))
+        outer = np.maximum(outer, (work + products) / grid) + isa.OUTER_TILE.fixed
+        pieces = (self.tiles * (rows[:, :, None] * self.row + self.fixed)).min(axis=2).sum(axis=1)
+        fewer: NDArray[np.bool_] = outer < NORM + (pieces + products) / grid
+        for batch in (~fewer).nonzero()[0]:  # of those that may be cut it is worked out how
+            end = self._cut_once(_rounded(rows[batch]).tobytes(), most, grid)[2]
+            fewer[batch] = outer[batch] < NORM + end + products[batch] / grid
         return fewer
+
+    def cut(self, rows: Numbers, most: int, grid: int) -> tuple[Numbers, Numbers]:
+        """Into how many chunks rows are cut, and the shape of the tiles, [batches, targets]; as in `few`.
+
+        A batch is cut like another one of about as many rows.
+        """
+        found = [self._cut_once(each.tobytes(), most, grid) for each in _rounded(rows)]
+        return np.stack([chunks for chunks, _, _ in found]), np.stack([shape for _, shape, _ in found])
+
+    def _cut_once(self, rows: bytes, most: int, grid: int) -> tuple[Numbers, Numbers, float]:
+        key = rows, most, grid
+        if key not in self._cuts:
+            if len(self._cuts) > MOST_CUTS:
+                self._cuts.clear()
+            self._cuts[key] = self._cut(np.frombuffer(rows, np.int64), most, grid)
+        return self._cuts[key]
+
+    def _cut(self, rows: Numbers, most: int, grid: int) -> tuple[Numbers, Numbers, float]:
+        """As `cut`, [targets]; and when the last worker ends, in cycles.
+
+        Pieces are dealt out in order; of some ways to cut the one whose last worker is predicted to end
+        first, arenas counted in. In each the gradient with the most work has another number of chunks, and
+        pieces of others are at most about as large as its, or a part of it; all have the shape for many rows,
+        or each the one that ends first on a grid of its own.
+        """
+        chunks, each = np.arange(1, most + 1), np.arange(len(rows))
+        size = -(-rows[:, None] // chunks)
+        size = -(-size // isa.CHUNK_MULTIPLE) * isa.CHUNK_MULTIPLE
+        costs = size[..., None] * self.row[:, None] + self.fixed[:, None]  # [targets, chunks, shapes]
+        tiles = self.tiles[:, None] * chunks[:, None]
+        best, best_end = None, np.inf
+        for shape in (np.zeros((len(rows), most), np.intp), (costs * -(-tiles // grid)).argmin(axis=2)):
+            cost = np.take_along_axis(costs, shape[..., None], axis=2)[..., 0]
+            count = np.take_along_axis(tiles, shape[..., None], axis=2)[..., 0]
+            heaviest = int((count[:, 0] * cost[:, 0]).argmax())
+            limits = (cost[heaviest, :, None] / SPLITS).reshape(-1, 1, 1)
+            fits = cost <= limits
+            fits[:, :, -1] = True
+            chosen = fits.argmax(axis=2)  # [ways, targets]
+            chosen[:, heaviest] = np.arange(most).repeat(len(SPLITS))
+            for alike in self._alike:
+                chosen[:, alike] = chosen[:, alike].max(axis=1, keepdims=True)
+            pieces = count[each, chosen]
+            rounds, more = np.divmod(pieces, grid)
+            turn = (np.arange(grid) - (pieces.cumsum(axis=1) - pieces)[..., None]) % grid
+            load = (cost[each, chosen][..., None] * (rounds[..., None] + (turn < more[..., None]))).sum(
+                axis=1
+            )
+            end = load.max(axis=1) + ((chosen + 1) * self._floats).sum(axis=1) * (FLOAT / grid)
+            way = int(end.argmin())
+            if end[way] < best_end:
+                best = chosen[way] + 1, shape[each, chosen[way]], float(end[way])
+                best_end = best[2]
+        assert best is not None
+        return best
 
     def first_workers(self, grid: int) -> tuple[Numbers, int]:
         """The first worker of every target in tiles of `isa.outer_tile`; and the one behind all."""
@@ -189,25 +255,33 @@ class Shapes:
             self._seats[grid] = Seats.of(self.outer, grid)
         return self._seats[grid]
 
-    def share_out(self, rows: Numbers, chunks: Numbers, grid: int) -> tuple[Numbers, Numbers, Numbers]:
-        """By rows the cheapest shape and the first worker, [batches, targets]; and the one behind all."""
-        row, fixed = self._costs_on(grid)
-        chunks = chunks[:, None]
-        cost = (-(-rows // chunks))[:, :, None] * row[chunks[:, 0]] + fixed[chunks[:, 0]]
-        shape = cost.argmin(axis=2)
-        behind = (self.work[self._each, shape] * chunks).cumsum(axis=1)
+    def share_out(self, chunks: Numbers, shape: Numbers, grid: int) -> tuple[Numbers, Numbers]:
+        """The first worker of every target, [batches, targets]; and the one behind all."""
+        behind = (self.tiles[self._each, shape] * chunks).cumsum(axis=1)
         worker = np.zeros_like(behind)
         worker[:, 1:] = behind[:, :-1]
         worker %= grid
-        return shape, worker, behind[:, -1] % grid
+        return worker, behind[:, -1] % grid
 
-    def _costs_on(self, grid: int) -> tuple[Numbers, Numbers]:
-        """What a row and a chunk cost on so many workers, [chunks, targets, shapes]."""
-        if grid not in self._costs:
-            chunks = np.arange(isa.MOST_CHUNKS + 1)[:, None, None]
-            rounds = -(-self.tiles * chunks // grid)
-            self._costs[grid] = rounds * self.row, rounds * self.fixed
-        return self._costs[grid]
+    def products(self, table: TableGradient, tokens: Numbers) -> Numbers:
+        """What the products of a table cost, [batches] cycles."""
+        cycles, norms = self._tiles_of(table)
+        found: Numbers = -(-tokens // TOKENS[-1]) * norms * cycles[-1]
+        return found
+
+
+def _rounded(rows: Numbers) -> Numbers:
+    """Up to a number of four bits, and zeros behind."""
+    unit = 1 << np.maximum(np.frexp(np.maximum(rows, 1))[1] - 4, 0).astype(np.int64)
+    found: Numbers = -(-rows // unit) * unit
+    return found
+
+
+def _row(tile: isa.GradientTile, precision: str) -> float:
+    """What a row costs in a tile of `isa.gradient_tiles`, in cycles."""
+    if precision not in CORES or tile == isa.GRADIENT_BLOCK:
+        return tile.row
+    return tile.row * (CORES[precision] if tile.rows >= LARGE else OUTER_ON_CORES)
 
 
 def _outer_row(gradient: DenseGradient, on_cores: bool) -> float:

@@ -25,9 +25,6 @@ from dnc.runtime.encoder.shares import Shapes, Summed, summed
 from dnc.runtime.encoder.words import Numbers
 from dnc.runtime.phases import TRAIN
 
-# Weight gradients are cut into chunks until there are so many pieces of work, or so few rows in each.
-PIECES = 1024
-CHUNK_ROWS = 128
 # Of so many vertices on, with this share of tokens at most, deltas are added up before products.
 MANY_DELTAS, FEWER_TOKENS = 1000, 0.75
 
@@ -52,18 +49,26 @@ WHOLE = Part()
 
 @attrs.frozen(eq=False)
 class Decisions:
-    """How the gradients of a group of batches are summed; it follows from the batches alone, as the bits do.
+    """How the gradients of a group of batches are summed; it follows from the batches and the workers that
+    are expected, as the bits do.
 
     touched: rows of tables, by parameter. apart: whether the deltas of tokens are added up before products,
-    [batches]. rows: how many add to every weight gradient of `Tail.encode`, [batches, targets]. chunks: of
-    rows, [batches]: enough pieces of work for many workers; 0 where rows are so few that `outer` instructions
-    sum them.
+    [batches]. rows: how many add to every weight gradient of `Tail.encode`, [batches, targets]. few: whether
+    `outer` instructions sum them, [batches]. chunks: of rows, for enough pieces of work; shape: of the tiles,
+    [batches, targets].
     """
 
     touched: Mapping[str, Touched]
     apart: NDArray[np.bool_]
     rows: Numbers
+    few: NDArray[np.bool_]
     chunks: Numbers
+    shape: Numbers
+
+    @property
+    def most_chunks(self) -> int:
+        """Of any batch."""
+        return int(self.chunks.max(initial=1))
 
 
 @attrs.define(eq=False)
@@ -133,16 +138,17 @@ class Tail:
         self._number = {opcode.name: opcode.number for opcode in plan.opcodes}
         self._width = {buffer.name: buffer.width for buffer in plan.buffers}
         self._splits = machine(plan.target).splits_gradients
-        self.summed = isa.summed_floats(plan)
         products = {gradient.parameter for gradient in plan.dense_gradients if gradient.pieces}
+        beside = {gradient.name for gradient in isa.made_along(plan).values()}
         # Gradients that share out a parameter alike; sums of deltas of matrices that products share out.
         alike, others = list[Summed](), list[Summed]()
         for gradient in plan.dense_gradients:
+            if gradient.name in beside:
+                continue
             lone = not gradient.pieces and gradient.parameter in products
             (others if lone else alike).append(summed(plan, gradient))
         self._shared_out, self._others = (*alike, *others), others
-        beside = {gradient.name for gradient in isa.outer_beside(plan).values()}
-        self._shapes = Shapes(self._shared_out, beside, plan.precision)
+        self._shapes = Shapes(plan, self._shared_out)
         # Those that differ in the rows that add to them.
         known = {each.key: each for each in self._shared_out}
         self._summed = tuple(known.values())
@@ -158,23 +164,25 @@ class Tail:
         self._targets = np.array([t for each in self._shared_out for t in targets_of[each.key]], np.intp)
         self._grid = expected_grid(plan)
         self.outer_norms, self._outer_norms = self._count_norms()
-        # Of all runs the number of the gradient, and whether it is made beside another.
+        # Of all runs the number of the gradient.
         numbers = {gradient.name: number for number, gradient in enumerate(plan.dense_gradients)}
         names = [each.gradient.name for each in self._shared_out for _ in range(each.targets * each.runs)]
         self._outer_numbers = np.array([numbers[name] for name in names], np.intp)
-        self._beside = np.array([name in beside for name in names], bool)
         self._has_stacks = any(each.position is not None for each in self._summed)
-        tiles = sum(
-            isa.tile_count(each.gradient, isa.gradient_tiles(each.gradient)[0])
-            * plan.program.parameter(each.gradient.parameter).count
-            for each in self._shared_out
-        )
-        self._most_chunks = min(isa.MOST_CHUNKS, -(-PIECES // max(tiles, 1)))
+        # Of every parameter a target.
+        own = [each.gradient.parameter for each in self._shared_out for _ in range(each.targets)]
+        self._target = {name: number for number, name in enumerate(own)}
+        self._norms, self._norm_count = isa.norm_groups(plan), isa.norm_count(plan)
         running = {each.name for each in plan.program.parameters if each.running}
         self.followers = tuple(each for each in self._shared_out if each.gradient.parameter in running)
         self._sums = [result for result in plan.results if result.kind in ("loss", "metric")]
         self._has_outer = isa.has_outer(plan)
         self._templates: dict[tuple[object, ...], Template] = {}
+
+    @property
+    def most_norms(self) -> int:
+        """Norms that dense gradients leave, either way."""
+        return max(self._norm_count, self.outer_norms)
 
     def _count_norms(self) -> tuple[int, Numbers]:
         """How many norms the tiles of `outer` instructions leave, and the first one of every target."""
@@ -201,16 +209,22 @@ class Tail:
     ) -> Decisions:
         """How the gradients of a group are summed; those that add up over launches have one chunk at most."""
         batches = len(next(iter(rows.values())).counts) if rows else 1
-        apart, one = self.apart(batches, rows, touched), np.ones(batches, np.int64)
-        if mode != TRAIN or not self._summed:
-            return Decisions(touched, apart, np.zeros((batches, 0), np.int64), one)
+        apart, few = self.apart(batches, rows, touched), np.zeros(batches, bool)
+        targets = len(self._targets) if mode == TRAIN else 0
+        chunks, shape = np.ones((batches, targets), np.int64), np.zeros((batches, targets), np.int64)
+        if not targets:
+            return Decisions(touched, apart, np.zeros((batches, 0), np.int64), few, chunks, shape)
         found = _joined([self._rows_of(each, rows, touched, apart) for each in self._summed])
-        if not self._splits:
-            return Decisions(touched, apart, found, one)
-        chunks: Numbers = (found.max(axis=1) // CHUNK_ROWS).clip(1, self._most_chunks if part == WHOLE else 1)
+        own, most = found[:, self._targets], isa.MOST_CHUNKS if part == WHOLE else 1
         if self._has_outer:
-            chunks[self._shapes.few(found[:, self._targets], chunks, self._grid)] = 0
-        return Decisions(touched, apart, found, chunks)
+            products = np.zeros(batches)
+            for table in self.plan.table_gradients:
+                if table.products:
+                    products = products + self._shapes.products(table, touched[table.parameter].spread.counts)
+            few = self._shapes.few(own, products, most, self._grid)
+        if self._splits and not few.all():
+            chunks[~few], shape[~few] = self._shapes.cut(own[~few], most, self._grid)
+        return Decisions(touched, apart, found, few, chunks, shape)
 
     def apart(
         self, batches: int, rows: Mapping[str, Rows], touched: Mapping[str, Touched]
@@ -247,18 +261,20 @@ class Tail:
         else:
             sums, values["turn"] = template.words[template.sums], 0
         decisions = batches.decisions
-        few = decisions.chunks == 0
+        few = decisions.few
         which = few.nonzero()[0][:, None]
         if len(which):
             values["turn"] = np.where(few, self._shapes.first_workers(batches.grid)[1], values["turn"])
-        norms: int | Numbers = np.where(few, self.outer_norms, -(-self.summed // isa.NORM_CHUNK))
+        norms: int | Numbers = np.where(few, self.outer_norms, self._norm_count)
         for table in self.plan.table_gradients:
             tokens = decisions.touched[table.parameter].spread.counts
             values[f"tokens {table.parameter}"], values[f"norms {table.parameter}"] = tokens, norms
             norms = norms + tokens * isa.table_norms(table)
             if table.products:
                 values |= self._deal(table, batches, few)
-        values["norms"], values["chunks"] = norms, np.maximum(decisions.chunks, 1)
+        values["norms"] = norms
+        for name, target in self._target.items():
+            values[f"chunks {name}"] = decisions.chunks[:, target]
         words = template.filled(group.body.batches, values)
         words[:, template.sums] = sums
         kept = np.ones(len(template.words), bool)
@@ -275,7 +291,6 @@ class Tail:
             words[which, template.norm] = 0  # `nop`
             if len(which) == len(words):
                 kept[template.norm] = False
-                kept[template.sums[self._beside]] = False
         return words[:, kept], results
 
     def _as_outer(self, sums: Ints, grid: int, kept: NDArray[np.bool_]) -> Ints:
@@ -299,7 +314,6 @@ class Tail:
         found[:, :, 0] = self._number[isa.OUTER]
         for at, name in enumerate(isa.OUTER_FIELDS, 1):
             found[:, :, at] = fields[name]
-        found[:, self._beside] = 0  # `nop`
         return found
 
     def _gradients(self, batches: Batches, template: Template) -> tuple[Ints, Numbers]:
@@ -307,15 +321,15 @@ class Tail:
         the last one, [batches]: those who have the fewest tiles take the first rows of tables, often the
         most frequent ones."""
         shapes, decisions = self._shapes, batches.decisions
-        chunks, counts = np.maximum(decisions.chunks, 1), decisions.rows
+        counts = decisions.rows
         if self._has_stacks:
             found = [self._runs_of(each, batches) for each in self._summed]
             counts = _joined([count for _, count in found])
-        shape, worker, turn = shapes.share_out(counts[:, self._leading], chunks, batches.grid)
+        worker, turn = shapes.share_out(decisions.chunks, decisions.shape, batches.grid)
         words = template.words[None, template.sums].repeat(len(counts), axis=0)
         words[:, :, 2] = counts[:, self._runs]
-        words[:, :, 3], words[:, :, 7] = worker[:, shapes.whose], shape[:, shapes.whose]
-        words[:, :, 5] = chunks[:, None]
+        words[:, :, 3], words[:, :, 7] = worker[:, shapes.whose], decisions.shape[:, shapes.whose]
+        words[:, :, 5] = decisions.chunks[:, shapes.whose]
         if self._has_stacks:
             words[:, :, 1] = _joined([start for start, _ in found])[:, self._runs]
         return words, turn
@@ -402,12 +416,18 @@ class Tail:
                     found.append([number[each.gradient.name], 0, 0, 0, again, 0, index, 0])
             found += [table_gradient(table) for table in tables if not table.products]
         if trains and update:
-            norm = [len(found) + 1, len(found) + 2]
-            found += [exchange(), [number[isa.NORM], self.summed, "chunks"], exchange()]
+            found.append(exchange())
+            norm, before = list(range(len(found), len(found) + len(self._norms) + 1)), 0
+            for begin, count, name in self._norms:
+                chunks = f"chunks {name}" if count else 1
+                found.append([number[isa.NORM], begin, count, chunks, before])
+                before += -(-count // isa.NORM_CHUNK)
+            found.append(exchange())
             for begin, count, rate in isa.rate_groups(plan):
                 found.append([number[optimizer], begin, count, "norms", isa.float_bits(rate)])
             if followed := isa.followed_floats(plan):
-                found.append([number[isa.FOLLOW], isa.trained_floats(plan), followed, "norms", "chunks"])
+                chunks = f"chunks {self.followers[0].gradient.parameter}"
+                found.append([number[isa.FOLLOW], isa.trained_floats(plan), followed, "norms", chunks])
             for table in plan.table_gradients:
                 rate = isa.float_bits(plan.program.parameter(table.parameter).rate)
                 update_of = number[f"{optimizer} {table.parameter}"]

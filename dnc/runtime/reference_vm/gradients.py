@@ -32,7 +32,8 @@ def _share(vm: ReferenceVM, count: int, size: int, first: int, worker: Worker) -
 
 
 def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, int], worker: Worker) -> None:
-    """This worker's blocks of rows of a dense parameter's gradient, for its chunks of rows of the space."""
+    """This worker's blocks of rows of a dense parameter's gradient, for its chunks of rows of the space; and
+    of a vector that is made along."""
     declared = vm.plan.program.parameter(gradient.parameter)
     assert declared.kind != TABLE
     shape = declared.type.shape
@@ -43,22 +44,30 @@ def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, i
     padding = np.setdiff1d(np.arange(size), place)
     height = isa.GRADIENT_BLOCK.rows
     blocks, step = -(-gradient.rows // height), isa.chunk_rows(fields["rows"], fields["chunks"])
+    along, vector = isa.made_along(vm.plan).get(gradient.name), 0
+    if along is not None:
+        vector = slice_at(vm, along.parameter, fields["index"], worker) - vm.base(isa.PARAMETERS)
     for item, _ in _share(vm, fields["chunks"] * blocks, 1, fields["first_worker"], worker):
         chunk, block = divmod(item, blocks)
         begin, end = block * height, min(gradient.rows, (block + 1) * height)
         at = _arena(vm, chunk) + into
         if block == 0:  # arenas are added up whole, and those of chunks are not cleared
             vm.write(at + padding, 0.0, worker)
-        total = np.zeros((end - begin, place.shape[1]))
+            if along is not None:
+                rest = np.arange(gradient.rows, vm.plan.weight_format.floats((gradient.rows,)))
+                vm.write(_arena(vm, chunk) + vector + rest, 0.0, worker)
+        total, deltas = np.zeros((end - begin, place.shape[1])), np.zeros(end - begin)
         for number in range(chunk * step, min(fields["rows"], (chunk + 1) * step)):
             row = fields["row"] + number
             delta = load_value(vm, gradient.delta, row, np.arange(begin, end), worker)
             x = load_operand(vm, gradient.pieces, row, worker) if gradient.pieces else np.ones(1)
             total += np.outer(delta, x)
-        where = at + place[begin:end]
-        if fields["accumulate"]:
-            total += vm.read(where, worker)
-        vm.write(where, total, worker)
+            deltas += delta
+        sums: list[tuple[Array, Array]] = [(at + place[begin:end], total)]
+        if along is not None:
+            sums.append((_arena(vm, chunk) + vector + np.arange(begin, end), deltas))
+        for where, found in sums:
+            vm.write(where, found + vm.read(where, worker) if fields["accumulate"] else found, worker)
 
 
 def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
@@ -157,16 +166,17 @@ def _tokens(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> Iterator
         yield from range(mine, fields["tokens"], grid - left_out)
 
 
-def square_norm(vm: ReferenceVM, count: int, chunks: int, worker: Worker) -> None:
-    """Adds up the arenas of this worker's spans, and the squares of what comes out."""
-    for begin, end in _share(vm, count, isa.NORM_CHUNK, 0, worker):
-        index = np.arange(begin, end)
+def square_norm(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
+    """Adds up the arenas of this worker's spans of a run, and the squares of what comes out."""
+    chunks, first = fields["chunks"], fields["first_norm"]
+    for begin, end in _share(vm, fields["count"], isa.NORM_CHUNK, first, worker):
+        index = fields["first"] + np.arange(begin, end)
         found = vm.read(_arena(vm, 0) + index, worker)
         for chunk in range(1, chunks):
             found = found + vm.read(_arena(vm, chunk) + index, worker)
         if chunks > 1:
             vm.write(_arena(vm, 0) + index, found, worker)
-        at = vm.base(isa.NORMS) + begin // isa.NORM_CHUNK
+        at = vm.base(isa.NORMS) + first + begin // isa.NORM_CHUNK
         vm.write(np.array([at]), float((found**2).sum()), worker)
 
 

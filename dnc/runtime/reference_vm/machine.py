@@ -170,7 +170,7 @@ class ReferenceVM:
         elif name == isa.OUTER:
             outer(self, fields, worker)
         elif name == isa.NORM:
-            square_norm(self, fields["count"], fields["chunks"], worker)
+            square_norm(self, fields, worker)
         elif name == isa.REDUCE:
             if worker.number == self.replicas * self.per_replica - 1:
                 at = fields["base"] * 4 + np.arange(fields["rows"]) * fields["stride"]

@@ -31,38 +31,41 @@ class Closing:
         dense = {gradient.name: gradient for gradient in self.text.plan.dense_gradients}
         tables = {f"gradient {table.parameter}": table for table in self.text.plan.table_gradients}
         products = isa.sum_opcodes(self.text.plan)
-        floats = isa.summed_floats(self.text.plan)
-        norms, sums, updated = -(-floats // isa.NORM_CHUNK), [], list[tuple[int, int, int]]()
+        norm_groups = iter(isa.norm_groups(self.text.plan))
+        norms, sums, updated = isa.norm_count(self.text.plan), [], list[tuple[int, int, int]]()
+        norms_before = 0
         buffers = {
             self.text.bases[r.buffer]: r
             for r in self.text.plan.results
             if r.kind in ("loss", "metric") and r.buffer in self.text.bases
         }
         rows_of = list(zip(names, tail.tolist(), strict=True))
-        field = 1 + isa.DENSE_GRADIENT_FIELDS.index("chunks")
-        chunks = self.chunks = next((row[field] for name, row in rows_of if name in dense), 1)
+        chunks = dict[str, int]()  # by parameter
         self.summed = dict.fromkeys(dense, 0)
         outer = isa.OUTER in names
         if outer:
             found = tail[tail[:, 0] == self.text.number[isa.OUTER]]
             norms = self._outer_norms(found)
             names += [each.name for number in found[:, 1].tolist() for each in self._made_by(number)]
+        along = isa.made_along(self.text.plan)
+        names += [along[name].name for name in names if name in along and along[name].name not in names]
         for name, row in rows_of:
             need(name not in self.text.segments, f"segment '{name}' stands behind a barrier of the grid")
             fields = dict(zip(self.text.plan.opcodes[row[0]].fields, row[1:], strict=False))
             need(
                 fields.get("accumulate", 0) in (0, 1), f"'{name}': 'accumulate' is {fields.get('accumulate')}"
             )
-            self.chunks = fields.get("chunks", self.chunks)
-            need(
-                self.chunks == chunks and 0 < chunks <= isa.MOST_CHUNKS,
-                f"'{name}': 'chunks' is {self.chunks}, expected {chunks}",
-            )
+            count = fields.get("chunks", 1)
+            need(0 < count <= isa.MOST_CHUNKS, f"'{name}': 'chunks' is {count}")
             worker = fields.get("first_worker", 0)
             need(0 <= worker < self.text.grid, f"'{name}': no worker {worker}")
             if name in dense:
                 need(not outer, f"'{name}' beside '{isa.OUTER}'")
-                self._gradient(dense[name], fields)
+                alike = chunks.setdefault(dense[name].parameter, count)
+                need(count == alike, f"'{name}': 'chunks' is {count}, expected {alike}")
+                self.chunks = max(self.chunks, count)
+                for gradient in self._made_by(list(dense).index(name)):
+                    self._gradient(gradient, fields)
             elif name == isa.OUTER:
                 for gradient in self._made_by(fields["gradient"]):
                     self._gradient(gradient, fields)
@@ -90,11 +93,16 @@ class Closing:
                 sums.append(fields["result"])
             elif name == isa.NORM:
                 need(not outer, f"'{name}' beside '{isa.OUTER}'")
-                self._fields(name, fields, {"count": floats, "chunks": chunks})
+                begin, floats, owner = next(norm_groups, (0, 0, ""))
+                expected = {"first": begin, "count": floats, "first_norm": norms_before}
+                self._fields(name, fields, expected | {"chunks": chunks.get(owner, 1)})
+                norms_before += -(-floats // isa.NORM_CHUNK)
             elif name == isa.FOLLOW:
                 first, count = isa.trained_floats(self.text.plan), isa.followed_floats(self.text.plan)
-                expected = {"first": first, "count": count, "norms": norms, "chunks": chunks}
+                expected = {"first": first, "count": count, "norms": norms}
                 self._fields(name, fields, expected)
+                moved = {n for name, n in chunks.items() if self.text.program.parameter(name).running}
+                need(moved <= {fields["chunks"]}, f"'{name}': 'chunks' is {fields['chunks']}, not {moved}")
             elif name in OPTIMIZERS:
                 updated.append((fields["first"], fields["count"], fields["rate"]))
                 self._fields(name, fields, {"norms": norms})
@@ -139,8 +147,8 @@ class Closing:
         return end
 
     def _made_by(self, number: int) -> list[DenseGradient]:
-        """The gradient with a number, and what an `outer` instruction makes beside it."""
-        gradients, beside = self.text.plan.dense_gradients, isa.outer_beside(self.text.plan)
+        """The gradient with a number, and what is made along with it."""
+        gradients, beside = self.text.plan.dense_gradients, isa.made_along(self.text.plan)
         need(0 <= number < len(gradients), f"'{isa.OUTER}': no gradient {number}")
         found = [gradients[number], *(beside[name] for name in (gradients[number].name,) if name in beside)]
         need(found[0] not in beside.values(), f"'{found[0].name}' is made beside another")
