@@ -19,6 +19,7 @@ from dnc.ir.plan import Plan
 from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.assign import price_of
 from dnc.runtime.encoder.rows import Rows
+from dnc.runtime.encoder.words import Numbers
 from dnc.runtime.phases import PHASES, Step
 
 FEWEST = 32
@@ -47,43 +48,52 @@ class Sharing:
         constants = chip.constants
         self.phases = sorted({step.phase for step in steps} - kept)
         self._on_gpu = chip.is_gpu
-        # By step: what it costs, the fewest rows, whether levels count; its space, and its phase.
-        prices = [price_of(costs, step.segment.name, constants) for step in steps]
-        self._row, self._fixed = (
-            np.array([[[each]] for each in found])
-            for found in ([price.row for price in prices], [price.level for price in prices])
-        )
-        self._fewest = np.array([[[0 if is_level else FEWEST]] for is_level in leveled])
         self._spaces = list(dict.fromkeys(step.segment.space for step in steps))
-        self._space = [self._spaces.index(step.segment.space) for step in steps]
-        self._phase = np.arange(PHASES)[:, None] == [step.phase for step in steps]
+        # What rows of a space cost in a phase, [PHASES, spaces]: every one, and an instruction or a level.
+        self._row, self._fixed = np.zeros((2, PHASES, len(self._spaces)))
+        for step in steps:
+            price = price_of(costs, step.segment.name, constants)
+            place = step.phase, self._spaces.index(step.segment.space)
+            self._row[place] += price.row
+            self._fixed[place] += price.level
+        self._free = np.isin(np.arange(PHASES), self.phases)
         together = np.zeros_like(costs.exchange())
         together[GRID] = 1
         more = nanoseconds(together, constants) - nanoseconds(costs.exchange(), constants)
         # One behind every place, and one in front of what is not the beginning.
-        self._meetings = [
-            TOGETHER + more * (len({step.step for step in steps if step.phase == phase}) + int(phase > 0))
-            for phase in self.phases
-        ]
+        self._meetings = np.zeros((PHASES, 1))
+        for phase in self.phases:
+            places = {step.step for step in steps if step.phase == phase}
+            self._meetings[phase] = TOGETHER + more * (len(places) + int(phase > 0))
 
     def choose(self, rows: Mapping[str, Rows], replicas: int) -> Scopes | None:
         """The phases that are predicted to save time; None if there are none in any batch."""
         if replicas == 1 or not self.phases or not self._on_gpu:
             return None
-        counts = [rows[space].counts.sum(axis=1) for space in self._spaces]
-        own = np.stack([each.sum(axis=2) for each in counts])[self._space]
-        there = own > 0
-        levels = np.stack([np.count_nonzero(each, axis=2) for each in counts])[self._space]
-        rounds = np.where(self._fewest, there, levels)
-        costs = self._row * (np.maximum(own, self._fewest) * there) + self._fixed * rounds
-        shared = np.maximum(-(-own.sum(axis=2) // replicas), self._fewest[:, 0])
-        even = self._phase @ (self._row[:, 0] * shared + self._fixed[:, 0])
-        phases = np.tensordot(self._phase.astype(float), costs, 1)
-        total = phases.sum(axis=0)
-        found = np.zeros((total.shape[0], PHASES), np.bool_)
-        for phase, meetings in zip(self.phases, self._meetings, strict=True):
+        own = np.stack([rows[space].counts.sum(axis=(1, 3)) for space in self._spaces])
+        spaces, batches, used = own.shape
+        flat = own.reshape(spaces, -1)
+        there = flat > 0
+        phases = (self._row @ (np.maximum(flat, FEWEST) * there) + self._fixed @ there).reshape(
+            PHASES, batches, used
+        )
+        shared = np.maximum(-(-own.sum(axis=2) // replicas), FEWEST)
+        even = self._row @ shared + self._fixed.sum(axis=1, keepdims=True)
+        least = even + self._meetings
+        if not (phases.max(axis=2) > least)[self.phases].any():
+            return None  # whatever else the replicas have to do
+        levels = np.stack([_busy_levels(rows[space]) for space in self._spaces]).reshape(spaces, -1)
+        others = (self._row @ flat + self._fixed @ levels).reshape(PHASES, batches, used)
+        total = np.where(self._free[:, None, None], phases, others).sum(axis=0)
+        found = np.zeros((batches, PHASES), np.bool_)
+        for phase in self.phases:
             less = total - phases[phase]
-            saved = total.max(axis=1) - less.max(axis=1) - even[phase] - meetings
-            found[:, phase] = saved > 0
+            found[:, phase] = total.max(axis=1) - less.max(axis=1) > least[phase]
             total = np.where(found[:, phase, None], less + even[phase][:, None], total)
         return found if found.any() else None
+
+
+def _busy_levels(rows: Rows) -> Numbers:
+    """How many levels of every replica have rows, [batches, replicas]."""
+    busy: Numbers = np.count_nonzero(rows.counts.sum(axis=1), axis=2)
+    return busy
