@@ -1,0 +1,122 @@
+"""CUDA kernels on a machine without a GPU: their emitted text, compiled as C++, every thread a fiber.
+
+In: a plan. Out: a `CudaBackend` whose launches run the kernel's own text on one core (`kernel.h`). What is
+machine code in it (`asm`) has a function of the same name there; everything else, the interpreter, indices,
+barriers, copies, is what a GPU runs. So it finds what is wrong in a kernel, but no race that needs two
+threads at the same time, and nothing about time. Needs g++.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dnc.codegen.cuda_kernel import emit_source
+from dnc.ir.plan import Plan
+from dnc.runtime.cuda_backend import CudaBackend
+from dnc.runtime.cuda_driver import LaunchShape
+from tests.support.fake_gpu import FakeCall, FakeDevice, FakeKernel, FakeStream
+
+COMPILER = shutil.which("g++")
+OPTIONS = ("-O1", "-std=c++17", "-w", "-ffp-contract=off", "-mfma", "-fno-strict-aliasing", "-shared", "-fPIC")
+MEMORY = 1 << 26
+ARGUMENTS = {"counters": "counters", "pool": "pool", "words": "words", "grid": "grid", "limit_us": "1000000"}
+"""By a kernel's parameter what the launch passes."""
+
+_FUNCTION = re.compile(r"^__device__ __forceinline__ .*?^}\n", re.DOTALL | re.MULTILINE)
+_TVM = re.compile(r"^__forceinline__ __device__ void tvm_builtin.*?^}\n", re.DOTALL | re.MULTILINE)
+_ONE_LINE = re.compile(r"^__device__ __forceinline__ [^\n]*\}\n", re.MULTILINE)
+_HERE = Path(__file__).parent
+
+
+def translated(text: str, parameters: list[str]) -> str:
+    """The emitted text as C++ behind `kernel.h`."""
+    front, _, kernel = text.partition('extern "C" __global__')
+    short = _ONE_LINE.findall(front)
+    front = _ONE_LINE.sub("", front)
+    functions = [*_TVM.findall(front), *short, *_FUNCTION.findall(front)]
+    plain = [function for function in functions if "asm" not in function]
+    shared = re.compile(r"extern __shared__ __align__\(\d+\) uchar shared_ptr\[\];")
+    kernel = shared.sub("unsigned char* shared_ptr = here->block->shared;", f'extern "C" __global__{kernel}')
+    given = ", ".join(ARGUMENTS[name] for name in parameters)
+    return "\n".join(
+        [
+            '#include "kernel.h"',
+            *plain,
+            kernel,
+            "static unsigned* counters; static float* pool; static int* words; static int grid;",
+            f"static void begin() {{ dnc_kernel({given}); }}",
+            'extern "C" int emulate(unsigned* c, float* p, int* w, int g, int cluster, int shared, int late,',
+            "                       int seed) {",
+            "  counters = c, pool = p, words = w, grid = g;",
+            "  return launch(g, cluster, shared, late, seed);",
+            "}",
+            "",
+        ]
+    )
+
+
+def compiled(files: dict[str, bytes], folder: Path) -> ctypes.CDLL:
+    """The kernel as a library of the host."""
+    described = json.loads(files["kernel.json"])
+    source, library = folder / "kernel.cpp", folder / "kernel.so"
+    source.write_text(translated(files["kernel.cu"].decode(), described["parameters"]))
+    assert COMPILER is not None
+    command = [COMPILER, *OPTIONS, f"-I{_HERE}", "-o", str(library), str(source)]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr[:4000]
+    return ctypes.CDLL(str(library))
+
+
+class _Call(FakeCall):
+    """A launch that runs the kernel."""
+
+    device: EmulatedDevice
+
+    def launch(self) -> None:
+        """All threads, to the end; AssertionError where they wait for each other."""
+        self.kernel.check(self.shape)
+        device = self.device
+        device.launches += 1
+        places = [device.address + self.values[name] for name in ("counters", "pool", "words")]
+        shape = self.shape
+        left = device.kernel.emulate(
+            *map(ctypes.c_void_p, places), shape.workers, shape.cluster, shape.shared_bytes,
+            device.late, device.launches,
+        )  # fmt: skip
+        assert left == 0, f"{left} threads wait for each other"
+
+
+class EmulatedDevice(FakeDevice):
+    """A device of two clusters whose launches run. late: copies arrive when they are waited for, not before."""
+
+    def __init__(self, plan: Plan, kernel: ctypes.CDLL, late: bool) -> None:
+        super().__init__(plan)
+        self.kernel, self.late = kernel, int(late)
+        self._all = np.zeros(MEMORY + 256, np.uint8)
+        skipped = -self._all.ctypes.data % 256
+        self.memory = self._all[skipped : skipped + MEMORY]
+        self.address = self.memory.ctypes.data
+
+    def call(self, kernel: FakeKernel, shape: LaunchShape, stream: FakeStream) -> FakeCall:
+        """A launch."""
+        return _Call(self, kernel, shape)
+
+
+def emitted(plan: Plan) -> dict[str, bytes]:
+    """The kernel's text, and what a launcher must know; not compiled for a GPU."""
+    return emit_source(plan) | {"kernel.cubin": b""}
+
+
+def backend_of(plan: Plan, folder: Path, late: bool, replicas: int | None = None) -> CudaBackend:
+    """A backend that runs the plan's kernel here."""
+    files = emitted(plan)
+    device: Any = EmulatedDevice(plan, compiled(files, folder), late)
+    return CudaBackend(plan, files, device, replicas)
