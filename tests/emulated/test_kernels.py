@@ -1,12 +1,21 @@
-"""CUDA kernels against the definition, on a machine without a GPU: see `tests/support/emulator`."""
+"""CUDA kernels against the definition, on a machine without a GPU: see `tests/support/emulator`.
+
+CI runs a few small plans, with everything that the encoder may choose. `DNC_EMULATED=NAME,NAME` adds cases of
+`tests/gpu/builds.py`, which are larger.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
+from tests.gpu.builds import CASES as ON_A_GPU
 from tests.support.emulator import COMPILER, backend_of
 from tests.support.executors import Bench, check_evaluation, check_group, check_training
 from tests.support.forced import forced
@@ -16,18 +25,67 @@ from tests.support.programs.check import TOLERANCE
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ to compile kernels with")
 
-CASES: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
-    "treelstm": ("treelstm", {"hidden": 32, "embed": 20, "vocab": 11}, {"cluster": 4}),
+TREE = {"hidden": 64, "embed": 64, "vocab": 11}
+Case = tuple[str, dict[str, int], dict[str, Any]]
+CASES: dict[str, Case] = {
+    "weights in registers": ("treelstm", TREE, {"cluster": 4}),
+    "tensor cores, bf16": ("treelstm", TREE, {"cluster": 4, "precision": "bf16"}),
+    "tensor cores, tf32x3, weights streamed": (
+        "treelstm",
+        {"hidden": 48, "embed": 20, "vocab": 11},
+        {"cluster": 4, "precision": "tf32x3", "residency": "streamed"},
+    ),
+    "states that are pushed": ("lstm_classifier", {"hidden": 32, "embed": 20}, {"cluster": 4}),
+    "runs of many workers": (
+        "treelstm",
+        {"hidden": 72, "embed": 24, "vocab": 11},
+        {"cluster": 0, "workers": 18},
+    ),
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+def _more() -> Iterator[tuple[str, Case]]:
+    for name in filter(None, os.environ.get("DNC_EMULATED", "").split(",")):
+        example, settings, options = ON_A_GPU[name]
+        yield name, (example, settings, attrs.asdict(options, recurse=False))
+
+
+@pytest.mark.parametrize("name", (cases := CASES | dict(_more())))
 def test_against_the_definition(name: str, tmp_path: Path) -> None:
-    example, settings, options = CASES[name]
+    example, settings, options = cases[name]
     plan = plan_of(example, settings, **options)
-    backend = backend_of(plan, tmp_path, late=True)
-    for seed, samples in enumerate((1, 7)):
-        forest = ForestGrower(plan.program, seed).grow(samples, 9, "random")
-        bench = Bench(plan.program, plan, backend, forest, seed)
+    assert plan.tiling is not None
+    backend = backend_of(plan, tmp_path, replicas=2 if plan.tiling.cluster > 1 else 1)
+    device: Any = backend.device
+    tolerance = TOLERANCE[plan.precision]
+
+    def bench(samples: int, shape: str) -> Bench:
+        forest = ForestGrower(plan.program, samples).grow(samples, 9, shape)
+        return Bench(plan.program, plan, backend, forest, samples)
+
+    check_training(bench(1, "single"), tolerance)
+    with forced(few=True, shared=True):
+        small = bench(5, "random")
+        check_training(small, tolerance)
+        check_evaluation(small, tolerance)
+    device.late = False
+    with forced(few=False, apart=True, alike=True, added=True):
+        check_training(bench(40, "complete"), tolerance)
+    if plan.tiling.cluster > 1:
+        check_group(bench(3, "random"))
+
+
+def test_copies_that_nobody_waits_for_are_found(tmp_path: Path) -> None:
+    """They arrive as late as they may, and shared memory begins as numbers that are none."""
+    plan = plan_of("treelstm", {"hidden": 16, "embed": 8, "vocab": 11}, cluster=4, residency="streamed")
+
+    def hasty(text: str) -> str:
+        front, kernel = text.split('extern "C" __global__', 1)
+        waits = re.compile(r"dnc_copy_wait\d\(\);")
+        assert waits.search(kernel)
+        return 'extern "C" __global__'.join((front, waits.sub("", kernel)))
+
+    backend = backend_of(plan, tmp_path, 1, hasty)
+    bench = Bench(plan.program, plan, backend, ForestGrower(plan.program, 1).grow(20, 9, "complete"), 1)
+    with pytest.raises(AssertionError):
         check_training(bench, TOLERANCE[plan.precision])
-        check_evaluation(bench, TOLERANCE[plan.precision])

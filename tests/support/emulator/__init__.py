@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,17 @@ from dnc.runtime.cuda_driver import LaunchShape
 from tests.support.fake_gpu import FakeCall, FakeDevice, FakeKernel, FakeStream
 
 COMPILER = shutil.which("g++")
-OPTIONS = ("-O1", "-std=c++17", "-w", "-ffp-contract=off", "-mfma", "-fno-strict-aliasing", "-shared", "-fPIC")
-MEMORY = 1 << 26
+OPTIONS = (
+    "-O1",
+    "-std=c++17",
+    "-w",
+    "-ffp-contract=off",
+    "-mfma",
+    "-fno-strict-aliasing",
+    "-shared",
+    "-fPIC",
+)
+MEMORY = 1 << 28  # bytes of the device: what is freed there is not used again
 ARGUMENTS = {"counters": "counters", "pool": "pool", "words": "words", "grid": "grid", "limit_us": "1000000"}
 """By a kernel's parameter what the launch passes."""
 
@@ -75,6 +85,18 @@ def compiled(files: dict[str, bytes], folder: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
+class _Kernel(FakeKernel):
+    """The one of the plan: all workers that a grid may have are resident."""
+
+    def resident_workers_per_sm(self, shape: LaunchShape) -> int:
+        """As many as a multiprocessor takes."""
+        return 1
+
+    def check(self, shape: LaunchShape) -> None:
+        """Nothing is too large."""
+        assert self.prepared
+
+
 class _Call(FakeCall):
     """A launch that runs the kernel."""
 
@@ -89,34 +111,36 @@ class _Call(FakeCall):
         shape = self.shape
         left = device.kernel.emulate(
             *map(ctypes.c_void_p, places), shape.workers, shape.cluster, shape.shared_bytes,
-            device.late, device.launches,
+            int(device.late), device.launches,
         )  # fmt: skip
         assert left == 0, f"{left} threads wait for each other"
 
 
 class EmulatedDevice(FakeDevice):
-    """A device of two clusters whose launches run. late: copies arrive when they are waited for, not before."""
+    """A device whose launches run. late: copies arrive when they are waited for, not before."""
 
-    def __init__(self, plan: Plan, kernel: ctypes.CDLL, late: bool) -> None:
+    def __init__(self, plan: Plan, kernel: ctypes.CDLL) -> None:
         super().__init__(plan)
-        self.kernel, self.late = kernel, int(late)
+        self.kernel, self.late = kernel, True
         self._all = np.zeros(MEMORY + 256, np.uint8)
         skipped = -self._all.ctypes.data % 256
         self.memory = self._all[skipped : skipped + MEMORY]
         self.address = self.memory.ctypes.data
+
+    def load(self, cubin: bytes, symbol: str, parameters: list[tuple[str, str]]) -> FakeKernel:
+        """The kernel."""
+        return _Kernel([name for name, _ in parameters])
 
     def call(self, kernel: FakeKernel, shape: LaunchShape, stream: FakeStream) -> FakeCall:
         """A launch."""
         return _Call(self, kernel, shape)
 
 
-def emitted(plan: Plan) -> dict[str, bytes]:
-    """The kernel's text, and what a launcher must know; not compiled for a GPU."""
-    return emit_source(plan) | {"kernel.cubin": b""}
-
-
-def backend_of(plan: Plan, folder: Path, late: bool, replicas: int | None = None) -> CudaBackend:
-    """A backend that runs the plan's kernel here."""
-    files = emitted(plan)
-    device: Any = EmulatedDevice(plan, compiled(files, folder), late)
+def backend_of(
+    plan: Plan, folder: Path, replicas: int | None = None, change: Callable[[str], str] = str
+) -> CudaBackend:
+    """A backend that runs the plan's kernel here; change: what is done to its text before."""
+    files = emit_source(plan)
+    files |= {"kernel.cu": change(files["kernel.cu"].decode()).encode(), "kernel.cubin": b""}
+    device: Any = EmulatedDevice(plan, compiled(files, folder))
     return CudaBackend(plan, files, device, replicas)
