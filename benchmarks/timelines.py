@@ -120,10 +120,10 @@ def instructions(
             {
                 "name": opcode.name,
                 "rows": named.get("rows", named.get("count")),
-                "begin": float(times[:, 0].min()),
-                "end": float(times[:, 1].max()),
-                "median": float(np.median(long)),
-                "longest": float(long.max()),
+                "begin": round(float(times[:, 0].min()), 2),
+                "end": round(float(times[:, 1].max()), 2),
+                "median": round(float(np.median(long)), 2),
+                "longest": round(float(long.max()), 2),
                 "workers_at_work": int((long > 1).sum()),
             }
         )
