@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.ir import isa
+from dnc.ir import cutting, isa
 from dnc.ir.machine import Constants, machine
 from dnc.ir.ops import OPS
 from dnc.ir.plan import (
@@ -143,10 +143,10 @@ class Costs:
         columns = max(1, gradient.columns)
         if not self.on_gpu:
             return float(2.0 * gradient.rows * columns * fields["rows"].sum() / grid)
-        shapes = isa.gradient_tiles(gradient)
+        shapes = cutting.gradient_tiles(gradient)
         chosen = fields["tile"].astype(int)
         size = np.array([shape.rows * shape.columns for shape in shapes])[chosen]
-        tiles = np.array([isa.tile_count(gradient, shape) for shape in shapes])[chosen]
+        tiles = np.array([cutting.tile_count(gradient, shape) for shape in shapes])[chosen]
         pieces = np.ceil(tiles * fields["chunks"] / grid)
         return float((2.0 * pieces * size * fields["rows"] / fields["chunks"]).sum())
 
@@ -196,8 +196,8 @@ class Costs:
 
 def _outer_elements(gradient: DenseGradient) -> int:
     """Elements of all tiles that `outer` instructions cut a gradient into."""
-    tile = isa.outer_tile(gradient)
-    return isa.outer_tiles(gradient) * tile.rows * tile.columns
+    tile = cutting.outer_tile(gradient)
+    return cutting.outer_tiles(gradient) * tile.rows * tile.columns
 
 
 def _operations(segment: Segment) -> float:

@@ -9,7 +9,7 @@ import pytest
 from dnc.compiler import make_plan, transform
 from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
-from dnc.ir import isa
+from dnc.ir import cutting, isa
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.encoder.tail import Tail, expected_grid
 from dnc.runtime.schedule import queue
@@ -52,7 +52,7 @@ def names_of(bench: Bench, schedule) -> set[str]:
 def test_both_ways_train_alike(name: str, few: bool) -> None:
     bench = bench_of(name)
     with forced(few=few):
-        assert isa.has_outer(bench.plan)
+        assert cutting.has_outer(bench.plan)
         check_training(bench)
         check_parts(bench)
         schedule, _ = bench.launch("train")
@@ -69,7 +69,7 @@ def test_batches_of_both_kinds_are_encoded_together(name: str) -> None:
 
 def test_a_bias_is_made_beside_its_matrix() -> None:
     _, plan = compiled("treelstm")
-    beside = {name: gradient.parameter for name, gradient in isa.outer_beside(plan).items()}
+    beside = {name: gradient.parameter for name, gradient in cutting.outer_beside(plan).items()}
     by_parameter = {gradient.name: gradient.parameter for gradient in plan.dense_gradients}
     found = {by_parameter[name]: vector for name, vector in beside.items()}
     assert found == {"W": "b_w", "U": "b_u", "V": "b_v"}
@@ -77,18 +77,19 @@ def test_a_bias_is_made_beside_its_matrix() -> None:
 
 def test_a_matrix_of_few_rows_is_made_in_strips() -> None:
     _, plan = compiled("treelstm")
-    tiles = {g.parameter: (isa.outer_tile(g), isa.outer_tiles(g)) for g in plan.dense_gradients if g.pieces}
+    matrices = [gradient for gradient in plan.dense_gradients if gradient.pieces]
+    tiles = {g.parameter: (cutting.outer_tile(g), cutting.outer_tiles(g)) for g in matrices}
     assert tiles == {  # 5 x 72, 216 x 72, 360 x 144
-        "V": (isa.OUTER_STRIP, 2),
-        "W": (isa.OUTER_TILE, 4),
-        "U": (isa.OUTER_TILE, 12),
+        "V": (cutting.OUTER_STRIP, 2),
+        "W": (cutting.OUTER_TILE, 4),
+        "U": (cutting.OUTER_TILE, 12),
     }
 
 
 def test_what_is_made_along_has_no_instruction() -> None:
     _, plan = compiled("treelstm")
     bench = bench_of("treelstm")
-    along = {gradient.name: gradient.parameter for gradient in isa.made_along(plan).values()}
+    along = {gradient.name: gradient.parameter for gradient in cutting.made_along(plan).values()}
     assert sorted(along.values()) == ["b_u", "b_v", "b_w"]
     assert len(bench.encoder.modes.tail._shapes.outer) == 3
     for few in (True, False):
@@ -116,7 +117,7 @@ def test_many_rows_go_in_chunks() -> None:
     shapes = bench.encoder.modes.tail._shapes
     rows = np.array([[10] * len(shapes.outer), [100_000] * len(shapes.outer)])
     assert shapes.few(rows, np.zeros(2), isa.MOST_CHUNKS, 112).tolist() == [True, False]
-    assert isa.has_outer(plan)
+    assert cutting.has_outer(plan)
 
 
 def damaged(bench: Bench, field: str, value: int):
@@ -146,7 +147,7 @@ def test_damage_is_refused(field: str, value: int, message: str) -> None:
         bench = bench_of("treelstm")
         names = [gradient.name for gradient in bench.plan.dense_gradients]
         if message == "made beside another":
-            value = names.index(next(iter(isa.outer_beside(bench.plan).values())).name)
+            value = names.index(next(iter(cutting.outer_beside(bench.plan).values())).name)
         with pytest.raises(ScheduleError, match=message):
             verify(damaged(bench, field, value))
 
@@ -159,7 +160,7 @@ loss sum(w in all(Word)) cross_entropy(E[w.word], w.label)
 """
     program = transform(load_program(Source("words.dn", text), {})[0])
     plan = make_plan(program, "sm_90a")
-    assert not plan.dense_gradients and not isa.has_outer(plan)
+    assert not plan.dense_gradients and not cutting.has_outer(plan)
     forest = ForestGrower(program, 3).grow(5, 7, "random")
     check_training(Bench(program, plan, VMBackend(plan, 2, plan.tiling.workers), forest))
 

@@ -30,7 +30,7 @@ from dnc.codegen.emit import (
     when,
     wide,
 )
-from dnc.ir import isa
+from dnc.ir import cutting, isa
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import DenseGradient, padded
 
@@ -40,11 +40,11 @@ VECTOR_LOADS = 8  # rows of a vector's gradient that a thread has under way
 def dense_gradient(worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr]) -> None:
     """Tiles of every chunk of rows; without an operand the deltas are summed, a vector's block at a time.
 
-    A vector that adds up the same deltas is made along (`isa.made_along`).
+    A vector that adds up the same deltas is made along (`cutting.made_along`).
 
     fields: by their names in `isa.DENSE_GRADIENT_FIELDS`.
     """
-    bodies = [partial(_tiles, worker, gradient, fields, shape) for shape in isa.gradient_tiles(gradient)]
+    bodies = [partial(_tiles, worker, gradient, fields, shape) for shape in cutting.gradient_tiles(gradient)]
     if len(bodies) == 1:
         bodies[0]()
     else:
@@ -52,11 +52,11 @@ def dense_gradient(worker: Worker, gradient: DenseGradient, fields: Mapping[str,
 
 
 def _tiles(
-    worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr], shape: isa.GradientTile
+    worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr], shape: cutting.GradientTile
 ) -> None:
     """The worker's share of the tiles of one shape."""
     across = -(-max(gradient.columns, 1) // shape.columns)
-    tiles = isa.tile_count(gradient, shape)
+    tiles = cutting.tile_count(gradient, shape)
     first, rows, chunks, accumulate = (fields[name] for name in ("row", "rows", "chunks", "accumulate"))
     size = let("size", isa.chunk_rows(rows, chunks))
     # Read here: what follows from it is not worked out before the loops, and then kept in a register.
@@ -70,7 +70,7 @@ def _tiles(
         start = fixed("start", first + chunk * size)
         end = fixed("end", smaller(first + rows, start + size))
         row = fixed("row", tile // across * shape.rows)
-        beside = isa.made_along(worker.plan).get(gradient.name)
+        beside = cutting.made_along(worker.plan).get(gradient.name)
         along = None
         if beside is not None:
             along = fixed("along", arena + offset_of(worker, beside.parameter, fields["index"]), "int64")
@@ -110,7 +110,7 @@ def offset_of(worker: Worker, parameter: str, index: Expr) -> Expr:
 def _vector_tile(work: TileWork) -> None:
     """Thread (r, q) sums the rows q, q + 4, ... of element r; then the four sums in order."""
     worker, gradient, row = work.worker, work.gradient, work.row
-    block = isa.GRADIENT_BLOCK.rows
+    block = cutting.GRADIENT_BLOCK.rows
     parts = THREADS // block
     own, line = let("own", worker.thread % block), let("line", worker.thread // block)
     total = local("sum", "float32", T.float32(0.0))

@@ -18,7 +18,7 @@ from dnc.codegen.bodies.cuda_dense_steps import Begun, TileWork, tile_of
 from dnc.codegen.bodies.cuda_dense_write import Band, write_bands
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, cores_of, join, words
 from dnc.codegen.emit import Expr, fixed, local, loop, named, put, quad_at, when
-from dnc.ir import isa
+from dnc.ir import cutting
 from dnc.ir.machine import WARPS
 
 SPARE = 8
@@ -90,7 +90,7 @@ def several(number: Expr, size: int) -> Expr:
 class CoreSums:
     """The sums of a tile: a warp has a part, in blocks of 16 x 8."""
 
-    def __init__(self, work: TileWork, shape: isa.GradientTile) -> None:
+    def __init__(self, work: TileWork, shape: cutting.GradientTile) -> None:
         worker, self.work = work.worker, work
         self.tile = tile_of(work, shape, SPARE)
         self.cores = cores_of(worker.plan)

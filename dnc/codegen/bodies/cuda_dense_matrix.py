@@ -32,7 +32,7 @@ from dnc.codegen.emit import (
     when,
     whole_quad,
 )
-from dnc.ir import isa
+from dnc.ir import cutting
 from dnc.ir.machine import THREADS
 
 PARTS = 4  # of a step's rows: copies are started in front of each
@@ -51,7 +51,7 @@ class Sums(Protocol):
         """Writes the sums, or adds them to what is there."""
 
 
-def matrix_tile(work: TileWork, shape: isa.GradientTile) -> None:
+def matrix_tile(work: TileWork, shape: cutting.GradientTile) -> None:
     """The sum of outer products over the rows, and what is made beside it."""
     kind = CoreSums if uses_cores(work.worker.plan) else ThreadSums
     sums: Sums = kind(work, shape)
@@ -103,7 +103,7 @@ class Beside:
 class ThreadSums:
     """Sums in float32: a thread has 4 x 4 blocks, spread over the tile."""
 
-    def __init__(self, work: TileWork, shape: isa.GradientTile) -> None:
+    def __init__(self, work: TileWork, shape: cutting.GradientTile) -> None:
         self.work = work
         self.tile = tile_of(work, shape, spare=4)
         high, across = self.tile.rows, self.tile.columns

@@ -18,7 +18,7 @@ from dnc.codegen.bodies.cuda_operands import all_aligned
 from dnc.codegen.bodies.cuda_places import Copies, Places, offset_in, source_of, words_of
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, both, either, fixed, let, local, put, quad_at, stride_loop, when
-from dnc.ir import isa
+from dnc.ir import cutting
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import Address, DenseGradient
 
@@ -94,7 +94,7 @@ class Tile:
         return self.step * (self.rows.stride + self.columns.stride)
 
 
-def tile_of(work: TileWork, shape: isa.GradientTile, spare: int) -> Tile:
+def tile_of(work: TileWork, shape: cutting.GradientTile, spare: int) -> Tile:
     """The tile of a shape, on all threads of a worker."""
     high = min(16, shape.rows // 4)
     sides = Side(shape.rows, high, spare), Side(shape.columns, THREADS // high, spare)
@@ -130,7 +130,7 @@ def steps_of(work: TileWork, tile: Tile) -> Steps:
     """The way that a gradient's rows can be brought."""
     worker, gradient = work.worker, work.gradient
     whole = gradient.columns % 4 == 0 and all_aligned(worker, gradient.pieces)
-    copied = whole and isa.is_copied(worker.plan, gradient)
+    copied = whole and cutting.is_copied(worker.plan, gradient)
     return CopiedSteps(work, tile) if copied else LoadedSteps(work, tile)
 
 

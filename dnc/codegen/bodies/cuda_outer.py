@@ -1,6 +1,6 @@
 """Weight gradients of few rows on CUDA: one body for all gradients of a plan.
 
-In: the fields of an `outer` instruction. Out: its body. A worker takes tiles (`isa.outer_tile`), sums all
+In: the fields of an `outer` instruction. Out: its body. A worker takes tiles (`cutting.outer_tile`), sums all
 rows of each, always in the same order, and leaves the sum of its squares for the norm. Gradients differ only
 in where their rows lie, which is looked up first: the rest is the same code for all of them. A vector whose
 deltas are those of a matrix is made beside it; any other is one row, the sum of its deltas.
@@ -20,10 +20,10 @@ from dnc.codegen.bodies.cuda_places import Copies, Places, copy_quad, lines, off
 from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, both, either, fixed, let, local, put, stride_loop, when
-from dnc.ir import isa
+from dnc.ir import cutting, isa
 from dnc.ir.plan import DenseGradient, padded
 
-HEIGHT, WIDTH = isa.OUTER_TILE.rows, isa.OUTER_TILE.columns
+HEIGHT, WIDTH = cutting.OUTER_TILE.rows, cutting.OUTER_TILE.columns
 # Rows of the space staged at a time, and stages: the first that fits.
 LAYOUTS = ((64, 3), (32, 3), (16, 3), (16, 2))
 
@@ -129,7 +129,7 @@ class _Tile:
     def _copy_all(self, copies: Copies) -> None:
         wide_tile = partial(copies.all, WIDTH)
         if self.kind.has_strips:
-            either(self.kind.is_strip != 0, partial(copies.all, isa.OUTER_STRIP.columns), wide_tile)
+            either(self.kind.is_strip != 0, partial(copies.all, cutting.OUTER_STRIP.columns), wide_tile)
         else:
             wide_tile()
 

@@ -16,7 +16,7 @@ from dnc.codegen.bodies.cuda_dense import clear_padding, offset_of
 from dnc.codegen.bodies.cuda_places import source_of
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, any_of, dispatch, let, local, put
-from dnc.ir import isa
+from dnc.ir import cutting, isa
 from dnc.ir.plan import Address, DenseGradient, Plan
 
 NONE = -1  # an offset of nothing
@@ -41,12 +41,12 @@ class Kind:
     """The gradient at hand, as far as it is known when the kernel runs.
 
     rows, columns: of the matrix as which it is made, a row where it is a vector. is_strip: whether its tiles
-    are `isa.OUTER_STRIP`; width: columns of a tile. source, stride: of the deltas and of every piece of the
+    are `OUTER_STRIP`; width: columns of a tile. source, stride: of the deltas and of every piece of the
     operand, see `cuda_places`.
     """
 
     def __init__(self, worker: Worker, number: Expr, index: Expr) -> None:
-        self.worker, self.number, self.pairs = worker, number, isa.outer_beside(worker.plan)
+        self.worker, self.number, self.pairs = worker, number, cutting.outer_beside(worker.plan)
         rows, columns, strip = (local(name, "int32", 0) for name in ("rows", "columns", "is_strip"))
         offset, beside = local("offset", "int32", 0), local("beside", "int32", NONE)
         self.sides = 1 + max(len(operands_of(gradient)) for gradient in worker.plan.dense_gradients)
@@ -57,7 +57,7 @@ class Kind:
         def choose(gradient: DenseGradient) -> None:
             put(rows, 0, gradient.rows if gradient.pieces else 1)
             put(columns, 0, gradient.columns if gradient.pieces else gradient.rows)
-            put(strip, 0, int(isa.outer_tile(gradient) == isa.OUTER_STRIP))
+            put(strip, 0, int(cutting.outer_tile(gradient) == cutting.OUTER_STRIP))
             put(offset, 0, T.cast(offset_of(worker, gradient.parameter, index), "int32"))
             if gradient.name in self.pairs:
                 other = self.pairs[gradient.name].parameter
@@ -71,12 +71,12 @@ class Kind:
 
         self.each(choose)
         self.rows, self.columns, self.is_strip = rows[0], columns[0], strip[0]
-        found = [isa.outer_tile(gradient) for _, gradient in _gradients(worker.plan)]
-        self.has_strips = isa.OUTER_STRIP in found
-        width = isa.OUTER_TILE.columns
+        found = [cutting.outer_tile(gradient) for _, gradient in _gradients(worker.plan)]
+        self.has_strips = cutting.OUTER_STRIP in found
+        width = cutting.OUTER_TILE.columns
         self.width: Expr = width
         if self.has_strips:
-            self.width = let("width", T.Select(self.is_strip != 0, isa.OUTER_STRIP.columns, width))
+            self.width = let("width", T.Select(self.is_strip != 0, cutting.OUTER_STRIP.columns, width))
         vectors = [number for number, gradient in _gradients(worker.plan) if not gradient.pieces]
         self.has_vectors = bool(vectors)
         self.is_vector = reduce(any_of, [number == each for each in vectors], number < 0)
@@ -116,15 +116,15 @@ class Kind:
 def tiles_of(plan: Plan, number: Expr) -> Expr:
     """How many tiles the gradient of a number has."""
     (_, first), *others = _gradients(plan)
-    found = T.int32(isa.outer_tiles(first))
+    found = T.int32(cutting.outer_tiles(first))
     for other, gradient in others:
-        found = T.Select(number == other, isa.outer_tiles(gradient), found)
+        found = T.Select(number == other, cutting.outer_tiles(gradient), found)
     return found
 
 
 def _gradients(plan: Plan) -> list[tuple[int, DenseGradient]]:
     """Those that have instructions, with their numbers."""
-    beside = {gradient.name for gradient in isa.outer_beside(plan).values()}
+    beside = {gradient.name for gradient in cutting.outer_beside(plan).values()}
     return [(n, g) for n, g in enumerate(plan.dense_gradients) if g.name not in beside]
 
 

@@ -35,12 +35,12 @@ from dnc.codegen.emit import (
     when,
     wide,
 )
-from dnc.ir import isa
+from dnc.ir import cutting
 from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import padded
 
-HEIGHT, WIDTH = isa.OUTER_TILE.rows, isa.OUTER_TILE.columns
-STRIP_WIDTH = isa.OUTER_STRIP.columns
+HEIGHT, WIDTH = cutting.OUTER_TILE.rows, cutting.OUTER_TILE.columns
+STRIP_WIDTH = cutting.OUTER_STRIP.columns
 ROWS, COLUMNS = 8, 16  # of a thread: columns in quads, a quarter of a tile apart
 SIDE, STRIP_SIDE = WIDTH // COLUMNS, STRIP_WIDTH // 4  # threads side by side along the columns
 WARP_ROWS = LANES // SIDE * ROWS

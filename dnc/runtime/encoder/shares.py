@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.ir import isa
+from dnc.ir import cutting, isa
 from dnc.ir.plan import BF16, TF32, TF32X3, DenseGradient, Plan, TableGradient
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
@@ -70,7 +70,7 @@ class Summed:
 
 @attrs.frozen(eq=False)
 class Seats:
-    """The workers of a grid by turn, from the one behind the last tile of `isa.outer_tile` on.
+    """The workers of a grid by turn, from the one behind the last tile of `cutting.outer_tile` on.
 
     target: whose tile each has in every round, [rounds, workers]; the number behind all for none. all: every
     turn. before: of the turns those before workers who have a tile of the parameter with the most, and
@@ -99,14 +99,14 @@ class Seats:
 class Shapes:
     """The tile shapes of all weight gradients, [targets, shapes], a target being a parameter of a gradient.
 
-    tiles: that each makes of a gradient. row, fixed: what a row and a tile cost, as in `isa.GradientTile`.
-    outer: tiles of `isa.outer_tile`; outer_row: what a row costs there, in cycles. leading: of
+    tiles: that each makes of a gradient. row, fixed: what a row and a tile cost, as in `GradientTile`.
+    outer: tiles of `cutting.outer_tile`; outer_row: what a row costs there, in cycles. leading: of
     all runs of rows those that come first of their target. whose: of every run the first target of the same
     parameter: there tiles keep their shape and their workers, so that its gradients add up in order.
     """
 
     def __init__(self, plan: Plan, gradients: Iterable[Summed]) -> None:
-        found = [(each, isa.gradient_tiles(each.gradient)) for each in gradients]
+        found = [(each, cutting.gradient_tiles(each.gradient)) for each in gradients]
         most = max((len(shapes) for _, shapes in found), default=1)
         counts, costs = list[list[int]](), list[list[list[float]]]()
         outer, outer_row = list[int](), list[float]()
@@ -123,10 +123,10 @@ class Shapes:
                 floats.append(isa.slice_floats(plan, name) if first == len(counts) else 0)
                 leading.append(len(whose))
                 whose += [first] * each.runs
-                counts.append([*(isa.tile_count(each.gradient, s) for s in shapes), *(1 for _ in absent)])
+                counts.append([*(cutting.tile_count(each.gradient, s) for s in shapes), *(1 for _ in absent)])
                 row = [_row(s, plan.precision) for s in shapes]
                 costs.append([[*row, *absent], [*(s.fixed for s in shapes), *absent]])
-                outer.append(isa.outer_tiles(each.gradient))
+                outer.append(cutting.outer_tiles(each.gradient))
                 outer_row.append(_outer_row(each.gradient, on_cores))
         self.tiles = np.array(counts, np.int64).reshape(-1, most)
         self.row, self.fixed = np.array(costs, np.float64).reshape(-1, 2, most).transpose(1, 0, 2)
@@ -140,7 +140,7 @@ class Shapes:
         self._tiles: dict[str, tuple[Numbers, int]] = {}
 
     def few(self, rows: Numbers, products: NDArray[Any], most: int, grid: int) -> NDArray[np.bool_]:
-        """Whether rows are so few that tiles of `isa.outer_tile` are cheaper than those in chunks, [batches].
+        """Whether rows are so few that tiles of `outer_tile` are cheaper than those in chunks, [batches].
 
         rows: [batches, targets]; products: what products of tables beside them cost, [batches] cycles; most:
         chunks; grid: workers that are expected, so that bits do not depend on those there.
@@ -148,7 +148,7 @@ class Shapes:
         cost, tiles = rows * self.outer_row, max(int(self.outer.sum()), 1)
         work = (cost * self.outer).sum(axis=1)
         outer = np.maximum(work / tiles * -(-tiles // grid), cost.max(axis=1))
-        outer = np.maximum(outer, (work + products) / grid) + isa.OUTER_TILE.fixed
+        outer = np.maximum(outer, (work + products) / grid) + cutting.OUTER_TILE.fixed
         pieces = (self.tiles * (rows[:, :, None] * self.row + self.fixed)).min(axis=2).sum(axis=1)
         fewer: NDArray[np.bool_] = outer < NORM + (pieces + products) / grid
         for batch in (~fewer).nonzero()[0]:  # of those that may be cut it is worked out how
@@ -212,7 +212,7 @@ class Shapes:
         return best
 
     def first_workers(self, grid: int) -> tuple[Numbers, int]:
-        """The first worker of every target in tiles of `isa.outer_tile`; and the one behind all."""
+        """The first worker of every target in tiles of `cutting.outer_tile`; and the one behind all."""
         behind = self.outer.cumsum()
         return (behind - self.outer) % grid, int(behind[-1]) % grid
 
@@ -221,7 +221,7 @@ class Shapes:
     ) -> tuple[Numbers, Numbers, Numbers]:
         """Of a table's products the (before, left_out, groups) that are predicted to end first, [batches].
 
-        Beside tiles of `isa.outer_tile` those who have none, or ones of few rows, can make them while others
+        Beside tiles of `outer_tile` those who have none, or ones of few rows, can make them while others
         are busy; `left_out` is nobody, or who has a tile of the parameter with the most. rows:
         [batches, targets].
         """
@@ -229,7 +229,7 @@ class Shapes:
         tiles = -(-tokens[:, None] // TOKENS) * norms
         seats = self._seats_on(grid)
         cost = np.zeros((len(tokens), len(self.outer) + 1))
-        cost[:, :-1] = (rows * self.outer_row + isa.OUTER_TILE.fixed) * few[:, None]
+        cost[:, :-1] = (rows * self.outer_row + cutting.OUTER_TILE.fixed) * few[:, None]
         ready = cost.take(seats.target, axis=1).sum(axis=1)
         ends = np.empty((len(tokens), 2 * len(TOKENS)))
         for at, turns in ((0, seats.all), (len(TOKENS), seats.others)):
@@ -277,19 +277,19 @@ def _rounded(rows: Numbers) -> Numbers:
     return found
 
 
-def _row(tile: isa.GradientTile, precision: str) -> float:
-    """What a row costs in a tile of `isa.gradient_tiles`, in cycles."""
-    if precision not in CORES or tile == isa.GRADIENT_BLOCK:
+def _row(tile: cutting.GradientTile, precision: str) -> float:
+    """What a row costs in a tile of `cutting.gradient_tiles`, in cycles."""
+    if precision not in CORES or tile == cutting.GRADIENT_BLOCK:
         return tile.row
     return tile.row * (CORES[precision] if tile.rows >= LARGE else OUTER_ON_CORES)
 
 
 def _outer_row(gradient: DenseGradient, on_cores: bool) -> float:
     """What a row costs in a tile of `outer`, in cycles."""
-    tile = isa.outer_tile(gradient)
+    tile = cutting.outer_tile(gradient)
     if not gradient.pieces:
         return VECTOR
-    return tile.row * (OUTER_ON_CORES if on_cores and tile == isa.OUTER_TILE else 1.0)
+    return tile.row * (OUTER_ON_CORES if on_cores and tile == cutting.OUTER_TILE else 1.0)
 
 
 def summed(plan: Plan, gradient: DenseGradient) -> Summed:

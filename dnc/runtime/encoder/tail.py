@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.ir import isa
+from dnc.ir import cutting, isa
 from dnc.ir.forest import Ints
 from dnc.ir.machine import machine
 from dnc.ir.plan import Plan, TableGradient
@@ -139,7 +139,7 @@ class Tail:
         self._width = {buffer.name: buffer.width for buffer in plan.buffers}
         self._splits = machine(plan.target).splits_gradients
         products = {gradient.parameter for gradient in plan.dense_gradients if gradient.pieces}
-        beside = {gradient.name for gradient in isa.made_along(plan).values()}
+        beside = {gradient.name for gradient in cutting.made_along(plan).values()}
         # Gradients that share out a parameter alike; sums of deltas of matrices that products share out.
         alike, others = list[Summed](), list[Summed]()
         for gradient in plan.dense_gradients:
@@ -176,7 +176,7 @@ class Tail:
         running = {each.name for each in plan.program.parameters if each.running}
         self.followers = tuple(each for each in self._shared_out if each.gradient.parameter in running)
         self._sums = [result for result in plan.results if result.kind in ("loss", "metric")]
-        self._has_outer = isa.has_outer(plan)
+        self._has_outer = cutting.has_outer(plan)
         self._templates: dict[tuple[object, ...], Template] = {}
 
     @property

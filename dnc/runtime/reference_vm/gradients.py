@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnc.ir import isa
+from dnc.ir import cutting, isa
 from dnc.ir.opdef import NUMPY_MATH
 from dnc.ir.optimizers import COEFFICIENTS, OPTIMIZERS
 from dnc.ir.plan import DenseGradient, SlotsAddress, TableProduct, padded
@@ -42,9 +42,9 @@ def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, i
     numbers: Any = np.arange(size, dtype=np.float64)
     place = vm.plan.weight_format.unpack(numbers, shape).astype(np.int64).reshape(gradient.rows, -1)
     padding = np.setdiff1d(np.arange(size), place)
-    height = isa.GRADIENT_BLOCK.rows
+    height = cutting.GRADIENT_BLOCK.rows
     blocks, step = -(-gradient.rows // height), isa.chunk_rows(fields["rows"], fields["chunks"])
-    along, vector = isa.made_along(vm.plan).get(gradient.name), 0
+    along, vector = cutting.made_along(vm.plan).get(gradient.name), 0
     if along is not None:
         vector = slice_at(vm, along.parameter, fields["index"], worker) - vm.base(isa.PARAMETERS)
     for item, _ in _share(vm, fields["chunks"] * blocks, 1, fields["first_worker"], worker):
@@ -73,8 +73,8 @@ def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, i
 def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
     """This worker's tiles of a gradient over all its rows, a vector's beside it, and their squares."""
     gradient = vm.plan.dense_gradients[fields["gradient"]]
-    tile = isa.outer_tile(gradient)
-    beside = isa.outer_beside(vm.plan).get(gradient.name)
+    tile = cutting.outer_tile(gradient)
+    beside = cutting.outer_beside(vm.plan).get(gradient.name)
     shape = vm.plan.program.parameter(gradient.parameter).type.shape
 
     def place_of(parameter: str) -> int:
@@ -94,7 +94,7 @@ def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
     height, width = total.shape
     places = at + np.arange(height)[:, None] * padded(width) + np.arange(padded(width))
     across = -(-width // tile.columns)
-    for item, _ in _share(vm, isa.outer_tiles(gradient), 1, fields["first_worker"], worker):
+    for item, _ in _share(vm, cutting.outer_tiles(gradient), 1, fields["first_worker"], worker):
         if item == 0:
             rest = np.arange(height * padded(width), vm.plan.weight_format.floats(shape))
             vm.write(at + rest, 0.0, worker)

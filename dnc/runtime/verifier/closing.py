@@ -6,7 +6,7 @@ tables, chunks, norms. Guaranteed: every gradient is made of every row once, eve
 
 from __future__ import annotations
 
-from dnc.ir import isa
+from dnc.ir import cutting, isa
 from dnc.ir.isa import float_bits
 from dnc.ir.optimizers import OPTIMIZERS
 from dnc.ir.plan import DenseGradient
@@ -47,7 +47,7 @@ class Closing:
             found = tail[tail[:, 0] == self.text.number[isa.OUTER]]
             norms = self._outer_norms(found)
             names += [each.name for number in found[:, 1].tolist() for each in self._made_by(number)]
-        along = isa.made_along(self.text.plan)
+        along = cutting.made_along(self.text.plan)
         names += [along[name].name for name in names if name in along and along[name].name not in names]
         for name, row in rows_of:
             need(name not in self.text.segments, f"segment '{name}' stands behind a barrier of the grid")
@@ -136,7 +136,7 @@ class Closing:
             key, first = (gradient.parameter, fields["index"]), fields["first_norm"]
             before = found.pop(key, (isa.NO_NORM, 0))[0]
             need(before == isa.NO_NORM, f"'{gradient.name}': its norm is not the last one's")
-            found[key] = first, isa.outer_tiles(gradient)
+            found[key] = first, cutting.outer_tiles(gradient)
         trained = {key: own for key, own in found.items() if self.text.program.parameter(key[0]).trained}
         right = all(own[0] == isa.NO_NORM for key, own in found.items() if key not in trained)
         need(right, f"'{isa.OUTER}': a norm of what is no gradient")
@@ -148,7 +148,7 @@ class Closing:
 
     def _made_by(self, number: int) -> list[DenseGradient]:
         """The gradient with a number, and what is made along with it."""
-        gradients, beside = self.text.plan.dense_gradients, isa.made_along(self.text.plan)
+        gradients, beside = self.text.plan.dense_gradients, cutting.made_along(self.text.plan)
         need(0 <= number < len(gradients), f"'{isa.OUTER}': no gradient {number}")
         found = [gradients[number], *(beside[name] for name in (gradients[number].name,) if name in beside)]
         need(found[0] not in beside.values(), f"'{found[0].name}' is made beside another")
