@@ -24,10 +24,10 @@ from dnc.runtime.phases import PHASES, Step
 
 FEWEST = 32
 """Rows that an instruction outside the recursion takes as long for as for one: an H200 took 6.6 us for two
-leaves of a Tree-LSTM with 256 units, and 7.6 us for twenty."""
+leaves of a tree with 256 units, and 7.6 us for twenty."""
 TOGETHER = 4000.0
 """What it costs when all replicas go on at once, in ns, beside their meeting: the slowest is waited for, and
-all load their weights at the same time. Seen on an H200, for LSTMs and Tree-LSTMs with 256 units."""
+all load their weights at the same time. Seen on an H200, for trees and sequences with 256 units."""
 Scopes = NDArray[np.bool_]
 """Whether the grid shares a phase out, [batches, PHASES]."""
 
