@@ -155,7 +155,7 @@ def _joined(given: Iterable[Step]) -> tuple[Step, ...]:
     before = [step.segment for step in steps if (step.phase, step.step) == (BEHIND, last)]
     return tuple(
         attrs.evolve(step, phase=BEHIND, step=last)
-        if (step.phase, step.step) == (STARTS, 0) and _reads_own_rows(step.segment, before)
+        if before and (step.phase, step.step) == (STARTS, 0) and _reads_own_rows(step.segment, before)
         else step
         for step in steps
     )
