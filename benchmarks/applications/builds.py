@@ -18,8 +18,9 @@ from benchmarks.applications.points import ABLATED, BUILDS, TRACED, Recipe, abla
 SOURCE = "kernel.cu"
 
 
-def compile_builds(folder: Path, names: Sequence[str], target: str) -> None:
-    """Makes `names` (all if empty) for one target; says how long each took."""
+def compile_builds(folder: Path, names: Sequence[str], target: str, traced: bool = False) -> None:
+    """Makes `names` (all if empty) for one target; says how long each took. traced: traced kernels stand
+    beside all, not only beside those of `TRACED`."""
     from dnc.compiler import PlanOptions, compile_model
 
     plain = {variant: f"tree-{size}" for size in ABLATED for variant in ablated(size).values()}
@@ -31,7 +32,7 @@ def compile_builds(folder: Path, names: Sequence[str], target: str) -> None:
             continue
         compile_model(recipe.program, path, (target,), recipe.settings, PlanOptions(**recipe.options))
         without_source(path)
-        if name in TRACED:
+        if traced or name in TRACED:
             write_traced(path, folder / f"{name}.traced")
         print(f"{name}: {time.perf_counter() - begin:.1f} s", flush=True)
 

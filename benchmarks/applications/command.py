@@ -26,7 +26,7 @@ def main() -> None:
     if options.command == "compile":
         from benchmarks.applications.builds import compile_builds
 
-        compile_builds(options.builds, options.names, options.target)
+        compile_builds(options.builds, options.names, options.target, options.traced)
         return
     if options.command == "table":
         print(tables(options.results), end="")
@@ -43,6 +43,7 @@ def arguments() -> argparse.Namespace:
     making.add_argument("builds", type=Path)
     making.add_argument("--names", nargs="+", choices=points.BUILDS, default=[], metavar="NAME")
     making.add_argument("--target", default="cuda:sm_90a", help="one target")
+    making.add_argument("--traced", action="store_true", help="traced kernels beside all builds")
     showing = commands.add_parser("table", help="results as Markdown")
     showing.add_argument("results", type=Path, nargs="+")
     running = commands.add_parser("run", help="needs neither TVM nor Lark on a GPU")
