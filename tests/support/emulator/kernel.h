@@ -314,6 +314,19 @@ static inline void dnc_push4(float* to, int* signal, int rank, float a, float b,
   push(to, signal, rank, {a, b, c, d});
 }
 
+// `dnc/codegen/bodies/cuda_ending.py`: whether every list has the word that ends it.
+static inline int dnc_all_ended(const float* pool, const int* words, int lists, int begins, int ends,
+                                int word) {
+  int missing = 0;
+  for (int list = here->number / LANES; list < lists; list += THREADS / LANES) {
+    bool found = false;
+    for (int at = words[begins + list]; at < words[ends + list]; ++at)
+      found |= pool[4ll * words[at]] == (float)word;
+    missing |= !found;
+  }
+  return !__syncthreads_or(missing);
+}
+
 // ---- a launch -----------------------------------------------------------------------------------------
 
 static void begin();  // calls the kernel; it stands behind this file
