@@ -330,12 +330,6 @@ def trained_floats(plan: Plan) -> int:
     return sum(count for _, count, _ in rate_groups(plan)) if plan.trains else 0
 
 
-def summed_floats(plan: Plan) -> int:
-    """Floats of the trained dense parameters to whose gradient rows add: the first ones of an arena."""
-    summed = _summed(plan)
-    return _floats(plan, [p for p in dense_parameters(plan) if p.trained and p.name in summed])
-
-
 def norm_groups(plan: Plan) -> tuple[tuple[int, int, str], ...]:
     """Runs of an arena that as many chunks add to: first float, floats, a parameter among them.
 

@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_operands import all_aligned
-from dnc.codegen.bodies.cuda_places import Copies, Places, offset_in, source_of, words_of
+from dnc.codegen.bodies.cuda_places import Copies, Places, find_piece, offset_in, source_of, words_of
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, both, either, fixed, let, local, put, quad_at, stride_loop, when
 from dnc.ir import cutting
@@ -175,17 +175,11 @@ class CopiedSteps:
         self.delta_shift = fixed("delta_shift", row + offset_in(gradient.delta))
         # Up to which row the elements of this thread are there.
         self.delta_end = fixed("delta_end", T.Select(row < gradient.rows, work.end, nothing))
-        # On which piece of the operand the columns of this thread are, and how far into it.
         _, own = _share(worker, tile.columns)
         column = fixed("column", work.column + own)
         self.operand_end = fixed("operand_end", T.Select(column < gradient.columns, work.end, nothing))
         self.side, self.shift = local("side", "int32", 1), local("shift", "int32", column)
-        begin = 0
-        for number, piece in enumerate(gradient.pieces, 1):
-            with when(column >= begin):
-                put(self.side, 0, number)
-                put(self.shift, 0, column + (offset_in(piece.address) - begin))
-            begin += piece.width
+        find_piece(gradient, column, self.side, self.shift)
 
     def look_up(self, first: Expr, stage: Expr) -> None:
         """Asks where the rows from `first` on lie."""

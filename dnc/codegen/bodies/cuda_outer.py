@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_outer_rows import Kind, Stages, tiles_of
 from dnc.codegen.bodies.cuda_outer_sums import SPARE, SPARE_ON_CORES, TileSums
-from dnc.codegen.bodies.cuda_places import Copies, Places, copy_quad, lines, offset_in
+from dnc.codegen.bodies.cuda_places import Copies, Places, copy_quad, find_piece, lines
 from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, both, either, fixed, let, local, put, stride_loop, when
@@ -92,16 +92,12 @@ class _Tile:
 
     def _find_sides(self, own: Expr, gradient: DenseGradient) -> None:
         """On which piece of the operand the columns of this thread are, and how far into it."""
-        column, begin = self.column + own, 0
+        column = self.column + own
         put(self.delta_shift, 0, self.delta_shift[0] + gradient.delta.offset)
         if not gradient.pieces:
             put(self.shift, 0, column + gradient.delta.offset)
             return
-        for number, piece in enumerate(gradient.pieces, 1):
-            with when(column >= begin):
-                put(self.side, 0, number)
-                put(self.shift, 0, column + (offset_in(piece.address) - begin))
-            begin += piece.width
+        find_piece(gradient, column, self.side, self.shift)
 
     def sum_rows(self) -> None:
         """All rows; the first rounds only copy."""

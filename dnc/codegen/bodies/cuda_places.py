@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import attrs
 from tvm.tirx.script.builder import ir as T
@@ -17,7 +18,7 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, both, either, fixed, let, local, loop, put, when, wide
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import Address, BufferAddress, GatherAddress
+from dnc.ir.plan import Address, BufferAddress, DenseGradient, GatherAddress
 
 # A row lies at source + row * stride in units of 16 bytes; where the stride is 0, `source` is a list of such
 # places in the schedule.
@@ -36,6 +37,17 @@ def offset_in(address: Address) -> int:
     """Elements from the start of a row."""
     assert isinstance(address, BufferAddress | GatherAddress)
     return address.offset
+
+
+def find_piece(gradient: DenseGradient, column: Expr, side: Any, shift: Any) -> None:
+    """On which piece of the operand a column is, and how far into its rows: the locals `side`, from 1 on, and
+    `shift`, which hold what they were where there are no pieces."""
+    begin = 0
+    for number, piece in enumerate(gradient.pieces, 1):
+        with when(column >= begin):
+            put(side, 0, number)
+            put(shift, 0, column + (offset_in(piece.address) - begin))
+        begin += piece.width
 
 
 class Places:
