@@ -19,6 +19,10 @@ from dnc.ir.cutting import has_outer, made_along
 from dnc.ir.machine import machine
 from dnc.ir.optimizers import COEFFICIENTS, MOST_STATES, OPTIMIZERS
 from dnc.ir.plan import (
+    BF16,
+    FP32,
+    TF32,
+    TF32X3,
     Opcode,
     Plan,
     Segment,
@@ -132,7 +136,7 @@ FEW_SLOTS, PART_COLUMNS = 8, 64
 # The same of a table with products, in tiles of `groups` groups of tokens and a part of the columns. Workers
 # take turns from the first on, without the `left_out` that follow the first `before`.
 TABLE_PRODUCT_FIELDS = (*TABLE_GRADIENT_FIELDS, "before", "left_out", "groups")
-TOKEN_GROUPS, TOKEN_GROUP = (1, 2, 3, 4), 8
+TOKEN_GROUP = 8
 # `rate` is the factor of these parameters on the learning rate, the bits of a float.
 UPDATE_FIELDS = ("first", "count", "norms", "rate")
 FLOAT_FIELDS = ("rate",)
@@ -178,10 +182,22 @@ def table_fields(table: TableGradient) -> tuple[str, ...]:
     return TABLE_PRODUCT_FIELDS if table.products else TABLE_GRADIENT_FIELDS
 
 
-def token_tile_cycles(table: TableGradient, groups: int) -> int:
-    """What a tile of a table's products costs, in cycles; seen on an H200."""
+# What a tile of a table's products costs, in cycles: to start and to end it, for a row of the matrices, and
+# for every group of tokens beside; by precision, as seen on an H200.
+_TOKEN_TILE = 10500
+_TOKEN_ROW = {FP32: (0.0, 5.5), TF32X3: (5.0, 1.5), TF32: (5.0, 0.5), BF16: (5.0, 0.5)}
+
+
+def token_groups(plan: Plan) -> tuple[int, ...]:
+    """How many groups of tokens a tile of a table's products may have."""
+    return (1, 2, 3, 4) if plan.precision == FP32 else (1, 2, 3, 4, 5, 6, 8)
+
+
+def token_tile_cycles(plan: Plan, table: TableGradient, groups: int) -> int:
+    """What a tile of a table's products costs, in cycles."""
     rows = sum(product.rows for product in table.products)
-    return 10500 + groups * rows * 11 // 2
+    row, group = _TOKEN_ROW[plan.precision]
+    return int(_TOKEN_TILE + rows * (row + groups * group))
 
 
 def sum_opcode(product: TableProduct) -> str:

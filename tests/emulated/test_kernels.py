@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import pytest
 
+from dnc.ir import isa
 from tests.gpu.builds import CASES as ON_A_GPU
 from tests.support.emulator import COMPILER, backend_of
 from tests.support.executors import Bench, check_evaluation, check_group, check_training
@@ -73,6 +74,16 @@ def test_against_the_definition(name: str, tmp_path: Path) -> None:
         check_training(bench(40, "complete"), tolerance)
     if plan.tiling.cluster > 1:
         check_group(bench(3, "random"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_tiles_of_tokens_of_every_size(precision: str, tmp_path: Path) -> None:
+    plan = plan_of("treelstm", {"hidden": 24, "embed": 72, "vocab": 150}, cluster=4, precision=precision)
+    backend = backend_of(plan, tmp_path, 1)
+    forest = ForestGrower(plan.program, 5).grow(30, 9, "random")
+    for groups in isa.token_groups(plan):
+        with forced(groups=groups):
+            check_training(Bench(plan.program, plan, backend, forest, 5), TOLERANCE[precision])
 
 
 def test_copies_that_nobody_waits_for_are_found(tmp_path: Path) -> None:

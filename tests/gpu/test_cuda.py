@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dnc.compiler import PlanOptions, make_plan
+from dnc.ir import isa
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.parser import parse_program
 from dnc.runtime.initialize import initialize
@@ -80,6 +81,18 @@ def test_weight_gradients_of_few_rows_and_in_chunks(device: Any, name: str, few:
     with forced(few, apart, alike=few):
         bench = Bench(program, backend.plan, backend, ForestGrower(program, 5).grow(30, 9, "random"), 5)
         check_training(bench, TOLERANCE[backend.plan.precision])
+
+
+@pytest.mark.parametrize("name", NAMES or ["none"])
+def test_tiles_of_tokens_of_every_size(device: Any, name: str) -> None:
+    program, backend = _backend(device, name)
+    if not any(table.products for table in backend.plan.table_gradients):
+        pytest.skip("has no products of tokens")
+    forest = ForestGrower(program, 6).grow(60, 9, "random")
+    for groups in isa.token_groups(backend.plan):
+        with forced(groups=groups):
+            bench = Bench(program, backend.plan, backend, forest, 6)
+            check_training(bench, TOLERANCE[backend.plan.precision])
 
 
 @pytest.mark.parametrize("added", [True, False])

@@ -30,11 +30,13 @@ def forced(
     alike: bool | None = None,
     added: bool | None = None,
     shared: Decision = None,
+    groups: int | None = None,
 ) -> Iterator[None]:
     """few: whether weight gradients are `outer` instructions. apart: whether the deltas of tokens are added
     up before products (`dnc/passes/reassociate.py`). alike: whether leaves of one word share a row. added:
     whether workers add up partial sums before they write them (`dnc/passes/plan_reductions.py`). shared:
-    whether the grid shares out all phases that it can (`dnc/runtime/encoder/scopes.py`)."""
+    whether the grid shares out all phases that it can (`dnc/runtime/encoder/scopes.py`). groups: of tokens in
+    tiles of products, for encoders that are made meanwhile."""
 
     def decide(decision: Decision, rows: Numbers) -> Numbers:
         return decision(rows) if callable(decision) else np.full(len(rows), decision)
@@ -65,4 +67,6 @@ def forced(
             stack.enter_context(patch.object(Sharing, "choose", share))
         if added is not None:
             stack.enter_context(patch("dnc.runtime.encoder.runs.WIDE", 0 if added else 1 << 30))
+        if groups is not None:
+            stack.enter_context(patch("dnc.ir.isa.token_groups", lambda plan: (groups,)))
         yield

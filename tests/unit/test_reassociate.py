@@ -185,4 +185,4 @@ def test_tiles_are_dealt_out_to_somebody(grid: int) -> None:
         shapes._seats.clear()
         before, left_out, groups = shapes.deal(table, tokens, rows, np.ones(len(tokens), bool), grid)
         assert (before >= 0).all() and (before + left_out <= grid).all() and (left_out < grid).all()
-        assert set(groups.tolist()) <= set(isa.TOKEN_GROUPS)
+        assert set(groups.tolist()) <= set(isa.token_groups(bench.plan))

@@ -38,7 +38,7 @@ from dnc.ir.plan import SlotsAddress, TableGradient, TableProduct, padded
 
 QUADS, SUM_QUADS = 2, 6  # of a slot that a lane adds up at a time; of deltas, which are longer
 SUM_COLUMNS = 128  # of a part of a sum of deltas
-FEW_DELTAS = 32  # of a token, for which a warp adds them up
+FEW_DELTAS = 12  # of a token, for which a warp adds them up
 WORDS = 256  # of flags: which tokens have many slots
 LOOKS = 4  # tokens that a thread looks at together
 

@@ -3,21 +3,22 @@
 In: the gradient of a table with products, and the fields of its instruction. Out: the instruction's body. A
 tile of tokens and 64 columns is a worker's. Its deltas come into shared memory, added up where a token has
 several; every warp multiplies rows of the matrix of its own, which come in steps that no other warp waits
-for, and the warps' sums are added up in their order. How large tiles are follows from how many tokens there
-are, and changes no bit.
+for, by threads or on tensor cores; and the warps' sums are added up in their order. How large tiles are
+follows from how many tokens there are, and changes no bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_gradients import Records, gradient_records
+from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, uses_cores, warp_sums
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
@@ -47,17 +48,20 @@ TOKEN_LANES, COLUMN_LANES = 4, 8  # of a warp; a lane has 4 columns, twice
 GROUP = isa.TOKEN_GROUP  # tokens: two of a lane
 ROWS = 8  # of the matrix that a warp has in a step
 STEP = ROWS * WARPS
-STAGES = {1: 8, 2: 6, 3: 4, 4: 4}  # steps on their way, by groups: small tiles wait for memory
-SPARE = 4  # words behind the deltas of a token: neighbours are in different banks
+STAGES, MANY_STAGES = 4, {1: 8, 2: 6}  # steps on their way; by groups: small tiles wait for memory
+SPARE = 4  # words behind a token's deltas, and its sums: neighbours are in different banks
+SPARE_ON_CORES = 8  # behind a row of the matrix
+SUM_LINE = COLUMNS + SPARE
 QUADS = 8  # of a token's deltas that a lane adds up at a time, in tiles of one group
 
 
 @attrs.frozen
 class Shape:
-    """A tile of `groups` x 8 tokens. stages: steps of the matrix on their way. depth: rows whose deltas are
-    staged together, in as many blocks of one size as needed."""
+    """A tile of `groups` x 8 tokens. line: words of a row of the matrix. stages: steps of it on their way.
+    depth: rows whose deltas are staged together, in as many blocks of one size as needed."""
 
     groups: int
+    line: int
     stages: int
     depth: int
 
@@ -69,7 +73,7 @@ class Shape:
     @property
     def ring(self) -> int:
         """Words of the matrix on their way."""
-        return self.stages * STEP * COLUMNS
+        return self.stages * STEP * self.line
 
     @property
     def stride(self) -> int:
@@ -79,22 +83,22 @@ class Shape:
     @property
     def words(self) -> int:
         """Words of staging; behind the last step the warps' sums lie there."""
-        return max(self.ring + self.size * self.stride, WARPS * self.size * COLUMNS)
+        return max(self.ring + self.size * self.stride, WARPS * self.size * SUM_LINE)
 
 
-def shape_of(groups: int, rows: int, staging_words: int) -> Shape:
+def shape_of(worker: Worker, groups: int, rows: int) -> Shape:
     """The tile for matrices of so many rows, as deep as the staging area takes."""
-    size = groups * GROUP
-    stages = max(2, min(STAGES[groups], (staging_words - size * (STEP + SPARE)) // (STEP * COLUMNS)))
-    most = (staging_words - Shape(groups, stages, 0).ring) // size - SPARE
+    size, line = groups * GROUP, COLUMNS + (SPARE_ON_CORES if uses_cores(worker.plan) else 0)
+    fitting = (worker.staging_words - size * (STEP + SPARE)) // (STEP * line)
+    stages = max(2, min(MANY_STAGES.get(groups, STAGES), fitting))
+    most = (worker.staging_words - Shape(groups, line, stages, 0).ring) // size - SPARE
     blocks = -(-rows // max(most // STEP * STEP, STEP))
-    return Shape(groups, stages, -(-rows // (blocks * STEP)) * STEP)
+    return Shape(groups, line, stages, -(-rows // (blocks * STEP)) * STEP)
 
 
 @attrs.frozen(eq=False)
 class _Tile:
-    """A worker's tile: every `apart`-th token from `first` on, and columns. sums: the lane's, token by token,
-    8 columns each."""
+    """A worker's tile: every `apart`-th token from `first` on, and columns."""
 
     worker: Worker
     shape: Shape
@@ -102,7 +106,6 @@ class _Tile:
     first: Expr
     apart: Expr
     column: Expr
-    sums: Any
 
     def token(self, number: Expr) -> Expr:
         """A token of the tile."""
@@ -124,23 +127,23 @@ def token_products(worker: Worker, table: TableGradient, fields: Mapping[str, Ex
     rows, parts = max(product.rows for product in table.products), isa.table_norms(table)
 
     def tiles(groups: int) -> None:
-        shape = shape_of(groups, rows, worker.staging_words)
+        shape = shape_of(worker, groups, rows)
         worker.stage(shape.words)
         apart = fixed("apart", (tokens + (shape.size - 1)) // shape.size)
         with stride_loop("item", mine, apart * parts, worker.grid - left_out) as item:
             first = fixed("first", item // parts)
             part = fixed("part", item - first * parts)
-            sums = local("sums", "float32", T.float32(0.0), shape.size // TOKEN_LANES * 8)
-            tile = _Tile(worker, shape, tokens, first, apart, part * COLUMNS, sums)
+            tile = _Tile(worker, shape, tokens, first, apart, part * COLUMNS)
+            sums: _Sums = (_CoreSums if uses_cores(worker.plan) else _ThreadSums)(tile)
             for product in table.products:
-                _multiply(tile, table, product)
-            _keep(tile, table, records, norms + part)
+                _multiply(tile, table, product, sums)
+            _keep(tile, table, records, norms + part, sums)
 
     with when(any_of(turn < before, turn >= before + left_out)):
-        by_size(fields["groups"], [(each, partial(tiles, each)) for each in isa.TOKEN_GROUPS])
+        by_size(fields["groups"], [(each, partial(tiles, each)) for each in isa.token_groups(worker.plan)])
 
 
-def _multiply(tile: _Tile, table: TableGradient, product: TableProduct) -> None:
+def _multiply(tile: _Tile, table: TableGradient, product: TableProduct, sums: _Sums) -> None:
     """Adds a product to the sums."""
     worker, steps, ahead = tile.worker, tile.shape.depth // STEP, tile.shape.stages - 1
     with loop("block", -(-product.rows // tile.shape.depth)) as block:
@@ -158,7 +161,9 @@ def _multiply(tile: _Tile, table: TableGradient, product: TableProduct) -> None:
             cuda.copy_wait(ahead - 1)
             T.evaluate(T.cuda.warp_sync())
             _copy_rows(tile, table, product, begin, step + ahead, steps)
-            _add_step(tile, step)
+            own = fixed("own", step % tile.shape.stages * WARPS + worker.warp)
+            deltas = fixed("deltas", tile.shape.ring + step * STEP + worker.warp * ROWS)
+            sums.add(own * (ROWS * tile.shape.line), deltas)
 
 
 def _heads(tile: _Tile, product: TableProduct) -> Expr:
@@ -213,13 +218,13 @@ def _copy_rows(
     tile: _Tile, table: TableGradient, product: TableProduct, begin: Expr, step: Expr, steps: int
 ) -> None:
     """Starts the copies of the warp's rows of a step, zeros where there are none; a group of copies."""
-    worker = tile.worker
-    shape = worker.plan.program.parameter(product.parameter).type.shape
-    stride = worker.plan.weight_format.strides(shape)[0]
+    worker, shape = tile.worker, tile.shape
+    matrix = worker.plan.program.parameter(product.parameter).type.shape
+    stride = worker.plan.weight_format.strides(matrix)[0]
     base = let("matrix", worker.access.base(product.parameter))
     quads = COLUMNS // 4
     with when(step < steps):
-        ring = fixed("ring", (step % tile.shape.stages * WARPS + worker.warp) * (ROWS * COLUMNS))
+        ring = fixed("ring", (step % shape.stages * WARPS + worker.warp) * (ROWS * shape.line))
         first = fixed("first_row", begin + step * STEP + worker.warp * ROWS + worker.lane // quads)
         own = fixed("own_column", worker.lane % quads * 4)
         for part in range(0, ROWS, LANES // quads):
@@ -227,44 +232,89 @@ def _copy_rows(
             column = tile.column + own
             valid = both(row < product.rows, column < table.width)
             source = T.Select(valid, base + wide(row) * stride + column, T.int64(0))
-            to = ring + (part + worker.lane // quads) * COLUMNS + own
+            to = ring + (part + worker.lane // quads) * shape.line + own
             worker.start_copy(to, fixed("from", source, "int64"))
     cuda.copy_commit()
 
 
-def _add_step(tile: _Tile, step: Expr) -> None:
-    """Adds the products of the warp's rows of a step."""
-    worker, lane, shape = tile.worker, tile.worker.lane, tile.shape
-    mine = shape.size // TOKEN_LANES
-    at = (step % shape.stages * WARPS + worker.warp) * (ROWS * COLUMNS)
-    ring = let("ring", at + lane % COLUMN_LANES * 4)
-    row = step * STEP + worker.warp * ROWS
-    deltas = let("deltas", shape.ring + lane // COLUMN_LANES * shape.stride + row)
-    for half in range(0, ROWS, 4):
-        delta = [
-            let("delta", worker.staging[quad_at(deltas + number * (TOKEN_LANES * tile.shape.stride) + half)])
-            for number in range(mine)
-        ]
-        for row in range(4):
-            at = ring + (half + row) * COLUMNS
-            weights = [let("weight", worker.staging[quad_at(at + c)]) for c in (0, COLUMN_LANES * 4)]
-            for number in range(mine):
-                for column in range(8):
-                    to = number * 8 + column
-                    weight = lane4(weights[column // 4], column % 4)
-                    put(tile.sums, to, cuda.fma(weight, lane4(delta[number], row), tile.sums[to]))
+class _Sums(Protocol):
+    """A warp's sums of a tile."""
+
+    def add(self, ring: Expr, deltas: Expr) -> None:
+        """Adds the products of the warp's rows of a step. ring: where the first of them lies; deltas: where
+        that of the first token for it does."""
+
+    def stage(self, to: Expr) -> None:
+        """Writes the sums of all tokens to the staging area, from `to` on."""
 
 
-def _keep(tile: _Tile, table: TableGradient, records: Records, norms: Expr) -> None:
+class _ThreadSums:
+    """A lane has those of every fourth token, 8 columns each."""
+
+    def __init__(self, tile: _Tile) -> None:
+        self.tile, self.mine = tile, tile.shape.size // TOKEN_LANES
+        self.sums = local("sums", "float32", T.float32(0.0), self.mine * 8)
+
+    def add(self, ring: Expr, deltas: Expr) -> None:
+        """Four rows at a time."""
+        staging, lane, shape = self.tile.worker.staging, self.tile.worker.lane, self.tile.shape
+        weights_at = let("weights_at", ring + lane % COLUMN_LANES * 4)
+        deltas_at = let("deltas_at", deltas + lane // COLUMN_LANES * shape.stride)
+        for half in range(0, ROWS, 4):
+            delta = [
+                let("delta", staging[quad_at(deltas_at + number * (TOKEN_LANES * shape.stride) + half)])
+                for number in range(self.mine)
+            ]
+            for row in range(4):
+                at = weights_at + (half + row) * shape.line
+                weights = [let("weight", staging[quad_at(at + c)]) for c in (0, COLUMN_LANES * 4)]
+                for number in range(self.mine):
+                    for column in range(8):
+                        to = number * 8 + column
+                        weight = lane4(weights[column // 4], column % 4)
+                        put(self.sums, to, cuda.fma(weight, lane4(delta[number], row), self.sums[to]))
+
+    def stage(self, to: Expr) -> None:
+        """Four columns at a time."""
+        lane = self.tile.worker.lane
+        for number in range(self.mine):
+            at = to + (number * TOKEN_LANES + lane // COLUMN_LANES) * SUM_LINE + lane % COLUMN_LANES * 4
+            for half in (0, 1):
+                value = self.sums[quad_at(number * 8 + half * 4)]
+                T.buffer_store(self.tile.worker.staging, value, [quad_at(at + half * (COLUMN_LANES * 4))])
+
+
+class _CoreSums:
+    """Blocks of 16 columns and 8 tokens, on tensor cores."""
+
+    def __init__(self, tile: _Tile) -> None:
+        self.tile = tile
+        self.warp = warp_sums(tile.worker, COLUMNS // HIGH, tile.shape.size // ACROSS)
+
+    def add(self, ring: Expr, deltas: Expr) -> None:
+        """All rows at once."""
+        staging, shape = self.tile.worker.staging, self.tile.shape
+        self.warp.add(
+            "rows",
+            ROWS // DEPTH,
+            lambda block: block * DEPTH,
+            lambda column, row: staging[ring + row * shape.line + column],
+            lambda row, token: staging[deltas + token * shape.stride + row],
+        )
+
+    def stage(self, to: Expr) -> None:
+        """One by one."""
+        for column, token, index in self.warp.pairs():
+            for number in range(2):
+                at = to + (token + number) * SUM_LINE + column
+                put(self.tile.worker.staging, at, self.warp.sums[index + number])
+
+
+def _keep(tile: _Tile, table: TableGradient, records: Records, norms: Expr, sums: _Sums) -> None:
     """Adds up the warps' sums and the slots that are no products, and writes what comes out."""
-    worker, lane, slots = tile.worker, tile.worker.lane, isa.table_slots(table)
+    worker, slots = tile.worker, isa.table_slots(table)
     worker.synchronize()
-    for number in range(tile.shape.size // TOKEN_LANES):
-        row = worker.warp * tile.shape.size + number * TOKEN_LANES + lane // COLUMN_LANES
-        at = row * COLUMNS + lane % COLUMN_LANES * 4
-        for half in (0, 1):
-            value = tile.sums[quad_at(number * 8 + half * 4)]
-            T.buffer_store(worker.staging, value, [quad_at(at + half * (COLUMN_LANES * 4))])
+    sums.stage(fixed("sums_at", worker.warp * (tile.shape.size * SUM_LINE)))
     worker.synchronize()
     quads = COLUMNS // 4
     with stride_loop("quad", worker.thread, tile.shape.size * quads, THREADS) as quad:
@@ -272,7 +322,7 @@ def _keep(tile: _Tile, table: TableGradient, records: Records, norms: Expr) -> N
         token, column = fixed("token", tile.token(number)), fixed("column", tile.column + own)
         total = local("total", *floats(0.0, quad_at(own)))
         for warp in range(WARPS):
-            at = (warp * tile.shape.size + number) * COLUMNS + own
+            at = (warp * tile.shape.size + number) * SUM_LINE + own
             put(total, 0, total[0] + worker.staging[quad_at(at)])
         square = local("square", "float32", T.float32(0.0))
         with when(both(token < tile.tokens, column < records.width)):

@@ -2,6 +2,8 @@
 
 In: a segment and the fields of its instruction. Out: the body of the instruction. The lanes of a warp
 share the loops of a row and add up in a fixed order; what a row needs in between lies in the staging area.
+Where there are more rows than warps, and little to do for each, a warp has several at a time: a row waits
+for memory more than it works.
 """
 
 from __future__ import annotations
@@ -17,18 +19,22 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import PlanTooLarge, Worker
 from dnc.codegen.cells import ANY_SIZE, Element, Four, StoreFour, VertexCell, four_of, scratch_floats
-from dnc.codegen.emit import Expr, both, let, local, loop, put, smaller, stride_loop, when
+from dnc.codegen.cells.values import tensor
+from dnc.codegen.emit import Expr, both, either, fixed, let, local, loop, put, smaller, stride_loop, when
 from dnc.codegen.quads import QUAD
 from dnc.ir.machine import LANES, WARPS
-from dnc.ir.plan import Segment, padded
+from dnc.ir.plan import BufferAddress, Segment, padded
+from dnc.ir.types import ListType
 
 LOWEST = -3.4028234663852886e38  # of float32
 WIDEST_KEPT = 512  # elements of a value that is kept, where the whole row does not fit
 LONG = 4096  # elements of a value that is not kept where it leaves warps idle
 TOGETHER = 8  # elements of a long vector that a lane loads before it uses the first
-
+ABREAST = 4  # rows that a warp has at a time, where each is at most so much work
+LITTLE_WORK = 8192  # elements of all operands
 
 Several = Callable[[Expr], list[Expr]]  # reads the elements of a place: one, or four
+Join = Callable[[Expr, Expr], Expr]
 
 
 def _one(read: Element, place: Expr) -> list[Expr]:
@@ -41,21 +47,24 @@ def _quad(read: Four, place: Expr) -> list[Expr]:
 
 @attrs.define(eq=False)
 class WarpTarget:
-    """The lanes of a warp share the loops of one row; scratch lies in the staging area."""
+    """Lanes of a warp, `lane` of which is this one, share the loops of one row; scratch lies in the staging
+    area."""
 
     worker: Worker
     base: Any
+    lane: Expr
+    lanes: int = LANES
     used: int = 0
 
     def each(self, extent: int, body: Callable[[Expr], None]) -> None:
-        """Lane l runs l, l + 32, ..."""
-        if extent <= LANES:
-            with when(self.worker.lane < extent):
-                body(self.worker.lane)
+        """Lane l runs l, l + lanes, ..."""
+        if extent <= self.lanes:
+            with when(self.lane < extent):
+                body(self.lane)
         else:
-            with loop("part", -(-extent // LANES)) as part:
-                index = let("element", part * LANES + self.worker.lane)
-                if extent % LANES:
+            with loop("part", -(-extent // self.lanes)) as part:
+                index = let("element", part * self.lanes + self.lane)
+                if extent % self.lanes:
                     with when(index < extent):
                         body(index)
                 else:
@@ -69,7 +78,7 @@ class WarpTarget:
         write: Callable[[Expr, Expr], None],
         write_four: StoreFour | None = None,
     ) -> None:
-        """Lane l runs l, l + 32, ...; of long vectors it reads several before it writes the first."""
+        """Lane l runs l, l + lanes, ...; of long vectors it reads several before it writes the first."""
         four = four_of(read)
         if four is not None and write_four is not None and extent % QUAD == 0:
             self.each(extent // QUAD, lambda quad: write_four(quad * QUAD, four(quad * QUAD)))
@@ -91,52 +100,59 @@ class WarpTarget:
     def _together(self, extent: int, count: int) -> Iterator[tuple[list[Expr], list[Expr], bool]]:
         """A loop over so many of the lane's elements at a time: their places; the same, or the last one where
         there is none; whether there always are."""
-        whole = extent % (count * LANES) == 0
-        with loop("group", -(-extent // (count * LANES))) as group:
-            first = let("first", group * (count * LANES) + self.worker.lane)
-            places = [let("element", first + part * LANES) for part in range(count)]
+        size = count * self.lanes
+        whole = extent % size == 0
+        with loop("group", -(-extent // size)) as group:
+            first = let("first", group * size + self.lane)
+            places = [let("element", first + part * self.lanes) for part in range(count)]
             yield places, places if whole else [let("near", smaller(at, extent - 1)) for at in places], whole
 
     def _unrolled(self, extent: int) -> int | bool:
         """How many rounds of a loop over a vector stand in the code: their loads are under way together."""
-        return TOGETHER if extent >= TOGETHER * LANES and not self.worker.crowded else False
+        return TOGETHER if extent >= TOGETHER * self.lanes and not self.worker.crowded else False
 
-    def _reduce(self, extent: int, term: Element, start: float, join: Callable[[Expr, Expr], Expr]) -> Expr:
+    def _add_up(self, total: Any, index: int, join: Join) -> None:
+        """What all lanes have, in a fixed order, on every lane."""
+        mask = self.lanes // 2
+        while mask:
+            put(total, index, join(total[index], cuda.shuffle_xor(total[index], mask)))
+            mask //= 2
+
+    def _reduce(self, extent: int, term: Element, start: float, join: Join) -> Expr:
         total = local("reduced", "float32", T.float32(start))
-        with loop("part", -(-extent // LANES), unroll=self._unrolled(extent)) as part:
-            index = let("element", part * LANES + self.worker.lane)
+        with loop("part", -(-extent // self.lanes), unroll=self._unrolled(extent)) as part:
+            index = let("element", part * self.lanes + self.lane)
             with when(index < extent):
                 put(total, 0, join(total[0], term(index)))
-        for mask in (16, 8, 4, 2, 1):
-            put(total, 0, join(total[0], cuda.shuffle_xor(total[0], mask)))
+        self._add_up(total, 0, join)
         return let("all", total[0])
 
     def sum(self, extent: int, term: Element) -> Expr:
-        """Lanes take every 32nd term, then add in a fixed order."""
+        """Lanes take terms in turn, then add in a fixed order."""
         return self._reduce(extent, term, 0.0, lambda a, b: a + b)
 
     def products(self, extent: int, rows: Sequence[Element], vector: Element) -> list[Expr]:
         """All sums in one pass. Several loads of the vector are under way together: rows are often nearer."""
         total = local("sums", "float32", T.float32(0.0), len(rows))
         fours = [four for four in map(four_of, (vector, *rows)) if four is not None]
+        abreast = LANES // self.lanes  # a lane has as many more elements of the row, which come together
         if len(fours) > len(rows) and extent % QUAD == 0:
             x, *others = (partial(_quad, four) for four in fours)
-            self._add_products(
-                extent // QUAD, x, others, total, 1 if self.worker.crowded else TOGETHER // QUAD
-            )
+            most = 1 if self.worker.crowded else TOGETHER // QUAD * abreast
+            self._add_products(extent // QUAD, x, others, total, most)
         else:
-            single, most = [partial(_one, each) for each in rows], 4 if self.worker.crowded else TOGETHER
+            single = [partial(_one, each) for each in rows]
+            most = 4 if self.worker.crowded else TOGETHER * abreast
             self._add_products(extent, lambda i: [let("x", vector(i))], single, total, most)
-        for mask in (16, 8, 4, 2, 1):
-            for number in range(len(rows)):
-                put(total, number, total[number] + cuda.shuffle_xor(total[number], mask))
+        for number in range(len(rows)):
+            self._add_up(total, number, lambda a, b: a + b)
         return [let("all", total[number]) for number in range(len(rows))]
 
     def _add_products(
         self, extent: int, vector: Several, rows: Sequence[Several], total: Any, most: int
     ) -> None:
         """Adds the lane's terms, `most` places together; each reader reads the elements of a place."""
-        with self._together(extent, min(-(-extent // LANES), most)) as (places, nears, whole):
+        with self._together(extent, min(-(-extent // self.lanes), most)) as (places, nears, whole):
             held = [vector(near) for near in nears]
             for place, near, x in zip(places, nears, held, strict=True):
                 for number, row in enumerate(rows):
@@ -154,21 +170,20 @@ class WarpTarget:
         """The first index of the largest term."""
         top = self.max(extent, term)
         best = local("best", "int32", extent)
-        with loop("part", -(-extent // LANES), unroll=self._unrolled(extent)) as part:
-            index = let("element", part * LANES + self.worker.lane)
+        with loop("part", -(-extent // self.lanes), unroll=self._unrolled(extent)) as part:
+            index = let("element", part * self.lanes + self.lane)
             with when(index < extent), when(both(term(index) == top, index < best[0])):
                 put(best, 0, index)
-        for mask in (16, 8, 4, 2, 1):
-            put(best, 0, T.min(best[0], cuda.shuffle_xor(best[0], mask)))
+        self._add_up(best, 0, T.min)
         return let("argmax", best[0])
 
     def once(self, body: Callable[[], None]) -> None:
         """Lane 0."""
-        with when(self.worker.lane == 0):
+        with when(self.lane == 0):
             body()
 
     def scratch(self, size: int) -> tuple[Any, Expr]:
-        """The next `size` words of the warp's part."""
+        """The next `size` words of the row's part."""
         first = self.base + self.used
         self.used += padded(size)
         return self.worker.staging, first
@@ -181,20 +196,49 @@ class WarpTarget:
 def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """The body of a VERTEX segment's instruction: workers, then their warps, take rows in turn.
 
-    Whose a row is follows from its number alone: what reads a row just made needs no exchange then.
+    Whose a row is, worker and warp, follows from its number alone: what reads a row just made needs no
+    exchange then.
     """
     worker = worker if worker.crowded else worker.here()
     floats, widest = _kept(worker, segment)
     warps = min(WARPS, worker.staging_words // floats)
     if warps == 0:
         raise PlanTooLarge(f"{segment.name}: {floats * 4} bytes of scratch for one vertex")
-    worker.stage(warps * floats)
-    turn = let("turn", worker.warp * worker.workers + worker.rank)
-    with when(worker.warp < warps), stride_loop("row", turn, rows, worker.workers * warps) as index:
-        target = WarpTarget(worker, let("scratch", worker.warp * floats))
-        vertex = let("vertex", row + index)
-        VertexCell(worker.access, worker.math, target, segment, vertex, widest).run()
-        target.synchronize()
+
+    def body(abreast: int) -> None:
+        worker.stage(warps * abreast * floats)
+        every, lanes = worker.workers * warps, LANES // abreast
+        turn = let("turn", worker.warp * worker.workers + worker.rank)
+        with when(worker.warp < warps), stride_loop("row", turn, rows, every * abreast) as index:
+            own, lane, at = worker.warp, worker.lane, index
+            if abreast > 1:
+                beside = fixed("beside", worker.lane // lanes)
+                own, lane = own * abreast + beside, fixed("own_lane", worker.lane % lanes)
+                # Behind the last row a warp's first one is made several times, alike.
+                at = fixed("own_row", T.Select(index + beside * every < rows, index + beside * every, index))
+            target = WarpTarget(worker, let("scratch", own * floats), lane, lanes)
+            VertexCell(worker.access, worker.math, target, segment, let("vertex", row + at), widest).run()
+            target.synchronize()
+
+    if _goes_abreast(segment) and warps * ABREAST * floats <= worker.staging_words:
+        either(rows > worker.workers * warps, lambda: body(ABREAST), lambda: body(1))
+    else:
+        body(1)
+
+
+def _goes_abreast(segment: Segment) -> bool:
+    """Whether a warp may have several rows at a time: their lanes stay together, as no loop depends on the
+    row, and making a row twice changes nothing."""
+    values = [load.value for load in segment.loads] + [op.result for op in segment.cell.ops]
+    if any(isinstance(value.type, ListType) for value in values):
+        return False
+    if any(store.children is not None for store in segment.stores):
+        return False
+    own = {load.address.buffer for load in segment.loads if isinstance(load.address, BufferAddress)}
+    if own & {store.buffer for store in segment.stores}:
+        return False
+    work = sum(max(tensor(v).size for v in (op.result, *op.operands)) for op in segment.cell.ops)
+    return work <= LITTLE_WORK
 
 
 def _kept(worker: Worker, segment: Segment) -> tuple[int, int]:

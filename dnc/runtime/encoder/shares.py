@@ -28,8 +28,6 @@ SPLITS = (0.95, 1, 1.5, 2, 3)
 CORES = {TF32: 0.24, BF16: 0.2, TF32X3: 0.5}
 LARGE, OUTER_ON_CORES = 64, 0.52  # smaller tiles than that, and those of `outer`, wait for their copies there
 VECTOR = 60  # what a row costs in a tile of `outer` that sums deltas
-GROUPS = np.array(isa.TOKEN_GROUPS)
-TOKENS = GROUPS * isa.TOKEN_GROUP  # of a tile of a table's products
 NO_SHAPE = np.iinfo(np.int32).max  # what a shape costs that a gradient does not have
 
 
@@ -137,6 +135,8 @@ class Shapes:
         self._each = np.arange(len(counts))
         self._cuts: dict[tuple[bytes, int, int], tuple[Numbers, Numbers, float]] = {}
         self._seats: dict[int, Seats] = {}
+        self._plan, self._groups = plan, np.array(isa.token_groups(plan))
+        self._tokens = self._groups * isa.TOKEN_GROUP  # of a tile of a table's products
         self._tiles: dict[str, tuple[Numbers, int]] = {}
 
     def few(self, rows: Numbers, products: NDArray[Any], most: int, grid: int) -> NDArray[np.bool_]:
@@ -226,27 +226,28 @@ class Shapes:
         [batches, targets].
         """
         cycles, norms = self._tiles_of(table)
-        tiles = -(-tokens[:, None] // TOKENS) * norms
+        tiles = -(-tokens[:, None] // self._tokens) * norms
         seats = self._seats_on(grid)
         cost = np.zeros((len(tokens), len(self.outer) + 1))
         cost[:, :-1] = (rows * self.outer_row + cutting.OUTER_TILE.fixed) * few[:, None]
         ready = cost.take(seats.target, axis=1).sum(axis=1)
-        ends = np.empty((len(tokens), 2 * len(TOKENS)))
-        for at, turns in ((0, seats.all), (len(TOKENS), seats.others)):
+        sizes = len(self._tokens)
+        ends = np.empty((len(tokens), 2 * sizes))
+        for at, turns in ((0, seats.all), (sizes, seats.others)):
             rounds, more = np.divmod(tiles[:, :, None], len(turns))
             rounds = rounds + (seats.all[: len(turns)] < more)
             own = ready.take(turns, axis=1)[:, None] * (rounds > 0) + rounds * cycles
-            own.max(axis=2, out=ends[:, at : at + len(TOKENS)])
+            own.max(axis=2, out=ends[:, at : at + sizes])
         np.maximum(ends, ready.max(axis=1)[:, None], out=ends)
         work = 1e-3 * (tiles * cycles[:, 0]) / grid
         choice = (ends + np.concatenate((work, work), axis=1)).argmin(axis=1)
-        left, groups = np.divmod(choice, len(TOKENS))
-        return left * seats.before, left * (grid - len(seats.others)), GROUPS[groups]
+        left, groups = np.divmod(choice, sizes)
+        return left * seats.before, left * (grid - len(seats.others)), self._groups[groups]
 
     def _tiles_of(self, table: TableGradient) -> tuple[Numbers, int]:
         """What a tile of a table's products costs, [groups, 1] cycles; and how many lie side by side."""
         if table.parameter not in self._tiles:
-            cycles = [[isa.token_tile_cycles(table, groups)] for groups in isa.TOKEN_GROUPS]
+            cycles = [[isa.token_tile_cycles(self._plan, table, groups)] for groups in self._groups.tolist()]
             self._tiles[table.parameter] = np.array(cycles), isa.table_norms(table)
         return self._tiles[table.parameter]
 
@@ -266,7 +267,7 @@ class Shapes:
     def products(self, table: TableGradient, tokens: Numbers) -> Numbers:
         """What the products of a table cost, [batches] cycles."""
         cycles, norms = self._tiles_of(table)
-        found: Numbers = -(-tokens // TOKENS[-1]) * norms * cycles[-1]
+        found: Numbers = -(-tokens // self._tokens[-1]) * norms * cycles[-1]
         return found
 
 

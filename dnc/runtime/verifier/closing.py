@@ -159,8 +159,9 @@ class Closing:
         before, left_out = fields.get("before", 0), fields.get("left_out", 0)
         some = 0 <= before <= before + left_out <= self.text.grid and 0 <= left_out < self.text.grid
         need(some, f"'{name}': {left_out} workers behind {before} of {self.text.grid} are left out")
-        groups = fields.get("groups", isa.TOKEN_GROUPS[0])
-        need(groups in isa.TOKEN_GROUPS, f"'{name}': no tiles of {groups} groups")
+        sizes = isa.token_groups(self.text.plan)
+        groups = fields.get("groups", sizes[0])
+        need(groups in sizes, f"'{name}': no tiles of {groups} groups")
 
     def _rows_of(self, gradient: DenseGradient) -> int:
         """Rows that add to a gradient: those of its space, or sums of touched rows."""
