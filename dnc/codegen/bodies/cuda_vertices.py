@@ -135,14 +135,14 @@ class WarpTarget:
         """All sums in one pass. Several loads of the vector are under way together: rows are often nearer."""
         total = local("sums", "float32", T.float32(0.0), len(rows))
         fours = [four for four in map(four_of, (vector, *rows)) if four is not None]
-        abreast = LANES // self.lanes  # a lane has as many more elements of the row, which come together
+        times = min(LANES // self.lanes, 2)  # a lane has more elements of a row; all at once, registers ran out
         if len(fours) > len(rows) and extent % QUAD == 0:
             x, *others = (partial(_quad, four) for four in fours)
-            most = 1 if self.worker.crowded else TOGETHER // QUAD * abreast
+            most = 1 if self.worker.crowded else TOGETHER // QUAD * times
             self._add_products(extent // QUAD, x, others, total, most)
         else:
             single = [partial(_one, each) for each in rows]
-            most = 4 if self.worker.crowded else TOGETHER * abreast
+            most = 4 if self.worker.crowded else TOGETHER * times
             self._add_products(extent, lambda i: [let("x", vector(i))], single, total, most)
         for number in range(len(rows)):
             self._add_up(total, number, lambda a, b: a + b)
