@@ -135,7 +135,7 @@ class WarpTarget:
         """All sums in one pass. Several loads of the vector are under way together: rows are often nearer."""
         total = local("sums", "float32", T.float32(0.0), len(rows))
         fours = [four for four in map(four_of, (vector, *rows)) if four is not None]
-        times = min(LANES // self.lanes, 2)  # a lane has more elements of a row; all at once, registers ran out
+        times = min(LANES // self.lanes, 2)  # a lane has more of the row; all at once took too many registers
         if len(fours) > len(rows) and extent % QUAD == 0:
             x, *others = (partial(_quad, four) for four in fours)
             most = 1 if self.worker.crowded else TOGETHER // QUAD * times
