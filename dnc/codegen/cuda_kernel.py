@@ -371,33 +371,37 @@ class Kernel:
 
     def _replica_barrier(self) -> None:
         """The cluster's hardware barrier, or a counter."""
+        self.meet(self.at[0])
+
+    def meet(self, at: Expr) -> Expr | None:
+        """Passes the replica's barrier, instruction `at`. Where it is a counter, nonzero: aborted."""
         if self.tiling.cluster > 1:
             sync.cluster_barrier()
-            return
+            return None
         counter = (isa.SYNC_REPLICAS + self.replica) * isa.SYNC_STRIDE
-        self._counter_barrier(counter, self.tiling.workers, REPLICA)
+        return self._counter_barrier(counter, self.tiling.workers, REPLICA, at)
 
     def _grid_barrier(self) -> None:
-        self._counter_barrier(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID)
+        self._counter_barrier(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID, self.at[0])
 
-    def _counter_barrier(self, counter: Expr, arrivals: Expr, exchange: int) -> None:
-        (ordinal,) = (
-            self.worker.field(f, self.entry[0], self.window, isa.BARRIER_FIELDS) for f in isa.BARRIER_FIELDS
-        )
+    def _counter_barrier(self, counter: Expr, arrivals: Expr, exchange: int, at: Expr) -> Expr:
         zero = self.zero[0]  # so that addresses are not kept in registers
         address = T.address_of(self.counters[counter + zero])
         sync.signal(address)
+        ordinal = self.worker.field("ordinal", self.place_of(at), self.window, isa.BARRIER_FIELDS)
         waited = sync.wait(
             address,
             T.cast(ordinal * arrivals, "uint32"),
             abort=T.address_of(self.counters[self.record[0]]),
             limit_us=self.limit_us,
             worker=self.worker.number,
-            instruction=self.at[0],
+            instruction=at,
             exchange=exchange,
         )
-        with when(both(let("failed", waited) != 0, self.worker.thread == 0)):
-            put(self.aborted, 0, self.at[0] + 1)
+        failed = let("failed", waited)
+        with when(both(failed != 0, self.worker.thread == 0)):
+            put(self.aborted, 0, at + 1)
+        return failed
 
     def _abort(self, exchange: int) -> None:
         """An unknown opcode: claims the abort record and stops."""

@@ -18,6 +18,7 @@ from dnc.codegen.bodies import cuda_ahead, cuda_reduce, cuda_segments, cuda_vert
 from dnc.codegen.bodies.cuda_push import Push
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, dispatch, either, local, put, when
+from dnc.ir import isa
 from dnc.ir.plan import UNIT, Segment, SlotsAddress
 
 if TYPE_CHECKING:
@@ -64,8 +65,12 @@ def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) ->
         def pass_barrier(
             push: Push | None = worker.push, following: Expr = following, values: list[Expr] = values
         ) -> None:
-            _pass_barrier(kernel, push, values[-1])
+            aborted = _pass_barrier(kernel, push, values[-1])
             put(kernel.opcode, 0, following)
+            if aborted is not None:
+                with when(aborted != 0):  # what follows is fetched, and so skipped
+                    put(kernel.opcode, 0, kernel.number(isa.NOP))
+                    put(again, 0, 0)
             for field, value in zip(fields, values, strict=False):
                 put(field, 0, value)
 
@@ -83,21 +88,23 @@ def _looking(kernel: Kernel, segment: Segment, level: dict[int, Segment], ahead:
     return attrs.evolve(kernel.worker_of(segment), ahead=attrs.evolve(ahead, look=look))
 
 
-def _pass_barrier(kernel: Kernel, push: Push | None, pushed: Expr) -> None:
+def _pass_barrier(kernel: Kernel, push: Push | None, pushed: Expr) -> Expr | None:
     """Waits at the replica's barrier, which follows; or for what others push, where the next level has rows
-    of it."""
+    of it. As `Kernel.meet`."""
     kernel.advance(1)
     kernel.stamp(0)
     kernel.stamp(1)
     kernel.advance(1)
+    aborted = None
     if push is None:
-        sync.cluster_barrier()
+        aborted = kernel.meet(kernel.at[0] - 1)
     else:
         sync.wait_for_pushes(push.signal, push.phase)
         with when(pushed == 0):
             sync.cluster_barrier()
     kernel.stamp(0)
     kernel.stamp(1)
+    return aborted
 
 
 def _go_on(kernel: Kernel, push: Push | None) -> None:

@@ -53,7 +53,7 @@ def near_lists(plan: Plan, segment: Segment) -> tuple[str, ...]:
     assert plan.tiling is not None
     if segment.mapping != UNIT or plan.program.stage(segment.stage).placement != LEVEL:
         return ()
-    return tuple(dict.fromkeys(_lists(segment))) if plan.tiling.cluster > 1 else ()
+    return tuple(dict.fromkeys(_lists(segment)))
 
 
 def _lists(segment: Segment) -> Iterator[str]:
