@@ -129,6 +129,19 @@ __device__ __forceinline__ void dnc_split_tf32_here(float x, float& large, float
 """,
 )
 
+# The same number in another register, which the compiler may choose anew.
+COPY_HERE = Primitive(
+    "dnc_copy_here",
+    """
+__device__ __forceinline__ float dnc_copy_here(float x) {
+  float copy;
+  asm volatile("add.f32 %0, %1, 0f80000000;" : "=f"(copy) : "f"(x));
+  return copy;
+}
+""",
+    "float32",
+)
+
 # Two numbers as bf16 in the bits of one float: the nearest ones with 7 bits of mantissa, ties to even.
 PACK_BF16 = Primitive(
     "dnc_pack_bf16",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import attrs
 
+from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies import cuda_wide_products, cuda_wide_transposed
 from dnc.codegen.bodies.cuda_cells import quad_cells
 from dnc.codegen.bodies.cuda_operands import all_aligned
@@ -18,15 +19,17 @@ from dnc.codegen.bodies.cuda_staging import (
     Staging,
     UnitTile,
     by_rows,
+    by_vertices,
     lay_out,
     operand_columns,
     rows_of,
 )
 from dnc.codegen.bodies.cuda_tensor import DEPTH, uses_cores
-from dnc.codegen.bodies.cuda_wide_products import block_rows, most_vertices
+from dnc.codegen.bodies.cuda_wide_products import ALONG, block_rows, most_vertices, thread_shape
 from dnc.codegen.bodies.cuda_wide_steps import step_words
+from dnc.codegen.bodies.cuda_wide_transposed import OnThreads
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, let, smaller, stride_loop
+from dnc.codegen.emit import Expr, fixed, let, smaller, stride_loop
 from dnc.codegen.quads import fits_quads
 from dnc.ir.plan import (
     REGISTER,
@@ -40,10 +43,14 @@ from dnc.ir.plan import (
     unit_share,
 )
 
-# Vertices of a tile and steps under way: the first that fit into the staging area.
-SIZES = tuple(
+# Vertices of a tile and steps under way on tensor cores: the first that fit into the staging area.
+TENSOR_SIZES = tuple(
     (tile, steps) for least in (3, 2) for tile in (128, 64, 32) for steps in range(4, least - 1, -1)
 )
+# Steps under way on threads, and whether every layout has its scratch.
+ORDER = ((4, True), (3, True), (4, False), (3, False))
+LEAST = 24  # vertices of a tile there
+COPIES = 8.0  # of a tile, in the time that a vertex takes
 
 
 def on_tensor_cores(plan: Plan, segment: Segment) -> bool:
@@ -67,31 +74,79 @@ def wide_staging(worker: Worker, segment: Segment) -> Staging | None:
         return None
     if any(turned.columns % 4 for turned in segment.transposed):
         return None
-    layouts = (_lay_out(worker, segment, units, *size) for size in SIZES)
-    return next((found for found in layouts if found and found.words <= worker.staging_words), None)
+    if on_tensor_cores(worker.plan, segment):
+        found = (_lay_out(worker, segment, units, True, *size) for size in TENSOR_SIZES)
+        return next((one for one in found if one and one.words <= worker.staging_words), None)
+    return _best_staging(worker, segment, units)
 
 
-def _lay_out(worker: Worker, segment: Segment, units: int, tile: int, steps: int) -> Staging | None:
-    """Staging for tiles of so many vertices; None if a product has too many rows for them."""
-    tensor = on_tensor_cores(worker.plan, segment)
+def _best_staging(worker: Worker, segment: Segment, units: int) -> Staging | None:
+    """The staging for threads in which a vertex of a whole tile takes least time."""
+    shapes = [thread_shape(rows_of(product.result, segment, units)) for product in segment.products]
+    sizes = {along * shape.across * size for shape in shapes for size in shape.sizes for along in ALONG}
+    for turned in segment.transposed:
+        sizes |= {one.wide for one in cuda_wide_transposed.all_layouts(turned.columns)}
+    best, least = None, float("inf")
+    for tile in sorted((size for size in sizes if size >= LEAST), reverse=True):
+        made = (_lay_out(worker, segment, units, False, tile, *how) for how in ORDER)
+        found = next((one for one in made if one and one.words <= worker.staging_words), None)
+        cost = _cost(segment, units, found) if found is not None else None
+        if cost is not None and cost < least:
+            best, least = found, cost
+    return best
+
+
+def _cost(segment: Segment, units: int, staging: Staging) -> float | None:
+    """About the time that a vertex of a whole tile takes; None where a product has no layout for it."""
+    total = 0.0
+    for product in segment.products:
+        rows, columns = rows_of(product.result, segment, units), operand_columns(product)
+        found = cuda_wide_products.layouts(rows, staging.tile, staging.front)
+        if not found or found[-1].wide < staging.tile:
+            return None
+        total += rows * columns * (found[-1].cost + COPIES)
+    for turned in segment.transposed:
+        rows = rows_of(turned.delta, segment, units)
+        widest = cuda_wide_transposed.layouts(staging.tile, turned.columns)[-1]
+        if widest.wide < staging.tile:
+            return None
+        total += rows * turned.columns * (widest.cost + COPIES)
+    return total / staging.tile
+
+
+def _lay_out(
+    worker: Worker, segment: Segment, units: int, tensor: bool, tile: int, steps: int, scratch: bool = False
+) -> Staging | None:
+    """Staging for tiles of so many vertices; None if a product has too many rows for them.
+
+    scratch: with as much in front as the parts of any layout take.
+    """
 
     def streamed(product: Product | TransposedProduct) -> bool:
         return worker.placement(product.parameter, segment.units).residency == STREAMED
 
     def plane(tile: int, rows: int, product: Product | TransposedProduct) -> Plane:
-        spare = (2 if tensor else 1) if isinstance(product, Product) else (8 if tensor else 4)
-        return by_rows(tile, rows, spare)
+        if isinstance(product, Product):
+            return by_rows(tile, rows, 2 if tensor else 1)
+        if tensor:
+            return by_rows(tile, rows, 8)
+        turned = (other for other in segment.transposed if other.delta == product.delta)
+        widest = (cuda_wide_transposed.layouts(tile, other.columns)[-1].wide for other in turned)
+        return by_vertices(max(tile, *widest), rows)
 
     front = 0
     for product in segment.products:
         rows = rows_of(product.result, segment, units)
         if most_vertices(rows, tensor) < tile:
             return None
-        words = step_words(tile, block_rows(rows) if streamed(product) else 0)
+        words = step_words(tile, block_rows(rows, tensor) if streamed(product) else 0)
         front = max(front, steps * words)
+        if scratch:
+            found = cuda_wide_products.layouts(rows, tile)
+            front = max(front, 0, *(cuda_wide_products.scratch_words(rows, one) for one in found))
     for turned in segment.transposed:
         if streamed(turned):
-            front = max(front, steps * cuda_wide_transposed.step_words(tile, turned.columns))
+            front = max(front, steps * cuda_wide_transposed.step_words(tile, turned.columns, tensor))
     return attrs.evolve(lay_out(segment, units, tile, front, plane), buffers=steps)
 
 
@@ -99,16 +154,32 @@ def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, 
     """The body of the segment's instruction."""
     worker.stage(staging.words)
     tensor = on_tensor_cores(worker.plan, segment)
-    with stride_loop("tile", 0, rows, staging.tile) as begin:
+    size: Expr = staging.tile
+    if not tensor:  # tiles of about the same size: time goes with the vertices of a tile
+        tiles = fixed("tiles", (rows + staging.tile - 1) // staging.tile)
+        size = fixed("tile_size", (rows + tiles - 1) // tiles)
+    with stride_loop("tile", 0, rows, size) as begin:
         first = let("first", row + begin)
-        count = let("count", smaller(rows - begin, staging.tile))
+        count = let("count", smaller(rows - begin, size))
         tile = UnitTile(worker, segment, staging, first, count)
+        started = bool(segment.transposed) and not (tensor or segment.products)
+        if started:  # nothing is staged where the weights come: they come during the cells
+            OnThreads(_here(tile), segment.transposed[0]).start()
         for product in segment.products:
             cuda_wide_products.forward(tile, product, tensor)
         if segment.products:
             worker.synchronize()
         quad_cells(tile)
-        for turned in segment.transposed:
-            cuda_wide_transposed.transposed(tile, turned, tensor)
+        for number, turned in enumerate(segment.transposed if not tensor else ()):
+            OnThreads(_here(tile), turned).run(started and number == 0)
+        if tensor:
+            for turned in segment.transposed:
+                cuda_wide_transposed.transposed(tile, turned)
         if segment.transposed:
             worker.synchronize()
+
+
+def _here(tile: UnitTile) -> UnitTile:
+    """The same tile, of which nothing is worked out before this place: the cells need all registers."""
+    count = fixed("count_here", cuda.NUMBER_HERE(tile.count))
+    return attrs.evolve(tile, worker=tile.worker.here(), count=count)

@@ -9,7 +9,9 @@ tensor cores.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import attrs
 from tvm.tirx.script.builder import ir as T
@@ -17,7 +19,8 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import Plane, Staging, UnitTile, rows_of
 from dnc.codegen.bodies.cuda_tensor import DEPTH, HIGH, pair_at, warp_sums
-from dnc.codegen.bodies.cuda_wide_steps import QUADS, STEP, STRIDE, Element, ProductSteps, in_steps
+from dnc.codegen.bodies.cuda_wide_steps import QUADS, STEP, STRIDE, ProductSteps, in_steps
+from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
     both,
@@ -35,28 +38,31 @@ from dnc.codegen.emit import (
     when,
     whole_quad,
 )
-from dnc.ir.machine import THREADS, WARPS
+from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import Product
 
-MOST_ROWS = 256  # of a worker that are summed together
-VERTICES = 8  # of a thread, or of a block on tensor cores
-MOST_PARTS = QUADS // 2  # of a step's columns
-ROWS = 10  # of a thread, at most
+MOST_ROWS = 160  # of a worker that are summed together by threads
+MOST_TENSOR_ROWS = 256  # or on tensor cores
+ROWS = 13  # of a thread, at most
+SIZES = (4, 6, 8, 10)  # vertices of a thread: even numbers, see `_multiply`
+MOST_SUMS = 80  # of a thread
+ALONG = (1, 2, 4, 8)  # warps side by side along the vertices
+VERTICES = 8  # of a block on tensor cores
 SPARE = 4  # words behind the sums of a row in scratch: neighbouring rows are in different banks
-TIMES_ALONG = (1, 2, 4, 8, 16)  # threads side by side along the vertices
 TIMES = (1, 2, 4, 8)  # blocks of 8 vertices of a warp on tensor cores
 MOST_HIGH, MOST_BLOCKS = 5, 20  # blocks of 16 rows of such a warp; blocks of 16 x 8 at most
 
 
-def block_rows(rows: int) -> int:
+def block_rows(rows: int, tensor: bool) -> int:
     """Rows that are summed together: all that a worker has, if these are not too many."""
-    return -(-rows // (4 * -(-rows // MOST_ROWS))) * 4
+    most = MOST_TENSOR_ROWS if tensor else MOST_ROWS
+    return -(-rows // (4 * -(-rows // most))) * 4
 
 
 def forward(tile: UnitTile, product: Product, tensor: bool) -> None:
     """Sums of all rows of the worker and all vertices of the tile. Starts with a barrier, ends without."""
     rows = rows_of(product.result, tile.segment, tile.units)
-    together = block_rows(rows)
+    together = block_rows(rows, tensor)
     body = partial(_on_tensor_cores if tensor else _on_threads, tile, product)
     if together >= rows:
         body(0)
@@ -69,7 +75,8 @@ def most_vertices(rows: int, tensor: bool) -> int:
     """Vertices of a tile, at most, for a worker with so many rows."""
     if tensor:
         return tensor_shape(rows).most
-    return VERTICES * (THREADS // thread_shape(rows).lanes)
+    shape = thread_shape(rows)
+    return WARPS * shape.across * max(shape.sizes)
 
 
 def _fitting(parts: int, staging: Staging, sums: int) -> int:
@@ -79,9 +86,8 @@ def _fitting(parts: int, staging: Staging, sums: int) -> int:
     return parts
 
 
-def _inside(row: Expr, rows: int, own: Expr) -> Expr:
+def _inside(row: Expr, rows: int, own: Expr, together: int) -> Expr:
     """Whether a row is one of the worker's, and of those that are summed together."""
-    together = block_rows(rows)
     return row < rows if together >= rows else both(row < rows, own < together)
 
 
@@ -90,153 +96,271 @@ def _inside(row: Expr, rows: int, own: Expr) -> Expr:
 
 @attrs.frozen
 class ThreadShape:
-    """A thread has `own` rows, `lanes` apart."""
+    """A thread has `own` rows, `lanes` apart: so many lanes of a warp have different ones."""
 
     lanes: int
     own: int
 
+    @property
+    def across(self) -> int:
+        """Lanes along the vertices."""
+        return LANES // self.lanes
+
+    @property
+    def sizes(self) -> list[int]:
+        """Vertices of a thread, for which there is code."""
+        return [size for size in SIZES if size * self.own <= MOST_SUMS]
+
 
 def thread_shape(rows: int) -> ThreadShape:
-    """How the rows of a worker are shared out over threads."""
-    together, lanes = block_rows(rows), 1
+    """How the rows of a worker are shared out over the lanes of a warp."""
+    together, lanes = block_rows(rows, False), 4
     while together > lanes * ROWS:
         lanes *= 2
     return ThreadShape(lanes, -(-together // lanes))
 
 
+@attrs.frozen
+class Layout:
+    """`size` vertices a thread, `along` warps side by side along the vertices; the others have `parts` of a
+    step's columns. wide: all vertices."""
+
+    size: int
+    along: int
+    wide: int
+
+    @property
+    def parts(self) -> int:
+        """Parts of a step."""
+        return WARPS // self.along
+
+    @property
+    def quads(self) -> int:
+        """Quads of vertices in scratch."""
+        return -(-self.wide // 4)
+
+    @property
+    def cost(self) -> float:
+        """About the time that it takes: fewer vertices of a thread read more, parts wait more often."""
+        return self.wide * (0.83 + 1.7 / self.size + 0.05 * self.parts)
+
+
+def layouts(rows: int, tile: int, scratch: int | None = None) -> list[Layout]:
+    """For few vertices up to a tile: those that are not slower than one for more. scratch: words of it."""
+    shape, together = thread_shape(rows), block_rows(rows, False)
+    found = [Layout(size, along, shape.across * along * size) for size in shape.sizes for along in ALONG]
+    best: list[Layout] = []
+    for one in sorted(found, key=lambda one: (-one.wide, one.cost)):
+        if scratch is not None and scratch_words(rows, one) > scratch:
+            continue
+        if one.wide >= tile + together:
+            continue  # operands behind the last one are read: there are weights
+        if not best or one.cost < best[-1].cost:
+            best = [one] if one.wide >= tile else [*best, one]
+    return best[::-1]
+
+
+def scratch_words(rows: int, layout: Layout) -> int:
+    """Words that the sums of all parts of a step take."""
+    if layout.parts == 1:
+        return 0
+    return layout.parts * block_rows(rows, False) * 4 * int(_row_quads(layout.quads))
+
+
+def _row_quads(quads: Expr) -> Expr:
+    """Quads of a row in scratch: an odd number, so that neighbouring rows are in different banks."""
+    return quads | 1 if isinstance(quads, int) else T.bitwise_or(quads, 1)
+
+
 def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
-    """A thread has up to 10 rows and 8 vertices, so that it reads little for a sum.
+    """A thread has up to 100 sums, so that it reads little for one.
 
-    The fewer vertices there are the fewer threads stand side by side along them, and the more parts the
-    columns of a step have: the code is the same.
+    The fewer vertices there are the fewer warps stand side by side along them, and the more parts the
+    columns of a step have: the code is the same but for the number of vertices of a thread.
     """
-    worker, staging = tile.worker, tile.staging
-    together = block_rows(rows_of(product.result, tile.segment, tile.units))
-    steps = ProductSteps(tile, product, staging.tile, row, together)
-    sums = _ThreadSums(tile, product, row)
+    rows = rows_of(product.result, tile.segment, tile.units)
+    found = layouts(rows, tile.staging.tile, tile.staging.front)
+    chosen = local("layout", "int32", 0, 2)
+    for number, one in enumerate(found):
+        with when(tile.count > (found[number - 1].wide if number else 0)):
+            put(chosen, 0, one.size)
+            put(chosen, 1, one.along)
+    along = fixed("along", chosen[1])
 
-    def work(step: Expr, stage: Expr) -> None:
-        sums.add(steps, step, stage)
+    def body(size: int) -> None:
+        steps = ProductSteps(tile, product, tile.staging.tile, row, block_rows(rows, False))
+        sums = _ThreadSums(tile, product, row, steps, size, along)
+        stages = tile.staging.buffers
+        in_steps(tile.worker.synchronize, steps.count, stages, steps.words, steps.copy, sums.add, early=1)
+        if all(one.parts == 1 for one in found if one.size == size):
+            sums.to_plane()
+        else:
+            either(sums.parts == 1, sums.to_plane, sums.to_scratch)
 
-    in_steps(worker.synchronize, steps.count, staging.buffers, steps.words, steps.copy, work)
-    if all(parts == 1 for _, parts in sums.layouts):
-        sums.to_plane()
-    else:
-        either(sums.parts == 1, sums.to_plane, sums.to_scratch)
+    by_size(chosen[0], [(size, partial(body, size)) for size in sorted({one.size for one in found})])
+
+
+@attrs.frozen
+class _Place:
+    """Quads in shared memory that a thread reads: its first operand, the weights of its first row. last: how
+    much further on those of its last row are, if it is another thread's."""
+
+    operands: Expr
+    weights: Expr
+    last: Expr = 0
+
+    def moved(self, quads: Expr) -> _Place:
+        """So many quads of columns further."""
+        return attrs.evolve(self, operands=self.operands + quads, weights=self.weights + quads)
 
 
 class _ThreadSums:
-    """The sums of a thread, and where it stands: `along` threads along the vertices, `parts` of a step."""
+    """The sums of a thread, and where it stands: `along` warps along the vertices, `parts` of a step.
 
-    def __init__(self, tile: UnitTile, product: Product, row: Expr) -> None:
-        self.tile, self.row = tile, row
-        worker, staging = tile.worker, tile.staging
-        self.plane, self.rows = (
-            staging.sums[product.result],
-            rows_of(product.result, tile.segment, tile.units),
-        )
-        self.shape, self.together = thread_shape(self.rows), block_rows(self.rows)
-        lanes, own = self.shape.lanes, self.shape.own
-        self.layouts = []
-        for along in TIMES_ALONG[: (staging.tile // VERTICES).bit_length()]:
-            parts = min(MOST_PARTS, THREADS // (lanes * along))
-            words = self.together * (along * VERTICES + SPARE)
-            self.layouts.append((along, _fitting(parts, staging, words)))
-        chosen = local("layout", "int32", 0, 3)
-        for number, (along, parts) in enumerate(self.layouts):
-            with when(tile.count > (along * VERTICES // 2 if number else 0)):
-                for i, value in enumerate((along, parts, _exponent(along * VERTICES))):
-                    put(chosen, i, value)
-        self.along, self.parts = fixed("along", chosen[0]), fixed("parts", chosen[1])
-        self.exponent = chosen[2]
-        self.vertex = fixed("own_vertex", worker.thread % self.along)
-        self.down = fixed("own_row", worker.thread // self.along % lanes)
-        self.part = fixed("part", worker.thread // (self.along * lanes))
+    Operands and weights of the next columns are read while those of some are multiplied, across steps.
+    """
+
+    def __init__(
+        self, tile: UnitTile, product: Product, row: Expr, steps: ProductSteps, size: int, along: Expr
+    ) -> None:
+        self.tile, self.row, self.steps, self.size = tile, row, steps, size
+        self.rows = rows_of(product.result, tile.segment, tile.units)
+        self.plane = tile.staging.sums[product.result]
+        self.shape, self.together = thread_shape(self.rows), block_rows(self.rows, False)
+        self.along, self.parts = along, let("parts", WARPS // along)
         self.quads = fixed("own_quads", QUADS // self.parts)
-        near = fixed("near_row", smaller(self.down, self.together - 1 - (own - 1) * lanes))
-        self.own_rows = [(self.down if j < own - 1 else near) + j * lanes for j in range(own)]
-        self.operands = [
-            fixed("operand", (self.vertex + self.along * i) * (STRIDE // 4)) for i in range(VERTICES)
-        ]
-        self.sums = local("sums", "float32", T.float32(0.0), own * VERTICES)
-        self.held = [local("x", "float32", T.float32(0.0), 4 * VERTICES) for _ in range(2)]
+        vertex, down, part = self._stand(tile.worker)
+        own, (_, _, stride) = self.shape.own, steps.quads(0, 0)
+        self.begin = part * self.quads
+        self.operand = fixed("operand", vertex * (STRIDE // 4) + self.begin)
+        self.first = fixed("first_weight", down * stride + self.begin)
+        self.last = self.first
+        if own * self.shape.lanes > self.together:
+            near = smaller(down, self.together - 1 - (own - 1) * self.shape.lanes)
+            self.last = fixed("last_weight", near * stride + self.begin)
+        self.sums = local("sums", "float32", T.float32(0.0), own * size)
+        self.x = local("x", "float32", T.float32(0.0), 4 * size)
+        self.weight = local("weight", "float32", T.float32(0.0), 4)
+        self.next = local("next_weight", "float32", T.float32(0.0), 4)
 
-    def add(self, steps: ProductSteps, step: Expr, stage: Expr) -> None:
-        """Adds the thread's part of a step; the operands of the next columns are read meanwhile."""
-        weights = steps.weights(step, stage)
-        begin = let("begin", self.part * self.quads)
-        at = let("at", stage // 4)
-        if steps.whole():
-            with when(self.part < self.parts):
-                self._load(0, at, begin)
-                with stride_loop("quad", begin, begin + self.quads, 2) as quad:
-                    self._load(1, at, quad + 1)
-                    self._multiply(0, weights, quad)
-                    self._load(0, at, quad + 2)  # behind the last one nobody uses it
-                    self._multiply(1, weights, quad + 1)
-        else:
-            last = smaller(-(-steps.placement.columns // 4) - step * QUADS, begin + self.quads)
-            with when(self.part < self.parts), stride_loop("quad", begin, let("last", last), 1) as quad:
-                self._load(0, at, quad)
-                self._multiply(0, weights, quad)
+    def _stand(self, worker: Worker) -> tuple[Expr, Expr, Expr]:
+        """A thread's first vertex and row, and its part."""
+        part = fixed("part", worker.warp // self.along)
+        group = (worker.warp - part * self.along) * (self.size * self.shape.across)
+        return (
+            fixed("own_vertex", group + worker.lane % self.shape.across),
+            fixed("own_row", worker.lane // self.shape.across),
+            part,
+        )
 
-    def _load(self, into: int, at: Expr, column: Expr) -> None:
-        for i, operand in enumerate(self.operands):
-            found = self.tile.worker.staging[whole_quad(at + column + operand)]
-            T.buffer_store(self.held[into], found, [whole_quad(i)])
+    def add(self, step: Expr, stage: Expr) -> None:
+        """Adds the thread's part of a step."""
+        steps = self.steps
+        after = let("after", smaller(step + 1, steps.count - 1))
+        later = fixed("later_stage", after % self.tile.staging.buffers * steps.words)
+        memory, at, stride = steps.quads(step, stage)
+        _, at_later, _ = steps.quads(after, later)
+        here = _Place(
+            fixed("operands_at", T.shift_right(stage, 2) + self.operand),
+            fixed("weights_at", at + self.first),
+            0 if self.last is self.first else self.last - self.first,
+        )
+        next_step = _Place(
+            fixed("operands_later", T.shift_right(later, 2) + self.operand),
+            fixed("weights_later", at_later + self.first),
+        )
+        with when(step == 0):
+            T.buffer_store(self.next, memory[whole_quad(here.weights)], [whole_quad(0)])
+            for i in range(self.size):
+                self._read_operand(i, here.operands)
+        count = self.quads
+        if not steps.whole():
+            last = -(-steps.placement.columns // 4) - step * QUADS - self.begin
+            count = let("count", smaller(last, count))
 
-    def _multiply(self, x: int, weights: Element, column: Expr) -> None:
-        for j, own in enumerate(self.own_rows):
-            memory, place = weights(own, column * 4)
-            weight = let("weight", memory[whole_quad(place // 4)])
-            for i in range(VERTICES):
-                to = j * VERTICES + i
-                for k in range(4):
-                    put(self.sums, to, cuda.fma(lane4(weight, k), self.held[x][4 * i + k], self.sums[to]))
+        with stride_loop("quad", 0, count, 1) as quad:
+            last = let("last", quad + 1 == self.quads)
+            following = _Place(
+                fixed("operands_next", T.Select(last, next_step.operands, here.operands + quad + 1)),
+                fixed("weights_next", T.Select(last, next_step.weights, here.weights + quad + 1)),
+            )
+            self._multiply(memory, stride, here.moved(quad), following)
+
+    def _read_operand(self, number: int, at: Expr) -> None:
+        found = self.tile.worker.staging[whole_quad(at + number * (self.shape.across * STRIDE // 4))]
+        T.buffer_store(self.x, found, [whole_quad(number)])
+
+    def _multiply(self, memory: Any, stride: int, here: _Place, following: _Place) -> None:
+        """Four columns; reads those that follow.
+
+        Sums of every second vertex start at the second column: the register of a sum then is in another bank
+        than that of the operand, whichever half of the registers it is in.
+        """
+        own, size = self.shape.own, self.size
+        for j in range(own):
+            T.buffer_store(self.weight, self.next[whole_quad(0)], [whole_quad(0)])
+            at = following.weights
+            if j + 1 < own:
+                at = here.weights + (j + 1) * self.shape.lanes * stride
+                if j + 2 == own:
+                    at = at + here.last
+            T.buffer_store(self.next, memory[whole_quad(at)], [whole_quad(0)])
+            for phase in range(4):
+                for odd in range(2):
+                    k = (phase + odd) % 4
+                    for i in range(odd, size, 2):
+                        to = j * size + i
+                        put(self.sums, to, cuda.fma(self.x[4 * i + k], self.weight[k], self.sums[to]))
+        for i in range(size):
+            self._read_operand(i, following.operands)
 
     def to_plane(self) -> None:
         """Writes the sums, of which there is one part."""
-        self._each(lambda own, now: self.plane.place(self.row + own, now))
+        self._each(
+            self._stand(self.tile.worker.here()), lambda own, now: self.plane.place(self.row + own, now)
+        )
 
     def to_scratch(self) -> None:
         """Leaves the part's sums in scratch, and adds up those of all parts."""
-        worker = self.tile.worker
-        wide = let("wide", self.along * VERTICES + SPARE)
-        first = let("first_sum", self.part * (self.together * wide))
+        worker = self.tile.worker.here()
+        quads = fixed("scratch_quads", T.shift_right(self.along * (self.shape.across * self.size) + 3, 2))
+        wide = let("wide_sums", _row_quads(quads) * 4)
+        stand = self._stand(worker)
+        first = let("first_sum", stand[2] * (self.together * wide))
         worker.synchronize()
-        with when(self.part < self.parts):
-            self._each(lambda own, now: first + own * wide + now)
+        self._each(stand, lambda own, now: first + own * wide + now)
         worker.synchronize()
-        add_parts(self.tile, self.plane, self.row, self.rows, self.exponent, self.parts)
+        tile = attrs.evolve(self.tile, worker=worker)
+        add_parts(tile, self.plane, self.row, self.rows, self.together, quads, self.parts)
 
-    def _each(self, place: Callable[[Expr, Expr], Expr]) -> None:
+    def _each(self, stand: tuple[Expr, Expr, Expr], place: Callable[[Expr, Expr], Expr]) -> None:
         """Writes every sum to its place: of a row, and of a vertex of the tile."""
+        vertex, down, _ = stand
+        staging = self.tile.staging
+        beyond = layouts(self.rows, staging.tile, staging.front)[-1].wide > staging.tile
         for j in range(self.shape.own):
-            own = self.down + j * self.shape.lanes
-            with when(_inside(self.row + own, self.rows, own)):
-                for i in range(VERTICES):
-                    now = let("vertex", self.vertex + self.along * i)
-                    put(self.tile.worker.staging, place(own, now), self.sums[j * VERTICES + i])
+            own = down + j * self.shape.lanes
+            with when(_inside(self.row + own, self.rows, own, self.together)):
+                for i in range(self.size):
+                    now = let("vertex", vertex + self.shape.across * i)
+                    with when(now < self.tile.count) if beyond else nullcontext():
+                        put(self.tile.worker.staging, place(own, now), self.sums[j * self.size + i])
 
 
-def _exponent(vertices: int) -> int:
-    """Of a power of two."""
-    return vertices.bit_length() - 1
-
-
-def add_parts(tile: UnitTile, plane: Plane, row: Expr, rows: int, exponent: Expr, parts: Expr) -> None:
+def add_parts(
+    tile: UnitTile, plane: Plane, row: Expr, rows: int, together: int, quads: Expr, parts: Expr
+) -> None:
     """Adds up the sums in scratch into a plane, four vertices a thread at a time.
 
-    exponent: a row there has 2 ** exponent vertices, and SPARE words behind.
+    quads: those of a row there; together: its rows.
     """
-    worker, together = tile.worker, block_rows(rows)
-    quads = fixed("quads", T.shift_left(T.int32(1), exponent - 2))
-    wide = fixed("wide_quads", quads + SPARE // 4)
+    worker = tile.worker
+    wide = fixed("wide_quads", _row_quads(quads))
     size = fixed("part_quads", together * wide)
     with stride_loop("sum", worker.thread, together * quads, THREADS) as item:
-        own = fixed("own", T.shift_right(item, exponent - 2))
+        own = fixed("own", item // quads)
         vertex = fixed("vertex", (item - own * quads) * 4)
-        with when(vertex < tile.count), when(_inside(row + own, rows, own)):
+        with when(vertex < tile.count), when(_inside(row + own, rows, own, together)):
             first = fixed("first", own * wide + (item - own * quads))
             total = local("total", "float32x4", worker.staging[whole_quad(first)])
             with loop("other", parts - 1, unroll=3) as other:
@@ -290,7 +414,7 @@ def tensor_shape(rows: int) -> TensorShape:
     """How the rows of a worker are shared out over warps."""
     options = []
     for warps in (8, 4, 2, 1):
-        own = -(-block_rows(rows) // (HIGH * warps))
+        own = -(-block_rows(rows, True) // (HIGH * warps))
         if own <= MOST_HIGH:
             options.append((warps * own, -own, warps, own))
     _, _, warps, own = min(options)
@@ -313,7 +437,7 @@ def _tensor_sums(
     """`times` x 8 vertices a warp, `along` warps along them."""
     worker, staging = tile.worker, tile.staging
     rows = rows_of(product.result, tile.segment, tile.units)
-    together, wide = block_rows(rows), times * along * VERTICES
+    together, wide = block_rows(rows, True), times * along * VERTICES
     parts = _fitting(shape.others // along, staging, together * (wide + SPARE))
     idle = parts * along < shape.others
     steps = ProductSteps(tile, product, wide, row, together)
@@ -354,7 +478,7 @@ def _tensor_sums(
         begin = let("first_sum", part * (together * (wide + SPARE)))
     for down, across, index in sums.pairs():
         own = let("own", first + down)
-        inside = _inside(row + own, rows, own)
+        inside = _inside(row + own, rows, own, together)
         with when(both(inside, part < parts) if idle else inside):
             if parts > 1:
                 at = begin + own * (wide + SPARE) + vertex + across
@@ -363,4 +487,4 @@ def _tensor_sums(
             T.buffer_store(worker.staging, sums.pair(index), [pair_at(at)])
     if parts > 1:
         worker.synchronize()
-        add_parts(tile, plane, row, rows, _exponent(wide), parts)
+        add_parts(tile, plane, row, rows, together, wide // 4, parts)

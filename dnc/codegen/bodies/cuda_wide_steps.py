@@ -22,13 +22,22 @@ from dnc.codegen.bodies.cuda_weights import weight_place
 from dnc.codegen.bodies.cuda_worker import source_row
 from dnc.codegen.emit import Expr, both, fixed, let, local, put, smaller, stride_loop, when
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import STREAMED, Placement, Product, TransposedProduct, padded, unit_share
+from dnc.ir.plan import (
+    STREAMED,
+    Placement,
+    Product,
+    TransposedProduct,
+    padded,
+    shared_stride,
+    unit_share,
+)
 
 STEP = 32  # columns of a step
 STRIDE = STEP + 4  # words between staged rows: the same column of eight of them is in all banks
 QUADS = STEP // 4
 LINES = THREADS // QUADS  # rows of a step that all threads together copy at a time
-TURNED_WORDS = 4096  # of a step of a transposed product: so many columns, the fewer rows
+TENSOR_WORDS = 4096  # of a step of a transposed product on tensor cores: so many columns, the fewer rows
+TURNED_WORDS = 8192  # or on threads: four copies of 16 bytes
 SPARE = 8  # words behind a staged row of it
 
 Element = Callable[[Expr, Expr], tuple[Any, Expr]]  # (row, column) -> the memory and the word in it
@@ -39,14 +48,9 @@ def step_words(vertices: int, rows: int) -> int:
     return (vertices + rows) * STRIDE
 
 
-def turned_rows(columns: int) -> int:
-    """Rows of the weights in a step of a transposed product."""
-    return TURNED_WORDS // columns
-
-
-def turned_words(columns: int) -> int:
-    """Words of such a step."""
-    return turned_rows(columns) * (columns + SPARE)
+def turned_words(columns: int, words: int) -> int:
+    """Words of a step of a transposed product, of so many weights."""
+    return words // columns * (columns + SPARE)
 
 
 def in_steps(
@@ -56,21 +60,34 @@ def in_steps(
     words: int,
     copy: Callable[[Expr, Expr], None],
     work: Callable[[Expr, Expr], None],
+    early: int = 0,
+    started: bool = False,
 ) -> None:
     """work(step, first word of its stage) for every step; copy(step, ..) runs `stages` - 1 steps ahead.
 
-    Starts with a block barrier, and ends without one.
+    Starts with a block barrier, and ends without one. early: so many later steps are there as well when one
+    is worked on; then there are that many more stages. started: the first copies are under way.
     """
     ahead = stages - 1
-    with stride_loop("round", -ahead, count, 1) as now:
-        cuda.copy_wait(stages - 2)
+    if not started:
+        synchronize()
+        start_steps(count, stages, words, copy)
+    with stride_loop("round", 0, count, 1) as now:
+        cuda.copy_wait(stages - 2 - early)
         synchronize()  # the step is there, and the stage of the one before it has been read
         later = fixed("later", now + ahead)
         with when(later < count):
             copy(later, let("into", later % stages * words))
         cuda.copy_commit()
-        with when(now >= 0):
-            work(now, fixed("stage", now % stages * words))
+        work(now, fixed("stage", now % stages * words))
+
+
+def start_steps(count: Expr, stages: int, words: int, copy: Callable[[Expr, Expr], None]) -> None:
+    """Starts the copies of the first steps, for `in_steps`: nobody may read the stages any more."""
+    with stride_loop("round", 0, stages - 1, 1) as now:
+        with when(now < count):
+            copy(now, let("into", now * words))
+        cuda.copy_commit()
 
 
 class ProductSteps:
@@ -154,6 +171,15 @@ class ProductSteps:
         memory, place = weight_place(self.worker, self.placement, self.weights_at)
         return lambda row, column: (memory, place(self.row + row, step * STEP + column))
 
+    def quads(self, step: Expr, stage: Expr) -> tuple[Any, Expr, int]:
+        """The memory of a step's weights, the quad there that the first row starts with, and quads from a row
+        to the next one."""
+        if self.copied:
+            return self.worker.staging, T.shift_right(stage, 2) + self.vertices * (STRIDE // 4), STRIDE // 4
+        stride = shared_stride(self.placement.columns) // 4
+        at = self.placement.slot // 4 + self.row * stride + step * QUADS
+        return self.worker.shared_weights, at, stride
+
     def whole(self) -> bool:
         """Whether every step has all its columns, or they are zeros."""
         return bool(self.copied) or self.placement.columns % STEP == 0
@@ -161,24 +187,17 @@ class ProductSteps:
 
 @attrs.frozen(eq=False)
 class TurnedSteps:
-    """The steps of a transposed product, one block of columns after another: step `number` is rows
-    number % each * high .. of block number // each."""
+    """The steps of a transposed product: `high` rows of the weights, in blocks of `columns`.
+
+    Both may be known only at run time. weights: how many of them a step has.
+    """
 
     tile: UnitTile
     placement: Placement
     weights_at: Expr
-    rows: int
-    columns: int
-
-    @property
-    def high(self) -> int:
-        """Rows of a step."""
-        return turned_rows(self.columns)
-
-    @property
-    def each(self) -> int:
-        """Steps of a block of columns."""
-        return -(-self.rows // self.high)
+    columns: Expr
+    high: Expr
+    weights: int
 
     @property
     def streamed(self) -> bool:
@@ -186,42 +205,51 @@ class TurnedSteps:
         return self.placement.residency == STREAMED
 
     @property
-    def words(self) -> int:
-        """Words of a step."""
-        return turned_words(self.columns) if self.streamed else 0
+    def stride(self) -> Expr:
+        """Words from a row of a step to the next one."""
+        return self.columns + SPARE
 
-    def copy(self, number: Expr, stage: Expr) -> None:
-        """Starts the copies of a step."""
+    def copy(self, block: Expr, first: Expr, stage: Expr) -> None:
+        """Starts the copies of the step that begins in row `first` of a block."""
         if not self.streamed:
             return
         worker, width = self.tile.worker, padded(self.placement.columns)
-        quads = self.columns // 4
-        block = fixed("block", number // self.each)
-        first = fixed("first_row", (number - block * self.each) * self.high)
-        units = unit_share(self.placement.units, worker.workers)
-        regular = units * worker.workers == self.placement.units and units % self.high == 0
+        quads = self.columns // 4 if isinstance(self.columns, int) else T.shift_right(self.columns, 2)
+        units, high = unit_share(self.placement.units, worker.workers), self.high
+        regular = units * worker.workers == self.placement.units
+        regular = regular and isinstance(high, int) and units % high == 0
         start, _ = source_row(worker, self.placement, first)
-        for part in range(self.high * quads // THREADS):
-            index = worker.thread + part * THREADS
-            line, own = fixed("line", index // quads), let("own", index % quads * 4)
-            column = fixed("column", block * self.columns + own)
+        line_of_thread = fixed("line_of_thread", worker.thread // quads)
+        own = let("own", (worker.thread - line_of_thread * quads) * 4)
+        column = fixed("column", block * self.columns + own)
+        for part in range(self.weights // 4 // THREADS):
+            line = fixed("line", line_of_thread + part * (THREADS // quads))
             source, there = start + line, column < width
             if not regular:
                 source, valid = source_row(worker, self.placement, let("row", first + line))
                 there = both(valid != 0, there)
             at = self.weights_at + source * width + column
-            if not regular or self.placement.columns % self.columns:
+            if not (regular and isinstance(self.columns, int)) or self.placement.columns % self.columns:
                 at = T.Select(there, at, T.int64(0))
             at = fixed("from", at, "int64")
-            to = stage + line * (self.columns + SPARE) + own
-            worker.start_copy(to, at)
+            worker.start_copy(stage + line * self.stride + own, at)
 
-    def weights(self, block: Expr, first: Expr, stage: Expr, lanes: int) -> Element:
+    def quads(self, block: Expr, first: Expr, stage: Expr, column: Expr) -> tuple[Any, Expr, Expr]:
+        """The memory of a step's weights, the quad there of its first row and a column of the block, and
+        quads from a row to the next one."""
+        if self.streamed:
+            return self.tile.worker.staging, T.shift_right(stage + column, 2), T.shift_right(self.stride, 2)
+        width, stride = padded(self.placement.columns), shared_stride(self.placement.columns) // 4
+        at = smaller(block * self.columns + column, width - 4)  # where the matrix has ended any columns do
+        at = self.placement.slot // 4 + first * stride + T.shift_right(at, 2)
+        return self.tile.worker.shared_weights, at, stride
+
+    def weight(self, block: Expr, first: Expr, stage: Expr, lanes: int) -> Element:
         """Where weights of a step are: `lanes` of a row of the step, from a column of the block on."""
         if self.streamed:
             return lambda row, column: (
                 self.tile.worker.staging,
-                stage + row * (self.columns + SPARE) + column,
+                stage + row * self.stride + column,
             )
         memory, place = weight_place(self.tile.worker, self.placement, self.weights_at)
         last = padded(self.placement.columns) - lanes  # where the matrix has ended any columns do
@@ -229,15 +257,17 @@ class TurnedSteps:
 
         def there(row: Expr, column: Expr) -> tuple[Any, Expr]:
             at = start + column
-            if self.placement.columns % self.columns:
+            if not isinstance(self.columns, int) or self.placement.columns % self.columns:
                 at = smaller(at, last)
             return memory, place(first + row, at)
 
         return there
 
 
-def turned_steps(tile: UnitTile, product: TransposedProduct, rows: int, columns: int) -> TurnedSteps:
-    """The steps of a transposed product over the worker's `rows`, `columns` of the result at a time."""
+def turned_steps(
+    tile: UnitTile, product: TransposedProduct, columns: Expr, high: Expr, weights: int
+) -> TurnedSteps:
+    """The steps of a transposed product, `columns` of the result at a time."""
     placement = tile.placement(product)
     weights_at = let("weights_at", tile.weights_at(product))
-    return TurnedSteps(tile, placement, weights_at, rows, columns)
+    return TurnedSteps(tile, placement, weights_at, columns, high, weights)

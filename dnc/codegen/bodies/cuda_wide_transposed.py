@@ -1,15 +1,16 @@
 """Tiled transposed products of UNIT segments on CUDA: partial sums over the worker's rows for many vertices.
 
 In: a tile of vertices whose deltas are staged. Out: the partial sums in the pool. Rows of the weights come
-in steps (`cuda_wide_steps.py`), a block of columns after another. A warp has up to 32 vertices, 64 columns
-of a block; its sums lie with its threads, or are made on tensor cores.
+in steps (`cuda_wide_steps.py`), a block of columns after another. Sums lie with the threads, where a warp has
+128 columns and twice as many vertices as a thread; or they are made on tensor cores, up to 32 vertices and 64
+columns a warp.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 import attrs
 from tvm.tirx.script.builder import ir as T
@@ -18,17 +19,269 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
 from dnc.codegen.bodies.cuda_stores import store_columns
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, pair_at, warp_sums
-from dnc.codegen.bodies.cuda_wide_steps import TurnedSteps, in_steps, turned_steps, turned_words
-from dnc.codegen.emit import Expr, both, by_size, fixed, lane4, let, local, loop, put, quad_at, smaller, when
-from dnc.codegen.quads import QUAD
-from dnc.ir.machine import WARPS
+from dnc.codegen.bodies.cuda_wide_steps import (
+    TENSOR_WORDS,
+    TURNED_WORDS,
+    Element,
+    TurnedSteps,
+    in_steps,
+    start_steps,
+    turned_steps,
+    turned_words,
+)
+from dnc.codegen.emit import (
+    Expr,
+    both,
+    by_size,
+    fixed,
+    let,
+    local,
+    put,
+    quad_at,
+    smaller,
+    stride_loop,
+    when,
+    whole_quad,
+)
+from dnc.ir.machine import LANES, WARPS
 from dnc.ir.plan import TransposedProduct
+
+Place = tuple[Expr, Expr]  # the first vertex of a warp, and its first column in a block
+
+
+def step_words(tile: int, columns: int, tensor: bool) -> int:
+    """Words of a step, at most."""
+    if tensor:
+        return max(turned_words(shape.columns, TENSOR_WORDS) for shape in shapes(tile, columns))
+    return max(turned_words(one.columns, TURNED_WORDS) for one in layouts(tile, columns))
+
+
+def transposed(tile: UnitTile, product: TransposedProduct) -> None:
+    """Partial sums for all vertices of the tile, on tensor cores. Starts with a barrier, ends without."""
+    found = shapes(tile.staging.tile, product.columns)
+    bodies = [(shape.vertices, partial(_on_tensor_cores, tile, product, shape)) for shape in found]
+    by_size(tile.count, bodies)
+
+
+# ---- on threads --------------------------------------------------------------------------------------
+
+LANES_DOWN = 2  # of a warp, along the vertices
+LANES_ACROSS = LANES // LANES_DOWN  # along the columns, four of which lie side by side with a thread
+TIMES = 2  # quads of columns of a thread
+WARP_COLUMNS = LANES_ACROSS * TIMES * 4
+SIZES = (4, 6, 8)  # vertices of a thread: even numbers, see `cuda_wide_products`
+ALONG = (1, 2, 4, 8)  # warps side by side along the vertices
+
+
+@attrs.frozen
+class Layout:
+    """`size` vertices a thread, `along` warps along the vertices, the others along the columns."""
+
+    size: int
+    along: int
+
+    @property
+    def wide(self) -> int:
+        """All vertices."""
+        return LANES_DOWN * self.size * self.along
+
+    @property
+    def columns(self) -> int:
+        """Columns of a block."""
+        return WARPS // self.along * WARP_COLUMNS
+
+    @property
+    def cost(self) -> float:
+        """About the time that it takes: few vertices of a thread read more, wide blocks have short steps."""
+        return self.wide * (0.75 + 2.0 / self.size + 0.5 / self.along)
+
+
+def all_layouts(columns: int) -> list[Layout]:
+    """Those in which at least half of the warps have something to do, if there are any."""
+    found = [Layout(size, along) for size in SIZES for along in ALONG]
+    return [one for one in found if one.along == ALONG[-1] or one.columns < 2 * columns]
+
+
+def layouts(tile: int, columns: int) -> list[Layout]:
+    """For few vertices up to a tile: those that are not slower than one for more."""
+    best: list[Layout] = []
+    for one in sorted(all_layouts(columns), key=lambda one: (-one.wide, one.cost)):
+        if not best or one.cost < best[-1].cost:
+            best = [one] if one.wide >= tile else [*best, one]
+    return best[::-1]
+
+
+class OnThreads:
+    """One block of columns after another; the code is the same but for the number of vertices of a thread."""
+
+    def __init__(self, tile: UnitTile, product: TransposedProduct) -> None:
+        self.tile, self.product = tile, product
+        self.rows = rows_of(product.delta, tile.segment, tile.units)
+        self.layouts = layouts(tile.staging.tile, product.columns)
+        chosen = local("layout", "int32", 0, 2)
+        for number, one in enumerate(self.layouts):
+            with when(tile.count > (self.layouts[number - 1].wide if number else 0)):
+                put(chosen, 0, one.size)
+                put(chosen, 1, one.along)
+        self.size, self.along = fixed("size", chosen[0]), fixed("along", chosen[1])
+        self.columns = fixed("block_columns", WARPS * WARP_COLUMNS // self.along)
+        high = fixed("step_rows", TURNED_WORDS // (WARPS * WARP_COLUMNS) * self.along)
+        self.steps = turned_steps(tile, product, self.columns, high, TURNED_WORDS)
+        self.each = fixed("steps_of_block", (self.rows + high - 1) // high)
+        blocks = (product.columns + self.columns - 1) // self.columns
+        self.count = fixed("steps", blocks * self.each)
+        self.stages, self.words = 3, 0
+        if self.steps.streamed:
+            self.stages = tile.staging.buffers
+            self.words = step_words(tile.staging.tile, product.columns, False)
+
+    def start(self) -> None:
+        """Starts the copies of the first steps: nobody may use that memory any more."""
+        start_steps(self.count, self.stages, self.words, self._copy)
+
+    def run(self, started: bool) -> None:
+        """Starts with a barrier, ends without."""
+
+        def body(size: int) -> None:
+            work = partial(self._work, _ThreadSums(self.tile, self.product, self.rows, size, self.along))
+            synchronize = self.tile.worker.synchronize
+            in_steps(synchronize, self.count, self.stages, self.words, self._copy, work, 1, started)
+
+        by_size(self.size, [(size, partial(body, size)) for size in sorted({o.size for o in self.layouts})])
+
+    def _place(self, number: Expr) -> tuple[Expr, Expr]:
+        """The block of a step, and its number there."""
+        block = fixed("block", number // self.each)
+        return block, fixed("step", number - block * self.each)
+
+    def _copy(self, number: Expr, stage: Expr) -> None:
+        block, step = self._place(number)
+        self.steps.copy(block, fixed("first_row", step * self.steps.high), stage)
+
+    def _work(self, sums: _ThreadSums, number: Expr, stage: Expr) -> None:
+        steps, (block, step) = self.steps, self._place(number)
+        ends = let("ends", step == self.each - 1)
+        with when(step == 0):
+            sums.clear()
+        later = fixed("later_stage", (number + 1) % self.stages * self.words)
+        after = T.Select(ends, 0, step + 1)
+        place = _place(sums, steps, block, step * steps.high, stage)
+        # behind the last step nobody uses what is read
+        following = _place(sums, steps, T.Select(ends, block + 1, block), after * steps.high, later)
+        sums.add(steps, place, following, step * steps.high, number == 0)
+        with when(ends):
+            sums.store(block * self.columns)
+
+
+@attrs.frozen
+class _Place:
+    """Quads in shared memory that a thread reads: its first deltas, its first weights in `memory`; those of
+    the next row are `stride` behind."""
+
+    deltas: Expr
+    memory: Any
+    weights: Expr
+    stride: Expr
+
+
+def _place(sums: _ThreadSums, steps: TurnedSteps, block: Expr, first: Expr, stage: Expr) -> _Place:
+    """Where a thread reads from row `first` of a block on."""
+    row = fixed("first_row", first)
+    memory, at, stride = steps.quads(block, row, stage, sums.across)
+    deltas = fixed("deltas", T.shift_right(sums.deltas.place(row, sums.down), 2))
+    return _Place(deltas, memory, fixed("weights_at", at), fixed("stride", stride))
+
+
+class _ThreadSums:
+    """The sums of a thread: `size` vertices, two apart, and eight columns, twice four side by side."""
+
+    def __init__(self, tile: UnitTile, product: TransposedProduct, rows: int, size: int, along: Expr) -> None:
+        self.tile, self.product, self.rows, self.size = tile, product, rows, size
+        worker, self.deltas = tile.worker, tile.staging.deltas[product.delta]
+        group = fixed("warp_columns", worker.warp // along)
+        self.down = fixed(
+            "own_vertex",
+            (worker.warp - group * along) * (size * LANES_DOWN) + worker.lane // LANES_ACROSS,
+        )
+        self.across = fixed("own_column", group * WARP_COLUMNS + worker.lane % LANES_ACROSS * 4)
+        self.sums = local("sums", "float32", T.float32(0.0), size * TIMES * 4)
+        self.x = local("x", "float32", T.float32(0.0), 4 * size)
+        self.w = local("w", "float32", T.float32(0.0), 4 * TIMES * 4)
+
+    def clear(self) -> None:
+        """All sums are zero."""
+        for i in range(self.size * TIMES * 4):
+            put(self.sums, i, T.float32(0.0))
+
+    def add(self, steps: TurnedSteps, here: _Place, following: _Place, first: Expr, is_first: Expr) -> None:
+        """Adds the products of a step, and reads what the next one needs first."""
+        count = fixed("quads", T.shift_right(smaller(self.rows - first, steps.high), 2))
+
+        row = local("weights_now", "int32", here.weights)
+        with when(is_first):
+            self._read_operands(here.deltas)
+            for half in range(TIMES):
+                self._read_weights(here, row[0], half)
+        with stride_loop("quad", 0, count, 1) as quad:
+            last = let("last", quad + 1 == count)
+            put(row, 0, T.Select(last, following.weights, row[0] + here.stride * 4))
+            for half in range(TIMES):
+                for c in range(4):
+                    self._multiply(half, c)
+                self._read_weights(here, row[0], half)
+            self._read_operands(
+                fixed("deltas_next", T.Select(last, following.deltas, here.deltas + quad + 1))
+            )
+
+    def _read_operands(self, at: Expr) -> None:
+        staging = self.tile.worker.staging
+        for i in range(self.size):
+            found = staging[whole_quad(at + i * (LANES_DOWN * self.deltas.vertex // 4))]
+            T.buffer_store(self.x, found, [whole_quad(i)])
+
+    def _read_weights(self, place: _Place, at: Expr, half: int) -> None:
+        """A quad of columns of four rows."""
+        for k in range(4):
+            found = place.memory[whole_quad(at + k * place.stride + half * LANES_ACROSS)]
+            T.buffer_store(self.w, found, [whole_quad(k * TIMES + half)])
+
+    def _multiply(self, half: int, c: int) -> None:
+        """A column of four rows. Every second vertex starts at the second row: see `cuda_wide_products`."""
+        for phase in range(4):
+            for odd in range(2):
+                k = (phase + odd) % 4
+                weight = self.w[(k * TIMES + half) * 4 + c]
+                for i in range(odd, self.size, 2):
+                    to = (i * TIMES + half) * 4 + c
+                    put(self.sums, to, cuda.fma(self.x[4 * i + k], weight, self.sums[to]))
+
+    def store(self, column: Expr) -> None:
+        """Four columns at a time."""
+        tile = self.tile
+        for i in range(self.size):
+            now = let("now", self.down + i * LANES_DOWN)
+            with when(now < tile.count):
+                for half in range(TIMES):
+                    own = let("own", column + self.across + half * (LANES_ACROSS * 4))
+                    values = self._copied((i * TIMES + half) * 4)
+                    whole = self.product.columns % (WARPS * WARP_COLUMNS) == 0
+                    with nullcontext() if whole else when(own < self.product.columns):
+                        store_columns(tile.worker, self.product, tile.first + now, own, values)
+
+    def _copied(self, first: int) -> Expr:
+        """Four sums in other registers: those of a vector are in a fixed order, and would all be in the bank
+        of the weight that is multiplied."""
+        four = local("four", "float32", T.float32(0.0), 4)
+        for i in range(4):
+            put(four, i, cuda.COPY_HERE(self.sums[first + i]))
+        return four[quad_at(0)]
+
+
+# ---- on tensor cores ---------------------------------------------------------------------------------
 
 HALF = 16  # vertices of a warp, or twice as many
 COLUMNS = 32  # of a warp, or twice as many
 MOST_TIMES = 2
-COLUMN_LANES = 8  # threads of a warp along the columns, where these have the sums
-Place = tuple[Expr, Expr]  # the first vertex of a warp, and its first column in a block
 
 
 @attrs.frozen
@@ -66,106 +319,38 @@ def shapes(tile: int, columns: int) -> list[Shape]:
     return found
 
 
-def step_words(tile: int, columns: int) -> int:
-    """Words of a step, at most."""
-    return max(turned_words(shape.columns) for shape in shapes(tile, columns))
-
-
-def transposed(tile: UnitTile, product: TransposedProduct, tensor: bool) -> None:
-    """Partial sums for all vertices of the tile. Starts with a barrier, ends without."""
-    found = shapes(tile.staging.tile, product.columns)
-    by_size(tile.count, [(shape.vertices, partial(_blocks, tile, product, tensor, shape)) for shape in found])
-
-
-class Sums(Protocol):
-    """The sums of a warp for a block of columns."""
-
-    def clear(self) -> None:
-        """Makes them zero."""
-
-    def add(self, steps: TurnedSteps, block: Expr, first: Expr, stage: Expr) -> None:
-        """Adds the products of a step's rows, from `first` on."""
-
-    def store(self, column: Expr) -> None:
-        """Writes them to the pool; the block starts at `column`."""
-
-
-def _blocks(tile: UnitTile, product: TransposedProduct, tensor: bool, shape: Shape) -> None:
+def _on_tensor_cores(tile: UnitTile, product: TransposedProduct, shape: Shape) -> None:
     """One block of columns after another."""
     worker = tile.worker
     rows = rows_of(product.delta, tile.segment, tile.units)
-    steps = turned_steps(tile, product, rows, shape.columns)
+    high = TENSOR_WORDS // shape.columns
+    steps = turned_steps(tile, product, shape.columns, high, TENSOR_WORDS)
+    each = -(-rows // high)
     others = WARPS // shape.along
     vertex = fixed("warp_vertex", worker.warp // others * (shape.halves * HALF))
     column = fixed("warp_column", worker.warp % others * (shape.times * COLUMNS))
-    sums: Sums = (TensorSums if tensor else ThreadSums)(tile, product, shape, (vertex, column))
+    sums = TensorSums(tile, product, shape, (vertex, column))
     blocks = -(-product.columns // shape.columns)
 
+    def copy(number: Expr, stage: Expr) -> None:
+        block = fixed("block", number // each)
+        steps.copy(block, fixed("first_row", (number - block * each) * high), stage)
+
     def work(number: Expr, stage: Expr) -> None:
-        block = fixed("block", number // steps.each)
-        step = let("step", number - block * steps.each)
+        block = fixed("block", number // each)
+        step = let("step", number - block * each)
         with when(step == 0):
             sums.clear()
-        sums.add(steps, block, let("first_row", step * steps.high), stage)
-        with when(step == steps.each - 1):
+        first = let("first_row", step * high)
+        whole = rows % high == 0
+        depth = high // DEPTH if whole else let("rows", smaller(rows - first, high) // DEPTH)
+        sums.add(steps.weight(block, first, stage, 1), first, depth)
+        with when(step == each - 1):
             sums.store(block * shape.columns)
 
     stages = tile.staging.buffers if steps.streamed else 2
-    in_steps(worker.synchronize, blocks * steps.each, stages, steps.words, steps.copy, work)
-
-
-def _rows(steps: TurnedSteps, first: Expr, of: int) -> Expr:
-    """Rows of a step in units of `of`; the last step may have fewer."""
-    if steps.rows % steps.high == 0:
-        return steps.high // of
-    return let("rows", smaller(steps.rows - first, steps.high) // of)
-
-
-class ThreadSums:
-    """A thread has 4 vertices, twice 16 apart, and 4 columns, once or twice 32 apart."""
-
-    def __init__(self, tile: UnitTile, product: TransposedProduct, shape: Shape, warp: Place) -> None:
-        self.tile, self.product, self.shape = tile, product, shape
-        self.count, lane = shape.halves * QUAD * shape.times * QUAD, tile.worker.lane
-        self.sums = local("sums", "float32", T.float32(0.0), self.count)
-        self.down = fixed("down", warp[0] + lane // COLUMN_LANES * QUAD)
-        self.across = fixed("across", warp[1] + lane % COLUMN_LANES * QUAD)
-
-    def clear(self) -> None:
-        """All sums are zero."""
-        for i in range(self.count):
-            put(self.sums, i, T.float32(0.0))
-
-    def add(self, steps: TurnedSteps, block: Expr, first: Expr, stage: Expr) -> None:
-        """Row by row."""
-        staging = self.tile.worker.staging
-        deltas = self.tile.staging.deltas[self.product.delta]
-        weights = steps.weights(block, first, stage, QUAD)
-        at = let("deltas", deltas.place(first, self.down))
-        with loop("row", _rows(steps, first, 1), unroll=2) as row:
-            pairs = [weights(row, self.across + h * COLUMNS) for h in range(self.shape.times)]
-            weight = [let("weight", memory[quad_at(place)]) for memory, place in pairs]
-            for g in range(self.shape.halves):
-                delta = let("delta", staging[quad_at(at + row * deltas.row + g * HALF)])
-                for v in range(QUAD):
-                    for h in range(self.shape.times):
-                        for c in range(QUAD):
-                            to = ((g * QUAD + v) * self.shape.times + h) * QUAD + c
-                            put(self.sums, to, cuda.fma(lane4(weight[h], c), lane4(delta, v), self.sums[to]))
-
-    def store(self, column: Expr) -> None:
-        """Four columns at a time."""
-        tile = self.tile
-        for g in range(self.shape.halves):
-            for v in range(QUAD):
-                now = let("now", self.down + g * HALF + v)
-                with when(now < tile.count):
-                    for h in range(self.shape.times):
-                        own = let("own", column + self.across + h * COLUMNS)
-                        values = self.sums[quad_at(((g * QUAD + v) * self.shape.times + h) * QUAD)]
-                        whole = self.product.columns % self.shape.columns == 0
-                        with nullcontext() if whole else when(own < self.product.columns):
-                            store_columns(tile.worker, self.product, tile.first + now, own, values)
+    words = turned_words(shape.columns, TENSOR_WORDS) if steps.streamed else 0
+    in_steps(worker.synchronize, blocks * each, stages, words, copy, work)
 
 
 class TensorSums:
@@ -181,11 +366,10 @@ class TensorSums:
         for i in range(self.warp.high * self.warp.across * 4):
             put(self.warp.sums, i, T.float32(0.0))
 
-    def add(self, steps: TurnedSteps, block: Expr, first: Expr, stage: Expr) -> None:
-        """All rows."""
+    def add(self, weights: Element, first: Expr, depth: Expr) -> None:
+        """Adds the products of `depth` x 8 rows of a step; the first is row `first` of the worker."""
         staging = self.tile.worker.staging
         deltas = self.tile.staging.deltas[self.product.delta]
-        weights = steps.weights(block, first, stage, 1)
 
         def weight(row: Expr, own: Expr) -> Expr:
             memory, place = weights(row, self.column + own)
@@ -193,7 +377,7 @@ class TensorSums:
 
         self.warp.add(
             "rows",
-            _rows(steps, first, DEPTH),
+            depth,
             lambda block: let("row", block * DEPTH),
             lambda own, row: staging[deltas.place(first + row, self.vertex + own)],
             weight,
