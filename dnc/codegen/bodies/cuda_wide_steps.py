@@ -215,24 +215,44 @@ class TurnedSteps:
             return
         worker, width = self.tile.worker, padded(self.placement.columns)
         quads = self.columns // 4 if isinstance(self.columns, int) else T.shift_right(self.columns, 2)
-        units, high = unit_share(self.placement.units, worker.workers), self.high
-        regular = units * worker.workers == self.placement.units
-        regular = regular and isinstance(high, int) and units % high == 0
-        start, _ = source_row(worker, self.placement, first)
         line_of_thread = fixed("line_of_thread", worker.thread // quads)
         own = let("own", (worker.thread - line_of_thread * quads) * 4)
         column = fixed("column", block * self.columns + own)
+        whole = isinstance(self.columns, int) and self.placement.columns % self.columns == 0
+        inside = let("inside", True if whole else column < width)
+        source_of = self._sources(first)
         for part in range(self.weights // 4 // THREADS):
             line = fixed("line", line_of_thread + part * (THREADS // quads))
-            source, there = start + line, column < width
-            if not regular:
-                source, valid = source_row(worker, self.placement, let("row", first + line))
-                there = both(valid != 0, there)
+            source, there = source_of(line)
             at = self.weights_at + source * width + column
-            if not (regular and isinstance(self.columns, int)) or self.placement.columns % self.columns:
-                at = T.Select(there, at, T.int64(0))
-            at = fixed("from", at, "int64")
-            worker.start_copy(stage + line * self.stride + own, at)
+            if not (whole and there is None):
+                at = T.Select(inside if there is None else both(inside, there), at, T.int64(0))
+            worker.start_copy(stage + line * self.stride + own, fixed("from", at, "int64"))
+
+    def _sources(self, first: Expr) -> Callable[[Expr], tuple[Expr, Expr | None]]:
+        """Where a line of a step is in the parameter, and whether it exists: None for always. first: the row
+        in which the step begins."""
+        worker, placement, high = self.tile.worker, self.placement, self.high
+        units = unit_share(placement.units, worker.workers)
+        if units * worker.workers != placement.units:
+
+            def of_padded_units(line: Expr) -> tuple[Expr, Expr]:
+                source, valid = source_row(worker, placement, let("row", first + line))
+                return source, valid != 0
+
+            return of_padded_units
+        if isinstance(high, int) and units % high == 0:  # a step has rows of one gate
+            start, _ = source_row(worker, placement, first)
+            return lambda line: (start + line, None)
+        bits, skipped = units.bit_length() - 1, placement.units - units
+        rank_first = let("rank_first", worker.rank * units)
+
+        def of_any_gate(line: Expr) -> tuple[Expr, Expr]:
+            row = fixed("row", first + line)
+            gate = T.shift_right(row, bits) if units == 1 << bits else row // units
+            return rank_first + (row + gate * skipped), row < placement.gates * units
+
+        return of_any_gate
 
     def quads(self, block: Expr, first: Expr, stage: Expr, column: Expr) -> tuple[Any, Expr, Expr]:
         """The memory of a step's weights, the quad there of its first row and a column of the block, and
