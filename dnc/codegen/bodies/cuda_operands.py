@@ -134,7 +134,7 @@ def piece_word(worker: Worker, pieces: tuple[Piece, ...], row: Expr, element: Ex
     """
     gathered = [
         (begin, piece.address)
-        for begin, piece in zip(_begins(pieces), pieces, strict=True)
+        for begin, piece in zip(piece_begins(pieces), pieces, strict=True)
         if isinstance(piece.address, GatherAddress)
     ]
     if not gathered:
@@ -159,7 +159,7 @@ def piece_at(
 
     word: what `piece_word` found, if it was asked before.
     """
-    begins = _begins(pieces)
+    begins = piece_begins(pieces)
     if word is None:
         word = piece_word(worker, pieces, row, element)
     if all(isinstance(piece.address, GatherAddress) for piece in pieces):
@@ -187,7 +187,7 @@ def _pushed(
     if worker.push is None or word is None:
         return None, 0
     found = [worker.push.state_near(piece, word) for piece in pieces]
-    begins = _begins(pieces)
+    begins = piece_begins(pieces)
     near = both(valid, _chosen(list(zip(begins, (near for near, _ in found), strict=True)), element))
     places = [(begin, place - begin) for begin, (_, place) in zip(begins, found, strict=True)]
     return let("near", near), let("near_at", _chosen(places, element) + element)
@@ -198,7 +198,7 @@ def _copy_near(worker: Worker, to: Expr, place: Expr) -> None:
     T.buffer_store(worker.staging, worker.staging[quad_at(place)], [quad_at(to)])
 
 
-def _begins(pieces: tuple[Piece, ...]) -> list[int]:
+def piece_begins(pieces: tuple[Piece, ...]) -> list[int]:
     """The first element of every piece."""
     return [sum(piece.width for piece in pieces[:index]) for index in range(len(pieces))]
 

@@ -253,11 +253,12 @@ class _ThreadSums:
             part,
         )
 
-    def add(self, step: Expr, stage: Expr) -> None:
-        """Adds the thread's part of a step."""
+    def add(self, step: Expr, stage: Expr, following_stage: Expr) -> None:
+        """Adds the thread's part of a step; behind the last one its first columns are read again."""
         steps = self.steps
-        after = let("after", smaller(step + 1, steps.count - 1))
-        later = fixed("later_stage", after % self.tile.staging.buffers * steps.words)
+        ends = step == steps.count - 1
+        after = let("after", T.Select(ends, step, step + 1))
+        later = fixed("later_stage", T.Select(ends, stage, following_stage))
         memory, at, stride = steps.quads(step, stage)
         _, at_later, _ = steps.quads(after, later)
         here = _Place(
@@ -446,7 +447,7 @@ def _tensor_sums(
     part = fixed("part", worker.warp % shape.others // along)
     sums = warp_sums(worker, shape.own, times)
 
-    def work(step: Expr, stage: Expr) -> None:
+    def work(step: Expr, stage: Expr, _: Expr) -> None:
         own = -(-(STEP // DEPTH) // parts)
         weights = steps.weights(step, stage)
         begin = let("begin", part * own)

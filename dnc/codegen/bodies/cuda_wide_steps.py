@@ -16,7 +16,7 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_operands import piece_at, piece_word
+from dnc.codegen.bodies.cuda_operands import piece_at, piece_begins, piece_word
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_weights import weight_place
 from dnc.codegen.bodies.cuda_worker import source_row
@@ -59,11 +59,12 @@ def in_steps(
     stages: int,
     words: int,
     copy: Callable[[Expr, Expr], None],
-    work: Callable[[Expr, Expr], None],
+    work: Callable[[Expr, Expr, Expr], None],
     early: int = 0,
     started: bool = False,
 ) -> None:
-    """work(step, first word of its stage) for every step; copy(step, ..) runs `stages` - 1 steps ahead.
+    """work(step, first word of its stage, that of the next one) for every step; copy(step, first word of its
+    stage) runs `stages` - 1 steps ahead.
 
     Starts with a block barrier, and ends without one. early: so many later steps are there as well when one
     is worked on; then there are that many more stages. started: the first copies are under way.
@@ -72,14 +73,17 @@ def in_steps(
     if not started:
         synchronize()
         start_steps(count, stages, words, copy)
+    stage = local("stage", "int32", 0)
     with stride_loop("round", 0, count, 1) as now:
         cuda.copy_wait(stages - 2 - early)
         synchronize()  # the step is there, and the stage of the one before it has been read
         later = fixed("later", now + ahead)
         with when(later < count):
-            copy(later, let("into", later % stages * words))
+            copy(later, let("into", T.Select(stage[0] == 0, ahead * words, stage[0] - words)))
         cuda.copy_commit()
-        work(now, fixed("stage", now % stages * words))
+        following = fixed("next_stage", T.Select(stage[0] == ahead * words, 0, stage[0] + words))
+        work(now, fixed("stage_now", stage[0]), following)
+        put(stage, 0, following)
 
 
 def start_steps(count: Expr, stages: int, words: int, copy: Callable[[Expr, Expr], None]) -> None:
@@ -143,7 +147,14 @@ class ProductSteps:
             to = stage + (self.vertices + line) * STRIDE + self.own
             with when(line < self.copied) if first + LINES > self.copied else nullcontext():
                 self._start(to, self._weight_at(first, column))
-        self._look_up(step + 1)
+        begins = piece_begins(self.pieces)[1:]
+        # Where a step has columns of one piece of the operand, rows stay where they are until the next piece.
+        if all(begin % STEP == 0 for begin in begins):
+            for begin in begins:
+                with when(step + 1 == begin // STEP):
+                    self._look_up(step + 1)
+        else:
+            self._look_up(step + 1)
 
     def _weight_at(self, first: int, column: Expr) -> Expr:
         """Where the thread's column of row line + first is; 0 where there is none."""

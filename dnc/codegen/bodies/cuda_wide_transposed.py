@@ -125,11 +125,11 @@ class OnThreads:
                 put(chosen, 1, one.along)
         self.size, self.along = fixed("size", chosen[0]), fixed("along", chosen[1])
         self.columns = fixed("block_columns", WARPS * WARP_COLUMNS // self.along)
-        high = fixed("step_rows", TURNED_WORDS // (WARPS * WARP_COLUMNS) * self.along)
-        self.steps = turned_steps(tile, product, self.columns, high, TURNED_WORDS)
-        self.each = fixed("steps_of_block", (self.rows + high - 1) // high)
+        self.high = fixed("step_rows", TURNED_WORDS // (WARPS * WARP_COLUMNS) * self.along)
+        self.steps = turned_steps(tile, product, self.columns, self.high, TURNED_WORDS)
+        each = fixed("steps_of_block", (self.rows + self.high - 1) // self.high)
         blocks = (product.columns + self.columns - 1) // self.columns
-        self.count = fixed("steps", blocks * self.each)
+        self.each, self.count = each, fixed("steps", blocks * each)
         self.stages, self.words = 3, 0
         if self.steps.streamed:
             self.stages = tile.staging.buffers
@@ -137,40 +137,51 @@ class OnThreads:
 
     def start(self) -> None:
         """Starts the copies of the first steps: nobody may use that memory any more."""
-        start_steps(self.count, self.stages, self.words, self._copy)
+        start_steps(self.count, self.stages, self.words, partial(self._copy, _At(self, 0)))
 
     def run(self, started: bool) -> None:
         """Starts with a barrier, ends without."""
+        copied, worked = _At(self, self.stages - 1 if started else 0), _At(self, 0)
+        copy = partial(self._copy, copied)
 
         def body(size: int) -> None:
-            work = partial(self._work, _ThreadSums(self.tile, self.product, self.rows, size, self.along))
-            synchronize = self.tile.worker.synchronize
-            in_steps(synchronize, self.count, self.stages, self.words, self._copy, work, 1, started)
+            sums = _ThreadSums(self.tile, self.product, self.rows, size, self.along)
+            work, synchronize = partial(self._work, worked, sums), self.tile.worker.synchronize
+            in_steps(synchronize, self.count, self.stages, self.words, copy, work, 1, started)
 
         by_size(self.size, [(size, partial(body, size)) for size in sorted({o.size for o in self.layouts})])
 
-    def _place(self, number: Expr) -> tuple[Expr, Expr]:
-        """The block of a step, and its number there."""
-        block = fixed("block", number // self.each)
-        return block, fixed("step", number - block * self.each)
+    def _copy(self, at: _At, number: Expr, stage: Expr) -> None:
+        self.steps.copy(at.block[0], fixed("first_row", at.row[0]), stage)
+        at.advance()
 
-    def _copy(self, number: Expr, stage: Expr) -> None:
-        block, step = self._place(number)
-        self.steps.copy(block, fixed("first_row", step * self.steps.high), stage)
-
-    def _work(self, sums: _ThreadSums, number: Expr, stage: Expr) -> None:
-        steps, (block, step) = self.steps, self._place(number)
-        ends = let("ends", step == self.each - 1)
-        with when(step == 0):
+    def _work(self, at: _At, sums: _ThreadSums, number: Expr, stage: Expr, later: Expr) -> None:
+        block, row = fixed("block", at.block[0]), fixed("row", at.row[0])
+        with when(row == 0):
             sums.clear()
-        later = fixed("later_stage", (number + 1) % self.stages * self.words)
-        after = T.Select(ends, 0, step + 1)
-        place = _place(sums, steps, block, step * steps.high, stage)
-        # behind the last step nobody uses what is read
-        following = _place(sums, steps, T.Select(ends, block + 1, block), after * steps.high, later)
-        sums.add(steps, place, following, step * steps.high, number == 0)
-        with when(ends):
+        at.advance()  # behind the last step nobody uses what is read
+        place = _place(sums, self.steps, block, row, stage)
+        following = _place(sums, self.steps, at.block[0], at.row[0], later)
+        sums.add(self.steps, place, following, row, number == 0)
+        with when(at.row[0] == 0):
             sums.store(block * self.columns)
+
+
+class _At:
+    """The block and the first row of a step, step after step from a number on: divided once."""
+
+    def __init__(self, product: OnThreads, number: int) -> None:
+        self.product = product
+        block = fixed("first_block", number // product.each) if number else 0
+        self.block = local("block_at", "int32", block)
+        self.row = local("row_at", "int32", (number - block * product.each) * product.high if number else 0)
+
+    def advance(self) -> None:
+        """To the next step."""
+        put(self.row, 0, self.row[0] + self.product.high)
+        with when(self.row[0] >= self.product.rows):
+            put(self.row, 0, 0)
+            put(self.block, 0, self.block[0] + 1)
 
 
 @attrs.frozen
@@ -336,7 +347,7 @@ def _on_tensor_cores(tile: UnitTile, product: TransposedProduct, shape: Shape) -
         block = fixed("block", number // each)
         steps.copy(block, fixed("first_row", (number - block * each) * high), stage)
 
-    def work(number: Expr, stage: Expr) -> None:
+    def work(number: Expr, stage: Expr, _: Expr) -> None:
         block = fixed("block", number // each)
         step = let("step", number - block * each)
         with when(step == 0):
