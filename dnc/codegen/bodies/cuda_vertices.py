@@ -22,8 +22,8 @@ from dnc.codegen.cells import ANY_SIZE, Element, Four, StoreFour, VertexCell, fo
 from dnc.codegen.cells.values import tensor
 from dnc.codegen.emit import Expr, both, either, fixed, let, local, loop, put, smaller, stride_loop, when
 from dnc.codegen.quads import QUAD
-from dnc.ir.machine import LANES, WARPS
-from dnc.ir.plan import BufferAddress, Segment, padded
+from dnc.ir.machine import LANES, THREADS, WARPS
+from dnc.ir.plan import BufferAddress, ParameterAddress, Segment, padded
 from dnc.ir.types import ListType
 
 LOWEST = -3.4028234663852886e38  # of float32
@@ -32,6 +32,7 @@ LONG = 4096  # elements of a value that is not kept where it leaves warps idle
 TOGETHER = 8  # elements of a long vector that a lane loads before it uses the first
 ABREAST = 4  # rows that a warp has at a time, where each is at most so much work
 LITTLE_WORK = 8192  # elements of all operands
+SMALL_MATRIX = 4096  # words
 
 Several = Callable[[Expr], list[Expr]]  # reads the elements of a place: one, or four
 Join = Callable[[Expr, Expr], Expr]
@@ -206,7 +207,7 @@ def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
         raise PlanTooLarge(f"{segment.name}: {floats * 4} bytes of scratch for one vertex")
 
     def body(abreast: int) -> None:
-        worker.stage(warps * abreast * floats)
+        near = _copied(worker, segment, warps * abreast * floats) if abreast > 1 else {}
         every, lanes = worker.workers * warps, LANES // abreast
         turn = let("turn", worker.warp * worker.workers + worker.rank)
         with when(worker.warp < warps), stride_loop("row", turn, rows, every * abreast) as index:
@@ -217,16 +218,18 @@ def vertex_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
                 # Behind the last row a warp's first one is made several times, alike.
                 at = fixed("own_row", T.Select(index + beside * every < rows, index + beside * every, index))
             target = WarpTarget(worker, let("scratch", own * floats), lane, lanes)
-            VertexCell(worker.access, worker.math, target, segment, let("vertex", row + at), widest).run()
+            vertex = let("vertex", row + at)
+            VertexCell(worker.access, worker.math, target, segment, vertex, widest, near).run()
             target.synchronize()
 
-    if _goes_abreast(segment) and warps * ABREAST * floats <= worker.staging_words:
+    words = warps * ABREAST * floats + sum(_matrices(worker, segment).values())
+    if goes_abreast(segment) and words <= worker.staging_words:
         either(rows > worker.workers * warps, lambda: body(ABREAST), lambda: body(1))
     else:
         body(1)
 
 
-def _goes_abreast(segment: Segment) -> bool:
+def goes_abreast(segment: Segment) -> bool:
     """Whether a warp may have several rows at a time: their lanes stay together, as no loop depends on the
     row, and making a row twice changes nothing."""
     values = [load.value for load in segment.loads] + [op.result for op in segment.cell.ops]
@@ -239,6 +242,35 @@ def _goes_abreast(segment: Segment) -> bool:
         return False
     work = sum(max(tensor(v).size for v in (op.result, *op.operands)) for op in segment.cell.ops)
     return work <= LITTLE_WORK
+
+
+def _matrices(worker: Worker, segment: Segment) -> dict[ParameterAddress, int]:
+    """The small matrices that all rows read, and their words in the pool."""
+    found = {}
+    for load in segment.loads:
+        shape, address = tensor(load.value).shape, load.address
+        if isinstance(address, ParameterAddress) and len(shape) == 2 and address.select is None:
+            words = shape[0] * worker.plan.weight_format.strides(shape)[-2]
+            if worker.access.has_whole_rows(address) and words <= SMALL_MATRIX:
+                found[address] = words
+    return found
+
+
+def _copied(worker: Worker, segment: Segment, first: int) -> dict[ParameterAddress, tuple[Any, Expr]]:
+    """Copies these matrices to the staging area, from word `first` on: what rows write drives them out of L1.
+    Ends with a barrier."""
+    found: dict[ParameterAddress, tuple[Any, Expr]] = {}
+    for address, words in _matrices(worker, segment).items():
+        base = worker.access.position(address, 0)
+        with stride_loop("quad", worker.thread * QUAD, words, THREADS * QUAD) as at:
+            worker.start_copy(first + at, fixed("from", base + at, "int64"))
+        found[address] = worker.staging, first
+        first += words
+    worker.stage(first)
+    cuda.copy_commit()
+    cuda.copy_wait(0)
+    worker.synchronize()
+    return found
 
 
 def _kept(worker: Worker, segment: Segment) -> tuple[int, int]:

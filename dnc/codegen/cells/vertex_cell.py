@@ -7,7 +7,7 @@ lanes share the loops. Guaranteed: an operation that is not element-wise has one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
@@ -98,7 +98,8 @@ class VertexCell:
     """Evaluates a VERTEX segment for one row, on the lanes of `target`.
 
     Values: a scalar expression for shape (), else a function of the flat element index. Those of
-    more than `widest` elements are not kept in scratch memory, but computed again at every use.
+    more than `widest` elements are not kept in scratch memory, but computed again at every use. near:
+    of matrices that lie nearer than the pool, as they are there, the memory and the first word.
     """
 
     access: Access
@@ -107,6 +108,7 @@ class VertexCell:
     segment: Segment
     row: Expr
     widest: int = ANY_SIZE
+    near: Mapping[ParameterAddress, tuple[Any, Expr]] = attrs.field(factory=dict)
     scalars: dict[Value, Expr] = attrs.field(factory=dict)
     vectors: dict[Value, Element] = attrs.field(factory=dict)
     lists: dict[Value, Callable[[Expr], tuple[Expr, Element]]] = attrs.field(factory=dict)
@@ -151,14 +153,17 @@ class VertexCell:
     def _matrix(self, address: ParameterAddress, shape: tuple[int, ...]) -> Matrix:
         position = self.access.weight(address.parameter)
         columns, fours = shape[1], self.access.has_whole_rows(address)
-        base = self.access.position(address, self.row)
+        if address in self.near:
+            memory, base = self.near[address]
+        else:
+            memory, base = self.access.pool, self.access.position(address, self.row)
 
         def at(r: Expr, k: Expr) -> Expr:
-            return self.access.pool[base + position(r, k)]
+            return memory[base + position(r, k)]
 
         def row(r: Expr) -> Vector:
             def four(k: Expr) -> list[Expr]:
-                return elements4(self.access.pool[quad_at(base + position(r, k))])
+                return elements4(memory[quad_at(base + position(r, k))])
 
             return Vector(lambda k: at(r, k), four if fours else None)
 
