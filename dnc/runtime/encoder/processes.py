@@ -32,9 +32,9 @@ from dnc.runtime.schedule import Words
 from dnc.runtime.schedules import Schedules
 from dnc.runtime.sharing import Sharing
 
-# More processes than this do not make any GPU that we know wait less. Tensor cores run 256 sentences in the
-# fifth of the time that one process takes to encode them.
-MOST = 8
+# More processes than this do not make any GPU that we know wait less. Tensor cores run 256 sentences in a
+# ninth of the time that one process takes to encode them.
+MOST = 12
 READY = "ready"
 
 
