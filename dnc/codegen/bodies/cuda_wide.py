@@ -155,7 +155,9 @@ def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, 
     worker.stage(staging.words)
     tensor = on_tensor_cores(worker.plan, segment)
     size: Expr = staging.tile
-    if not tensor:  # tiles of about the same size: time goes with the vertices of a tile
+    # Of about the same size: time goes with the vertices of a tile. What is left of small ones is little, and
+    # where tiles are small, weights have taken registers, too.
+    if not tensor and staging.tile > LEAST:
         tiles = fixed("tiles", (rows + staging.tile - 1) // staging.tile)
         size = fixed("tile_size", (rows + tiles - 1) // tiles)
     with stride_loop("tile", 0, rows, size) as begin:
