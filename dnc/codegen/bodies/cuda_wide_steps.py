@@ -275,15 +275,15 @@ class TurnedSteps:
         at = self.placement.slot // 4 + first * stride + T.shift_right(at, 2)
         return self.tile.worker.shared_weights, at, stride
 
-    def weight(self, block: Expr, first: Expr, stage: Expr, lanes: int) -> Element:
-        """Where weights of a step are: `lanes` of a row of the step, from a column of the block on."""
+    def weight(self, block: Expr, first: Expr, stage: Expr) -> Element:
+        """Where weights of a step are: of a row of the step, in a column of the block."""
         if self.streamed:
             return lambda row, column: (
                 self.tile.worker.staging,
                 stage + row * self.stride + column,
             )
         memory, place = weight_place(self.tile.worker, self.placement, self.weights_at)
-        last = padded(self.placement.columns) - lanes  # where the matrix has ended any columns do
+        last = padded(self.placement.columns) - 1  # where the matrix has ended any columns do
         start = block * self.columns
 
         def there(row: Expr, column: Expr) -> tuple[Any, Expr]:

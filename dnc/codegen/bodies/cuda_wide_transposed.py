@@ -355,7 +355,7 @@ def _on_tensor_cores(tile: UnitTile, product: TransposedProduct, shape: Shape) -
         first = let("first_row", step * high)
         whole = rows % high == 0
         depth = high // DEPTH if whole else let("rows", smaller(rows - first, high) // DEPTH)
-        sums.add(steps.weight(block, first, stage, 1), first, depth)
+        sums.add(steps.weight(block, first, stage), first, depth)
         with when(step == each - 1):
             sums.store(block * shape.columns)
 
