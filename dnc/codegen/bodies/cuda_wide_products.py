@@ -19,7 +19,16 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import Plane, Staging, UnitTile, rows_of
 from dnc.codegen.bodies.cuda_tensor import DEPTH, HIGH, pair_at, warp_sums
-from dnc.codegen.bodies.cuda_wide_steps import QUADS, STEP, STRIDE, ProductSteps, in_steps
+from dnc.codegen.bodies.cuda_wide_steps import (
+    QUADS,
+    STEP,
+    STRIDE,
+    ProductSteps,
+    choose,
+    each_size,
+    in_steps,
+    worth_having,
+)
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
@@ -149,15 +158,10 @@ def layouts(rows: int, tile: int, scratch: int | None = None) -> list[Layout]:
     """For few vertices up to a tile: those that are not slower than one for more. scratch: words of it."""
     shape, together = thread_shape(rows), block_rows(rows, False)
     found = [Layout(size, along, shape.across * along * size) for size in shape.sizes for along in ALONG]
-    best: list[Layout] = []
-    for one in sorted(found, key=lambda one: (-one.wide, one.cost)):
-        if scratch is not None and scratch_words(rows, one) > scratch:
-            continue
-        if one.wide >= tile + together:
-            continue  # operands behind the last one are read: there are weights
-        if not best or one.cost < best[-1].cost:
-            best = [one] if one.wide >= tile else [*best, one]
-    return best[::-1]
+    if scratch is not None:
+        found = [one for one in found if scratch_words(rows, one) <= scratch]
+    # Operands behind the last one are read: there are weights.
+    return worth_having((one for one in found if one.wide < tile + together), tile)
 
 
 def scratch_words(rows: int, layout: Layout) -> int:
@@ -173,18 +177,14 @@ def _row_quads(quads: Expr) -> Expr:
 
 
 def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
-    """A thread has up to 100 sums, so that it reads little for one.
+    """A thread has up to MOST_SUMS sums, so that it reads little for one.
 
     The fewer vertices there are the fewer warps stand side by side along them, and the more parts the
     columns of a step have: the code is the same but for the number of vertices of a thread.
     """
     rows = rows_of(product.result, tile.segment, tile.units)
     found = layouts(rows, tile.staging.tile, tile.staging.front)
-    chosen = local("layout", "int32", 0, 2)
-    for number, one in enumerate(found):
-        with when(tile.count > (found[number - 1].wide if number else 0)):
-            put(chosen, 0, one.size)
-            put(chosen, 1, one.along)
+    chosen = choose(found, tile.count)
     along = fixed("along", chosen[1])
 
     def body(size: int) -> None:
@@ -197,7 +197,7 @@ def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
         else:
             either(sums.parts == 1, sums.to_plane, sums.to_scratch)
 
-    by_size(chosen[0], [(size, partial(body, size)) for size in sorted({one.size for one in found})])
+    each_size(chosen[0], found, body)
 
 
 @attrs.frozen

@@ -8,9 +8,10 @@ read where they are. Guaranteed: columns that do not exist are zero; rows that d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import attrs
 from tvm.tirx.script.builder import ir as T
@@ -20,7 +21,7 @@ from dnc.codegen.bodies.cuda_operands import piece_at, piece_begins, piece_word
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_weights import weight_place
 from dnc.codegen.bodies.cuda_worker import source_row
-from dnc.codegen.emit import Expr, both, fixed, let, local, put, smaller, stride_loop, when
+from dnc.codegen.emit import Expr, both, by_size, fixed, let, local, put, smaller, stride_loop, when
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import (
     STREAMED,
@@ -51,6 +52,53 @@ def step_words(vertices: int, rows: int) -> int:
 def turned_words(columns: int, words: int) -> int:
     """Words of a step of a transposed product, of so many weights."""
     return words // columns * (columns + SPARE)
+
+
+class Layout(Protocol):
+    """How a tile of vertices is shared out over threads."""
+
+    @property
+    def size(self) -> int:
+        """Vertices of a thread."""
+
+    @property
+    def along(self) -> int:
+        """Warps side by side along the vertices."""
+
+    @property
+    def wide(self) -> int:
+        """All vertices."""
+
+    @property
+    def cost(self) -> float:
+        """About the time that it takes."""
+
+
+AnyLayout = TypeVar("AnyLayout", bound=Layout)
+
+
+def worth_having(found: Iterable[AnyLayout], tile: int) -> list[AnyLayout]:
+    """Layouts for few vertices up to a tile: those that are not slower than one for more."""
+    best: list[AnyLayout] = []
+    for one in sorted(found, key=lambda one: (-one.wide, one.cost)):
+        if not best or one.cost < best[-1].cost:
+            best = [one] if one.wide >= tile else [*best, one]
+    return best[::-1]
+
+
+def choose(layouts: Sequence[Layout], count: Expr) -> Any:
+    """Size and `along` of the first layout that takes so many vertices; layouts ascend."""
+    chosen = local("layout", "int32", 0, 2)
+    for number, one in enumerate(layouts):
+        with when(count > (layouts[number - 1].wide if number else 0)):
+            put(chosen, 0, one.size)
+            put(chosen, 1, one.along)
+    return chosen
+
+
+def each_size(size: Expr, layouts: Iterable[Layout], body: Callable[[int], None]) -> None:
+    """The body for the number of vertices of a thread."""
+    by_size(size, [(one, partial(body, one)) for one in sorted({layout.size for layout in layouts})])
 
 
 def in_steps(

@@ -24,10 +24,13 @@ from dnc.codegen.bodies.cuda_wide_steps import (
     TURNED_WORDS,
     Element,
     TurnedSteps,
+    choose,
+    each_size,
     in_steps,
     start_steps,
     turned_steps,
     turned_words,
+    worth_having,
 )
 from dnc.codegen.emit import (
     Expr,
@@ -104,11 +107,7 @@ def all_layouts(columns: int) -> list[Layout]:
 
 def layouts(tile: int, columns: int) -> list[Layout]:
     """For few vertices up to a tile: those that are not slower than one for more."""
-    best: list[Layout] = []
-    for one in sorted(all_layouts(columns), key=lambda one: (-one.wide, one.cost)):
-        if not best or one.cost < best[-1].cost:
-            best = [one] if one.wide >= tile else [*best, one]
-    return best[::-1]
+    return worth_having(all_layouts(columns), tile)
 
 
 class OnThreads:
@@ -118,11 +117,7 @@ class OnThreads:
         self.tile, self.product = tile, product
         self.rows = rows_of(product.delta, tile.segment, tile.units)
         self.layouts = layouts(tile.staging.tile, product.columns)
-        chosen = local("layout", "int32", 0, 2)
-        for number, one in enumerate(self.layouts):
-            with when(tile.count > (self.layouts[number - 1].wide if number else 0)):
-                put(chosen, 0, one.size)
-                put(chosen, 1, one.along)
+        chosen = choose(self.layouts, tile.count)
         self.size, self.along = fixed("size", chosen[0]), fixed("along", chosen[1])
         self.columns = fixed("block_columns", WARPS * WARP_COLUMNS // self.along)
         self.high = fixed("step_rows", TURNED_WORDS // (WARPS * WARP_COLUMNS) * self.along)
@@ -149,7 +144,7 @@ class OnThreads:
             work, synchronize = partial(self._work, worked, sums), self.tile.worker.synchronize
             in_steps(synchronize, self.count, self.stages, self.words, copy, work, 1, started)
 
-        by_size(self.size, [(size, partial(body, size)) for size in sorted({o.size for o in self.layouts})])
+        each_size(self.size, self.layouts, body)
 
     def _copy(self, at: _At, number: Expr, stage: Expr) -> None:
         self.steps.copy(at.block[0], fixed("first_row", at.row[0]), stage)
