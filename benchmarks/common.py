@@ -52,7 +52,7 @@ def stamp(device: str, known_commit: str | None) -> dict[str, Any]:
         "processor": processor(),
         "cores": cores(),
         "commit": known_commit or commit(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *sys.orig_argv[1:]]),  # as it was typed
         "python": platform.python_version(),
     }
 
