@@ -31,7 +31,7 @@ from dnc.codegen.bodies import (
     cuda_update,
 )
 from dnc.codegen.bodies.cuda_ending import ALL_ENDED
-from dnc.codegen.bodies.cuda_worker import Worker, load_shared, make_view, vector_slots
+from dnc.codegen.bodies.cuda_worker import Worker, finish_shared, make_view, start_shared, vector_slots
 from dnc.codegen.cuda_levels import run_segment
 from dnc.codegen.cuda_regions import load_early, register_regions, registers, run_region
 from dnc.codegen.emit import (
@@ -100,9 +100,10 @@ class Kernel:
             self._open()
             if self._sending():
                 sync.cluster_arrive()
-            load_shared(self.worker)
+            start_shared(self.worker)
             load_early(self)
             put(self.opcode, 0, self.fetch())
+            finish_shared(self.worker)
             if self._sending():
                 sync.cluster_wait()  # now others may push
             for region in isa.REGIONS:

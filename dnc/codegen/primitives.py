@@ -240,7 +240,7 @@ __device__ __forceinline__ void dnc_copy4_async(float* to, const float* from, in
 _COPY1_ASYNC = Primitive(
     "dnc_copy1_async",
     """
-__device__ __forceinline__ void dnc_copy1_async(void* to, const int* from) {
+__device__ __forceinline__ void dnc_copy1_async(void* to, const void* from) {
   unsigned at = (unsigned)__cvta_generic_to_shared(to);
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(at), "l"(from) : "memory");
 }

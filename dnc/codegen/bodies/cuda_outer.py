@@ -14,8 +14,8 @@ from functools import partial
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_outer_rows import Kind, Stages, tiles_of
-from dnc.codegen.bodies.cuda_outer_sums import SPARE, SPARE_ON_CORES, TileSums
+from dnc.codegen.bodies.cuda_outer_rows import Kind, Position, Stages, Walk, tiles_of
+from dnc.codegen.bodies.cuda_outer_sums import SPARE, SPARE_ON_CORES, TileSums, scratch_words
 from dnc.codegen.bodies.cuda_places import Copies, Places, copy_quad, find_piece, lines
 from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
@@ -37,121 +37,137 @@ def outer(worker: Worker, fields: Mapping[str, Expr]) -> None:
 
 
 def _tiles(worker: Worker, fields: Mapping[str, Expr], begin: Expr, tiles: Expr) -> None:
-    """Those of a worker, from the first one on."""
+    """Those of a worker, from the first one on.
+
+    Steps of rows follow each other, those of a tile and of the next one: copies are two steps ahead of
+    the sums, and places are looked up two before.
+    """
     kind = Kind(worker, fields["gradient"], fields["index"])
-    stages = _stages(worker, kind.sides)
+    stages = _stages(worker, kind)
+    ahead, last = stages.count - 1, stages.count - 1
     sources = [(kind.source[side], kind.stride[side]) for side in range(kind.sides)]
     places = Places(worker, sources, stages.step, stages.count, stages.count * stages.words)
-    across = let("across", (kind.columns + kind.width - 1) // kind.width)
-    with stride_loop("item", begin, tiles, worker.grid) as item:
-        row = fixed("row", item // across * HEIGHT)
-        column = fixed("column", (item - item // across * across) * kind.width)
-        with when(both(item == 0, fields["accumulate"] == 0)):
-            kind.clear_padding()
-        tile = _Tile(worker, kind, stages, places, (row, column), fields)
-        tile.sum_rows()
-        square = tile.sums.write()
-        with when(fields["first_norm"] != isa.NO_NORM):
-            total = worker.block_sum(square)
-            with when(worker.thread == 0):
-                put(worker.pool, worker.access.base(isa.NORMS) + fields["first_norm"] + item, total)
+    walk = Walk(worker, kind, stages, fields, begin, tiles)
+    copied, looked_up = _Copied(walk, places), local("looked_up", "int32", walk.start)
+    summed = Position(walk)
+    sums = TileSums(worker, kind, stages, fields["accumulate"], stages.all_words(kind.sides))
+
+    def look_up(stage: Expr) -> None:
+        places.look_up(looked_up[0], walk.end, stage)
+        put(looked_up, 0, looked_up[0] + stages.step)
+        with when(looked_up[0] >= walk.end):
+            put(looked_up, 0, walk.start)
+
+    for number in range(ahead):
+        look_up(number)
+    cuda.copy_commit()
+    cuda.copy_wait(0)
+    stage = local("stage", "int32", 1)  # of the rows at hand; those of the steps ahead follow
+    with stride_loop("round", -ahead, walk.steps, 1) as now:
+        cuda.copy_wait(ahead - 1)
+        worker.synchronize()  # rows and places are there, and the stage before them has been read
+        before = let("before", T.Select(stage[0] == 0, last, stage[0] - 1))
+        copies = copied.begin(before)
+        look_up(let("before_that", T.Select(before == 0, last, before - 1)))
+
+        def step(copies: Copies = copies) -> None:
+            with when(summed.ended):
+                summed.next_tile()
+                sums.clear()
+            sums.add(summed, stage[0] * stages.words, copies)
+            summed.advance()
+            with when(summed.ended):
+                _write(worker, kind, sums, summed, fields)
+
+        either(now >= 0, step, partial(_copy_all, kind, copies))  # the first rounds only copy
+        cuda.copy_commit()
+        put(stage, 0, T.Select(stage[0] == last, 0, stage[0] + 1))
+    cuda.copy_wait(0)
+    worker.synchronize()
 
 
-def _stages(worker: Worker, sides: int) -> Stages:
-    """The first layout that fits, with a word a row for where it lies on every side."""
+def _write(worker: Worker, kind: Kind, sums: TileSums, at: Position, fields: Mapping[str, Expr]) -> None:
+    """Writes a tile whose rows are all added up."""
+    with when(both(at.item == 0, fields["accumulate"] == 0)):
+        kind.clear_padding()
+    square = sums.write(at)
+    with when(fields["first_norm"] != isa.NO_NORM):
+        total = worker.block_sum(square, sums.scratch)
+        with when(worker.thread == 0):
+            put(worker.pool, worker.access.base(isa.NORMS) + fields["first_norm"] + at.item, total)
+
+
+def _stages(worker: Worker, kind: Kind) -> Stages:
+    """The first layout that fits, with a word a row for where it lies on every side, and scratch behind."""
     spare = SPARE_ON_CORES if uses_cores(worker.plan) else SPARE
     found = [Stages(step, count, HEIGHT + spare, WIDTH + spare) for step, count in LAYOUTS]
-    fits = (each for each in found if each.count * (each.words + each.step * sides) <= worker.staging_words)
+    scratch = scratch_words(kind)
+    fits = (each for each in found if each.all_words(kind.sides) + scratch <= worker.staging_words)
     return next(fits, found[-1])
 
 
-class _Tile:
-    """A tile of a gradient. Rows are copied two steps ahead of the sums, places looked up two before."""
+class _Copied:
+    """Copies of the rows of steps, and where in a walk they are."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        kind: Kind,
-        stages: Stages,
-        places: Places,
-        place: tuple[Expr, Expr],
-        fields: Mapping[str, Expr],
-    ) -> None:
-        self.worker, self.kind, self.places = worker, kind, places
-        self.row, self.column = place
-        self.start, self.end = fields["row"], fixed("end", fields["row"] + fields["rows"])
-        self.stages = stages
-        self.ahead = stages.count - 1
-        line, delta_own = _share(worker, HEIGHT)
+    def __init__(self, walk: Walk, places: Places) -> None:
+        self.walk, self.places, self.at = walk, places, Position(walk)
+        line, delta_own = _share(walk.worker, HEIGHT)
         self.delta_line, self.delta_own = fixed("line", line), fixed("own", delta_own)
-        _, own = _share(worker, kind.width)
-        self.side, self.shift = local("side", "int32", 1), local("shift", "int32", self.column + own)
-        self.delta_shift = local("delta_shift", "int32", self.row + delta_own)
-        kind.each(partial(self._find_sides, own))
-        self.sums = TileSums(worker, kind, place, stages, fields["accumulate"])
+        self.side, self.shift = local("side", "int32", 1), local("shift", "int32", 0)
+        self.delta_shift = local("delta_shift", "int32", 0)
 
-    def _find_sides(self, own: Expr, gradient: DenseGradient) -> None:
-        """On which piece of the operand the columns of this thread are, and how far into it."""
-        column = self.column + own
-        put(self.delta_shift, 0, self.delta_shift[0] + gradient.delta.offset)
-        if not gradient.pieces:
-            put(self.shift, 0, column + gradient.delta.offset)
-            return
-        find_piece(gradient, column, self.side, self.shift)
+    def _next_tile(self) -> None:
+        """On which piece of the operand the columns of this thread are there, and how far into it."""
+        self.at.next_tile()
+        _, own = _share(self.walk.worker, self.walk.kind.width)
+        column = fixed("own_column", self.at.column + own)
 
-    def sum_rows(self) -> None:
-        """All rows; the first rounds only copy."""
-        stages = self.stages
-        ahead, last = self.ahead * stages.step, stages.count - 1
-        for number in range(self.ahead):
-            self.places.look_up(self.start + number * stages.step, self.end, number)
-        cuda.copy_commit()
-        cuda.copy_wait(0)
-        stage = local("stage", "int32", 1)  # of the rows at hand; those of the steps ahead follow
-        with stride_loop("from", self.start - ahead, self.end, stages.step) as now:
-            cuda.copy_wait(self.ahead - 1)
-            self.worker.synchronize()  # rows and places are there, and the stage before them has been read
-            before = let("before", T.Select(stage[0] == 0, last, stage[0] - 1))
-            before_that = let("before_that", T.Select(before == 0, last, before - 1))
-            copies = self._begin_copies(now + ahead, before)
-            self.places.look_up(now + 2 * ahead, self.end, before_that)
-            add = partial(self.sums.add, stage[0] * stages.words, self.end - now, copies)
-            either(now >= self.start, add, partial(self._copy_all, copies))
-            cuda.copy_commit()
-            put(stage, 0, T.Select(stage[0] == last, 0, stage[0] + 1))
-        cuda.copy_wait(0)
-        self.worker.synchronize()
+        def find(gradient: DenseGradient) -> None:
+            put(self.delta_shift, 0, self.at.row + self.delta_own + gradient.delta.offset)
+            if not gradient.pieces:
+                put(self.shift, 0, column + gradient.delta.offset)
+                return
+            put(self.shift, 0, column)
+            find_piece(gradient, column, self.side, self.shift)
 
-    def _copy_all(self, copies: Copies) -> None:
-        wide_tile = partial(copies.all, WIDTH)
-        if self.kind.has_strips:
-            either(self.kind.is_strip != 0, partial(copies.all, cutting.OUTER_STRIP.columns), wide_tile)
-        else:
-            wide_tile()
+        self.walk.kind.each(find)
 
-    def _begin_copies(self, first: Expr, stage: Expr) -> Copies:
-        """Starts to copy the rows from `first` on, zeros where there are none: here the deltas."""
-        stages, here = self.stages, self.worker.here()
-        deltas, left = let("deltas", stage * stages.words), let("left", self.end - first)
-        delta_line, delta_own = self.delta_line, self.delta_own
+    def begin(self, stage: Expr) -> Copies:
+        """Starts to copy the rows of the next step, zeros where there are none: here the deltas."""
+        walk, stages, at = self.walk, self.walk.stages, self.at
+        kind, here = walk.kind, walk.worker.here()
+        with when(at.ended):
+            self._next_tile()
+        deltas = let("deltas", stage * stages.words)
+        left = fixed("left", T.Select(at.item < walk.tiles, at.rows, 0))
         for begin in range(0, stages.step, lines(HEIGHT)):
-            line = let("delta_row", delta_line + begin)
+            line = let("delta_row", self.delta_line + begin)
             with when(line < stages.step):
-                there = both(self.row + delta_own < self.kind.rows, line < left)
-                to = deltas + line * stages.deltas + delta_own
-                copy_quad(self.worker, self.places.at(0, stage) + line, self.delta_shift[0], there, to)
-        columns = padded(self.kind.columns)
-        own_line, own = _share(here, self.kind.width)
+                there = both(at.row + self.delta_own < kind.rows, line < left)
+                to = deltas + line * stages.deltas + self.delta_own
+                copy_quad(walk.worker, self.places.at(0, stage) + line, self.delta_shift[0], there, to)
+        own_line, own = _share(here, kind.width)
         operands = deltas + stages.step * stages.deltas
-        return Copies(
-            self.worker,
+        columns = padded(kind.columns)
+        found = Copies(
+            walk.worker,
             fixed("own_place", self.places.at(self.side[0], stage) + own_line),
             self.shift[0],
-            fixed("own_left", T.Select(self.column + own < columns, left, 0) - own_line),
+            fixed("own_left", T.Select(at.column + own < columns, left, 0) - own_line),
             fixed("own_to", operands + own_line * stages.operands + own),
             stages.step,
             stages.operands,
         )
+        at.advance()
+        return found
+
+
+def _copy_all(kind: Kind, copies: Copies) -> None:
+    wide_tile = partial(copies.all, WIDTH)
+    if kind.has_strips:
+        either(kind.is_strip != 0, partial(copies.all, cutting.OUTER_STRIP.columns), wide_tile)
+    else:
+        wide_tile()
 
 
 def _share(worker: Worker, elements: Expr) -> tuple[Expr, Expr]:

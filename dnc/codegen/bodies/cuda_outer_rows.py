@@ -1,12 +1,13 @@
 """Rows of weight gradients on CUDA, for one body that makes all of them: where they lie.
 
 In: the number of a gradient, when the kernel runs. Out: what `outer` instructions need to know of it, looked
-up once. Gradients differ in nothing else: what is behind is the same code for all of them.
+up once, and the steps in which they go through its rows, tile after tile. Gradients differ in nothing else:
+what is behind is the same code for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, reduce
 
 import attrs
@@ -15,7 +16,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.bodies.cuda_dense import clear_padding, offset_of
 from dnc.codegen.bodies.cuda_places import source_of
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, any_of, dispatch, let, local, put
+from dnc.codegen.emit import Expr, any_of, dispatch, fixed, let, local, put
 from dnc.ir import cutting, isa
 from dnc.ir.plan import Address, DenseGradient, Plan
 
@@ -35,6 +36,10 @@ class Stages:
     def words(self) -> int:
         """Words of a stage: deltas, operands behind them."""
         return self.step * (self.deltas + self.operands)
+
+    def all_words(self, sides: int) -> int:
+        """Words of all stages, and of where their rows lie on so many sides."""
+        return self.count * (self.words + self.step * sides)
 
 
 class Kind:
@@ -111,6 +116,73 @@ class Kind:
                 clear_padding(self.worker, self.pairs[gradient.name], self.base_beside)
 
         self.each(clear)
+
+
+class Walk:
+    """The steps of a worker's tiles: of each tile `stages.step` rows after another."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        kind: Kind,
+        stages: Stages,
+        fields: Mapping[str, Expr],
+        begin: Expr,
+        tiles: Expr,
+    ) -> None:
+        self.worker, self.kind, self.stages, self.tiles = worker, kind, stages, tiles
+        self.first = fixed("first_tile", begin - worker.grid)
+        self.start, self.end = fields["row"], fixed("end", fields["row"] + fields["rows"])
+        self.across = fixed("across", (kind.columns + kind.width - 1) // kind.width)
+        own = (tiles - begin + worker.grid - 1) // worker.grid
+        self.steps = fixed("steps", own * T.max((fields["rows"] + stages.step - 1) // stages.step, 1))
+
+
+class Position:
+    """A step of a walk: its tile, whose first element is (row, column), and the first of its rows."""
+
+    def __init__(self, walk: Walk) -> None:
+        self.walk = walk
+        self._item, self._now = local("item", "int32", walk.first), local("from", "int32", walk.end)
+        self._row, self._column = local("row", "int32", 0), local("column", "int32", 0)
+
+    @property
+    def item(self) -> Expr:
+        """The number of the tile."""
+        return self._item[0]
+
+    @property
+    def row(self) -> Expr:
+        """Of its first element."""
+        return self._row[0]
+
+    @property
+    def column(self) -> Expr:
+        """Of its first element."""
+        return self._column[0]
+
+    @property
+    def rows(self) -> Expr:
+        """Rows that there still are of the tile."""
+        return self.walk.end - self._now[0]
+
+    @property
+    def ended(self) -> Expr:
+        """Whether there are none; so it begins."""
+        return self._now[0] >= self.walk.end
+
+    def next_tile(self) -> None:
+        """To the first step of the next tile."""
+        walk = self.walk
+        put(self._item, 0, self._item[0] + walk.worker.grid)
+        put(self._now, 0, walk.start)
+        down = fixed("down", self._item[0] // walk.across)
+        put(self._row, 0, down * cutting.OUTER_TILE.rows)
+        put(self._column, 0, (self._item[0] - down * walk.across) * walk.kind.width)
+
+    def advance(self) -> None:
+        """By a step."""
+        put(self._now, 0, self._now[0] + self.walk.stages.step)
 
 
 def tiles_of(plan: Plan, number: Expr) -> Expr:

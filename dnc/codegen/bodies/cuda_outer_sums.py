@@ -1,7 +1,7 @@
 """Sums of outer products on CUDA, for tiles of weight gradients whose rows are few.
 
-In: rows that are staged. Out: statements that add them up and write the tile. In float32 a thread sums 8 x 16
-elements, and four groups of two warps take every fourth row each; on tensor cores a warp has a part of the
+In: rows that are staged. Out: statements that add them up and write the tile. In float32 a thread sums 8 x 8
+elements, and two groups of four warps take every other row each; on tensor cores a warp has a part of the
 tile. A strip of no more than 8 rows is summed by 16 groups of half a warp. At the end the groups' sums are
 added in order.
 """
@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_dense_matrix import Strip, add_outer_products
-from dnc.codegen.bodies.cuda_outer_rows import Kind, Stages
+from dnc.codegen.bodies.cuda_outer_rows import Kind, Position, Stages
 from dnc.codegen.bodies.cuda_places import Copies
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, WarpSums, cores_of, pair_at, uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
@@ -41,42 +41,55 @@ from dnc.ir.plan import padded
 
 HEIGHT, WIDTH = cutting.OUTER_TILE.rows, cutting.OUTER_TILE.columns
 STRIP_WIDTH = cutting.OUTER_STRIP.columns
-ROWS, COLUMNS = 8, 16  # of a thread: columns in quads, a quarter of a tile apart
-SIDE, STRIP_SIDE = WIDTH // COLUMNS, STRIP_WIDTH // 4  # threads side by side along the columns
+ROWS, COLUMNS = 8, 8  # of a thread: columns in quads, half a tile apart
+SIDE = WIDTH // COLUMNS  # threads side by side along the columns
 WARP_ROWS = LANES // SIDE * ROWS
-GROUPS = THREADS * ROWS * COLUMNS // (HEIGHT * WIDTH)
+GROUPS, GROUP_WARPS = 2, WARPS // 2
+STRIP_ROWS, STRIP_SIDE = cutting.OUTER_STRIP.rows, STRIP_WIDTH // 4
 STRIP_GROUPS = THREADS // STRIP_SIDE
 OWN = 32  # rows and columns of a warp on tensor cores
-PASS = 8  # quads of each thread's sums that groups add up at a time, where staging is small
-SUMS = ROWS * COLUMNS
+SUMS, FEWER_SUMS = ROWS * COLUMNS, 32  # of a thread; of anything else than a tile on threads
+GROUPS_AT = -(-(WARPS + THREADS) // 4) * 4  # where sums of groups lie in scratch
 
 # Words behind a staged row, so that lanes read from different banks.
 SPARE, SPARE_ON_CORES = 4, 8
 
 
+def scratch_words(kind: Kind) -> int:
+    """Words of scratch: of a vector beside a tile, and for the sum of squares; of groups."""
+    grouped = kind.has_strips or not uses_cores(kind.worker.plan)
+    return GROUPS_AT + (FEWER_SUMS * THREADS if grouped else 0)
+
+
 class TileSums:
     """The sums of a tile, spread over the threads of a worker, and of the vector beside it.
 
-    row, column: its first element. square: of what this thread has written.
+    scratch: the first word of it. square: of what this thread has written.
     """
 
-    def __init__(
-        self, worker: Worker, kind: Kind, place: tuple[Expr, Expr], stages: Stages, accumulate: Expr
-    ) -> None:
+    def __init__(self, worker: Worker, kind: Kind, stages: Stages, accumulate: Expr, scratch: int) -> None:
         self.worker, self.kind, self.stages, self.accumulate = worker, kind, stages, accumulate
-        self.row, self.column = place
+        self.scratch = worker.stage(scratch_words(kind), scratch)
         self.on_cores = uses_cores(worker.plan)
-        self.sums = local("sums", "float32", T.float32(0.0), ROWS * 4 if self.on_cores else SUMS)
+        self.count = FEWER_SUMS if self.on_cores else SUMS
+        self.sums = local("sums", "float32", T.float32(0.0), self.count)
         self.square = local("square", "float32", T.float32(0.0))
         # A thread has an element of the vector beside the gradient, and every fourth row of the space.
         self.own_beside = local("own_beside", "float32", T.float32(0.0))
 
+    def clear(self) -> None:
+        """All sums are zero."""
+        for i in range(self.count):
+            put(self.sums, i, T.float32(0.0))
+        put(self.square, 0, T.float32(0.0))
+        put(self.own_beside, 0, T.float32(0.0))
+
     # ---- rows -----------------------------------------------------------------------------------
 
-    def add(self, stage: Expr, rows: Expr, copies: Copies) -> None:
+    def add(self, at: Position, stage: Expr, copies: Copies) -> None:
         """Adds the rows that are staged from word `stage` on, and makes copies meanwhile.
 
-        rows: that there still are, which may be more; behind them zeros are staged.
+        Behind the last row zeros are staged.
         """
         here = self.worker.here()  # what follows from the thread takes no registers between steps
         operands = stage + self.stages.step * self.stages.deltas
@@ -84,14 +97,14 @@ class TileSums:
         self._by_kind(
             partial(self._add_column, here, operands, copies),
             partial(self._add_strip, here, stage, operands, copies),
-            partial(sums, here, stage, operands, rows, copies),
+            partial(sums, here, at, stage, operands, copies),
         )
         if self.kind.pairs:
-            with when(both(self.kind.has_beside, self.column == 0)):
+            with when(both(self.kind.has_beside, at.column == 0)):
                 line, own = here.thread // HEIGHT, here.thread % HEIGHT
-                at = let("delta_at", stage + line * self.stages.deltas + own)
+                first = let("delta_at", stage + line * self.stages.deltas + own)
                 for row in range(0, self.stages.step, THREADS // HEIGHT):
-                    found = self.worker.staging[at + row * self.stages.deltas]
+                    found = self.worker.staging[first + row * self.stages.deltas]
                     put(self.own_beside, 0, self.own_beside[0] + found)
 
     def _by_kind(
@@ -111,35 +124,35 @@ class TileSums:
         else:
             matrix()
 
-    def _on_threads(self, here: Worker, stage: Expr, operands: Expr, rows: Expr, copies: Copies) -> None:
+    def _on_threads(self, here: Worker, at: Position, stage: Expr, operands: Expr, copies: Copies) -> None:
         """Outer products of the group's rows, with copies between them, which would wait for each other."""
-        stages, most = self.stages, self.stages.step // GROUPS
-        own_row = let("own_row", here.warp % (WARPS // GROUPS) * WARP_ROWS)
-        group = let("group", here.warp // (WARPS // GROUPS))
+        stages, count = self.stages, copies.count(WIDTH)
+        own_row = let("own_row", here.warp % GROUP_WARPS * WARP_ROWS)
+        group = let("group", here.warp // GROUP_WARPS)
         first = stage + group * stages.deltas + own_row + here.lane // SIDE * ROWS
         down = Strip(first, GROUPS * stages.deltas, 4, ROWS // 4)
         first = operands + group * stages.operands + here.lane % SIDE * 4
         right = Strip(first, GROUPS * stages.operands, 4 * SIDE, COLUMNS // 4)
-        each = copies.count(WIDTH) // (most // 2)
-        pairs = let("pairs", smaller((rows + 2 * GROUPS - 1) // (2 * GROUPS), most // 2))
+        most = stages.step // (2 * GROUPS)
+        pairs = let("pairs", smaller((at.rows + (2 * GROUPS - 1)) // (2 * GROUPS), most))
 
-        def copy(pair: Expr) -> None:
-            for number in range(each):
-                copies.start(pair * each + number, WIDTH)
+        def copy(pair: Expr) -> None:  # behind the last row there is nothing to copy
+            with when(pair < count):
+                copies.start(pair, WIDTH)
 
         either(
-            self.row + own_row < self.kind.rows,
+            at.row + own_row < self.kind.rows,
             partial(add_outer_products, self.worker, self.sums, down, right, pairs, copy),
             partial(copies.all, WIDTH),
         )
 
-    def _on_cores(self, here: Worker, stage: Expr, operands: Expr, rows: Expr, copies: Copies) -> None:
+    def _on_cores(self, here: Worker, at: Position, stage: Expr, operands: Expr, copies: Copies) -> None:
         """Products of all rows; a warp has its part of the tile."""
         copies.all(WIDTH)
         memory, stages = self.worker.staging, self.stages
         down, across = _own_part(here)
         deltas, columns = let("deltas", stage + down), let("columns", operands + across)
-        blocks = let("blocks", smaller((rows + DEPTH - 1) // DEPTH, stages.step // DEPTH))
+        blocks = let("blocks", smaller((at.rows + DEPTH - 1) // DEPTH, stages.step // DEPTH))
         self._warp_sums(here).add(
             "k",
             blocks,
@@ -160,7 +173,7 @@ class TileSums:
             line = let("line", here.thread // STRIP_SIDE + first)
             own = here.thread % STRIP_SIDE * 4
             y = let("operand", memory[quad_at(operands + line * stages.operands + own)])
-            for part in range(ROWS // 4):
+            for part in range(STRIP_ROWS // 4):
                 x = let("delta", memory[quad_at(stage + line * stages.deltas + 4 * part)])
                 for p in range(4):
                     for q in range(4):
@@ -176,122 +189,123 @@ class TileSums:
 
     # ---- results --------------------------------------------------------------------------------
 
-    def write(self) -> Expr:
-        """Writes the sums, or adds them to what is there; the squares of what this thread has written."""
-        tile = self._write_from_cores if self.on_cores else self._write_tile
-        self._by_kind(self._write_column, self._write_strip, tile)
+    def write(self, at: Position) -> Expr:
+        """Writes the sums, or adds them to what is there; the squares of what this thread has written.
+
+        Scratch was read before the last block barrier.
+        """
+        bodies = (
+            self._write_column,
+            self._write_strip,
+            self._write_from_cores if self.on_cores else self._write_tile,
+        )
+        self._by_kind(*(partial(body, at) for body in bodies))
         if self.kind.pairs:
-            with when(both(self.kind.has_beside, self.column == 0)):
-                self._write_beside()
+            with when(both(self.kind.has_beside, at.column == 0)):
+                self._write_beside(at)
         return self.square[0]
 
-    def _write_tile(self) -> None:
-        """What the groups have of two rows of each thread at a time, added up by all threads."""
-        thread, own = self.worker.thread, THREADS // GROUPS
-        part = let("part", thread % own)
-        first_row = part // LANES * WARP_ROWS + part % LANES // SIDE * ROWS
-        down = fixed("down", self.row + first_row)
-        column = fixed("column_own", self.column + thread % SIDE * 4 + thread // own * (4 * SIDE))
-        together = self._quads_together()
-        for first in range(0, SUMS // 4, together):
-            self._stage(first, together)
-            # A loop: code that every tile runs once is slower to come than to run.
-            with loop("k", together // GROUPS) as k:
-                item = let("item", thread + k * THREADS)
-                total = self._total(item // own * THREADS + item % own, GROUPS, own)
-                self._write_quad(down + (first // GROUPS + k), column, total)
-            self.worker.synchronize()
-
-    def _quads_together(self) -> int:
-        """Quads of each thread's sums that groups add up at a time: all of them where staging has room."""
-        return SUMS // 4 if self.worker.staging_words >= SUMS * THREADS else PASS
-
-    def _write_strip(self) -> None:
-        thread = self.worker.thread
-        self._stage(0, ROWS)
-        with when(thread < ROWS * STRIP_SIDE):
-            item = thread // STRIP_SIDE * THREADS + thread % STRIP_SIDE
-            total = self._total(item, STRIP_GROUPS, STRIP_SIDE)
-            row = let("down", self.row + thread // STRIP_SIDE)
-            column = let("column_own", self.column + thread % STRIP_SIDE * 4)
-            self._write_quad(row, column, total)
-        self.worker.synchronize()
-
-    def _stage(self, first: int, count: int) -> None:
-        """Leaves quads of this thread's sums, from the first one on, where others find them."""
-        for quad in range(count):
-            at = (quad * THREADS + self.worker.thread) * 4
-            T.buffer_store(self.worker.staging, self.sums[quad_at(4 * (first + quad))], [quad_at(at)])
-        self.worker.synchronize()
-
-    def _total(self, item: Expr, groups: int, apart: int) -> Any:
-        """What the groups have of a quad, added up in order."""
-        total = local("total", "float32", T.float32(0.0), 4)
-        at = let("item_at", item)
-        for group in range(groups):
-            other = let("other", self.worker.staging[quad_at((at + group * apart) * 4)])
+    def _write_tile(self, at: Position) -> None:
+        """Each group has half of the rows of every thread, and adds what the other one has of them."""
+        worker, own, half = self.worker, self.worker.thread % (THREADS // GROUPS), SUMS // GROUPS
+        first = let("first_group", self.worker.warp < GROUP_WARPS)
+        staged = self.scratch + GROUPS_AT + worker.thread * 4
+        for quad in range(half // 4):
             for i in range(4):
-                put(total, i, total[i] + lane4(other, i))
-        return total
+                low, high = 4 * quad + i, half + 4 * quad + i
+                mine = let("mine", T.Select(first, self.sums[low], self.sums[high]))
+                put(self.sums, high, T.Select(first, self.sums[high], self.sums[low]))
+                put(self.sums, low, mine)
+            found = self.sums[quad_at(half + 4 * quad)]
+            T.buffer_store(worker.staging, found, [quad_at(staged + quad * (4 * THREADS))])
+        worker.synchronize()
+        own_row = own // LANES * WARP_ROWS + own % LANES // SIDE * ROWS
+        down = fixed("down", at.row + own_row + T.Select(first, 0, ROWS // GROUPS))
+        column = fixed("column_own", at.column + own % SIDE * 4)
+        others = self.scratch + GROUPS_AT + T.bitwise_xor(worker.thread, THREADS // GROUPS) * 4
+        for quad in range(half // 4):
+            other = let("other", worker.staging[quad_at(others + quad * (4 * THREADS))])
+            for i in range(4):
+                put(self.sums, 4 * quad + i, self.sums[4 * quad + i] + lane4(other, i))
+            row, part = divmod(quad, COLUMNS // 4)
+            self._write_quad(down + row, column + part * (4 * SIDE), self.sums, 4 * quad)
 
-    def _write_quad(self, row: Expr, column: Expr, total: Any) -> None:
+    def _write_strip(self, at: Position) -> None:
+        """What the groups have, added up in order."""
+        worker, thread, scratch = self.worker, self.worker.thread, self.scratch + GROUPS_AT
+        for quad in range(STRIP_ROWS):
+            to = scratch + (quad * THREADS + thread) * 4
+            T.buffer_store(worker.staging, self.sums[quad_at(4 * quad)], [quad_at(to)])
+        worker.synchronize()
+        with when(thread < STRIP_ROWS * STRIP_SIDE):
+            item = thread // STRIP_SIDE * THREADS + thread % STRIP_SIDE
+            total = local("total", "float32", T.float32(0.0), 4)
+            first = let("first", scratch + item * 4)
+            for group in range(STRIP_GROUPS):
+                other = let("other", worker.staging[quad_at(first + group * STRIP_SIDE * 4)])
+                for i in range(4):
+                    put(total, i, total[i] + lane4(other, i))
+            row = let("down", at.row + thread // STRIP_SIDE)
+            column = let("column_own", at.column + thread % STRIP_SIDE * 4)
+            self._write_quad(row, column, total, 0)
+
+    def _write_quad(self, row: Expr, column: Expr, sums: Any, first: int) -> None:
         stride = let("stride", padded(self.kind.columns))
         with when(both(row < self.kind.rows, column < stride)):
             at = fixed("at", self.kind.base + wide(row) * stride + column, "int64")
             with when(self.accumulate != 0):
                 old = let("old", self.worker.pool[quad_at(at)])
                 for i in range(4):
-                    put(total, i, lane4(old, i) + total[i])
+                    put(sums, first + i, lane4(old, i) + sums[first + i])
             for i in range(4):
-                self._keep(total, i, column + i)
-            T.buffer_store(self.worker.pool, total[quad_at(0)], [quad_at(at)])
+                self._keep(sums, first + i, column + i)
+            T.buffer_store(self.worker.pool, sums[quad_at(first)], [quad_at(at)])
 
     def _keep(self, sums: Any, index: int, column: Expr) -> None:
         """A sum is what it is in front of the last column, else zero: what stands behind is anything."""
         put(sums, index, T.Select(column < self.kind.columns, sums[index], T.float32(0.0)))
         put(self.square, 0, self.square[0] + sums[index] * sums[index])
 
-    def _write_from_cores(self) -> None:
+    def _write_from_cores(self, at: Position) -> None:
         sums, stride = self._warp_sums(self.worker), fixed("stride", padded(self.kind.columns))
         first_row, first_column = _own_part(self.worker)
         for down, across, index in sums.pairs():
-            row = fixed("row", self.row + first_row + down)
-            column = fixed("column", self.column + first_column + across)
+            row = fixed("row", at.row + first_row + down)
+            column = fixed("column", at.column + first_column + across)
             with when(both(row < self.kind.rows, column < stride)):
-                at = fixed("at", self.kind.base + wide(row) * stride + column, "int64")
+                to = fixed("to", self.kind.base + wide(row) * stride + column, "int64")
                 with when(self.accumulate != 0):
-                    old = let("old", self.worker.pool[pair_at(at)])
+                    old = let("old", self.worker.pool[pair_at(to)])
                     for i in range(2):
                         put(self.sums, index + i, lane4(old, i) + self.sums[index + i])
                 for i in range(2):
                     self._keep(self.sums, index + i, column + i)
-                T.buffer_store(self.worker.pool, sums.pair(index), [pair_at(at)])
+                T.buffer_store(self.worker.pool, sums.pair(index), [pair_at(to)])
 
-    def _write_column(self) -> None:
-        column = let("column_own", self.column + self.worker.thread)
+    def _write_column(self, at: Position) -> None:
+        column = let("column_own", at.column + self.worker.thread)
         with when(both(self.worker.thread < WIDTH, column < self.kind.columns)):
-            at = fixed("at", self.kind.base + column, "int64")
+            to = fixed("to", self.kind.base + column, "int64")
             with when(self.accumulate != 0):
-                put(self.sums, 0, self.worker.pool[at] + self.sums[0])
-            put(self.worker.pool, at, self.sums[0])
+                put(self.sums, 0, self.worker.pool[to] + self.sums[0])
+            put(self.worker.pool, to, self.sums[0])
             put(self.square, 0, self.sums[0] * self.sums[0])
 
-    def _write_beside(self) -> None:
+    def _write_beside(self, at: Position) -> None:
         """The elements of the vector, each a sum of what several threads have, in order."""
-        worker, memory = self.worker, self.worker.staging
-        put(memory, worker.thread, self.own_beside[0])
+        worker, memory, scratch = self.worker, self.worker.staging, self.scratch + WARPS
+        put(memory, scratch + worker.thread, self.own_beside[0])
         worker.synchronize()
-        row = let("row_beside", self.row + worker.thread)
+        row = let("row_beside", at.row + worker.thread)
         with when(both(worker.thread < HEIGHT, row < self.kind.rows)):
             total = local("total", "float32", T.float32(0.0))
-            at = fixed("at", self.kind.base_beside + row, "int64")
+            to = fixed("to", self.kind.base_beside + row, "int64")
             for first in range(0, THREADS, HEIGHT):
-                put(total, 0, total[0] + memory[first + worker.thread])
+                put(total, 0, total[0] + memory[scratch + first + worker.thread])
             with when(self.accumulate != 0):
-                put(total, 0, worker.pool[at] + total[0])
-            put(worker.pool, at, total[0])
+                put(total, 0, worker.pool[to] + total[0])
+            put(worker.pool, to, total[0])
             put(self.square, 0, self.square[0] + total[0] * total[0])
-        worker.synchronize()
 
 
 def _own_part(worker: Worker) -> tuple[Expr, Expr]:

@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.access import Access
-from dnc.codegen.emit import Expr, fixed, let, local, named, put, quad_at, smaller, stride_loop, when
+from dnc.codegen.emit import Expr, fixed, let, local, named, put, smaller, stride_loop, when
 from dnc.codegen.math import TirMath
 from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import (
@@ -160,13 +160,19 @@ def source_row(worker: Worker, placement: Placement, index: Expr) -> tuple[Expr,
     return gate * placement.units + unit, valid
 
 
-def load_shared(worker: Worker) -> None:
-    """Fills shared memory with the worker's slices and vectors, once a launch; ends with a barrier."""
+def start_shared(worker: Worker) -> None:
+    """Starts to fill shared memory with the worker's slices and vectors, once a launch."""
     for placement in worker.plan.placements:
         if placement.residency == SHARED:
-            _load_shared(worker, placement)
+            _start_slice(worker, placement)
     for (parameter, units), slot in worker.vectors.items():
-        _load_vector(worker, parameter, units, slot)
+        _start_vector(worker, parameter, units, slot)
+    cuda.copy_commit()
+
+
+def finish_shared(worker: Worker) -> None:
+    """Waits until they are there, on all threads."""
+    cuda.copy_wait(0)
     worker.synchronize()
 
 
@@ -188,7 +194,7 @@ def vector_slots(plan: Plan, first: int) -> tuple[dict[tuple[str, int], int], in
     return found, -(-first // 4) * 4
 
 
-def _load_vector(worker: Worker, parameter: str, units: int, slot: int) -> None:
+def _start_vector(worker: Worker, parameter: str, units: int, slot: int) -> None:
     own = unit_share(units, worker.workers)
     gates = worker.plan.program.parameter(parameter).type.shape[0] // units
     base = let("vector", worker.access.base(parameter))
@@ -196,10 +202,11 @@ def _load_vector(worker: Worker, parameter: str, units: int, slot: int) -> None:
         gate = fixed("gate", element // own)
         unit = let("unit", worker.rank * own + (element - gate * own))
         near = T.Select(unit < units, unit, units - 1)
-        put(worker.shared_weights, slot + element, worker.pool[base + gate * units + near])
+        source = T.address_of(worker.pool[base + gate * units + near])
+        cuda.copy1_async(T.address_of(worker.shared_weights[slot + element]), source)
 
 
-def _load_shared(worker: Worker, placement: Placement) -> None:
+def _start_slice(worker: Worker, placement: Placement) -> None:
     rows = placement.gates * unit_share(placement.units, worker.workers)
     columns = padded(placement.columns)
     base = let("weights", worker.access.base(placement.parameter))
@@ -208,10 +215,10 @@ def _load_shared(worker: Worker, placement: Placement) -> None:
         row = fixed("row", quad // quads)
         source, valid = source_row(worker, placement, row)
         column = (quad - row * quads) * 4
-        at = fixed("from", T.Select(valid != 0, base + source * columns + column, T.int64(0)), "int64")
-        value = let("value", worker.pool[quad_at(at)])
+        at = fixed("from", base + source * columns + column, "int64")
         to = placement.slot + row * shared_stride(placement.columns) + column
-        T.buffer_store(worker.shared_weights, value, [quad_at(to)])
+        target = T.address_of(worker.shared_weights[to])
+        cuda.copy4_async(target, T.address_of(worker.pool[at]), valid)
 
 
 def make_view(shared: Any, name: str, first_word: int, words: int, dtype: str = "float32") -> Any:

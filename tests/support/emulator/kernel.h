@@ -187,7 +187,7 @@ static inline void start_copy(void* to, const void* from, int size) {
 static inline void dnc_copy4_async(float* to, const float* from, int valid) {
   start_copy(to, valid ? from : nullptr, 16);
 }
-static inline void dnc_copy1_async(void* to, const int* from) { start_copy(to, from, 4); }
+static inline void dnc_copy1_async(void* to, const void* from) { start_copy(to, from, 4); }
 static inline void dnc_copy_commit() {
   here->groups.push_back(std::move(here->open));
   here->open.clear();
