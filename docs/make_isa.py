@@ -78,6 +78,7 @@ HEADER = {
     "correction2": "float: what the root of the mean square is multiplied with, for the same reason",
     "runs": "runs of a record of partial sums: one a worker, or one that a cluster has added up (only where "
     "a plan has such buffers)",
+    "sharers": "workers that share out the tiles of `outer` instructions (only where a plan has these)",
 }
 PLACES = {
     "@parameters": "all parameters: trained dense ones, trained tables, frozen ones",
@@ -234,7 +235,7 @@ def blocks() -> dict[str, str]:
             ("word", "field", "meaning"),
             [
                 (word, f"`{name}`", text)
-                for word, (name, text) in enumerate(meanings("header", (*isa.HEADER, isa.RUNS), HEADER))
+                for word, (name, text) in enumerate(meanings("header", (*isa.HEADER, isa.RUNS, isa.SHARERS), HEADER))
             ],
         ),
         "places": table(

@@ -35,7 +35,7 @@ from dnc.ir.program import BACKWARD, EARLY, FORWARD, LATE, LEVEL, TABLE, Paramet
 from dnc.ir.types import INDEX
 
 INSTRUCTION_WORDS = 8
-VERSION = 4
+VERSION = 5
 
 # Words of the header, by name. Floats are stored as their bits. `lists`, `bases` and `queues` are
 # offsets of the tables; `queues` holds one offset per worker, replica by replica. `sync` is the
@@ -57,6 +57,8 @@ HEADER = (
 
 # How many runs a record of a reduced buffer has: as many as workers, or one, which they have added up.
 RUNS = "runs"
+# How many workers share out the tiles of `outer` instructions: those with the first numbers.
+SHARERS = "sharers"
 
 # Words for synchronisation, zero in every encoded schedule, so that no launch has to clear them:
 # the counter of the grid, the abort record, the counters of the replicas, SYNC_STRIDE words apart.
@@ -118,9 +120,9 @@ LEAVE_FIELDS = ("to", "lists", "begins", "ends", "word")
 # `cutting.gradient_tiles`.
 DENSE_GRADIENT_FIELDS = ("row", "rows", "first_worker", "accumulate", "chunks", "index", "tile")
 # The same of few rows, in tiles of `outer_tile`: one body for all gradients, of which `gradient` is the
-# number. A vector of `outer_beside` is made along. The squares of each tile are summed into the norms from
-# `first_norm` on, and NORM is left out; NO_NORM where others add to the same elements behind it, or what is
-# summed is no gradient.
+# number. The workers that the header counts take turns. A vector of `outer_beside` is made along. The squares
+# of each tile are summed into the norms from `first_norm` on, and NORM is left out; NO_NORM where others add
+# to the same elements behind it, or what is summed is no gradient.
 OUTER_FIELDS = ("gradient", "row", "rows", "first_worker", "accumulate", "index", "first_norm")
 NO_NORM = -1
 NORM_FIELDS = ("first", "count", "chunks", "first_norm")
@@ -184,8 +186,8 @@ def table_fields(table: TableGradient) -> tuple[str, ...]:
 
 # What a tile of a table's products costs, in cycles: to start and to end it, for a row of the matrices, and
 # for every group of tokens beside; by precision, as seen on an H200.
-_TOKEN_TILE = 10500
-_TOKEN_ROW = {FP32: (0.0, 5.5), TF32X3: (5.0, 1.5), TF32: (5.0, 0.5), BF16: (5.0, 0.5)}
+_TOKEN_TILE = 3000
+_TOKEN_ROW = {FP32: (14.3, 4.75), TF32X3: (14.3, 1.5), TF32: (14.3, 0.5), BF16: (14.3, 0.5)}
 
 
 def token_groups(plan: Plan) -> tuple[int, ...]:
@@ -268,8 +270,9 @@ def segment_region(plan: Plan, segment: Segment) -> int:
 
 
 def header_names(plan: Plan) -> tuple[str, ...]:
-    """Names of the header's words, in order; `runs` is there where the plan has reduced buffers."""
-    return (*HEADER, RUNS) if plan.reduced else HEADER
+    """Names of the header's words, in order; the last ones are there where the plan has reduced buffers, and
+    where it has `outer` instructions."""
+    return (*HEADER, *((RUNS,) if plan.reduced else ()), *((SHARERS,) if has_outer(plan) else ()))
 
 
 def base_names(plan: Plan) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from dnc.ir.remarks import Remark
 from dnc.runtime.tuned import Tuned
 from dnc.version import VERSION
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST, PROGRAM, SOURCE, REMARKS = "manifest.json", "program.ir", "model.dn", "remarks.json"
 
 

@@ -183,6 +183,10 @@ def test_tiles_are_dealt_out_to_somebody(grid: int) -> None:
     for outer in (shapes.outer, np.where(shapes.outer == shapes.outer.max(), grid, 0)):
         shapes.outer = outer
         shapes._seats.clear()
-        before, left_out, groups = shapes.deal(table, tokens, rows, np.ones(len(tokens), bool), grid)
+        few = np.ones(len(tokens), bool)
+        before, left_out, groups, sharers = shapes.deal(table, tokens, rows, few, grid)
+        assert (sharers > 0).all() and (sharers <= grid).all()
+        apart = sharers < grid  # who makes products then has no tiles of gradients
+        assert (before[apart] == (grid - sharers)[apart]).all() and (left_out[apart] == sharers[apart]).all()
         assert (before >= 0).all() and (before + left_out <= grid).all() and (left_out < grid).all()
         assert set(groups.tolist()) <= set(isa.token_groups(bench.plan))

@@ -30,9 +30,10 @@ LAYOUTS = ((64, 3), (32, 3), (16, 3), (16, 2))
 
 def outer(worker: Worker, fields: Mapping[str, Expr]) -> None:
     """Tiles of one gradient over all its rows. fields: by their names in `isa.OUTER_FIELDS`."""
-    begin = let("begin", (worker.number + worker.grid - fields["first_worker"]) % worker.grid)
+    sharers = let("sharers", worker.access.header(isa.SHARERS))
+    begin = let("begin", (worker.number + sharers - fields["first_worker"]) % sharers)
     tiles = let("tiles", tiles_of(worker.plan, fields["gradient"]))
-    with when(begin < tiles):  # who has none goes on at once
+    with when(both(worker.number < sharers, begin < tiles)):  # who has none goes on at once
         _tiles(worker, fields, begin, tiles)
 
 

@@ -119,7 +119,8 @@ class Kind:
 
 
 class Walk:
-    """The steps of a worker's tiles: of each tile `stages.step` rows after another."""
+    """The steps of a worker's tiles, which are `apart` from each other: of each `stages.step` rows after
+    another."""
 
     def __init__(
         self,
@@ -131,10 +132,11 @@ class Walk:
         tiles: Expr,
     ) -> None:
         self.worker, self.kind, self.stages, self.tiles = worker, kind, stages, tiles
-        self.first = fixed("first_tile", begin - worker.grid)
+        self.apart = worker.access.header(isa.SHARERS)
+        self.first = fixed("first_tile", begin - self.apart)
         self.start, self.end = fields["row"], fixed("end", fields["row"] + fields["rows"])
         self.across = fixed("across", (kind.columns + kind.width - 1) // kind.width)
-        own = (tiles - begin + worker.grid - 1) // worker.grid
+        own = (tiles - begin + self.apart - 1) // self.apart
         self.steps = fixed("steps", own * T.max((fields["rows"] + stages.step - 1) // stages.step, 1))
 
 
@@ -174,7 +176,7 @@ class Position:
     def next_tile(self) -> None:
         """To the first step of the next tile."""
         walk = self.walk
-        put(self._item, 0, self._item[0] + walk.worker.grid)
+        put(self._item, 0, self._item[0] + walk.apart)
         put(self._now, 0, walk.start)
         down = fixed("down", self._item[0] // walk.across)
         put(self._row, 0, down * cutting.OUTER_TILE.rows)

@@ -185,14 +185,14 @@ class Encoder:
             for table in self.plan.table_gradients:
                 lists |= self.lists.encode_table(table, touched[table.parameter], group, decisions.apart)
             lists |= self._operands(lists, decisions.apart)
-        grid, optimizer = replicas * workers, updates[0].optimizer
-        behind = Batches(group, grid, optimizer, part, decisions)
-        closing, results = tail.encode(mode, behind)
+        behind = Batches(group, replicas * workers, updates[0].optimizer, part, decisions)
+        closing, results, sharers = tail.encode(mode, behind)
         left = exits(group, assigned, self.prepared, ending, late) if ending and late else None
         scopes = None if left else known.sharing.choose(rows, replicas)
         queues = encode_queues(known.columns, rows, replicas, workers, closing, body, left, scopes)
         samples = assigned.spread.counts
-        words = self._assemble(group, lists, queues, (replicas, workers), updates, part, samples)
+        grid = replicas, workers
+        words = self._assemble(group, lists, queues, grid, sharers, updates, part, samples)
         readout, own = self._read_behind(group, values, batches, words)
         behind_words = 0 if readout is None else readout.count
         self._check_room(words.size + behind_words, least, pool_words)
@@ -370,6 +370,7 @@ class Encoder:
         lists: Mapping[str, int | Numbers],
         queues: Ints,
         grid: tuple[int, int],
+        sharers: Numbers,
         updates: Sequence[Update],
         part: Part,
         samples: Numbers,
@@ -393,6 +394,7 @@ class Encoder:
             "queues": where.queues_at,
             "sync": results + isa.RESULT_WORDS,
             isa.RUNS: group.runs,
+            isa.SHARERS: sharers,
         }
         bases = group.bases | group.moving
         tables = ((where.header, header), (where.bases, bases), (where.lists, lists))

@@ -26,8 +26,13 @@ MOST_CUTS = 4096  # that are remembered
 # Of the piece of the gradient with the most work those of others are at most such a part.
 SPLITS = (0.95, 1, 1.5, 2, 3)
 CORES = {TF32: 0.24, BF16: 0.2, TF32X3: 0.5}
-LARGE, OUTER_ON_CORES = 64, 0.52  # smaller tiles than that, and those of `outer`, wait for their copies there
+LARGE, OUTER_ON_CORES = 64, 0.46  # smaller tiles than that, and those of `outer`, wait for their copies there
 VECTOR = 60  # what a row costs in a tile of `outer` that sums deltas
+# What `outer` instructions cost a worker beside its rows, in cycles: the first one of which it has tiles, any
+# other one, and every tile.
+OUTER_FIRST, OUTER_OTHER, OUTER_MORE = 9000, 5000, 2300
+# How many workers products of a table may have for themselves.
+APART = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 NO_SHAPE = np.iinfo(np.int32).max  # what a shape costs that a gradient does not have
 
 
@@ -68,30 +73,40 @@ class Summed:
 
 @attrs.frozen(eq=False)
 class Seats:
-    """The workers of a grid by turn, from the one behind the last tile of `cutting.outer_tile` on.
+    """Workers who take turns at tiles of `cutting.outer_tile`, from the one behind the last tile on.
 
-    target: whose tile each has in every round, [rounds, workers]; the number behind all for none. all: every
-    turn. before: of the turns those before workers who have a tile of the parameter with the most, and
+    tiles: of every target that each has, [workers, targets]; fixed: what these cost beside their rows. all:
+    every turn. before: of the turns those before workers who have a tile of the parameter with the most, and
     others: the turns without those workers, unless nobody else was left.
     """
 
-    target: Numbers
+    tiles: Numbers
+    fixed: Numbers
     all: Numbers
     before: int
     others: Numbers
 
     @classmethod
-    def of(cls, outer: Numbers, grid: int) -> Seats:
+    def of(cls, outer: Numbers, workers: int) -> Seats:
         """outer: tiles of every target."""
-        count, turns = int(outer.sum()), np.arange(grid)
-        target = np.full(max(-(-count // grid), 1) * grid, len(outer))
-        target[:count] = np.arange(len(outer)).repeat(outer)
-        target = np.roll(target.reshape(-1, grid), -count, axis=1)
+        count, turns = int(outer.sum()), np.arange(workers)
+        rounds, more = np.divmod(outer, workers)
+        turn = (turns[:, None] - (outer.cumsum() - outer)) % workers  # of each worker at every target
+        tiles = np.roll(rounds + (turn < more), -count, axis=0)
+        kinds = np.count_nonzero(tiles, axis=1)
+        fixed = tiles.sum(axis=1) * OUTER_MORE + kinds * OUTER_OTHER
+        fixed += np.where(kinds > 0, OUTER_FIRST - OUTER_OTHER, 0)
         busiest = int(outer.argmax()) if count else 0
-        most = int(outer[busiest]) if 0 < count <= grid else 0
-        most = 0 if most == grid else most  # somebody has to make them
-        before = grid - count + int(outer[:busiest].sum()) if most else 0
-        return cls(target, turns, before, np.delete(turns, slice(before, before + most)))
+        most = int(outer[busiest]) if 0 < count <= workers else 0
+        most = 0 if most == workers else most  # somebody has to make them
+        before = workers - count + int(outer[:busiest].sum()) if most else 0
+        return cls(tiles, fixed, turns, before, np.delete(turns, slice(before, before + most)))
+
+    def ready(self, cost: Numbers) -> Numbers:
+        """When each worker has made its tiles, [batches, workers] cycles; cost: of a tile's rows, [batches,
+        targets]."""
+        found: Numbers = cost @ self.tiles.T + self.fixed
+        return found
 
 
 class Shapes:
@@ -211,38 +226,56 @@ class Shapes:
         assert best is not None
         return best
 
-    def first_workers(self, grid: int) -> tuple[Numbers, int]:
-        """The first worker of every target in tiles of `cutting.outer_tile`; and the one behind all."""
+    def first_workers(self, sharers: Numbers, grid: int) -> tuple[Numbers, Numbers]:
+        """The first worker of every target in tiles of `cutting.outer_tile`, [batches, targets]; and the one
+        behind the last of them, or behind all who share them, [batches]."""
         behind = self.outer.cumsum()
-        return (behind - self.outer) % grid, int(behind[-1]) % grid
+        turn = (behind - self.outer) % sharers[:, None]
+        return turn, np.where(sharers < grid, sharers, behind[-1] % grid)
 
     def deal(
-        self, table: TableGradient, tokens: Numbers, rows: Numbers, few: NDArray[np.bool_], grid: int
-    ) -> tuple[Numbers, Numbers, Numbers]:
-        """Of a table's products the (before, left_out, groups) that are predicted to end first, [batches].
+        self,
+        table: TableGradient,
+        tokens: Numbers,
+        rows: Numbers,
+        few: NDArray[np.bool_],
+        grid: int,
+        alone: bool = True,
+    ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+        """Of a table's products the (before, left_out, groups) that are predicted to end first, and how many
+        workers share the tiles of `outer_tile` beside them, [batches].
 
-        Beside tiles of `outer_tile` those who have none, or ones of few rows, can make them while others
-        are busy; `left_out` is nobody, or who has a tile of the parameter with the most. rows:
-        [batches, targets].
+        Those who have none, or ones of few rows, can make products while others are busy; `left_out` is
+        nobody, or who has a tile of the parameter with the most, or, where products have workers for
+        themselves, all others. rows: [batches, targets]; alone: no other table has products.
         """
         cycles, norms = self._tiles_of(table)
         tiles = -(-tokens[:, None] // self._tokens) * norms
+        cost = rows * self.outer_row * few[:, None]
         seats = self._seats_on(grid)
-        cost = np.zeros((len(tokens), len(self.outer) + 1))
-        cost[:, :-1] = (rows * self.outer_row + cutting.OUTER_TILE.fixed) * few[:, None]
-        ready = cost.take(seats.target, axis=1).sum(axis=1)
-        sizes = len(self._tokens)
-        ends = np.empty((len(tokens), 2 * sizes))
-        for at, turns in ((0, seats.all), (sizes, seats.others)):
+        ready = seats.ready(cost) * few[:, None]
+        latest, sizes = ready.max(axis=1)[:, None], len(self._tokens)
+        # [(workers, whether others than they are left out)], and when each way ends, [batches, sizes].
+        ways, ends = [(0, False), (0, True)], []
+        for turns in (seats.all, seats.others):
             rounds, more = np.divmod(tiles[:, :, None], len(turns))
             rounds = rounds + (seats.all[: len(turns)] < more)
             own = ready.take(turns, axis=1)[:, None] * (rounds > 0) + rounds * cycles
-            own.max(axis=2, out=ends[:, at : at + sizes])
-        np.maximum(ends, ready.max(axis=1)[:, None], out=ends)
+            ends.append(np.maximum(own.max(axis=2), latest))
+        for apart in APART if alone and few.any() else ():
+            if 2 * apart <= grid:
+                own = -(-tiles // apart) * cycles[:, 0]
+                latest = self._seats_on(grid - apart).ready(cost).max(axis=1)[:, None]
+                ends.append(np.where(few[:, None], np.maximum(own, latest), np.inf))
+                ways.append((apart, True))
         work = 1e-3 * (tiles * cycles[:, 0]) / grid
-        choice = (ends + np.concatenate((work, work), axis=1)).argmin(axis=1)
-        left, groups = np.divmod(choice, sizes)
-        return left * seats.before, left * (grid - len(seats.others)), self._groups[groups]
+        choice = (np.stack(ends, axis=1) + work[:, None]).reshape(len(tokens), -1).argmin(axis=1)
+        way, groups = np.divmod(choice, sizes)
+        apart, leaves = np.array(ways).T[:, way]
+        sharers = grid - apart
+        before = np.where(apart > 0, apart, leaves * seats.before)
+        left_out = np.where(apart > 0, sharers, leaves * (grid - len(seats.others)))
+        return before, left_out, self._groups[groups], sharers
 
     def _tiles_of(self, table: TableGradient) -> tuple[Numbers, int]:
         """What a tile of a table's products costs, [groups, 1] cycles; and how many lie side by side."""

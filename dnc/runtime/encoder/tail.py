@@ -82,6 +82,15 @@ class Batches:
     decisions: Decisions
 
 
+@attrs.frozen(eq=False)
+class Dealt:
+    """How workers share the work behind the recursion: fields of the products of tables, and how many take
+    turns at tiles of `outer` instructions, [batches]."""
+
+    values: dict[str, Numbers]
+    sharers: Numbers
+
+
 def _joined(columns: list[Numbers]) -> Numbers:
     """[batches, columns] of several side by side."""
     return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
@@ -239,8 +248,9 @@ class Tail:
                 found |= (deltas >= MANY_DELTAS) & (tokens <= deltas * FEWER_TOKENS)
         return found
 
-    def encode(self, mode: str, batches: Batches) -> tuple[Ints, dict[str, tuple[int, Numbers]]]:
-        """The instructions, [batches, count, INSTRUCTION_WORDS], and results: (word, rows summed)."""
+    def encode(self, mode: str, batches: Batches) -> tuple[Ints, dict[str, tuple[int, Numbers]], Numbers]:
+        """The instructions, [batches, count, INSTRUCTION_WORDS]; results: (word, rows summed); and how many
+        workers share the tiles of `outer` instructions, [batches]."""
         group, part = batches.group, batches.part
         results: dict[str, tuple[int, Numbers]] = {}
         values: dict[str, int | Numbers] = {}
@@ -254,8 +264,9 @@ class Tail:
         template = self._template(
             trains, tuple(results), batches.optimizer, int(part.accumulate), part.update
         )
+        sharers = np.full(group.body.batches, batches.grid)
         if not trains:
-            return template.filled(group.body.batches, values), results
+            return template.filled(group.body.batches, values), results, sharers
         if len(template.sums):
             sums, values["turn"] = self._gradients(batches, template)
         else:
@@ -263,15 +274,18 @@ class Tail:
         decisions = batches.decisions
         few = decisions.few
         which = few.nonzero()[0][:, None]
+        dealt = self._deal(batches, few)
+        values |= dealt.values
         if len(which):
-            values["turn"] = np.where(few, self._shapes.first_workers(batches.grid)[1], values["turn"])
+            sharers = dealt.sharers
+            values["turn"] = np.where(
+                few, self._shapes.first_workers(sharers, batches.grid)[1], values["turn"]
+            )
         norms: int | Numbers = np.where(few, self.outer_norms, self._norm_count)
         for table in self.plan.table_gradients:
             tokens = decisions.touched[table.parameter].spread.counts
             values[f"tokens {table.parameter}"], values[f"norms {table.parameter}"] = tokens, norms
             norms = norms + tokens * isa.table_norms(table)
-            if table.products:
-                values |= self._deal(table, batches, few)
         values["norms"] = norms
         for name, target in self._target.items():
             values[f"chunks {name}"] = decisions.chunks[:, target]
@@ -287,26 +301,28 @@ class Tail:
             words[together, template.tokens] = 0  # `nop`
             kept[template.tokens] = len(together) < len(words)
         if len(which):
-            words[which, template.sums] = self._as_outer(sums[few], batches.grid, kept[template.sums])
+            words[which, template.sums] = self._as_outer(
+                sums[few], sharers[few], batches.grid, kept[template.sums]
+            )
             words[which, template.norm] = 0  # `nop`
             if len(which) == len(words):
                 kept[template.norm] = False
-        return words[:, kept], results
+        return words[:, kept], results, sharers
 
-    def _as_outer(self, sums: Ints, grid: int, kept: NDArray[np.bool_]) -> Ints:
+    def _as_outer(self, sums: Ints, sharers: Numbers, grid: int, kept: NDArray[np.bool_]) -> Ints:
         """Instructions of weight gradients, [batches, runs, INSTRUCTION_WORDS], as `outer` instructions.
 
         The last one that is kept of a target has its norm.
         """
         whose, found = self._shapes.whose, np.empty_like(sums)
-        worker, _ = self._shapes.first_workers(grid)
+        worker, _ = self._shapes.first_workers(sharers, grid)
         last, numbers = np.zeros(len(whose), bool), np.flatnonzero(kept)
         last[list(dict(zip(whose[kept].tolist(), numbers.tolist(), strict=True)).values())] = True
         fields: dict[str, Ints | Numbers] = {
             "gradient": self._outer_numbers,
             "row": sums[:, :, 1],
             "rows": sums[:, :, 2],
-            "first_worker": worker[whose],
+            "first_worker": worker[:, whose],
             "accumulate": sums[:, :, 4],
             "index": sums[:, :, 6],
             "first_norm": np.where(last, self._outer_norms[whose], isa.NO_NORM),
@@ -356,14 +372,19 @@ class Tail:
         tokens = touched[each.gradient.table].spread.counts
         return np.where(apart[:, None], tokens[:, None], counts)
 
-    def _deal(self, table: TableGradient, batches: Batches, few: NDArray[np.bool_]) -> dict[str, Numbers]:
-        """Which workers share the products of a table, and in tiles of how many groups of tokens."""
+    def _deal(self, batches: Batches, few: NDArray[np.bool_]) -> Dealt:
+        """Which workers share the products of tables, and in tiles of how many groups of tokens."""
         decisions = batches.decisions
-        tokens = decisions.touched[table.parameter].spread.counts
         rows = decisions.rows[:, self._targets]
-        found = self._shapes.deal(table, tokens, rows, few, batches.grid)
-        names = ("before", "left_out", "groups")
-        return {f"{name} {table.parameter}": each for name, each in zip(names, found, strict=True)}
+        tables = [table for table in self.plan.table_gradients if table.products]
+        values, sharers = dict[str, Numbers](), np.full(len(few), batches.grid)
+        for table in tables:
+            tokens = decisions.touched[table.parameter].spread.counts
+            found = self._shapes.deal(table, tokens, rows, few, batches.grid, len(tables) == 1)
+            names = ("before", "left_out", "groups")
+            values |= {f"{name} {table.parameter}": each for name, each in zip(names, found, strict=False)}
+            sharers = found[-1]
+        return Dealt(values, sharers)
 
     def _template(
         self, trains: bool, results: tuple[str, ...], optimizer: str, accumulate: int, update: bool

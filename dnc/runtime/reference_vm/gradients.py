@@ -94,7 +94,9 @@ def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
     height, width = total.shape
     places = at + np.arange(height)[:, None] * padded(width) + np.arange(padded(width))
     across = -(-width // tile.columns)
-    for item, _ in _share(vm, cutting.outer_tiles(gradient), 1, fields["first_worker"], worker):
+    sharers = int(vm.words[vm.layout.header[isa.SHARERS]])
+    turn = (worker.number - fields["first_worker"]) % sharers if worker.number < sharers else 1 << 30
+    for item in range(turn, cutting.outer_tiles(gradient), sharers):
         if item == 0:
             rest = np.arange(height * padded(width), vm.plan.weight_format.floats(shape))
             vm.write(at + rest, 0.0, worker)

@@ -58,7 +58,8 @@ class Closing:
             count = fields.get("chunks", 1)
             need(0 < count <= isa.MOST_CHUNKS, f"'{name}': 'chunks' is {count}")
             worker = fields.get("first_worker", 0)
-            need(0 <= worker < self.text.grid, f"'{name}': no worker {worker}")
+            workers = self.text.sharers if name == isa.OUTER else self.text.grid
+            need(0 <= worker < workers, f"'{name}': no worker {worker}")
             if name in dense:
                 need(not outer, f"'{name}' beside '{isa.OUTER}'")
                 alike = chunks.setdefault(dense[name].parameter, count)

@@ -59,6 +59,8 @@ class Text:
         need(
             self.runs in (1, self.workers), f"{self.runs} runs of a record; there are {self.workers} workers"
         )
+        self.sharers = field.get(isa.SHARERS, self.grid)
+        need(0 < self.sharers <= self.grid, f"{self.sharers} of {self.grid} workers share tiles of gradients")
         for name in ("bases", "lists", "queues"):
             right = int(getattr(where, f"{name}_at"))
             need(field[name] == right, f"the table of {name} is said to be at {field[name]}, not {right}")
