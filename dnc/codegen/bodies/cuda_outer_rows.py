@@ -18,7 +18,7 @@ from dnc.codegen.bodies.cuda_places import source_of
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, any_of, dispatch, fixed, let, local, put
 from dnc.ir import cutting, isa
-from dnc.ir.plan import Address, DenseGradient, Plan
+from dnc.ir.plan import Address, DenseGradient, Plan, padded
 
 NONE = -1  # an offset of nothing
 
@@ -84,6 +84,8 @@ class Kind:
             self.width = let("width", T.Select(self.is_strip != 0, cutting.OUTER_STRIP.columns, width))
         vectors = [number for number, gradient in _gradients(worker.plan) if not gradient.pieces]
         self.has_vectors = bool(vectors)
+        matrices = [gradient for _, gradient in _gradients(worker.plan) if gradient.pieces]
+        self.has_padding = any(gradient.columns != padded(gradient.columns) for gradient in matrices)
         self.is_vector = reduce(any_of, [number == each for each in vectors], number < 0)
         self._offset, self._beside = offset[0], beside[0]
 

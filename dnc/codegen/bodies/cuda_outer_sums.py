@@ -263,7 +263,8 @@ class TileSums:
 
     def _keep(self, sums: Any, index: int, column: Expr) -> None:
         """A sum is what it is in front of the last column, else zero: what stands behind is anything."""
-        put(sums, index, T.Select(column < self.kind.columns, sums[index], T.float32(0.0)))
+        if self.kind.has_padding:
+            put(sums, index, T.Select(column < self.kind.columns, sums[index], T.float32(0.0)))
         put(self.square, 0, self.square[0] + sums[index] * sums[index])
 
     def _write_from_cores(self, at: Position) -> None:

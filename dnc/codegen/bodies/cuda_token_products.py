@@ -9,7 +9,7 @@ follows from how many tokens there are, and changes no bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -52,6 +52,7 @@ STAGES, MANY_STAGES = 4, {1: 8, 2: 6}  # steps on their way; by groups: small ti
 SPARE = 4  # words behind a token's deltas, and its sums: neighbours are in different banks
 SPARE_ON_CORES = 8  # behind a row of the matrix
 SUM_LINE = COLUMNS + SPARE
+LINE_LANES = COLUMNS // 4  # lanes that copy a row
 QUADS = 8  # of a token's deltas that a lane adds up at a time, in tiles of one group
 
 
@@ -150,17 +151,18 @@ def _multiply(tile: _Tile, table: TableGradient, product: TableProduct, sums: _S
         begin = fixed("begin", block * tile.shape.depth)
         worker.synchronize()  # what is there is read
         heads = _heads(tile, product)
-        _copy_rows(tile, table, product, begin, 0, steps)
+        rows = _Rows.of(tile, table, product, begin)
+        rows.copy(0)
         _stage_deltas(tile, product, begin, heads)
         cuda.copy_commit()
-        for step in range(1, ahead):
-            _copy_rows(tile, table, product, begin, step, steps)
+        with stride_loop("early", 1, ahead, 1) as step:  # code that runs once is slower to come than to run
+            rows.copy(step)
         cuda.copy_wait(ahead - 1)  # for the deltas, and the first step
         worker.synchronize()
         with loop("step", steps) as step:
             cuda.copy_wait(ahead - 1)
             T.evaluate(T.cuda.warp_sync())
-            _copy_rows(tile, table, product, begin, step + ahead, steps)
+            rows.copy(step + ahead)
             own = fixed("own", step % tile.shape.stages * WARPS + worker.warp)
             deltas = fixed("deltas", tile.shape.ring + step * STEP + worker.warp * ROWS)
             sums.add(own * (ROWS * tile.shape.line), deltas)
@@ -214,27 +216,45 @@ def _stage_deltas(tile: _Tile, product: TableProduct, begin: Expr, heads: Expr) 
         either(both(there != 0, head > 0), add, copy)
 
 
-def _copy_rows(
-    tile: _Tile, table: TableGradient, product: TableProduct, begin: Expr, step: Expr, steps: int
-) -> None:
-    """Starts the copies of the warp's rows of a step, zeros where there are none; a group of copies."""
-    worker, shape = tile.worker, tile.shape
-    matrix = worker.plan.program.parameter(product.parameter).type.shape
-    stride = worker.plan.weight_format.strides(matrix)[0]
-    base = let("matrix", worker.access.base(product.parameter))
-    quads = COLUMNS // 4
-    with when(step < steps):
-        ring = fixed("ring", (step % shape.stages * WARPS + worker.warp) * (ROWS * shape.line))
-        first = fixed("first_row", begin + step * STEP + worker.warp * ROWS + worker.lane // quads)
-        own = fixed("own_column", worker.lane % quads * 4)
-        for part in range(0, ROWS, LANES // quads):
-            row = first + part
-            column = tile.column + own
-            valid = both(row < product.rows, column < table.width)
-            source = T.Select(valid, base + wide(row) * stride + column, T.int64(0))
-            to = ring + (part + worker.lane // quads) * shape.line + own
-            worker.start_copy(to, fixed("from", source, "int64"))
-    cuda.copy_commit()
+@attrs.frozen(eq=False)
+class _Rows:
+    """A lane's copies of the warp's rows of the steps of a block: 16 bytes of every second row.
+
+    at: the first of them in the pool; stride: elements of a row. row, column: where that is in the matrix;
+    inside: whether a row and the column exist, None for always.
+    """
+
+    tile: _Tile
+    at: Expr
+    stride: int
+    row: Expr
+    inside: Callable[[Expr], Expr] | None
+
+    @classmethod
+    def of(cls, tile: _Tile, table: TableGradient, product: TableProduct, begin: Expr) -> _Rows:
+        """Those of a product's matrix, in steps from row `begin` on."""
+        worker, depth = tile.worker, tile.shape.depth
+        matrix = worker.plan.program.parameter(product.parameter).type.shape
+        stride = worker.plan.weight_format.strides(matrix)[0]
+        row = fixed("own_row", begin + worker.warp * ROWS + worker.lane // LINE_LANES)
+        column = fixed("own_column", tile.column + worker.lane % LINE_LANES * 4)
+        at = fixed("own_at", worker.access.base(product.parameter) + wide(row) * stride + column, "int64")
+        if product.rows % depth == 0 and table.width % COLUMNS == 0:
+            return cls(tile, at, stride, row, None)
+        return cls(tile, at, stride, row, lambda row: both(row < product.rows, column < table.width))
+
+    def copy(self, step: Expr) -> None:
+        """Starts the copies of a step, zeros where there are no rows; a group of copies."""
+        worker, shape = self.tile.worker, self.tile.shape
+        with when(step < shape.depth // STEP):
+            ring = fixed("ring", (step % shape.stages * WARPS + worker.warp) * (ROWS * shape.line))
+            own = ring + worker.lane // LINE_LANES * shape.line + worker.lane % LINE_LANES * 4
+            for part in range(0, ROWS, LANES // LINE_LANES):
+                source = fixed("from", self.at + wide(step * STEP + part) * self.stride, "int64")
+                to = T.address_of(worker.staging[own + part * shape.line])
+                there = True if self.inside is None else self.inside(self.row + step * STEP + part)
+                cuda.copy4_async(to, T.address_of(worker.pool[source]), there)
+        cuda.copy_commit()
 
 
 class _Sums(Protocol):
