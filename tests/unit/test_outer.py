@@ -1,6 +1,7 @@
 """Weight gradients of few rows: `outer` instructions and tiles in chunks give the same training."""
 
 from functools import cache
+from unittest.mock import patch
 
 import attrs
 import numpy as np
@@ -65,6 +66,30 @@ def test_both_ways_train_alike(name: str, few: bool) -> None:
 def test_batches_of_both_kinds_are_encoded_together(name: str) -> None:
     with forced(few=lambda rows: rows % 2 == 0):
         check_group(bench_of(name))
+
+
+def test_products_have_workers_for_themselves() -> None:
+    """Where a tile of products takes longest, nobody who makes one has tiles of gradients."""
+    with patch.object(isa, "_TOKEN_TILE", 10**6), forced(few=True):
+        bench = bench_of("treelstm")
+        check_training(bench)
+        check_group(bench)
+        schedule, _ = bench.launch("train")
+        verify(schedule)
+        grid, at = 2 * bench.plan.tiling.workers, isa.layout(bench.plan).header[isa.SHARERS]
+        sharers = int(schedule.words[at])
+        assert 0 < sharers < grid
+        (row,) = (
+            row
+            for row in queue(schedule.words, bench.plan, 0)
+            if row[0] == bench.plan.opcode("gradient E").number
+        )
+        fields = dict(zip(isa.TABLE_PRODUCT_FIELDS, row[1:].tolist(), strict=True))
+        assert (fields["first_worker"], fields["before"]) == (sharers, grid - sharers)
+        for wrong in (0, grid + 1):
+            schedule.words[at] = wrong
+            with pytest.raises(ScheduleError, match="workers share tiles"):
+                verify(schedule)
 
 
 def test_a_bias_is_made_beside_its_matrix() -> None:
