@@ -62,6 +62,9 @@ class VectorTarget(Protocol):
     def max(self, extent: int, term: Element) -> Expr:
         """The largest term, on every lane."""
 
+    def normalizer(self, extent: int, term: Element, exp: Callable[[Expr], Expr]) -> tuple[Expr, Expr]:
+        """The largest term, and the sum of exp(term - the largest), on every lane."""
+
     def argmax(self, extent: int, term: Element) -> Expr:
         """The index of the first largest term, on every lane."""
 
