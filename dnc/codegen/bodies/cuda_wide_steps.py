@@ -20,7 +20,7 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_operands import piece_at, piece_begins, piece_word
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_weights import weight_place
-from dnc.codegen.bodies.cuda_worker import source_row
+from dnc.codegen.bodies.cuda_worker import row_of_units, source_row
 from dnc.codegen.emit import Expr, both, by_size, fixed, let, local, put, smaller, stride_loop, when
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import (
@@ -157,10 +157,10 @@ class ProductSteps:
         self.copied = rows if self.placement.residency == STREAMED else 0
         self.words = step_words(vertices, self.copied)
         self.near: Expr | None = None
-        units = unit_share(self.placement.units, worker.workers)
+        units = tile.units
         if self.copied and (self.placement.gates == 1 or (units % LINES == 0 and isinstance(row, int))):
             # The rows that a thread copies are always as far apart. Those behind the last unit are others.
-            own_row = worker.rank * units + row + self.line
+            own_row = tile.first_unit + row + self.line
             self.near = fixed("near", self.weights_at + own_row * padded(self.placement.columns), "int64")
         self.places = local("place", "int32", 0, -(-vertices // LINES))
         self._look_up(0)
@@ -208,12 +208,13 @@ class ProductSteps:
         """Where the thread's column of row line + first is; 0 where there is none."""
         placement, width = self.placement, padded(self.placement.columns)
         if self.near is not None:  # so many rows on
-            units = unit_share(placement.units, self.worker.workers)
+            units = self.tile.units
             gate = first // units if placement.gates > 1 else 0
             skipped = gate * (placement.units - units) + first
             at = self.near + skipped * width + column
             return at if width % STEP == 0 else T.Select(column < width, at, T.int64(0))
-        source, valid = source_row(self.worker, placement, let("row", self.row + self.line + first))
+        tile, row = self.tile, let("row", self.row + self.line + first)
+        source, valid = row_of_units(placement, tile.first_unit, tile.units, row)
         there = both(column < width, valid != 0)
         return T.Select(there, self.weights_at + source * width + column, T.int64(0))
 

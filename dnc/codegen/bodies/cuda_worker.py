@@ -154,8 +154,13 @@ def chunks(columns: int) -> int:
 def source_row(worker: Worker, placement: Placement, index: Expr) -> tuple[Expr, Expr]:
     """Row of the parameter behind local row `index` (gate by gate), and whether there is one."""
     units = unit_share(placement.units, worker.workers)
+    return row_of_units(placement, worker.rank * units, units, index)
+
+
+def row_of_units(placement: Placement, first: Expr, units: int, index: Expr) -> tuple[Expr, Expr]:
+    """The same of row `index`, gate by gate, of so many units from `first` on."""
     gate = fixed("gate", index // units)
-    unit = fixed("unit", worker.rank * units + (index - gate * units))
+    unit = fixed("unit", first + (index - gate * units))
     valid = (unit < placement.units) * (gate < placement.gates)
     return gate * placement.units + unit, valid
 
