@@ -295,6 +295,9 @@ class TurnedSteps:
         worker, placement, high = self.tile.worker, self.placement, self.high
         units = unit_share(placement.units, worker.workers)
         if units * worker.workers != placement.units:
+            if placement.gates == 1:
+                own_first = fixed("own_first", worker.rank * units + first)
+                return lambda line: (own_first + line, own_first + line < placement.units)
 
             def of_padded_units(line: Expr) -> tuple[Expr, Expr]:
                 source, valid = source_row(worker, placement, let("row", first + line))

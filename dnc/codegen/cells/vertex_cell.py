@@ -145,13 +145,13 @@ class VertexCell:
             if tensor(value).dtype == "i32" and not isinstance(address, IndexAddress):
                 found = T.cast(found, "int32")  # `_store` keeps integers as floats
             self.scalars[value] = let(value.name, found)
-        elif _materialised(load):
-            self.vectors[value] = self.keep(value, read)
         else:
             aligned = self.access.is_aligned(address)
-            self.vectors[value] = Vector(
-                read, (lambda first: elements4(read(tirx.Ramp(first, 1, 4)))) if aligned else None
-            )
+            whole = Vector(read, (lambda first: elements4(read(tirx.Ramp(first, 1, 4)))) if aligned else None)
+            if _materialised(load) and tensor(value).size <= self.widest:
+                self.vectors[value] = self.keep(value, read)
+            else:
+                self.vectors[value] = whole
 
     def _matrix(self, address: ParameterAddress, shape: tuple[int, ...]) -> Matrix:
         position = self.access.weight(address.parameter)
