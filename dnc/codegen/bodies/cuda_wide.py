@@ -203,6 +203,8 @@ def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, 
             if segment.products:
                 worker.synchronize()
             wide_cells(block)
+        if segment.transposed and not tensor:
+            cuda_wide_transposed.clear_behind(tile)
         for number, turned in enumerate(segment.transposed if not tensor else ()):
             OnThreads(_here(tile), turned).run(started and number == 0)
         if tensor:

@@ -94,10 +94,11 @@ class Worker:
         lane, warp = let("lane_here", thread % LANES), let("warp_here", thread // LANES)
         return attrs.evolve(self, thread=thread, lane=lane, warp=warp)
 
-    def start_copy(self, to: Expr, source: Expr) -> None:
-        """Starts copying 16 bytes of the pool, zeros where `source` is 0, to a word of staging."""
+    def start_copy(self, to: Expr, source: Expr, always: bool = False) -> None:
+        """Starts copying 16 bytes of the pool, zeros where `source` is 0, to a word of staging. always: it
+        never is."""
         target = T.address_of(self.staging[to])
-        cuda.copy4_async(target, T.address_of(self.pool[source]), source != 0)
+        cuda.copy4_async(target, T.address_of(self.pool[source]), True if always else source != 0)
 
     def synchronize(self) -> None:
         """Block barrier."""
