@@ -86,20 +86,22 @@ def wide_staging(worker: Worker, segment: Segment) -> Staging | None:
     if any(turned.columns % 4 for turned in segment.transposed):
         return None
     tensor = on_tensor_cores(worker.plan, segment)
-    units = _block(worker, segment, MOST_TENSOR_ROWS if tensor else MOST_ROWS)
+    if not shares_runs(worker, segment):
+        units = tile_units(worker.plan, segment, MOST_TENSOR_ROWS if tensor else MOST_ROWS)
     if tensor:
         found = (_lay_out(worker, segment, units, True, *size) for size in TENSOR_SIZES)
         return next((one for one in found if one and one.words <= worker.staging_words), None)
     return _best_staging(worker, segment, units)
 
 
-def _block(worker: Worker, segment: Segment, most: int) -> int:
+def tile_units(plan: Plan, segment: Segment, most: int) -> int:
     """Units of a tile: all of a worker; or as many as have `most` rows of every product, where these are all
     that the tile is for. Staged sums of more would leave room for few vertices."""
-    units = unit_share(segment.units, worker.workers)
-    used = (worker.placement(product.parameter, segment.units) for product in segment.products)
-    streamed = all(placement.residency == STREAMED for placement in used)
-    if segment.transposed or not streamed or shares_runs(worker, segment):
+    assert plan.tiling is not None
+    units = unit_share(segment.units, plan.tiling.workers)
+    used = {product.parameter for product in segment.products}
+    kept = [p for p in plan.placements if p.parameter in used and p.units == segment.units]
+    if segment.transposed or any(placement.residency != STREAMED for placement in kept):
         return units
     gates = max((rows_of(product.result, segment, 1) for product in segment.products), default=1)
     largest = most // gates // QUAD * QUAD

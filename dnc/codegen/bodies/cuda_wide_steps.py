@@ -338,8 +338,9 @@ class TurnedSteps:
         worker, placement, units = self.tile.worker, self.placement, self.units
         if units * worker.workers != placement.units:
             if placement.gates == 1:
+                # Rows behind the worker's are not multiplied: any that exist do.
                 own_first = fixed("own_first", worker.rank * units + first)
-                return lambda line: (own_first + line, own_first + line < placement.units)
+                return lambda line: (smaller(own_first + line, placement.units - 1), None)
 
             def of_padded_units(line: Expr) -> tuple[Expr, Expr]:
                 source, valid = source_row(worker, placement, let("row", first + line))

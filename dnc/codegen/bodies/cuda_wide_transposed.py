@@ -72,7 +72,7 @@ LANES_DOWN = 2  # of a warp, along the vertices
 LANES_ACROSS = LANES // LANES_DOWN  # along the columns, four of which lie side by side with a thread
 TIMES = 2  # quads of columns of a thread
 WARP_COLUMNS = LANES_ACROSS * TIMES * 4
-SIZES = (4, 6, 8)  # vertices of a thread: even numbers, see `cuda_wide_products`
+SIZES = (3, 4, 6, 8)  # vertices of a thread
 ALONG = (1, 2, 4, 8)  # warps side by side along the vertices
 
 
@@ -111,8 +111,8 @@ def layouts(tile: int, columns: int) -> list[Layout]:
 
 
 def rounds_of(rows: int, streamed: bool) -> int:
-    """Quads of rows that a round of the sums has: two. Rows that are missing to whole rounds are zeros, which
-    steps have behind the last row, but no weights that lie in shared memory."""
+    """Quads of rows that a round of the sums has: two. Deltas that are missing to whole rounds are zeros
+    (`clear_behind`), and steps have any weights for them; behind those in shared memory there may be none."""
     return 2 if streamed or rows % 8 == 0 else 1
 
 
@@ -170,14 +170,13 @@ class OnThreads:
 
     def _work(self, at: _At, sums: _ThreadSums, number: Expr, stage: Expr, later: Expr) -> None:
         block, row = fixed("block", at.block[0]), fixed("row", at.row[0])
-        with when(row == 0):
-            sums.clear()
         at.advance()  # behind the last step nobody uses what is read
         place = _place(sums, self.steps, block, row, stage)
         following = _place(sums, self.steps, at.block[0], at.row[0], later)
         sums.add(self.steps, place, following, row, number == 0)
         with when(at.row[0] == 0):
             sums.store(block * self.columns)
+            sums.clear()  # here, and not before a block: the compiler would select in every step
 
 
 class _At:
