@@ -36,7 +36,7 @@ class Plane:
 
 @attrs.frozen
 class Staging:
-    """The parts of the staging area, for tiles of `tile` vertices and `units` units: sums of products, deltas.
+    """The parts of the staging area, for tiles of `tile` vertices and `units` units: sums, deltas.
 
     From 0 on lie the operands, and later the scratch of transposed products; from `scratch` on that of
     products with weights in registers. operand_words: of one operand. block: vertices whose sums

@@ -36,8 +36,8 @@ def wide_cells(tile: UnitTile) -> None:
 
 
 def cells_together(worker: Worker, segment: Segment) -> int:
-    """Cells of four units that a thread has at a time: one in the recursion, where registers are scarce, where
-    nothing is loaded, and where a load is more than one access."""
+    """Cells of four units that a thread has at a time: one in the recursion, where registers are scarce,
+    where nothing is loaded, and where a load is more than one access."""
     if worker.plan.program.stage(segment.stage).placement == LEVEL:
         return 1
     loaded = 0

@@ -21,7 +21,20 @@ from dnc.codegen.bodies.cuda_operands import piece_at, piece_begins, piece_word
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_weights import weight_place
 from dnc.codegen.bodies.cuda_worker import row_of_units, source_row
-from dnc.codegen.emit import Expr, both, by_size, either, fixed, let, local, put, smaller, stride_loop, when, wide
+from dnc.codegen.emit import (
+    Expr,
+    both,
+    by_size,
+    either,
+    fixed,
+    let,
+    local,
+    put,
+    smaller,
+    stride_loop,
+    when,
+    wide,
+)
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import (
     STREAMED,
@@ -186,14 +199,14 @@ class ProductSteps:
         worker = self.worker
         column = fixed("column", step * STEP + self.own)
         there = column < padded(self.placement.columns)
-        first, *others = self._vertices()
+        nearest, *others = self._vertices()
 
         def operand(part: int, vertex: Expr, near: Expr) -> None:
             with when(vertex < self.tile.count):
                 source = piece_at(worker, self.pieces, near, column, there, self.places[part])
                 self._start(stage + vertex * STRIDE + self.own, source)
 
-        operand(*first)
+        operand(*nearest)
         if others:
             with when(self.tile.count > LINES):
                 for other in others:
