@@ -269,7 +269,7 @@ __device__ __forceinline__ void dnc_copy_wait{groups}() {{
 
 def copy4_async(to: Any, source: Any, valid: Any) -> None:
     """Starts copying 4 words from the global address `source`, or zeros, to the shared address `to`."""
-    T.evaluate(_COPY4_ASYNC(to, source, T.cast(valid, "int32")))
+    T.evaluate(_COPY4_ASYNC(to, source, int(valid) if isinstance(valid, bool) else T.cast(valid, "int32")))
 
 
 def copy1_async(to: Any, source: Any) -> None:

@@ -57,10 +57,18 @@ class UnitQuad:
 
     def run(self) -> None:
         """Emits loads and operations; `values` then holds everything."""
+        self.load()
+        self.compute()
+
+    def load(self) -> None:
+        """Emits the loads that `values` does not hold."""
         missing = [load for load in self.segment.loads if load.value not in self.cells[0].values]
         for value, found in in_order(missing, self._load).items():
             for cell, own in zip(self.cells, found, strict=True):
                 cell.values[value] = own
+
+    def compute(self) -> None:
+        """Emits the operations, where `values` holds the loads."""
         for cell in self.cells:
             cell.compute()
 

@@ -37,6 +37,11 @@ CASES: dict[str, Case] = {
         {"cluster": 4, "precision": "tf32x3", "residency": "streamed"},
     ),
     "states that are pushed": ("lstm_classifier", {"hidden": 32, "embed": 20}, {"cluster": 4}),
+    "blocks of units, long rows of logits": (
+        "language_model",
+        {"hidden": 16, "embed": 8, "vocab": 1028},
+        {"cluster": 4, "residency": "streamed"},
+    ),
     "runs of many workers": (
         "treelstm",
         {"hidden": 72, "embed": 24, "vocab": 11},

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 
 from dnc.codegen.bodies import cuda_wide_products, cuda_wide_transposed
+from dnc.codegen.bodies.cuda_wide import tile_units
+from dnc.codegen.bodies.cuda_wide_products import MOST_ROWS
 from dnc.ir.machine import THREADS
+from dnc.ir.plan import unit_share
+from tests.support.plans import plan_of
 
 
 @pytest.mark.parametrize("rows", [4, 20, 32, 60, 96, 128, 160, 192, 256, 320, 628])
@@ -31,3 +35,14 @@ def test_layouts_of_transposed_products(columns: int, tile: int) -> None:
     wides = [one.wide for one in found]
     assert wides == sorted(set(wides)) and wides[-1] >= tile
     assert all(one.along == 8 or one.columns < 2 * columns for one in found)
+
+
+@pytest.mark.parametrize("vocab, blocks", [(640, 1), (644, 2), (1028, 2), (10000, 16)])
+def test_blocks_of_units(vocab: int, blocks: int) -> None:
+    """A worker's units are cut where they are too many rows, but not where sums of all of them follow."""
+    plan = plan_of("language_model", {"vocab": vocab, "hidden": 32}, cluster=4, residency="streamed")
+    segments = {segment.name: segment for segment in plan.segments}
+    units = tile_units(plan, segments["loss/0"], MOST_ROWS)
+    share = unit_share(vocab, 4)
+    assert units % 4 == 0 and units <= max(share, MOST_ROWS) and -(-share // units) == blocks
+    assert tile_units(plan, segments["loss.grad/1"], MOST_ROWS) == share

@@ -65,6 +65,11 @@ class LoopTarget:
         """The largest term."""
         return self._reduce(extent, term, -3.4e38, lambda a, b: T.max(a, b))
 
+    def normalizer(self, extent: int, term: Element, exp: Callable[[Expr], Expr]) -> tuple[Expr, Expr]:
+        """One after the other."""
+        top = self.max(extent, term)
+        return top, self.sum(extent, lambda i: exp(term(i) - top))
+
     def argmax(self, extent: int, term: Element) -> Expr:
         """The first index of the largest term."""
         best, at = local("best", "float32", term(0)), local("at", "int32", 0)

@@ -20,7 +20,7 @@ from dnc.codegen.bodies.cuda_operands import NARROW
 from dnc.codegen.bodies.cuda_runs import shares_runs, sharing
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
 from dnc.codegen.cells import Started, UnitCell, tensor
-from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, stride_loop, when
+from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, store_four, stride_loop, when
 from dnc.codegen.quads import QUAD, UnitQuad
 from dnc.ir.cell import Value
 from dnc.ir.machine import THREADS
@@ -110,9 +110,9 @@ def unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
             cell.run()
             cell.store()
             _push_states(tile, cell, vertex)
-            _stage_deltas(tile, [cell], own, vertex)
+            stage_deltas(tile, [cell], own, vertex)
 
-        _inside_or_zeros(tile, cell.unit, body, own, 1, vertex)
+        inside_or_zeros(tile, cell.unit, body, own, 1, vertex)
 
 
 def shared_cells(tile: UnitTile) -> None:
@@ -129,9 +129,9 @@ def shared_cells(tile: UnitTile) -> None:
             cell.run()
             with when(lanes.writes):
                 cell.store()
-                _stage_deltas(tile, [cell], lanes.own, vertex)
+                stage_deltas(tile, [cell], lanes.own, vertex)
 
-        _inside_or_zeros(tile, cell.unit, body, lanes.own, 1, vertex)
+        inside_or_zeros(tile, cell.unit, body, lanes.own, 1, vertex)
 
 
 def quad_cells(tile: UnitTile) -> None:
@@ -150,10 +150,10 @@ def _quad_cells(tile: UnitTile) -> None:
     with stride_loop("cell", worker.thread, tile.count * quads, THREADS) as item:
         vertex = fixed("vertex", item // quads)
         own = fixed("own", (item - vertex * quads) * QUAD)
-        unit = fixed("unit", worker.rank * units + own)
+        unit = fixed("unit", tile.first_unit + own)
 
         def product(result: Value, gate: int, i: int) -> Expr:
-            return _staged_sum(tile, result, gate, own + i, vertex)
+            return staged_sum(tile, result, gate, own + i, vertex)
 
         def body() -> None:
             row = fixed("row", tile.first + vertex)
@@ -162,9 +162,9 @@ def _quad_cells(tile: UnitTile) -> None:
                 _give_vectors(tile, one, own + i)
             made.run()
             made.store()
-            _stage_deltas(tile, made.cells, own, vertex)
+            stage_deltas(tile, made.cells, own, vertex)
 
-        _inside_or_zeros(tile, unit, body, own, QUAD, vertex)
+        inside_or_zeros(tile, unit, body, own, QUAD, vertex)
 
 
 def _unit_cell(tile: UnitTile, vertex: Expr, own: Expr) -> UnitCell:
@@ -172,27 +172,32 @@ def _unit_cell(tile: UnitTile, vertex: Expr, own: Expr) -> UnitCell:
     worker = tile.worker
 
     def product(result: Value, gate: int) -> Expr:
-        return _staged_sum(tile, result, gate, own, vertex)
+        return staged_sum(tile, result, gate, own, vertex)
 
-    unit = fixed("unit", worker.rank * tile.units + own)
+    unit = fixed("unit", tile.first_unit + own)
     row = fixed("row", tile.first + vertex)
     cell = UnitCell(worker.access, worker.math, tile.segment, row, unit, product)
     _give_vectors(tile, cell, own)
     return cell
 
 
-def _staged_sum(tile: UnitTile, result: Value, gate: int, own: Expr, vertex: Expr) -> Expr:
+def staged_sum(tile: UnitTile, result: Value, gate: int, own: Expr, vertex: Expr) -> Expr:
     """A product's sum for a gate of one of the worker's units."""
     plane = tile.staging.sums[result]
     return let("pre", tile.worker.staging[plane.place(gate * tile.units + own, vertex)])
 
 
-def _stage_deltas(tile: UnitTile, cells: Sequence[UnitCell], own: Expr, vertex: Expr) -> None:
+def stage_deltas(tile: UnitTile, cells: Sequence[UnitCell], own: Expr, vertex: Expr) -> None:
     """Stages what neighbouring units, from `own` on, leave for the transposed products."""
+    staging = tile.worker.staging
     for value, plane in tile.staging.deltas.items():
-        for i, cell in enumerate(cells):
-            for gate, delta in enumerate(cell.values[value]):
-                put(tile.worker.staging, plane.place(gate * tile.units + own + i, vertex), delta)
+        for gate, deltas in enumerate(zip(*(cell.values[value] for cell in cells), strict=True)):
+            first = gate * tile.units + own
+            if len(cells) == QUAD and plane.row == 1 and (plane.at | plane.vertex | tile.units) % QUAD == 0:
+                store_four(staging, plane.place(first, vertex), deltas)
+            else:
+                for i, delta in enumerate(deltas):
+                    put(staging, plane.place(first + i, vertex), delta)
 
 
 def _push_states(tile: UnitTile, cell: UnitCell, vertex: Expr) -> None:
@@ -211,11 +216,12 @@ def _give_vectors(tile: UnitTile, cell: UnitCell, own: Expr) -> None:
         if isinstance(load.address, ParameterAddress) and load.address.select is None:
             slot = worker.vectors.get((load.address.parameter, cell.segment.units))
             if slot is not None and load.address.offset == 0:
-                places = [slot + gate * tile.units + own for gate in range(cell.gates(load.value))]
+                first = tile.own + own
+                places = [slot + gate * tile.share + first for gate in range(cell.gates(load.value))]
                 cell.values[load.value] = [let("vector", worker.shared_weights[at]) for at in places]
 
 
-def _inside_or_zeros(
+def inside_or_zeros(
     tile: UnitTile, unit: Expr, cell: Callable[[], None], own: Expr, lanes: int, vertex: Expr
 ) -> None:
     """Runs the cell where its units exist; the deltas of units that do not are zero, for the products."""
@@ -227,7 +233,7 @@ def _inside_or_zeros(
                 for i in range(lanes):
                     put(worker.staging, plane.place(gate * units + own + i, vertex), T.float32(0.0))
 
-    if units * worker.workers == tile.segment.units:
+    if tile.units_end is None:
         cell()
     else:
-        either(unit < tile.segment.units, cell, zeros)
+        either(unit < tile.units_end, cell, zeros)

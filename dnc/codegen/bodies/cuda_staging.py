@@ -12,7 +12,7 @@ import attrs
 
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.cells import tensor
-from dnc.codegen.emit import Expr
+from dnc.codegen.emit import Expr, smaller
 from dnc.ir.cell import Value
 from dnc.ir.plan import Piece, Placement, Product, Segment, TransposedProduct, unit_share
 
@@ -36,7 +36,7 @@ class Plane:
 
 @attrs.frozen
 class Staging:
-    """The parts of the staging area, for tiles of `tile` vertices: sums of products, deltas.
+    """The parts of the staging area, for tiles of `tile` vertices and `units` units: sums, deltas.
 
     From 0 on lie the operands, and later the scratch of transposed products; from `scratch` on that of
     products with weights in registers. operand_words: of one operand. block: vertices whose sums
@@ -45,6 +45,7 @@ class Staging:
     """
 
     tile: int
+    units: int
     sums: dict[Value, Plane]
     deltas: dict[Value, Plane]
     words: int
@@ -62,18 +63,42 @@ class Staging:
 
 @attrs.frozen(eq=False)
 class UnitTile:
-    """The vertices that a UNIT segment works on together: rows first .. first + count of its space."""
+    """The vertices that a UNIT segment works on together: rows first .. first + count of its space.
+
+    Of the worker's units it has all, or a block: `staging.units` of them from `own` on, the last of which may
+    be others' or none.
+    """
 
     worker: Worker
     segment: Segment
     staging: Staging
     first: Expr
     count: Expr
+    own: Expr = 0
 
     @property
     def units(self) -> int:
+        """Units of the tile, at most."""
+        return self.staging.units
+
+    @property
+    def share(self) -> int:
         """Units of a worker, at most."""
         return unit_share(self.segment.units, self.worker.workers)
+
+    @property
+    def first_unit(self) -> Expr:
+        """The number of its first unit among those of the segment."""
+        return self.worker.rank * self.share + self.own
+
+    @property
+    def units_end(self) -> Expr | None:
+        """The number of the first unit behind those that are the worker's; None if the tile has only such."""
+        units, share = self.segment.units, self.share
+        if share % self.units:
+            end = self.worker.rank * share + share
+            return end if share * self.worker.workers == units else smaller(end, units)
+        return None if share * self.worker.workers == units else units
 
     def placement(self, product: Product | TransposedProduct) -> Placement:
         """Where the worker's slice of a product's weight lives."""
@@ -128,7 +153,7 @@ def lay_out(
             made = plane(tile, rows_of(turned.delta, segment, units), turned)
             deltas[turned.delta] = attrs.evolve(made, at=at)
             at += made.words
-    return Staging(tile, sums, deltas, at)
+    return Staging(tile, units, sums, deltas, at)
 
 
 def each_product(

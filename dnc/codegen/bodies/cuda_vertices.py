@@ -9,7 +9,7 @@ for memory more than it works.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,8 @@ from dnc.ir.types import ListType
 LOWEST = -3.4028234663852886e38  # of float32
 WIDEST_KEPT = 512  # elements of a value that is kept, where the whole row does not fit
 LONG = 4096  # elements of a value that is not kept where it leaves warps idle
-TOGETHER = 8  # elements of a long vector that a lane loads before it uses the first
+TOGETHER = 8  # elements of a long vector, or quads of it, that a lane loads before it uses the first
+NORMALIZED = 16  # quads, where nothing is written
 ABREAST = 4  # rows that a warp has at a time, where each is at most so much work
 LITTLE_WORK = 8192  # elements of all operands
 SMALL_MATRIX = 4096  # words
@@ -82,7 +83,7 @@ class WarpTarget:
         """Lane l runs l, l + lanes, ...; of long vectors it reads several before it writes the first."""
         four = four_of(read)
         if four is not None and write_four is not None and extent % QUAD == 0:
-            self.each(extent // QUAD, lambda quad: write_four(quad * QUAD, four(quad * QUAD)))
+            self._fill_quads(extent // QUAD, four, write_four)
             return
         if not self._unrolled(extent):
             self.each(extent, lambda index: write(index, read(index)))
@@ -90,11 +91,19 @@ class WarpTarget:
         with self._together(extent, TOGETHER) as (places, nears, whole):
             found = [let("found", read(near)) for near in nears]
             for place, value in zip(places, found, strict=True):
-                if whole:
+                with nullcontext() if whole else when(place < extent):
                     write(place, value)
-                else:
-                    with when(place < extent):
-                        write(place, value)
+        self.synchronize()
+
+    def _fill_quads(self, quads: int, read: Four, write: StoreFour) -> None:
+        if not self._unrolled(quads):
+            self.each(quads, lambda quad: write(quad * QUAD, read(quad * QUAD)))
+            return
+        with self._together(quads, TOGETHER) as (places, nears, whole):
+            found = [read(near * QUAD) for near in nears]
+            for place, values in zip(places, found, strict=True):
+                with nullcontext() if whole else when(place < quads):
+                    write(place * QUAD, values)
         self.synchronize()
 
     @contextmanager
@@ -119,8 +128,32 @@ class WarpTarget:
             put(total, index, join(total[index], cuda.shuffle_xor(total[index], mask)))
             mask //= 2
 
+    def _quads(self, extent: int, term: Element) -> Four | None:
+        """How to read a long vector four elements at a time, where that can be done."""
+        return four_of(term) if extent % QUAD == 0 and self._unrolled(extent // QUAD) else None
+
+    @contextmanager
+    def _all_quads(self, extent: int, read: Four, count: int) -> Iterator[list[tuple[Expr, Expr, Expr]]]:
+        """A loop over `count` of the lane's quads at a time: an element's place, value, and whether there is
+        one; where there is none, the value is that of another."""
+        quads = extent // QUAD
+        with self._together(quads, count) as (places, nears, _):
+            found = [read(near * QUAD) for near in nears]
+            yield [
+                (place * QUAD + i, value, place < quads)
+                for place, values in zip(places, found, strict=True)
+                for i, value in enumerate(values)
+            ]
+
     def _reduce(self, extent: int, term: Element, start: float, join: Join) -> Expr:
         total = local("reduced", "float32", T.float32(start))
+        four = self._quads(extent, term)
+        if four is not None:
+            with self._all_quads(extent, four, TOGETHER) as elements:
+                for _, value, there in elements:
+                    put(total, 0, join(total[0], T.Select(there, value, T.float32(start))))
+            self._add_up(total, 0, join)
+            return let("all", total[0])
         with loop("part", -(-extent // self.lanes), unroll=self._unrolled(extent)) as part:
             index = let("element", part * self.lanes + self.lane)
             with when(index < extent):
@@ -167,14 +200,45 @@ class WarpTarget:
         """The largest term."""
         return self._reduce(extent, term, LOWEST, lambda a, b: T.max(a, b))
 
+    def normalizer(self, extent: int, term: Element, exp: Callable[[Expr], Expr]) -> tuple[Expr, Expr]:
+        """Two passes; of a long vector one, in which a lane's sum is of exp(term - the largest so far)."""
+        four = self._quads(extent, term)
+        if four is None:
+            top = self.max(extent, term)
+            return top, self.sum(extent, lambda i: exp(term(i) - top))
+        tops = local("top", "float32", T.float32(LOWEST))
+        total = local("total", "float32", T.float32(0.0))
+        with self._all_quads(extent, four, NORMALIZED) as elements:
+            before = fixed("top_before", tops[0], "float32")
+            for _, value, _ in elements:
+                put(tops, 0, T.max(tops[0], value))
+            put(total, 0, total[0] * exp(before - tops[0]))
+            for _, value, there in elements:
+                put(total, 0, total[0] + T.Select(there, exp(value - tops[0]), T.float32(0.0)))
+        own = fixed("own_top", tops[0], "float32")
+        self._add_up(tops, 0, lambda a, b: T.max(a, b))
+        put(total, 0, total[0] * exp(own - tops[0]))
+        self._add_up(total, 0, lambda a, b: a + b)
+        return let("top_of_all", tops[0]), let("all", total[0])
+
     def argmax(self, extent: int, term: Element) -> Expr:
         """The first index of the largest term."""
         top = self.max(extent, term)
         best = local("best", "int32", extent)
-        with loop("part", -(-extent // self.lanes), unroll=self._unrolled(extent)) as part:
-            index = let("element", part * self.lanes + self.lane)
-            with when(index < extent), when(both(term(index) == top, index < best[0])):
+
+        def look(index: Expr, value: Expr, there: Expr) -> None:
+            with when(there), when(both(value == top, index < best[0])):
                 put(best, 0, index)
+
+        four = self._quads(extent, term)
+        if four is not None:
+            with self._all_quads(extent, four, TOGETHER) as elements:
+                for element in elements:
+                    look(*element)
+        else:
+            with loop("part", -(-extent // self.lanes), unroll=self._unrolled(extent)) as part:
+                index = let("element", part * self.lanes + self.lane)
+                look(index, term(index), index < extent)
         self._add_up(best, 0, T.min)
         return let("argmax", best[0])
 

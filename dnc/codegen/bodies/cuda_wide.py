@@ -3,17 +3,20 @@
 In: a segment whose weights are in shared memory or streamed, and the fields of its instruction.
 Out: the instruction's body. Products are tiled like products of two matrices: operands and weights come into
 shared memory in steps, the sums stay in registers (`cuda_wide_products.py`, `cuda_wide_transposed.py`).
-The cell runs with a thread per vertex and four units.
+The cell runs with a thread per vertex and four units (`cuda_wide_cells.py`). Where a worker has many units, a
+block of these after another is multiplied and runs its cells.
 """
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import attrs
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies import cuda_wide_products, cuda_wide_transposed
-from dnc.codegen.bodies.cuda_cells import quad_cells
 from dnc.codegen.bodies.cuda_operands import all_aligned
+from dnc.codegen.bodies.cuda_runs import shares_runs
 from dnc.codegen.bodies.cuda_staging import (
     Plane,
     Staging,
@@ -25,12 +28,20 @@ from dnc.codegen.bodies.cuda_staging import (
     rows_of,
 )
 from dnc.codegen.bodies.cuda_tensor import DEPTH, uses_cores
-from dnc.codegen.bodies.cuda_wide_products import ALONG, block_rows, most_vertices, thread_shape
+from dnc.codegen.bodies.cuda_wide_cells import wide_cells
+from dnc.codegen.bodies.cuda_wide_products import (
+    ALONG,
+    MOST_ROWS,
+    MOST_TENSOR_ROWS,
+    block_rows,
+    most_vertices,
+    thread_shape,
+)
 from dnc.codegen.bodies.cuda_wide_steps import step_words
 from dnc.codegen.bodies.cuda_wide_transposed import OnThreads
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, fixed, let, smaller, stride_loop
-from dnc.codegen.quads import fits_quads
+from dnc.codegen.quads import QUAD, fits_quads
 from dnc.ir.plan import (
     REGISTER,
     STREAMED,
@@ -74,10 +85,30 @@ def wide_staging(worker: Worker, segment: Segment) -> Staging | None:
         return None
     if any(turned.columns % 4 for turned in segment.transposed):
         return None
-    if on_tensor_cores(worker.plan, segment):
+    tensor = on_tensor_cores(worker.plan, segment)
+    if not shares_runs(worker, segment):
+        units = tile_units(worker.plan, segment, MOST_TENSOR_ROWS if tensor else MOST_ROWS)
+    if tensor:
         found = (_lay_out(worker, segment, units, True, *size) for size in TENSOR_SIZES)
         return next((one for one in found if one and one.words <= worker.staging_words), None)
     return _best_staging(worker, segment, units)
+
+
+def tile_units(plan: Plan, segment: Segment, most: int) -> int:
+    """Units of a tile: all of a worker; or as many as have `most` rows of every product, where these are all
+    that the tile is for. Staged sums of more would leave room for few vertices."""
+    assert plan.tiling is not None
+    units = unit_share(segment.units, plan.tiling.workers)
+    used = {product.parameter for product in segment.products}
+    kept = [p for p in plan.placements if p.parameter in used and p.units == segment.units]
+    if segment.transposed or any(placement.residency != STREAMED for placement in kept):
+        return units
+    gates = max((rows_of(product.result, segment, 1) for product in segment.products), default=1)
+    largest = most // gates // QUAD * QUAD
+    if units <= largest or largest == 0:
+        return units
+    blocks = -(-units // largest)
+    return -(-units // (blocks * QUAD)) * QUAD
 
 
 def _best_staging(worker: Worker, segment: Segment, units: int) -> Staging | None:
@@ -167,11 +198,16 @@ def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, 
         started = bool(segment.transposed) and not (tensor or segment.products)
         if started:  # nothing is staged where the weights come: they come during the cells
             OnThreads(_here(tile), segment.transposed[0]).start()
-        for product in segment.products:
-            cuda_wide_products.forward(tile, product, tensor)
-        if segment.products:
-            worker.synchronize()
-        quad_cells(tile)
+        several = tile.units < tile.share
+        with stride_loop("block", 0, tile.share, tile.units) if several else nullcontext(0) as own:
+            block = attrs.evolve(tile, own=own)
+            for product in segment.products:
+                cuda_wide_products.forward(block, product, tensor)
+            if segment.products:
+                worker.synchronize()
+            wide_cells(block)
+        if segment.transposed and not tensor:
+            cuda_wide_transposed.clear_behind(tile)
         for number, turned in enumerate(segment.transposed if not tensor else ()):
             OnThreads(_here(tile), turned).run(started and number == 0)
         if tensor:

@@ -20,8 +20,21 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_operands import piece_at, piece_begins, piece_word
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_weights import weight_place
-from dnc.codegen.bodies.cuda_worker import source_row
-from dnc.codegen.emit import Expr, both, by_size, fixed, let, local, put, smaller, stride_loop, when
+from dnc.codegen.bodies.cuda_worker import row_of_units, source_row
+from dnc.codegen.emit import (
+    Expr,
+    both,
+    by_size,
+    either,
+    fixed,
+    let,
+    local,
+    put,
+    smaller,
+    stride_loop,
+    when,
+    wide,
+)
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import (
     STREAMED,
@@ -157,10 +170,10 @@ class ProductSteps:
         self.copied = rows if self.placement.residency == STREAMED else 0
         self.words = step_words(vertices, self.copied)
         self.near: Expr | None = None
-        units = unit_share(self.placement.units, worker.workers)
+        units = tile.units
         if self.copied and (self.placement.gates == 1 or (units % LINES == 0 and isinstance(row, int))):
             # The rows that a thread copies are always as far apart. Those behind the last unit are others.
-            own_row = worker.rank * units + row + self.line
+            own_row = tile.first_unit + row + self.line
             self.near = fixed("near", self.weights_at + own_row * padded(self.placement.columns), "int64")
         self.places = local("place", "int32", 0, -(-vertices // LINES))
         self._look_up(0)
@@ -186,10 +199,18 @@ class ProductSteps:
         worker = self.worker
         column = fixed("column", step * STEP + self.own)
         there = column < padded(self.placement.columns)
-        for part, vertex, near in self._vertices():
+        nearest, *others = self._vertices()
+
+        def operand(part: int, vertex: Expr, near: Expr) -> None:
             with when(vertex < self.tile.count):
                 source = piece_at(worker, self.pieces, near, column, there, self.places[part])
                 self._start(stage + vertex * STRIDE + self.own, source)
+
+        operand(*nearest)
+        if others:
+            with when(self.tile.count > LINES):
+                for other in others:
+                    operand(*other)
         for first in range(0, self.copied, LINES):
             line = let("line", self.line + first)
             to = stage + (self.vertices + line) * STRIDE + self.own
@@ -208,12 +229,13 @@ class ProductSteps:
         """Where the thread's column of row line + first is; 0 where there is none."""
         placement, width = self.placement, padded(self.placement.columns)
         if self.near is not None:  # so many rows on
-            units = unit_share(placement.units, self.worker.workers)
+            units = self.tile.units
             gate = first // units if placement.gates > 1 else 0
             skipped = gate * (placement.units - units) + first
             at = self.near + skipped * width + column
             return at if width % STEP == 0 else T.Select(column < width, at, T.int64(0))
-        source, valid = source_row(self.worker, placement, let("row", self.row + self.line + first))
+        tile, row = self.tile, let("row", self.row + self.line + first)
+        source, valid = row_of_units(placement, tile.first_unit, tile.units, row)
         there = both(column < width, valid != 0)
         return T.Select(there, self.weights_at + source * width + column, T.int64(0))
 
@@ -244,11 +266,14 @@ class ProductSteps:
         return bool(self.copied) or self.placement.columns % STEP == 0
 
 
+Sources = Callable[[Expr], tuple[Expr, Expr | None]]
+
+
 @attrs.frozen(eq=False)
 class TurnedSteps:
     """The steps of a transposed product: `high` rows of the weights, in blocks of `columns`.
 
-    Both may be known only at run time. weights: how many of them a step has.
+    Both may be known only at run time: they are one of `shapes`. weights: how many of them a step has.
     """
 
     tile: UnitTile
@@ -257,6 +282,7 @@ class TurnedSteps:
     columns: Expr
     high: Expr
     weights: int
+    shapes: frozenset[tuple[int, int]]
 
     @property
     def streamed(self) -> bool:
@@ -268,41 +294,72 @@ class TurnedSteps:
         """Words from a row of a step to the next one."""
         return self.columns + SPARE
 
+    @property
+    def units(self) -> int:
+        """Units of a worker, at most."""
+        return unit_share(self.placement.units, self.tile.worker.workers)
+
     def copy(self, block: Expr, first: Expr, stage: Expr) -> None:
         """Starts the copies of the step that begins in row `first` of a block."""
         if not self.streamed:
             return
+        # A step of as many rows as divide the units has those of one gate, which all exist.
+        alike = self.units * self.tile.worker.workers == self.placement.units
+        heights = {high for _, high in self.shapes}
+        one_gate = {high for high in heights if alike and self.units % high == 0}
+        of_one_gate = partial(self._copy, block, first, stage, True)
+        of_any_gate = partial(self._copy, block, first, stage, False)
+        if one_gate == heights:
+            of_one_gate()
+        elif one_gate and max(one_gate) < min(heights - one_gate):
+            either(self.high <= max(one_gate), of_one_gate, of_any_gate)
+        else:
+            of_any_gate()
+
+    def _copy(self, block: Expr, first: Expr, stage: Expr, one_gate: bool) -> None:
         worker, width = self.tile.worker, padded(self.placement.columns)
         quads = self.columns // 4 if isinstance(self.columns, int) else T.shift_right(self.columns, 2)
         line_of_thread = fixed("line_of_thread", worker.thread // quads)
+        apart = THREADS // quads if isinstance(quads, int) else fixed("lines_apart", THREADS // quads)
         own = let("own", (worker.thread - line_of_thread * quads) * 4)
         column = fixed("column", block * self.columns + own)
-        whole = isinstance(self.columns, int) and self.placement.columns % self.columns == 0
-        inside = let("inside", True if whole else column < width)
-        source_of = self._sources(first)
+        to = fixed("to", stage + line_of_thread * self.stride + own)
+        inside = None
+        if any(self.placement.columns % columns for columns, _ in self.shapes):
+            inside = let("inside", column < width)
+        if one_gate:
+            start, _ = source_row(worker, self.placement, first)
+            near = fixed("near", self.weights_at + wide(start + line_of_thread) * width + column, "int64")
+        else:
+            source_of = self._sources(first)
         for part in range(self.weights // 4 // THREADS):
-            line = fixed("line", line_of_thread + part * (THREADS // quads))
-            source, there = source_of(line)
-            at = self.weights_at + source * width + column
-            if not (whole and there is None):
-                at = T.Select(inside if there is None else both(inside, there), at, T.int64(0))
-            worker.start_copy(stage + line * self.stride + own, fixed("from", at, "int64"))
+            there = None
+            if one_gate:
+                at = near + part * apart * width
+            else:
+                source, there = source_of(fixed("line", line_of_thread + part * apart))
+                at = self.weights_at + source * width + column
+            exists = [each for each in (inside, there) if each is not None]
+            if exists:
+                at = T.Select(both(*exists) if exists[1:] else exists[0], at, T.int64(0))
+            copied = to + part * apart * self.stride
+            worker.start_copy(copied, fixed("from", at, "int64"), not exists)
 
-    def _sources(self, first: Expr) -> Callable[[Expr], tuple[Expr, Expr | None]]:
+    def _sources(self, first: Expr) -> Sources:
         """Where a line of a step is in the parameter, and whether it exists: None for always. first: the row
         in which the step begins."""
-        worker, placement, high = self.tile.worker, self.placement, self.high
-        units = unit_share(placement.units, worker.workers)
+        worker, placement, units = self.tile.worker, self.placement, self.units
         if units * worker.workers != placement.units:
+            if placement.gates == 1:
+                # Rows behind the worker's are not multiplied: any that exist do.
+                own_first = fixed("own_first", worker.rank * units + first)
+                return lambda line: (smaller(own_first + line, placement.units - 1), None)
 
             def of_padded_units(line: Expr) -> tuple[Expr, Expr]:
                 source, valid = source_row(worker, placement, let("row", first + line))
                 return source, valid != 0
 
             return of_padded_units
-        if isinstance(high, int) and units % high == 0:  # a step has rows of one gate
-            start, _ = source_row(worker, placement, first)
-            return lambda line: (start + line, None)
         bits, skipped = units.bit_length() - 1, placement.units - units
         rank_first = let("rank_first", worker.rank * units)
 
@@ -344,9 +401,15 @@ class TurnedSteps:
 
 
 def turned_steps(
-    tile: UnitTile, product: TransposedProduct, columns: Expr, high: Expr, weights: int
+    tile: UnitTile,
+    product: TransposedProduct,
+    columns: Expr,
+    high: Expr,
+    weights: int,
+    shapes: Iterable[tuple[int, int]],
 ) -> TurnedSteps:
-    """The steps of a transposed product, `columns` of the result at a time."""
+    """The steps of a transposed product, `columns` of the result at a time. shapes: all columns and rows of a
+    step that there may be."""
     placement = tile.placement(product)
     weights_at = let("weights_at", tile.weights_at(product))
-    return TurnedSteps(tile, placement, weights_at, columns, high, weights)
+    return TurnedSteps(tile, placement, weights_at, columns, high, weights, frozenset(shapes))

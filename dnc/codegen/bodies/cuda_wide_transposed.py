@@ -46,7 +46,7 @@ from dnc.codegen.emit import (
     when,
     whole_quad,
 )
-from dnc.ir.machine import LANES, WARPS
+from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import TransposedProduct
 
 Place = tuple[Expr, Expr]  # the first vertex of a warp, and its first column in a block
@@ -72,7 +72,7 @@ LANES_DOWN = 2  # of a warp, along the vertices
 LANES_ACROSS = LANES // LANES_DOWN  # along the columns, four of which lie side by side with a thread
 TIMES = 2  # quads of columns of a thread
 WARP_COLUMNS = LANES_ACROSS * TIMES * 4
-SIZES = (4, 6, 8)  # vertices of a thread: even numbers, see `cuda_wide_products`
+SIZES = (3, 4, 6, 8)  # vertices of a thread
 ALONG = (1, 2, 4, 8)  # warps side by side along the vertices
 
 
@@ -110,6 +110,22 @@ def layouts(tile: int, columns: int) -> list[Layout]:
     return worth_having(all_layouts(columns), tile)
 
 
+def rounds_of(rows: int, streamed: bool) -> int:
+    """Quads of rows that a round of the sums has: two. Deltas that are missing to whole rounds are zeros
+    (`clear_behind`), and steps have any weights for them; behind those in shared memory there may be none."""
+    return 2 if streamed or rows % 8 == 0 else 1
+
+
+def clear_behind(tile: UnitTile) -> None:
+    """Zeros for the rows that deltas on threads are short of whole rounds. Before a barrier."""
+    for turned in tile.segment.transposed:
+        rows, plane = rows_of(turned.delta, tile.segment, tile.units), tile.staging.deltas[turned.delta]
+        if rows % 8:
+            with stride_loop("vertex", tile.worker.thread, plane.words // plane.vertex, THREADS) as vertex:
+                for row in range(rows, rows + 4):
+                    put(tile.worker.staging, plane.place(row, vertex), T.float32(0.0))
+
+
 class OnThreads:
     """One block of columns after another; the code is the same but for the number of vertices of a thread."""
 
@@ -120,8 +136,10 @@ class OnThreads:
         chosen = choose(self.layouts, tile.count)
         self.size, self.along = fixed("size", chosen[0]), fixed("along", chosen[1])
         self.columns = fixed("block_columns", WARPS * WARP_COLUMNS // self.along)
-        self.high = fixed("step_rows", TURNED_WORDS // (WARPS * WARP_COLUMNS) * self.along)
-        self.steps = turned_steps(tile, product, self.columns, self.high, TURNED_WORDS)
+        rows_of_column = TURNED_WORDS // (WARPS * WARP_COLUMNS)
+        self.high = fixed("step_rows", rows_of_column * self.along)
+        shapes = ((one.columns, rows_of_column * one.along) for one in self.layouts)
+        self.steps = turned_steps(tile, product, self.columns, self.high, TURNED_WORDS, shapes)
         each = fixed("steps_of_block", (self.rows + self.high - 1) // self.high)
         blocks = (product.columns + self.columns - 1) // self.columns
         self.each, self.count = each, fixed("steps", blocks * each)
@@ -152,14 +170,13 @@ class OnThreads:
 
     def _work(self, at: _At, sums: _ThreadSums, number: Expr, stage: Expr, later: Expr) -> None:
         block, row = fixed("block", at.block[0]), fixed("row", at.row[0])
-        with when(row == 0):
-            sums.clear()
         at.advance()  # behind the last step nobody uses what is read
         place = _place(sums, self.steps, block, row, stage)
         following = _place(sums, self.steps, at.block[0], at.row[0], later)
         sums.add(self.steps, place, following, row, number == 0)
         with when(at.row[0] == 0):
             sums.store(block * self.columns)
+            sums.clear()  # here, and not before a block: the compiler would select in every step
 
 
 class _At:
@@ -220,24 +237,33 @@ class _ThreadSums:
             put(self.sums, i, T.float32(0.0))
 
     def add(self, steps: TurnedSteps, here: _Place, following: _Place, first: Expr, is_first: Expr) -> None:
-        """Adds the products of a step, and reads what the next one needs first."""
-        count = fixed("quads", T.shift_right(smaller(self.rows - first, steps.high), 2))
+        """Adds the products of a step, and reads what the next one needs first.
+
+        Several quads of rows stand in the code of a round: the compiler puts what is read for a later round
+        at the end of one, so that the next one waits for it.
+        """
+        together = rounds_of(self.rows, steps.streamed)
+        high = smaller(-(-self.rows // (4 * together)) * (4 * together) - first, steps.high)
+        count = fixed("rounds", T.shift_right(high, 1 + together))
 
         row = local("weights_now", "int32", here.weights)
         with when(is_first):
             self._read_operands(here.deltas)
             for half in range(TIMES):
                 self._read_weights(here, row[0], half)
-        with stride_loop("quad", 0, count, 1) as quad:
-            last = let("last", quad + 1 == count)
-            put(row, 0, T.Select(last, following.weights, row[0] + here.stride * 4))
-            for half in range(TIMES):
-                for c in range(4):
-                    self._multiply(half, c)
-                self._read_weights(here, row[0], half)
-            self._read_operands(
-                fixed("deltas_next", T.Select(last, following.deltas, here.deltas + quad + 1))
-            )
+        with stride_loop("round", 0, count, 1) as now:
+            last = let("last", now + 1 == count)
+            for part in range(1, together + 1):
+                below, deltas = row[0] + here.stride * 4, here.deltas + now * together + part
+                if part == together:
+                    below = T.Select(last, following.weights, below)
+                    deltas = T.Select(last, following.deltas, deltas)
+                put(row, 0, below)
+                for half in range(TIMES):
+                    for c in range(4):
+                        self._multiply(half, c)
+                    self._read_weights(here, row[0], half)
+                self._read_operands(fixed("deltas_next", deltas))
 
     def _read_operands(self, at: Expr) -> None:
         staging = self.tile.worker.staging
@@ -330,7 +356,7 @@ def _on_tensor_cores(tile: UnitTile, product: TransposedProduct, shape: Shape) -
     worker = tile.worker
     rows = rows_of(product.delta, tile.segment, tile.units)
     high = TENSOR_WORDS // shape.columns
-    steps = turned_steps(tile, product, shape.columns, high, TENSOR_WORDS)
+    steps = turned_steps(tile, product, shape.columns, high, TENSOR_WORDS, [(shape.columns, high)])
     each = -(-rows // high)
     others = WARPS // shape.along
     vertex = fixed("warp_vertex", worker.warp // others * (shape.halves * HALF))

@@ -94,10 +94,11 @@ class Worker:
         lane, warp = let("lane_here", thread % LANES), let("warp_here", thread // LANES)
         return attrs.evolve(self, thread=thread, lane=lane, warp=warp)
 
-    def start_copy(self, to: Expr, source: Expr) -> None:
-        """Starts copying 16 bytes of the pool, zeros where `source` is 0, to a word of staging."""
+    def start_copy(self, to: Expr, source: Expr, always: bool = False) -> None:
+        """Starts copying 16 bytes of the pool, zeros where `source` is 0, to a word of staging. always: it
+        never is."""
         target = T.address_of(self.staging[to])
-        cuda.copy4_async(target, T.address_of(self.pool[source]), source != 0)
+        cuda.copy4_async(target, T.address_of(self.pool[source]), True if always else source != 0)
 
     def synchronize(self) -> None:
         """Block barrier."""
@@ -154,8 +155,13 @@ def chunks(columns: int) -> int:
 def source_row(worker: Worker, placement: Placement, index: Expr) -> tuple[Expr, Expr]:
     """Row of the parameter behind local row `index` (gate by gate), and whether there is one."""
     units = unit_share(placement.units, worker.workers)
+    return row_of_units(placement, worker.rank * units, units, index)
+
+
+def row_of_units(placement: Placement, first: Expr, units: int, index: Expr) -> tuple[Expr, Expr]:
+    """The same of row `index`, gate by gate, of so many units from `first` on."""
     gate = fixed("gate", index // units)
-    unit = fixed("unit", worker.rank * units + (index - gate * units))
+    unit = fixed("unit", first + (index - gate * units))
     valid = (unit < placement.units) * (gate < placement.gates)
     return gate * placement.units + unit, valid
 

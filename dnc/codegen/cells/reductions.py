@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.cells.values import Element, Lowerings, tensor
+from dnc.codegen.cells.values import Element, Lowerings, mapped, tensor
 from dnc.codegen.emit import Expr, let, smaller
 from dnc.ir.cell import Op, Value
 
@@ -32,21 +32,19 @@ def _mean(cell: VertexCell, op: Op) -> Expr:
 def _normalizer(cell: VertexCell, logits: Value) -> tuple[Element, Expr, Expr]:
     """The logits, their maximum, and the sum of exp(logit - maximum)."""
     read, size = cell.vectors[logits], tensor(logits).size
-    top = cell.target.max(size, read)
-    total = cell.target.sum(size, lambda i: cell.math.exp(read(i) - top))
-    return read, top, total
+    return read, *cell.target.normalizer(size, read, cell.math.exp)
 
 
 def _softmax(cell: VertexCell, op: Op) -> Element:
     read, top, total = _normalizer(cell, op.operands[0])
     scale = let("scale", T.float32(1.0) / total)
-    return cell.keep(op.result, lambda i: cell.math.exp(read(i) - top) * scale)
+    return cell.keep(op.result, mapped(read, lambda i, x: cell.math.exp(x - top) * scale))
 
 
 def _log_softmax(cell: VertexCell, op: Op) -> Element:
     read, top, total = _normalizer(cell, op.operands[0])
     shift = let("shift", top + cell.math.log(total))
-    return cell.keep(op.result, lambda i: read(i) - shift)
+    return cell.keep(op.result, mapped(read, lambda i, x: x - shift))
 
 
 def _cross_entropy(cell: VertexCell, op: Op) -> Expr:
@@ -61,11 +59,11 @@ def _cross_entropy_grad(cell: VertexCell, op: Op) -> Element:
     label = cell.scalars[op.operands[1]]  # -1 is no element's
     scale = let("scale", T.Select(label >= 0, T.float32(1.0) / total, T.float32(0.0)))
 
-    def element(i: Expr) -> Expr:
+    def element(i: Expr, logit: Expr) -> Expr:
         hot = T.Select(label == T.cast(i, "int32"), T.float32(1.0), T.float32(0.0))
-        return cell.math.exp(read(i) - top) * scale - hot
+        return cell.math.exp(logit - top) * scale - hot
 
-    return cell.keep(op.result, element)
+    return cell.keep(op.result, mapped(read, element))
 
 
 def _kl_divergence(cell: VertexCell, op: Op) -> Expr:

@@ -44,6 +44,17 @@ def four_of(read: Element) -> Four | None:
     return read.four if isinstance(read, Vector) else None
 
 
+def mapped(read: Element, function: Callable[[Expr, Expr], Expr]) -> Vector:
+    """A reader of function(i, element i): four at a time where `read` can."""
+    four = four_of(read)
+
+    def four_mapped(first: Expr) -> list[Expr]:
+        assert four is not None
+        return [function(first + i, value) for i, value in enumerate(four(first))]
+
+    return Vector(lambda i: function(i, read(i)), four_mapped if four is not None else None)
+
+
 # Answers with a scalar on every lane, a reader of elements, or a reader of a list.
 Lowerings = dict[str, Callable[["VertexCell", Op], Any]]
 

@@ -62,6 +62,9 @@ class VectorTarget(Protocol):
     def max(self, extent: int, term: Element) -> Expr:
         """The largest term, on every lane."""
 
+    def normalizer(self, extent: int, term: Element, exp: Callable[[Expr], Expr]) -> tuple[Expr, Expr]:
+        """The largest term, and the sum of exp(term - the largest), on every lane."""
+
     def argmax(self, extent: int, term: Element) -> Expr:
         """The index of the first largest term, on every lane."""
 
@@ -142,13 +145,13 @@ class VertexCell:
             if tensor(value).dtype == "i32" and not isinstance(address, IndexAddress):
                 found = T.cast(found, "int32")  # `_store` keeps integers as floats
             self.scalars[value] = let(value.name, found)
-        elif _materialised(load):
-            self.vectors[value] = self.keep(value, read)
         else:
             aligned = self.access.is_aligned(address)
-            self.vectors[value] = Vector(
-                read, (lambda first: elements4(read(tirx.Ramp(first, 1, 4)))) if aligned else None
-            )
+            whole = Vector(read, (lambda first: elements4(read(tirx.Ramp(first, 1, 4)))) if aligned else None)
+            if _materialised(load) and tensor(value).size <= self.widest:
+                self.vectors[value] = self.keep(value, read)
+            else:
+                self.vectors[value] = whole
 
     def _matrix(self, address: ParameterAddress, shape: tuple[int, ...]) -> Matrix:
         position = self.access.weight(address.parameter)
