@@ -31,7 +31,7 @@ LAST = 2  # samples a replica that are shared out one by one, behind all others
 HALVINGS = 6  # of the range in which the end of all replicas lies
 # What an operation of a product takes on tensor cores, of its time otherwise, and how many rows that it does
 # not have a level then pays for, as they work on whole blocks of vertices: fitted to launches on an H200.
-ON_CORES, EMPTY = {TF32: 0.3, BF16: 0.3}, 5.0
+ON_CORES, EMPTY = {TF32: 0.3, BF16: 0.3}, 6.0
 
 
 @attrs.define(eq=False)
