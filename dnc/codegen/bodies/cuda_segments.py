@@ -15,7 +15,15 @@ import attrs
 
 from dnc.codegen.bodies.cuda_ahead import lists_at_hand, near_lists
 from dnc.codegen.bodies.cuda_blocks import cells_by_blocks, takes_blocks
-from dnc.codegen.bodies.cuda_cells import ROUNDS, EarlyLoads, quad_cells, shared_cells, unit_cells
+from dnc.codegen.bodies.cuda_cells import (
+    ROUNDS,
+    EarlyLoads,
+    goes_in_pairs,
+    paired_cells,
+    quad_cells,
+    shared_cells,
+    unit_cells,
+)
 from dnc.codegen.bodies.cuda_operands import operand_stride, stage_operand
 from dnc.codegen.bodies.cuda_products import WIDE, forward
 from dnc.codegen.bodies.cuda_push import MOST_ROWS, Mailbox, mailbox, sent_by
@@ -161,6 +169,8 @@ def _cells(tile: UnitTile, early: EarlyLoads, quads: bool) -> None:
         (four if quads else partial(shared_cells, tile))()
     elif quads:
         either(tile.count * tile.units <= ROUNDS * THREADS, one_unit, four)
+    elif goes_in_pairs(tile):
+        either(tile.count * tile.units <= THREADS, one_unit, partial(paired_cells, tile))
     else:
         one_unit()
 
