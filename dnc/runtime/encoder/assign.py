@@ -57,6 +57,17 @@ class Price:
 
 def prices(plan: Plan) -> dict[str, Price]:
     """The prices of all spaces that have segments."""
+    found, known = dict[str, Price](), segment_prices(plan)
+    for segment in plan.segments:
+        stage, price = plan.program.stage(segment.stage), known[segment.name]
+        level = price.level if stage.placement == LEVEL else 0.0
+        before = found.get(stage.space, Price(0.0, 0.0))
+        found[stage.space] = Price(before.row + price.row, before.level + level)
+    return found
+
+
+def segment_prices(plan: Plan) -> dict[str, Price]:
+    """The prices of all segments; in the recursion their workers meet behind every level."""
     assert plan.tiling is not None
     constants, costs = machine(plan.target).constants, Costs(plan, 1, plan.tiling.workers)
     constants = attrs.evolve(constants, flop=constants.flop * ON_CORES.get(plan.precision, 1.0))
@@ -64,21 +75,16 @@ def prices(plan: Plan) -> dict[str, Price]:
     empty = EMPTY if plan.precision in ON_CORES else 0.0
     found: dict[str, Price] = {}
     for segment in plan.segments:
-        stage = plan.program.stage(segment.stage)
-        price = price_of(costs, segment.name, constants)
-        level = meeting + price.level + empty * price.row if stage.placement == LEVEL else 0.0
-        before = found.get(stage.space, Price(0.0, 0.0))
-        found[stage.space] = Price(before.row + price.row, before.level + level)
+        one, many = (
+            nanoseconds(costs.segment(segment.name, np.array([rows])), constants)
+            for rows in (1.0, MANY_ROWS)
+        )
+        row = many / MANY_ROWS
+        level = max(one - row, 0.0)
+        if plan.program.stage(segment.stage).placement == LEVEL:
+            level += meeting + empty * row
+        found[segment.name] = Price(row, level)
     return found
-
-
-def price_of(costs: Costs, segment: str, constants: Constants) -> Price:
-    """The price of a segment's rows, without meetings."""
-    one, many = (
-        nanoseconds(costs.segment(segment, np.array([rows])), constants) for rows in (1.0, MANY_ROWS)
-    )
-    row = many / MANY_ROWS
-    return Price(row, max(one - row, 0.0))
 
 
 class Burdens:
