@@ -137,8 +137,8 @@ def paired_cells(tile: UnitTile) -> None:
     second = let("second", first + apart)
     near = fixed("near", smaller(second, tile.count - 1))
     pair = [(_unit_cell(tile, vertex, own), vertex) for vertex in (first, near)]
-    both = [(cell, vertex, cell.start()) for cell, vertex in pair]
-    for cell, vertex, finish in both:
+    under_way = [(cell, vertex, cell.start()) for cell, vertex in pair]
+    for cell, vertex, finish in under_way:
         with nullcontext() if vertex is first else when(second < tile.count):
             finish()
             cell.store()

@@ -26,8 +26,8 @@ Started = Callable[[], Any]  # what emits the value of a load that is under way
 def under_way(
     loads: Sequence[Load], load: Callable[[Load], Callable[[], Started]]
 ) -> Callable[[], dict[Value, Any]]:
-    """Starts several loads: first where all of them read, then the reads, those of slots last. The answer emits
-    the sums of these, and has the values.
+    """Starts several loads: first where all of them read, then the reads, those of slots last. The answer
+    emits the sums of these, and has the values.
 
     A GPU's thread goes on until it needs what it has asked for: so they are under way together.
     """

@@ -19,7 +19,7 @@ import numpy as np
 
 from dnc.ir.costs import Costs, nanoseconds
 from dnc.ir.forest import Ints
-from dnc.ir.machine import Constants, machine
+from dnc.ir.machine import machine
 from dnc.ir.plan import BF16, TF32, Plan
 from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.words import Numbers, Spread
@@ -76,8 +76,7 @@ def segment_prices(plan: Plan) -> dict[str, Price]:
     found: dict[str, Price] = {}
     for segment in plan.segments:
         one, many = (
-            nanoseconds(costs.segment(segment.name, np.array([rows])), constants)
-            for rows in (1.0, MANY_ROWS)
+            nanoseconds(costs.segment(segment.name, np.array([rows])), constants) for rows in (1.0, MANY_ROWS)
         )
         row = many / MANY_ROWS
         level = max(one - row, 0.0)
