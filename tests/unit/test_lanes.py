@@ -45,7 +45,9 @@ def test_no_launch_writes_where_another_lane_does(name, spare):
     list(session.predictions(data, BATCHES))  # memory has grown
     memory = session.memory
     memory.grow(memory.pool.schedule_words, memory.words - memory.pool.words + spare)
-    job = session.job(data, np.array(BATCHES[:6]), PREDICT, np.full(6, NONE, np.uint32), 0, lanes=LANES)
+    job = session.job(
+        data, np.array(BATCHES[:6]), PREDICT, np.full(6, NONE, np.uint32), 0, lanes=LANES
+    )
     schedules = session.encode_job(data, job, session.answers.ahead)
     assert lanes_of(schedules) == LANES
     changed = []
