@@ -109,3 +109,13 @@ def test_only_levels_of_the_recursion_have_a_price() -> None:
     others = [price for name, price in found.items() if "Node" not in name]
     assert node.level > node.row > 0
     assert others and all(price.level == 0 and price.row > 0 for price in others)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_on_tensor_cores_levels_cost_more_than_rows(precision: str) -> None:
+    def of(**options: str) -> Price:
+        found = prices(plan_of("treelstm", {"hidden": 256, "embed": 256}, cluster=16, **options))
+        return next(price for name, price in found.items() if "Node" in name)
+
+    others, on_cores = of(), of(precision=precision)
+    assert on_cores.row < 0.6 * others.row and on_cores.level > 1.3 * others.level

@@ -88,6 +88,15 @@ def test_replicas_that_have_as_much_to_do_keep_their_leaves() -> None:
     assert [len(own) // 2 for own in instructions(schedule, 16, isa.GRID_BARRIER)] == [2] * 4
 
 
+def test_replicas_with_more_rows_and_fewer_levels_keep_their_leaves() -> None:
+    """Samples were shared out by what rows and levels cost, so these end with the others."""
+    plan = plan_of("treelstm", LARGE, cluster=16, precision="tf32")
+    forest = ForestGrower(plan.program, 3).grow(64, 31, "chain")
+    encoder = Encoder(prepare(plan, forest), static_pool(plan, rows_of(plan), 1 << 20))
+    schedule = encoder.encode(np.arange(64), replicas=7, workers=16)
+    assert [len(own) // 2 for own in instructions(schedule, 16, isa.GRID_BARRIER)] == [2] * 7
+
+
 def test_a_cpu_shares_nothing_out() -> None:
     plan = plan_named("treelstm", "cpu", **LARGE)
     schedule = encoder_of(plan, 4).encode(np.array([0]), replicas=4, workers=1)

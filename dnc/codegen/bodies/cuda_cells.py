@@ -9,6 +9,7 @@ runs of partial sums, several lanes have the same one (`cuda_runs.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,7 +25,7 @@ from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, stor
 from dnc.codegen.quads import QUAD, UnitQuad
 from dnc.ir.cell import Value
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import BufferAddress, GatherAddress, Load, ParameterAddress, Plan, Segment
+from dnc.ir.plan import BufferAddress, ChildrenAddress, GatherAddress, Load, ParameterAddress, Plan, Segment
 
 ROUNDS = 2  # of cells with a unit a thread, which are faster than one of cells with four
 MOST_EARLY = 6  # registers of loads that are not through lists, with those that are: more would be spilled
@@ -113,6 +114,35 @@ def unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
             stage_deltas(tile, [cell], own, vertex)
 
         inside_or_zeros(tile, cell.unit, body, own, 1, vertex)
+
+
+def goes_in_pairs(tile: UnitTile) -> bool:
+    """Whether threads may have a unit of two vertices at a time: of a tile that is two rounds of cells, where
+    levels are known to be wide at times."""
+    units, segment, worker = tile.units, tile.segment, tile.worker
+    if not worker.plan.reduced or worker.access.added is False or worker.push is not None:
+        return False
+    two_rounds = THREADS < tile.staging.tile * units <= ROUNDS * THREADS
+    whole = THREADS % units == 0 and units * worker.workers == segment.units
+    lists = any(isinstance(load.address, ChildrenAddress) for load in segment.loads)
+    return two_rounds and whole and not lists
+
+
+def paired_cells(tile: UnitTile) -> None:
+    """Cells with a unit of two vertices a thread, where a vertex each is not enough: what both load is under
+    way together, as rounds would wait one after another."""
+    worker, apart = tile.worker.here(), THREADS // tile.units
+    first = fixed("vertex", worker.thread // tile.units)
+    own = fixed("own", worker.thread - first * tile.units)
+    second = let("second", first + apart)
+    near = fixed("near", smaller(second, tile.count - 1))
+    pair = [(_unit_cell(tile, vertex, own), vertex) for vertex in (first, near)]
+    under_way = [(cell, vertex, cell.start()) for cell, vertex in pair]
+    for cell, vertex, finish in under_way:
+        with nullcontext() if vertex is first else when(second < tile.count):
+            finish()
+            cell.store()
+            _stage_deltas(tile, [cell], own, vertex)
 
 
 def shared_cells(tile: UnitTile) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import attrs
+from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
@@ -44,12 +45,13 @@ def stage_operand(
     group: int,
     at: int,
     meanwhile: Callable[[], None] | None = None,
+    started: Expr | None = None,
 ) -> None:
     """Copies the operands of rows first .. first + count into staging.
 
     Row v lies at `at` + v * `operand_stride`, zeros behind its columns. What a product may read
     beyond the last row (more than `NARROW` are multiplied together, `group` of them) is zero as well.
-    meanwhile: emits what is done while the copies are under way.
+    meanwhile: emits what is done while the copies are under way. started: whether `start_operand` did it.
     """
     columns = sum(piece.width for piece in pieces)
     stride, quads = operand_stride(columns), padded_columns(columns) // 4
@@ -72,6 +74,9 @@ def stage_operand(
         far = attrs.evolve(worker, push=None)
         if worker.push is not None and worker.push.states():
             either(worker.push.receives, partial(stage_all, worker), partial(stage_all, far))
+        elif started is not None:
+            with when(tirx.Not(started)):
+                stage_all(far)
         else:
             stage_all(far)
         cuda.copy_commit()
@@ -83,6 +88,15 @@ def stage_operand(
         if meanwhile is not None:
             meanwhile()
         _stage_pieces(worker, pieces, first, count, rows, at)
+
+
+def start_operand(worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, group: int) -> None:
+    """Starts copying operands as `stage_operand` has them, from 0 on; all are aligned, none was pushed."""
+    columns = sum(piece.width for piece in pieces)
+    stride, quads = operand_stride(columns), padded_columns(columns) // 4
+    rows = (count + group - 1) // group * group
+    start_quads(worker, pieces, first, count, rows, 0, stride, quads, STAGED_TOGETHER)
+    cuda.copy_commit()
 
 
 def start_quads(

@@ -22,7 +22,9 @@ from dnc.codegen.emit import Expr, both, either, lane4, let, local, loop, quad_a
 from dnc.ir.machine import WARPS
 from dnc.ir.plan import Plan, TransposedProduct
 
-MOST_BLOCKS = 2  # of 8 vertices, for which turned weights are read together
+# Blocks of 8 vertices for which turned weights are read together, 4 where sums are sent: without, or for both
+# ways, they would be spilled.
+BLOCKS, BLOCKS_SENT = (1, 2), (1, 2, 4)
 READ_AHEAD = 4  # bands whose turned weights are read together, for one block of vertices
 
 
@@ -96,8 +98,8 @@ def transposed_tensor(tile: UnitTile, product: TransposedProduct, held: Resident
 
     `turned_words` of staging from 0 on are for the weights of these strips.
     """
-    most = min(MOST_BLOCKS, max(1, tile.staging.tile // ACROSS))
-    sizes = [size for size in (1, 2) if size <= most]
+    blocks = BLOCKS_SENT if tile.worker.access.added else BLOCKS
+    sizes = [size for size in blocks if size * ACROSS <= max(tile.staging.tile, ACROSS)]
     turned = _Turned(held)
 
     def by(pair: Expr, across: int) -> Callable[[], None]:
@@ -170,7 +172,7 @@ def _columns(
     cores = cores_of(worker.plan)
     sums = local("sums", "float32", T.float32(0.0), across * 8)
     # Unrolled for more vertices, more would be read ahead than there is room for.
-    with loop("band", held.bands, unroll=READ_AHEAD // across) as band:
+    with loop("band", held.bands, unroll=max(1, READ_AHEAD // across)) as band:
         deltas = [_deltas(held, plane, band, first + number * ACROSS) for number in range(across)]
         columns = turned.read(band)
         for half in range(2):

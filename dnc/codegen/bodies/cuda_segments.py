@@ -12,11 +12,20 @@ from contextlib import nullcontext
 from functools import partial
 
 import attrs
+from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.bodies.cuda_ahead import lists_at_hand, near_lists
+from dnc.codegen.bodies.cuda_ahead import lists_at_hand, near_lists, near_rows
 from dnc.codegen.bodies.cuda_blocks import cells_by_blocks, takes_blocks
-from dnc.codegen.bodies.cuda_cells import ROUNDS, EarlyLoads, quad_cells, shared_cells, unit_cells
-from dnc.codegen.bodies.cuda_operands import operand_stride, stage_operand
+from dnc.codegen.bodies.cuda_cells import (
+    ROUNDS,
+    EarlyLoads,
+    goes_in_pairs,
+    paired_cells,
+    quad_cells,
+    shared_cells,
+    unit_cells,
+)
+from dnc.codegen.bodies.cuda_operands import all_aligned, operand_stride, stage_operand, start_operand
 from dnc.codegen.bodies.cuda_products import WIDE, forward
 from dnc.codegen.bodies.cuda_push import MOST_ROWS, Mailbox, mailbox, sent_by
 from dnc.codegen.bodies.cuda_reduce import Reduction, box_words, shares
@@ -40,7 +49,7 @@ from dnc.codegen.bodies.cuda_transposed import FEW, transposed
 from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
 from dnc.codegen.bodies.cuda_worker import Worker, rows_per_warp
-from dnc.codegen.emit import Expr, either, let, smaller, stride_loop, when
+from dnc.codegen.emit import Expr, both, either, let, smaller, stride_loop, when
 from dnc.codegen.quads import fits_quads
 from dnc.ir.machine import LANES, THREADS
 from dnc.ir.plan import REGISTER, SHARED, Piece, Product, Segment, TransposedProduct, unit_share
@@ -129,12 +138,45 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
         near = lists_at_hand(worker, segment, begin, row, rows)
         tile = UnitTile(near, segment, staging, first, count)
         early = EarlyLoads(tile)
-        _products(tile, early)
+        ahead = _starts_ahead(tile)
+        # A tile's operands are under way, but for those of the first one whose words are near.
+        started = T.bitwise_and(begin, near_rows(worker.plan) - 1) > 0 if ahead else None
+        _products(tile, early, started)
         _look(worker, begin)
+        if ahead:
+            _start_next(tile, begin + size, rows)
         many = size % 4 == 0 and size * tile.units > ROUNDS * THREADS
         _cells(tile, early, many and fits_quads(segment, tile.units))
         worker.synchronize()
         _transposed(tile, begin, rows)
+
+
+def _starts_ahead(tile: UnitTile) -> bool:
+    """Whether operands of the next tile are copied during the cells of one: where levels are known to be wide
+    at times, and nothing else lies where operands do."""
+    worker, segment = tile.worker, tile.segment
+    pieces = {product.pieces for product in segment.products}
+    return (
+        bool(worker.plan.reduced and near_lists(worker.plan, segment))
+        and len(pieces) == 1
+        and not segment.transposed
+        and worker.push is None
+        and all(tile.placement(product).residency == REGISTER for product in segment.products)
+        and all_aligned(worker, segment.products[0].pieces)
+    )
+
+
+def _start_next(tile: UnitTile, begin: Expr, rows: Expr) -> None:
+    """Starts copying the operands of the tile at `begin`, if there is one whose words are near."""
+    worker, size = tile.worker, tile.staging.tile
+    with when(both(begin < rows, T.bitwise_and(begin, near_rows(worker.plan) - 1) > 0)):
+        count = let("next_count", smaller(rows - begin, size))
+        start_operand(worker.here(), tile.segment.products[0].pieces, tile.first + size, count, _group(tile))
+
+
+def _group(tile: UnitTile) -> int:
+    """Vertices that products take together."""
+    return WIDE if tile.staging.tile >= WIDE else 1
 
 
 def _transposed(tile: UnitTile, begin: Expr, rows: Expr) -> None:
@@ -161,6 +203,8 @@ def _cells(tile: UnitTile, early: EarlyLoads, quads: bool) -> None:
         (four if quads else partial(shared_cells, tile))()
     elif quads:
         either(tile.count * tile.units <= ROUNDS * THREADS, one_unit, four)
+    elif goes_in_pairs(tile):
+        either(tile.count * tile.units <= THREADS, one_unit, partial(paired_cells, tile))
     else:
         one_unit()
 
@@ -240,14 +284,15 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, block: int, buff
     )
 
 
-def _products(tile: UnitTile, early: EarlyLoads) -> None:
-    """Sums of all products of the segment, for several vertices at a time where tiles are large."""
+def _products(tile: UnitTile, early: EarlyLoads, started: Expr | None) -> None:
+    """Sums of all products of the segment, for several vertices at a time where tiles are large. started:
+    whether operands are under way; None: never."""
     first = tile.segment.products[0].pieces if tile.segment.products else ()
-    group = WIDE if tile.staging.tile >= WIDE else 1
+    group = _group(tile)
 
     def stage(pieces: tuple[Piece, ...]) -> None:
         meanwhile = early.start if pieces == first else None
-        stage_operand(tile.worker, pieces, tile.first, tile.count, group, 0, meanwhile)
+        stage_operand(tile.worker, pieces, tile.first, tile.count, group, 0, meanwhile, started)
 
     def multiply(product: Product) -> None:
         if tile.placement(product).residency == REGISTER:

@@ -23,16 +23,23 @@ from dnc.ir.plan import ChildrenAddress, Load, Segment, SlotsAddress, Store
 Started = Callable[[], Any]  # what emits the value of a load that is under way
 
 
-def in_order(loads: Sequence[Load], load: Callable[[Load], Callable[[], Started]]) -> dict[Value, Any]:
-    """The values of several loads: first where all of them read, then the reads, those of slots last, and
-    then the sums of these.
+def under_way(
+    loads: Sequence[Load], load: Callable[[Load], Callable[[], Started]]
+) -> Callable[[], dict[Value, Any]]:
+    """Starts several loads: first where all of them read, then the reads, those of slots last. The answer
+    emits the sums of these, and has the values.
 
     A GPU's thread goes on until it needs what it has asked for: so they are under way together.
     """
     places = [(each, load(each)) for each in loads]
     places.sort(key=lambda place: isinstance(place[0].address, SlotsAddress))
     started = [(each, start()) for each, start in places]
-    return {each.value: finish() for each, finish in started}
+    return lambda: {each.value: finish() for each, finish in started}
+
+
+def in_order(loads: Sequence[Load], load: Callable[[Load], Callable[[], Started]]) -> dict[Value, Any]:
+    """The values of several loads, which are under way together."""
+    return under_way(loads, load)()
 
 
 @attrs.define(eq=False)
@@ -58,9 +65,18 @@ class UnitCell:
 
     def run(self) -> None:
         """Emits loads that `values` does not hold, and operations; `values` then holds everything."""
+        self.start()()
+
+    def start(self) -> Callable[[], None]:
+        """Starts these loads; the answer emits the rest."""
         missing = [load for load in self.segment.loads if load.value not in self.values]
-        self.values |= in_order(missing, self.load)
-        self.compute()
+        finish = under_way(missing, self.load)
+
+        def rest() -> None:
+            self.values |= finish()
+            self.compute()
+
+        return rest
 
     def compute(self) -> None:
         """Emits products and operations, where `values` holds the loads."""

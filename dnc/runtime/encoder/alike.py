@@ -18,7 +18,7 @@ from dnc.runtime.encoder.words import Spread, in_order, order_below
 from dnc.runtime.prepared import Indices, Prepared
 
 # A row that stands for many has as many gradients to add up, one after another.
-MOST_ALIKE = 4
+MOST_ALIKE = 6
 # Replicas with no more rows on the average have waited less for products than they then do for gradients.
 FEWEST = 128
 

@@ -17,7 +17,7 @@ from dnc.ir.costs import GRID, Costs, nanoseconds
 from dnc.ir.machine import machine
 from dnc.ir.plan import Plan
 from dnc.ir.program import LEVEL
-from dnc.runtime.encoder.assign import price_of
+from dnc.runtime.encoder.assign import segment_prices
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
 from dnc.runtime.phases import PHASES, Step
@@ -51,8 +51,9 @@ class Sharing:
         self._spaces = list(dict.fromkeys(step.segment.space for step in steps))
         # What rows of a space cost in a phase, [PHASES, spaces]: every one, and an instruction or a level.
         self._row, self._fixed = np.zeros((2, PHASES, len(self._spaces)))
+        known = segment_prices(plan)
         for step in steps:
-            price = price_of(costs, step.segment.name, constants)
+            price = known[step.segment.name]
             place = step.phase, self._spaces.index(step.segment.space)
             self._row[place] += price.row
             self._fixed[place] += price.level
