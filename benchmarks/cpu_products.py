@@ -76,9 +76,7 @@ def run_of(kind, shape, at, worker, blocks, n, repetitions):
     else:
         name = f"{GRADIENT}_pool"
         begins = [block * BLOCK for block in blocks]
-        calls = [
-            (at["gradient"] + begin, step, min(rows - begin, BLOCK), columns, n, 0) for begin in begins
-        ]
+        calls = [(at["gradient"] + begin, step, min(rows - begin, BLOCK), columns, n, 0) for begin in begins]
     return lambda: worker.calls(name, calls, repetitions)
 
 

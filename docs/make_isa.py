@@ -235,7 +235,9 @@ def blocks() -> dict[str, str]:
             ("word", "field", "meaning"),
             [
                 (word, f"`{name}`", text)
-                for word, (name, text) in enumerate(meanings("header", (*isa.HEADER, isa.RUNS, isa.SHARERS), HEADER))
+                for word, (name, text) in enumerate(
+                    meanings("header", (*isa.HEADER, isa.RUNS, isa.SHARERS), HEADER)
+                )
             ],
         ),
         "places": table(

@@ -142,7 +142,7 @@ def paired_cells(tile: UnitTile) -> None:
         with nullcontext() if vertex is first else when(second < tile.count):
             finish()
             cell.store()
-            _stage_deltas(tile, [cell], own, vertex)
+            stage_deltas(tile, [cell], own, vertex)
 
 
 def shared_cells(tile: UnitTile) -> None:
