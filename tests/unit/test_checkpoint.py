@@ -13,7 +13,7 @@ from dnc.diagnostics import DiagnosticError
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.program import Initializer, Parameter
 from dnc.ir.structure import Dimension
-from dnc.runtime.build import Build, Target, check_outside, is_build, read_build, write_build
+from dnc.runtime.build import FORMAT, Build, Target, check_outside, is_build, read_build, write_build
 from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
 from dnc.runtime.data import Vocabulary
 from dnc.runtime.initialize import generator, initial_values, initialize, load_weights
@@ -301,8 +301,8 @@ def test_damaged_builds(tmp_path):
     manifest.write_text(whole.replace('"machine": "cpu"', '"machine": "sm_999"'))
     with pytest.raises(DiagnosticError, match=r"has kernels for sm_999, which this dnc .* does not know"):
         read_build(tmp_path / "b")
-    manifest.write_text(whole.replace('"format": 1', '"format": 2'))
-    with pytest.raises(DiagnosticError, match=r"a build of format 2 \(dnc .*\), expected 1"):
+    manifest.write_text(whole.replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
+    with pytest.raises(DiagnosticError, match=rf"a build of format {FORMAT + 1} \(dnc .*\), expected {FORMAT}"):
         read_build(tmp_path / "b")
     manifest.unlink()
     with pytest.raises(DiagnosticError, match=r"not a build: manifest.json is missing"):
