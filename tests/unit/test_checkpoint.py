@@ -289,7 +289,7 @@ def test_damaged_builds(tmp_path):
     with pytest.raises(DiagnosticError, match=r"program.ir: the build is damaged here"):
         read_build(tmp_path / "b")
     whole = manifest.read_text()
-    for text in ("{", "[]", "{}", whole.replace('"targets"', '"target"'), '{"format": 1}'):
+    for text in ("{", "[]", "{}", whole.replace('"targets"', '"target"'), f'{{"format": {FORMAT}}}'):
         manifest.write_text(text)
         with pytest.raises(DiagnosticError, match=r"manifest.json: the build is damaged here"):
             read_build(tmp_path / "b")
@@ -302,7 +302,8 @@ def test_damaged_builds(tmp_path):
     with pytest.raises(DiagnosticError, match=r"has kernels for sm_999, which this dnc .* does not know"):
         read_build(tmp_path / "b")
     manifest.write_text(whole.replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
-    with pytest.raises(DiagnosticError, match=rf"a build of format {FORMAT + 1} \(dnc .*\), expected {FORMAT}"):
+    expected = rf"a build of format {FORMAT + 1} \(dnc .*\), expected {FORMAT}"
+    with pytest.raises(DiagnosticError, match=expected):
         read_build(tmp_path / "b")
     manifest.unlink()
     with pytest.raises(DiagnosticError, match=r"not a build: manifest.json is missing"):
