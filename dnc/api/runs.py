@@ -38,11 +38,22 @@ def find_checkpoint(build: str | Path, run_dir: str | Path | None = None) -> Pat
 
 
 def run_of(folder: str | Path) -> tuple[RunConfig, Path | None]:
-    """The configuration of a run folder and its last checkpoint, None if there is none yet."""
+    """The configuration of a run folder and its last checkpoint, None if there is none yet.
+
+    DiagnosticError where there was one: a run writes it at the end of every epoch.
+    """
     check_folder(folder)
     config = read_config(Path(folder) / CONFIG)
-    last = Path(folder) / f"{LAST}.safetensors"
-    return config, last if last.exists() else None
+    last, metrics = Path(folder) / f"{LAST}.safetensors", Path(folder) / METRICS
+    if last.exists():
+        return config, last
+    epochs = sum(event.get("event") == "epoch" for event in read_events(metrics)) if metrics.exists() else 0
+    if epochs > 1:
+        raise fail(
+            f"{last}: is missing, and {metrics.name} knows of {epochs} epochs",
+            "to begin with other weights: --checkpoint FILE and another --run-dir",
+        )
+    return config, None
 
 
 def draw_run(folder: str | Path) -> Path:

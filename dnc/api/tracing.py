@@ -38,7 +38,7 @@ def _kernels(plan: Plan) -> dict[str, bytes]:
     except ImportError as error:
         raise fail(
             f"the traced kernel has to be made first, and {error.name} is not installed here",
-            "pip install apache-tvm, and dnc[cuda] for a GPU",
+            "pip install apache-tvm, and for a GPU dnc's extra 'cuda'",
         ) from None
 
 

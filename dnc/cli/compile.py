@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
     from dnc.compiler import CompileReport
 
 Names = list[str] | None
+DEFAULT = Path("build")
 
 
 def compile_command(
     program: Annotated[Path, typer.Argument(help="The model, a .dn file.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The build folder to write.")] = Path("build"),
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="The build folder to write. [default: build]")
+    ] = None,
     target: Annotated[
         Names, typer.Option(help="cpu, cuda, cuda:sm_90a, ...; several by commas. [default: cpu]")
     ] = None,
@@ -65,12 +69,14 @@ def compile_command(
     print_after = ("all",) if print_ir_after_all else names_of("--print-ir-after", print_ir_after)
     if stop_after is not None and dump_dir is None and stop_after not in print_after:
         print_after = (*print_after, stop_after)
-    left_out = names_of("--without", without)
+    left_out, values = names_of("--without", without), settings_of(settings)
+    if out is None and stop_after is None:
+        _check_default(program, values)
     report = compile_model(
         program,
-        out,
+        out or DEFAULT,
         names_of("--target", target) or ("cpu",),
-        settings_of(settings),
+        values,
         PlanOptions(without=left_out, cluster=cluster, mode=mode, precision=precision, batch=batch),
         PassOptions(
             print_after=print_after, stop_after=stop_after, dump_dir=dump_dir, time_passes=time_passes
@@ -80,6 +86,18 @@ def compile_command(
         for remark in report.remarks:
             print(remark.diagnostic(), file=sys.stderr)
     _tell(report)
+
+
+def _check_default(program: Path, settings: Mapping[str, int]) -> None:
+    """DiagnosticError where a build of another model would be replaced that nobody has named."""
+    from dnc.compiler import read_program
+    from dnc.runtime.build import model_of
+
+    known = model_of(DEFAULT)
+    if known is not None and known != read_program(program, settings)[1].name:
+        raise fail(
+            f"{DEFAULT}: holds a build of another model, {known}", "name the folder to write: -o FOLDER"
+        )
 
 
 def _tell(report: CompileReport) -> None:

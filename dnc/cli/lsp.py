@@ -12,5 +12,5 @@ def lsp() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in ("pygls", "lsprotocol"):
             raise
-        raise fail("the language server needs pygls: pip install 'dnc[lsp]'") from None
+        raise fail("the language server needs pygls (in dnc's folder: pip install -e '.[lsp]')") from None
     serve()

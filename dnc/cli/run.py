@@ -241,6 +241,8 @@ def _train(
     schedule = api.rate_schedule(config.schedule, config.decay, config.decay_every, config.warmup)
     model = _open(config, tracing)
     model.check_trains()
+    if resumes and checkpoint is None:
+        _say(f"{run_dir} has no checkpoint yet: training begins again")
     first = api.with_values(api.RunConfig(), data=config.data) if resumes and checkpoint else config
     _start(model, first, checkpoint, True)
     if checkpoint is not None and config.seed not in (None, model.seed):

@@ -55,7 +55,8 @@ def compile_cuda(
         from cuda.bindings import nvrtc
     except ImportError:
         raise fail(
-            "compiling for a GPU needs NVRTC: pip install 'dnc[cuda]', or leave out --target cuda"
+            "compiling for a GPU needs NVRTC (in dnc's folder: pip install -e '.[cuda]'), "
+            "or leave out --target cuda"
         ) from None
     flags = [
         f"--gpu-architecture={arch}",

@@ -14,7 +14,7 @@ import attrs
 from dnc.ir.isa import layout
 from dnc.ir.machine import Machine, machine
 from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, UNIT, Plan, unit_range
-from dnc.ir.program import LEVEL, ROOT, STACK, TABLE
+from dnc.ir.program import EARLY, FORWARD, LEVEL, ROOT, STACK, TABLE
 from dnc.passes.plan_weights import Slice, most_registers, slices
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
 
@@ -67,6 +67,11 @@ class WeightFacts:
     size: int
     reason: str
     count: int = 1
+
+    @property
+    def dimensions(self) -> str:
+        """The shape; rows that only data know are words."""
+        return " x ".join(str(size) if size else "words" for size in self.shape)
 
 
 @attrs.frozen
@@ -130,10 +135,12 @@ class SpaceFacts:
 @attrs.frozen
 class PlanFacts:
     """See the module. on_chip: None on a CPU. pushes: what segments also send straight to the other workers.
-    reductions: segments whose partial sums a cluster may add up. cost: lines of what was predicted."""
+    reductions: segments whose partial sums a cluster may add up. cost: lines of what was predicted. why: in
+    sentences what makes it fast."""
 
     target: str
     tiling: str
+    why: tuple[str, ...]
     doing: str
     stages: tuple[StageFacts, ...]
     weights: tuple[WeightFacts, ...]
@@ -153,6 +160,7 @@ def gather(plan: Plan) -> PlanFacts:
     return PlanFacts(
         plan.target,
         _tiling(plan, chip),
+        tuple(_why(plan, chip)),
         DOING[mode_of(plan)],
         tuple(_stages(plan)),
         tuple(_weights(plan)),
@@ -195,6 +203,58 @@ def _tiling(plan: Plan, chip: Machine) -> str:
             f"; products of more than two vertices, and weight gradients, in {plan.precision} on tensor cores"
         )
     return found
+
+
+def _why(plan: Plan, chip: Machine) -> Iterator[str]:
+    """What makes it fast, of this plan: launches, what a level is, which weights stay, what was hoisted."""
+    what = "forward, backward and update" if plan.trains else "the whole recursion"
+    if chip.is_gpu:
+        yield (
+            f"A batch is one launch: {what} of all its samples are a list of instructions that workers who "
+            "stay on the chip go through. Nothing waits for the host between two levels."
+        )
+    else:
+        yield (
+            f"A batch is one call of compiled code: {what} of all its samples are a list of instructions "
+            "that the cores go through. Nothing comes back to Python between two levels."
+        )
+    levels = [name for name in (FORWARD_LEVEL, BACKWARD_LEVEL) if phase_steps(plan)[name]]
+    if levels:
+        steps = [step for name in levels for step in phase_steps(plan)[name]]
+        meetings = sum(exchange_count(phase_steps(plan)[name]) for name in levels)
+        cells = [step.segment for step in steps]
+        parts = sum(len(s.products) + len(s.transposed) + len(s.cell.ops) for s in cells)
+        ways = "forward and backward" if len(levels) > 1 else "forward"
+        yield (
+            f"A level of the recursion, {ways}, is {_many(len(cells), 'instruction')} and "
+            f"{_many(meetings, 'exchange')} between workers, for all vertices of a replica at once. "
+            f"Run one by one, its {parts} products and operations would be as many kernels."
+        )
+    kept: dict[str, list[str]] = {}
+    for place in plan.placements:
+        kept.setdefault(place.residency, []).append(place.parameter)
+    places = [(REGISTER, "registers"), (SHARED, "shared memory")]
+    found = [f"{', '.join(dict.fromkeys(kept[key]))} in {name}" for key, name in places if key in kept]
+    if found:
+        yield f"Weights that stay on the chip are read once a launch, not at every level: {'; '.join(found)}."
+    if chip.is_gpu and STREAMED in kept:
+        names = ", ".join(dict.fromkeys(kept[STREAMED]))
+        yield f"Weights that do not fit there come from the cache of the chip at every use: {names}."
+    early = [
+        f"{product.parameter} @ x"
+        for stage in plan.program.stages
+        if stage.placement == EARLY and stage.direction == FORWARD
+        for segment in plan.segments
+        if segment.stage == stage.name
+        for product in segment.products
+    ]
+    if early and levels:
+        names = ", ".join(dict.fromkeys(early))
+        yield f"What does not wait for the recursion runs once for all vertices, in front of it: {names}."
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _stages(plan: Plan) -> Iterator[StageFacts]:

@@ -25,6 +25,7 @@ def as_text(facts: PlanFacts, memory: MemoryFacts) -> str:
     """Stages, weights, exchanges, instructions, registers, predicted cost and memory of a plan."""
     parts = [
         [f"target {facts.target}: {facts.tiling}"],
+        ["", "why it is fast", *(f"  {sentence}" for sentence in facts.why)],
         ["", "stages, in order (a segment is one instruction: work between two exchanges)"],
         [line for stage in facts.stages for line in _stage(stage)],
         ["", "weights", *map(_weight, facts.weights), *_room(facts)],

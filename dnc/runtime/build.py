@@ -227,6 +227,12 @@ def is_build(path: str | Path) -> bool:
     return _manifest(path) is not None
 
 
+def model_of(path: str | Path) -> str | None:
+    """The name of the model of a build, of whatever version; None if the folder holds none."""
+    found = (_manifest(path) or {}).get("model")
+    return found if isinstance(found, str) else None
+
+
 def _manifest(path: str | Path) -> dict[str, Any] | None:
     """The manifest of a build of whatever version; None if the folder holds none."""
     try:

@@ -22,7 +22,9 @@ class Missing(DiagnosticError):
     """A library that is not installed."""
 
     def __init__(self, what: str, package: str, extra: str) -> None:
-        super().__init__(Diagnostic(f"{what}: {package} is not installed (pip install 'dnc[{extra}]')"))
+        super().__init__(
+            Diagnostic(f"{what}: {package} is not installed (in dnc's folder: pip install -e '.[{extra}]')")
+        )
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

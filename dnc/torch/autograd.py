@@ -18,6 +18,7 @@ from dnc.runtime.phases import FORWARD_ONLY, TRAIN
 from dnc.torch.launches import BatchOf, Gradients, Launches
 
 LOSS = "loss"
+NOTHING = torch.empty(0)  # saved where nothing else is
 
 
 @attrs.define(eq=False)
@@ -83,6 +84,7 @@ class Batch(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if call.at_once:
             loss, ctx.gradients = call.forward_and_backward(tensors)
+            ctx.save_for_backward(NOTHING)
             return (loss,)
         ctx.save_for_backward(*tensors)
         return call.forward(tensors)
@@ -93,11 +95,12 @@ class Batch(torch.autograd.Function):
         call, needed = ctx.call, ctx.needs_input_grad[1:]
         if all(each is None for each in incoming):
             return (None,) * (1 + len(needed))
+        saved = ctx.saved_tensors  # PyTorch's error where the graph was freed by another backward()
         with torch.no_grad():
             if call.at_once:
                 found = call.sort(ctx.gradients, needed, incoming[0])
             else:
-                found = call.sort(call.backward(ctx.saved_tensors, incoming), needed, None)
+                found = call.sort(call.backward(saved, incoming), needed, None)
         if torch.is_grad_enabled():  # create_graph=True
             found = [None if each is None else Once.apply(each.requires_grad_()) for each in found]
         return (None, *found)

@@ -69,7 +69,7 @@ function resolved(command) {
 
 async function tell(command, reason) {
   const message =
-    `'${command} lsp' does not run (${reason}). Is dnc installed with its extra, pip install 'dnc[lsp]', ` +
+    `'${command} lsp' does not run (${reason}). Is dnc installed with its extra, pip install -e '.[lsp]', ` +
     "and does the setting dnc.command name it?";
   const chosen = await vscode.window.showErrorMessage(message, "Open Setting", "Restart");
   if (chosen === "Open Setting") await vscode.commands.executeCommand("workbench.action.openSettings", "dnc.command");

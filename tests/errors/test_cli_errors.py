@@ -6,6 +6,7 @@ import pytest
 
 import dnc
 from dnc.ir.plan import PRECISIONS
+from dnc.runtime.build import FORMAT
 from dnc.runtime.checkpoint import Position
 from tests.support.command_line import TREE
 
@@ -247,7 +248,7 @@ def test_builds_of_another_version(command, workplace, monkeypatch):
     assert done.code == 2
     assert (
         done.error
-        == "error: build: a build of format 7 (dnc 9.0), expected 1 (dnc 0.1.0); compile it again\n"
+        == f"error: build: a build of format 7 (dnc 9.0), expected {FORMAT} (dnc 0.1.0); compile it again\n"
     )
     values["targets"]["cpu"]["plan"] = "0"
     manifest.write_text(json.dumps(values))

@@ -71,4 +71,4 @@ def test_a_language_server_without_its_package(command, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     done = command("lsp")
     assert (done.code, done.out) == (2, "")
-    assert done.error == "error: the language server needs pygls: pip install 'dnc[lsp]'\n"
+    assert done.error == "error: the language server needs pygls (in dnc's folder: pip install -e '.[lsp]')\n"

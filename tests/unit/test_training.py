@@ -445,10 +445,14 @@ def test_curves_and_events_without_their_libraries(command, workplace, monkeypat
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     done = command(f"{TRAIN} --run-dir run")
     assert done.code == 0
-    assert "no curves: matplotlib is not installed (pip install 'dnc[plot]')\nwrote run\n" in done.error
+    assert (
+        "no curves: matplotlib is not installed (in dnc's folder: pip install -e '.[plot]')\nwrote run\n"
+        in done.error
+    )
     done = command(f"{TRAIN} --run-dir other --tensorboard")
     assert done.code == 2
-    line = "error: no TensorBoard events: tensorboardX is not installed (pip install 'dnc[tensorboard]')"
+    how = "in dnc's folder: pip install -e '.[tensorboard]'"
+    line = f"error: no TensorBoard events: tensorboardX is not installed ({how})"
     assert done.error.splitlines()[-1] == line
     assert not (workplace / "other").exists()  # the next attempt would find a run there
 

@@ -145,4 +145,4 @@ def test_the_extension(tmp_path):
 
 def test_a_command_that_is_not_there(tmp_path):
     found = run(tmp_path / "none", TREE)
-    assert len(found["errors"]) == 1 and "ENOENT" in found["errors"][0] and "dnc[lsp]" in found["errors"][0]
+    assert len(found["errors"]) == 1 and "ENOENT" in found["errors"][0] and ".[lsp]" in found["errors"][0]
