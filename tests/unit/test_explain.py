@@ -207,6 +207,16 @@ def test_mistakes(command, options, message):
     assert done.code == 2 and done.out == "" and done.error.startswith(message), done.error
 
 
+def test_why_it_is_fast():
+    facts, memory = explained("treelstm", "sm_90a")
+    launch, level, chip, hoisted = facts.why
+    assert "one launch: forward, backward and update" in launch and facts.why[0] in as_text(facts, memory)
+    assert "2 instructions and 2 exchanges" in level and "U in registers" in chip and "W @ x" in hoisted
+    page = as_page("m", "m.dn", "", {}, [("t", facts, memory)], ())
+    assert "<li>A batch is one launch" in page and "<td>words x 256</td>" in page
+    assert "one call of compiled code" in explained("treelstm", "cpu")[0].why[0]
+
+
 def test_a_build_that_is_damaged(command, workplace):
     """Not silently explained: dnc run refuses the kernels."""
     made = attrs.evolve(read_build("build"), path=Path("full"))

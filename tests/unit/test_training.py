@@ -214,6 +214,21 @@ def test_a_run_in_python_is_made_again_from_its_configuration(command, workplace
         assert (workplace / name / "last.safetensors").read_bytes() == whole, name
 
 
+def test_a_run_whose_last_checkpoint_is_gone(command, workplace):
+    """Where there never was one, it begins again and says so; where there was one, nothing is lost."""
+    assert command(f"{TRAIN} --epochs 2 --run-dir run").code == 0
+    whole, last = (workplace / "run" / name for name in ("metrics.jsonl", "last.safetensors"))
+    before, events = last.read_bytes(), whole.read_text()
+    last.unlink()
+    done = command("run --resume run --epochs 3 --device vm")
+    line = "error: run/last.safetensors: is missing, and metrics.jsonl knows of 2 epochs"
+    assert done.code == 2 and line in done.error and whole.read_text() == events
+    whole.write_text("")  # as if it had been killed in its first epoch
+    done = command("run --resume run --device vm")
+    assert done.code == 0 and "run has no checkpoint yet: training begins again\n" in done.error
+    assert last.read_bytes() == before
+
+
 @pytest.mark.parametrize("number, ending", [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_interrupts_in_python_end_with_a_checkpoint(command, workplace, number, ending):
     assert command(f"{TRAIN} --epochs 3 --run-dir whole").code == 0

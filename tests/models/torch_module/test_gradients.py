@@ -139,6 +139,10 @@ def test_backward_twice(both, tmp_path):
     alone([1])
     with pytest.raises(RuntimeError, match="another batch has run since"):
         loss.backward()
+    loss = alone([0])["loss"]
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
 
 
 def test_double_backward_is_refused(both):
