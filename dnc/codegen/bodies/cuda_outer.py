@@ -45,7 +45,7 @@ def _tiles(worker: Worker, fields: Mapping[str, Expr], begin: Expr, tiles: Expr)
     """
     kind = Kind(worker, fields["gradient"], fields["index"])
     stages = _stages(worker, kind)
-    ahead, last = stages.count - 1, stages.count - 1
+    ahead = last = stages.count - 1
     sources = [(kind.source[side], kind.stride[side]) for side in range(kind.sides)]
     places = Places(worker, sources, stages.step, stages.count, stages.count * stages.words)
     walk = Walk(worker, kind, stages, fields, begin, tiles)

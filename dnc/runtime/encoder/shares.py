@@ -226,12 +226,14 @@ class Shapes:
         assert best is not None
         return best
 
-    def first_workers(self, sharers: Numbers, grid: int) -> tuple[Numbers, Numbers]:
-        """The first worker of every target in tiles of `cutting.outer_tile`, [batches, targets]; and the one
-        behind the last of them, or behind all who share them, [batches]."""
-        behind = self.outer.cumsum()
-        turn = (behind - self.outer) % sharers[:, None]
-        return turn, np.where(sharers < grid, sharers, behind[-1] % grid)
+    def first_workers(self, sharers: Numbers) -> Numbers:
+        """The first worker of every target in tiles of `cutting.outer_tile`, [batches, targets]."""
+        found: Numbers = (self.outer.cumsum() - self.outer) % sharers[:, None]
+        return found
+
+    def behind(self, sharers: Numbers, grid: int) -> Numbers:
+        """The worker behind all who share these tiles, or where all do behind the last tile, [batches]."""
+        return np.where(sharers < grid, sharers, int(self.outer.sum()) % grid)
 
     def deal(
         self,

@@ -278,9 +278,7 @@ class Tail:
         values |= dealt.values
         if len(which):
             sharers = dealt.sharers
-            values["turn"] = np.where(
-                few, self._shapes.first_workers(sharers, batches.grid)[1], values["turn"]
-            )
+            values["turn"] = np.where(few, self._shapes.behind(sharers, batches.grid), values["turn"])
         norms: int | Numbers = np.where(few, self.outer_norms, self._norm_count)
         for table in self.plan.table_gradients:
             tokens = decisions.touched[table.parameter].spread.counts
@@ -301,21 +299,19 @@ class Tail:
             words[together, template.tokens] = 0  # `nop`
             kept[template.tokens] = len(together) < len(words)
         if len(which):
-            words[which, template.sums] = self._as_outer(
-                sums[few], sharers[few], batches.grid, kept[template.sums]
-            )
+            words[which, template.sums] = self._as_outer(sums[few], sharers[few], kept[template.sums])
             words[which, template.norm] = 0  # `nop`
             if len(which) == len(words):
                 kept[template.norm] = False
         return words[:, kept], results, sharers
 
-    def _as_outer(self, sums: Ints, sharers: Numbers, grid: int, kept: NDArray[np.bool_]) -> Ints:
+    def _as_outer(self, sums: Ints, sharers: Numbers, kept: NDArray[np.bool_]) -> Ints:
         """Instructions of weight gradients, [batches, runs, INSTRUCTION_WORDS], as `outer` instructions.
 
         The last one that is kept of a target has its norm.
         """
         whose, found = self._shapes.whose, np.empty_like(sums)
-        worker, _ = self._shapes.first_workers(sharers, grid)
+        worker = self._shapes.first_workers(sharers)
         last, numbers = np.zeros(len(whose), bool), np.flatnonzero(kept)
         last[list(dict(zip(whose[kept].tolist(), numbers.tolist(), strict=True)).values())] = True
         fields: dict[str, Ints | Numbers] = {
