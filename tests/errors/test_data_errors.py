@@ -227,6 +227,12 @@ LINES = {
         f'{{"word": "a", "label": {"9" * 60}}}',
         "1: error: field 'label' is a number of more than 40 digits, but class<classes> has 0..4",
     ),
+    "deep_label": (
+        TREE,
+        f'{{"label": 1, "left": {LEAF}, '
+        f'"right": {{"label": 1, "left": {{"word": "a", "label": 9}}, "right": {LEAF}}}}}',
+        "1: error: right.left.label is 9, but class<classes> has 0..4",
+    ),
     "too_many_labels": (
         TWO,
         '{"tag": "a"}\n{"tag": "b"}\n{"tag": "c"}',
@@ -238,28 +244,32 @@ LINES = {
         frame("[1, -Infinity, 2]"),
         "1:23: error: -Infinity is not allowed, numbers are finite",
     ),
-    "too_large": (SPEECH, frame("[1, 2, 1e39]"), "1: error: field 'x' is 1e+39, too large for 32-bit floats"),
+    "too_large": (
+        SPEECH,
+        frame("[1, 2, 1e39]"),
+        "1: error: frames[0].x is 1e+39, too large for 32-bit floats",
+    ),
     "far_too_large": (SPEECH, frame("[1, 2, 1e999]"), "1: error: broken JSON: number out of range"),
     "endless_number": (
         SPEECH,
         frame("[1, 2, 3]", "1" * 400),
-        "1: error: field 'energy' is a number of more than 40 digits, too large for 32-bit floats",
+        "1: error: frames[0].energy is a number of more than 40 digits, too large for 32-bit floats",
     ),
-    "short_vector": (SPEECH, frame("[1, 2]"), "1: error: field 'x' must be a list of 3 numbers, found 2"),
+    "short_vector": (SPEECH, frame("[1, 2]"), "1: error: frames[0].x must be a list of 3 numbers, found 2"),
     "text_in_vector": (
         SPEECH,
         frame('[1, 2, "3"]'),
-        "1: error: field 'x' must be a list of 3 numbers, found a string in it",
+        "1: error: frames[0].x must be a list of 3 numbers, found a string in it",
     ),
     "vector_is_number": (
         SPEECH,
         frame("1"),
-        "1: error: field 'x' must be a list of 3 numbers, found a number",
+        "1: error: frames[0].x must be a list of 3 numbers, found a number",
     ),
     "float_is_array": (
         SPEECH,
         frame("[1, 2, 3]", "[1]"),
-        "1: error: field 'energy' must be a number, found an array",
+        "1: error: frames[0].energy must be a number, found an array",
     ),
     "flat_root_out_of_range": (TREE, tree(root="3"), "1: error: 'root' is 3, but Tree has 0..2"),
     "flat_no_root": (TREE, tree(root=""), "1: error: 'root' is missing"),
@@ -458,10 +468,10 @@ def test_numpy_in_samples_of_memory() -> None:
     dataset = read_samples([{"frames": [given], "label": np.int64(1)}], SPEECH)
     assert dataset.forest.tables["Frame"].data["x"].tolist() == [[0, 1, 2]]
     for wrong, message in (
-        ({**given, "x": np.array([1.0, np.nan, 2.0])}, "field 'x' is nan, numbers are finite"),
-        ({**given, "energy": float("inf")}, "field 'energy' is inf, numbers are finite"),
-        ({**given, "x": np.zeros((1, 3))}, "field 'x' must be a list of 3 numbers, found 1"),
-        ({**given, "energy": b"1"}, "field 'energy' must be a number, found bytes"),
+        ({**given, "x": np.array([1.0, np.nan, 2.0])}, "frames[0].x is nan, numbers are finite"),
+        ({**given, "energy": float("inf")}, "frames[0].energy is inf, numbers are finite"),
+        ({**given, "x": np.zeros((1, 3))}, "frames[0].x must be a list of 3 numbers, found 1"),
+        ({**given, "energy": b"1"}, "frames[0].energy must be a number, found bytes"),
         ({**given, "energy": object()}, "holds what JSON has not: a object"),
     ):
         with pytest.raises(DiagnosticError) as caught:

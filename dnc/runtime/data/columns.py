@@ -62,12 +62,37 @@ class Columns:
             each.begin.append(len(each.arms))
 
     def place_of(self, struct: str, arm: int, position: int) -> tuple[int, str]:
-        """The line in the file of the `position`-th vertex of an arm, and its name in a flat sample."""
+        """The line in the file of the `position`-th vertex of an arm, and its name: in a flat sample as
+        Word[3], in a nested one the way to it, as left.words[2], "" for the root."""
         table = self.structs[struct]
         row = int(np.flatnonzero(np.asarray(table.arms) == arm)[position])
         sample = int(np.searchsorted(table.begin, row, side="right")) - 1
-        vertex = f"{struct}[{row - table.begin[sample]}]" if sample in table.order else ""
+        flat = sample in table.order
+        vertex = f"{struct}[{row - table.begin[sample]}]" if flat else self._way(struct, row)
         return self.lines[sample], vertex
+
+    def _way(self, struct: str, row: int) -> str:
+        steps = list[str]()
+        while (above := self._above(struct, row)) is not None:
+            struct, row, step = above
+            steps.append(step)
+        return ".".join(reversed(steps))
+
+    def _above(self, struct: str, row: int) -> tuple[str, int, str] | None:
+        """The struct and the row of the vertex that refers to one, and by which field; None for a root."""
+        for name, table in self.structs.items():
+            for index, columns in enumerate(table.columns):
+                for field in columns.arm.fields:
+                    if field.target != struct or row not in columns.values[field.name]:
+                        continue
+                    at, step = columns.values[field.name].index(row), field.name
+                    if field.kind == LIST:
+                        ends = np.cumsum(columns.counts[field.name])
+                        owner = int(ends.searchsorted(at, side="right"))
+                        step += f"[{at - int(ends[owner]) + columns.counts[field.name][owner]}]"
+                        at = owner
+                    return name, int(np.flatnonzero(np.asarray(table.arms) == index)[at]), step
+        return None
 
 
 def empty_columns(layout: Layout) -> Columns:
