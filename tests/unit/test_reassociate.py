@@ -183,6 +183,7 @@ def test_tiles_are_dealt_out_to_somebody(grid: int) -> None:
     for outer in (shapes.outer, np.where(shapes.outer == shapes.outer.max(), grid, 0)):
         shapes.outer = outer
         shapes._seats.clear()
+        shapes._left.clear()
         few = np.ones(len(tokens), bool)
         before, left_out, groups, sharers = shapes.deal(table, tokens, rows, few, grid)
         assert (sharers > 0).all() and (sharers <= grid).all()

@@ -32,7 +32,7 @@ VECTOR = 60  # what a row costs in a tile of `outer` that sums deltas
 # other one, and every tile.
 OUTER_FIRST, OUTER_OTHER, OUTER_MORE = 9000, 5000, 2300
 # How many workers products of a table may have for themselves.
-APART = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+APART = (4, 8, 12, 16, 24, 32, 48)
 NO_SHAPE = np.iinfo(np.int32).max  # what a shape costs that a gradient does not have
 
 
@@ -75,13 +75,14 @@ class Summed:
 class Seats:
     """Workers who take turns at tiles of `cutting.outer_tile`, from the one behind the last tile on.
 
-    tiles: of every target that each has, [workers, targets]; fixed: what these cost beside their rows. all:
-    every turn. before: of the turns those before workers who have a tile of the parameter with the most, and
-    others: the turns without those workers, unless nobody else was left.
+    loads: what workers have to do, [loads, targets] tiles; fixed: what these cost beside their rows, [loads].
+    load: which one each has. all: every turn. before: of the turns those before workers who have a tile of
+    the parameter with the most, and others: the turns without those workers, unless nobody else was left.
     """
 
-    tiles: Numbers
+    loads: Numbers
     fixed: Numbers
+    load: Numbers
     all: Numbers
     before: int
     others: Numbers
@@ -93,19 +94,46 @@ class Seats:
         rounds, more = np.divmod(outer, workers)
         turn = (turns[:, None] - (outer.cumsum() - outer)) % workers  # of each worker at every target
         tiles = np.roll(rounds + (turn < more), -count, axis=0)
-        kinds = np.count_nonzero(tiles, axis=1)
-        fixed = tiles.sum(axis=1) * OUTER_MORE + kinds * OUTER_OTHER
+        loads, load = np.unique(tiles, axis=0, return_inverse=True)
+        kinds = np.count_nonzero(loads, axis=1)
+        fixed = loads.sum(axis=1) * OUTER_MORE + kinds * OUTER_OTHER
         fixed += np.where(kinds > 0, OUTER_FIRST - OUTER_OTHER, 0)
         busiest = int(outer.argmax()) if count else 0
         most = int(outer[busiest]) if 0 < count <= workers else 0
         most = 0 if most == workers else most  # somebody has to make them
         before = workers - count + int(outer[:busiest].sum()) if most else 0
-        return cls(tiles, fixed, turns, before, np.delete(turns, slice(before, before + most)))
+        others = np.delete(turns, slice(before, before + most))
+        return cls(loads.astype(np.float64), fixed, load.reshape(-1), turns, before, others)
 
     def ready(self, cost: Numbers) -> Numbers:
-        """When each worker has made its tiles, [batches, workers] cycles; cost: of a tile's rows, [batches,
-        targets]."""
-        found: Numbers = cost @ self.tiles.T + self.fixed
+        """When workers with each load have made their tiles, [batches, loads] cycles; cost: of a tile's rows,
+        [batches, targets]."""
+        found: Numbers = cost @ self.loads.T + self.fixed
+        return found
+
+
+@attrs.frozen(eq=False)
+class Left:
+    """What is left for others where so many workers, `apart`, [ways], have products for themselves: loads and
+    fixed as in `Seats`, of all ways; first: the first load of each."""
+
+    apart: Numbers
+    loads: Numbers
+    fixed: Numbers
+    first: Numbers
+
+    @classmethod
+    def of(cls, seats: Mapping[int, Seats]) -> Left:
+        """seats: of the others, by the workers apart."""
+        sizes = [len(each.fixed) for each in seats.values()]
+        loads, fixed = (
+            np.concatenate([getattr(each, name) for each in seats.values()]) for name in ("loads", "fixed")
+        )
+        return cls(np.array(list(seats)), loads, fixed, np.cumsum([0, *sizes[:-1]]))
+
+    def latest(self, cost: Numbers) -> Numbers:
+        """When the last of the others has made its tiles, [batches, ways]; cost: as for `Seats.ready`."""
+        found: Numbers = np.maximum.reduceat(cost @ self.loads.T + self.fixed, self.first, axis=1)
         return found
 
 
@@ -150,6 +178,7 @@ class Shapes:
         self._each = np.arange(len(counts))
         self._cuts: dict[tuple[bytes, int, int], tuple[Numbers, Numbers, float]] = {}
         self._seats: dict[int, Seats] = {}
+        self._left: dict[int, Left | None] = {}
         self._plan, self._groups = plan, np.array(isa.token_groups(plan))
         self._tokens = self._groups * isa.TOKEN_GROUP  # of a tile of a table's products
         self._tiles: dict[str, tuple[Numbers, int]] = {}
@@ -257,27 +286,28 @@ class Shapes:
         seats = self._seats_on(grid)
         ready = seats.ready(cost) * few[:, None]
         latest, sizes = ready.max(axis=1)[:, None], len(self._tokens)
-        # [(workers, whether others than they are left out)], and when each way ends, [batches, sizes].
-        ways, ends = [(0, False), (0, True)], []
+        ready = ready.take(seats.load, axis=1)
+        ends = []  # of every way, [batches, ways, sizes]
         for turns in (seats.all, seats.others):
             rounds, more = np.divmod(tiles[:, :, None], len(turns))
             rounds = rounds + (seats.all[: len(turns)] < more)
             own = ready.take(turns, axis=1)[:, None] * (rounds > 0) + rounds * cycles
-            ends.append(np.maximum(own.max(axis=2), latest))
-        for apart in APART if alone and few.any() else ():
-            if 2 * apart <= grid:
-                own = -(-tiles // apart) * cycles[:, 0]
-                latest = self._seats_on(grid - apart).ready(cost).max(axis=1)[:, None]
-                ends.append(np.where(few[:, None], np.maximum(own, latest), np.inf))
-                ways.append((apart, True))
+            ends.append(np.maximum(own.max(axis=2), latest)[:, None])
+        left = self._left_on(grid) if alone and few.any() else None
+        ways, leaves = np.zeros(2, np.int64), np.arange(2)
+        if left is not None:
+            own = -(-tiles[:, None] // left.apart[:, None]) * cycles[:, 0]
+            own = np.maximum(own, left.latest(cost)[:, :, None])
+            own[~few] = np.inf
+            ends.append(own)
+            ways = np.concatenate((ways, left.apart))
         work = 1e-3 * (tiles * cycles[:, 0]) / grid
-        choice = (np.stack(ends, axis=1) + work[:, None]).reshape(len(tokens), -1).argmin(axis=1)
+        choice = (np.concatenate(ends, axis=1) + work[:, None]).reshape(len(tokens), -1).argmin(axis=1)
         way, groups = np.divmod(choice, sizes)
-        apart, leaves = np.array(ways).T[:, way]
-        sharers = grid - apart
+        apart, leaves = ways[way], leaves[np.minimum(way, 1)]
         before = np.where(apart > 0, apart, leaves * seats.before)
-        left_out = np.where(apart > 0, sharers, leaves * (grid - len(seats.others)))
-        return before, left_out, self._groups[groups], sharers
+        left_out = np.where(apart > 0, grid - apart, leaves * (grid - len(seats.others)))
+        return before, left_out, self._groups[groups], grid - apart
 
     def _tiles_of(self, table: TableGradient) -> tuple[Numbers, int]:
         """What a tile of a table's products costs, [groups, 1] cycles; and how many lie side by side."""
@@ -290,6 +320,14 @@ class Shapes:
         if grid not in self._seats:
             self._seats[grid] = Seats.of(self.outer, grid)
         return self._seats[grid]
+
+    def _left_on(self, grid: int) -> Left | None:
+        """None where there are too few workers."""
+        if grid not in self._left:
+            apart = [each for each in APART if 2 * each <= grid]
+            found = Left.of({each: self._seats_on(grid - each) for each in apart}) if apart else None
+            self._left[grid] = found
+        return self._left[grid]
 
     def share_out(self, chunks: Numbers, shape: Numbers, grid: int) -> tuple[Numbers, Numbers]:
         """The first worker of every target, [batches, targets]; and the one behind all."""
