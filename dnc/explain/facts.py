@@ -218,16 +218,16 @@ def _why(plan: Plan, chip: Machine) -> Iterator[str]:
             f"A batch is one call of compiled code: {what} of all its samples are a list of instructions "
             "that the cores go through. Nothing comes back to Python between two levels."
         )
-    levels = [name for name in (FORWARD_LEVEL, BACKWARD_LEVEL) if phase_steps(plan)[name]]
+    phases = phase_steps(plan)
+    levels = [phases[name] for name in (FORWARD_LEVEL, BACKWARD_LEVEL) if phases[name]]
     if levels:
-        steps = [step for name in levels for step in phase_steps(plan)[name]]
-        meetings = sum(exchange_count(phase_steps(plan)[name]) for name in levels)
-        cells = [step.segment for step in steps]
+        meetings = sum(map(exchange_count, levels))
+        cells = [step.segment for steps in levels for step in steps]
         parts = sum(len(s.products) + len(s.transposed) + len(s.cell.ops) for s in cells)
         ways = "forward and backward" if len(levels) > 1 else "forward"
         yield (
-            f"A level of the recursion, {ways}, is {_many(len(cells), 'instruction')} and "
-            f"{_many(meetings, 'exchange')} between workers, for all vertices of a replica at once. "
+            f"A level of the recursion, {ways}, is {counted(len(cells), 'instruction')} and "
+            f"{counted(meetings, 'exchange')} between workers, for all vertices of a replica at once. "
             f"Run one by one, its {parts} products and operations would be as many kernels."
         )
     kept: dict[str, list[str]] = {}
@@ -253,7 +253,8 @@ def _why(plan: Plan, chip: Machine) -> Iterator[str]:
         yield f"What does not wait for the recursion runs once for all vertices, in front of it: {names}."
 
 
-def _many(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """So many of something, in words."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 

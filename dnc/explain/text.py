@@ -9,7 +9,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dnc.explain.facts import IN_MEMORY, IN_TABLE, PlanFacts, StageFacts, WeightFacts, mode_of, replicas_of
+from dnc.explain.facts import (
+    IN_MEMORY,
+    IN_TABLE,
+    PlanFacts,
+    StageFacts,
+    WeightFacts,
+    counted,
+    mode_of,
+    replicas_of,
+)
 from dnc.explain.memory import MemoryFacts
 from dnc.ir.forest import Forest
 from dnc.ir.isa import REPLICA_BARRIER
@@ -41,8 +50,7 @@ def _stage(stage: StageFacts) -> Iterator[str]:
     yield f"  {stage.name}: {stage.direction}, {stage.placement}, rows of {stage.space}"
     for segment in stage.segments:
         shared = "every worker its units" if segment.by_units else "every worker its rows"
-        count = segment.operations
-        work = ", ".join((*segment.products, f"{count} operation{'' if count == 1 else 's'}"))
+        work = ", ".join((*segment.products, counted(segment.operations, "operation")))
         yield f"    step {segment.step}: {segment.name}: {work}; {shared}"
 
 

@@ -236,6 +236,15 @@ def test_a_run_is_not_overwritten(command, workplace):
     assert done.code == 2 and "--seed 5: the run of first/last.safetensors has seed 1" in done.error
 
 
+def test_a_build_of_another_model_is_not_replaced_unasked(command, workplace):
+    assert command(f"compile {TREE}").code == 0 and command(f"compile {TREE} --set hidden=8").code == 0
+    text = (workplace / TREE).read_text(encoding="utf-8").replace("model TreeLSTM", "model Mine")
+    (workplace / "mine.dn").write_text(text, encoding="utf-8")
+    done = command("compile mine.dn")
+    assert done.code == 2 and "error: build: holds a build of another model, TreeLSTM" in done.error
+    assert command("compile mine.dn -o build").code == 0
+
+
 def test_builds_of_another_version(command, workplace, monkeypatch):
     foreign = "error: build: its kernels are of another version of dnc than this one; compile it again\n"
     with monkeypatch.context() as patch:

@@ -63,15 +63,6 @@ def test_compile(command, workplace):
     assert (workplace / "out" / "model.dn").read_text() == TREE.read_text()
 
 
-def test_a_build_of_another_model_is_not_replaced_unasked(command, workplace):
-    assert command(f"compile {TREE}").code == 0 and command(f"compile {TREE} --set hidden=8").code == 0
-    text = (workplace / TREE).read_text(encoding="utf-8").replace("model TreeLSTM", "model Mine")
-    (workplace / "mine.dn").write_text(text, encoding="utf-8")
-    done = command("compile mine.dn")
-    assert done.code == 2 and "error: build: holds a build of another model, TreeLSTM" in done.error
-    assert command("compile mine.dn -o build").code == 0
-
-
 def test_compile_twice_gives_the_same_build(command, workplace):
     command(f"compile {TREE} -o a")
     command(f"compile {TREE} -o b")
