@@ -6,7 +6,7 @@ bodies of instructions are written with these, so that they read like the code t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -91,6 +91,12 @@ def quad_at(at: Expr) -> Expr:
     TVM splits a vector into four accesses where it cannot see that it is aligned: so it is told.
     """
     return tirx.Ramp(at if isinstance(at, int) else T.shift_right(at, 2) * 4, 1, 4)
+
+
+def back_and_forth(count: int, number: int) -> Iterable[int]:
+    """0 .. count - 1, backwards for every second number: the last operand of one turn is the first of the next,
+    and a register that two instructions in a row read is read once."""
+    return range(count) if number % 2 == 0 else range(count - 1, -1, -1)
 
 
 def whole_quad(number: Expr) -> Expr:

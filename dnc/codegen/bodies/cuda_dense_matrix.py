@@ -18,10 +18,12 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_dense_cores import CoreSums
 from dnc.codegen.bodies.cuda_dense_steps import Begun, Tile, TileWork, each_step, tile_of
 from dnc.codegen.bodies.cuda_dense_write import Band, write_bands
+from dnc.codegen.bodies.cuda_stores import copied_quad
 from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
+    back_and_forth,
     both,
     fixed,
     let,
@@ -146,7 +148,7 @@ class ThreadSums:
             at = fixed("stage_at", own_row * stride + own_column)
             for p in range(4):
                 for q in range(across.quads):
-                    found = self.sums[quad_at(((block * 4 + p) * across.quads + q) * 4)]
+                    found = copied_quad(self.sums, ((block * 4 + p) * across.quads + q) * 4)
                     to = at + p * stride + q * (4 * across.threads)
                     T.buffer_store(self.work.worker.staging, found, [quad_at(to)])
 
@@ -211,7 +213,7 @@ def _multiply(sums: Any, held: Sequence[Any], half: int, quads: tuple[int, int])
     """Adds the outer product of the elements that are held of a row, in this half of the places."""
     down, right = (4 * count for count in quads)
     for p in range(down):
-        for q in range(right):
+        for q in back_and_forth(right, p):
             x, y = held[0][half * down + p], held[1][half * right + q]
             put(sums, p * right + q, cuda.fma(x, y, sums[p * right + q]))
 

@@ -7,11 +7,13 @@ buffers of the plan, one access each where the buffers' parts allow it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
+from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, both, lane4, lanes, let, put, quad_at, when
+from dnc.codegen.emit import Expr, both, lane4, lanes, let, local, put, quad_at, when
 from dnc.ir.plan import TransposedProduct
 
 Place = Callable[[Expr], Expr]
@@ -47,3 +49,12 @@ def store_columns(
                     for item in sent:
                         with when(push.sends):
                             push.send_sums(item, row, column + i - low, one)
+
+
+def copied_quad(sums: Any, first: Expr) -> Expr:
+    """Four sums of a thread as a vector, in other registers: those of a vector are in a fixed order, and would
+    all be in the bank of what is multiplied, where sums may be anywhere."""
+    four = local("four", "float32", T.float32(0.0), 4)
+    for i in range(4):
+        put(four, i, cuda.COPY_HERE(sums[first + i]))
+    return four[quad_at(0)]

@@ -18,11 +18,13 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_gradients import Records, gradient_records
+from dnc.codegen.bodies.cuda_stores import copied_quad
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, uses_cores, warp_sums
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
     any_of,
+    back_and_forth,
     both,
     by_size,
     either,
@@ -288,8 +290,8 @@ class _ThreadSums:
             for row in range(4):
                 at = weights_at + (half + row) * shape.line
                 weights = [let("weight", staging[quad_at(at + c)]) for c in (0, COLUMN_LANES * 4)]
-                for number in range(self.mine):
-                    for column in range(8):
+                for number in back_and_forth(self.mine, row):
+                    for column in back_and_forth(8, number):
                         to = number * 8 + column
                         weight = lane4(weights[column // 4], column % 4)
                         put(self.sums, to, cuda.fma(weight, lane4(delta[number], row), self.sums[to]))
@@ -300,7 +302,7 @@ class _ThreadSums:
         for number in range(self.mine):
             at = to + (number * TOKEN_LANES + lane // COLUMN_LANES) * SUM_LINE + lane % COLUMN_LANES * 4
             for half in (0, 1):
-                value = self.sums[quad_at(number * 8 + half * 4)]
+                value = copied_quad(self.sums, number * 8 + half * 4)
                 T.buffer_store(self.tile.worker.staging, value, [quad_at(at + half * (COLUMN_LANES * 4))])
 
 

@@ -32,6 +32,7 @@ from dnc.codegen.bodies.cuda_wide_steps import (
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
+    back_and_forth,
     both,
     by_size,
     either,
@@ -306,12 +307,10 @@ class _ThreadSums:
                 if j + 2 == own:
                     at = at + here.last
             T.buffer_store(self.next, memory[whole_quad(at)], [whole_quad(0)])
-            for phase in range(4):
-                for odd in range(2):
-                    k = (phase + odd) % 4
-                    for i in range(odd, size, 2):
-                        to = j * size + i
-                        put(self.sums, to, cuda.fma(self.x[4 * i + k], self.weight[k], self.sums[to]))
+            for k in back_and_forth(4, j):
+                for i in range(size):
+                    to = j * size + i
+                    put(self.sums, to, cuda.fma(self.x[4 * i + k], self.weight[k], self.sums[to]))
         for i in range(size):
             self._read_operand(i, following.operands)
 

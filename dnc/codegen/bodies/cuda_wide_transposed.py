@@ -17,7 +17,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
-from dnc.codegen.bodies.cuda_stores import store_columns
+from dnc.codegen.bodies.cuda_stores import copied_quad, store_columns
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, pair_at, warp_sums
 from dnc.codegen.bodies.cuda_wide_steps import (
     TENSOR_WORDS,
@@ -34,13 +34,13 @@ from dnc.codegen.bodies.cuda_wide_steps import (
 )
 from dnc.codegen.emit import (
     Expr,
+    back_and_forth,
     both,
     by_size,
     fixed,
     let,
     local,
     put,
-    quad_at,
     smaller,
     stride_loop,
     when,
@@ -249,8 +249,8 @@ class _ThreadSums:
         row = local("weights_now", "int32", here.weights)
         with when(is_first):
             self._read_operands(here.deltas)
-            for half in range(TIMES):
-                self._read_weights(here, row[0], half)
+            for k in range(4):
+                self._read_weights(here, row[0], k)
         with stride_loop("round", 0, count, 1) as now:
             last = let("last", now + 1 == count)
             for part in range(1, together + 1):
@@ -259,10 +259,9 @@ class _ThreadSums:
                     below = T.Select(last, following.weights, below)
                     deltas = T.Select(last, following.deltas, deltas)
                 put(row, 0, below)
-                for half in range(TIMES):
-                    for c in range(4):
-                        self._multiply(half, c)
-                    self._read_weights(here, row[0], half)
+                for k in range(4):
+                    self._multiply(k)
+                    self._read_weights(here, row[0], k)
                 self._read_operands(fixed("deltas_next", deltas))
 
     def _read_operands(self, at: Expr) -> None:
@@ -271,21 +270,20 @@ class _ThreadSums:
             found = staging[whole_quad(at + i * (LANES_DOWN * self.deltas.vertex // 4))]
             T.buffer_store(self.x, found, [whole_quad(i)])
 
-    def _read_weights(self, place: _Place, at: Expr, half: int) -> None:
-        """A quad of columns of four rows."""
-        for k in range(4):
+    def _read_weights(self, place: _Place, at: Expr, k: int) -> None:
+        """The quads of columns of a row."""
+        for half in range(TIMES):
             found = place.memory[whole_quad(at + k * place.stride + half * LANES_ACROSS)]
             T.buffer_store(self.w, found, [whole_quad(k * TIMES + half)])
 
-    def _multiply(self, half: int, c: int) -> None:
-        """A column of four rows. Every second vertex starts at the second row: see `cuda_wide_products`."""
-        for phase in range(4):
-            for odd in range(2):
-                k = (phase + odd) % 4
-                weight = self.w[(k * TIMES + half) * 4 + c]
-                for i in range(odd, self.size, 2):
-                    to = (i * TIMES + half) * 4 + c
-                    put(self.sums, to, cuda.fma(self.x[4 * i + k], weight, self.sums[to]))
+    def _multiply(self, k: int) -> None:
+        """A row. A delta is read once for its columns, and the weights that a sum is of are all in one bank of
+        registers, so that the sum can be in the other."""
+        for i in back_and_forth(self.size, k):
+            for column in back_and_forth(TIMES * 4, i):
+                to = i * TIMES * 4 + column
+                weight = self.w[k * TIMES * 4 + column]
+                put(self.sums, to, cuda.fma(self.x[4 * i + k], weight, self.sums[to]))
 
     def store(self, column: Expr) -> None:
         """Four columns at a time."""
@@ -295,18 +293,10 @@ class _ThreadSums:
             with when(now < tile.count):
                 for half in range(TIMES):
                     own = let("own", column + self.across + half * (LANES_ACROSS * 4))
-                    values = self._copied((i * TIMES + half) * 4)
+                    values = copied_quad(self.sums, (i * TIMES + half) * 4)
                     whole = self.product.columns % (WARPS * WARP_COLUMNS) == 0
                     with nullcontext() if whole else when(own < self.product.columns):
                         store_columns(tile.worker, self.product, tile.first + now, own, values)
-
-    def _copied(self, first: int) -> Expr:
-        """Four sums in other registers: those of a vector are in a fixed order, and would all be in the bank
-        of the weight that is multiplied."""
-        four = local("four", "float32", T.float32(0.0), 4)
-        for i in range(4):
-            put(four, i, cuda.COPY_HERE(self.sums[first + i]))
-        return four[quad_at(0)]
 
 
 # ---- on tensor cores ---------------------------------------------------------------------------------
