@@ -94,8 +94,8 @@ def quad_at(at: Expr) -> Expr:
 
 
 def back_and_forth(count: int, number: int) -> Iterable[int]:
-    """0 .. count - 1, backwards for every second number: the last operand of one turn is the first of the next,
-    and a register that two instructions in a row read is read once."""
+    """0 .. count - 1, backwards for every second number: the last operand of one turn is the first of the
+    next, and a register that two instructions in a row read is read once."""
     return range(count) if number % 2 == 0 else range(count - 1, -1, -1)
 
 

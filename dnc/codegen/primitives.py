@@ -142,6 +142,19 @@ __device__ __forceinline__ float dnc_copy_here(float x) {
     "float32",
 )
 
+# Where the compiler is to keep numbers: in even and odd registers in turn, as vectors have them. `never` is not
+# negative, which it does not know.
+KEEP_IN_BANKS = Primitive(
+    "dnc_keep_in_banks",
+    """
+__device__ __forceinline__ void dnc_keep_in_banks(
+    float even, float odd, float second_even, float second_odd, int never) {
+  asm volatile("{ .reg .pred p; setp.lt.s32 p, %4, 0; @p st.shared.v4.f32 [%4], {%0, %1, %2, %3}; }"
+               :: "f"(even), "f"(odd), "f"(second_even), "f"(second_odd), "r"(never) : "memory");
+}
+""",
+)
+
 # Two numbers as bf16 in the bits of one float: the nearest ones with 7 bits of mantissa, ties to even.
 PACK_BF16 = Primitive(
     "dnc_pack_bf16",

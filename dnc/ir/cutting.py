@@ -33,8 +33,8 @@ class GradientTile:
 
 
 GRADIENT_TILES = (
-    GradientTile(128, 256, 366, 16000),
-    GradientTile(128, 128, 210, 12000),
+    GradientTile(128, 256, 315, 16000),
+    GradientTile(128, 128, 170, 12000),
     GradientTile(64, 64, 90, 8000),
     GradientTile(16, 256, 88, 10000),
 )

@@ -7,7 +7,7 @@ where it is allowed, warps multiply on tensor cores.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_dense_cores import CoreSums
 from dnc.codegen.bodies.cuda_dense_steps import Begun, Tile, TileWork, each_step, tile_of
 from dnc.codegen.bodies.cuda_dense_write import Band, write_bands
-from dnc.codegen.bodies.cuda_stores import copied_quad
+from dnc.codegen.bodies.cuda_stores import copied_quad, keep_in_banks
 from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
@@ -38,6 +38,7 @@ from dnc.ir import cutting
 from dnc.ir.machine import THREADS
 
 PARTS = 4  # of a step's rows: copies are started in front of each
+MANY_SUMS = 64  # of a thread: more leave no registers for two places of operands
 
 
 class Sums(Protocol):
@@ -132,16 +133,19 @@ class ThreadSums:
             stage + step * high.stride + own_column, across.stride, across.threads * 4, across.quads
         )
 
-        def copy(pair: Expr) -> None:
-            apart = step // 2 // PARTS
-            with when(pair % apart == 0):
-                copies.part(pair // apart, PARTS)()
+        def copy(part: Expr) -> None:
+            copies.part(part, PARTS)()
 
-        add_outer_products(worker, sums, down, right, step // 2, copy)
+        add_outer_products(worker, sums, down, right, step // 2, copy, PARTS)
 
     def write(self) -> None:
         """A row of blocks at a time."""
         high, across = self.tile.rows, self.tile.columns
+        # The deltas of every second row are in an even register.
+        wide = 4 * across.quads
+        every = [(p, p * wide + q) for p in range(4 * high.quads) for q in range(wide)]
+        even, odd = ([each for p, each in every if p % 2 == rest] for rest in (1, 0))
+        keep_in_banks(self.sums, even, odd, self.work.worker.here().thread)
 
         def stage(block: int, stride: int) -> None:
             own_row, own_column = self._own()
@@ -180,42 +184,77 @@ def add_outer_products(
     down: Strip,
     right: Strip,
     pairs: Expr,
-    meanwhile: Callable[[Expr], None] | None = None,
+    meanwhile: Callable[[Expr], None],
+    parts: int = 0,
 ) -> None:
     """Adds the outer products of so many pairs of rows to the sums of a thread, row by row of these.
 
-    The next row's elements are read while one is multiplied, which takes registers. meanwhile: is done in
-    every pair.
+    meanwhile: is done in every pair; or in front of each of so many `parts`, which have as many pairs.
     """
-    memory, strips = worker.staging, (down, right)
-    # Counted in 16 bytes, so that all loads of a row are one address and a constant.
-    places = [fixed("strip_at", strip.at // 4) for strip in strips]
-    held = [local("held", "float32", T.float32(0.0), 8 * strip.quads) for strip in strips]
-
-    def read(row: Expr, half: int) -> None:
-        for strip, at, into in zip(strips, places, held, strict=True):
-            for quad in range(strip.quads):
-                found = memory[whole_quad(at + row * (strip.stride // 4) + quad * (strip.apart // 4))]
-                T.buffer_store(into, found, [quad_at((half * strip.quads + quad) * 4)])
-
-    read(0, 0)
-    with loop("pair", pairs, unroll=1) as pair:
-        read(2 * pair + 1, 1)
-        if meanwhile is not None:
+    rows = OuterRows(worker, sums, down, right)
+    if not parts:
+        with loop("pair", pairs, unroll=1) as pair:
             meanwhile(pair)
-        _multiply(sums, held, 0, (down.quads, right.quads))
-        with when(pair < pairs - 1):  # what is behind the last row may just be written
-            read(2 * pair + 2, 0)
-        _multiply(sums, held, 1, (down.quads, right.quads))
+            rows.add_pair(pair == pairs - 1)
+        return
+    together = pairs // parts
+    with loop("part", parts, unroll=1) as part:
+        meanwhile(part)
+        with loop("pair", together, unroll=1) as pair:
+            rows.add_pair(part * together + pair == pairs - 1)
 
 
-def _multiply(sums: Any, held: Sequence[Any], half: int, quads: tuple[int, int]) -> None:
-    """Adds the outer product of the elements that are held of a row, in this half of the places."""
-    down, right = (4 * count for count in quads)
-    for p in range(down):
-        for q in back_and_forth(right, p):
-            x, y = held[0][half * down + p], held[1][half * right + q]
-            put(sums, p * right + q, cuda.fma(x, y, sums[p * right + q]))
+class OuterRows:
+    """Rows one after another: a thread's elements of one are in registers while those of the next are read.
+
+    Of a large tile those of `right` have one place: four are used up before the next four are, and read anew.
+    With a second place the compiler had no choice left of the banks that registers are in.
+    """
+
+    def __init__(self, worker: Worker, sums: Any, down: Strip, right: Strip) -> None:
+        self.memory, self.sums, self.down, self.right = worker.staging, sums, down, right
+        # Where the row at hand is, counted in 16 bytes: loads are of an address and a constant.
+        self.at = [local("strip_at", "int32", strip.at // 4) for strip in (down, right)]
+        self.places = 2 if 16 * down.quads * right.quads <= MANY_SUMS else 1  # of `right`
+        self.x = local("x", "float32", T.float32(0.0), 2 * 4 * down.quads)
+        self.y = local("y", "float32", T.float32(0.0), self.places * 4 * right.quads)
+        self._read_down(0, 0)
+        for quad in range(right.quads):
+            self._read_right(0, quad, 0)
+
+    def add_pair(self, last: Expr) -> None:
+        """Adds two rows, and reads the one behind them; behind the last one, the same again."""
+        self._add(0, 1)
+        for at, strip in zip(self.at, (self.down, self.right), strict=True):
+            put(at, 0, at[0] + T.Select(last, strip.stride // 4, 2 * (strip.stride // 4)))
+        self._add(1, 0)
+
+    def _add(self, half: int, following: int) -> None:
+        """Adds a row, of which `down` is in this half of its places; reads the row so far behind `at`."""
+        self._read_down(following, 1 - half)
+        high, across = 4 * self.down.quads, 4 * self.right.quads
+        here, other = half % self.places, (1 - half) % self.places
+        if other != here:
+            for quad in range(self.right.quads):
+                self._read_right(following, quad, other)
+        for quad in range(self.right.quads):
+            for q in range(4 * quad, 4 * quad + 4):
+                for p in back_and_forth(high, q):
+                    x, y = self.x[half * high + p], self.y[here * across + q]
+                    put(self.sums, p * across + q, cuda.fma(x, y, self.sums[p * across + q]))
+            if other == here:
+                self._read_right(following, quad, here)
+
+    def _read_down(self, row: int, half: int) -> None:
+        for quad in range(self.down.quads):
+            self._read(0, self.down, row, quad, self.x, half * self.down.quads + quad)
+
+    def _read_right(self, row: int, quad: int, place: int) -> None:
+        self._read(1, self.right, row, quad, self.y, place * self.right.quads + quad)
+
+    def _read(self, side: int, strip: Strip, row: int, quad: int, into: Any, place: int) -> None:
+        ahead = row * (strip.stride // 4) + quad * (strip.apart // 4)
+        T.buffer_store(into, self.memory[whole_quad(self.at[side][0] + ahead)], [whole_quad(place)])
 
 
 def write_sum(worker: Worker, at: Expr, value: Expr, accumulate: Expr) -> None:

@@ -6,7 +6,8 @@ buffers of the plan, one access each where the buffers' parts allow it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import zip_longest
 from typing import Any
 
 from tvm.tirx.script.builder import ir as T
@@ -52,9 +53,21 @@ def store_columns(
 
 
 def copied_quad(sums: Any, first: Expr) -> Expr:
-    """Four sums of a thread as a vector, in other registers: those of a vector are in a fixed order, and would
-    all be in the bank of what is multiplied, where sums may be anywhere."""
+    """Four sums of a thread as a vector, in other registers: those of a vector are in a fixed order, and
+    would be in the bank of what is multiplied."""
     four = local("four", "float32", T.float32(0.0), 4)
     for i in range(4):
         put(four, i, cuda.COPY_HERE(sums[first + i]))
     return four[quad_at(0)]
+
+
+def keep_in_banks(sums: Any, even: Iterable[int], odd: Iterable[int], count: Expr) -> None:
+    """Asks for registers of sums, behind a loop that makes them: even ones for some, odd ones for others.
+
+    A multiplication reads its sum and the operand that changes in one cycle if they are in different banks,
+    that is, if one is even and the other odd; what a vector was loaded into begins with an even one. Left
+    alone, the compiler has half of all sums in the wrong one, or all. count: of anything, not negative.
+    """
+    pairs = list(zip_longest((sums[i] for i in even), (sums[i] for i in odd), fillvalue=T.float32(0.0)))
+    for first, second in zip_longest(pairs[::2], pairs[1::2], fillvalue=pairs[-1]):
+        T.evaluate(cuda.KEEP_IN_BANKS(*first, *second, count))

@@ -18,6 +18,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import Plane, Staging, UnitTile, rows_of
+from dnc.codegen.bodies.cuda_stores import keep_in_banks
 from dnc.codegen.bodies.cuda_tensor import DEPTH, HIGH, pair_at, warp_sums
 from dnc.codegen.bodies.cuda_wide_steps import (
     QUADS,
@@ -193,6 +194,7 @@ def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
         sums = _ThreadSums(tile, product, row, steps, size, along)
         stages = tile.staging.buffers
         in_steps(tile.worker.synchronize, steps.count, stages, steps.words, steps.copy, sums.add, early=1)
+        sums.keep_in_banks()
         if all(one.parts == 1 for one in found if one.size == size):
             sums.to_plane()
         else:
@@ -293,10 +295,10 @@ class _ThreadSums:
         T.buffer_store(self.x, found, [whole_quad(number)])
 
     def _multiply(self, memory: Any, stride: int, here: _Place, following: _Place) -> None:
-        """Four columns; reads those that follow.
+        """Four columns, backwards for every second row; reads those that follow.
 
-        Sums of every second vertex start at the second column: the register of a sum then is in another bank
-        than that of the operand, whichever half of the registers it is in.
+        The columns are in even and odd registers in turn, so a sum has to go from bank to bank, and does if it
+        begins in the right one.
         """
         own, size = self.shape.own, self.size
         for j in range(own):
@@ -313,6 +315,13 @@ class _ThreadSums:
                     put(self.sums, to, cuda.fma(self.x[4 * i + k], self.weight[k], self.sums[to]))
         for i in range(size):
             self._read_operand(i, following.operands)
+
+    def keep_in_banks(self) -> None:
+        """Sums of even rows meet the first column first, which is in an even register; sums of odd rows the
+        last one, see `_multiply`."""
+        every = [(j, j * self.size + i) for j in range(self.shape.own) for i in range(self.size)]
+        even, odd = ([each for j, each in every if j % 2 == rest] for rest in (1, 0))
+        keep_in_banks(self.sums, even, odd, self.tile.count)
 
     def to_plane(self) -> None:
         """Writes the sums, of which there is one part."""

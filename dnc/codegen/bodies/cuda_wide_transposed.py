@@ -17,7 +17,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
-from dnc.codegen.bodies.cuda_stores import copied_quad, store_columns
+from dnc.codegen.bodies.cuda_stores import copied_quad, keep_in_banks, store_columns
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, pair_at, warp_sums
 from dnc.codegen.bodies.cuda_wide_steps import (
     TENSOR_WORDS,
@@ -175,6 +175,7 @@ class OnThreads:
         following = _place(sums, self.steps, at.block[0], at.row[0], later)
         sums.add(self.steps, place, following, row, number == 0)
         with when(at.row[0] == 0):
+            sums.keep_in_banks()
             sums.store(block * self.columns)
             sums.clear()  # here, and not before a block: the compiler would select in every step
 
@@ -277,13 +278,18 @@ class _ThreadSums:
             T.buffer_store(self.w, found, [whole_quad(k * TIMES + half)])
 
     def _multiply(self, k: int) -> None:
-        """A row. A delta is read once for its columns, and the weights that a sum is of are all in one bank of
-        registers, so that the sum can be in the other."""
+        """A row. A delta is read once for its columns; the weights of a sum are all in one bank of registers,
+        so that it can be in the other one."""
         for i in back_and_forth(self.size, k):
             for column in back_and_forth(TIMES * 4, i):
                 to = i * TIMES * 4 + column
                 weight = self.w[k * TIMES * 4 + column]
                 put(self.sums, to, cuda.fma(self.x[4 * i + k], weight, self.sums[to]))
+
+    def keep_in_banks(self) -> None:
+        """The weights of every second column are in an even register."""
+        count = self.size * TIMES * 4
+        keep_in_banks(self.sums, range(1, count, 2), range(0, count, 2), self.tile.count)
 
     def store(self, column: Expr) -> None:
         """Four columns at a time."""

@@ -25,7 +25,7 @@ NORM, FLOAT = 26000, 0.25
 MOST_CUTS = 4096  # that are remembered
 # Of the piece of the gradient with the most work those of others are at most such a part.
 SPLITS = (0.95, 1, 1.5, 2, 3)
-CORES = {TF32: 0.24, BF16: 0.2, TF32X3: 0.5}
+CORES = {TF32: 0.28, BF16: 0.233, TF32X3: 0.58}
 LARGE, OUTER_ON_CORES = 64, 0.46  # smaller tiles than that, and those of `outer`, wait for their copies there
 VECTOR = 60  # what a row costs in a tile of `outer` that sums deltas
 # What `outer` instructions cost a worker beside its rows, in cycles: the first one of which it has tiles, any
