@@ -142,8 +142,8 @@ __device__ __forceinline__ float dnc_copy_here(float x) {
     "float32",
 )
 
-# Where the compiler is to keep numbers: in even and odd registers in turn, as vectors have them. `never` is not
-# negative, which it does not know.
+# Where the compiler is to keep numbers: in even and odd registers in turn, as vectors have them. `never` is
+# not negative, which it does not know.
 KEEP_IN_BANKS = Primitive(
     "dnc_keep_in_banks",
     """

@@ -194,8 +194,7 @@ def add_outer_products(
     rows = OuterRows(worker, sums, down, right)
     if not parts:
         with loop("pair", pairs, unroll=1) as pair:
-            meanwhile(pair)
-            rows.add_pair(pair == pairs - 1)
+            rows.add_pair(pair == pairs - 1, partial(meanwhile, pair))
         return
     together = pairs // parts
     with loop("part", parts, unroll=1) as part:
@@ -222,28 +221,37 @@ class OuterRows:
         for quad in range(right.quads):
             self._read_right(0, quad, 0)
 
-    def add_pair(self, last: Expr) -> None:
-        """Adds two rows, and reads the one behind them; behind the last one, the same again."""
-        self._add(0, 1)
+    def add_pair(self, last: Expr, meanwhile: Callable[[], None] | None = None) -> None:
+        """Adds two rows, and reads the one behind them; behind the last one, the same again.
+
+        meanwhile: is done while what is read comes.
+        """
+        self._read_ahead(0, 1)
+        if meanwhile is not None:
+            meanwhile()
+        self._multiply(0, 1)
         for at, strip in zip(self.at, (self.down, self.right), strict=True):
             put(at, 0, at[0] + T.Select(last, strip.stride // 4, 2 * (strip.stride // 4)))
-        self._add(1, 0)
+        self._read_ahead(1, 0)
+        self._multiply(1, 0)
 
-    def _add(self, half: int, following: int) -> None:
-        """Adds a row, of which `down` is in this half of its places; reads the row so far behind `at`."""
+    def _read_ahead(self, half: int, following: int) -> None:
+        """Reads what has two places of the row so far behind `at`; the row at hand is in this half."""
         self._read_down(following, 1 - half)
-        high, across = 4 * self.down.quads, 4 * self.right.quads
-        here, other = half % self.places, (1 - half) % self.places
-        if other != here:
+        if self.places > 1:
             for quad in range(self.right.quads):
-                self._read_right(following, quad, other)
+                self._read_right(following, quad, 1 - half)
+
+    def _multiply(self, half: int, following: int) -> None:
+        """Adds the row of this half; reads the rest of the row so far behind `at`."""
+        high, across, place = 4 * self.down.quads, 4 * self.right.quads, half % self.places
         for quad in range(self.right.quads):
             for q in range(4 * quad, 4 * quad + 4):
                 for p in back_and_forth(high, q):
-                    x, y = self.x[half * high + p], self.y[here * across + q]
+                    x, y = self.x[half * high + p], self.y[place * across + q]
                     put(self.sums, p * across + q, cuda.fma(x, y, self.sums[p * across + q]))
-            if other == here:
-                self._read_right(following, quad, here)
+            if self.places == 1:
+                self._read_right(following, quad, 0)
 
     def _read_down(self, row: int, half: int) -> None:
         for quad in range(self.down.quads):

@@ -9,9 +9,11 @@ block of these after another is multiplied and runs its cells.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import attrs
+from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies import cuda_wide_products, cuda_wide_transposed
@@ -37,7 +39,7 @@ from dnc.codegen.bodies.cuda_wide_products import (
     most_vertices,
     thread_shape,
 )
-from dnc.codegen.bodies.cuda_wide_steps import step_words
+from dnc.codegen.bodies.cuda_wide_steps import Layout, step_words
 from dnc.codegen.bodies.cuda_wide_transposed import OnThreads
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, fixed, let, smaller, stride_loop
@@ -53,6 +55,7 @@ from dnc.ir.plan import (
     product_parameters,
     unit_share,
 )
+from dnc.ir.program import LEVEL
 
 # Vertices of a tile and steps under way on tensor cores: the first that fit into the staging area.
 TENSOR_SIZES = tuple(
@@ -61,6 +64,7 @@ TENSOR_SIZES = tuple(
 # Steps under way on threads, and whether every layout has its scratch.
 ORDER = ((4, True), (3, True), (4, False), (3, False))
 LEAST = 24  # vertices of a tile there
+WORK = 4096  # multiplications of a vertex: what costs of tiles are counted in
 COPIES = 8.0  # of a tile, in the time that a vertex takes
 
 
@@ -186,11 +190,9 @@ def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, 
     worker.stage(staging.words)
     tensor = on_tensor_cores(worker.plan, segment)
     size: Expr = staging.tile
-    # Of about the same size: time goes with the vertices of a tile. What is left of small ones is little, and
-    # where tiles are small, weights have taken registers, too.
+    # What is left of small ones is little, and where tiles are small, weights have taken registers, too.
     if not tensor and staging.tile > LEAST:
-        tiles = fixed("tiles", (rows + staging.tile - 1) // staging.tile)
-        size = fixed("tile_size", (rows + tiles - 1) // tiles)
+        size = _tile_size(worker.plan, segment, staging, rows)
     with stride_loop("tile", 0, rows, size) as begin:
         first = let("first", row + begin)
         count = let("count", smaller(rows - begin, size))
@@ -198,8 +200,11 @@ def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, 
         started = bool(segment.transposed) and not (tensor or segment.products)
         if started:  # nothing is staged where the weights come: they come during the cells
             OnThreads(_here(tile), segment.transposed[0]).start()
-        several = tile.units < tile.share
-        with stride_loop("block", 0, tile.share, tile.units) if several else nullcontext(0) as own:
+        with (
+            stride_loop("block", 0, tile.share, tile.units)
+            if tile.units < tile.share
+            else nullcontext(0) as own
+        ):
             block = attrs.evolve(tile, own=own)
             for product in segment.products:
                 cuda_wide_products.forward(block, product, tensor)
@@ -215,6 +220,46 @@ def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, 
                 cuda_wide_transposed.transposed(tile, turned)
         if segment.transposed:
             worker.synchronize()
+
+
+def _tile_size(plan: Plan, segment: Segment, staging: Staging, rows: Expr) -> Expr:
+    """Vertices of a tile, for so many: all tiles of about the same size, or, outside the recursion, where
+    there are many, all but the last one whole, as layouts do not fit every number."""
+    most = staging.tile
+    tiles = fixed("tiles", (rows + most - 1) // most)
+    even = fixed("even", (rows + tiles - 1) // tiles)
+    if plan.program.stage(segment.stage).placement == LEVEL:
+        return even
+    costs = _costs(segment, staging)
+
+    def cost(count: Expr) -> Expr:
+        total: Expr = 0
+        for steps in costs:
+            found: Expr = steps[-1][1]
+            for wide, here in reversed(steps[:-1]):
+                found = T.Select(count <= wide, here, found)
+            total = total + found
+        return total
+
+    whole = (tiles - 1) * sum(steps[-1][1] for steps in costs) + cost(rows - (tiles - 1) * most)
+    return fixed("tile_size", T.Select(whole < tiles * cost(even), most, even))
+
+
+def _costs(segment: Segment, staging: Staging) -> list[list[tuple[int, int]]]:
+    """Of every product vertices, and what a tile of up to so many costs; ascending."""
+    found: list[list[tuple[int, int]]] = []
+
+    def add(layouts: Sequence[Layout], work: int) -> None:
+        found.append([(one.wide, max(1, round(one.cost * work / WORK))) for one in layouts])
+
+    for product in segment.products:
+        rows = rows_of(product.result, segment, staging.units)
+        layouts = cuda_wide_products.layouts(rows, staging.tile, staging.front)
+        add(layouts, rows * operand_columns(product))
+    for turned in segment.transposed:
+        rows = rows_of(turned.delta, segment, staging.units)
+        add(cuda_wide_transposed.layouts(staging.tile, turned.columns), rows * turned.columns)
+    return found
 
 
 def _here(tile: UnitTile) -> UnitTile:

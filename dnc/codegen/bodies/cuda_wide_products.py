@@ -297,8 +297,8 @@ class _ThreadSums:
     def _multiply(self, memory: Any, stride: int, here: _Place, following: _Place) -> None:
         """Four columns, backwards for every second row; reads those that follow.
 
-        The columns are in even and odd registers in turn, so a sum has to go from bank to bank, and does if it
-        begins in the right one.
+        The columns are in even and odd registers in turn, so a sum has to go from bank to bank. It does, if
+        it begins in the right one.
         """
         own, size = self.shape.own, self.size
         for j in range(own):
