@@ -55,7 +55,7 @@ from dnc.ir.plan import Product
 MOST_ROWS = 160  # of a worker that are summed together by threads
 MOST_TENSOR_ROWS = 256  # or on tensor cores
 ROWS = 13  # of a thread, at most
-SIZES = (4, 6, 8, 10)  # vertices of a thread: even numbers, see `_multiply`
+SIZES = (4, 6, 8, 10)  # vertices of a thread
 MOST_SUMS = 80  # of a thread
 ALONG = (1, 2, 4, 8)  # warps side by side along the vertices
 VERTICES = 8  # of a block on tensor cores
