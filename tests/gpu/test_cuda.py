@@ -51,6 +51,8 @@ def _backend(device: Any, name: str, replicas: int | None = None) -> tuple[Any, 
     from dnc.runtime.cuda_backend import CudaBackend
 
     folder = FOLDER / name
+    if name == "none":
+        pytest.skip("no kernel of this kind in the folder")
     options = json.loads((folder / "options.json").read_text())
     options["without"] = tuple(options["without"])
     program = parse_program((folder / "program.ir").read_text())
