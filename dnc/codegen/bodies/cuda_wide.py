@@ -200,11 +200,8 @@ def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, 
         started = bool(segment.transposed) and not (tensor or segment.products)
         if started:  # nothing is staged where the weights come: they come during the cells
             OnThreads(_here(tile), segment.transposed[0]).start()
-        with (
-            stride_loop("block", 0, tile.share, tile.units)
-            if tile.units < tile.share
-            else nullcontext(0) as own
-        ):
+        several = tile.units < tile.share
+        with stride_loop("block", 0, tile.share, tile.units) if several else nullcontext(0) as own:
             block = attrs.evolve(tile, own=own)
             for product in segment.products:
                 cuda_wide_products.forward(block, product, tensor)
