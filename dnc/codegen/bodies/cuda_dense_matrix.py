@@ -142,10 +142,8 @@ class ThreadSums:
         """A row of blocks at a time."""
         high, across = self.tile.rows, self.tile.columns
         # The deltas of every second row are in an even register.
-        wide = 4 * across.quads
-        every = [(p, p * wide + q) for p in range(4 * high.quads) for q in range(wide)]
-        even, odd = ([each for p, each in every if p % 2 == rest] for rest in (1, 0))
-        keep_in_banks(self.sums, even, odd, self.work.worker.here().thread)
+        count, wide = 16 * high.quads * across.quads, 4 * across.quads
+        keep_in_banks(self.sums, count, wide, self.work.worker.here().thread)
 
         def stage(block: int, stride: int) -> None:
             own_row, own_column = self._own()

@@ -6,7 +6,7 @@ buffers of the plan, one access each where the buffers' parts allow it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
@@ -61,13 +61,15 @@ def copied_quad(sums: Any, first: Expr) -> Expr:
     return four[quad_at(0)]
 
 
-def keep_in_banks(sums: Any, even: Iterable[int], odd: Iterable[int], count: Expr) -> None:
-    """Asks for registers of sums, behind a loop that makes them: even ones for some, odd ones for others.
+def keep_in_banks(sums: Any, count: int, run: int, number: Expr) -> None:
+    """Asks for registers of sums, behind a loop that makes them: odd ones for the first `run` of so many,
+    even ones for the next, and so on.
 
     A multiplication reads its sum and the operand that changes in one cycle if they are in different banks,
     that is, if one is even and the other odd; what a vector was loaded into begins with an even one. Left
-    alone, the compiler has half of all sums in the wrong one, or all. count: of anything, not negative.
+    alone, the compiler has half of all sums in the wrong one, or all. number: any that is not negative.
     """
-    pairs = list(zip_longest((sums[i] for i in even), (sums[i] for i in odd), fillvalue=T.float32(0.0)))
+    odd, even = ([sums[i] for i in range(count) if i // run % 2 == rest] for rest in (0, 1))
+    pairs = list(zip_longest(even, odd, fillvalue=T.float32(0.0)))
     for first, second in zip_longest(pairs[::2], pairs[1::2], fillvalue=pairs[-1]):
-        T.evaluate(cuda.KEEP_IN_BANKS(*first, *second, count))
+        T.evaluate(cuda.KEEP_IN_BANKS(*first, *second, number))

@@ -9,7 +9,7 @@ block of these after another is multiplied and runs its cells.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 
 import attrs
@@ -125,28 +125,31 @@ def _best_staging(worker: Worker, segment: Segment, units: int) -> Staging | Non
     for tile in sorted((size for size in sizes if size >= LEAST), reverse=True):
         made = (_lay_out(worker, segment, units, False, tile, *how) for how in ORDER)
         found = next((one for one in made if one and one.words <= worker.staging_words), None)
-        cost = _cost(segment, units, found) if found is not None else None
+        cost = _cost(segment, found) if found is not None else None
         if cost is not None and cost < least:
             best, least = found, cost
     return best
 
 
-def _cost(segment: Segment, units: int, staging: Staging) -> float | None:
+def _cost(segment: Segment, staging: Staging) -> float | None:
     """About the time that a vertex of a whole tile takes; None where a product has no layout for it."""
     total = 0.0
-    for product in segment.products:
-        rows, columns = rows_of(product.result, segment, units), operand_columns(product)
-        found = cuda_wide_products.layouts(rows, staging.tile, staging.front)
-        if not found or found[-1].wide < staging.tile:
+    for layouts, work in _layouts(segment, staging):
+        if not layouts or layouts[-1].wide < staging.tile:
             return None
-        total += rows * columns * (found[-1].cost + COPIES)
-    for turned in segment.transposed:
-        rows = rows_of(turned.delta, segment, units)
-        widest = cuda_wide_transposed.layouts(staging.tile, turned.columns)[-1]
-        if widest.wide < staging.tile:
-            return None
-        total += rows * turned.columns * (widest.cost + COPIES)
+        total += work * (layouts[-1].cost + COPIES)
     return total / staging.tile
+
+
+def _layouts(segment: Segment, staging: Staging) -> Iterator[tuple[Sequence[Layout], int]]:
+    """Of every product the layouts up to a tile, and its multiplications for a vertex."""
+    for product in segment.products:
+        rows = rows_of(product.result, segment, staging.units)
+        found = cuda_wide_products.layouts(rows, staging.tile, staging.front)
+        yield found, rows * operand_columns(product)
+    for turned in segment.transposed:
+        rows = rows_of(turned.delta, segment, staging.units)
+        yield cuda_wide_transposed.layouts(staging.tile, turned.columns), rows * turned.columns
 
 
 def _lay_out(
@@ -227,7 +230,11 @@ def _tile_size(plan: Plan, segment: Segment, staging: Staging, rows: Expr) -> Ex
     even = fixed("even", (rows + tiles - 1) // tiles)
     if plan.program.stage(segment.stage).placement == LEVEL:
         return even
-    costs = _costs(segment, staging)
+    # Of every product vertices, and what a tile of up to so many costs; ascending.
+    costs = [
+        [(one.wide, max(1, round(one.cost * work / WORK))) for one in layouts]
+        for layouts, work in _layouts(segment, staging)
+    ]
 
     def cost(count: Expr) -> Expr:
         total: Expr = 0
@@ -240,23 +247,6 @@ def _tile_size(plan: Plan, segment: Segment, staging: Staging, rows: Expr) -> Ex
 
     whole = (tiles - 1) * sum(steps[-1][1] for steps in costs) + cost(rows - (tiles - 1) * most)
     return fixed("tile_size", T.Select(whole < tiles * cost(even), most, even))
-
-
-def _costs(segment: Segment, staging: Staging) -> list[list[tuple[int, int]]]:
-    """Of every product vertices, and what a tile of up to so many costs; ascending."""
-    found: list[list[tuple[int, int]]] = []
-
-    def add(layouts: Sequence[Layout], work: int) -> None:
-        found.append([(one.wide, max(1, round(one.cost * work / WORK))) for one in layouts])
-
-    for product in segment.products:
-        rows = rows_of(product.result, segment, staging.units)
-        layouts = cuda_wide_products.layouts(rows, staging.tile, staging.front)
-        add(layouts, rows * operand_columns(product))
-    for turned in segment.transposed:
-        rows = rows_of(turned.delta, segment, staging.units)
-        add(cuda_wide_transposed.layouts(staging.tile, turned.columns), rows * turned.columns)
-    return found
 
 
 def _here(tile: UnitTile) -> UnitTile:

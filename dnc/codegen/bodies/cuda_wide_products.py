@@ -319,9 +319,7 @@ class _ThreadSums:
     def keep_in_banks(self) -> None:
         """Sums of even rows meet the first column first, which is in an even register; sums of odd rows the
         last one, see `_multiply`."""
-        every = [(j, j * self.size + i) for j in range(self.shape.own) for i in range(self.size)]
-        even, odd = ([each for j, each in every if j % 2 == rest] for rest in (1, 0))
-        keep_in_banks(self.sums, even, odd, self.tile.count)
+        keep_in_banks(self.sums, self.shape.own * self.size, self.size, self.tile.count)
 
     def to_plane(self) -> None:
         """Writes the sums, of which there is one part."""

@@ -288,8 +288,7 @@ class _ThreadSums:
 
     def keep_in_banks(self) -> None:
         """The weights of every second column are in an even register."""
-        count = self.size * TIMES * 4
-        keep_in_banks(self.sums, range(1, count, 2), range(0, count, 2), self.tile.count)
+        keep_in_banks(self.sums, self.size * TIMES * 4, 1, self.tile.count)
 
     def store(self, column: Expr) -> None:
         """Four columns at a time."""
