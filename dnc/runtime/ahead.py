@@ -40,6 +40,11 @@ class Ahead:
             self._data, self._sharing, self.groups = data, sharing, 0
 
     @property
+    def encoders(self) -> int:
+        """How many jobs are encoded at the same time."""
+        return max(self._count, 1)
+
+    @property
     def is_starting(self) -> bool:
         """Whether processes are about to help: they have still to be started, or to read the data."""
         if not self._count:

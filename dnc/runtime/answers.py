@@ -165,7 +165,7 @@ class Answers:
         self.ahead.groups = 0
         coming, words = deque[Job](), data.read_words(mode)
         most = max(1, min(MOST_SAMPLES, int(GROUP_WORDS / words)))
-        for group in groups(batches, most, lanes):
+        for group in groups(batches, most, lanes, self.ahead.encoders):
             while coming and not self.ahead.has_room:
                 job = coming.popleft()
                 yield job, self.session.encode_job(data, job, self.ahead)

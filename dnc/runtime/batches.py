@@ -15,9 +15,9 @@ from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.tail import WHOLE, Part
 from dnc.runtime.phases import TRAIN
 
-# Batches that are encoded together have at most so many samples: few in the first group, so that the
-# device gets work soon, twice as many in each one behind it. And a lane has at most so many batches.
-GROUP_SAMPLES = 256
+# Batches that are encoded together have at most so many samples: few in the first groups, so that the
+# device gets work soon, twice as many once every encoder has had one. And a lane has at most so many batches.
+GROUP_SAMPLES = 64
 MOST_SAMPLES = 1024
 GROUP_BATCHES = 32
 
@@ -31,15 +31,17 @@ def groups(
     batches: Iterable[Sequence[int] | Ints],
     most: int = MOST_SAMPLES,
     lanes: Callable[[int], int] = one_lane,
+    encoders: int = 1,
 ) -> Iterator[Ints]:
     """Batches in groups that can be encoded together, [batches, samples]: in them no sample occurs twice.
 
     most: samples of a group, if it has several batches. lanes: how many batches of so many samples run at the
     same time; a group has a multiple of that, if it can, so that no lane has less to do than another.
+    encoders: groups that are encoded at the same time.
     """
     group: list[list[int]] = []
     seen: set[int] = set()
-    limit = min(GROUP_SAMPLES, most)
+    limit, made = min(GROUP_SAMPLES, most), 0
     for batch in batches:
         samples = batch.tolist() if isinstance(batch, np.ndarray) else list(batch)
         own = set(samples)
@@ -50,11 +52,14 @@ def groups(
         group.append(samples)
         seen |= own
         turn = lanes(len(samples))
-        size = min(GROUP_BATCHES * turn, limit // max(len(samples), 1))
+        each = max(len(samples), 1)
+        size = min(GROUP_BATCHES * turn, max(limit // each, min(turn, most // each)))
         if repeats or len(group) >= (size - size % turn or size):
             yield np.array(group, np.int32)
             group, seen = [], set()
-            limit = min(2 * limit, most)
+            made += 1
+            if made % encoders == 0:
+                limit = min(2 * limit, most)
     if group:
         yield np.array(group, np.int32)
 

@@ -169,7 +169,7 @@ class Session:
         """
         self.ahead.use(data.prepared)
         coming = deque[Job]()
-        for group in groups(batches):
+        for group in groups(batches, encoders=self.ahead.encoders):
             first = self.steps_done + 1 + sum(len(job.batches) for job in coming)
             hypers = [hyper(first + at) if callable(hyper) else hyper for at in range(len(group))]
             while coming and not (self.ahead.has_room and hypers[0].optimizer == self.optimizer):

@@ -1,0 +1,51 @@
+"""Groups of batches that are encoded together: few samples first, order kept, nothing twice in one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dnc.runtime.batches import GROUP_BATCHES, GROUP_SAMPLES, MOST_SAMPLES, groups
+
+
+def epoch(samples, size):
+    order = np.random.default_rng(1).permutation(samples)
+    return [order[first : first + size] for first in range(0, samples, size)]
+
+
+def sizes(found):
+    return [group.size for group in found]
+
+
+@pytest.mark.parametrize("encoders", [1, 3])
+def test_every_encoder_begins_with_few_samples(encoders):
+    """Else the device would wait for the first group as long as a large one takes, once an epoch."""
+    found = sizes(groups(epoch(20000, 16), encoders=encoders))
+    assert found[:encoders] == [GROUP_SAMPLES] * encoders
+    assert found[encoders : 2 * encoders] == [2 * GROUP_SAMPLES] * encoders
+    assert max(found) == GROUP_BATCHES * 16
+    assert sorted(found[:-1]) == found[:-1]
+
+
+@pytest.mark.parametrize("size", [1, 7, 32, 200, 3000])
+def test_the_order_is_kept(size):
+    batches = epoch(6000, size)
+    found = list(groups(batches, encoders=4))
+    assert np.concatenate([group.reshape(-1) for group in found]).tolist() == np.concatenate(batches).tolist()
+    assert all(len(group) == 1 or group.size <= MOST_SAMPLES for group in found)
+
+
+def test_the_first_group_has_a_batch_for_every_lane_if_it_may():
+    lanes = 7
+    first = next(groups(epoch(20000, 32), lanes=lambda samples: lanes))
+    assert first.shape == (lanes, 32)
+    assert next(groups(epoch(20000, 32), most=100, lanes=lambda samples: lanes)).shape == (3, 32)
+
+
+def test_what_occurs_twice_is_in_two_groups():
+    assert [group.tolist() for group in groups([[1, 2], [3, 1], [4, 4], [5, 6]])] == [
+        [[1, 2]],
+        [[3, 1]],
+        [[4, 4]],
+        [[5, 6]],
+    ]
