@@ -8,13 +8,13 @@ the program from the build plans it again and gets the same one (its digest is c
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
 
+from dnc.codegen.nvrtc import spilled
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail, read_source
 from dnc.ir.isa import dense_parameters, layout
 from dnc.ir.machine import MACHINES, Constants, Machine, machine
@@ -384,12 +384,6 @@ def settled(options: PlanOptions, plan: Plan) -> PlanOptions:
         return options
     cluster = plan.tiling.cluster if plan.tiling.cluster > 1 else 0
     return attrs.evolve(options, cluster=cluster, workers=plan.tiling.workers)
-
-
-def spilled(files: Mapping[str, bytes]) -> int:
-    """Bytes a thread that a GPU's kernel keeps outside its registers, by the compiler's own words."""
-    described = json.loads(files.get("kernel.json", b"{}"))
-    return int(described.get("spill_stores", 0)) + int(described.get("stack", 0))
 
 
 def build_plan(build: Build, target: str) -> Plan:

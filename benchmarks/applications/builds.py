@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.applications.points import ABLATED, BUILDS, TRACED, Recipe, ablated
 
-SOURCE = "kernel.cu"
+SOURCE = ".cu"
 
 
 def compile_builds(folder: Path, names: Sequence[str], target: str, traced: bool = False) -> None:
@@ -51,8 +51,8 @@ def without_source(build: Path) -> None:
     path = build / "manifest.json"
     manifest = json.loads(path.read_text())
     for target in manifest["targets"].values():
-        target["files"].pop(SOURCE, None)
-    for source in build.glob(f"*/{SOURCE}"):
+        target["files"] = {name: own for name, own in target["files"].items() if not name.endswith(SOURCE)}
+    for source in build.glob(f"*/*{SOURCE}"):
         source.unlink()
     path.write_text(json.dumps(manifest, indent=1) + "\n")
 
@@ -69,5 +69,5 @@ def write_traced(build: Path, out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for name, content in traced_kernels(plan, digest(plan)).items():
-        if name != SOURCE:
+        if not name.endswith(SOURCE):
             (out / name).write_bytes(content)

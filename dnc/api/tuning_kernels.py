@@ -12,7 +12,8 @@ from importlib.util import find_spec
 import attrs
 
 from dnc.api.ranking import Ranked, describe
-from dnc.compiler import build_program, compile_target, digest, spilled, stored_plan
+from dnc.codegen.nvrtc import spilled
+from dnc.compiler import build_program, compile_target, digest, stored_plan
 from dnc.ir.machine import Machine
 from dnc.ir.plan import Plan
 from dnc.ir.program import Program

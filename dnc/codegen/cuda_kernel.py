@@ -1,10 +1,10 @@
 """The persistent interpreter kernel for CUDA: one launch runs a whole schedule.
 
-In: a plan with tiling, placements and opcodes. Out: a TIRx function, and `build_cuda`, the files
-of a build. Every CTA is a worker: it loads its weight slices, then fetches instructions through a
-window in shared memory until END. Guaranteed: signals and waits come from `codegen/sync.py` only;
-after an abort a worker skips everything but cluster barriers, levels that send, and END, and all leave by
-one exit.
+In: a plan with tiling, placements and opcodes. Out: a TIRx function, and `build_cuda`, the files of a build,
+in which batches of few rows have a kernel of their own (`ir.lean`). Every CTA is a worker: it loads its
+weight slices, then fetches instructions through a window in shared memory until END. Guaranteed: signals and
+waits come from `codegen/sync.py` only; after an abort a worker skips everything but cluster barriers, levels
+that send, and END, and all leave by one exit.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from dnc.codegen.emit import (
     when,
 )
 from dnc.codegen.math import TirMath
-from dnc.codegen.nvrtc import compiled
+from dnc.codegen.nvrtc import KERNEL, compiled, spilled
 from dnc.codegen.stamps import CudaStamps
 from dnc.codegen.tirx_cuda import emit_cuda
-from dnc.ir import isa
+from dnc.ir import isa, lean
 from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import (
     SHARED,
@@ -86,10 +86,10 @@ def kernel_shape(plan: Plan) -> KernelShape:
 class Kernel:
     """Builds the TIRx function of a plan."""
 
-    def __init__(self, plan: Plan, traced: bool = False) -> None:
-        self.plan, self.traced = plan, traced
-        assert plan.tiling is not None
-        self.tiling = plan.tiling
+    def __init__(self, plan: Plan, traced: bool = False, is_lean: bool = False) -> None:
+        self.plan, self.traced, self.is_lean = lean.lean_plan(plan) if is_lean else plan, traced, is_lean
+        assert self.plan.tiling is not None
+        self.tiling = self.plan.tiling
         self.shape = kernel_shape(plan)
         self.stamps: CudaStamps | None = None
 
@@ -181,7 +181,7 @@ class Kernel:
             lane=let("lane", thread % LANES), warp=let("warp", thread // LANES), rank=rank, number=number,
             grid=self.grid, ahead=cuda_ahead.Ahead(ahead, self.at),
             vectors=vector_slots(self.plan, self._matrix_words())[0], reductions=reductions,
-            traced=self.traced, scale=scale,
+            lean=self.is_lean, traced=self.traced, scale=scale,
         )  # fmt: skip
         with when(thread == 0):
             put(self.aborted, 0, 0)
@@ -297,11 +297,16 @@ class Kernel:
                 opcodes = isa.optimizers_of(self.plan, table)
                 if opcodes:
                     cases |= dict.fromkeys(opcodes, self._update(table))
-            cases[len(self.plan.opcodes)] = lambda: self._abort(UNKNOWN_OPCODE)
+            cases |= dict.fromkeys(self._unknown(), lambda: self._abort(UNKNOWN_OPCODE))
         for opcode in self.plan.opcodes:
             if opcode.region == region and opcode.number not in cases | level:
                 cases[opcode.number] = self._body(opcode.name, opcode.fields)
         return cases
+
+    def _unknown(self) -> list[int]:
+        """Opcodes that no schedule for this kernel has: what a lean one lacks, and one beyond the set."""
+        missing = lean.left_out(self.plan) if self.is_lean else frozenset()
+        return [*(self.number(name) for name in missing), len(self.plan.opcodes)]
 
     def _body(self, name: str, fields: tuple[str, ...]) -> Callable[[], None]:
         plan = self.plan
@@ -423,21 +428,34 @@ class Kernel:
             self.stamps.anchor(LAST_ANCHOR)
 
 
-def emit_source(plan: Plan, traced: bool = False) -> dict[str, bytes]:
-    """kernel.cu and kernel.json (what the launcher needs), not compiled yet.
+def emit_source(plan: Plan, traced: bool = False, is_lean: bool = False) -> dict[str, bytes]:
+    """kernel.cu and kernel.json (what the launcher needs), not compiled yet; lean.cu, lean.json.
 
-    traced: the kernel that keeps the times of every instruction (`dnc.ir.stamps`).
+    traced: the kernel that keeps the times of every instruction (`dnc.ir.stamps`). is_lean: the lean one
+    (`dnc.ir.lean`).
     """
-    kernel = Kernel(plan, traced)
+    kernel, name = Kernel(plan, traced, is_lean), lean.NAME if is_lean else KERNEL
     source = emit_cuda(kernel.build(), plan.target)
     described = {
         "symbol": source.symbol,
         "parameters": list(source.parameters),
         **attrs.asdict(kernel.shape),
     }
-    return {"kernel.cu": source.text.encode(), "kernel.json": json.dumps(described, indent=1).encode()}
+    return {f"{name}.cu": source.text.encode(), f"{name}.json": json.dumps(described, indent=1).encode()}
+
+
+def emit_sources(plan: Plan, traced: bool = False) -> dict[str, bytes]:
+    """Those of the kernel, and of the lean one if the plan has one."""
+    own = emit_source(plan, traced, is_lean=True) if lean.has_lean(plan) else {}
+    return emit_source(plan, traced) | own
 
 
 def build_cuda(plan: Plan, traced: bool = False) -> dict[str, bytes]:
-    """The files of a CUDA target: kernel.cu, kernel.cubin, kernel.json with what the compiler said."""
-    return compiled(emit_source(plan, traced), plan.target)
+    """The files of a CUDA target: kernel.cu, kernel.cubin, kernel.json with what the compiler said.
+
+    And those of the lean kernel, unless it spills.
+    """
+    made = compiled(emit_sources(plan, traced), plan.target)
+    if not traced and spilled(made, lean.NAME):
+        return {file: content for file, content in made.items() if not file.startswith(f"{lean.NAME}.")}
+    return made

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ from typing import Any
 import attrs
 
 from dnc.diagnostics import fail
+
+KERNEL, SUFFIX = "kernel", ".cu"
 
 _USAGE = re.compile(r"Used (\d+) registers")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -113,18 +118,27 @@ def _checked(result: tuple[Any, ...]) -> Any:
     return values[0] if values else None
 
 
-def compiled(files: dict[str, bytes], arch: str) -> dict[str, bytes]:
-    """The kernel files of a target with the cubin of `arch` added; needs NVRTC, not TVM."""
-    binary = compile_cuda(files["kernel.cu"].decode(), arch)
-    described = json.loads(files["kernel.json"])
+def compiled(files: Mapping[str, bytes], arch: str) -> dict[str, bytes]:
+    """The kernel files of a target with the cubins of `arch` added, side by side; needs NVRTC, not TVM."""
+    names = [file.removesuffix(SUFFIX) for file in files if file.endswith(SUFFIX)]
+    with ThreadPoolExecutor() as threads:
+        made = list(threads.map(lambda name: _compiled(files, name, arch), names))
+    return reduce(lambda all, each: all | each, made, dict(files))
+
+
+def _compiled(files: Mapping[str, bytes], name: str, arch: str) -> dict[str, bytes]:
+    binary = compile_cuda(files[name + SUFFIX].decode(), arch)
+    described = json.loads(files[f"{name}.json"])
     described |= {
         "registers": binary.registers,
         "spill_stores": binary.spill_stores,
         "spill_loads": binary.spill_loads,
         "stack": binary.stack,
     }
-    return {
-        **files,
-        "kernel.cubin": binary.cubin,
-        "kernel.json": json.dumps(described, indent=1).encode(),
-    }
+    return {f"{name}.cubin": binary.cubin, f"{name}.json": json.dumps(described, indent=1).encode()}
+
+
+def spilled(files: Mapping[str, bytes], name: str = KERNEL) -> int:
+    """Bytes a thread that a kernel keeps outside its registers, by the compiler's own words."""
+    described = json.loads(files.get(f"{name}.json", b"{}"))
+    return int(described.get("spill_stores", 0)) + int(described.get("stack", 0))

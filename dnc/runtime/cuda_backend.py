@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import fail
-from dnc.ir import isa
+from dnc.ir import isa, lean
 from dnc.ir.plan import Plan
 from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
 from dnc.runtime.backend import Fill
@@ -37,7 +37,7 @@ from dnc.runtime.cuda_driver import (
 from dnc.runtime.cuda_lanes import Lanes
 from dnc.runtime.encoder.readout import Readout
 from dnc.runtime.schedule import Schedule, longest_queue
-from dnc.runtime.schedules import first_of, lanes_of, words_of
+from dnc.runtime.schedules import first_of, lanes_of, lean_of, words_of
 from dnc.runtime.tuned import Tuned, tuned_grid
 
 # How long a worker waits for the others before the launch is given up.
@@ -78,7 +78,7 @@ class CudaBackend:
             self.device = device or open_device()
             described = json.loads(files["kernel.json"])
             self._check_chip()
-            self.kernel = self._load(files)
+            self.kernel, self.lean = self._load(files)
         except CudaError as error:
             raise fail(str(error)) from error
         self.workers = int(described["workers"])
@@ -103,7 +103,7 @@ class CudaBackend:
         shape = f"clusters of {self.workers}" if self.cluster > 1 else f"x {self.workers} workers"
         self.name = f"{self.device.name}, {self.replicas} {shape}"
         self._pool: DeviceBuffer | None = None
-        self._traced: Kernel | None = None
+        self._traced: tuple[Kernel, Kernel | None] | None = None
         self._allocate: Callable[[int], DeviceBuffer] = self.device.allocate
         self._idle: Callable[[], int] = lambda: 0
         self._turn = self.device.stream.record()
@@ -114,16 +114,21 @@ class CudaBackend:
         self._times: list[float] | None = None
         self._before = self.device.launches
 
-    def _load(self, files: dict[str, bytes]) -> Kernel:
-        described = json.loads(files["kernel.json"])
-        parameters = [(name, ARGUMENTS[name]) for name in described["parameters"]]
-        return self.device.load(files["kernel.cubin"], described["symbol"], parameters)  # type: ignore[arg-type]
+    def _load(self, files: dict[str, bytes]) -> tuple[Kernel, Kernel | None]:
+        """The kernel, and the lean one if there is one."""
+
+        def load(name: str) -> Kernel:
+            described = json.loads(files[f"{name}.json"])
+            parameters = [(name, ARGUMENTS[name]) for name in described["parameters"]]
+            return self.device.load(files[f"{name}.cubin"], described["symbol"], parameters)  # type: ignore[arg-type]
+
+        return load("kernel"), load(lean.NAME) if f"{lean.NAME}.cubin" in files else None
 
     def trace_with(self, files: dict[str, bytes]) -> bool:
         """Loads the traced kernel."""
         try:
             self._traced = self._load(files)
-            self._traced.prepare(self._shape(self.workers))
+            self._prepare(*self._traced)
         except CudaError as error:
             raise fail(str(error)) from error
         return False
@@ -145,11 +150,16 @@ class CudaBackend:
         Without `prepare` a driver takes neither as much shared memory nor clusters as large.
         """
         shape = self._shape(self.workers)
-        self.kernel.prepare(shape)
+        self._prepare(self.kernel, self.lean)
         if self.cluster > 1:
             return self.kernel.resident_clusters(shape)
         total = self.kernel.resident_workers_per_sm(shape) * self.device.multiprocessors
         return total // self.workers
+
+    def _prepare(self, *kernels: Kernel | None) -> None:
+        for kernel in kernels:
+            if kernel is not None:
+                kernel.prepare(self._shape(self.workers))
 
     @property
     def launches(self) -> int:
@@ -259,6 +269,7 @@ class CudaBackend:
         And one of all values, where the schedules have a readout.
         """
         first, source, lanes = first_of(schedules), words_of(schedules), lanes_of(schedules)
+        is_lean = lean_of(schedules)
         count, size = source.shape
         here = self._slot(slot, count * size)
         here.words[: count * size].reshape(count, size)[:] = source
@@ -272,12 +283,14 @@ class CudaBackend:
                 fill()
             here.times = [self._traced_run(schedule, grid) for schedule in schedules[:traced]]
             for index, runs in enumerate(here.times):
-                self._start(self._traced_call(grid, runs), words_at + index * size * 4, sync)
+                call = self._traced_call(grid, runs, is_lean[index])
+                self._start(call, words_at + index * size * 4, sync)
             streams = self._lanes.fork(lanes)
-            calls = [self._call(grid, each) for each in streams]
+            calls = {way: [self._call(grid, each, way) for each in streams] for way in set(is_lean[traced:])}
             try:
                 for index in range(traced, count):
-                    self._start(calls[index % lanes], words_at + index * size * 4, sync)
+                    call = calls[is_lean[index]][index % lanes]
+                    self._start(call, words_at + index * size * 4, sync)
             finally:  # also behind those of a group that ends halfway
                 stream = self._lanes.merge(streams)
                 stream.mark(here.done)
@@ -294,9 +307,10 @@ class CudaBackend:
         except CudaError as error:
             raise fail(str(error)) from error
 
-    def _call(self, grid: int, stream: Stream) -> Call:
-        """A launch of so many workers."""
-        call = self._lanes.call(self.kernel, self._shape(grid), stream)
+    def _call(self, grid: int, stream: Stream, is_lean: bool) -> Call:
+        """A launch of so many workers, of the lean kernel if there is one."""
+        kernel = self.lean if is_lean and self.lean is not None else self.kernel
+        call = self._lanes.call(kernel, self._shape(grid), stream)
         call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
         return call
 
@@ -341,10 +355,13 @@ class CudaBackend:
         self.device.stream.fill_zero(buffer)
         return _Runs(buffer, grid, words)
 
-    def _traced_call(self, grid: int, runs: _Runs) -> Call:
+    def _traced_call(self, grid: int, runs: _Runs, is_lean: bool) -> Call:
         if self._traced is None:
             raise fail("the traced kernel was not loaded")
-        call = self.device.call(self._traced, self._shape(grid), self.device.stream)
+        kernel, own = self._traced
+        if is_lean and self.lean is not None and own is not None:  # the same bits as without a trace
+            kernel = own
+        call = self.device.call(kernel, self._shape(grid), self.device.stream)
         call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
         call.set(runs=runs.buffer.address, stamps=runs.words - ANCHOR_WORDS)
         return call
@@ -372,7 +389,7 @@ class CudaBackend:
         grid = replicas * self.workers
         try:
             self._lanes.prepare(0)
-            call = self._call(grid, stream)
+            call = self._call(grid, stream, schedule.lean)
             stream.upload(DeviceBuffer(words_at, len(words) * 4), here.pinned, len(words) * 4)
             if self._times is not None:
                 stream.mark(here.before)

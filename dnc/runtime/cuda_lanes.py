@@ -35,7 +35,7 @@ class Lanes:
         self._streams: list[Stream] = []
         self._ends: list[Event] = []
         self._begin, self._sent, self._end = (device.stream.record() for _ in range(3))
-        self._calls: dict[tuple[int, int], Call] = {}
+        self._calls: dict[tuple[int, int, int], Call] = {}
         self._last: tuple[int, Event] | None = None
 
     def use(self, device: Device) -> None:
@@ -44,8 +44,8 @@ class Lanes:
         self._calls.clear()
 
     def call(self, kernel: Kernel, shape: LaunchShape, stream: Stream) -> Call:
-        """A launch of `kernel`, always the same one, in the device's stream or a lane's."""
-        key = int(stream.handle), shape.workers
+        """A launch of `kernel`, in the device's stream or a lane's."""
+        key = id(kernel), int(stream.handle), shape.workers
         if key not in self._calls:
             self._calls[key] = self._device.call(kernel, shape, stream)
         return self._calls[key]

@@ -33,7 +33,7 @@ class Schedules(Sequence[Schedule]):
     positions: by space how the rows of all batches are divided, and which they are
     (not where a group came from another process). results: by name (word, rows summed of every batch).
     samples, division: of all batches, and how they are divided. lanes: batch i runs beside those of other
-    lanes than i % lanes. Everything else is as in `Schedule`.
+    lanes than i % lanes. lean: of every batch. Everything else is as in `Schedule`.
     """
 
     plan: Plan
@@ -53,6 +53,7 @@ class Schedules(Sequence[Schedule]):
     known: dict[str, tuple[int, int]]
     readout: Readout | None
     lanes: int
+    lean: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return self.division.batches
@@ -83,6 +84,7 @@ class Schedules(Sequence[Schedule]):
             None if self.guest is None else self.guest.of(at),
             self.known,
             self.readout,
+            bool(self.lean[at]),
         )
 
     def results_of(self, index: int) -> Results:
@@ -118,6 +120,14 @@ def words_of(schedules: Sequence[Schedule]) -> Words:
 def lanes_of(schedules: Sequence[Schedule]) -> int:
     """How many of some schedules may run beside each other."""
     return schedules.lanes if isinstance(schedules, Schedules) else 1
+
+
+def lean_of(schedules: Sequence[Schedule]) -> list[bool]:
+    """Which of some schedules a lean kernel runs."""
+    if isinstance(schedules, Schedules):
+        found: list[bool] = schedules.lean.tolist()
+        return found
+    return [schedule.lean for schedule in schedules]
 
 
 def first_of(schedules: Sequence[Schedule]) -> Schedule | Schedules:

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import pytest
 
+from dnc.diagnostics import DiagnosticError
 from dnc.ir import isa
 from tests.gpu.builds import CASES as ON_A_GPU
 from tests.support.emulator import COMPILER, backend_of
@@ -79,6 +80,25 @@ def test_against_the_definition(name: str, tmp_path: Path) -> None:
         check_training(bench(40, "complete"), tolerance)
     if plan.tiling.cluster > 1:
         check_group(bench(3, "random"))
+
+
+@pytest.mark.parametrize("name", ["weights in registers", "runs of many workers"])
+def test_the_lean_kernel_against_the_definition(name: str, tmp_path: Path) -> None:
+    """Batches that are larger than those it is for take longer, and that is all."""
+    example, settings, options = CASES[name]
+    plan = plan_of(example, settings, **options)
+    assert plan.tiling is not None
+    replicas = 2 if plan.tiling.cluster > 1 else 1
+    backend = backend_of(plan, tmp_path, replicas, is_lean=True)
+    tolerance = TOLERANCE[plan.precision]
+    for samples, shape in ((1, "single"), (5, "random"), (40, "complete")):
+        forest = ForestGrower(plan.program, samples).grow(samples, 9, shape)
+        bench = Bench(plan.program, plan, backend, forest, samples)
+        with forced(few=True):
+            check_training(bench, tolerance)
+            check_evaluation(bench, tolerance)
+    with forced(few=False), pytest.raises(DiagnosticError, match="unknown"):
+        check_training(bench, tolerance)
 
 
 def test_tiles_of_tokens_of_every_size(tmp_path: Path) -> None:

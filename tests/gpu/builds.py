@@ -16,6 +16,7 @@ import attrs
 
 from dnc.compiler import PlanOptions, make_plan, transform
 from dnc.diagnostics import Source
+from dnc.ir import lean
 from dnc.ir.printer import print_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -111,7 +112,7 @@ TRACED = ("treelstm-256", "treelstm-chip", "bilstm")
 
 def emit(folder: Path, names: list[str]) -> None:
     """Writes program, options and kernel text of every case."""
-    from dnc.codegen.cuda_kernel import emit_source
+    from dnc.codegen.cuda_kernel import emit_sources
     from dnc.frontend.build import load_program
 
     for name in names or list(CASES):
@@ -119,7 +120,7 @@ def emit(folder: Path, names: list[str]) -> None:
         source = Source(f"{example}.dn", (EXAMPLES / f"{example}.dn").read_text())
         program = transform(load_program(source, settings)[0], options)
         plan = make_plan(program, "sm_90a", options)
-        files = emit_source(plan)
+        files = emit_sources(plan)
         target = folder / name
         target.mkdir(parents=True, exist_ok=True)
         (target / "program.ir").write_text(print_program(program))
@@ -128,21 +129,32 @@ def emit(folder: Path, names: list[str]) -> None:
             (target / file).write_bytes(content)
         if name in TRACED:
             (target / "traced").mkdir(exist_ok=True)
-            for file, content in emit_source(plan, traced=True).items():
+            for file, content in emit_sources(plan, traced=True).items():
                 (target / "traced" / file).write_bytes(content)
         print(f"{name}: {len(files['kernel.cu'])} bytes of CUDA", flush=True)
+
+
+def kernel_files(folder: Path) -> dict[str, bytes]:
+    """What a backend loads of a case: its kernel, and its lean one if it has one."""
+    names = [f"{name}.{kind}" for name in ("kernel", lean.NAME) for kind in ("cubin", "json")]
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
 
 
 def compile_case(target: Path) -> str:
     """Compiles the kernel of one case; what the compiler said."""
     from dnc.codegen.nvrtc import compiled
 
-    files = {file: (target / file).read_bytes() for file in ("kernel.cu", "kernel.json")}
-    made = compiled(files, "sm_90a")
+    kinds = (".cu", ".json")
+    made = compiled(
+        {path.name: path.read_bytes() for path in target.iterdir() if path.suffix in kinds}, "sm_90a"
+    )
+    lines = []
     for file, content in made.items():
         (target / file).write_bytes(content)
-    found = json.loads(made["kernel.json"])
-    return f"{target}: {found['registers']} registers, {found['spill_stores']} bytes spilled"
+        if file.endswith(".cubin"):
+            found = json.loads(made[file.replace(".cubin", ".json")])
+            lines.append(f"{target}: {found['registers']} registers, {found['spill_stores']} bytes spilled")
+    return "\n".join(lines)
 
 
 def compile_all(folder: Path) -> None:

@@ -27,12 +27,14 @@ import numpy as np
 
 from dnc.compiler import PlanOptions, digest
 from dnc.diagnostics import DiagnosticError
+from dnc.ir.lean import has_lean
 from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import FP32, PRECISIONS, REGISTER, SHARED, STREAMED, TF32X3, Plan
 from dnc.passes.plan_mailboxes import PlanMailboxes
 from dnc.passes.plan_reductions import PlanReductions
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cuda_backend import CudaBackend
+from tests.gpu.builds import kernel_files
 from tests.support.executors import Bench
 from tests.support.forced import forced
 from tests.support.forests import SHAPES
@@ -192,7 +194,10 @@ def emit(folder: Path, seed: int) -> str:
         return f"no such plan: {str(error).splitlines()[0].split(': ')[-1]}"
     target = folder / str(seed)
     target.mkdir(parents=True)
-    for file, content in emit_source(plan).items():
+    # In place of the kernel the lean one, where it has all that the seed's variant forces.
+    is_lean = bool(forced_on(seed).few) and seed % 2 == 1 and has_lean(plan)
+    files = emit_source(plan, is_lean=is_lean).values()
+    for file, content in zip(("kernel.cu", "kernel.json"), files, strict=True):
         (target / file).write_bytes(content)
     (target / "digest").write_text(digest(plan))
     return "emitted"
@@ -204,8 +209,7 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     prepared = prepared_of(seed)
     plan = prepared.plan
     assert digest(plan) == (target / "digest").read_text(), "another plan than the one that was emitted"
-    files = {file: (target / file).read_bytes() for file in ("kernel.cubin", "kernel.json")}
-    backend = CudaBackend(plan, files)
+    backend = CudaBackend(plan, kernel_files(target))
     variant = forced_on(seed)
     try:
         with forced(variant.few, variant.apart, variant.apart, variant.added, variant.shared):

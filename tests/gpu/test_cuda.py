@@ -19,6 +19,7 @@ from dnc.runtime.initialize import initialize
 from dnc.runtime.session import Session
 from dnc.runtime.trace.chrome import write_trace
 from dnc.runtime.trace.timeline import OFF, Timeline
+from tests.gpu.builds import kernel_files
 from tests.support.endings import check_endings
 from tests.support.executors import Bench, check_evaluation, check_group, check_training
 from tests.support.forced import forced
@@ -57,13 +58,18 @@ def _backend(device: Any, name: str, replicas: int | None = None) -> tuple[Any, 
     options["without"] = tuple(options["without"])
     program = parse_program((folder / "program.ir").read_text())
     plan = make_plan(program, "sm_90a", PlanOptions(**options))
-    files = {file: (folder / file).read_bytes() for file in ("kernel.cubin", "kernel.json")}
-    return program, CudaBackend(plan, files, device, replicas)
+    return program, CudaBackend(plan, kernel_files(folder), device, replicas)
 
 
+@pytest.mark.parametrize("is_lean", [True, False])
 @pytest.mark.parametrize("name", NAMES or ["none"])
-def test_against_the_definition(device: Any, name: str) -> None:
+def test_against_the_definition(device: Any, name: str, is_lean: bool) -> None:
+    """is_lean: small batches have the lean kernel."""
     program, backend = _backend(device, name)
+    if not is_lean:
+        backend.lean = None
+    elif backend.lean is None:
+        pytest.skip("has no lean kernel")
     large = "256" in name
     for seed, shape in enumerate(SHAPES):
         for samples in (1, 3, 90) if large else (1, 7, 40):
@@ -200,8 +206,8 @@ def test_a_launch_leaves_behind_the_last_word(device: Any, name: str) -> None:
 def test_a_timeline_by_the_clock_of_the_gpu(device: Any, name: str, tmp_path: Path) -> None:
     """Complete, nested, the same bits; the workers' clocks agree within half the cheapest exchange."""
     program, backend = _backend(device, name)
-    files = {file: (FOLDER / name / "traced" / file).read_bytes() for file in ("kernel.cubin", "kernel.json")}
-    timeline = Timeline(backend.plan, backend.name, 6, backend.trace_with(files))
+    traced = backend.trace_with(kernel_files(FOLDER / name / "traced"))
+    timeline = Timeline(backend.plan, backend.name, 6, traced)
     rows = {p.name: 11 for p in program.parameters if p.kind == "table"}
     forest = ForestGrower(program, 3).grow(24, 10)
     batches = [range(at, at + 4) for at in range(0, 24, 4)] * 2

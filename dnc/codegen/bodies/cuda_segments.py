@@ -66,7 +66,7 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
     if not (segment.products or segment.transposed or worker.few):
         _cells_alone(worker, segment, row, rows)
         return
-    wide = wide_staging(worker, segment)
+    wide = None if worker.lean and not worker.few else wide_staging(worker, segment)
 
     def many() -> None:
         assert wide is not None

@@ -36,7 +36,7 @@ from dnc.ir.plan import TableGradient, padded
 # Words of shared memory for the norm of the whole gradient and the factor that clips it; the norm before the
 # first update.
 SCALE_WORDS, UNKNOWN = 2, -1.0
-UPDATES_TOGETHER = 2  # elements of 16 bytes of a thread
+UPDATES_TOGETHER = 4  # elements of 16 bytes of a thread: an update waits for memory
 RESULTS_TOGETHER = 8  # loads of a thread under way
 NORMS_TOGETHER = 2  # loads of 16 bytes of a thread under way
 

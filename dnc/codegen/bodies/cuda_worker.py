@@ -43,9 +43,9 @@ class Worker:
 
     vectors: first word in `shared_weights` of the worker's units of a vector parameter, gate by gate, by
     its name and units. few: an instruction may have few vertices, and then has to be fast. crowded:
-    registers hold weights. traced: the kernel keeps times. ahead: see `cuda_ahead`; push: see `cuda_push`,
-    None where nothing can be pushed. reductions, reduction: memory of, and where partial sums are added up in
-    the cluster: see `cuda_reduce`. scale: see `cuda_update`.
+    registers hold weights. lean: see `ir.lean`. traced: the kernel keeps times. ahead: see `cuda_ahead`;
+    push: see `cuda_push`, None where nothing can be pushed. reductions, reduction: memory of, and where
+    partial sums are added up in the cluster: see `cuda_reduce`. scale: see `cuda_update`.
     """
 
     plan: Plan
@@ -67,6 +67,7 @@ class Worker:
     vectors: dict[tuple[str, int], int] = attrs.field(factory=dict)
     few: bool = False
     crowded: bool = False
+    lean: bool = False
     push: Any = None
     traced: bool = False
     reductions: Any = None

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import Diagnostic, DiagnosticError
-from dnc.ir import isa
+from dnc.ir import isa, lean
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
 from dnc.ir.optimizers import Update
@@ -215,7 +215,21 @@ class Encoder:
             known_states,
             readout,
             lanes,
+            self._lean(known, rows, decisions, mode),
         )
+
+    def _lean(
+        self, known: Mode, rows: Mapping[str, Rows], decisions: Decisions, mode: str
+    ) -> NDArray[np.bool_]:
+        """Which batches the plan's lean kernel runs: it follows from the batch, as the bits do."""
+        found = np.full(len(decisions.few), known.products is not None)
+        if mode == TRAIN and self.modes.lean_needs_few:
+            found &= decisions.few
+        for space, leveled in known.products or ():
+            counts = rows[space].counts.sum(axis=1)  # [batches, replicas, levels]
+            most = counts.max(axis=(1, 2)) if leveled else counts.sum(axis=2).max(axis=1)
+            found &= most <= lean.MOST_ROWS
+        return found
 
     def _read_behind(
         self, group: Group, values: Sequence[Result], batches: list[Ints], words: Ints

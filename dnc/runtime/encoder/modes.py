@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import attrs
 
-from dnc.ir import isa
+from dnc.ir import isa, lean
 from dnc.ir.plan import Buffer, IndexList, OperandList, Plan, Result, SlotList
 from dnc.runtime.encoder.assign import prices
 from dnc.runtime.encoder.queues import Columns
@@ -24,7 +24,8 @@ class Mode:
     """What training, evaluation or prediction needs of a plan.
 
     buffers: those that the host reads come first, so that one copy brings them; inner: without what it reads
-    row by row, which are the `values`. has_slots: whether there are lists of slots.
+    row by row, which are the `values`. has_slots: whether there are lists of slots. products: see
+    `lean.product_spaces`; None if the plan has no lean kernel.
     """
 
     columns: Columns
@@ -35,6 +36,7 @@ class Mode:
     inner: tuple[Buffer, ...]
     values: tuple[Result, ...]
     has_slots: bool
+    products: tuple[tuple[str, bool], ...] | None
 
 
 class Modes:
@@ -45,6 +47,7 @@ class Modes:
         self.layout = isa.layout(plan)
         self.tail = Tail(plan)
         self.prices = prices(plan)
+        self._has_lean, self.lean_needs_few = lean.has_lean(plan), bool(lean.left_out(plan))
         self._modes: dict[str, Mode] = {}
 
     def mode(self, name: str) -> Mode:
@@ -79,6 +82,7 @@ class Modes:
             tuple(buffer for buffer in buffers if buffer.name not in elsewhere),
             tuple(values),
             any(isinstance(item, SlotList) for item in lists),
+            lean.product_spaces(self.plan, {s.segment.name for s in steps}) if self._has_lean else None,
         )
 
 

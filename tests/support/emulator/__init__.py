@@ -137,10 +137,15 @@ class EmulatedDevice(FakeDevice):
 
 
 def backend_of(
-    plan: Plan, folder: Path, replicas: int | None = None, change: Callable[[str], str] = str
+    plan: Plan,
+    folder: Path,
+    replicas: int | None = None,
+    change: Callable[[str], str] = str,
+    is_lean: bool = False,
 ) -> CudaBackend:
-    """A backend that runs the plan's kernel here; change: what is done to its text before."""
-    files = emit_source(plan)
-    files |= {"kernel.cu": change(files["kernel.cu"].decode()).encode(), "kernel.cubin": b""}
+    """A backend that runs the plan's kernel here; change: what is done to its text before. is_lean: the lean
+    one, whatever the batch."""
+    text, described = emit_source(plan, is_lean=is_lean).values()
+    files = {"kernel.cu": change(text.decode()).encode(), "kernel.json": described, "kernel.cubin": b""}
     device: Any = EmulatedDevice(plan, compiled(files, folder))
     return CudaBackend(plan, files, device, replicas)
