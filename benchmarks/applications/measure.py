@@ -8,6 +8,7 @@ from the same weights, before and after updates.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from benchmarks.models import run, shuffled
+from benchmarks.models import Batches, run, shuffled
 from benchmarks.treelstm import attached, idle_share, samples_of
 from dnc.api import Model
 
@@ -31,6 +32,7 @@ FALL = 0.02
 WARM_UP_SECONDS, WARM_UP_BATCHES = 0.3, 8
 ENCODERS_SECONDS = 4.0
 IDLE_BATCHES = 8, 4000
+EPOCHS = 5
 PREPARED = 2, 200
 """The least and the most batches whose launches are looked at; and that a peer runs in turn."""
 
@@ -58,11 +60,21 @@ def dnc_speed(model: Model, size: int, effort: Effort, on_gpu: bool) -> dict[str
     rate = statistics.median(runs)
     replicas, workers = model.backend.grid(size)
     found: dict[str, Any] = {"rate": rate, "runs": runs, "replicas": replicas, "workers": workers}
+    found["epoch_rate"] = epoch_rate(model, batches, size, effort)
     if on_gpu:
         count = int(np.clip(effort.seconds * rate / size, *IDLE_BATCHES))
         chosen = [np.array(each, np.int32) for each in islice(batches, count)]
         found |= idle_share(model, size, chosen)
     return found
+
+
+def epoch_rate(model: Model, batches: Batches, size: int, effort: Effort) -> float:
+    """Samples a second of single epochs: nothing is encoded when one begins, and all results are there when it
+    ends; their median, or that of one that lasts as long as a repeat."""
+    samples, rates = samples_of(model) // size * size, list[float]()
+    while len(rates) < EPOCHS and (not rates or samples / rates[0] < effort.seconds):
+        rates.append(run(lambda given: train(model, given), islice(batches, samples // size), math.inf, 1))
+    return statistics.median(rates)
 
 
 def warm_up(model: Model, size: int, on_gpu: bool) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import attrs
 
 from dnc.ir.isa import layout
+from dnc.ir.lean import MOST_ROWS, has_lean
 from dnc.ir.machine import Machine, machine
 from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, UNIT, Plan, unit_range
 from dnc.ir.program import EARLY, FORWARD, LEVEL, ROOT, STACK, TABLE
@@ -251,6 +252,11 @@ def _why(plan: Plan, chip: Machine) -> Iterator[str]:
     if early and levels:
         names = ", ".join(dict.fromkeys(early))
         yield f"What does not wait for the recursion runs once for all vertices, in front of it: {names}."
+    if has_lean(plan):
+        yield (
+            f"Small batches, of at most {MOST_ROWS} rows a product and replica, have a kernel of their own, "
+            "without the code that only many rows need."
+        )
 
 
 def counted(count: int, what: str) -> str:

@@ -209,9 +209,12 @@ def test_mistakes(command, options, message):
 
 def test_why_it_is_fast():
     facts, memory = explained("treelstm", "sm_90a")
-    launch, level, chip, hoisted = facts.why
+    launch, level, chip, hoisted, small = facts.why
     assert "one launch: forward, backward and update" in launch and facts.why[0] in as_text(facts, memory)
     assert "2 instructions and 2 exchanges" in level and "U in registers" in chip and "W @ x" in hoisted
+    assert "at most 64 rows" in small and not any(
+        "Small" in each for each in explained("treelstm", "cpu")[0].why
+    )
     page = as_page("m", "m.dn", "", {}, [("t", facts, memory)], ())
     assert "<li>A batch is one launch" in page and "<td>words x 256</td>" in page
     assert "one call of compiled code" in explained("treelstm", "cpu")[0].why[0]
