@@ -69,11 +69,12 @@ def dnc_speed(model: Model, size: int, effort: Effort, on_gpu: bool) -> dict[str
 
 
 def epoch_rate(model: Model, batches: Batches, size: int, effort: Effort) -> float:
-    """Samples a second of single epochs: nothing is encoded when one begins, and all results are there when it
-    ends; their median, or that of one that lasts as long as a repeat."""
+    """Samples a second of single epochs: nothing is encoded when one begins, all results are there when it
+    ends. Their median, or that of one that lasts as long as a repeat."""
     samples, rates = samples_of(model) // size * size, list[float]()
     while len(rates) < EPOCHS and (not rates or samples / rates[0] < effort.seconds):
-        rates.append(run(lambda given: train(model, given), islice(batches, samples // size), math.inf, 1))
+        epoch = islice(batches, samples // size)
+        rates.append(run(lambda given: train(model, given), epoch, math.inf, 1))
     return statistics.median(rates)
 
 
