@@ -248,7 +248,7 @@ def _give_vectors(tile: UnitTile, cell: UnitCell, own: Expr) -> None:
             if slot is not None and load.address.offset == 0:
                 first = tile.own + own
                 places = [slot + gate * tile.share + first for gate in range(cell.gates(load.value))]
-                cell.values[load.value] = [let("vector", worker.shared_weights[at]) for at in places]
+                cell.values[load.value] = [let("vector", worker.shared_vectors[at]) for at in places]
 
 
 def inside_or_zeros(

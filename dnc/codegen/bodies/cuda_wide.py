@@ -39,13 +39,14 @@ from dnc.codegen.bodies.cuda_wide_products import (
     most_vertices,
     thread_shape,
 )
-from dnc.codegen.bodies.cuda_wide_steps import Layout, step_words
+from dnc.codegen.bodies.cuda_wide_steps import Layout, step_count, step_words
 from dnc.codegen.bodies.cuda_wide_transposed import OnThreads
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, fixed, let, smaller, stride_loop
 from dnc.codegen.quads import QUAD, fits_quads
 from dnc.ir.plan import (
     REGISTER,
+    SHARED,
     STREAMED,
     Plan,
     Product,
@@ -64,6 +65,7 @@ TENSOR_SIZES = tuple(
 # Steps under way on threads, and whether every layout has its scratch.
 ORDER = ((4, True), (3, True), (4, False), (3, False))
 LEAST = 24  # vertices of a tile there
+MORE_STEPS, MOST_AHEAD = (12, 8, 6), 32  # steps under way where only operands come, and vertices of a tile then
 WORK = 4096  # multiplications of a vertex: what costs of tiles are counted in
 COPIES = 8.0  # of a tile, in the time that a vertex takes
 
@@ -121,14 +123,27 @@ def _best_staging(worker: Worker, segment: Segment, units: int) -> Staging | Non
     sizes = {along * shape.across * size for shape in shapes for size in shape.sizes for along in ALONG}
     for turned in segment.transposed:
         sizes |= {one.wide for one in cuda_wide_transposed.all_layouts(turned.columns)}
-    best, least = None, float("inf")
-    for tile in sorted((size for size in sizes if size >= LEAST), reverse=True):
-        made = (_lay_out(worker, segment, units, False, tile, *how) for how in ORDER)
+    best, least, order = None, float("inf"), ORDER
+    tiles = sorted((size for size in sizes if size >= LEAST), reverse=True)
+    if _reads_operands_alone(worker, segment):
+        # A step takes less time than its copies: more are under way, for which small tiles have room.
+        all_steps = 1 + max(step_count(operand_columns(product)) for product in segment.products)
+        order = (*((steps, True) for steps in (all_steps, *MORE_STEPS) if steps <= all_steps), *ORDER)
+        tiles = [tile for tile in tiles if tile <= MOST_AHEAD]
+    for tile in tiles:
+        made = (_lay_out(worker, segment, units, False, tile, *how) for how in order)
         found = next((one for one in made if one and one.words <= worker.staging_words), None)
         cost = _cost(segment, found) if found is not None else None
         if cost is not None and cost < least:
             best, least = found, cost
     return best
+
+
+def _reads_operands_alone(worker: Worker, segment: Segment) -> bool:
+    """Whether products of a level find their weights in shared memory, so that they wait for operands only."""
+    placed = [worker.placement(product.parameter, segment.units) for product in segment.products]
+    level = worker.plan.program.stage(segment.stage).placement == LEVEL
+    return level and bool(placed) and all(place.residency == SHARED for place in placed)
 
 
 def _cost(segment: Segment, staging: Staging) -> float | None:
