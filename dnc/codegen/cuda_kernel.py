@@ -166,8 +166,11 @@ class Kernel:
             first = fixed_words + weight_words - lent_words
             weights = make_view(shared, "lent_weights", first, lent_words)
         self.lent_words = lent_words + staging_words
-        self.lent = make_view(
-            shared, "lent", fixed_words + weight_words - lent_words, self.lent_words) if lent_words else None
+        self.lent = (
+            make_view(shared, "lent", fixed_words + weight_words - lent_words, self.lent_words)
+            if lent_words
+            else None
+        )
         staging = make_view(shared, "staging", fixed_words + weight_words, staging_words)
         self.behind_words = weight_words + staging_words
         self.behind = make_view(shared, "behind", fixed_words, self.behind_words)

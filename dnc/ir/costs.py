@@ -34,9 +34,9 @@ from dnc.ir.types import ListType, Type
 Counts = NDArray[np.float64]
 # Rows that one reading of weights in shared memory serves, where there are so many.
 SHARED_ROWS = 4
-# What operands and partial sums of a replica that is no cluster cost at most, against those of a cluster: with
-# 128 workers a level of four gates with 512 units took 1.2 us a row on an H200, where the bytes at a cluster's
-# price are 0.2. With 33 of them 16 rows took 22 us, forward and backward: 2.5 times that price.
+# What operands and partial sums of a replica that is no cluster cost at most, against a cluster's: of 128
+# workers a level of four gates with 512 units took 1.2 us a row on an H200, where the bytes at the price of a
+# cluster are 0.2. Of 33 workers 16 rows took 22 us, forward and backward: 2.5 times that price.
 FAR = 6.0
 FAR_WORKERS = 13.2  # of fewer workers one such price for so many
 NAMES = tuple(field.name for field in attrs.fields(Constants))

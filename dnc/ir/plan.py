@@ -456,10 +456,10 @@ def product_parameters(segment: Segment) -> list[str]:
 
 
 def lends(plan: Plan) -> bool:
-    """Whether slices in shared memory are there during levels only, and staging of everything else takes their
-    place in between: where levels alone multiply by them, and others stream weights through what is left."""
+    """Whether slices in shared memory are there during levels only, and staging of everything else takes
+    their place in between: where levels alone multiply by them, and others stream weights."""
     held = {(p.parameter, p.units): p.residency for p in plan.placements}
-    inside, outside = set(), set()
+    inside, outside = set[str](), set[str]()
     for segment in plan.segments:
         if segment.mapping == UNIT:
             is_level = plan.program.stage(segment.stage).placement == LEVEL

@@ -27,7 +27,7 @@ from dnc.ir.program import LEVEL, STACK, ParameterInput
 from dnc.ir.remarks import Remarks
 
 MOST_PACKED = 96  # registers that hold two weights each: with 120 of them kernels spill
-MOST_APART = 96  # where a replica is no cluster, and cells add up the runs of more workers: with 128 they spill
+MOST_APART = 96  # where a replica is no cluster, and cells add up more workers' runs: with 128 kernels spill
 # Of shared memory, kept for the schedule's window and tables, what is looked up ahead, and staging: a tile of
 # a weight gradient takes 50 KiB.
 STAGING_BYTES = 62 * 1024

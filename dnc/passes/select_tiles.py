@@ -2,10 +2,10 @@
 
 In: a plan with segments. Out: the plan with its `Tiling`. Candidates are clusters of the sizes the
 machine allows (every cluster a replica with its own trees), the whole chip as one replica with
-a barrier through the L2 cache, and some such replicas of more workers than a cluster has, where weights of
-the recursion fit into these and into no cluster. Without data a wavefront has to stand for a batch: one of a single row,
-and the time of every further row, of which a batch of a known size has one a sample (`dnc tune` ranks more
-candidates, for the user's own batches).
+a barrier through the L2 cache, and some such replicas of more workers than a cluster has, where weights
+of the recursion fit into these and into no cluster. Without data a wavefront has to stand for a batch:
+one of a single row, and the time of every further row, of which a batch of a known size has one a sample
+(`dnc tune` ranks more candidates, for the user's own batches).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ CPU_TILE = 48
 NOMINAL_ROWS = 32
 # Then of candidates as near as this the one that takes further rows for less: it also serves large batches.
 NEAR = 1.15
-# Replicas without clusters, beside each other: what they share out is more of the chip than clusters of 16 take.
+# Replicas without clusters, beside each other: together they have more of the chip than clusters of 16.
 BESIDE = (2, 3, 4, 5)
-# Rows with which such replicas still have to take least time, where nobody says how large batches are: of those
-# that keep 10 MiB the batch of 128 took 18 % longer than of clusters, and that of 32 8 % less.
+# Rows with which such replicas still have to be fastest, where nobody says how large batches are: two that
+# keep 10 MiB took 8 % less than clusters for a batch of 32, and 18 % more for one of 128.
 MANY_ROWS = 2 * NOMINAL_ROWS
 
 
@@ -138,8 +138,8 @@ class SelectTiles:
 
 
 def _shares_evenly(plan: Plan, workers: int) -> bool:
-    """Whether workers have all units of their share of a level, or none: else a thread adds up the runs of all
-    workers alone, and levels took twice the time."""
+    """Whether workers have all units of their share of a level, or none: else no lanes add up runs together
+    (`bodies/cuda_runs.py`), and launches took a third more."""
     level = [s for s in plan.segments if plan.program.stage(s.stage).placement == LEVEL and s.mapping == UNIT]
     return all(segment.units % unit_share(segment.units, workers) == 0 for segment in level)
 

@@ -142,9 +142,9 @@ class TileSums:
 
         def add() -> None:
             add_outer_products(self.worker, self.sums, down, right, pairs, copy)
-            with when(both(pairs < count, at.has_next)):  # few rows: not all of those of the next tile are copied
-                with loop("copy", count - pairs, unroll=1) as number:
-                    copies.start(pairs + number, WIDTH)
+            # Behind few rows not all of those of the next tile are copied yet.
+            with when(both(pairs < count, at.has_next)), loop("copy", count - pairs, unroll=1) as number:
+                copies.start(pairs + number, WIDTH)
 
         either(at.row + own_row < self.kind.rows, add, partial(copies.all, WIDTH))
 

@@ -39,7 +39,7 @@ def is_partial(plan: Plan, address: Address) -> bool:
     return isinstance(address, SlotsAddress) and address.partial is not None
 
 
-FEW_PARTS = 3
+FEW_PARTS = 3  # of runs, all of which a thread loads before it adds them up
 
 
 @attrs.frozen(eq=False)
@@ -49,8 +49,8 @@ class Sharing:
 
     vertex, step: of the lane, and from one round to the next. own: its unit. writes: whether its cell is to
     be stored, which others have as well. first: the first lane of the vertex. mask: a bit for each of its
-    lanes. group, groups: of the vertex, `most` of them at most. width: lanes of a group. together: parts that a
-    group loads before it adds them up.
+    lanes. group, groups: of the vertex, `most` of them at most. width: lanes of a group. together: parts
+    that a group loads before it adds them up.
     """
 
     runs: int
@@ -115,7 +115,7 @@ def parts_of(runs: int) -> int:
 
 
 def _together(worker: Worker) -> int:
-    """All parts where these are few, and registers are not for weights: one round of loads instead of three."""
+    """All parts where these are few, and registers are not for weights: they are waited for once."""
     parts = parts_of(worker.workers)
     return parts if parts <= FEW_PARTS and not worker.crowded else 1
 
