@@ -160,17 +160,12 @@ class Kernel:
         self.window = make_view(shared, "window", 0, self.tiling.window, "int32")
         tables = make_view(shared, "tables", self.tiling.window, table_words, "int32")
         weights = vectors = make_view(shared, "weights", fixed_words, weight_words)
-        lent_words = 0
+        # Where the place of weights is lent, they lie behind the vectors; what borrows it has staging, too.
+        self.lent, self.lent_words = None, self._lent_words() + staging_words
         if lends(self.plan):
-            lent_words = self._matrix_words()
-            first = fixed_words + weight_words - lent_words
-            weights = make_view(shared, "lent_weights", first, lent_words)
-        self.lent_words = lent_words + staging_words
-        self.lent = (
-            make_view(shared, "lent", fixed_words + weight_words - lent_words, self.lent_words)
-            if lent_words
-            else None
-        )
+            first = fixed_words + weight_words - self._lent_words()
+            weights = make_view(shared, "lent_weights", first, self._lent_words())
+            self.lent = make_view(shared, "lent", first, self.lent_words)
         staging = make_view(shared, "staging", fixed_words + weight_words, staging_words)
         self.behind_words = weight_words + staging_words
         self.behind = make_view(shared, "behind", fixed_words, self.behind_words)
@@ -184,7 +179,7 @@ class Kernel:
         self.at = make_view(shared, "at", state + 3, 1, "int32")
         self.record = make_view(shared, "record", state + 4, 1, "int32")
         scale = make_view(shared, "scale", state + 5, cuda_update.SCALE_WORDS)
-        if lent_words:
+        if self.lent is not None:
             self.held = make_view(shared, "held", state + 5 + cuda_update.SCALE_WORDS, 1, "int32")
         ahead = make_view(shared, "ahead", state + STATE_WORDS, ahead_words, "int32")
         total = self.shape.shared_bytes // 4
@@ -210,7 +205,7 @@ class Kernel:
             put(self.zero, 0, 0)
             put(self.record, 0, isa.SYNC_ABORT * isa.SYNC_STRIDE)
             put(self.at, 0, 0)
-            if lent_words:
+            if self.lent is not None:
                 put(self.held, 0, 0)
             put(scale, 0, T.float32(cuda_update.UNKNOWN))
             cuda_ahead.clear(self.worker)
@@ -223,12 +218,15 @@ class Kernel:
 
     def _shared_words(self) -> int:
         """Words of shared memory for weights, vectors behind them."""
-        lent = self._matrix_words() - self._kept_words()
-        return vector_slots(self.plan, self._kept_words())[1] + lent
+        return vector_slots(self.plan, self._kept_words())[1] + self._lent_words()
 
     def _kept_words(self) -> int:
-        """Those of matrices in front of the vectors: all but those that are lent, which lie behind them."""
-        return 0 if lends(self.plan) else self._matrix_words()
+        """Those of matrices in front of the vectors."""
+        return self._matrix_words() - self._lent_words()
+
+    def _lent_words(self) -> int:
+        """Those of matrices whose place is lent."""
+        return self._matrix_words() if lends(self.plan) else 0
 
     def _matrix_words(self) -> int:
         return max(

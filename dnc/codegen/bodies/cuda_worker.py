@@ -2,7 +2,7 @@
 
 In: a plan. Out: `Worker`, made inside the kernel under construction. Shared memory holds, in this
 order, the window of the schedule, the SHARED weight slices, and one staging area that every
-instruction uses as it likes.
+instruction uses as it likes. The place of slices may be lent to staging between levels.
 """
 
 from __future__ import annotations
