@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 
 import attrs
 from tvm import tirx
@@ -31,7 +31,14 @@ from dnc.codegen.bodies import (
     cuda_update,
 )
 from dnc.codegen.bodies.cuda_ending import ALL_ENDED
-from dnc.codegen.bodies.cuda_worker import Worker, finish_shared, make_view, start_shared, vector_slots
+from dnc.codegen.bodies.cuda_worker import (
+    Worker,
+    finish_shared,
+    hold_slices,
+    make_view,
+    start_shared,
+    vector_slots,
+)
 from dnc.codegen.cuda_levels import run_segment
 from dnc.codegen.cuda_regions import load_early, register_regions, registers, run_region
 from dnc.codegen.emit import (
@@ -56,6 +63,7 @@ from dnc.ir.plan import (
     SHARED,
     Plan,
     Segment,
+    lends,
 )
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
@@ -151,7 +159,13 @@ class Kernel:
         staging_words = self.shape.shared_bytes // 4 - fixed_words - weight_words - behind_words
         self.window = make_view(shared, "window", 0, self.tiling.window, "int32")
         tables = make_view(shared, "tables", self.tiling.window, table_words, "int32")
-        weights = make_view(shared, "weights", fixed_words, weight_words)
+        weights = vectors = make_view(shared, "weights", fixed_words, weight_words)
+        # Where the place of weights is lent, they lie behind the vectors; what borrows it has staging, too.
+        self.lent, self.lent_words = None, self._lent_words() + staging_words
+        if lends(self.plan):
+            first = fixed_words + weight_words - self._lent_words()
+            weights = make_view(shared, "lent_weights", first, self._lent_words())
+            self.lent = make_view(shared, "lent", first, self.lent_words)
         staging = make_view(shared, "staging", fixed_words + weight_words, staging_words)
         self.behind_words = weight_words + staging_words
         self.behind = make_view(shared, "behind", fixed_words, self.behind_words)
@@ -165,6 +179,8 @@ class Kernel:
         self.at = make_view(shared, "at", state + 3, 1, "int32")
         self.record = make_view(shared, "record", state + 4, 1, "int32")
         scale = make_view(shared, "scale", state + 5, cuda_update.SCALE_WORDS)
+        if self.lent is not None:
+            self.held = make_view(shared, "held", state + 5 + cuda_update.SCALE_WORDS, 1, "int32")
         ahead = make_view(shared, "ahead", state + STATE_WORDS, ahead_words, "int32")
         total = self.shape.shared_bytes // 4
         reductions = None
@@ -177,10 +193,11 @@ class Kernel:
         access = Access(self.plan, pool, words, workers, rank, tables, eager=True)
         self.worker = Worker(
             plan=self.plan, access=access, math=TirMath(), pool=pool, words=words, staging=staging,
-            staging_words=staging_words, shared_weights=weights, registers=held, thread=thread,
+            staging_words=staging_words, shared_weights=weights, shared_vectors=vectors, registers=held,
+            thread=thread,
             lane=let("lane", thread % LANES), warp=let("warp", thread // LANES), rank=rank, number=number,
             grid=self.grid, ahead=cuda_ahead.Ahead(ahead, self.at),
-            vectors=vector_slots(self.plan, self._matrix_words())[0], reductions=reductions,
+            vectors=vector_slots(self.plan, self._kept_words())[0], reductions=reductions,
             lean=self.is_lean, traced=self.traced, scale=scale,
         )  # fmt: skip
         with when(thread == 0):
@@ -188,6 +205,8 @@ class Kernel:
             put(self.zero, 0, 0)
             put(self.record, 0, isa.SYNC_ABORT * isa.SYNC_STRIDE)
             put(self.at, 0, 0)
+            if self.lent is not None:
+                put(self.held, 0, 0)
             put(scale, 0, T.float32(cuda_update.UNKNOWN))
             cuda_ahead.clear(self.worker)
             put(self.queue, 0, words[layout.queues_at + number])
@@ -199,7 +218,15 @@ class Kernel:
 
     def _shared_words(self) -> int:
         """Words of shared memory for weights, vectors behind them."""
-        return vector_slots(self.plan, self._matrix_words())[1]
+        return vector_slots(self.plan, self._kept_words())[1] + self._lent_words()
+
+    def _kept_words(self) -> int:
+        """Those of matrices in front of the vectors."""
+        return self._matrix_words() - self._lent_words()
+
+    def _lent_words(self) -> int:
+        """Those of matrices whose place is lent."""
+        return self._matrix_words() if lends(self.plan) else 0
 
     def _matrix_words(self) -> int:
         return max(
@@ -319,7 +346,7 @@ class Kernel:
         tables = {table.parameter: table for table in plan.table_gradients}
         sums = isa.sum_opcodes(plan)
         if name in segments:
-            return lambda: run_segment(self.worker_of(segments[name]), segments[name], *values())
+            return partial(self._run_segment, segments[name], fields)
         if name in dense:
             return lambda: cuda_dense.dense_gradient(
                 self._tail_worker(), dense[name], dict(zip(fields, values(), strict=True))
@@ -342,6 +369,20 @@ class Kernel:
         assert name == isa.REDUCE, name
         return lambda: cuda_update.reduce(self.worker.here(), *values())
 
+    def _run_segment(self, segment: Segment, fields: tuple[str, ...]) -> None:
+        """The instruction of a segment that does not look ahead."""
+        if self.plan.program.stage(segment.stage).placement == LEVEL:
+            self.hold()
+        elif self.lent is not None:
+            with when(self.worker.here().thread == 0):
+                put(self.held, 0, 0)
+        run_segment(self.worker_of(segment), segment, *self.values(fields))
+
+    def hold(self) -> None:
+        """Weights of levels are in shared memory, if their place is lent to others."""
+        if self.lent is not None:
+            hold_slices(self.worker.here(), self.held)
+
     def _tail_worker(self) -> Worker:
         """The worker of instructions behind the last product: weights in shared memory are staging, too."""
         return attrs.evolve(self.worker.here(), staging=self.behind, staging_words=self.behind_words)
@@ -351,7 +392,10 @@ class Kernel:
         if self.plan.program.stage(segment.stage).placement == LEVEL:
             return attrs.evolve(self.worker, few=True, crowded=isa.WITHIN in register_regions(self.plan))
         crowded = isa.segment_region(self.plan, segment) in register_regions(self.plan)
-        return attrs.evolve(self.worker.here(), crowded=crowded)
+        worker = attrs.evolve(self.worker.here(), crowded=crowded)
+        if self.lent is None:
+            return worker
+        return attrs.evolve(worker, staging=self.lent, staging_words=self.lent_words)
 
     def values(self, fields: tuple[str, ...]) -> list[Expr]:
         """The fields of the current instruction."""

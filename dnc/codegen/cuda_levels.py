@@ -46,6 +46,7 @@ def run_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None
 
 def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) -> None:
     """The same instruction, level after level."""
+    kernel.hold()
     opcode = kernel.plan.opcode(segment.name)
     box = cuda_segments.level_mailbox(kernel.worker_of(segment), segment)
     ahead = attrs.evolve(kernel.worker.ahead, pushes=box is not None)

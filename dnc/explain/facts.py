@@ -187,7 +187,7 @@ def replicas_of(plan: Plan) -> int:
     """Replicas that a target is expected to hold."""
     chip = machine(plan.target)
     assert plan.tiling is not None
-    return chip.cluster_replicas(plan.tiling.cluster) if chip.is_gpu and plan.tiling.cluster > 1 else 1
+    return chip.replicas(plan.tiling.workers, plan.tiling.cluster) if chip.is_gpu else 1
 
 
 def _tiling(plan: Plan, chip: Machine) -> str:
@@ -195,10 +195,12 @@ def _tiling(plan: Plan, chip: Machine) -> str:
     tiling = plan.tiling
     if not chip.is_gpu:
         return "replicas of one core each; a wide machine may share a replica"
-    found = f"one replica over the chip, {tiling.workers} workers of {tiling.threads} threads"
+    count, workers = replicas_of(plan), f"{tiling.workers} workers of {tiling.threads} threads"
+    found = f"one replica over the chip, {workers}"
     if tiling.cluster > 1:
-        count = chip.cluster_replicas(tiling.cluster)
-        found = f"{count} replicas, each a cluster of {tiling.cluster} workers of {tiling.threads} threads"
+        found = f"{count} replicas, each a cluster of {workers}"
+    elif count > 1:
+        found = f"{count} replicas over the chip, each of {workers}"
     if plan.precision != FP32:
         found += (
             f"; products of more than two vertices, and weight gradients, in {plan.precision} on tensor cores"
@@ -330,7 +332,11 @@ def _on_chip(plan: Plan, chip: Machine) -> OnChip:
         for rank in range(workers)
     )
     return OnChip(
-        most_registers(chip, plan.precision), chip.shared_bytes, tuple(registers), tuple(shared), maps
+        most_registers(chip, plan.precision, plan.tiling.cluster),
+        chip.shared_bytes,
+        tuple(registers),
+        tuple(shared),
+        maps,
     )
 
 

@@ -455,6 +455,19 @@ def product_parameters(segment: Segment) -> list[str]:
     return products + [product.parameter for product in segment.transposed]
 
 
+def lends(plan: Plan) -> bool:
+    """Whether slices in shared memory are there during levels only, and staging of everything else takes
+    their place in between: where levels alone multiply by them, and others stream weights."""
+    held = {(p.parameter, p.units): p.residency for p in plan.placements}
+    inside, outside = set[str](), set[str]()
+    for segment in plan.segments:
+        if segment.mapping == UNIT:
+            is_level = plan.program.stage(segment.stage).placement == LEVEL
+            used = {held[name, segment.units] for name in product_parameters(segment)}
+            (inside if is_level else outside).update(used)
+    return SHARED in inside and SHARED not in outside and STREAMED in outside
+
+
 def unit_share(units: int, workers: int) -> int:
     """Units of a worker, at most: where these are many, a multiple of 4, as whole addresses are."""
     even = -(-units // workers)

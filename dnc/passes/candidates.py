@@ -15,6 +15,7 @@ from dnc.ir.machine import Machine
 GPU_TILES = (64, 16)
 CPU_TILES = (48, 24, 96)
 SMALLEST_CLUSTER = 8  # smaller ones keep too little of a model on the chip
+BESIDE = (2, 4)  # replicas of a GPU without clusters
 
 
 @attrs.frozen(order=True)
@@ -43,7 +44,7 @@ def candidates(chip: Machine, cores: int = 1) -> tuple[Candidate, ...]:
         )
     most = 1 << (chip.processors.bit_length() - 1)
     shares = [(size, size) for size in chip.cluster_sizes if size >= SMALLEST_CLUSTER]
-    shares += [(most, 1), (most // 2, 1)]
+    shares += [(most, 1), *((chip.processors // count, 1) for count in BESIDE)]
     found = []
     for workers, cluster in shares:
         resident = chip.replicas(workers, cluster)

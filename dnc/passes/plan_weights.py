@@ -27,14 +27,16 @@ from dnc.ir.program import LEVEL, STACK, ParameterInput
 from dnc.ir.remarks import Remarks
 
 MOST_PACKED = 96  # registers that hold two weights each: with 120 of them kernels spill
+MOST_APART = 96  # where a replica is no cluster, and cells add up more workers' runs: with 128 kernels spill
 # Of shared memory, kept for the schedule's window and tables, what is looked up ahead, and staging: a tile of
 # a weight gradient takes 50 KiB.
 STAGING_BYTES = 62 * 1024
 
 
-def most_registers(chip: Machine, precision: str) -> int:
-    """Registers of a thread that weights may take."""
-    return min(chip.registers, MOST_PACKED) if weights_of_register(precision) > 1 else chip.registers
+def most_registers(chip: Machine, precision: str, cluster: int = 0) -> int:
+    """Registers of a thread that weights may take. cluster: 1 where a replica is known to be none."""
+    most = min(chip.registers, MOST_PACKED) if weights_of_register(precision) > 1 else chip.registers
+    return min(most, MOST_APART) if cluster == 1 else most
 
 
 @attrs.frozen
@@ -129,7 +131,8 @@ class PlanWeights:
                 for s in slices(plan)
             )
             return attrs.evolve(plan, placements=made)
-        workers, most = plan.tiling.workers, most_registers(self.machine, plan.precision)
+        workers = plan.tiling.workers
+        most = most_registers(self.machine, plan.precision, plan.tiling.cluster)
         registers = _Memory(most if self.limit is None else min(self.limit, most))
         shared = _Memory((self.machine.shared_bytes - STAGING_BYTES) // 4)
         placements = []

@@ -1,20 +1,24 @@
 """Select tiles: chooses how many workers share a copy of the weights, by a cost model.
 
 In: a plan with segments. Out: the plan with its `Tiling`. Candidates are clusters of the sizes the
-machine allows (every cluster a replica with its own trees) and the whole chip as one replica with
-a barrier through the L2 cache. Without data a wavefront has to stand for a batch: one of a single row,
-and the time of every further row, of which a batch of a known size has one a sample (`dnc tune` ranks more
-candidates, for the user's own batches).
+machine allows (every cluster a replica with its own trees), the whole chip as one replica with
+a barrier through the L2 cache, and some such replicas of more workers than a cluster has, where weights
+of the recursion fit into these and into no cluster. Without data a wavefront has to stand for a batch:
+one of a single row, and the time of every further row, of which a batch of a known size has one a sample
+(`dnc tune` ranks more candidates, for the user's own batches).
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
 
 from dnc.ir.costs import INSTRUCTION, NAMES, Costs, nanoseconds
 from dnc.ir.machine import Constants, Machine
-from dnc.ir.plan import Plan, Tiling
+from dnc.ir.plan import STREAMED, UNIT, Plan, Tiling, product_parameters, unit_share
 from dnc.ir.program import LEVEL
 from dnc.passes.plan_weights import PlanWeights
 
@@ -25,16 +29,28 @@ CPU_TILE = 48
 NOMINAL_ROWS = 32
 # Then of candidates as near as this the one that takes further rows for less: it also serves large batches.
 NEAR = 1.15
+# Replicas without clusters, beside each other: together they have more of the chip than clusters of 16.
+BESIDE = (2, 3, 4, 5)
+# Rows with which such replicas still have to be fastest, where nobody says how large batches are: two that
+# keep 10 MiB took 8 % less than clusters for a batch of 32, and 18 % more for one of 128.
+MANY_ROWS = 2 * NOMINAL_ROWS
 
 
 @attrs.frozen
 class Ranked:
-    """A tiling with its predicted time in ns for a wavefront of one row, and for every further row."""
+    """A tiling with its predicted time in ns for a wavefront of one row, and for every further row. keeps:
+    whether all weights of the recursion stay on the chip."""
 
     tiling: Tiling
     replicas: int
     level_ns: float
     vertex_ns: float
+    keeps: bool
+
+    @property
+    def beside(self) -> bool:
+        """Whether it is one of several replicas without clusters."""
+        return self.tiling.cluster == 1 and self.replicas > 1
 
     def time(self, further: int) -> float:
         """In ns, that of a wavefront of so many rows beside the first."""
@@ -72,7 +88,9 @@ class SelectTiles:
             raise ValueError(f"{self.machine.name} has no clusters of {self.cluster}")
         best = ranked[0]
         if self.batch is None:
-            near = [c for c in ranked if c.time(further) <= NEAR * best.time(further)]
+            most = min((c.time(MANY_ROWS) for c in ranked if not c.beside), default=math.inf)
+            fit = [c for c in ranked if not c.beside or c.time(MANY_ROWS) <= most]
+            near = [c for c in fit if c.time(further) <= NEAR * fit[0].time(further)]
             best = min(near, key=lambda c: c.vertex_ns)
         remarks = tuple(
             f"tiles: {c.tiling.workers} workers a replica, cluster {c.tiling.cluster}, "
@@ -88,7 +106,17 @@ class SelectTiles:
         sizes = self.machine.cluster_sizes if self.cluster else self.machine.clusters
         options = [(size, size) for size in sizes] + [(self.workers or chip, 1)]
         wanted = None if self.cluster is None else max(self.cluster, 1)
-        return [self._cost(plan, *option) for option in options if wanted in (None, option[1])]
+        found = [self._cost(plan, *option) for option in options if wanted in (None, option[1])]
+        return found if self.cluster is not None else [*found, *self._beside(plan, found)]
+
+    def _beside(self, plan: Plan, others: Sequence[Ranked]) -> list[Ranked]:
+        """Replicas without clusters, some on a chip, where these keep what clusters have to stream."""
+        clusters = [each for each in others if each.tiling.cluster > 1]
+        if not clusters or any(each.keeps for each in clusters):
+            return []
+        sizes = [self.machine.processors // count for count in BESIDE]
+        found = [self._cost(plan, workers, 1) for workers in sizes if _shares_evenly(plan, workers)]
+        return [each for each in found if each.keeps]
 
     def _cost(self, plan: Plan, workers: int, cluster: int) -> Ranked:
         tile = self.tile or VERTICES_PER_TILE
@@ -106,4 +134,22 @@ class SelectTiles:
             many += costs.segment(segment.name, np.full(1, 1.0 + NOMINAL_ROWS / replicas))
             many -= costs.segment(segment.name, np.ones(1))
         vertex = nanoseconds(many, constants) / NOMINAL_ROWS
-        return Ranked(tiling, replicas, nanoseconds(one, constants), vertex)
+        return Ranked(tiling, replicas, nanoseconds(one, constants), vertex, _keeps(placed))
+
+
+def _shares_evenly(plan: Plan, workers: int) -> bool:
+    """Whether workers have all units of their share of a level, or none: else no lanes add up runs together
+    (`bodies/cuda_runs.py`), and launches took a third more."""
+    level = [s for s in plan.segments if plan.program.stage(s.stage).placement == LEVEL and s.mapping == UNIT]
+    return all(segment.units % unit_share(segment.units, workers) == 0 for segment in level)
+
+
+def _keeps(plan: Plan) -> bool:
+    """Whether no product of the recursion streams its weights."""
+    streamed = {(p.parameter, p.units) for p in plan.placements if p.residency == STREAMED}
+    return not any(
+        (name, segment.units) in streamed
+        for segment in plan.segments
+        if plan.program.stage(segment.stage).placement == LEVEL
+        for name in product_parameters(segment)
+    )

@@ -48,6 +48,11 @@ CASES: dict[str, Case] = {
         {"hidden": 72, "embed": 24, "vocab": 11},
         {"cluster": 0, "workers": 18},
     ),
+    "shared memory that is lent": (
+        "language_model",
+        {"hidden": 32, "embed": 8, "vocab": 3700},
+        {"cluster": 0, "workers": 3, "registers": 0},
+    ),
 }
 
 
@@ -108,6 +113,16 @@ def test_tiles_of_tokens_of_every_size(tmp_path: Path) -> None:
     for groups in isa.token_groups(plan):
         with forced(groups=groups):
             check_training(Bench(plan.program, plan, backend, forest, 5), TOLERANCE[plan.precision])
+
+
+@pytest.mark.parametrize("samples", [20, 23])
+def test_tiles_whose_last_rows_are_few(samples: int, tmp_path: Path) -> None:
+    """Copies for the next tile are made between products, of which there are few at the end of one."""
+    plan = plan_of("language_model", {"hidden": 16, "embed": 8, "vocab": 1028}, cluster=4)
+    backend = backend_of(plan, tmp_path, 1)
+    forest = ForestGrower(plan.program, samples).grow(samples, 9, "complete")
+    with forced(few=True):
+        check_training(Bench(plan.program, plan, backend, forest, samples), TOLERANCE[plan.precision])
 
 
 def test_copies_that_nobody_waits_for_are_found(tmp_path: Path) -> None:

@@ -104,6 +104,12 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "stack": ("rnn_stack", {"hidden": 40, "layers": 5, "chars": 30}, PlanOptions(cluster=8)),
     "stack-chip": ("rnn_stack", {"hidden": 150, "layers": 5, "chars": 30}, PlanOptions(cluster=0)),
     "language_model": ("language_model", {"hidden": 40, "embed": 20, "vocab": 12000}, PlanOptions()),
+    # Several replicas without clusters; shared memory holds weights in levels, and is lent to others.
+    "language_model-lent": (
+        "language_model",
+        {"hidden": 64, "embed": 20, "vocab": 14000},
+        PlanOptions(cluster=0, workers=20, registers=0),
+    ),
 }
 
 # Cases that also have a traced kernel, in a folder `traced` inside theirs.

@@ -8,9 +8,11 @@ from dnc.api.calibration import fit
 from dnc.api.ranking import Work, candidate_lines, kernel_of, rank, some_batches
 from dnc.compiler import PlanOptions, digest, make_plan, read_program, settled, transform
 from dnc.diagnostics import DiagnosticError
+from dnc.explain.facts import replicas_of
 from dnc.ir import isa
 from dnc.ir.costs import CLUSTER, EXCHANGE, FLOP, INSTRUCTION, LAUNCH, NAMES, Costs, nanoseconds
 from dnc.ir.machine import MACHINES, Constants, machine
+from dnc.ir.plan import SHARED, lends
 from dnc.machine_constants import Measured, known, known_constants, save
 from dnc.passes.candidates import candidates
 from dnc.runtime.build import Build, Target, read_build, write_build
@@ -22,6 +24,7 @@ from dnc.runtime.schedule import queue
 from dnc.runtime.schedule_cost import busiest
 from dnc.runtime.tuned import Tuned, tuned_grid
 from tests.support.models import EXAMPLES, small_plan, small_program
+from tests.support.plans import plan_of
 
 GPU = "sm_90a"
 
@@ -157,6 +160,37 @@ def test_explain_ranks():
     assert "batch of 4 samples" in lines[0] and len(lines) == 7
     times = [float(line.split(" us:")[0].replace(",", "")) for line in lines[1:]]
     assert times == sorted(times) and any("cluster of 8" in line for line in lines)
+
+
+# ---- replicas without clusters, beside each other -----------------------------------------------
+
+
+def tiling_of(example, hidden, **options):
+    settings = {"hidden": hidden, "embed": hidden, "vocab": 10_000}
+    tiling = plan_of(example, settings, **options).tiling
+    return tiling.workers, tiling.cluster
+
+
+def test_replicas_beside_each_other_keep_what_clusters_stream():
+    assert tiling_of("language_model", 512) == (33, 1)
+    assert tiling_of("language_model", 256) == (8, 8)  # a cluster keeps it
+    plan = plan_of("language_model", {"hidden": 512, "embed": 512, "vocab": 10_000})
+    (kept,) = (place for place in plan.placements if place.parameter == "U")
+    assert kept.residency == SHARED and replicas_of(plan) == 4
+
+
+def test_replicas_beside_each_other_are_for_batches_that_are_not_too_large():
+    found = [tiling_of("treelstm", 512, batch=batch)[0] for batch in (1, 8, 32, 128)]
+    assert found == [128, 66, 66, 16]
+    assert tiling_of("treelstm", 512) == (16, 16)  # for all sizes
+
+
+def test_shared_memory_is_lent_where_levels_alone_read_it():
+    settings = {"hidden": 512, "embed": 512}
+    assert lends(plan_of("language_model", settings | {"vocab": 10_000}))
+    assert not lends(plan_of("language_model", settings | {"vocab": 10_000}, cluster=16))
+    assert not lends(plan_of("language_model", settings | {"vocab": 10}, residency="shared", cluster=0))
+    assert not lends(plan_of("treelstm", settings))
 
 
 # ---- what was chosen is kept -------------------------------------------------------------------------

@@ -37,6 +37,14 @@ def test_layouts_of_transposed_products(columns: int, tile: int) -> None:
     assert all(one.along == 8 or one.columns < 2 * columns for one in found)
 
 
+@pytest.mark.parametrize("columns", [256, 512, 1024, 2500])
+@pytest.mark.parametrize("tile", [24, 64, 128])
+def test_steps_of_half_as_many_weights_have_whole_rounds(columns: int, tile: int) -> None:
+    heights = [4 * one.along for one in cuda_wide_transposed.layouts(tile, columns)]
+    whole = all(height % (4 * cuda_wide_transposed.rounds_of(8, True)) == 0 for height in heights)
+    assert cuda_wide_transposed.takes_half(tile, columns) == whole
+
+
 @pytest.mark.parametrize("vocab, blocks", [(640, 1), (644, 2), (1028, 2), (10000, 16)])
 def test_blocks_of_units(vocab: int, blocks: int) -> None:
     """A worker's units are cut where they are too many rows, but not where sums of all of them follow."""

@@ -50,25 +50,26 @@ def _gates(segment: Segment, load: Load) -> int:
 
 
 class EarlyLoads:
-    """What the cells of one or two vertices load through lists, or a little of their own rows: under way
+    """What the cells of a few vertices load through lists, or a little of their own rows: under way
     during the products.
 
     All loads would take more registers than there are. A thread without a cell loads what one with it
     does, and throws it away.
     """
 
-    def __init__(self, tile: UnitTile) -> None:
-        """Emits where they read, so that this is known when `start` comes."""
+    def __init__(self, tile: UnitTile, most: int = NARROW) -> None:
+        """Emits where they read, so that this is known when `start` comes. most: so many vertices leave every
+        thread one cell at most."""
         self.held: dict[Value, Any] = {}
         segment, units = tile.segment, tile.units
         chosen = early_loads(tile.worker.plan, segment)
-        if not segment.products or not chosen or NARROW * units > THREADS:
+        if not segment.products or not chosen or most * units > THREADS:
             return
         if shares_runs(tile.worker, segment):
             return  # other threads have the cells
         for load in chosen:
             self.held[load.value] = local("early", "float32", T.float32(0.0), _gates(segment, load))
-        self.few = tile.count <= NARROW
+        self.few = tile.count <= most
         item = let("item", smaller(tile.worker.thread, tile.count * units - 1))
         own = let("own", item % units)
         cell = _unit_cell(tile, let("vertex", item // units), own)
@@ -248,7 +249,7 @@ def _give_vectors(tile: UnitTile, cell: UnitCell, own: Expr) -> None:
             if slot is not None and load.address.offset == 0:
                 first = tile.own + own
                 places = [slot + gate * tile.share + first for gate in range(cell.gates(load.value))]
-                cell.values[load.value] = [let("vector", worker.shared_weights[at]) for at in places]
+                cell.values[load.value] = [let("vector", worker.shared_vectors[at]) for at in places]
 
 
 def inside_or_zeros(

@@ -175,6 +175,11 @@ class Position:
         """Whether there are none; so it begins."""
         return self._now[0] >= self.walk.end
 
+    @property
+    def has_next(self) -> Expr:
+        """Whether the worker has a tile behind this one."""
+        return self._item[0] + self.walk.apart < self.walk.tiles
+
     def next_tile(self) -> None:
         """To the first step of the next tile."""
         walk = self.walk

@@ -136,15 +136,17 @@ class TileSums:
         most = stages.step // (2 * GROUPS)
         pairs = let("pairs", smaller((at.rows + (2 * GROUPS - 1)) // (2 * GROUPS), most))
 
-        def copy(pair: Expr) -> None:  # behind the last row there is nothing to copy
+        def copy(pair: Expr) -> None:
             with when(pair < count):
                 copies.start(pair, WIDTH)
 
-        either(
-            at.row + own_row < self.kind.rows,
-            partial(add_outer_products, self.worker, self.sums, down, right, pairs, copy),
-            partial(copies.all, WIDTH),
-        )
+        def add() -> None:
+            add_outer_products(self.worker, self.sums, down, right, pairs, copy)
+            # Behind few rows not all of those of the next tile are copied yet.
+            with when(both(pairs < count, at.has_next)), loop("copy", count - pairs, unroll=1) as number:
+                copies.start(pairs + number, WIDTH)
+
+        either(at.row + own_row < self.kind.rows, add, partial(copies.all, WIDTH))
 
     def _on_cores(self, here: Worker, at: Position, stage: Expr, operands: Expr, copies: Copies) -> None:
         """Products of all rows; a warp has its part of the tile."""

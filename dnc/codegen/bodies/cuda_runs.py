@@ -9,7 +9,8 @@ however many lanes there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 from tvm.tirx.script.builder import ir as T
@@ -38,6 +39,9 @@ def is_partial(plan: Plan, address: Address) -> bool:
     return isinstance(address, SlotsAddress) and address.partial is not None
 
 
+FEW_PARTS = 3  # of runs, all of which a thread loads before it adds them up
+
+
 @attrs.frozen(eq=False)
 class Sharing:
     """The lanes of a warp over vertices, groups and units: all lanes of a vertex are neighbours, and a group
@@ -45,7 +49,8 @@ class Sharing:
 
     vertex, step: of the lane, and from one round to the next. own: its unit. writes: whether its cell is to
     be stored, which others have as well. first: the first lane of the vertex. mask: a bit for each of its
-    lanes. group, groups: of the vertex, `most` of them at most. width: lanes of a group.
+    lanes. group, groups: of the vertex, `most` of them at most. width: lanes of a group. together: parts
+    that a group loads before it adds them up.
     """
 
     runs: int
@@ -59,27 +64,43 @@ class Sharing:
     groups: Expr
     most: int
     width: int
+    together: int
 
     def sum(self, read: Callable[[Expr], Expr]) -> Expr:
         """The sum of read(run) over all runs, on every lane. A group adds up `MOST_RUNS` at a time."""
-        parts = parts_of(self.runs)
         total = local("runs", "float32", T.float32(0.0))
-        with stride_loop("first_part", 0, parts, self.groups) as begin:
-            part = fixed("part", begin + self.group)
-            near = fixed("near_part", smaller(part, parts - 1)) if parts % self.most else part
-            held = [let("run", self._read(near * MOST_RUNS + number, read)) for number in range(MOST_RUNS)]
-            own = held[0]
-            for value in held[1:]:
-                own = own + value
-            if parts % self.most:
-                own = T.Select(part < parts, own, T.float32(0.0))
-            own = let("own_sum", own)
-            for group in range(self.most):
-                there = group < self.groups
-                lane = self.first + self.own + T.Select(there, group * self.width, 0)
-                other = let("other", T.cuda._shfl_sync(self.mask, own, lane, LANES))
-                put(total, 0, total[0] + T.Select(there, other, T.float32(0.0)))
+        with stride_loop("first_part", 0, parts_of(self.runs), self.groups * self.together) as begin:
+            parts = [fixed("part", begin + self.group + self.groups * k) for k in range(self.together)]
+            loaded = [self._load(part, read) for part in parts]
+            for part, held in zip(parts, loaded, strict=True):
+                self._add(total, part, held)
         return let("summed", total[0])
+
+    def _load(self, part: Expr, read: Callable[[Expr], Expr]) -> list[Expr]:
+        """The runs of a part, or of one that there is."""
+        near = part
+        if self._may_miss:
+            near = fixed("near_part", smaller(part, parts_of(self.runs) - 1))
+        return [let("run", self._read(near * MOST_RUNS + number, read)) for number in range(MOST_RUNS)]
+
+    @property
+    def _may_miss(self) -> bool:
+        """Whether a group may have no part in a round."""
+        return parts_of(self.runs) % self.most > 0 or self.together > 1
+
+    def _add(self, total: Any, part: Expr, held: Sequence[Expr]) -> None:
+        """Adds what all groups have of their parts."""
+        own = held[0]
+        for value in held[1:]:
+            own = own + value
+        if self._may_miss:
+            own = T.Select(part < parts_of(self.runs), own, T.float32(0.0))
+        own = let("own_sum", own)
+        for group in range(self.most):
+            there = group < self.groups
+            lane = self.first + self.own + T.Select(there, group * self.width, 0)
+            other = let("other", T.cuda._shfl_sync(self.mask, own, lane, LANES))
+            put(total, 0, total[0] + T.Select(there, other, T.float32(0.0)))
 
     def _read(self, run: Expr, read: Callable[[Expr], Expr]) -> Expr:
         """What a run has; zero behind the last one."""
@@ -91,6 +112,12 @@ class Sharing:
 def parts_of(runs: int) -> int:
     """Parts of so many runs."""
     return -(-runs // MOST_RUNS)
+
+
+def _together(worker: Worker) -> int:
+    """All parts where these are few, and registers are not for weights: they are waited for once."""
+    parts = parts_of(worker.workers)
+    return parts if parts <= FEW_PARTS and not worker.crowded else 1
 
 
 def sharing(tile: UnitTile) -> Sharing:
@@ -120,4 +147,5 @@ def sharing(tile: UnitTile) -> Sharing:
         groups=fixed("groups", lanes // width),
         most=most,
         width=width,
+        together=_together(worker),
     )

@@ -41,7 +41,8 @@ class Staging:
     From 0 on lie the operands, and later the scratch of transposed products; from `scratch` on that of
     products with weights in registers. operand_words: of one operand. block: vertices whose sums
     are added up together. box: where that begins which others send to be added up. buffers: of either
-    scratch, one is filled while another is added up; or steps under way.
+    scratch, one is filled while another is added up; or steps under way. weights: of a step of a transposed
+    product on threads, at most.
     """
 
     tile: int
@@ -54,6 +55,7 @@ class Staging:
     block: int = 1
     buffers: int = 1
     box: int = 0
+    weights: int = 0
 
     @property
     def front(self) -> int:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies import cuda_wide_products, cuda_wide_transposed
+from dnc.codegen.bodies.cuda_cells import EarlyLoads, unit_cells
 from dnc.codegen.bodies.cuda_operands import all_aligned
 from dnc.codegen.bodies.cuda_runs import shares_runs
 from dnc.codegen.bodies.cuda_staging import (
@@ -39,13 +41,15 @@ from dnc.codegen.bodies.cuda_wide_products import (
     most_vertices,
     thread_shape,
 )
-from dnc.codegen.bodies.cuda_wide_steps import Layout, step_words
+from dnc.codegen.bodies.cuda_wide_steps import TURNED_WORDS, Layout, step_count, step_words
 from dnc.codegen.bodies.cuda_wide_transposed import OnThreads
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, fixed, let, smaller, stride_loop
+from dnc.codegen.emit import Expr, either, fixed, let, smaller, stride_loop
 from dnc.codegen.quads import QUAD, fits_quads
+from dnc.ir.machine import THREADS
 from dnc.ir.plan import (
     REGISTER,
+    SHARED,
     STREAMED,
     Plan,
     Product,
@@ -61,9 +65,12 @@ from dnc.ir.program import LEVEL
 TENSOR_SIZES = tuple(
     (tile, steps) for least in (3, 2) for tile in (128, 64, 32) for steps in range(4, least - 1, -1)
 )
-# Steps under way on threads, and whether every layout has its scratch.
-ORDER = ((4, True), (3, True), (4, False), (3, False))
+# Steps under way on threads, and whether every layout has its scratch; and steps of transposed products with
+# half as many weights, where whole ones leave no room.
+How = tuple[int, bool, int] | tuple[int, bool]
+ORDER: tuple[How, ...] = ((4, True), (3, True), (4, False), (3, False), (3, False, TURNED_WORDS // 2))
 LEAST = 24  # vertices of a tile there
+MORE_STEPS, MOST_AHEAD = (12, 8, 6), 32  # steps under way where only operands come, vertices of a tile then
 WORK = 4096  # multiplications of a vertex: what costs of tiles are counted in
 COPIES = 8.0  # of a tile, in the time that a vertex takes
 
@@ -121,14 +128,27 @@ def _best_staging(worker: Worker, segment: Segment, units: int) -> Staging | Non
     sizes = {along * shape.across * size for shape in shapes for size in shape.sizes for along in ALONG}
     for turned in segment.transposed:
         sizes |= {one.wide for one in cuda_wide_transposed.all_layouts(turned.columns)}
-    best, least = None, float("inf")
-    for tile in sorted((size for size in sizes if size >= LEAST), reverse=True):
-        made = (_lay_out(worker, segment, units, False, tile, *how) for how in ORDER)
+    best, least, order = None, float("inf"), ORDER
+    tiles = sorted((size for size in sizes if size >= LEAST), reverse=True)
+    if _reads_operands_alone(worker, segment):
+        # A step takes less time than its copies: more are under way, for which small tiles have room.
+        all_steps = 1 + max(step_count(operand_columns(product)) for product in segment.products)
+        order = (*((steps, True) for steps in (all_steps, *MORE_STEPS) if steps <= all_steps), *ORDER)
+        tiles = [tile for tile in tiles if tile <= MOST_AHEAD]
+    for tile in tiles:
+        made = (_lay_out(worker, segment, units, False, tile, *how) for how in order)
         found = next((one for one in made if one and one.words <= worker.staging_words), None)
         cost = _cost(segment, found) if found is not None else None
         if cost is not None and cost < least:
             best, least = found, cost
     return best
+
+
+def _reads_operands_alone(worker: Worker, segment: Segment) -> bool:
+    """Whether products of a level find their weights in shared memory, and wait for operands only."""
+    placed = [worker.placement(product.parameter, segment.units) for product in segment.products]
+    level = worker.plan.program.stage(segment.stage).placement == LEVEL
+    return level and bool(placed) and all(place.residency == SHARED for place in placed)
 
 
 def _cost(segment: Segment, staging: Staging) -> float | None:
@@ -153,11 +173,19 @@ def _layouts(segment: Segment, staging: Staging) -> Iterator[tuple[Sequence[Layo
 
 
 def _lay_out(
-    worker: Worker, segment: Segment, units: int, tensor: bool, tile: int, steps: int, scratch: bool = False
+    worker: Worker,
+    segment: Segment,
+    units: int,
+    tensor: bool,
+    tile: int,
+    steps: int,
+    scratch: bool = False,
+    weights: int = TURNED_WORDS,
 ) -> Staging | None:
     """Staging for tiles of so many vertices; None if a product has too many rows for them.
 
-    scratch: with as much in front as the parts of any layout take.
+    scratch: with as much in front as the parts of any layout take. weights: of a step of transposed products;
+    None if these are too few for one.
     """
 
     def streamed(product: Product | TransposedProduct) -> bool:
@@ -183,9 +211,12 @@ def _lay_out(
             found = cuda_wide_products.layouts(rows, tile)
             front = max(front, 0, *(cuda_wide_products.scratch_words(rows, one) for one in found))
     for turned in segment.transposed:
+        if weights < TURNED_WORDS and not cuda_wide_transposed.takes_half(tile, turned.columns):
+            return None
         if streamed(turned):
-            front = max(front, steps * cuda_wide_transposed.step_words(tile, turned.columns, tensor))
-    return attrs.evolve(lay_out(segment, units, tile, front, plane), buffers=steps)
+            words = cuda_wide_transposed.step_words(tile, turned.columns, tensor, weights)
+            front = max(front, steps * words)
+    return attrs.evolve(lay_out(segment, units, tile, front, plane), buffers=steps, weights=weights)
 
 
 def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, rows: Expr) -> None:
@@ -205,12 +236,18 @@ def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, 
             OnThreads(_here(tile), segment.transposed[0]).start()
         several = tile.units < tile.share
         with stride_loop("block", 0, tile.share, tile.units) if several else nullcontext(0) as own:
-            block = attrs.evolve(tile, own=own)
+            block, early = attrs.evolve(tile, own=own), None
+            if not tensor and _reads_operands_alone(worker, segment) and tile.units <= THREADS:
+                early = EarlyLoads(block, THREADS // tile.units)
+                early.start()
             for product in segment.products:
                 cuda_wide_products.forward(block, product, tensor)
             if segment.products:
                 worker.synchronize()
-            wide_cells(block)
+            if early is not None and early.held:
+                either(early.few, partial(unit_cells, block, early), partial(wide_cells, block))
+            else:
+                wide_cells(block)
         if segment.transposed and not tensor:
             cuda_wide_transposed.clear_behind(tile)
         for number, turned in enumerate(segment.transposed if not tensor else ()):

@@ -62,6 +62,11 @@ def step_words(vertices: int, rows: int) -> int:
     return (vertices + rows) * STRIDE
 
 
+def step_count(columns: int) -> int:
+    """Steps of so many columns."""
+    return -(-padded(columns) // STEP)
+
+
 def turned_words(columns: int, words: int) -> int:
     """Words of a step of a transposed product, of so many weights."""
     return words // columns * (columns + SPARE)
@@ -161,7 +166,7 @@ class ProductSteps:
     def __init__(self, tile: UnitTile, product: Product, vertices: int, row: Expr, rows: int) -> None:
         self.tile, self.pieces, self.vertices = tile, product.pieces, vertices
         self.placement = tile.placement(product)
-        self.count = -(-padded(self.placement.columns) // STEP)
+        self.count = step_count(self.placement.columns)
         worker = self.worker = tile.worker
         self.line = fixed("line", worker.thread // QUADS)
         self.own = fixed("own", worker.thread % QUADS * 4)

@@ -52,11 +52,16 @@ from dnc.ir.plan import TransposedProduct
 Place = tuple[Expr, Expr]  # the first vertex of a warp, and its first column in a block
 
 
-def step_words(tile: int, columns: int, tensor: bool) -> int:
-    """Words of a step, at most."""
+def step_words(tile: int, columns: int, tensor: bool, weights: int = TURNED_WORDS) -> int:
+    """Words of a step, at most. weights: of one on threads."""
     if tensor:
         return max(turned_words(shape.columns, TENSOR_WORDS) for shape in shapes(tile, columns))
-    return max(turned_words(one.columns, TURNED_WORDS) for one in layouts(tile, columns))
+    return max(turned_words(one.columns, weights) for one in layouts(tile, columns))
+
+
+def takes_half(tile: int, columns: int) -> bool:
+    """Whether steps of half as many weights have whole rounds of rows, however many vertices there are."""
+    return all(one.along > 1 for one in layouts(tile, columns))
 
 
 def transposed(tile: UnitTile, product: TransposedProduct) -> None:
@@ -136,17 +141,18 @@ class OnThreads:
         chosen = choose(self.layouts, tile.count)
         self.size, self.along = fixed("size", chosen[0]), fixed("along", chosen[1])
         self.columns = fixed("block_columns", WARPS * WARP_COLUMNS // self.along)
-        rows_of_column = TURNED_WORDS // (WARPS * WARP_COLUMNS)
+        weights = tile.staging.weights
+        rows_of_column = weights // (WARPS * WARP_COLUMNS)
         self.high = fixed("step_rows", rows_of_column * self.along)
         shapes = ((one.columns, rows_of_column * one.along) for one in self.layouts)
-        self.steps = turned_steps(tile, product, self.columns, self.high, TURNED_WORDS, shapes)
+        self.steps = turned_steps(tile, product, self.columns, self.high, weights, shapes)
         each = fixed("steps_of_block", (self.rows + self.high - 1) // self.high)
         blocks = (product.columns + self.columns - 1) // self.columns
         self.each, self.count = each, fixed("steps", blocks * each)
         self.stages, self.words = 3, 0
         if self.steps.streamed:
             self.stages = tile.staging.buffers
-            self.words = step_words(tile.staging.tile, product.columns, False)
+            self.words = step_words(tile.staging.tile, product.columns, False, weights)
 
     def start(self) -> None:
         """Starts the copies of the first steps: nobody may use that memory any more."""

@@ -2,7 +2,7 @@
 
 In: a plan. Out: `Worker`, made inside the kernel under construction. Shared memory holds, in this
 order, the window of the schedule, the SHARED weight slices, and one staging area that every
-instruction uses as it likes.
+instruction uses as it likes. The place of slices may be lent to staging between levels.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dnc.ir.plan import (
     ParameterAddress,
     Placement,
     Plan,
+    lends,
     padded,
     shared_stride,
     unit_share,
@@ -41,7 +42,7 @@ class PlanTooLarge(Exception):
 class Worker:
     """What bodies read: the plan, memory, and where this thread stands.
 
-    vectors: first word in `shared_weights` of the worker's units of a vector parameter, gate by gate, by
+    vectors: first word in `shared_vectors` of the worker's units of a vector parameter, gate by gate, by
     its name and units. few: an instruction may have few vertices, and then has to be fast. crowded:
     registers hold weights. lean: see `ir.lean`. traced: the kernel keeps times. ahead: see `cuda_ahead`;
     push: see `cuda_push`, None where nothing can be pushed. reductions, reduction: memory of, and where
@@ -56,6 +57,7 @@ class Worker:
     staging: Any
     staging_words: int
     shared_weights: Any
+    shared_vectors: Any
     registers: Any
     thread: Expr
     lane: Expr
@@ -168,10 +170,10 @@ def row_of_units(placement: Placement, first: Expr, units: int, index: Expr) -> 
 
 
 def start_shared(worker: Worker) -> None:
-    """Starts to fill shared memory with the worker's slices and vectors, once a launch."""
-    for placement in worker.plan.placements:
-        if placement.residency == SHARED:
-            _start_slice(worker, placement)
+    """Starts to fill shared memory with the worker's slices and vectors, once a launch; slices whose place is
+    lent come with the first level."""
+    if not lends(worker.plan):
+        _start_slices(worker)
     for (parameter, units), slot in worker.vectors.items():
         _start_vector(worker, parameter, units, slot)
     cuda.copy_commit()
@@ -181,6 +183,23 @@ def finish_shared(worker: Worker) -> None:
     """Waits until they are there, on all threads."""
     cuda.copy_wait(0)
     worker.synchronize()
+
+
+def hold_slices(worker: Worker, held: Any) -> None:
+    """Fills the place that is lent with the worker's slices if something else has been there. held: a word of
+    shared memory, whether it has not. Behind a barrier, and ends with one if there is something to do."""
+    with when(held[0] == 0):
+        _start_slices(worker)
+        cuda.copy_commit()
+        finish_shared(worker)
+        with when(worker.thread == 0):
+            put(held, 0, 1)
+
+
+def _start_slices(worker: Worker) -> None:
+    for placement in worker.plan.placements:
+        if placement.residency == SHARED:
+            _start_slice(worker, placement)
 
 
 def vector_slots(plan: Plan, first: int) -> tuple[dict[tuple[str, int], int], int]:
@@ -210,7 +229,7 @@ def _start_vector(worker: Worker, parameter: str, units: int, slot: int) -> None
         unit = let("unit", worker.rank * own + (element - gate * own))
         near = T.Select(unit < units, unit, units - 1)
         source = T.address_of(worker.pool[base + gate * units + near])
-        cuda.copy1_async(T.address_of(worker.shared_weights[slot + element]), source)
+        cuda.copy1_async(T.address_of(worker.shared_vectors[slot + element]), source)
 
 
 def _start_slice(worker: Worker, placement: Placement) -> None:
