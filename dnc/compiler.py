@@ -37,7 +37,7 @@ from dnc.passes.plan_reductions import PlanReductions
 from dnc.passes.plan_weights import PlanWeights, most_registers
 from dnc.passes.reassociate import Reassociate
 from dnc.passes.select_instructions import SelectInstructions
-from dnc.passes.select_tiles import SelectTiles
+from dnc.passes.select_tiles import NEAR, SelectTiles
 from dnc.runtime.build import Build, Target, check_place, write_build
 from dnc.version import VERSION
 
@@ -57,7 +57,8 @@ class PlanOptions:
     registers: for weights, a thread (None: as many as the machine has to offer without spills).
     mode: one of MODES. precision: of products on a GPU, one of `plan.PRECISIONS`.
     tile: vertices worked on at a time. batch: samples of a batch that the plan is made for, where it is not
-    to serve batches of all sizes.
+    to serve batches of all sizes. repeat: whether every worker makes what a product needs whole, where that
+    saves an exchange (None: where that is expected to be faster).
     """
 
     without: tuple[str, ...] = ()
@@ -70,6 +71,7 @@ class PlanOptions:
     precision: str = FP32
     tile: int | None = None
     batch: int | None = None
+    repeat: bool | None = None
 
 
 @attrs.frozen
@@ -110,20 +112,54 @@ def plan_passes(
     """Passes from plan to plan, in order, behind `fuse`. constants: measured ones of the target."""
     return (
         Reassociate(),
-        SelectTiles(
-            target,
-            options.cluster,
-            options.window,
-            options.workers,
-            options.tile,
-            constants,
-            options.batch,
-        ),
+        select_tiles(options, target, constants),
         PlanWeights(target, options.residency, options.registers),
         PlanMailboxes(),
         PlanReductions(),
         SelectInstructions(),
     )
+
+
+def select_tiles(options: PlanOptions, target: Machine, constants: Constants | None) -> SelectTiles:
+    """The pass that chooses the workers of a replica."""
+    return SelectTiles(
+        target,
+        options.cluster,
+        options.window,
+        options.workers,
+        options.tile,
+        constants,
+        options.batch,
+    )
+
+
+def repetition(
+    program: Program, fuse: Fuse, tiles: SelectTiles, options: PlanOptions
+) -> tuple[bool, tuple[str, ...]]:
+    """Whether every worker makes what products need whole, where that saves an exchange; and what is expected
+    of it, by a wavefront, as of tilings. Workers of a CPU meet for less than such products cost."""
+    repeated = attrs.evolve(fuse, repeats=True)(program) if tiles.machine.is_gpu else None
+    if repeated is None or not any(segment.repeated for segment in repeated.segments):
+        return bool(options.repeat), ()
+    plans = [
+        attrs.evolve(plan, target=tiles.machine.name, precision=options.precision)
+        for plan in (repeated, fuse(program))
+    ]
+    whole, apart = (tiles.best(plan) for plan in plans)
+    names = dict.fromkeys(value.name for segment in repeated.segments for value in segment.repeated)
+    why = (
+        f"repeat: a level with {', '.join(names)} made whole by every worker {whole.level_ns:.0f} ns, "
+        f"{whole.vertex_ns:.0f} ns a vertex; with an exchange {apart.level_ns:.0f} ns, "
+        f"{apart.vertex_ns:.0f} ns a vertex"
+    )
+    if options.repeat is not None or (options.mode == TRAIN and options.batch is None):
+        return bool(options.repeat), (why,)  # trained on are batches of many samples
+    weights = PlanWeights(tiles.machine, options.residency, options.registers)
+    placed = weights(attrs.evolve(plans[0], tiling=whole.tiling)).placements
+    # Where no weight is in registers, wide levels run in tiles of products, which repeated ones cannot.
+    narrow = any(place.residency == REGISTER for place in placed)
+    margin = NEAR if options.batch is None else 1.0  # further rows are cheaper with an exchange
+    return narrow and margin * tiles.expected(whole) < tiles.expected(apart), (why,)
 
 
 def transform(
@@ -147,7 +183,10 @@ def make_plan(
     constants: of the machine, where they were measured; they decide only what `options` leave open.
     """
     chip = machine(target)
-    plan = Fuse(enabled=FUSE not in options.without).decide(program, show.remarks or Remarks())
+    fuse, tiles = Fuse(enabled=FUSE not in options.without), select_tiles(options, chip, constants)
+    repeat, why = repetition(program, fuse, tiles, options)
+    fuse = attrs.evolve(fuse, repeats=repeat)
+    plan = attrs.evolve(fuse.decide(program, show.remarks or Remarks()), remarks=why)
     plan = attrs.evolve(plan, target=target, trains=options.mode == TRAIN)
     if chip.is_gpu:
         plan = attrs.evolve(plan, precision=options.precision)
@@ -380,6 +419,7 @@ def compile_target(
 def settled(options: PlanOptions, plan: Plan) -> PlanOptions:
     """The options with what was chosen: they make the plan again, whatever constants are measured later."""
     assert plan.tiling is not None
+    options = attrs.evolve(options, repeat=any(segment.repeated for segment in plan.segments))
     if not machine(plan.target).is_gpu:
         return options
     cluster = plan.tiling.cluster if plan.tiling.cluster > 1 else 0

@@ -47,6 +47,15 @@ def compile_command(
             min=1, help="Make a GPU's plan for batches of so many samples, 1 for the least latency."
         ),
     ] = None,
+    repeat: Annotated[
+        bool | None,
+        typer.Option(
+            "--repeat/--no-repeat",
+            help="Have every worker make what a product of the recursion needs whole, or workers exchange"
+            " it. [default: what is expected to be faster]",
+            show_default=False,
+        ),
+    ] = None,
     print_ir_after: Annotated[Names, typer.Option(help="Print the IR behind these passes.")] = None,
     print_ir_after_all: Annotated[
         bool, typer.Option("--print-ir-after-all", help="Print the IR behind every pass.")
@@ -77,7 +86,9 @@ def compile_command(
         out or DEFAULT,
         names_of("--target", target) or ("cpu",),
         values,
-        PlanOptions(without=left_out, cluster=cluster, mode=mode, precision=precision, batch=batch),
+        PlanOptions(
+            without=left_out, cluster=cluster, mode=mode, precision=precision, batch=batch, repeat=repeat
+        ),
         PassOptions(
             print_after=print_after, stop_after=stop_after, dump_dir=dump_dir, time_passes=time_passes
         ),

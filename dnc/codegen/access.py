@@ -41,6 +41,7 @@ from dnc.ir.plan import (
     IndexAddress,
     ParameterAddress,
     Plan,
+    RepeatedAddress,
     SeedAddress,
     SlotsAddress,
 )
@@ -76,7 +77,8 @@ class Access:
     nearer than the schedule. arrived: whether the partial slot at an address, and
     with an offset, is nearer than the pool, and then the reader of element i of a run. add_runs: adds up
     what a reader finds in every run, where several threads do that together. gathered: reads the sum of the
-    runs of a row's only slot, zeros if that is not the case, where this was made before.
+    runs of a row's only slot, zeros if that is not the case, where this was made before. repeated: the reader
+    of a repeated value in a row, where there are such.
     """
 
     plan: Plan
@@ -91,6 +93,7 @@ class Access:
     arrived: Callable[[Expr, int], tuple[Expr, Callable[[Expr, Expr], Expr]]] | None = None
     add_runs: Callable[[Callable[[Expr], Expr]], Expr] | None = None
     gathered: Callable[[SlotsAddress], Expr] | None = None
+    repeated: Callable[[RepeatedAddress, Expr], Callable[[Expr], Expr]] | None = None
     layout: isa.Layout = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -172,6 +175,9 @@ class Access:
             return lambda i: self.header_float("loss_scale")
         if isinstance(address, BufferAddress):
             return self._buffer_reader(address, row)
+        if isinstance(address, RepeatedAddress):
+            assert self.repeated is not None
+            return self.repeated(address, row)
         assert isinstance(address, SlotsAddress), address
         return self._slots_reader(address, row)
 

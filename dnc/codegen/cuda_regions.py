@@ -20,7 +20,7 @@ from dnc.codegen.cuda_levels import run_levels
 from dnc.codegen.emit import Expr, any_of, both, either, put, when
 from dnc.ir import isa
 from dnc.ir.machine import weight_registers
-from dnc.ir.plan import REGISTER, Placement, Plan, product_parameters, unit_share, weights_of_register
+from dnc.ir.plan import REGISTER, Placement, Plan, product_parameters, weights_of_register
 
 if TYPE_CHECKING:
     from dnc.codegen.cuda_kernel import Kernel
@@ -43,7 +43,7 @@ def registers(plan: Plan) -> int:
     workers, packed = plan.tiling.workers, weights_of_register(plan.precision)
     return max(
         (
-            p.slot + weight_registers(p.gates * unit_share(p.units, workers), p.columns, packed)
+            p.slot + weight_registers(p.gates * p.share(workers), p.columns, packed)
             for p in _in_registers(plan)
         ),
         default=0,
@@ -115,4 +115,4 @@ def _enter(kernel: Kernel) -> None:
 
 def _load(kernel: Kernel) -> None:
     for placement in _in_registers(kernel.plan):
-        resident(kernel.worker, placement).load()
+        resident(kernel.worker.holding(placement), placement).load()

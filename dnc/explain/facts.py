@@ -14,7 +14,7 @@ import attrs
 from dnc.ir.isa import layout
 from dnc.ir.lean import MOST_ROWS, has_lean
 from dnc.ir.machine import Machine, machine
-from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, UNIT, Plan, unit_range
+from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, UNIT, Placement, Plan, unit_range
 from dnc.ir.program import EARLY, FORWARD, LEVEL, ROOT, STACK, TABLE
 from dnc.passes.plan_weights import Slice, most_registers, slices
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
@@ -35,13 +35,15 @@ IN_TABLE, IN_MEMORY = "table", "memory"
 
 @attrs.frozen
 class SegmentFacts:
-    """An instruction: work between two exchanges. products: as "U @ x" and, transposed, "Uᵀ @ x"."""
+    """An instruction: work between two exchanges. products: as "U @ x" and, transposed, "Uᵀ @ x". repeated:
+    values that every worker makes in whole."""
 
     name: str
     step: int
     products: tuple[str, ...]
     operations: int
     by_units: bool
+    repeated: tuple[str, ...] = ()
 
 
 @attrs.frozen
@@ -278,6 +280,7 @@ def _stages(plan: Plan) -> Iterator[StageFacts]:
                 ),
                 len(segment.cell.ops),
                 segment.mapping == UNIT,
+                tuple(value.name for value in segment.repeated),
             )
             for segment in plan.segments
             if segment.stage == stage.name
@@ -320,7 +323,7 @@ def _on_chip(plan: Plan, chip: Machine) -> OnChip:
     shared.append(Block("tables of the schedule", window, tables, False))
     for place in plan.placements:
         if place.residency == REGISTER:
-            piece = found[place.parameter, place.units, place.gates]
+            piece = found[place.parameter, place.units, place.gates, place.repeated]
             registers.append(Block(place.parameter, place.slot, piece.registers(workers)))
         elif place.residency == SHARED:
             first = window + tables + place.slot * 4
@@ -328,7 +331,7 @@ def _on_chip(plan: Plan, chip: Machine) -> OnChip:
     used = max(block.first + block.size for block in shared)
     shared.append(Block("staging", used, max(chip.shared_bytes - used, 0), False))
     maps = tuple(
-        WorkerMap(rank, tuple((p.parameter, *unit_range(p.units, workers, rank)) for p in plan.placements))
+        WorkerMap(rank, tuple((p.parameter, *_units_of(p, workers, rank)) for p in plan.placements))
         for rank in range(workers)
     )
     return OnChip(
@@ -340,8 +343,12 @@ def _on_chip(plan: Plan, chip: Machine) -> OnChip:
     )
 
 
-def _key(piece: Slice) -> tuple[str, int, int]:
-    return piece.parameter, piece.units, piece.gates
+def _units_of(placement: Placement, workers: int, rank: int) -> tuple[int, int]:
+    return (0, placement.units) if placement.repeated else unit_range(placement.units, workers, rank)
+
+
+def _key(piece: Slice) -> tuple[str, int, int, bool]:
+    return piece.parameter, piece.units, piece.gates, piece.repeated
 
 
 def phase_steps(plan: Plan) -> dict[str, list[Step]]:

@@ -50,6 +50,8 @@ def _stage(stage: StageFacts) -> Iterator[str]:
     yield f"  {stage.name}: {stage.direction}, {stage.placement}, rows of {stage.space}"
     for segment in stage.segments:
         shared = "every worker its units" if segment.by_units else "every worker its rows"
+        if segment.repeated:
+            shared += f", but all of {', '.join(segment.repeated)}"
         work = ", ".join((*segment.products, counted(segment.operations, "operation")))
         yield f"    step {segment.step}: {segment.name}: {work}; {shared}"
 

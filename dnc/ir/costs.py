@@ -21,11 +21,14 @@ from dnc.ir.plan import (
     Address,
     BufferAddress,
     DenseGradient,
+    Placement,
     Plan,
     Product,
+    RepeatedAddress,
     Segment,
     SlotsAddress,
     TransposedProduct,
+    repeated_parts,
     unit_share,
 )
 from dnc.ir.program import LEVEL
@@ -39,6 +42,9 @@ SHARED_ROWS = 4
 # cluster are 0.2. Of 33 workers 16 rows took 22 us, forward and backward: 2.5 times that price.
 FAR = 6.0
 FAR_WORKERS = 13.2  # of fewer workers one such price for so many
+# What repeated products and cells of a row cost, against their counts: so a GRU of 64 or 128 units is
+# expected to gain by them up to about as many samples as on an H200.
+REPEATED = 1.6
 NAMES = tuple(field.name for field in attrs.fields(Constants))
 LAUNCH, INSTRUCTION, CLUSTER, EXCHANGE, GRID, FLOP, TILED, ELEMENT, BYTE, SHARED_BYTE = range(len(NAMES))
 
@@ -73,10 +79,8 @@ class Costs:
         self._far = 1.0
         if self.on_gpu and self.tiling.cluster == 1 and workers > 1:
             self._far = min(FAR, max(1.0, workers / FAR_WORKERS))
-        self._streamed = {
-            (p.parameter, p.units) for p in plan.placements if p.residency == STREAMED or not self.on_gpu
-        }
-        self._shared = {(p.parameter, p.units) for p in plan.placements if p.residency == SHARED}
+        self._streamed = {_key(p) for p in plan.placements if p.residency == STREAMED or not self.on_gpu}
+        self._shared = {_key(p) for p in plan.placements if p.residency == SHARED}
         self._partial = {buffer.name for buffer in plan.buffers if buffer.partial}
         self._width = {buffer.name: buffer.width for buffer in plan.buffers}
         self._segments = {segment.name: self._segment(segment) for segment in plan.segments}
@@ -87,7 +91,7 @@ class Costs:
         """A launch with its resident weights, and nothing else."""
         found = np.zeros(len(NAMES))
         found[LAUNCH] = 1
-        placements = [p for p in self.plan.placements if (p.parameter, p.units) not in self._streamed]
+        placements = [p for p in self.plan.placements if _key(p) not in self._streamed]
         found[BYTE] = sum(place.bytes_per_worker for place in placements)
         return found
 
@@ -171,19 +175,24 @@ class Costs:
         products: tuple[Product | TransposedProduct, ...] = (*segment.products, *segment.transposed)
         for product in products:
             rows, columns = self.plan.program.parameter(product.parameter).type.shape
-            share.row[flop] += 2.0 * rows * fraction * columns
-            if (product.parameter, segment.units) in self._streamed:
-                share.tile[BYTE] += 4.0 * rows * fraction * columns
-            elif (product.parameter, segment.units) in self._shared:
-                share.few[SHARED_BYTE] += 4.0 * rows * fraction * columns
+            repeated = isinstance(product, Product) and product.result in segment.repeated
+            own = rows * (1.0 if repeated else fraction)
+            share.row[flop] += 2.0 * own * columns * (REPEATED if repeated else 1.0)
+            if (product.parameter, segment.units, repeated) in self._streamed:
+                share.tile[BYTE] += 4.0 * own * columns
+            elif (product.parameter, segment.units, repeated) in self._shared:
+                share.few[SHARED_BYTE] += 4.0 * own * columns
             if isinstance(product, TransposedProduct):
                 share.row[BYTE] += 4.0 * columns * self._far
             else:
-                width = sum(p.width * self._runs(p.address) for p in product.pieces)
+                pieces = [p for p in product.pieces if not isinstance(p.address, RepeatedAddress)]
+                width = sum(p.width * self._runs(p.address) for p in pieces)
                 share.row[BYTE] += 4.0 * width * self._far
-        for load in segment.loads:
-            share.row[BYTE] += 4.0 * fraction * _size(load.value.type) * self._runs(load.address) * self._far
-        share.row[ELEMENT] += fraction * _operations(segment)
+        for part, own in zip(repeated_parts(segment), (REPEATED, fraction), strict=True):
+            loads = [load for load in part.loads if not isinstance(load.address, RepeatedAddress)]
+            for load in loads:
+                share.row[BYTE] += 4.0 * own * _size(load.value.type) * self._runs(load.address) * self._far
+            share.row[ELEMENT] += own * _operations(part)
 
     def _vertex(self, segment: Segment, share: _Share) -> None:
         """Every worker takes its rows, and computes them whole."""
@@ -196,6 +205,10 @@ class Costs:
         partial = isinstance(address, BufferAddress) and address.buffer in self._partial
         partial = partial or (isinstance(address, SlotsAddress) and address.partial is not None)
         return self.workers if partial else 1
+
+
+def _key(placement: Placement) -> tuple[str, int, bool]:
+    return placement.parameter, placement.units, placement.repeated
 
 
 def _outer_elements(gradient: DenseGradient) -> int:

@@ -13,7 +13,8 @@ Distributions (docs/architecture.md). The workers of a replica share its vertice
 UNIT: every worker takes all rows of a group and its own hidden units, `units` split evenly over
 the workers (rows g * units + u of every gate g of a unit stay together: GRNN's output tiling).
 VERTEX: every worker takes its own rows of the group and computes them whole. A transposed product
-on units yields *partials*: every worker stores its own sum, and whoever loads adds them up.
+on units yields *partials*: every worker stores its own sum, and whoever loads adds them up. In a UNIT
+segment some values may be REPEATED: every worker computes all of them, for itself alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import TypeVar
 
 import attrs
 
-from dnc.ir.cell import Cell, Value
+from dnc.ir.cell import Cell, Op, Value
 from dnc.ir.index_lists import ChildrenList as ChildrenList
 from dnc.ir.index_lists import ClassList as ClassList
 from dnc.ir.index_lists import GatherList as GatherList
@@ -136,6 +137,14 @@ class SeedAddress:
     """The launch's loss scale."""
 
 
+@attrs.frozen
+class RepeatedAddress:
+    """Element i of a repeated value of the segment, from `offset`: the worker has made it itself."""
+
+    value: Value
+    offset: int = 0
+
+
 Address = (
     ParameterAddress
     | BufferAddress
@@ -145,6 +154,7 @@ Address = (
     | SlotsAddress
     | IndexAddress
     | SeedAddress
+    | RepeatedAddress
 )
 
 
@@ -182,8 +192,8 @@ class Product:
     """result[r] = sum over k of parameter[r, k] * operand[k]; runs before the segment's cell.
 
     UNIT segments compute the worker's own rows. The operand is the concatenation of `pieces`,
-    complete before the segment starts. `select` is the list of the index that selects a matrix of a
-    stack; all rows of an instruction have the same one there.
+    complete before the segment starts, or repeated. `select` is the list of the index that selects a matrix
+    of a stack; all rows of an instruction have the same one there.
     """
 
     result: Value
@@ -225,7 +235,8 @@ class Segment:
     g * units elements is g gates, and all operations work on the same unit of their operands.
     In a VERTEX segment the cell may hold any operation and `products` is empty (products are
     operations of the cell). `step` numbers the segments of a stage: those of one step are
-    independent, and an exchange stands between steps.
+    independent, and an exchange stands between steps. `repeated` are the values of a UNIT segment, results
+    of products and of operations, that every worker makes in whole, from what is complete before it starts.
     """
 
     name: str
@@ -240,6 +251,7 @@ class Segment:
     stores: tuple[Store, ...]
     transposed: tuple[TransposedProduct, ...] = ()
     scratch: tuple[ListScratch, ...] = ()
+    repeated: tuple[Value, ...] = ()
 
     @property
     def summed(self) -> set[str]:
@@ -327,7 +339,8 @@ class Placement:
     """Where the slice of a parameter that a worker needs lives, and why.
 
     `units` and `gates` say which rows belong together (rows = gates * units); `columns` is K.
-    `slot` is the first register of a REGISTER slice, or the first word of a SHARED one.
+    `slot` is the first register of a REGISTER slice, or the first word of a SHARED one. repeated: every
+    worker has all units, for a product that is repeated.
     """
 
     parameter: str
@@ -338,6 +351,11 @@ class Placement:
     slot: int
     bytes_per_worker: int
     reason: str
+    repeated: bool = False
+
+    def share(self, workers: int) -> int:
+        """Units of a worker, at most."""
+        return unit_share(self.units, 1 if self.repeated else workers)
 
 
 @attrs.frozen
@@ -455,15 +473,21 @@ def product_parameters(segment: Segment) -> list[str]:
     return products + [product.parameter for product in segment.transposed]
 
 
+def uses_of(segment: Segment) -> list[tuple[str, bool]]:
+    """The same, with whether the product is repeated, for which every worker has all units."""
+    products = [(product.parameter, product.result in segment.repeated) for product in segment.products]
+    return products + [(product.parameter, False) for product in segment.transposed]
+
+
 def lends(plan: Plan) -> bool:
     """Whether slices in shared memory are there during levels only, and staging of everything else takes
     their place in between: where levels alone multiply by them, and others stream weights."""
-    held = {(p.parameter, p.units): p.residency for p in plan.placements}
+    held = {(p.parameter, p.units, p.repeated): p.residency for p in plan.placements}
     inside, outside = set[str](), set[str]()
     for segment in plan.segments:
         if segment.mapping == UNIT:
             is_level = plan.program.stage(segment.stage).placement == LEVEL
-            used = {held[name, segment.units] for name in product_parameters(segment)}
+            used = {held[name, segment.units, repeated] for name, repeated in uses_of(segment)}
             (inside if is_level else outside).update(used)
     return SHARED in inside and SHARED not in outside and STREAMED in outside
 
@@ -479,6 +503,58 @@ def unit_range(units: int, workers: int, rank: int) -> tuple[int, int]:
     share = unit_share(units, workers)
     begin = min(units, rank * share)
     return begin, min(units, begin + share)
+
+
+def repeated_parts(segment: Segment) -> tuple[Segment, Segment]:
+    """What every worker makes in whole, with the values that the rest reads as its results; and the rest,
+    in which these are loads and pieces of operands."""
+    repeated = set(segment.repeated)
+    if not repeated:
+        return _part(_bare(segment), [], (), (), ()), segment
+    first_ops = [op for op in segment.cell.ops if op.result in repeated]
+    rest_ops = [op for op in segment.cell.ops if op.result not in repeated]
+    first_products = tuple(product for product in segment.products if product.result in repeated)
+    rest_products = tuple(product for product in segment.products if product.result not in repeated)
+    read = {value for op in rest_ops for value in op.operands} | set(segment.cell.results)
+    pieces = (piece.address for product in rest_products for piece in product.pieces)
+    operands = {address.value for address in pieces if isinstance(address, RepeatedAddress)}
+    loads = tuple(Load(value, RepeatedAddress(value)) for value in segment.repeated if value in read)
+    left = tuple(value for value in segment.repeated if value in read | operands)
+    return (
+        _part(_bare(segment), first_ops, first_products, (), left),
+        _part(segment, rest_ops, rest_products, loads, segment.cell.results),
+    )
+
+
+def _bare(segment: Segment) -> Segment:
+    """A segment that leaves nothing in memory."""
+    return attrs.evolve(segment, stores=(), transposed=())
+
+
+def staged_operand(segment: Segment, load: Load) -> int | None:
+    """The first element of a load in the operand of the last product, if it is a piece of that."""
+    begin = 0
+    for piece in segment.products[-1].pieces if segment.products else ():
+        if piece.address == load.address and piece.width == getattr(load.value.type, "size", 0):
+            return begin
+        begin += piece.width
+    return None
+
+
+def _part(
+    segment: Segment,
+    ops: list[Op],
+    products: tuple[Product, ...],
+    loads: tuple[Load, ...],
+    results: tuple[Value, ...],
+) -> Segment:
+    """A segment with some of its operations, and what they need."""
+    used = {value for op in ops for value in op.operands}
+    constants = [op for op in segment.cell.ops if not op.operands and op.result in used and op not in ops]
+    loads = (*(load for load in segment.loads if load.value in used | set(results)), *loads)
+    inputs = (*(load.value for load in loads), *(product.result for product in products))
+    cell = Cell(inputs, (*constants, *ops), results)
+    return attrs.evolve(segment, loads=loads, products=products, cell=cell, repeated=())
 
 
 def levels_of(plan: Plan, segment: Segment) -> list[Segment]:

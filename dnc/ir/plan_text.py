@@ -18,6 +18,7 @@ from dnc.ir.plan import (
     ParameterAddress,
     Plan,
     Product,
+    RepeatedAddress,
     SeedAddress,
     Segment,
     TransposedProduct,
@@ -64,6 +65,8 @@ def _segment(segment: Segment) -> Iterator[str]:
         yield f"    {product.result} = {_selected(product)} @ [{pieces}]"
     for op in segment.cell.ops:
         yield f"    {print_op(op).strip()}"
+    if segment.repeated:
+        yield f"    by every worker in whole: {', '.join(str(value) for value in segment.repeated)}"
     for store in segment.stores:
         yield f"    store {store.value} -> {store.buffer}+{store.offset}"
     for transposed in segment.transposed:
@@ -92,4 +95,6 @@ def address_text(address: Address) -> str:
         return f"index[{address.list}]"
     if isinstance(address, SeedAddress):
         return "seed"
+    if isinstance(address, RepeatedAddress):
+        return f"{address.value}+{address.offset}"
     return f"sum of slots[{address.plain or '-'}, {address.partial or '-'}]+{address.offset}"

@@ -22,6 +22,7 @@ from dnc.ir.plan import (
     Load,
     Piece,
     Product,
+    RepeatedAddress,
     Result,
     SeedAddress,
     Segment,
@@ -67,9 +68,9 @@ def shifted(address: Address, offset: int) -> Address:
 
 
 class Cutter:
-    """Cuts one stage; joins, vertex_floats: see `Fuse`. Behind `cut`, `results` are the stage's."""
+    """Cuts one stage; joins, vertex_floats, repeats: see `Fuse`. Behind `cut`, `results` are the stage's."""
 
-    def __init__(self, binder: Binder, stage: Stage, joins: bool, vertex_floats: int) -> None:
+    def __init__(self, binder: Binder, stage: Stage, joins: bool, vertex_floats: int, repeats: bool) -> None:
         self.binder, self.stage, self.joins = binder, stage, joins
         self.program = binder.program
         self.cell = with_copies(stage)
@@ -83,9 +84,10 @@ class Cutter:
             for value, bound in zip(self.cell.inputs, stage.inputs, strict=True)
             if isinstance(bound, ParameterInput) and rank_of(value) == 2
         }
-        self.found = Distribution(self.cell, self.matrices, stage, joins, vertex_floats)
+        self.found = Distribution(self.cell, self.matrices, stage, joins, vertex_floats, repeats)
         self.kind, self.step, self.group = self.found.kind, self.found.step, self.found.group
         self.home: dict[Value, BufferAddress] = {}
+        self.repeated: set[Value] = set()  # what products of the segment at hand read of it
         self.results: list[Result] = []
 
     def cut(self) -> list[Segment]:
@@ -104,9 +106,9 @@ class Cutter:
         for op in self.cell.ops:
             for operand in op.operands:
                 for source in self._sources(operand):
-                    crosses = self.kind[source] in (UNIT, VERTEX, PARTIAL) and not (
-                        source is operand and self.found.inside(operand, op.result)
-                    )
+                    inside = source is operand and self.found.inside(operand, op.result)
+                    inside = inside or self.found.is_repeated(source, op)
+                    crosses = self.kind[source] in (UNIT, VERTEX, PARTIAL) and not inside
                     if crosses and self.kind[op.result] != VIEW and source not in self.home:
                         if is_scalar_list(source):
                             continue  # it lies in its scratch
@@ -220,7 +222,9 @@ class Cutter:
         return found
 
     def _complete_address(self, value: Value) -> Address:
-        return self.address[value] if self.kind[value] == INPUT else self.home[value]
+        if self.kind[value] == INPUT:
+            return self.address[value]
+        return RepeatedAddress(value) if value in self.repeated else self.home[value]
 
     def _partial_stores(self, value: Value) -> tuple[tuple[str, int, int, int], ...]:
         """Where a transposed product's result goes: (buffer, offset, begin, end) of each store."""
@@ -265,7 +269,9 @@ class Cutter:
 
         for op in members:
             if mapping == UNIT and op.opcode == "matmul":
+                self.repeated = self.found.repeated & inside
                 pieces = tuple(self._pieces(op.operands[1], 0, width_of(op.operands[1])))
+                self.repeated = set()
                 bound = self.matrices[op.operands[0]]
                 select = self.binder.selection(self.stage.space, bound)
                 products.append(Product(op.result, bound.parameter, pieces, select))
@@ -303,6 +309,7 @@ class Cutter:
             stores=stores,
             transposed=tuple(transposed),
             scratch=tuple(self._list_scratch(value) for value in values if is_scalar_list(value)),
+            repeated=tuple(value for value in values if value in self.found.repeated),
         )
 
     def _list_scratch(self, value: Value) -> ListScratch:

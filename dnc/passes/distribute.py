@@ -7,6 +7,9 @@ distribution made only in a later step; without joining, every operation is a gr
 The kind of a value decides: what a stage is given is complete; a product with a parameter needs a
 complete operand and yields units; element-wise operations keep units; a transposed product takes units
 and yields partial sums; everything else needs whole vectors and runs vertex by vertex.
+
+Of the recursion, what a product needs whole and what follows from complete values alone may be repeated:
+every worker makes all units of it, so that the product needs no exchange.
 """
 
 from __future__ import annotations
@@ -53,14 +56,17 @@ class Distribution:
         stage: Stage,
         joins: bool,
         vertex_floats: int,
+        repeats: bool,
     ) -> None:
-        """matrices: the inputs that are parameters of two dimensions. joins, vertex_floats: see `Fuse`."""
+        """matrices: the inputs that are parameters of two dimensions. joins, vertex_floats, repeats: see
+        `Fuse`."""
         self.cell, self.matrices, self.joins = cell, matrices, joins
         self.ops = cell.definitions()
         self.kind: dict[Value, str] = {}
         self.step: dict[Value, int] = {}
         self.group: dict[Value, int] = {}
         self.too_few: dict[Value, int] = {}  # values not shared out by units, for there are so few
+        self.repeated: set[Value] = set()  # values of which every worker makes all units
         vertex = set() if stage.placement == LEVEL else self._small_stage(vertex_floats)
         while True:
             self._classify(vertex)
@@ -69,6 +75,36 @@ class Distribution:
                 break
             vertex |= wide.keys()
             self.too_few |= wide
+        self.repeatable = self._repeatable() if joins and stage.placement == LEVEL else set()
+        if repeats and self.repeatable:
+            self.repeated = self.repeatable
+            self._classify(vertex)
+            if self._too_wide():
+                self.repeated = set()
+                self._classify(vertex)
+
+    def _repeatable(self) -> set[Value]:
+        """What a product needs whole and follows from complete values, with all that this takes."""
+        wanted = [
+            source
+            for op in self.cell.ops
+            if op.opcode == "matmul" and self.kind[op.result] == UNIT
+            for source in self._behind_views(op.operands[1])
+            if self.kind[source] == UNIT and self.step[source] == 0
+        ]
+        found: set[Value] = set()
+        while wanted:
+            value = wanted.pop()
+            if self.kind[value] != UNIT or value in found:
+                continue
+            found.add(value)
+            wanted += [source for v in self.ops[value].operands for source in self._behind_views(v)]
+        return set() if any(isinstance(value.type, ListType) for value in found) else found
+
+    def is_repeated(self, value: Value, user: Op) -> bool:
+        """Whether a product reads a value that its own worker has made in whole."""
+        together = value in self.repeated and self.step[value] == self.step[user.result]
+        return together and user.opcode == "matmul" and self.kind[user.result] == UNIT
 
     def _small_stage(self, vertex_floats: int) -> set[Value]:
         """All values, if the stage has few weights and anything to gain from whole vectors."""
@@ -143,6 +179,8 @@ class Distribution:
             return 0
         if have == VIEW:
             return max(self._ready(v, kind, True) for v in self.ops[value].operands)
+        if value in self.repeated and kind == UNIT:
+            return 0
         joined = self.joins or isinstance(value.type, ListType)  # no buffer holds a list
         same = have == kind and not whole and joined
         return self.step[value] + (0 if same else 1)
@@ -167,6 +205,9 @@ class Distribution:
                 joined = self.joins or isinstance(operand.type, ListType)
                 if joined and self.inside(operand, value):
                     parent[find(operand)] = find(value)
+                for source in self._behind_views(operand):
+                    if self.is_repeated(source, op):
+                        parent[find(source)] = find(value)
             if not self.joins:
                 continue
             if self.kind[value] == VERTEX:
@@ -242,6 +283,13 @@ class Distribution:
             if reason:
                 text = f"'{stage.name}' is cut before this, with an exchange {often}: {reason}"
                 remarks.add(stage.name, text, op.span or stage.span)
+            whole = [source for v in op.operands for source in self._behind_views(v)]
+            if any(self.is_repeated(source, op) for source in whole):
+                text = (
+                    f"every worker makes in '{stage.name}' all of the vector that this product needs whole: "
+                    f"that saves an exchange {often}"
+                )
+                remarks.add(stage.name, text, op.span or stage.span)
             names = [self.matrices[value].parameter for value in op.operands if value in self.matrices]
             if self.kind[op.result] == VERTEX and stage.placement == LEVEL and names:
                 text = f"{names[0]} is not shared out among the workers: {self._whole(op)}"
@@ -267,7 +315,8 @@ class Distribution:
                     return "it is shared out by units, and reads what is computed vertex by vertex"
                 if user == VERTEX:
                     return self._whole(op)
-                return "the product needs a whole vector, of which every worker has made its units"
+                text = "the product needs a whole vector, of which every worker has made its units"
+                return f"{text}; with --repeat it makes all of them" if source in self.repeatable else text
         return ""
 
     def _behind_views(self, value: Value) -> list[Value]:

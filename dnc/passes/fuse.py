@@ -21,10 +21,13 @@ from dnc.passes.cut import Cutter, shifted
 @attrs.frozen
 class Fuse:
     """Options: `enabled` joins operations; `vertex_floats`, the largest sum of weights of a stage
-    outside the recursion that is still computed vertex by vertex."""
+    outside the recursion that is still computed vertex by vertex; `repeats`: whether every worker makes
+    what a product of the recursion needs whole, where that follows from complete values, and saves an
+    exchange."""
 
     enabled: bool = True
     vertex_floats: int = 8192
+    repeats: bool = False
 
     def __call__(self, program: Program) -> Plan:
         """The plan of `program`: segments, buffers and lists only."""
@@ -37,7 +40,7 @@ class Fuse:
         segments: list[Segment] = []
         results: list[Result] = []
         for stage in program.stages:
-            cutter = Cutter(binder, stage, self.enabled, self.vertex_floats)
+            cutter = Cutter(binder, stage, self.enabled, self.vertex_floats, self.repeats)
             segments.extend(cutter.cut())
             if self.enabled:
                 cutter.found.remark(stage, remarks)

@@ -29,6 +29,8 @@ from dnc.ir.plan import (
     Segment,
     SlotsAddress,
     levels_of,
+    repeated_parts,
+    staged_operand,
     state_buffers,
     unit_share,
 )
@@ -96,12 +98,19 @@ def _asked(plan: Plan, segment: Segment) -> Iterator[_Asked]:
     summed = segment.summed
     for piece in _pieces(segment):
         yield from _asked_by_piece(plan, segment, piece, written, summed)
+    staged = _staged(segment)
     for load in segment.loads:
         address = load.address
         if isinstance(address, GatherAddress | ChildrenAddress):
             for buffer in state_buffers(plan, address.list) & written:
+                if load.value in staged and not staged[load.value]:
+                    raise _NotEnough
                 _check_own(segment, buffer, address.offset, load.value)
         elif isinstance(address, SlotsAddress):
+            if load.value in staged and (_slots(plan, address.plain) | _slots(plan, address.partial)) & (
+                written | summed
+            ):
+                raise _NotEnough
             for buffer in _slots(plan, address.plain) & written:
                 _check_own(segment, buffer, address.offset, load.value)
             for buffer in sorted(_slots(plan, address.partial) & summed):
@@ -109,6 +118,12 @@ def _asked(plan: Plan, segment: Segment) -> Iterator[_Asked]:
                 yield buffer, address.offset, None
         elif isinstance(address, BufferAddress | EntriesAddress) and address.buffer in written | summed:
             raise _NotEnough
+
+
+def _staged(segment: Segment) -> dict[Value, bool]:
+    """What repeated operations load, all units of it, and whether that is an operand that was staged."""
+    first, _ = repeated_parts(segment)
+    return {load.value: staged_operand(first, load) is not None for load in first.loads}
 
 
 def _asked_by_piece(

@@ -62,7 +62,9 @@ def _fits(plan: Plan, segment: Segment) -> bool:
     if (plan.tiling.workers - 1) * unit_share(segment.units, plan.tiling.workers) >= segment.units:
         return False
     used = set(product_parameters(segment))
-    placed = [p for p in plan.placements if p.parameter in used and p.units == segment.units]
+    placed = [
+        p for p in plan.placements if p.parameter in used and p.units == segment.units and not p.repeated
+    ]
     if any(place.residency != REGISTER for place in placed):
         return False
     return all(

@@ -18,9 +18,9 @@ from dnc.ir.plan import (
     UNIT,
     Placement,
     Plan,
-    product_parameters,
     shared_stride,
     unit_share,
+    uses_of,
     weights_of_register,
 )
 from dnc.ir.program import LEVEL, STACK, ParameterInput
@@ -41,7 +41,8 @@ def most_registers(chip: Machine, precision: str, cluster: int = 0) -> int:
 
 @attrs.frozen
 class Slice:
-    """A parameter as the unit segments use it: rows = gates * units. packed: weights of a register."""
+    """A parameter as the unit segments use it: rows = gates * units. packed: weights of a register. repeated:
+    every worker has all units."""
 
     parameter: str
     units: int
@@ -50,10 +51,11 @@ class Slice:
     recursive: bool
     stacked: bool = False
     packed: int = 1
+    repeated: bool = False
 
     def rows(self, workers: int) -> int:
         """Rows that one worker holds."""
-        return self.gates * unit_share(self.units, workers)
+        return self.gates * unit_share(self.units, 1 if self.repeated else workers)
 
     def registers(self, workers: int) -> int:
         """Registers a thread."""
@@ -66,20 +68,22 @@ class Slice:
 
 def slices(plan: Plan) -> tuple[Slice, ...]:
     """Every slice that unit segments use, recursive ones first, then by use and size."""
-    found: dict[tuple[str, int, int], Slice] = {}
-    uses: dict[tuple[str, int, int], int] = {}
+    found: dict[tuple[str, int, int, bool], Slice] = {}
+    uses: dict[tuple[str, int, int, bool], int] = {}
     packed = weights_of_register(plan.precision)
     for segment in plan.segments:
         if segment.mapping != UNIT:
             continue
         recursive = plan.program.stage(segment.stage).placement == LEVEL
-        for parameter in product_parameters(segment):
+        for parameter, repeated in uses_of(segment):
             rows, columns = plan.program.parameter(parameter).type.shape
-            key = (parameter, segment.units, rows // segment.units)
+            key = (parameter, segment.units, rows // segment.units, repeated)
             before = found.get(key)
             recursive_too = recursive or (before is not None and before.recursive)
             stacked = plan.program.parameter(parameter).kind == STACK
-            found[key] = Slice(parameter, segment.units, key[2], columns, recursive_too, stacked, packed)
+            found[key] = Slice(
+                parameter, segment.units, key[2], columns, recursive_too, stacked, packed, repeated
+            )
             uses[key] = uses.get(key, 0) + 1
     order = sorted(found, key=lambda key: (not found[key].recursive, -uses[key], found[key].columns))
     return tuple(found[key] for key in order)
@@ -127,7 +131,7 @@ class PlanWeights:
         if not self.machine.is_gpu:
             reason = "the caches of the core hold what they can"
             made = tuple(
-                Placement(s.parameter, s.units, s.gates, s.columns, STREAMED, 0, 0, reason)
+                Placement(s.parameter, s.units, s.gates, s.columns, STREAMED, 0, 0, reason, s.repeated)
                 for s in slices(plan)
             )
             return attrs.evolve(plan, placements=made)
@@ -154,6 +158,7 @@ class PlanWeights:
         need, words = piece.registers(workers), piece.words(workers)
         kind = "the recursion reads it at every level" if piece.recursive else "read once a batch"
         in_registers = self.residency == REGISTER or (piece.recursive and self.residency is None)
+        kind += ", whole by every worker" if piece.repeated else ""
         size, free = f"{_size(words)} a worker", f"{shared.free * 4 // 1024} KiB"
         if in_registers and need <= registers.free and not piece.stacked:
             reason = f"{kind}; {need} registers a thread, {registers.free} were free"
@@ -173,7 +178,15 @@ class PlanWeights:
                     f"{free} and {registers.free} registers are left"
                 )
         return Placement(
-            piece.parameter, piece.units, piece.gates, piece.columns, residency, slot, words * 4, reason
+            piece.parameter,
+            piece.units,
+            piece.gates,
+            piece.columns,
+            residency,
+            slot,
+            words * 4,
+            reason,
+            piece.repeated,
         )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from dnc.ir.costs import INSTRUCTION, NAMES, Costs, nanoseconds
 from dnc.ir.machine import Constants, Machine
-from dnc.ir.plan import STREAMED, UNIT, Plan, Tiling, product_parameters, unit_share
+from dnc.ir.plan import STREAMED, UNIT, Plan, Tiling, unit_share, uses_of
 from dnc.ir.program import LEVEL
 from dnc.passes.plan_weights import PlanWeights
 
@@ -82,23 +82,36 @@ class SelectTiles:
             tile = self.tile or CPU_TILE
             tiling = Tiling(workers=self.workers or 1, threads=1, cluster=1, tile=tile, window=self.window)
             return attrs.evolve(plan, tiling=tiling)
-        further = NOMINAL_ROWS if self.batch is None else self.batch - 1
-        ranked = sorted(self.candidates(plan), key=lambda c: c.time(further))
-        if not ranked:
-            raise ValueError(f"{self.machine.name} has no clusters of {self.cluster}")
-        best = ranked[0]
-        if self.batch is None:
-            most = min((c.time(MANY_ROWS) for c in ranked if not c.beside), default=math.inf)
-            fit = [c for c in ranked if not c.beside or c.time(MANY_ROWS) <= most]
-            near = [c for c in fit if c.time(further) <= NEAR * fit[0].time(further)]
-            best = min(near, key=lambda c: c.vertex_ns)
+        ranked = self._ranked(plan)
         remarks = tuple(
             f"tiles: {c.tiling.workers} workers a replica, cluster {c.tiling.cluster}, "
             f"{c.replicas} replicas: "
             f"{c.level_ns:.0f} ns a level, {c.vertex_ns:.0f} ns a vertex"
             for c in ranked
         )
-        return attrs.evolve(plan, tiling=best.tiling, remarks=(*plan.remarks, *remarks))
+        return attrs.evolve(plan, tiling=self._chosen(ranked).tiling, remarks=(*plan.remarks, *remarks))
+
+    def best(self, plan: Plan) -> Ranked:
+        """The tiling that it chooses on a GPU, with its cost."""
+        return self._chosen(self._ranked(plan))
+
+    def expected(self, ranked: Ranked) -> float:
+        """The time by which a choice is made, in ns."""
+        return ranked.time(NOMINAL_ROWS if self.batch is None else self.batch - 1)
+
+    def _ranked(self, plan: Plan) -> list[Ranked]:
+        ranked = sorted(self.candidates(plan), key=self.expected)
+        if not ranked:
+            raise ValueError(f"{self.machine.name} has no clusters of {self.cluster}")
+        return ranked
+
+    def _chosen(self, ranked: list[Ranked]) -> Ranked:
+        if self.batch is not None:
+            return ranked[0]
+        most = min((c.time(MANY_ROWS) for c in ranked if not c.beside), default=math.inf)
+        fit = [c for c in ranked if not c.beside or c.time(MANY_ROWS) <= most]
+        near = [c for c in fit if self.expected(c) <= NEAR * self.expected(fit[0])]
+        return min(near, key=lambda c: c.vertex_ns)
 
     def candidates(self, plan: Plan) -> list[Ranked]:
         """Every tiling the machine allows, or the one that was asked for, with its cost."""
@@ -146,10 +159,10 @@ def _shares_evenly(plan: Plan, workers: int) -> bool:
 
 def _keeps(plan: Plan) -> bool:
     """Whether no product of the recursion streams its weights."""
-    streamed = {(p.parameter, p.units) for p in plan.placements if p.residency == STREAMED}
+    streamed = {(p.parameter, p.units, p.repeated) for p in plan.placements if p.residency == STREAMED}
     return not any(
-        (name, segment.units) in streamed
+        (name, segment.units, repeated) in streamed
         for segment in plan.segments
         if plan.program.stage(segment.stage).placement == LEVEL
-        for name in product_parameters(segment)
+        for name, repeated in uses_of(segment)
     )

@@ -37,6 +37,7 @@ SIZES = {
     "lstm2": {"hidden": 5, "embed": 4},
     "lstm_classifier": {"hidden": 6, "embed": 4},
     "dag": {"hidden": 6},
+    "gru_classifier": {"hidden": 18, "embed": 5},
     "childsum": {"hidden": 33, "embed": 20},
     "attention": {"hidden": 20, "embed": 6, "targets": 11},
     "mvrnn": {"width": 5},
@@ -62,9 +63,9 @@ def model(name: str, without: tuple[str, ...] = (), **sizes: int) -> tuple[Progr
 
 @cache
 def compiled(
-    name: str, without: tuple[str, ...], sizes: tuple[tuple[str, int], ...]
+    name: str, without: tuple[str, ...], sizes: tuple[tuple[str, int], ...], repeat: bool = False
 ) -> tuple[Program, Plan, CpuBackend]:
-    options = PlanOptions(without=without)
+    options = PlanOptions(without=without, repeat=repeat)
     path = EXAMPLES / f"{name}.dn"
     source = Source(str(path), path.read_text())
     program = transform(load_program(source, dict(sizes))[0], options)
@@ -116,6 +117,18 @@ def test_every_example_on_every_grid(name: str, grid: tuple[int, int]) -> None:
     made = bench(name, grid, 5, seed=2)
     check_training(made)
     check_evaluation(made)
+
+
+@pytest.mark.parametrize("name", ["attention", "char_rnn", "childsum", "gru_classifier"])
+def test_values_that_every_worker_makes(name: str) -> None:
+    program, plan, backend = compiled(name, (), tuple(SIZES[name].items()), repeat=True)
+    assert any(segment.repeated for segment in plan.segments)
+    for grid in GRIDS:
+        for batch in (5, 70):  # more rows than a tile
+            forest = ForestGrower(program, batch).grow(batch, 6)
+            made = Bench(program, plan, OnGrid(backend, grid), forest, batch)  # type: ignore[arg-type]
+            check_training(made)
+            check_evaluation(made)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

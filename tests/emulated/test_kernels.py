@@ -38,6 +38,11 @@ CASES: dict[str, Case] = {
         {"cluster": 4, "precision": "tf32x3", "residency": "streamed"},
     ),
     "states that are pushed": ("lstm_classifier", {"hidden": 32, "embed": 20}, {"cluster": 4}),
+    "values that every worker makes": (
+        "gru_classifier",
+        {"hidden": 32, "embed": 20},
+        {"cluster": 4, "repeat": True},
+    ),
     "blocks of units, long rows of logits": (
         "language_model",
         {"hidden": 16, "embed": 8, "vocab": 1028},
@@ -87,7 +92,9 @@ def test_against_the_definition(name: str, tmp_path: Path) -> None:
         check_group(bench(3, "random"))
 
 
-@pytest.mark.parametrize("name", ["weights in registers", "runs of many workers"])
+@pytest.mark.parametrize(
+    "name", ["weights in registers", "runs of many workers", "values that every worker makes"]
+)
 def test_the_lean_kernel_against_the_definition(name: str, tmp_path: Path) -> None:
     """Batches that are larger than those it is for take longer, and that is all."""
     example, settings, options = CASES[name]

@@ -78,6 +78,14 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         {"hidden": 72, "embed": 20},
         PlanOptions(cluster=8, without=("mailboxes",)),
     ),
+    # Values that every worker makes in whole.
+    "gru-repeated": ("gru_classifier", {"hidden": 72, "embed": 20}, PlanOptions(cluster=8, repeat=True)),
+    "gru-repeated-bf16": (
+        "gru_classifier",
+        {"hidden": 64, "embed": 20},
+        PlanOptions(cluster=8, repeat=True, precision="bf16"),
+    ),
+    "childsum-exchanged": ("childsum", {"hidden": 24, "embed": 20}, PlanOptions(repeat=False)),
     "top_down": ("top_down", {}, PlanOptions(cluster=8)),
     "dag": ("dag", {}, PlanOptions()),
     # Runs of partial sums that lanes add up together: of vertices with several parents, and where neither

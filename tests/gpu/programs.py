@@ -91,6 +91,7 @@ VARIANTS = (
     Variant(PlanOptions(window=256)),
     Variant(PlanOptions(registers=32)),
     Variant(PlanOptions(batch=1)),
+    *(Variant(PlanOptions(repeat=repeat)) for repeat in (True, False)),
     *(Variant(without=(name,)) for name in OPTIONAL_PASSES),
     *(Variant(pushes=pushes) for pushes in ("all", "none")),
     *(Variant(few=few, apart=apart) for few in (True, False) for apart in (True, False)),

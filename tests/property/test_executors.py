@@ -55,8 +55,8 @@ VERTICES = 40
 
 
 @cache
-def model(name: str, without: tuple[str, ...]) -> tuple[Program, Plan]:
-    options = PlanOptions(without=without)
+def model(name: str, without: tuple[str, ...], repeat: bool) -> tuple[Program, Plan]:
+    options = PlanOptions(without=without, repeat=repeat)
     path = EXAMPLES / f"{name}.dn"
     program = transform(load_program(Source(str(path), path.read_text()), SIZES[name])[0], options)
     return program, make_plan(program, "cpu", options)
@@ -81,8 +81,9 @@ def compare(
     shape: str,
     sharing: float,
     seed: int,
+    repeat: bool = False,
 ) -> None:
-    program, plan = model(name, without)
+    program, plan = model(name, without, repeat)
     forest = ForestGrower(program, seed).grow(batch, max(1, VERTICES // batch), shape, sharing)
     bench = Bench(program, plan, Verified(plan, *grid, seed), forest, seed)
     check_training(bench)
@@ -99,6 +100,7 @@ def compare(
     shape=st.sampled_from(SHAPES),
     shared=st.booleans(),
     seed=st.integers(0, 2**16),
+    repeat=st.booleans(),
 )
 def test_random_batches(
     name: str,
@@ -109,9 +111,23 @@ def test_random_batches(
     shape: str,
     shared: bool,
     seed: int,
+    repeat: bool,
 ) -> None:
     sharing = 0.4 if name == "dag" and shared else 0.0
-    compare(name, without, (replicas, workers), batch, shape, sharing, seed)
+    compare(name, without, (replicas, workers), batch, shape, sharing, seed, repeat)
+
+
+REPEATED = tuple(name for name in sorted(SIZES) if any(s.repeated for s in model(name, (), True)[1].segments))
+
+
+def test_examples_repeat() -> None:
+    assert {"attention", "char_rnn", "childsum", "gru_classifier", "top_down"} <= set(REPEATED)
+
+
+@pytest.mark.parametrize("workers", (1, 4, 7))
+@pytest.mark.parametrize("name", REPEATED)
+def test_repeated_values(name: str, workers: int) -> None:
+    compare(name, (), (2, workers), 5, "random", 0.0, workers, True)
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))

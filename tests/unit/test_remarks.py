@@ -108,7 +108,8 @@ net.dn:8:10: remark: the product with U stays in the recursion: it waits for run
       tanh(U @ (g * h))
            ^^^^^^^^^^^
 net.dn:8:10: remark: 'run' is cut before this, with an exchange at every level: \
-the product needs a whole vector, of which every worker has made its units [fuse, sm_90a]
+the product needs a whole vector, of which every worker has made its units; \
+with --repeat it makes all of them [fuse, sm_90a]
       tanh(U @ (g * h))
            ^^^^^^^^^^^
 net.dn:8:15: remark: 'run.grad' is cut before this, with an exchange at every level: \
@@ -120,6 +121,16 @@ it reads sums of which every worker has a part [fuse, sm_90a]
 def test_the_text() -> None:
     _, remarks = remarked(Source("net.dn", PROGRAM), "sm_90a")
     assert "\n".join(str(remark.diagnostic()) for remark in remarks) == EXPECTED
+
+
+def test_an_exchange_that_is_saved() -> None:
+    program, said = load_program(Source("net.dn", PROGRAM), {})[0], Remarks()
+    make_plan(transform(program), "sm_90a", PlanOptions(repeat=True), PassOptions(remarks=said))
+    (found,) = [remark for remark in said.all() if "whole" in remark.message]
+    assert found.message == (
+        "every worker makes in 'run' all of the vector that this product needs whole: "
+        "that saves an exchange at every level"
+    )
 
 
 def test_weights_that_do_not_fit() -> None:

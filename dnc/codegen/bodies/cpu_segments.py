@@ -2,12 +2,13 @@
 
 In: a segment and the fields of its instruction. Out: the body of the instruction, which sums the products
 into scratch memory, runs the cell over (vertex, sixteen units), and leaves the deltas in scratch memory
-for the transposed products. Every worker has its own scratch memory.
+for the transposed products. What is repeated is made before, for all units, and left there as well. Every
+worker has its own scratch memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 from tvm import tirx
@@ -18,7 +19,7 @@ from dnc.codegen.bodies.cpu_worker import Worker, elements, ramp
 from dnc.codegen.cells import UnitCell, tensor
 from dnc.codegen.emit import Expr, either, let, local, loop, put, shift, smaller, stride_loop, when, wide
 from dnc.ir.cell import Value
-from dnc.ir.plan import Piece, Product, Segment, TransposedProduct
+from dnc.ir.plan import Piece, Product, RepeatedAddress, Segment, TransposedProduct, repeated_parts
 from dnc.ir.weight_format import BLOCK, LANES, whole_lanes
 
 # Operations whose lanes would have to branch apart.
@@ -27,10 +28,13 @@ SCALAR_ONLY = frozenset({"list_max", "list_max_grad"})
 
 @attrs.frozen
 class UnitScratch:
-    """Parts of the scratch memory, a tile of rows each: sums and deltas, behind operands that are staged."""
+    """Parts of the scratch memory, a tile of rows each: sums and deltas, behind operands that are staged from
+    `staged` on; in front of these repeated values that stay."""
 
     sums: dict[Value, int]
     deltas: dict[Value, int]
+    left: dict[Value, int]
+    staged: int
     floats: int
 
 
@@ -44,10 +48,14 @@ def padded_rows(value: Value) -> int:
     return whole_lanes(tensor(value).size)
 
 
-def unit_scratch(worker: Worker, segment: Segment) -> UnitScratch:
-    """Lays out the scratch memory of a UNIT segment."""
+def unit_scratch(worker: Worker, segment: Segment, left: Sequence[Value] = ()) -> UnitScratch:
+    """Lays out the scratch memory of a UNIT segment; left: values that stay there, in front of all else."""
+    first, of_left = 0, dict[Value, int]()
+    for value in left:
+        of_left[value] = first
+        first += padded_rows(value) * worker.tile
     staged = [sum(_staged_floats(worker, piece) for piece in each.pieces) for each in segment.products]
-    at = max(staged, default=0)
+    at = first + max(staged, default=0)
     sums, deltas = {}, {}
     for product in segment.products:
         sums[product.result] = at
@@ -56,7 +64,7 @@ def unit_scratch(worker: Worker, segment: Segment) -> UnitScratch:
         if transposed.delta not in deltas:
             deltas[transposed.delta] = at
             at += padded_rows(transposed.delta) * worker.tile
-    return UnitScratch(sums, deltas, at)
+    return UnitScratch(sums, deltas, of_left, first, at)
 
 
 def _staged_floats(worker: Worker, piece: Piece) -> int:
@@ -81,23 +89,47 @@ class UnitTile:
 
 def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """The body of a UNIT segment's instruction."""
-    scratch = unit_scratch(worker, segment)
+    whole, rest = repeated_parts(segment)
+    scratch, of_whole = (unit_scratch(worker, part, whole.cell.results) for part in (rest, whole))
     values = {each.result for each in segment.products} | {each.delta for each in segment.transposed}
     blocks = [-(-tensor(value).size // BLOCK) for value in values]
-    worker.functions.need(scratch.floats, worker.functions.blocks_at + max(blocks, default=0))
+    worker.functions.need(
+        max(scratch.floats, of_whole.floats), worker.functions.blocks_at + max(blocks, default=0)
+    )
     share = let("share", tirx.truncdiv(segment.units + worker.workers - 1, worker.workers))
     begin = let("begin", smaller(worker.rank * share, segment.units))
     end = let("end", smaller(begin + share, segment.units))
     with stride_loop("tile", 0, rows, worker.tile) as done:
         first, count = let("first", row + done), let("count", smaller(rows - done, worker.tile))
-        tile = UnitTile(worker, segment, scratch, first, count, begin, end, _turn(worker))
-        for product in segment.products:
+        tile = UnitTile(worker, rest, scratch, first, count, begin, end, _turn(worker))
+        if segment.repeated:
+            tile = _repeat(tile, attrs.evolve(of_whole, deltas=scratch.left), whole)
+        for product in rest.products:
             _forward(tile, product)
         _clear_deltas(tile)
         with loop("v", count) as v:
             _cells(tile, v)
         for transposed in segment.transposed:
             _transposed(tile, transposed)
+
+
+def _repeat(tile: UnitTile, scratch: UnitScratch, whole: Segment) -> UnitTile:
+    """Makes what is repeated, for all units; the tile that reads it."""
+    worker, left = tile.worker, scratch.left
+    begin, end = (tirx.const(number, "int32") for number in (0, whole.units))
+    made = attrs.evolve(tile, segment=whole, scratch=scratch, begin=begin, end=end)
+    for product in whole.products:
+        _forward(made, product)
+    with loop("v", tile.count) as v:
+        _cells(made, v)
+
+    def repeated(address: RepeatedAddress, row: Expr) -> Callable[[Expr], Expr]:
+        stride = padded_rows(address.value)
+        at = let("repeated", wide(row - tile.first) * stride + (left[address.value] + address.offset))
+        return lambda i: worker.scratch[shift(at, i)]
+
+    access = attrs.evolve(worker.access, repeated=repeated)
+    return attrs.evolve(tile, worker=attrs.evolve(worker, access=access))
 
 
 def _turn(worker: Worker) -> Expr:
@@ -152,7 +184,7 @@ def _forward(tile: UnitTile, product: Product) -> None:
     numbers = [tirx.const(n, "int32") for n in (rows, weight_step(worker, product.parameter))]
     blocks = _list_blocks(tile, product.result)
     weight = worker.access.weights(product.parameter, product.select, tile.first)
-    sources, staging = [], 0
+    sources, staging = [], tile.scratch.staged
     for number, piece in enumerate(product.pieces):
         source = place_rows(worker, piece, tile.first, tile.count, number * worker.tile, staging)
         staging += _staged_floats(worker, piece)

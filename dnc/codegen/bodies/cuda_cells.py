@@ -25,7 +25,16 @@ from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, stor
 from dnc.codegen.quads import QUAD, UnitQuad
 from dnc.ir.cell import Value
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import BufferAddress, ChildrenAddress, GatherAddress, Load, ParameterAddress, Plan, Segment
+from dnc.ir.plan import (
+    BufferAddress,
+    ChildrenAddress,
+    GatherAddress,
+    Load,
+    ParameterAddress,
+    Plan,
+    Segment,
+    staged_operand,
+)
 
 ROUNDS = 2  # of cells with a unit a thread, which are faster than one of cells with four
 MOST_EARLY = 6  # registers of loads that are not through lists, with those that are: more would be spilled
@@ -61,8 +70,9 @@ class EarlyLoads:
         """Emits where they read, so that this is known when `start` comes. most: so many vertices leave every
         thread one cell at most."""
         self.held: dict[Value, Any] = {}
+        self.started = False
         segment, units = tile.segment, tile.units
-        chosen = early_loads(tile.worker.plan, segment)
+        chosen = [load for load in early_loads(tile.worker.plan, segment) if not _is_staged(tile, load)]
         if not segment.products or not chosen or most * units > THREADS:
             return
         if shares_runs(tile.worker, segment):
@@ -78,8 +88,9 @@ class EarlyLoads:
         self._reads = {load.value: cell.load(load) for load in chosen}
 
     def start(self) -> None:
-        """Emits the loads."""
-        if self.held:
+        """Emits the loads, once."""
+        if self.held and not self.started:
+            self.started = True
             with when(self.few):
                 self._keep(self._reads)
 
@@ -191,6 +202,7 @@ def _quad_cells(tile: UnitTile) -> None:
             made = UnitQuad(worker.access, worker.math, tile.segment, row, unit, product)
             for i, one in enumerate(made.cells):
                 _give_vectors(tile, one, own + i)
+                _give_operands(tile, one, vertex)
             made.run()
             made.store()
             stage_deltas(tile, made.cells, own, vertex)
@@ -209,6 +221,7 @@ def _unit_cell(tile: UnitTile, vertex: Expr, own: Expr) -> UnitCell:
     row = fixed("row", tile.first + vertex)
     cell = UnitCell(worker.access, worker.math, tile.segment, row, unit, product)
     _give_vectors(tile, cell, own)
+    _give_operands(tile, cell, vertex)
     return cell
 
 
@@ -245,11 +258,26 @@ def _give_vectors(tile: UnitTile, cell: UnitCell, own: Expr) -> None:
     worker = tile.worker
     for load in cell.segment.loads:
         if isinstance(load.address, ParameterAddress) and load.address.select is None:
-            slot = worker.vectors.get((load.address.parameter, cell.segment.units))
+            slot = worker.vectors.get((load.address.parameter, cell.segment.units, worker.repeats))
             if slot is not None and load.address.offset == 0:
                 first = tile.own + own
                 places = [slot + gate * tile.share + first for gate in range(cell.gates(load.value))]
                 cell.values[load.value] = [let("vector", worker.shared_vectors[at]) for at in places]
+
+
+def _is_staged(tile: UnitTile, load: Load) -> bool:
+    """Whether a load of repeated cells is an operand of their last product, which is still staged. If it was
+    pushed, it is nowhere else."""
+    return tile.worker.repeats and staged_operand(tile.segment, load) is not None
+
+
+def _give_operands(tile: UnitTile, cell: UnitCell, vertex: Expr) -> None:
+    """Hands a repeated cell what it reads of the staged operand."""
+    for load in cell.segment.loads:
+        if _is_staged(tile, load):
+            first = vertex * tile.staging.operand_words + staged_operand(tile.segment, load)
+            places = [first + cell.element(load.value, gate) for gate in range(cell.gates(load.value))]
+            cell.values[load.value] = [let("operand", tile.worker.staging[at]) for at in places]
 
 
 def inside_or_zeros(

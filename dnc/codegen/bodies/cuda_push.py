@@ -92,7 +92,7 @@ def mailbox(worker: Worker, segment: Segment, staging: Staging, most: int) -> Ma
         free = -(-most // 4) * 4 * staging.operand_words
         if behind + rows * row_words <= worker.staging_words:
             return Mailbox(sent, behind, row_words, share, rows, most)
-        if not segment.transposed and free + rows * row_words <= staging.scratch:
+        if not (segment.transposed or segment.repeated) and free + rows * row_words <= staging.scratch:
             return Mailbox(sent, free, row_words, share, rows, most)
     return None
 

@@ -7,7 +7,7 @@ for the transposed products. Products run with a warp on a row (here), or tiled 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 
@@ -49,17 +49,28 @@ from dnc.codegen.bodies.cuda_transposed import FEW, transposed
 from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
 from dnc.codegen.bodies.cuda_worker import Worker, rows_per_warp
-from dnc.codegen.emit import Expr, both, either, let, smaller, stride_loop, when
+from dnc.codegen.emit import Expr, both, either, let, shift, smaller, stride_loop, when
 from dnc.codegen.quads import fits_quads
+from dnc.ir.cell import Value
 from dnc.ir.machine import LANES, THREADS
-from dnc.ir.plan import REGISTER, SHARED, Piece, Product, Segment, TransposedProduct, unit_share
+from dnc.ir.plan import (
+    REGISTER,
+    SHARED,
+    Piece,
+    Product,
+    RepeatedAddress,
+    Segment,
+    TransposedProduct,
+    repeated_parts,
+    unit_share,
+)
 
 FEW_OF_WARP, LONG_ROW, MOST_NARROW = 2, 256, 32  # rows of the weights, their columns, vertices
 
 
 def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """The body of a UNIT segment's instruction."""
-    if worker.crowded:
+    if worker.crowded or segment.repeated:
         narrow_segment(worker, segment, row, rows)
         return
     worker = worker.here()
@@ -115,7 +126,7 @@ def level_mailbox(worker: Worker, segment: Segment) -> Mailbox | None:
 def _mailbox_in(worker: Worker, segment: Segment, staging: Staging) -> Mailbox | None:
     """The mailbox in a layout: levels that read it are one tile, with a unit a thread."""
     most = min(MOST_ROWS, staging.tile, ROUNDS * THREADS // unit_share(segment.units, worker.workers))
-    if not worker.crowded and wide_staging(worker, segment) is not None:
+    if not (worker.crowded or segment.repeated) and wide_staging(worker, segment) is not None:
         most = min(most, FEW)
     return mailbox(worker, segment, staging, most)
 
@@ -131,24 +142,50 @@ def _look(worker: Worker, begin: Expr) -> None:
 def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """The same with all lanes of a warp on one row of the weights, which may be in registers."""
     staging = choose_staging(worker, segment)
+    whole, rest = repeated_parts(segment)
     size = staging.tile
     with stride_loop("tile", 0, rows, size) as begin:
         first = let("first", row + begin)
         count = let("count", smaller(rows - begin, size))
         near = lists_at_hand(worker, segment, begin, row, rows)
-        tile = UnitTile(near, segment, staging, first, count)
+        tile = UnitTile(near, rest, staging, first, count)
         early = EarlyLoads(tile)
+        if staging.repeated is not None:
+            tile = _repeat(tile, whole, staging.repeated, early)
         ahead = _starts_ahead(tile)
         # A tile's operands are under way, but for those of the first one whose words are near.
         started = T.bitwise_and(begin, near_rows(worker.plan) - 1) > 0 if ahead else None
-        _products(tile, early, started)
+        _products(tile, (early,), started)
         _look(worker, begin)
         if ahead:
             _start_next(tile, begin + size, rows)
         many = size % 4 == 0 and size * tile.units > ROUNDS * THREADS
-        _cells(tile, early, many and fits_quads(segment, tile.units))
+        _cells(tile, early, many and fits_quads(rest, tile.units))
         worker.synchronize()
         _transposed(tile, begin, rows)
+
+
+def _repeat(tile: UnitTile, whole: Segment, staging: Staging, early: EarlyLoads) -> UnitTile:
+    """Makes what is repeated, all units of it, while what `early` loads comes; the tile that reads it."""
+    worker = tile.worker.repeating()
+    made = UnitTile(worker, whole, staging, tile.first, tile.count)
+    own = EarlyLoads(made)
+    _products(made, (own, early), None)
+    made = attrs.evolve(made, worker=attrs.evolve(worker, push=None))
+    one_unit = partial(unit_cells, made, own)
+    if fits_quads(whole, made.units):  # a worker has all units, so rounds are many
+        either(made.count * made.units <= THREADS, one_unit, partial(quad_cells, made))
+    else:
+        one_unit()
+    worker.synchronize()
+
+    def repeated(address: RepeatedAddress, row: Expr) -> Callable[[Expr], Expr]:
+        plane = staging.deltas[address.value]
+        at = let("repeated", plane.at + (row - tile.first) * plane.vertex + address.offset)
+        return lambda i: worker.staging[shift(at, i)]
+
+    access = attrs.evolve(tile.worker.access, repeated=repeated)
+    return attrs.evolve(tile, worker=attrs.evolve(tile.worker, access=access))
 
 
 def _starts_ahead(tile: UnitTile) -> bool:
@@ -255,6 +292,8 @@ def _layouts(worker: Worker, segment: Segment, tile: int) -> Iterator[Staging]:
 def narrow_staging(worker: Worker, segment: Segment, tile: int, block: int, buffers: int) -> Staging:
     """The staging area for tiles of `tile` vertices, whose sums are added up `block` at a time: operands and
     scratch of products in front."""
+    if segment.repeated:
+        return _staging_with_repeated(worker, segment, tile, block, buffers)
     units, taken = unit_share(segment.units, worker.workers), max(tile, BLOCK // 2)
 
     def in_registers(product: Product | TransposedProduct) -> bool:
@@ -284,14 +323,30 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, block: int, buff
     )
 
 
-def _products(tile: UnitTile, early: EarlyLoads, started: Expr | None) -> None:
+def _staging_with_repeated(worker: Worker, segment: Segment, tile: int, block: int, buffers: int) -> Staging:
+    """The same where values are repeated: what stays of them behind what either part has."""
+    whole, rest = repeated_parts(segment)
+    made = narrow_staging(worker.repeating(), whole, tile, block, buffers)
+    found = narrow_staging(worker, rest, tile, block, buffers)
+    at, planes = -(-max(made.words, found.words) // 4) * 4, dict[Value, Plane]()
+    for value in whole.cell.results:
+        plane = by_vertices(tile, rows_of(value, whole, whole.units))
+        planes[value] = attrs.evolve(plane, at=at)
+        at += plane.words
+    return attrs.evolve(found, words=at, repeated=attrs.evolve(made, deltas=planes, words=at))
+
+
+def _products(tile: UnitTile, early: tuple[EarlyLoads, ...], started: Expr | None) -> None:
     """Sums of all products of the segment, for several vertices at a time where tiles are large. started:
     whether operands are under way; None: never."""
     first = tile.segment.products[0].pieces if tile.segment.products else ()
     group = _group(tile)
 
     def stage(pieces: tuple[Piece, ...]) -> None:
-        meanwhile = early.start if pieces == first else None
+        def meanwhile() -> None:
+            for loads in early if pieces == first else ():
+                loads.start()
+
         stage_operand(tile.worker, pieces, tile.first, tile.count, group, 0, meanwhile, started)
 
     def multiply(product: Product) -> None:

@@ -42,7 +42,7 @@ class Staging:
     products with weights in registers. operand_words: of one operand. block: vertices whose sums
     are added up together. box: where that begins which others send to be added up. buffers: of either
     scratch, one is filled while another is added up; or steps under way. weights: of a step of a transposed
-    product on threads, at most.
+    product on threads, at most. repeated: the same for what is repeated, whose deltas are values that stay.
     """
 
     tile: int
@@ -56,6 +56,7 @@ class Staging:
     buffers: int = 1
     box: int = 0
     weights: int = 0
+    repeated: Staging | None = None
 
     @property
     def front(self) -> int:

@@ -111,7 +111,7 @@ def tile_units(plan: Plan, segment: Segment, most: int) -> int:
     assert plan.tiling is not None
     units = unit_share(segment.units, plan.tiling.workers)
     used = {product.parameter for product in segment.products}
-    kept = [p for p in plan.placements if p.parameter in used and p.units == segment.units]
+    kept = [p for p in plan.placements if p.parameter in used and p.units == segment.units and not p.repeated]
     if segment.transposed or any(placement.residency != STREAMED for placement in kept):
         return units
     gates = max((rows_of(product.result, segment, 1) for product in segment.products), default=1)

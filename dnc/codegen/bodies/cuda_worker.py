@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
@@ -26,6 +27,7 @@ from dnc.ir.plan import (
     Plan,
     lends,
     padded,
+    repeated_parts,
     shared_stride,
     unit_share,
 )
@@ -43,10 +45,11 @@ class Worker:
     """What bodies read: the plan, memory, and where this thread stands.
 
     vectors: first word in `shared_vectors` of the worker's units of a vector parameter, gate by gate, by
-    its name and units. few: an instruction may have few vertices, and then has to be fast. crowded:
-    registers hold weights. lean: see `ir.lean`. traced: the kernel keeps times. ahead: see `cuda_ahead`;
-    push: see `cuda_push`, None where nothing can be pushed. reductions, reduction: memory of, and where
-    partial sums are added up in the cluster: see `cuda_reduce`. scale: see `cuda_update`.
+    its name, units, and whether these are all. few: an instruction may have few vertices, and then has to be
+    fast. crowded: registers hold weights. lean: see `ir.lean`. traced: the kernel keeps times. ahead: see
+    `cuda_ahead`; push: see `cuda_push`, None where nothing can be pushed. reductions, reduction: memory of,
+    and where partial sums are added up in the cluster: see `cuda_reduce`. scale: see `cuda_update`. repeats:
+    it makes all units, as every other worker does, each for itself.
     """
 
     plan: Plan
@@ -66,7 +69,7 @@ class Worker:
     number: Expr
     grid: Expr
     ahead: Any
-    vectors: dict[tuple[str, int], int] = attrs.field(factory=dict)
+    vectors: dict[tuple[str, int, bool], int] = attrs.field(factory=dict)
     few: bool = False
     crowded: bool = False
     lean: bool = False
@@ -75,12 +78,13 @@ class Worker:
     reductions: Any = None
     reduction: Any = None
     scale: Any = None
+    repeats: bool = False
 
     @property
     def workers(self) -> int:
-        """Workers of a replica: known when the kernel is built."""
+        """Workers that share the units of a replica: known when the kernel is built."""
         assert self.plan.tiling is not None
-        return self.plan.tiling.workers
+        return 1 if self.repeats else self.plan.tiling.workers
 
     def field(self, name: str, entry: Expr, window: Any, fields: tuple[str, ...]) -> Expr:
         """A field of the current instruction."""
@@ -88,7 +92,16 @@ class Worker:
 
     def placement(self, parameter: str, units: int) -> Placement:
         """Where the worker's slice of a parameter lives."""
-        return next(p for p in self.plan.placements if (p.parameter, p.units) == (parameter, units))
+        key = parameter, units, self.repeats
+        return next(p for p in self.plan.placements if (p.parameter, p.units, p.repeated) == key)
+
+    def repeating(self) -> Worker:
+        """The same worker, which makes all units."""
+        return attrs.evolve(self, repeats=True, rank=tirx.const(0, "int32"))
+
+    def holding(self, placement: Placement) -> Worker:
+        """The worker as it holds a slice."""
+        return self.repeating() if placement.repeated else self
 
     def here(self) -> Worker:
         """The same worker, whose thread is read in this place: the compiler works nothing out before the
@@ -174,8 +187,8 @@ def start_shared(worker: Worker) -> None:
     lent come with the first level."""
     if not lends(worker.plan):
         _start_slices(worker)
-    for (parameter, units), slot in worker.vectors.items():
-        _start_vector(worker, parameter, units, slot)
+    for (parameter, units, repeated), slot in worker.vectors.items():
+        _start_vector(worker.repeating() if repeated else worker, parameter, units, slot)
     cuda.copy_commit()
 
 
@@ -199,24 +212,26 @@ def hold_slices(worker: Worker, held: Any) -> None:
 def _start_slices(worker: Worker) -> None:
     for placement in worker.plan.placements:
         if placement.residency == SHARED:
-            _start_slice(worker, placement)
+            _start_slice(worker.holding(placement), placement)
 
 
-def vector_slots(plan: Plan, first: int) -> tuple[dict[tuple[str, int], int], int]:
+def vector_slots(plan: Plan, first: int) -> tuple[dict[tuple[str, int, bool], int], int]:
     """Where vectors that cells of the recursion read lie from word `first` on, and the end."""
     assert plan.tiling is not None
-    found: dict[tuple[str, int], int] = {}
+    found: dict[tuple[str, int, bool], int] = {}
     for segment in plan.segments:
         if segment.mapping != UNIT or plan.program.stage(segment.stage).placement != LEVEL:
             continue
-        for load in segment.loads:
-            address = load.address
-            if isinstance(address, ParameterAddress) and address.offset == 0 and address.select is None:
-                shape = plan.program.parameter(address.parameter).type.shape
-                key = address.parameter, segment.units
-                if len(shape) == 1 and shape[0] % segment.units == 0 and key not in found:
-                    found[key] = first
-                    first += shape[0] // segment.units * unit_share(segment.units, plan.tiling.workers)
+        for part, repeated in zip(repeated_parts(segment), (True, False), strict=True):
+            workers = 1 if repeated else plan.tiling.workers
+            for load in part.loads:
+                address = load.address
+                if isinstance(address, ParameterAddress) and address.offset == 0 and address.select is None:
+                    shape = plan.program.parameter(address.parameter).type.shape
+                    key = address.parameter, segment.units, repeated
+                    if len(shape) == 1 and shape[0] % segment.units == 0 and key not in found:
+                        found[key] = first
+                        first += shape[0] // segment.units * unit_share(segment.units, workers)
     return found, -(-first // 4) * 4
 
 

@@ -30,7 +30,8 @@ Finish = Callable[[list[dict[Any, Array]]], None]
 @attrs.define(eq=False)
 class Worker:
     """A worker's place in its queue; waiting: the barrier that it has come to. sent: what it has for the
-    others of its replica within an instruction; finish: ends that."""
+    others of its replica within an instruction; finish: ends that. repeated: values of the row at hand that
+    it has made in whole."""
 
     number: int
     replica: int
@@ -40,6 +41,7 @@ class Worker:
     waiting: str | None = None
     sent: dict[Any, Array] = attrs.field(factory=dict)
     finish: Finish | None = None
+    repeated: dict[Any, Array] = attrs.field(factory=dict)
 
 
 class CheckedMemory:

@@ -22,6 +22,7 @@ from dnc.ir.plan import (
     ListScratch,
     ParameterAddress,
     Piece,
+    RepeatedAddress,
     SeedAddress,
     SlotsAddress,
 )
@@ -107,6 +108,8 @@ def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker
         return total
     if isinstance(address, IndexAddress):
         return np.array([vm.word(vm.list(address.list) + row, worker)])
+    if isinstance(address, RepeatedAddress):
+        return worker.repeated[address.value][address.offset + index]
     assert isinstance(address, SeedAddress)
     return np.array([vm.floats[vm.layout.header["loss_scale"]]], np.float64)
 

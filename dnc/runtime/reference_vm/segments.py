@@ -13,7 +13,7 @@ import numpy as np
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
-from dnc.ir.plan import ParameterAddress, Segment, unit_range
+from dnc.ir.plan import ParameterAddress, Segment, repeated_parts, unit_range
 from dnc.runtime.reference_vm.memory import Array, Finish, Worker
 from dnc.runtime.reference_vm.operands import (
     check_selected,
@@ -31,9 +31,25 @@ if TYPE_CHECKING:
 
 
 def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worker: Worker) -> Finish | None:
-    """All rows of a group, for this worker's own units; and then its share of what the workers add up."""
+    """All rows of a group, for this worker's own units; and then its share of what the workers add up.
+
+    What is repeated comes before, for all units.
+    """
     begin, end = unit_range(segment.units, vm.per_replica, worker.rank)
-    own = np.arange(begin, end)
+    if not segment.repeated:
+        _units(vm, segment, first, rows, worker, np.arange(begin, end))
+    else:
+        whole, rest = repeated_parts(segment)
+        for row in range(first, first + rows):
+            worker.repeated = _units(vm, whole, row, 1, worker, np.arange(segment.units))
+            _units(vm, rest, row, 1, worker, np.arange(begin, end))
+    return (lambda sent: _add_up(vm, sent, worker)) if worker.sent else None
+
+
+def _units(
+    vm: ReferenceVM, segment: Segment, first: int, rows: int, worker: Worker, own: Array
+) -> dict[Value, Any]:
+    """All rows of a group, for some units; the values of the last row."""
     used = {(use.parameter, use.select) for use in segment.products}
     used |= {(use.parameter, use.select) for use in segment.transposed}
     check_selected(vm, {select for _, select in used}, first, rows, worker)
@@ -46,8 +62,8 @@ def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worke
         gates = width // segment.units
         return (np.arange(gates)[:, None] * segment.units + own).ravel()
 
+    values: dict[Value, Any] = {}
     for row in range(first, first + rows):
-        values: dict[Value, Any] = {}
         for load in segment.loads:
             found = load_value(vm, load.address, row, index(load.value), worker)
             values[load.value] = shaped(load.value, found)
@@ -70,7 +86,7 @@ def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worke
                 width = vm.buffers[name].width
                 at = vm.base(name) + (row * vm.per_replica + worker.rank) * width + offset
                 vm.write(at + np.arange(high - low), partial[low:high], worker)
-    return (lambda sent: _add_up(vm, sent, worker)) if worker.sent else None
+    return values
 
 
 def _add_up(vm: ReferenceVM, sent: list[dict[Any, Array]], worker: Worker) -> None:

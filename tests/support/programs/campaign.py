@@ -70,6 +70,7 @@ def case_of(executor: str, seed: int) -> Case:
         apart=choice.random() < 0.5,
         alike=choice.random() < 0.5,
         shared=choice.random() < 0.5,
+        repeat=choice.choice((None, True, False)),
     )
 
 

@@ -69,7 +69,8 @@ class Unsuitable(Exception):
 class Case:
     """What a program is run on, and how. options: of its plan, but for `without`. apart: whether deltas are
     always added up apart. alike: whether leaves of one word always share a row. added: whether partial sums
-    are always added up before they are written. shared: whether the grid always shares phases out."""
+    are always added up before they are written. shared: whether the grid always shares phases out. repeat: as
+    in the options."""
 
     seed: int = 0
     samples: int = 2
@@ -85,6 +86,7 @@ class Case:
     alike: bool = False
     added: bool = False
     shared: bool = False
+    repeat: bool | None = None
 
 
 @attrs.frozen(eq=False)
@@ -108,7 +110,8 @@ def prepare(text: str, case: Case) -> Prepared:
     """Compiles a text, prints and parses it on the way, and interprets it with the passes on and off."""
     source = load(text)
     assert parse_program(print_program(source)) == source
-    options = attrs.evolve(case.options, without=case.without)
+    repeat = case.options.repeat if case.repeat is None else case.repeat
+    options = attrs.evolve(case.options, without=case.without, repeat=repeat)
     try:
         program = transform(source, options)
     except DiagnosticError as error:
