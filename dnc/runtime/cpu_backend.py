@@ -192,7 +192,9 @@ class CpuBackend:
         here = self._slots[slot]
         return self._pool[:0] if here is None else here.values
 
-    def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
+    def run(
+        self, schedule: Schedule, reads: Sequence[tuple[int, int]], fill: Fill | None = None
+    ) -> list[NDArray[np.float32]]:
         """Runs a schedule in this thread, with the other workers in theirs; then copies words."""
         self._synchronize()
         total, sync = self._grid_of(schedule)
@@ -204,6 +206,8 @@ class CpuBackend:
             self._views[at, size] = words, self._tirx.tensor(words)
         words, tensor = self._views[at, size]
         words[:] = schedule.words
+        if fill is not None:
+            fill()
         at = sync + isa.SYNC_ABORT * isa.SYNC_STRIDE
         abort = words[at : at + len(isa.ABORT_FIELDS)]
         start = time.perf_counter()

@@ -2,20 +2,22 @@
 
 In: a session. Out: the pool as a flat tensor, and of every parameter the tensor that is its memory.
 Guaranteed: on the GPU the pool is allocated by PyTorch, so a view of it never outlives it; on the CPU it is
-shared by DLPack. When the pool grows the parameters move with it.
+shared by DLPack. When the pool grows the parameters move with it. Where the host has the pool, gradients are
+handed out where a launch made them, and no other launch writes there while a tensor sees them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from weakref import ref
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
 from dnc.diagnostics import fail
-from dnc.ir.isa import GRADIENTS, PARAMETERS
+from dnc.ir.isa import PARAMETERS, norm_groups
 from dnc.ir.plan import padded
 from dnc.ir.program import STACK, TABLE, Parameter
 from dnc.ir.weight_format import WeightFormat, row_strides
@@ -65,7 +67,13 @@ class Memory:
         self._own: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._holders: dict[str, ref[Tensor]] = {}
         plan, rows = session.plan, session.memory.table_rows
+        self._written = sum(norm_groups(plan)[-1][:2])
         self.places = {p.name: _place(plan.weight_format, p, rows) for p in plan.program.parameters}
+        # By arena of gradients what is alive while a tensor sees it: the array that it was made of.
+        self._seen: list[Callable[[], object]] = []
+        if plan.trains and isinstance(session.backend.pool_array(), np.ndarray):
+            session.wait()
+            session.memory.add_gradients()
         self.refresh({})
 
     def refresh(self, parameters: Mapping[str, Tensor]) -> None:
@@ -74,6 +82,7 @@ class Memory:
         if array is self._array:
             return
         self._array = array
+        self._seen = [lambda: None for _ in self.session.memory.pool.gradients]
         self.floats = array if isinstance(array, Tensor) else torch.from_dlpack(array)
         self.words = self.floats.view(torch.int32)
         for name, place in self.places.items():
@@ -92,10 +101,25 @@ class Memory:
         """The first float of a parameter."""
         return self.session.memory.pool.bases[name] * 4
 
-    def gradients(self) -> Tensor:
-        """The arena of the dense gradients."""
+    def free_arena(self) -> int:
+        """The number of an arena of gradients that no tensor sees; there is always one."""
+        return next(number for number, seen in enumerate(self._seen) if seen() is None)
+
+    def gradients(self, arena: int) -> Tensor:
+        """The dense gradients of an arena, until the next launch."""
         pool = self.session.memory.pool
-        return self.floats.narrow(0, pool.bases[GRADIENTS] * 4, pool.dense)
+        return self.floats.narrow(0, pool.gradients[arena] * 4, pool.dense)
+
+    def kept_gradients(self, arena: int) -> Tensor | None:
+        """The same for as long as somebody wants them; None where launches would have no other arena."""
+        if all(seen() is not None for number, seen in enumerate(self._seen) if number != arena):
+            return None
+        pool = self.session.memory.pool
+        first = pool.gradients[arena] * 4
+        array = self.session.backend.pool_array()[first : first + pool.dense]
+        array[self._written :] = 0.0  # no launch writes there, but who has had it may have
+        self._seen[arena] = ref(array)
+        return torch.from_numpy(array)
 
     def shift(self, name: str) -> int:
         """Where a parameter's gradient begins in their arena."""
