@@ -80,9 +80,9 @@ class Memory:
             zeros = np.zeros((end - first) * 4, np.float32)
             self.backend.write(first * 4, zeros)
 
-    def add_gradients(self) -> bool:
-        """Makes room for another arena of gradients; False if there is none. All launches have to be over."""
-        return self._replaced(self._static(self.pool.states, len(self.pool.gradients) + 1))
+    def add_gradients(self, arenas: int) -> bool:
+        """Makes room for more arenas of gradients; False if there is none. All launches have to be over."""
+        return self._replaced(self._static(self.pool.states, len(self.pool.gradients) + arenas))
 
     def _static(self, states: int, arenas: int) -> StaticPool:
         return static_pool(self.plan, self.table_rows, self.pool.schedule_words, states, arenas)

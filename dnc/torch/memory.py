@@ -24,6 +24,9 @@ from dnc.ir.weight_format import WeightFormat, row_strides
 from dnc.runtime.cuda_driver import CudaError, LentBuffer
 from dnc.runtime.session import Session
 
+# Arenas of gradients that PyTorch may keep: those of `.grad`, and those of the next batch beside them.
+KEPT = 2
+
 
 def current_stream() -> int:
     """PyTorch's current stream on the first GPU."""
@@ -69,11 +72,11 @@ class Memory:
         plan, rows = session.plan, session.memory.table_rows
         self._written = sum(norm_groups(plan)[-1][:2])
         self.places = {p.name: _place(plan.weight_format, p, rows) for p in plan.program.parameters}
-        # By arena of gradients what is alive while a tensor sees it: the array that it was made of.
+        # Of arenas of gradients behind the first what is alive while a tensor sees one: what it was made of.
         self._seen: list[Callable[[], object]] = []
         if plan.trains and isinstance(session.backend.pool_array(), np.ndarray):
             session.wait()
-            session.memory.add_gradients()
+            session.memory.add_gradients(KEPT)
         self.refresh({})
 
     def refresh(self, parameters: Mapping[str, Tensor]) -> None:
@@ -82,7 +85,7 @@ class Memory:
         if array is self._array:
             return
         self._array = array
-        self._seen = [lambda: None for _ in self.session.memory.pool.gradients]
+        self._seen = [lambda: None for _ in self.session.memory.pool.gradients[1:]]
         self.floats = array if isinstance(array, Tensor) else torch.from_dlpack(array)
         self.words = self.floats.view(torch.int32)
         for name, place in self.places.items():
@@ -102,23 +105,30 @@ class Memory:
         return self.session.memory.pool.bases[name] * 4
 
     def free_arena(self) -> int:
-        """The number of an arena of gradients that no tensor sees; there is always one."""
-        return next(number for number, seen in enumerate(self._seen) if seen() is None)
+        """The arena where the next launch makes gradients: one that may be kept, if nobody sees it."""
+        for arena, seen in enumerate(self._seen, 1):
+            if seen() is None:
+                if self._written < self.session.memory.pool.dense:  # what no launch writes is zero
+                    self.gradients(arena)[self._written :] = 0.0
+                return arena
+        return 0
+
+    def _arena(self, arena: int) -> tuple[int, int]:
+        """The first float of an arena of gradients, and how many are of dense parameters."""
+        pool = self.session.memory.pool
+        return pool.gradients[arena] * 4, pool.dense
 
     def gradients(self, arena: int) -> Tensor:
         """The dense gradients of an arena, until the next launch."""
-        pool = self.session.memory.pool
-        return self.floats.narrow(0, pool.gradients[arena] * 4, pool.dense)
+        return self.floats.narrow(0, *self._arena(arena))
 
     def kept_gradients(self, arena: int) -> Tensor | None:
-        """The same for as long as somebody wants them; None where launches would have no other arena."""
-        if all(seen() is not None for number, seen in enumerate(self._seen) if number != arena):
+        """The same for as long as somebody sees them; None where launches write that know nothing of it."""
+        if not arena:
             return None
-        pool = self.session.memory.pool
-        first = pool.gradients[arena] * 4
-        array = self.session.backend.pool_array()[first : first + pool.dense]
-        array[self._written :] = 0.0  # no launch writes there, but who has had it may have
-        self._seen[arena] = ref(array)
+        first, count = self._arena(arena)
+        array = self.session.backend.pool_array()[first : first + count]
+        self._seen[arena - 1] = ref(array)
         return torch.from_numpy(array)
 
     def shift(self, name: str) -> int:
