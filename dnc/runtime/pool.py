@@ -89,7 +89,9 @@ def static_pool(
     if at > MAX_ADDRESS:
         raise fail(f"the parameters need {at * 16 / 2**30:.1f} GiB; a pool holds at most 32 GiB")
     places = bases[GRADIENTS], *spare
-    return StaticPool(bases, places, (schedules[0], schedules[1]), schedule_words, dense, table_rows, at, states)
+    return StaticPool(
+        bases, places, (schedules[0], schedules[1]), schedule_words, dense, table_rows, at, states
+    )
 
 
 def arena_order(plan: Plan) -> list[Parameter]:

@@ -343,10 +343,9 @@ class Gradients:
         wanted = list(names)
         touched = [name for name in wanted if name in tables]
         # All dense ones are in one tensor, and every gradient is seen there.
-        kept = None
-        if once and scale is None:
-            kept = pool.kept_gradients(self._launched.arena) if self._copies is None else dense
-        own = _copies([*(tables[name][0] for name in touched), *(() if kept is not None else (dense,))], scale)
+        kept = self._kept(dense) if once and scale is None else None
+        copied = [tables[name][0] for name in touched]
+        own = _copies(copied if kept is not None else [*copied, dense], scale)
         whole = own[-1] if kept is None else kept
         rows = dict(zip(touched, own, strict=False))
         for name in wanted:
@@ -358,6 +357,12 @@ class Gradients:
         for name in pulled:
             found[name] = vectors[name] if scale is None else vectors[name] * scale
         return found
+
+    def _kept(self, dense: Tensor) -> Tensor | None:
+        """The dense ones where they lie, if nobody else will write there."""
+        if self._copies is not None:
+            return dense
+        return self._launches.memory.kept_gradients(self._launched.arena)
 
 
 # Rows of a table's gradient, and their numbers in the table.

@@ -441,12 +441,13 @@ class Tail:
                 found.append([number[isa.NORM], begin, count, chunks, before])
                 before += -(-count // isa.NORM_CHUNK)
             found.append(exchange())
-            for begin, count, rate in isa.rate_groups(plan) if optimizer else ():
-                found.append([number[optimizer], begin, count, "norms", isa.float_bits(rate)])
+            if optimizer is not None:
+                for begin, count, rate in isa.rate_groups(plan):
+                    found.append([number[optimizer], begin, count, "norms", isa.float_bits(rate)])
             if followed := isa.followed_floats(plan):
                 chunks = f"chunks {self.followers[0].gradient.parameter}"
                 found.append([number[isa.FOLLOW], isa.trained_floats(plan), followed, "norms", chunks])
-            for table in plan.table_gradients if optimizer else ():
+            for table in () if optimizer is None else plan.table_gradients:
                 rate = isa.float_bits(plan.program.parameter(table.parameter).rate)
                 update_of = number[f"{optimizer} {table.parameter}"]
                 found.append([update_of, f"tokens {table.parameter}", "norms", rate])

@@ -151,7 +151,7 @@ def test_backward_twice(both, tmp_path):
 
 @pytest.mark.parametrize("clears_first", [True, False])
 def test_gradients_that_are_kept_stay_as_they_are(tmp_path, clears_first):
-    """They are handed out where a launch left them, and no other launch writes there while anybody sees them."""
+    """They are handed out where a launch left them, and no other one writes there while anybody looks."""
     net, _, _ = opened("treelstm", tmp_path)
     net.encoder(1)  # there is memory from here on
     pool = net._memory.floats.untyped_storage()
@@ -317,7 +317,8 @@ def test_a_launch_makes_gradients_and_no_update(tmp_path, monkeypatch):
         net(samples)["loss"].backward()
         monkeypatch.undo()
         (words,) = launched
-        assert "sgd first" not in words and ("chunks=4" in words) == ("norm first=0" in words) == (len(samples) == 60)
+        assert "sgd first" not in words
+        assert ("chunks=4" in words) == ("norm first=0" in words) == (len(samples) == 60)
         alone.configure("sgd", 1.0)
         alone.step(samples)
         alone.sync()
