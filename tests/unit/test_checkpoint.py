@@ -13,6 +13,7 @@ from dnc.diagnostics import DiagnosticError
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.program import Initializer, Parameter
 from dnc.ir.structure import Dimension
+from dnc.ir.isa import VERSION
 from dnc.runtime.build import FORMAT, Build, Target, check_outside, is_build, read_build, write_build
 from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
 from dnc.runtime.data import Vocabulary
@@ -303,6 +304,10 @@ def test_damaged_builds(tmp_path):
         read_build(tmp_path / "b")
     manifest.write_text(whole.replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
     expected = rf"a build of format {FORMAT + 1} \(dnc .*\), expected {FORMAT}"
+    with pytest.raises(DiagnosticError, match=expected):
+        read_build(tmp_path / "b")
+    manifest.write_text(whole.replace(f'"schedules": {VERSION}', f'"schedules": {VERSION - 1}'))
+    expected = rf"its kernels read schedules of version {VERSION - 1} \(dnc .*\), .* writes version {VERSION}"
     with pytest.raises(DiagnosticError, match=expected):
         read_build(tmp_path / "b")
     manifest.unlink()
