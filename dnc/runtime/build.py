@@ -289,8 +289,8 @@ def read_build(path: str | Path) -> Build:
     schedules = values.get("schedules", FIRST_SCHEDULES)
     if schedules != isa.VERSION:
         raise fail(
-            f"{path}: its kernels read schedules of version {schedules} (dnc {values.get('dnc', '?')}), but this "
-            f"dnc ({VERSION}) writes version {isa.VERSION}; compile it again"
+            f"{path}: its kernels read schedules of version {schedules} (dnc {values.get('dnc', '?')}), but "
+            f"this dnc ({VERSION}) writes version {isa.VERSION}; compile it again"
         )
     try:
         manifest = msgspec.convert(values, _Manifest)

@@ -10,10 +10,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dnc.diagnostics import DiagnosticError
+from dnc.ir.isa import VERSION
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.program import Initializer, Parameter
 from dnc.ir.structure import Dimension
-from dnc.ir.isa import VERSION
 from dnc.runtime.build import FORMAT, Build, Target, check_outside, is_build, read_build, write_build
 from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
 from dnc.runtime.data import Vocabulary
