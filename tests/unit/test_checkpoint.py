@@ -124,6 +124,10 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
 def test_a_checkpoint_without_a_clip(tmp_path):
     plain = attrs.evolve(checkpoint(), hyper=Hyper("sgd", 0.1), best=None, optimizer_state={})
     save_checkpoint(tmp_path / "c", plain)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "last.safetensors").write_bytes(b"")
+    with pytest.raises(DiagnosticError, match=r"run: is a directory, .* it holds last\.safetensors"):
+        load_checkpoint(tmp_path / "run")
     found = load_checkpoint(tmp_path / "c")
     assert found.hyper == Hyper("sgd", 0.1) and found.best is None and found.optimizer_state == {}
     check_model(found, PROGRAM, "abc", ROWS, "c")
