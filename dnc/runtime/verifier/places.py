@@ -201,9 +201,7 @@ class Places:
         sizes[isa.CHUNKS] = (self.closing.chunks - 1) * sizes[isa.GRADIENTS]
         ends = [text.bases[parameter.name] for parameter in text.program.parameters if parameter.frozen]
         gradients = text.bases[isa.GRADIENTS]
-        if (
-            isa.STATES[0] in text.bases
-        ):  # behind the first arena, which need not be the launch's
+        if isa.STATES[0] in text.bases:  # behind the first arena, which need not be the launch's
             gradients = min(gradients, text.bases[isa.STATES[0]] - units(sizes[isa.GRADIENTS]))
         arena = min([*ends, gradients])
         sizes |= dict.fromkeys(isa.STATES, (arena - text.bases[isa.PARAMETERS]) * 4)
