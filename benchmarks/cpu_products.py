@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from dnc import tirx_cpu
+from dnc import cpu_code, tirx_cpu
 from dnc.codegen.bodies.cpu_products import FORWARD, GRADIENT, TRANSPOSED
 from dnc.ir.weight_format import BLOCK, WeightFormat, whole_lanes
 from tests.support.cpu_functions import ProductWorker, aligned, product_module
@@ -91,7 +91,7 @@ def measure(made, kind, shape, seconds):
         }
     )
     rng = np.random.default_rng(0)
-    pool = tirx_cpu.aligned_zeros(end)
+    pool = cpu_code.aligned_zeros(end)
     pool[:] = rng.standard_normal(end)
     blocks = list(range(-(-rows // BLOCK)))
     for threads in (1, 2):
@@ -118,9 +118,9 @@ def main():
     options = parser.parse_args()
     shapes = [tuple(map(int, s.split("x"))) for s in options.shape or ["768x256", "1280x512"]]
     print(platform.processor() or platform.machine(), tirx_cpu.host_target().attrs["mcpu"])
-    pool, words = tirx_cpu.aligned_zeros(416), tirx_cpu.aligned_zeros(16, "int32")
+    pool, words = cpu_code.aligned_zeros(416), cpu_code.aligned_zeros(16, "int32")
     words[0] = 200_000
-    kernel, arguments = ceiling_kernel(), [tirx_cpu.tensor(pool), tirx_cpu.tensor(words)]
+    kernel, arguments = ceiling_kernel(), [cpu_code.vector(pool), cpu_code.vector(words)]
     seconds = best_time([lambda: kernel(*arguments)])
     print(f"ceiling {24 * 32 * int(words[0]) / seconds / 1e9:.1f} GFLOP/s a thread (FMA in registers)")
     print(f"{'product':12}{'shape':>11}{'threads':>8}", *(f"n={n:<6}" for n in COUNTS), "GFLOP/s")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -86,6 +87,8 @@ def main() -> None:
     parser.add_argument("build", type=Path)
     parser.add_argument("--least", type=int, default=100)
     options = parser.parse_args()
+    if shutil.which("nvdisasm") is None:
+        raise SystemExit("nvdisasm is not on the path; it comes with a CUDA toolkit")
     for cubin in sorted(options.build.glob("*/*.cubin")):
         done = subprocess.run(["nvdisasm", "-c", cubin], capture_output=True, text=True, check=True)
         print(f"{cubin}\n{'begins':>8}{'instructions':>14}{'FFMA':>6}{'lost':>6}")

@@ -1,9 +1,8 @@
-"""From TIRx to a callable on the CPU at hand: store as text, compile, cache, call.
+"""From TIRx to code for the CPU at hand: store as text, compile, into the cache that `dnc.cpu_code` reads.
 
-In: an `IRModule` of functions built with `IRBuilder`, or its stored text. Out: a runtime module whose
-functions take DLPack tensors and release the GIL while they run. Guaranteed: no compiler and no
-linker on the machine are needed; a compiled module is reused only for the same text, CPU, LLVM and
-TVM; int64 positions stay int64, and no pass moves, merges or reorders the memory of the program.
+In: an `IRModule` of functions built with `IRBuilder`, or its stored text. Out: a compiled module, in memory
+or as a file. Guaranteed: no compiler and no linker on the machine are needed; int64 positions stay int64, and
+no pass moves, merges or reorders the memory of the program.
 
 The cache holds LLVM IR after optimisation: loading it leaves only instruction selection.
 """
@@ -11,7 +10,6 @@ The cache holds LLVM IR after optimisation: loading it leaves only instruction s
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
 import shutil
 import tempfile
@@ -19,16 +17,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import tirx
 from tvm.ir import IRModule
 from tvm.script.ir_builder import IRBuilder
-from tvm.target.codegen import llvm_get_cpu_features, llvm_get_system_cpu, llvm_version_major
+from tvm.target.codegen import llvm_get_system_cpu
 from tvm.tirx.script.builder import ir as T
 
+from dnc.cpu_code import cached_in
+
 SEPARATE = "dnc.separate"  # of a private function: it is not to be put into its only caller
-ALIGNMENT = 64  # bytes; TIRx on LLVM assumes it of every tensor, unchecked
 
 
 @cache
@@ -36,13 +34,6 @@ def host_target() -> tvm.target.Target:
     """The CPU at hand. (TVM accepts "native" and then ignores it.)"""
     target = tvm.target.Target({"kind": "llvm", "mcpu": llvm_get_system_cpu()})
     return target.with_host(target)
-
-
-@cache
-def fingerprint() -> str:
-    """What compiled code depends on besides its text."""
-    features = ",".join(sorted(str(f) for f in llvm_get_cpu_features(host_target())))
-    return f"tvm {tvm.__version__} llvm {llvm_version_major()} {llvm_get_system_cpu()} {features}"
 
 
 def begin_function(name: str) -> None:
@@ -120,7 +111,7 @@ def compile_into(cache_folder: Path, text: str, module: IRModule) -> Path:
     Where the cache cannot be written, as in a read-only home, the file goes into a folder of this
     process.
     """
-    cached = _cached(cache_folder, text)
+    cached = cached_in(cache_folder, text)
     if cached.exists():
         return cached
     compiled = compile_module(module)
@@ -133,19 +124,9 @@ def compile_into(cache_folder: Path, text: str, module: IRModule) -> Path:
     return cached
 
 
-def load(text: str, cache_folder: Path) -> Any:
-    """The compiled module of a stored text; compiled here if no such machine did before.
-
-    Always through the file: the first run and later runs execute the same code, bit for bit. A
-    damaged file is made again.
-    """
-    cached = _cached(cache_folder, text)
-    if cached.exists():
-        try:
-            return tvm.runtime.load_module(str(cached))
-        except tvm.error.InternalError:
-            cached.unlink()
-    return tvm.runtime.load_module(str(compile_into(cache_folder, text, from_text(text))))
+def compile_text(cache_folder: Path, text: str) -> Path:
+    """The same for a module that is only stored."""
+    return compile_into(cache_folder, text, from_text(text))
 
 
 def _write(compiled: Any, cached: Path) -> None:
@@ -166,26 +147,6 @@ def _own_folder() -> Path:
     return Path(folder)
 
 
-def _cached(cache_folder: Path, text: str) -> Path:
-    key = hashlib.sha256(f"{fingerprint()}\n{text}".encode()).hexdigest()[:32]
-    return cache_folder / f"{key}.ll"
-
-
 def assembly(compiled: Any) -> str:
     """Machine code as text, for tests that assert what the compiler made of a body."""
     return str(compiled.inspect_source("asm"))
-
-
-def aligned_zeros(size: int, dtype: str = "float32") -> np.ndarray:
-    """A zeroed NumPy vector of `size` elements at a 64-byte boundary."""
-    itemsize = np.dtype(dtype).itemsize
-    raw = np.zeros(size * itemsize + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size * itemsize].view(dtype)
-
-
-def tensor(array: np.ndarray) -> Any:
-    """An aligned vector as a tensor argument; shares memory and keeps the array alive."""
-    if array.ctypes.data % ALIGNMENT or not array.flags.c_contiguous:
-        raise ValueError(f"a kernel argument must be contiguous and aligned to {ALIGNMENT} bytes")
-    return tvm.runtime.from_dlpack(array)

@@ -89,7 +89,12 @@ def import_weights(
 
     known = read_vocabularies(program, vocabularies or {}, unknown, saved, rows)
     sizes = table_rows(program, known)
-    gathered = gather(names, tensors, others, shapes(program, sizes), str(weights))
+    entries = {
+        table: f"{'numbers' if each.words is None else 'words'} of '{name}'"
+        for name, each in known.items()
+        for table in _tables(program, name)
+    }
+    gathered = gather(names, tensors, others, shapes(program, sizes), str(weights), entries)
     first = initialize(program, sizes, seed) if gathered.kept else {}
     values = {p.name: gathered.values.get(p.name, first.get(p.name)) for p in program.parameters}
     whole = {name: value for name, value in values.items() if value is not None}

@@ -93,10 +93,13 @@ class Backend(Protocol):
     def times(self, slot: int) -> list[Times]:
         """After `finish`: the times of the slot's traced launches, each [workers, words of a run]."""
 
-    def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
+    def run(
+        self, schedule: Schedule, reads: Sequence[tuple[int, int]], fill: Fill | None = None
+    ) -> list[NDArray[np.float32]]:
         """One launch to its end, then copies of words of the pool, (first, count) each.
 
-        The shortest way from a schedule to values: nothing else may be under way. Errors as `finish`.
+        The shortest way from a schedule to values: nothing else may be under way. fill: as for `launch`.
+        Errors as `finish`.
         """
 
     def time_kernels(self, on: bool = True) -> list[float] | None:
@@ -185,9 +188,11 @@ class VMBackend:
         """None."""
         return []
 
-    def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
+    def run(
+        self, schedule: Schedule, reads: Sequence[tuple[int, int]], fill: Fill | None = None
+    ) -> list[NDArray[np.float32]]:
         """Runs a schedule, and reads."""
-        self.launch([schedule], 0)
+        self.launch([schedule], 0, fill=fill)
         return [self.read(at, count) for at, count in reads]
 
     def time_kernels(self, on: bool = True) -> list[float] | None:

@@ -25,12 +25,14 @@ import attrs
 import msgspec
 
 from dnc.diagnostics import Source, Span, check_path, fail
+from dnc.ir import isa
 from dnc.ir.machine import MACHINES
 from dnc.ir.remarks import Remark
 from dnc.runtime.tuned import Tuned
 from dnc.version import VERSION
 
 FORMAT = 2
+FIRST_SCHEDULES = 5  # the version of the schedules of builds that do not say it
 MANIFEST, PROGRAM, SOURCE, REMARKS = "manifest.json", "program.ir", "model.dn", "remarks.json"
 
 
@@ -103,6 +105,7 @@ class _Manifest(msgspec.Struct):
     files: dict[str, str]
     targets: dict[str, dict[str, Any]]
     candidates: dict[str, list[dict[str, Any]]] = {}
+    schedules: int = FIRST_SCHEDULES
 
 
 Files = Mapping[str, bytes]
@@ -190,6 +193,7 @@ def _fill(
         {name: _digest(content) for name, content in texts.items()},
         targets,
         others,
+        isa.VERSION,
     )
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
     mask = os.umask(0)
@@ -281,6 +285,12 @@ def read_build(path: str | Path) -> Build:
         raise fail(
             f"{path}: a build of format {values['format']} (dnc {values.get('dnc', '?')}), expected "
             f"{FORMAT} (dnc {VERSION}); compile it again"
+        )
+    schedules = values.get("schedules", FIRST_SCHEDULES)
+    if schedules != isa.VERSION:
+        raise fail(
+            f"{path}: its kernels read schedules of version {schedules} (dnc {values.get('dnc', '?')}), but "
+            f"this dnc ({VERSION}) writes version {isa.VERSION}; compile it again"
         )
     try:
         manifest = msgspec.convert(values, _Manifest)

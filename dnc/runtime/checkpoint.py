@@ -8,6 +8,7 @@ that has changed since, is refused in words.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -141,6 +142,10 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
     """Reads a checkpoint; DiagnosticError if the file is none, or of another version."""
+    is_folder = isinstance(path, str | Path) and os.path.isdir(path)
+    inside = sorted(each.name for each in Path(path).glob("*.safetensors")) if is_folder else []
+    if inside:
+        raise fail(f"{path}: is a directory, expected a checkpoint; it holds {', '.join(inside)}")
     tensors, metadata = read_tensors(path)
     if not isinstance(metadata, dict) or "version" not in metadata:
         raise fail(f"{path}: not a checkpoint", "dnc import-weights makes a run folder of weights alone")

@@ -14,12 +14,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from dnc import cpu_code
 from dnc.cache_folder import cache_folder
 from dnc.diagnostics import fail
 from dnc.ir import isa
@@ -59,12 +61,10 @@ class CpuBackend:
         yield_limit: int = YIELD_LIMIT,
         tuned: Sequence[Tuned] = (),
     ) -> None:
-        from dnc import tirx_cpu
-
-        self.plan, self._tirx = plan, tirx_cpu
+        self.plan = plan
         described = json.loads(files["kernel.json"])
         text = files["kernel.tirx"].decode()
-        self._module = tirx_cpu.load(text, cache_folder() / "cpu")
+        self._module = _loaded(text)
         self._kernel = self._module[described["symbol"]]
         self._scratch_floats, self._places = int(described["scratch_floats"]), int(described["places"])
         self._own: list[tuple[Any, Any]] = []
@@ -110,10 +110,10 @@ class CpuBackend:
         """Makes the pool."""
         self._synchronize()
         try:
-            self._pool = self._tirx.aligned_zeros(words)
+            self._pool = cpu_code.aligned_zeros(words)
         except MemoryError:
             raise fail(f"{self.name}: there are no {words * 4 / 2**20:,.0f} MiB of memory") from None
-        self._tensor = self._tirx.tensor(self._pool)
+        self._tensor = cpu_code.vector(self._pool)
         self._views.clear()
 
     def write(self, at: int, values: Array) -> None:
@@ -130,7 +130,7 @@ class CpuBackend:
     def trace_with(self, files: dict[str, bytes]) -> bool:
         """Loads the traced kernel."""
         described, text = json.loads(files["kernel.json"]), files["kernel.tirx"].decode()
-        self._traced_module = self._tirx.load(text, cache_folder() / "cpu")
+        self._traced_module = _loaded(text)
         self._traced_kernel = self._traced_module[described["symbol"]]
         return True
 
@@ -160,10 +160,10 @@ class CpuBackend:
             fill()
         results = words[:, sync - isa.RESULT_WORDS : sync].view(np.float32)
         abort = words[:, sync + isa.SYNC_ABORT * isa.SYNC_STRIDE :][:, : len(isa.ABORT_FIELDS)]
-        tensors = [self._tirx.tensor(row) for row in words]
+        tensors = [cpu_code.vector(row) for row in words]
         size = run_words(longest_queue(schedules[:traced])) if traced else 0
-        flat = [self._tirx.aligned_zeros(total * size, "int64") for _ in range(traced)]
-        runs = [self._tirx.tensor(each) for each in flat]
+        flat = [cpu_code.aligned_zeros(total * size, "int64") for _ in range(traced)]
+        runs = [cpu_code.vector(each) for each in flat]
         futures = [
             thread.submit(self._run, number, tensors, abort, runs, size - ANCHOR_WORDS)
             for number, thread in enumerate(self._threads[:total])
@@ -192,7 +192,9 @@ class CpuBackend:
         here = self._slots[slot]
         return self._pool[:0] if here is None else here.values
 
-    def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
+    def run(
+        self, schedule: Schedule, reads: Sequence[tuple[int, int]], fill: Fill | None = None
+    ) -> list[NDArray[np.float32]]:
         """Runs a schedule in this thread, with the other workers in theirs; then copies words."""
         self._synchronize()
         total, sync = self._grid_of(schedule)
@@ -201,9 +203,11 @@ class CpuBackend:
             if len(self._views) >= MOST_VIEWS:
                 self._views.clear()
             words = self._pool[at : at + size].view(np.int32)
-            self._views[at, size] = words, self._tirx.tensor(words)
+            self._views[at, size] = words, cpu_code.vector(words)
         words, tensor = self._views[at, size]
         words[:] = schedule.words
+        if fill is not None:
+            fill()
         at = sync + isa.SYNC_ABORT * isa.SYNC_STRIDE
         abort = words[at : at + len(isa.ABORT_FIELDS)]
         start = time.perf_counter()
@@ -250,9 +254,9 @@ class CpuBackend:
     def _grow(self, total: int) -> None:
         """Threads and scratch memory for `total` workers; they stay."""
         while len(self._threads) < total:
-            scratch = self._tirx.aligned_zeros(self._scratch_floats)
-            places = self._tirx.aligned_zeros(self._places, "int64")
-            self._own.append((self._tirx.tensor(scratch), self._tirx.tensor(places)))
+            scratch = cpu_code.aligned_zeros(self._scratch_floats)
+            places = cpu_code.aligned_zeros(self._places, "int64")
+            self._own.append((cpu_code.vector(scratch), cpu_code.vector(places)))
             name = f"dnc-worker-{len(self._threads)}"
             self._threads.append(ThreadPoolExecutor(1, thread_name_prefix=name))
 
@@ -290,6 +294,17 @@ class _Launches:
     workers: int
     times: list[Times]
     values: Array
+
+
+def _loaded(text: str) -> cpu_code.Module:
+    """The compiled kernel of a text."""
+    return cpu_code.load(text, cache_folder() / "cpu", _compile)
+
+
+def _compile(folder: Path, text: str) -> Path:
+    from dnc import tirx_cpu  # imports TVM
+
+    return tirx_cpu.compile_text(folder, text)
 
 
 def _step_floats(plan: Plan) -> int:

@@ -379,7 +379,9 @@ class CudaBackend:
             here.times = []
         return found
 
-    def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
+    def run(
+        self, schedule: Schedule, reads: Sequence[tuple[int, int]], fill: Fill | None = None
+    ) -> list[NDArray[np.float32]]:
         """One copy there, one launch, one copy back for the abort record and each range; one wait."""
         words, count = schedule.words, sum(count for _, count in reads)
         here, stream = self._direct_for(len(words), count), self.device.stream
@@ -391,6 +393,8 @@ class CudaBackend:
             self._lanes.prepare(0)
             call = self._call(grid, stream, schedule.lean)
             stream.upload(DeviceBuffer(words_at, len(words) * 4), here.pinned, len(words) * 4)
+            if fill is not None:
+                fill()
             if self._times is not None:
                 stream.mark(here.before)
             self._start(call, words_at, sync)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
-from dnc.ir.program import STACK, Initializer, Parameter, Program
+from dnc.ir.program import STACK, TABLE, Initializer, Parameter, Program
 from dnc.runtime.tensors import read_tensors
 
 Floats = NDArray[np.float32]
@@ -87,7 +87,7 @@ def load_weights(
     given = {name: value for name, value in tensors.items() if "/" not in name}
     expected = shapes(program, table_rows)
     problems = [
-        Diagnostic(f"{path}: {name} is {_shape(value.shape)}, expected {_shape(expected[name])}")
+        Diagnostic(f"{path}: {name} {_difference(program, name, value.shape, expected[name])}")
         for name, value in given.items()
         if name in expected and value.shape != expected[name]
     ]
@@ -109,6 +109,15 @@ def check_finite(values: Mapping[str, NDArray[np.generic]], where: str, *notes: 
     broken = [name for name, value in values.items() if not np.isfinite(value).all()]
     if broken:
         raise fail(f"{where}: {', '.join(broken)} hold numbers that are not finite", *notes)
+
+
+def _difference(program: Program, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """What is said of a shape; of a table that has other rows, whose they are."""
+    parameter = program.parameter(name)
+    if parameter.kind == TABLE and found[1:] == expected[1:]:
+        each = f"one for each of the {expected[0]:,} entries of '{parameter.dimensions[0].name}'"
+        return f"has {found[0]:,} rows, expected {each}"
+    return f"is {_shape(found)}, expected {_shape(expected)}"
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -56,11 +56,13 @@ class Launches:
         self._flying[self.slot] = _Group(schedules, batches, take)
         self.slot = 1 - self.slot
 
-    def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[NDArray[np.float32]]:
+    def run(
+        self, schedule: Schedule, reads: Sequence[tuple[int, int]], fill: Fill | None = None
+    ) -> list[NDArray[np.float32]]:
         """One launch to its end, with nothing else under way; then words of the pool: (first, count)."""
         if self._verifies:
             verify(schedule)
-        return self.backend.run(schedule, reads)
+        return self.backend.run(schedule, reads, fill)
 
     def collect_oldest(self) -> None:
         """Waits for the launches of the slot that was used first, if there are any."""

@@ -67,9 +67,8 @@ class Memory:
         All launches have to be over. DiagnosticError if there is no room.
         """
         if states > self.pool.states:
-            pool = static_pool(self.plan, self.table_rows, self.pool.schedule_words, states)
-            words = min(pool.words + self.words - self.pool.words, self.most())
-            if pool.words > words or not self._allocate(pool, words):
+            pool = self._static(states, len(self.pool.gradients))
+            if not self._replaced(pool):
                 raise fail(
                     f"{self.backend.name}: the parameters with their gradients and what the optimizer keeps "
                     f"need {pool.words * 4 / MEGABYTE:,.1f} MiB; "
@@ -77,14 +76,27 @@ class Memory:
                 )
         if self.pool.states:
             first = self.pool.bases[STATES[0]]
-            zeros = np.zeros((self.pool.schedules[0] - first) * 4, np.float32)
+            end = (*self.pool.gradients[1:], *self.pool.schedules)[0]
+            zeros = np.zeros((end - first) * 4, np.float32)
             self.backend.write(first * 4, zeros)
+
+    def add_gradients(self, arenas: int) -> bool:
+        """Makes room for more arenas of gradients; False if there is none. All launches have to be over."""
+        return self._replaced(self._static(self.pool.states, len(self.pool.gradients) + arenas))
+
+    def _static(self, states: int, arenas: int) -> StaticPool:
+        return static_pool(self.plan, self.table_rows, self.pool.schedule_words, states, arenas)
+
+    def _replaced(self, pool: StaticPool) -> bool:
+        """Lays the static part out anew, in front of as much memory for activations as there can be."""
+        words = min(pool.words + self.words - self.pool.words, self.most())
+        return pool.words <= words and self._allocate(pool, words)
 
     def _layout(self, schedule_words: int, slack: float) -> StaticPool:
         if schedule_words <= self.pool.schedule_words:
             return self.pool
         words = round(schedule_words * slack) + 16
-        return static_pool(self.plan, self.table_rows, words, self.pool.states)
+        return static_pool(self.plan, self.table_rows, words, self.pool.states, len(self.pool.gradients))
 
     def _allocate(self, pool: StaticPool, words: int) -> bool:
         """Replaces the allocation; False, with the old one back in place, if the device refuses."""

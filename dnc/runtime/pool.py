@@ -37,11 +37,13 @@ def units(words: int) -> int:
 class StaticPool:
     """Addresses of the static places, by base name; `schedules` holds two windows of words.
 
-    dense: floats of the trained dense parameters. table_rows: rows per table. states: arenas for what
-    an optimizer keeps, each as large as all trained parameters.
+    gradients: arenas of dense gradients, the first at its base; a launch makes them in one. dense: floats of
+    the trained dense parameters. table_rows: rows per table. states: arenas for what an optimizer keeps, each
+    as large as all trained parameters.
     """
 
     bases: dict[str, int]
+    gradients: tuple[int, ...]
     schedules: tuple[int, int]
     schedule_words: int
     dense: int
@@ -55,7 +57,9 @@ class StaticPool:
         return self.activations * 4
 
 
-def static_pool(plan: Plan, table_rows: dict[str, int], schedule_words: int, states: int = 0) -> StaticPool:
+def static_pool(
+    plan: Plan, table_rows: dict[str, int], schedule_words: int, states: int = 0, arenas: int = 1
+) -> StaticPool:
     """Lays out the static part of a pool."""
     widest = max([buffer.width for buffer in plan.buffers] + [1024])
     at = units(widest * 2)
@@ -76,13 +80,18 @@ def static_pool(plan: Plan, table_rows: dict[str, int], schedule_words: int, sta
     for name, size in ((GRADIENTS, gradients), *((state, arena) for state in STATES[:states])):
         bases[name] = at
         at += size + -size % 4
+    spare = [at + number * gradients for number in range(arenas - 1)]
+    at += len(spare) * gradients
     schedules = []
     for _ in range(2):
         schedules.append(at)
         at += units(schedule_words)
     if at > MAX_ADDRESS:
         raise fail(f"the parameters need {at * 16 / 2**30:.1f} GiB; a pool holds at most 32 GiB")
-    return StaticPool(bases, (schedules[0], schedules[1]), schedule_words, dense, table_rows, at, states)
+    places = bases[GRADIENTS], *spare
+    return StaticPool(
+        bases, places, (schedules[0], schedules[1]), schedule_words, dense, table_rows, at, states
+    )
 
 
 def arena_order(plan: Plan) -> list[Parameter]:

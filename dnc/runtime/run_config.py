@@ -8,6 +8,9 @@ count from the folder it is in.
 from __future__ import annotations
 
 import difflib
+import json
+import re
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ from dnc.runtime.toml_file import read_toml
 
 SETTINGS = ("lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay")  # of an optimizer
 PATHS = ("build", "data", "dev", "weights")
+WANTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+MOST_SHOWN = 40  # letters of a value in a message
 HEAD = "# The configuration of a run. To make it again: dnc run --config {name}\n"
 
 
@@ -72,11 +77,33 @@ def read_config(path: str | Path) -> RunConfig:
             close = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(known)}"
             raise fail(f"{path}: there is no option '{key}'{hint}")
-    try:
-        config = msgspec.convert(values, RunConfig)
-    except msgspec.ValidationError as error:
-        raise fail(f"{path}: {str(error).replace('$.', '')}") from None
+    for key, value in values.items():
+        _check(path, key, value)
+    config = msgspec.convert(values, RunConfig)
     return _from_folder(config, Path(path).absolute().parent)
+
+
+def _check(path: str | Path, key: str, value: Any) -> None:
+    """DiagnosticError, with the line, where a value is of another type than its option."""
+    try:
+        msgspec.convert({key: value}, RunConfig)
+    except msgspec.ValidationError:
+        kinds = typing.get_args(typing.get_type_hints(RunConfig)[key])
+        wanted = WANTED.get(kinds[0], "a table of paths by name")
+        text = Path(path).read_text(encoding="utf-8")
+        at = re.search(rf"^\s*(\[\s*)?{key}\b", text, re.MULTILINE)
+        line = f":{text.count(chr(10), 0, at.end()) + 1}" if at else ""
+        raise fail(f"{path}{line}: {key} is {_shown(value)}, expected {wanted}") from None
+
+
+def _shown(value: Any) -> str:
+    """A value of TOML, as it is written there."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict | list):
+        return "a table" if isinstance(value, dict) else "a list"
+    text = json.dumps(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def write_config(path: Path, config: RunConfig) -> None:

@@ -388,9 +388,11 @@ class Session:
         """Waits for all training steps; NotFinite if one of them made no update."""
         self._settle(0)
 
-    def run(self, schedule: Schedule, reads: Sequence[tuple[int, int]]) -> list[Floats]:
+    def run(
+        self, schedule: Schedule, reads: Sequence[tuple[int, int]], fill: Fill | None = None
+    ) -> list[Floats]:
         """One launch to its end, with nothing else under way; then words of the pool: (first, count)."""
-        return self.launches.run(schedule, reads)
+        return self.launches.run(schedule, reads, fill)
 
     def _once(self, samples: Ints) -> Ints:
         if not are_distinct(samples):

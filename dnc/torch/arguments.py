@@ -49,10 +49,12 @@ def _checked(name: str, given: Vectors, sizes: Ints, width: int, device: torch.d
     _check_kind(f"the pulled vector '{name}'", given, device)
     count = int(sizes.sum())
     if given.shape != (count, width):
-        found, wanted = list(given.shape), [count, width]
+        found, wanted = f"is {list(given.shape)}", f"{[count, width]}"
+        if given.shape[1:] == (width,):
+            found, wanted = f"has {len(given)} rows", f"{count}"
         raise fail(
-            f"the pulled vector '{name}' is {found}, expected {wanted}: the {len(sizes)} samples of the "
-            f"batch have {count} such vertices"
+            f"the pulled vector '{name}' {found}, expected {wanted}: the batch of {len(sizes)} samples has "
+            f"{count} vertices with that field, and each of them a vector"
         )
     return _as_float(given)
 

@@ -8,6 +8,7 @@ an error of PyTorch, and so is differentiating twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -19,6 +20,10 @@ from dnc.torch.launches import BatchOf, Gradients, Launches
 
 LOSS = "loss"
 NOTHING = torch.empty(0)  # saved where nothing else is
+# Whether the backward() that runs retains its graph; a PyTorch that does not tell may.
+_graph_is_kept: Callable[[], bool] = getattr(
+    torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True
+)
 
 
 @attrs.define(eq=False)
@@ -60,9 +65,9 @@ class Call:
         return self.launches.gradients(self.launches.run(self.batch, TRAIN, pulled, pushed, loss))
 
     def sort(
-        self, gradients: Gradients, needed: tuple[bool, ...], scale: Tensor | None
+        self, gradients: Gradients, needed: tuple[bool, ...], scale: Tensor | None, once: bool
     ) -> list[Tensor | None]:
-        """The gradients of those tensors that need one, in order."""
+        """The gradients of those tensors that need one, in order. once: whether nobody can ask again."""
         names = (*self.pulled, *self.parameters)
         wanted = {name for name, needs in zip(names, needed, strict=True) if needs}
         found = gradients.of(
@@ -70,6 +75,7 @@ class Call:
             [name for name in self.pulled if name in wanted],
             scale,
             self.sparse,
+            once,
         )
         return [found.get(name) for name in names]
 
@@ -98,9 +104,9 @@ class Batch(torch.autograd.Function):
         saved = ctx.saved_tensors  # PyTorch's error where the graph was freed by another backward()
         with torch.no_grad():
             if call.at_once:
-                found = call.sort(ctx.gradients, needed, incoming[0])
+                found = call.sort(ctx.gradients, needed, incoming[0], not _graph_is_kept())
             else:
-                found = call.sort(call.backward(saved, incoming), needed, None)
+                found = call.sort(call.backward(saved, incoming), needed, None, True)
         if torch.is_grad_enabled():  # create_graph=True
             found = [None if each is None else Once.apply(each.requires_grad_()) for each in found]
         return (None, *found)

@@ -66,7 +66,7 @@ class Room(Protocol):
         """Makes room for what does not fit, if it can."""
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Encoded:
     """A batch with its schedules by mode, for one layout of the pool; the schedules may be missing.
 
@@ -80,6 +80,10 @@ class Encoded:
     schedules: Mapping[str, Schedule]
     noises: Mapping[str, NoiseWords]
     pool: StaticPool
+
+    def __repr__(self) -> str:
+        modes = ", ".join(self.schedules) or "nothing: it is encoded when it comes"
+        return f"<{self.samples} samples of {self.encoder.plan.program.name}, encoded for {modes}>"
 
     @property
     def sizes(self) -> Mapping[str, Ints]:
@@ -132,7 +136,7 @@ class _Samples:
     kept: Any
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False)
 class BatchEncoder:
     """Encodes batches of one module; a data loader takes it as its `collate_fn`.
 
@@ -148,6 +152,9 @@ class BatchEncoder:
     attached: tuple[Dataset, Encoder, Sharing] | None
     read: Callable[[Any], Dataset]
     key: str = attrs.field(factory=lambda: uuid4().hex)
+
+    def __repr__(self) -> str:
+        return f"<encoder of batches of {self.plan.program.name}>"
 
     def __attrs_post_init__(self) -> None:
         _KNOWN[self.key] = self

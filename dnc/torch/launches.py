@@ -62,11 +62,15 @@ class BatchOf:
 
 @attrs.frozen(eq=False)
 class Launched:
-    """A launch that is under way, or over, and the places that it shares."""
+    """A launch that is under way, or over, and the places that it shares. arena: where its gradients are.
+
+    number: launches of the device so far, this one included.
+    """
 
     schedule: Schedule
     guest: Guest
-    number: int  # launches of the device so far, this one included
+    arena: int
+    number: int
 
 
 class Launches:
@@ -92,7 +96,7 @@ class Launches:
         places = {**pulled_fields(model.program), **pushed_values(model.program)}
         self._places = {name: (space.struct, field) for name, (space, field) in places.items()}
         self._running = [p.name for p in model.program.parameters if p.running]
-        self._header = isa.layout(plan).header
+        self._layout = isa.layout(plan)
 
     def sharing(self, dataset: Dataset) -> Sharing:
         """The places of a data set."""
@@ -202,8 +206,9 @@ class Launches:
         session = self.session()
         with self._growing() as parameters:
             schedule = self.schedule(batch, mode)
-        guest = schedule.guest
+        guest, arena = schedule.guest, self.memory.free_arena()
         assert guest is not None
+        self._make_gradients_in(session.memory.pool.gradients[arena], schedule)
 
         def fill() -> None:
             for name, value in (pulled if pushed is None else {**pulled, **pushed}).items():
@@ -211,17 +216,24 @@ class Launches:
                 room = self.memory.floats.narrow(0, at, handed.rows * handed.stride)
                 room.view(handed.rows, handed.stride)[:, : handed.width].copy_(value)
             if pushed is not None:
-                at = schedule.address * 4 + self._header["loss_scale"]
+                at = schedule.address * 4 + self._layout.header["loss_scale"]
                 scale = self.memory.floats.narrow(0, at, 1)
                 scale.mul_(0.0 if loss is None else loss)
 
         kept = {} if mode != TRAIN or batch.moves else {n: parameters[n].clone() for n in self._running}
-        session.start(schedule, fill)
         if self._use_stream is None:
             session.wait()
+            session.run(schedule, (), fill)
+        else:
+            session.start(schedule, fill)
         for name, value in kept.items():
             parameters[name].data.copy_(value)
-        return Launched(schedule, guest, self.model.launches)
+        return Launched(schedule, guest, arena, self.model.launches)
+
+    def _make_gradients_in(self, address: int, schedule: Schedule) -> None:
+        """The launch of a schedule leaves its gradients at an address."""
+        schedule.words[self._layout.bases_at + self._layout.bases[isa.GRADIENTS]] = address
+        schedule.bases[isa.GRADIENTS] = address
 
     def enter(self) -> None:
         """Goes on in PyTorch's current stream."""
@@ -303,13 +315,15 @@ class Gradients:
             places = self._table_rows().items()
             tables = {name: (rows.clone(), numbers.clone()) for name, (rows, numbers) in places}
             vectors = self._launches.values(self._launched, self._launches.gradients_of)
-            self._copies = self._launches.memory.gradients().clone(), tables, vectors
+            dense = self._launches.memory.gradients(self._launched.arena).clone()
+            self._copies = dense, tables, vectors
 
     def of(
-        self, names: Iterable[str], pulled: Iterable[str], scale: Tensor | None, sparse: bool
+        self, names: Iterable[str], pulled: Iterable[str], scale: Tensor | None, sparse: bool, once: bool
     ) -> dict[str, Tensor]:
-        """Gradients by parameter and by pulled field, times `scale`: copies, which nobody overwrites.
+        """Gradients by parameter and by pulled field, times `scale`, which nobody overwrites.
 
+        once: whether nobody can ask again; then the dense ones may be handed out where they lie.
         RuntimeError where they are gone: used before, and overwritten since.
         """
         if self._copies is None and self._launched.number != self._launches.model.launches:
@@ -320,26 +334,35 @@ class Gradients:
         self.used = True
         pool, found = self._launches.memory, dict[str, Tensor]()
         if self._copies is None:
-            arena, tables = pool.gradients(), self._table_rows()
+            dense, tables = pool.gradients(self._launched.arena), self._table_rows()
             vectors = self._launches.values(self._launched, pulled)
         else:
-            arena, tables, vectors = self._copies
+            dense, tables, vectors = self._copies
         if scale is not None and scale.device.type == "cpu" and scale.item() == 1:
             scale = None
         wanted = list(names)
         touched = [name for name in wanted if name in tables]
-        # One copy of all dense ones, and every gradient is seen there.
-        own = _copies([*(tables[name][0] for name in touched), arena], scale)
+        # All dense ones are in one tensor, and every gradient is seen there.
+        kept = self._kept(dense) if once and scale is None else None
+        copied = [tables[name][0] for name in touched]
+        own = _copies(copied if kept is not None else [*copied, dense], scale)
+        whole = own[-1] if kept is None else kept
         rows = dict(zip(touched, own, strict=False))
         for name in wanted:
             place = pool.places[name]
             if name in tables:
                 found[name] = _table(rows[name], tables[name][1], place.shape, sparse)
             else:
-                found[name] = place.view(own[-1], pool.shift(name))
+                found[name] = place.view(whole, pool.shift(name))
         for name in pulled:
             found[name] = vectors[name] if scale is None else vectors[name] * scale
         return found
+
+    def _kept(self, dense: Tensor) -> Tensor | None:
+        """The dense ones where they lie, if nobody else will write there."""
+        if self._copies is not None:
+            return dense
+        return self._launches.memory.kept_gradients(self._launched.arena)
 
 
 # Rows of a table's gradient, and their numbers in the table.

@@ -2,25 +2,30 @@
 
 In: a session. Out: the pool as a flat tensor, and of every parameter the tensor that is its memory.
 Guaranteed: on the GPU the pool is allocated by PyTorch, so a view of it never outlives it; on the CPU it is
-shared by DLPack. When the pool grows the parameters move with it.
+shared by DLPack. When the pool grows the parameters move with it. Where the host has the pool, gradients are
+handed out where a launch made them, and no other launch writes there while a tensor sees them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from weakref import ref
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
 from dnc.diagnostics import fail
-from dnc.ir.isa import GRADIENTS, PARAMETERS
+from dnc.ir.isa import PARAMETERS, norm_groups
 from dnc.ir.plan import padded
 from dnc.ir.program import STACK, TABLE, Parameter
 from dnc.ir.weight_format import WeightFormat, row_strides
 from dnc.runtime.cuda_driver import CudaError, LentBuffer
 from dnc.runtime.session import Session
+
+# Arenas of gradients that PyTorch may keep: those of `.grad`, and those of the next batch beside them.
+KEPT = 2
 
 
 def current_stream() -> int:
@@ -65,7 +70,13 @@ class Memory:
         self._own: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._holders: dict[str, ref[Tensor]] = {}
         plan, rows = session.plan, session.memory.table_rows
+        self._written = sum(norm_groups(plan)[-1][:2])
         self.places = {p.name: _place(plan.weight_format, p, rows) for p in plan.program.parameters}
+        # Of arenas of gradients behind the first what is alive while a tensor sees one: what it was made of.
+        self._seen: list[Callable[[], object]] = []
+        if plan.trains and isinstance(session.backend.pool_array(), np.ndarray):
+            session.wait()
+            session.memory.add_gradients(KEPT)
         self.refresh({})
 
     def refresh(self, parameters: Mapping[str, Tensor]) -> None:
@@ -74,6 +85,7 @@ class Memory:
         if array is self._array:
             return
         self._array = array
+        self._seen = [lambda: None for _ in self.session.memory.pool.gradients[1:]]
         self.floats = array if isinstance(array, Tensor) else torch.from_dlpack(array)
         self.words = self.floats.view(torch.int32)
         for name, place in self.places.items():
@@ -92,10 +104,32 @@ class Memory:
         """The first float of a parameter."""
         return self.session.memory.pool.bases[name] * 4
 
-    def gradients(self) -> Tensor:
-        """The arena of the dense gradients."""
+    def free_arena(self) -> int:
+        """The arena where the next launch makes gradients: one that may be kept, if nobody sees it."""
+        for arena, seen in enumerate(self._seen, 1):
+            if seen() is None:
+                if self._written < self.session.memory.pool.dense:  # what no launch writes is zero
+                    self.gradients(arena)[self._written :] = 0.0
+                return arena
+        return 0
+
+    def _arena(self, arena: int) -> tuple[int, int]:
+        """The first float of an arena of gradients, and how many are of dense parameters."""
         pool = self.session.memory.pool
-        return self.floats.narrow(0, pool.bases[GRADIENTS] * 4, pool.dense)
+        return pool.gradients[arena] * 4, pool.dense
+
+    def gradients(self, arena: int) -> Tensor:
+        """The dense gradients of an arena, until the next launch."""
+        return self.floats.narrow(0, *self._arena(arena))
+
+    def kept_gradients(self, arena: int) -> Tensor | None:
+        """The same for as long as somebody sees them; None where launches write that know nothing of it."""
+        if not arena:
+            return None
+        first, count = self._arena(arena)
+        array = self.session.backend.pool_array()[first : first + count]
+        self._seen[arena - 1] = ref(array)
+        return torch.from_numpy(array)
 
     def shift(self, name: str) -> int:
         """Where a parameter's gradient begins in their arena."""

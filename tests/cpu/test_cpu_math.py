@@ -5,7 +5,7 @@ import pytest
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from dnc import tirx_cpu
+from dnc import cpu_code
 from dnc.codegen.bodies import cpu_math
 from tests.support.cpu_functions import build
 
@@ -31,13 +31,13 @@ def test_functions(name, lanes):
 
     kernel = build(emit)
     special = np.array([0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 200.0, -200.0] * 2)
-    x = tirx_cpu.aligned_zeros(values.size + special.size)
+    x = cpu_code.aligned_zeros(values.size + special.size)
     x[: values.size], x[values.size :] = values, special
     with np.errstate(all="ignore"):
         expected = reference(x.astype("f8"))
         limits = expected.astype("f4")
-    words = tirx_cpu.aligned_zeros(16, "int32")
+    words = cpu_code.aligned_zeros(16, "int32")
     words[0] = x.size // lanes
-    kernel(tirx_cpu.tensor(x), tirx_cpu.tensor(words), tirx_cpu.tensor(words))
+    kernel(cpu_code.vector(x), cpu_code.vector(words), cpu_code.vector(words))
     np.testing.assert_allclose(x[: values.size], expected[: values.size], rtol=4e-7, atol=1e-38)
     np.testing.assert_allclose(x[values.size :], limits[values.size :], rtol=4e-7, atol=1e-37)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dnc import tirx_cpu
+from dnc import cpu_code, tirx_cpu
 from dnc.codegen.bodies.cpu_products import FORWARD, GRADIENT, TRANSPOSED
 from dnc.ir.weight_format import BLOCK, LANES, WeightFormat, column_stride, whole_lanes
 from tests.support.cpu_functions import ProductWorker, aligned, close, product_module
@@ -36,7 +36,7 @@ class Case:
         here, floats = aligned(scratch | (inputs if source == "scratch" else {}), 0)
         self.at |= here
         self.in_scratch = set(here)
-        self.worker = ProductWorker(made, tirx_cpu.aligned_zeros(end), floats)
+        self.worker = ProductWorker(made, cpu_code.aligned_zeros(end), floats)
         rng = np.random.default_rng(rows)
         self.weight = rng.standard_normal((rows, sum(widths))).astype("f4")
         self.delta = rng.standard_normal((self.most, rows)).astype("f4")

@@ -5,7 +5,7 @@ import threading
 from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
-from dnc import tirx_cpu
+from dnc import cpu_code
 from dnc.codegen import cpu_sync
 from tests.support.cpu_functions import build
 
@@ -43,13 +43,13 @@ def barrier_kernel(yield_limit):
 def test_barrier_with_more_workers_than_cores():
     kernel = barrier_kernel(1 << 22)
     parties, rounds = 4, 300
-    pool = tirx_cpu.tensor(tirx_cpu.aligned_zeros(256))
-    lists = tirx_cpu.aligned_zeros(256, "int32")
-    words = [tirx_cpu.aligned_zeros(16, "int32") for _ in range(parties)]
+    pool = cpu_code.vector(cpu_code.aligned_zeros(256))
+    lists = cpu_code.aligned_zeros(256, "int32")
+    words = [cpu_code.aligned_zeros(16, "int32") for _ in range(parties)]
     threads = []
     for i, w in enumerate(words):
         w[:3] = i, parties, rounds
-        arguments = (pool, tirx_cpu.tensor(lists), tirx_cpu.tensor(w))
+        arguments = (pool, cpu_code.vector(lists), cpu_code.vector(w))
         threads.append(threading.Thread(target=kernel, args=arguments))
     for thread in threads:
         thread.start()
@@ -62,7 +62,7 @@ def test_barrier_with_more_workers_than_cores():
 
 def test_a_barrier_that_nobody_joins_aborts():
     kernel = barrier_kernel(yield_limit=100)
-    lists, words = tirx_cpu.aligned_zeros(256, "int32"), tirx_cpu.aligned_zeros(16, "int32")
+    lists, words = cpu_code.aligned_zeros(256, "int32"), cpu_code.aligned_zeros(16, "int32")
     words[:3] = 0, 2, 1
-    kernel(*(tirx_cpu.tensor(a) for a in (tirx_cpu.aligned_zeros(256), lists, words)))
+    kernel(*(cpu_code.vector(a) for a in (cpu_code.aligned_zeros(256), lists, words)))
     assert lists[0] == 1

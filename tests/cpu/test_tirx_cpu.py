@@ -1,5 +1,7 @@
 """Compiled functions: stored as text, kept in a cache, called with tensors."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +9,14 @@ import pytest
 import tvm
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
+from tvm.target.codegen import llvm_get_system_cpu
 from tvm.tirx.script.builder import ir as T
 
-from dnc import tirx_cpu
+from dnc import cpu_code, tirx_cpu
 from dnc.codegen import cpu_sync
 from dnc.codegen.bodies import cpu_math
+from dnc.compiler import compile_model
+from tests.support.models import EXAMPLES
 
 
 def damage(folder: Path) -> bool:
@@ -33,21 +38,23 @@ def test_text_and_cache(tmp_path: Path):
     module = tirx_cpu.module_of(builder)
     text = tirx_cpu.to_text(module)
     tvm.ir.assert_structural_equal(tirx_cpu.from_text(text), module)
-    values = tirx_cpu.aligned_zeros(64)
+    values = cpu_code.aligned_zeros(64)
     values[:16] = np.linspace(-3, 3, 16)
-    words = tirx_cpu.aligned_zeros(128, "int32")
+    words = cpu_code.aligned_zeros(128, "int32")
     results = []
     unwritable = tmp_path / "file"
     for load in (
         lambda: tirx_cpu.compile_module(module),
-        lambda: tirx_cpu.load(text, tmp_path / "cache"),
-        lambda: tirx_cpu.load(text, tmp_path / "cache"),
-        lambda: damage(tmp_path / "cache") and tirx_cpu.load(text, tmp_path / "cache"),
-        lambda: unwritable.write_text("not a folder") and tirx_cpu.load(text, unwritable),
+        lambda: cpu_code.load(text, tmp_path / "cache", tirx_cpu.compile_text),
+        lambda: cpu_code.load(text, tmp_path / "cache", tirx_cpu.compile_text),
+        lambda: damage(tmp_path / "cache") and cpu_code.load(text, tmp_path / "cache", tirx_cpu.compile_text),
+        lambda: (
+            unwritable.write_text("not a folder") and cpu_code.load(text, unwritable, tirx_cpu.compile_text)
+        ),
     ):
         compiled = load()
         values[16:] = 0
-        compiled["kernel"](tirx_cpu.tensor(values), tirx_cpu.tensor(words))
+        compiled["kernel"](cpu_code.vector(values), cpu_code.vector(words))
         results.append(values[16:32].copy())
     assert len(list((tmp_path / "cache").iterdir())) == 1
     assert all((r == results[0]).all() for r in results)
@@ -56,4 +63,25 @@ def test_text_and_cache(tmp_path: Path):
 
 def test_unaligned_arrays_are_refused():
     with pytest.raises(ValueError, match="aligned to 64 bytes"):
-        tirx_cpu.tensor(tirx_cpu.aligned_zeros(17)[1:])
+        cpu_code.vector(cpu_code.aligned_zeros(17)[1:])
+
+
+def test_a_build_runs_without_the_package_of_tvm(tmp_path: Path):
+    """And so without PyTorch, which that imports: a command that opens a build starts in a moment."""
+    compile_model(EXAMPLES / "treelstm.dn", tmp_path / "build", ("cpu",), {"embed": 8, "hidden": 8})
+    script = """import sys, dnc
+model = dnc.load(sys.argv[1], "cpu")
+model.attach([{"word": "good", "label": 3}])
+model.step([0])
+assert model.sync() > 0
+assert not {"tvm", "tvm_ffi", "torch"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "build")], check=True)
+
+
+def test_what_fails_in_tvm_is_told():
+    assert cpu_code.system_cpu() == llvm_get_system_cpu()
+    with pytest.raises(RuntimeError, match="TypeError: "):
+        cpu_code._global("ffi.ModuleGetFunction")(1)
+    with pytest.raises(RuntimeError, match=r"no function .dnc\.nothing."):
+        cpu_code._global("dnc.nothing")

@@ -8,7 +8,7 @@ from tvm.ir import IRModule
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from dnc import tirx_cpu
+from dnc import cpu_code, tirx_cpu
 from dnc.codegen.bodies.cpu_products import define_products
 from dnc.codegen.bodies.cpu_worker import MEMORY, Functions
 from dnc.compiler import PlanOptions, make_plan, transform
@@ -62,10 +62,10 @@ class ProductWorker:
     def __init__(self, made, pool, scratch_floats):
         self.module, functions = made
         self.pool = pool
-        self.words = tirx_cpu.aligned_zeros(64, "int32")
-        self.scratch = tirx_cpu.aligned_zeros(scratch_floats)
+        self.words = cpu_code.aligned_zeros(64, "int32")
+        self.scratch = cpu_code.aligned_zeros(scratch_floats)
         self.blocks_at = functions.blocks_at
-        self.places = tirx_cpu.aligned_zeros(self.blocks_at + 256, "int64")
+        self.places = cpu_code.aligned_zeros(self.blocks_at + 256, "int64")
         for name in ("workers", "replicas"):
             self.words[isa.layout(functions.plan).header[name]] = 1
 
@@ -85,10 +85,10 @@ class ProductWorker:
     def calls(self, name, calls, repetitions=1):
         """Runs a product function with one list of arguments after the other, so many times."""
         flat = [number for arguments in calls for number in arguments]
-        numbers = tirx_cpu.aligned_zeros(len(flat) + 2, "int64")
+        numbers = cpu_code.aligned_zeros(len(flat) + 2, "int64")
         numbers[:] = (repetitions, len(calls), *flat)
         arrays = (self.pool, self.words, self.scratch, self.places, numbers)
-        self.module[f"run_{name}"](*(tirx_cpu.tensor(array) for array in arrays))
+        self.module[f"run_{name}"](*(cpu_code.vector(array) for array in arrays))
 
 
 def aligned(sizes, end=64):

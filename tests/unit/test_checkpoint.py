@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from dnc.diagnostics import DiagnosticError
+from dnc.ir.isa import VERSION
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.program import Initializer, Parameter
 from dnc.ir.structure import Dimension
@@ -123,6 +124,10 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
 def test_a_checkpoint_without_a_clip(tmp_path):
     plain = attrs.evolve(checkpoint(), hyper=Hyper("sgd", 0.1), best=None, optimizer_state={})
     save_checkpoint(tmp_path / "c", plain)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "last.safetensors").write_bytes(b"")
+    with pytest.raises(DiagnosticError, match=r"run: is a directory, .* it holds last\.safetensors"):
+        load_checkpoint(tmp_path / "run")
     found = load_checkpoint(tmp_path / "c")
     assert found.hyper == Hyper("sgd", 0.1) and found.best is None and found.optimizer_state == {}
     check_model(found, PROGRAM, "abc", ROWS, "c")
@@ -303,6 +308,10 @@ def test_damaged_builds(tmp_path):
         read_build(tmp_path / "b")
     manifest.write_text(whole.replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
     expected = rf"a build of format {FORMAT + 1} \(dnc .*\), expected {FORMAT}"
+    with pytest.raises(DiagnosticError, match=expected):
+        read_build(tmp_path / "b")
+    manifest.write_text(whole.replace(f'"schedules": {VERSION}', f'"schedules": {VERSION - 1}'))
+    expected = rf"its kernels read schedules of version {VERSION - 1} \(dnc .*\), .* writes version {VERSION}"
     with pytest.raises(DiagnosticError, match=expected):
         read_build(tmp_path / "b")
     manifest.unlink()

@@ -348,7 +348,7 @@ def test_words_as_json_and_from_another_run(command, workplace) -> None:
         ("m.safetensors --vocabulary vocab=1 --vocabulary vocab=2", "--vocabulary: vocab is named twice"),
         (
             "m.safetensors --vocabulary vocab=7 --map map.toml",
-            "m.safetensors: 'E' is [4, 4], expected [7, 4]",
+            "m.safetensors: 'E' has 4 rows, expected one for each of the 7 numbers of 'vocab'",
         ),
         ("m.safetensors --vocabulary vocab=0", "the vocabulary of 'vocab' has 0 entries, expected 1 to 2147"),
         (f"m.safetensors --vocabulary vocab={'9' * 5000}", "--vocabulary: vocab has 5000 digits, expected"),

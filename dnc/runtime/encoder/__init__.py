@@ -185,7 +185,8 @@ class Encoder:
             for table in self.plan.table_gradients:
                 lists |= self.lists.encode_table(table, touched[table.parameter], group, decisions.apart)
             lists |= self._operands(lists, decisions.apart)
-        behind = Batches(group, replicas * workers, updates[0].optimizer, part, decisions)
+        optimizer = updates[0].optimizer if guest is None else None
+        behind = Batches(group, replicas * workers, optimizer, part, decisions)
         closing, results, sharers = tail.encode(mode, behind)
         left = exits(group, assigned, self.prepared, ending, late) if ending and late else None
         scopes = None if left else known.sharing.choose(rows, replicas)

@@ -73,11 +73,12 @@ class Decisions:
 
 @attrs.define(eq=False)
 class Batches:
-    """A group of batches behind their recursion. grid: workers in all."""
+    """A group of batches behind their recursion. grid: workers in all. optimizer: None where gradients are
+    made for another net, which updates the parameters."""
 
     group: Group
     grid: int
-    optimizer: str
+    optimizer: str | None
     part: Part
     decisions: Decisions
 
@@ -261,9 +262,10 @@ class Tail:
                 results[key] = isa.RESULT_FIRST + len(results), counts
                 values[f"base {key}"], values[f"rows {key}"] = group.base(result.buffer), counts
         trains = mode == TRAIN
-        template = self._template(
-            trains, tuple(results), batches.optimizer, int(part.accumulate), part.update
-        )
+        decisions, optimizer = batches.decisions, batches.optimizer
+        # Sums of chunks meet in the instructions of the norm, and running statistics follow them.
+        ends = part.update and bool(optimizer or self.followers or (decisions.chunks > 1).any())
+        template = self._template(trains, tuple(results), optimizer, int(part.accumulate), ends)
         sharers = np.full(group.body.batches, batches.grid)
         if not trains:
             return template.filled(group.body.batches, values), results, sharers
@@ -271,7 +273,6 @@ class Tail:
             sums, values["turn"] = self._gradients(batches, template)
         else:
             sums, values["turn"] = template.words[template.sums], 0
-        decisions = batches.decisions
         few = decisions.few
         which = few.nonzero()[0][:, None]
         dealt = self._deal(batches, few)
@@ -383,15 +384,15 @@ class Tail:
         return Dealt(values, sharers)
 
     def _template(
-        self, trains: bool, results: tuple[str, ...], optimizer: str, accumulate: int, update: bool
+        self, trains: bool, results: tuple[str, ...], optimizer: str | None, accumulate: int, ends: bool
     ) -> Template:
-        key = trains, results, optimizer, accumulate, update
+        key = trains, results, optimizer, accumulate, ends
         if key not in self._templates:
             self._templates[key] = self._make(*key)
         return self._templates[key]
 
     def _make(
-        self, trains: bool, results: tuple[str, ...], optimizer: str, accumulate: int, update: bool
+        self, trains: bool, results: tuple[str, ...], optimizer: str | None, accumulate: int, ends: bool
     ) -> Template:
         number, plan, ordinals = self._number, self.plan, itertools.count(1)
         width = {f"{result.kind}:{result.name}": self._width[result.buffer] for result in self._sums}
@@ -432,7 +433,7 @@ class Tail:
                     sums.append(len(found))
                     found.append([number[each.gradient.name], 0, 0, 0, again, 0, index, 0])
             found += [table_gradient(table) for table in tables if not table.products]
-        if trains and update:
+        if trains and ends:
             found.append(exchange())
             norm, before = list(range(len(found), len(found) + len(self._norms) + 1)), 0
             for begin, count, name in self._norms:
@@ -440,12 +441,13 @@ class Tail:
                 found.append([number[isa.NORM], begin, count, chunks, before])
                 before += -(-count // isa.NORM_CHUNK)
             found.append(exchange())
-            for begin, count, rate in isa.rate_groups(plan):
-                found.append([number[optimizer], begin, count, "norms", isa.float_bits(rate)])
+            if optimizer is not None:
+                for begin, count, rate in isa.rate_groups(plan):
+                    found.append([number[optimizer], begin, count, "norms", isa.float_bits(rate)])
             if followed := isa.followed_floats(plan):
                 chunks = f"chunks {self.followers[0].gradient.parameter}"
                 found.append([number[isa.FOLLOW], isa.trained_floats(plan), followed, "norms", chunks])
-            for table in plan.table_gradients:
+            for table in () if optimizer is None else plan.table_gradients:
                 rate = isa.float_bits(plan.program.parameter(table.parameter).rate)
                 update_of = number[f"{optimizer} {table.parameter}"]
                 found.append([update_of, f"tokens {table.parameter}", "norms", rate])

@@ -29,6 +29,7 @@ from dnc.ir.plan import (
     state_layout,
 )
 from dnc.ir.program import TABLE
+from dnc.runtime.pool import units
 from dnc.runtime.verifier.closing import Closing
 from dnc.runtime.verifier.text import Ints, Text, need
 
@@ -199,7 +200,10 @@ class Places:
         sizes[isa.GRADIENTS] = isa.gradient_floats(text.plan)
         sizes[isa.CHUNKS] = (self.closing.chunks - 1) * sizes[isa.GRADIENTS]
         ends = [text.bases[parameter.name] for parameter in text.program.parameters if parameter.frozen]
-        arena = min(*ends, text.bases[isa.GRADIENTS]) if ends else text.bases[isa.GRADIENTS]
+        gradients = text.bases[isa.GRADIENTS]
+        if isa.STATES[0] in text.bases:  # behind the first arena, which need not be the launch's
+            gradients = min(gradients, text.bases[isa.STATES[0]] - units(sizes[isa.GRADIENTS]))
+        arena = min([*ends, gradients])
         sizes |= dict.fromkeys(isa.STATES, (arena - text.bases[isa.PARAMETERS]) * 4)
         sizes[isa.NORMS] = self.closing.norms
         for table in text.plan.table_gradients:

@@ -59,10 +59,12 @@ def gather(
     others: Mapping[str, str],
     shapes: Mapping[str, Shape],
     path: str,
+    entries: Mapping[str, str] | None = None,
 ) -> Gathered:
     """The values of all parameters but those that keep their first ones.
 
-    others: tensors that hold no floats, and what they hold. path: of the tensors' file.
+    others: tensors that hold no floats, and what they hold. path: of the tensors' file. entries: of tables
+    what they have a row for each of, "words of 'vocab'".
     """
     _check_names(weights, shapes)
     problems, notes = list[str](), list[str]()
@@ -89,6 +91,10 @@ def gather(
             problems.append(_missing(weights, name, shapes[name], source, tensors, others, path))
         elif found.shape != own:
             made = "" if own == shapes[name] else f" for {name} {shown(shapes[name])}"
+            if entries and name in entries and not made and found.shape[1:] == own[1:]:
+                each = f"one for each of the {own[0]:,} {entries[name]}"
+                problems.append(f"{path}: '{source}' has {found.shape[0]:,} rows, expected {each}")
+                continue
             problems.append(f"{path}: '{source}' is {shown(found.shape)}, expected {shown(own)}{made}")
             node = weights.of(name)
             if isinstance(node, Concat) and len(set(node.sizes)) == 1 and len(found.shape) == len(own):

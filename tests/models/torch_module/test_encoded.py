@@ -283,6 +283,8 @@ def test_mistakes(tmp_path):
     other = dnc.torch.Module(tmp_path / "build", data, device="vm")
     with pytest.raises(DiagnosticError, match="the batch was encoded for another module"):
         other(encode([1]))
+    assert repr(encode([1])) == "<1 samples of TreeLSTM, encoded for train>"
+    assert repr(encode) == "<encoder of batches of TreeLSTM>"
     sent = pickle.dumps(encode([1]))
     del encode
     with pytest.raises(DiagnosticError, match="a batch whose encoder is gone"):

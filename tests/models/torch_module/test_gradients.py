@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -9,12 +11,14 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip insta
 
 import dnc.torch  # noqa: E402
 from dnc.compiler import compile_model  # noqa: E402
+from dnc.runtime.schedule import disassemble  # noqa: E402
 from tests.models.cells import Parameters  # noqa: E402
 from tests.models.differences import relative  # noqa: E402
 from tests.models.test_against_torch import TOLERANCE  # noqa: E402
 from tests.models.torch_module.cases import check_gradients, doubles, opened  # noqa: E402
 from tests.models.torch_module.conftest import PUSHES  # noqa: E402
 from tests.models.trees import leaves  # noqa: E402
+from tests.support.models import EXAMPLES  # noqa: E402
 
 
 def tree_states(p, tree, xs):
@@ -145,6 +149,66 @@ def test_backward_twice(both, tmp_path):
         loss.backward()
 
 
+@pytest.mark.parametrize("clears_first", [True, False])
+def test_gradients_that_are_kept_stay_as_they_are(tmp_path, clears_first):
+    """They are handed out where a launch left them, and no other one writes there while anybody looks."""
+    net, _, _ = opened("treelstm", tmp_path)
+    net.encoder(1)  # there is memory from here on
+    pool = net._memory.floats.untyped_storage()
+    begin, end = pool.data_ptr(), pool.data_ptr() + pool.nbytes()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    kept, copies, in_pool = [], [], []
+    for step in range(8):
+        if clears_first:
+            optimizer.zero_grad()
+        loss = net([step % 7])["loss"]
+        if not clears_first:
+            optimizer.zero_grad()
+        loss.backward()
+        in_pool.append(begin <= net.b_u.grad.data_ptr() < end)
+        if step in (2, 4):
+            kept.append((net.U.grad, net.b_u.grad.detach().numpy()))
+            copies.append((net.U.grad.clone(), net.b_u.grad.clone()))
+        optimizer.step()
+        if step == 6:
+            del kept[0], copies[0]
+    # There are two such places, and where both are seen when a launch starts its gradients are copied.
+    copied = [5, 6] if clears_first else [4, 6]
+    assert in_pool == [step not in copied for step in range(8)]
+    for (matrix, vector), expected in zip(kept, copies, strict=True):
+        assert torch.equal(matrix, expected[0]) and torch.equal(torch.from_numpy(vector), expected[1])
+
+
+def test_gradients_that_are_changed_do_not_come_back(tmp_path):
+    """What is asked for twice is handed out once; where no launch writes gradients they are zero again."""
+    text = """model Two(hidden = 4)
+struct One = One(x: vector<hidden>)
+param W: [hidden, hidden], unused: [3] = constant(0.5), V: [2, hidden]
+loss sum(t in all(One)) sum(V @ tanh(W @ t.x))
+output y = unused
+"""
+    (tmp_path / "two.dn").write_text(text)
+    compile_model(tmp_path / "two.dn", tmp_path / "build", ("cpu",), {})
+    data = [{"x": [0.1, 0.2, 0.3, 0.4]}, {"x": [1.0, -0.5, 0.25, 0.0]}]
+    net = dnc.torch.Module(tmp_path / "build", data, device="vm")
+    net([0])["loss"].backward()
+    expected = {name: value.grad.clone() for name, value in net.named_parameters()}
+    assert expected["W"].any() and not expected["unused"].any()
+    for value in net.parameters():
+        value.grad.fill_(7.0)
+    net.zero_grad()
+    loss = net([0])["loss"]
+    loss.backward(retain_graph=True)
+    for name, value in net.named_parameters():
+        assert torch.equal(value.grad, expected[name]), name
+        value.grad.fill_(1.0)
+    loss.backward()
+    for name, value in net.named_parameters():
+        assert torch.equal(value.grad, expected[name] + 1.0), name
+    del net, loss, value  # tensors outlive the module
+    assert expected["W"].any()
+
+
 def test_double_backward_is_refused(both):
     net, _ = both
     x = torch.randn(2, 3, requires_grad=True)
@@ -229,3 +293,36 @@ def test_stacks_have_the_gradients_of_a_step(tmp_path):
         found = getattr(net, name)
         assert torch.equal(found.detach(), torch.from_numpy(before[name]))
         np.testing.assert_allclose(found.grad.numpy(), before[name] - value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_launch_makes_gradients_and_no_update(tmp_path, monkeypatch):
+    """Where many rows are summed in chunks these are added up still, as in a step."""
+    compile_model(EXAMPLES / "treelstm.dn", tmp_path / "build", ("cuda",), {"embed": 4, "hidden": 4})
+    data = [json.loads(line) for line in (EXAMPLES / "data/sentiment-train.jsonl").open()][:60]
+    net = dnc.torch.Module(tmp_path / "build", data, device="vm", seed=2)
+    alone = dnc.load(tmp_path / "build", "vm", seed=2)
+    alone.attach(data)
+    for samples in ([0, 1], range(60)):
+        net.zero_grad()
+        before = alone.parameters()
+        net.load_state_dict({name: torch.from_numpy(value) for name, value in before.items()})
+        launched = list[str]()
+        run = net.dnc.session.run
+
+        def noted(schedule, *arguments, launched=launched, run=run):
+            launched.append(disassemble(schedule.words, schedule.plan))
+            return run(schedule, *arguments)
+
+        monkeypatch.setattr(net.dnc.session, "run", noted)
+        net(samples)["loss"].backward()
+        monkeypatch.undo()
+        (words,) = launched
+        assert "sgd first" not in words
+        assert ("chunks=4" in words) == ("norm first=0" in words) == (len(samples) == 60)
+        alone.configure("sgd", 1.0)
+        alone.step(samples)
+        alone.sync()
+        for name, value in alone.parameters().items():
+            np.testing.assert_allclose(
+                getattr(net, name).grad.numpy(), before[name] - value, rtol=1e-4, atol=1e-5
+            )

@@ -22,7 +22,7 @@ from tests.support.models import EXAMPLES  # noqa: E402
         ({"Tree.y": torch.zeros(3, 3)}, "the pulled vector 'Tree.y' is unknown; the program has: Tree.x"),
         (
             torch.zeros(3, 2),
-            r"the pulled vector 'Tree.x' is \[3, 2\], expected \[3, 3\]: the 2 samples of the batch",
+            r"the pulled vector 'Tree.x' is \[3, 2\], expected \[3, 3\]: the batch of 2 samples has",
         ),
         (torch.zeros(3, 3).double(), "the pulled vector 'Tree.x' is torch.float64, expected torch.float32"),
         (torch.zeros(3, 3).to_sparse(), "the pulled vector 'Tree.x' is torch.sparse_coo, expected a dense"),
@@ -33,6 +33,10 @@ from tests.support.models import EXAMPLES  # noqa: E402
             r"the pulled vector 'Tree.x' of sample 2 is \[1, 3\], expected \[2, 3\]",
         ),
         ([torch.zeros(1, 3), [1.0]], "the pulled vector 'Tree.x' of sample 2 is list, expected a tensor"),
+        (
+            torch.zeros(4, 3),
+            "the pulled vector 'Tree.x' has 4 rows, expected 3: the batch of 2",
+        ),
         (3, "the pulled vector 'Tree.x' is int, expected a tensor or a list of them"),
     ],
 )
