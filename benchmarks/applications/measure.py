@@ -30,6 +30,8 @@ LEARNING_RATE, CHECKED_STEPS, TOLERANCE = 1e-8, 3, 1e-3
 FALL = 0.02
 """By how much an update is to lower a loss that is compared, were it a line."""
 WARM_UP_SECONDS, WARM_UP_BATCHES = 0.3, 8
+WARM_UP_SAMPLES = 25_000
+"""Until groups of batches are as large as they become (`dnc.runtime.batches`), and so is their memory."""
 ENCODERS_SECONDS = 4.0
 IDLE_BATCHES = 8, 4000
 EPOCHS = 5
@@ -82,7 +84,7 @@ def warm_up(model: Model, size: int, on_gpu: bool) -> None:
     """Some batches; on a GPU until the processes that encode ahead have read the data."""
     batches, begin = shuffled(samples_of(model), size), time.perf_counter()
     encoders = on_gpu and model.encoders != 0
-    least = WARM_UP_BATCHES * max(1, 256 // size) if encoders else 1
+    least = max(WARM_UP_BATCHES, WARM_UP_SAMPLES // size) if encoders else 1
     while True:
         run(lambda given: train(model, given), batches, WARM_UP_SECONDS if on_gpu else 0, least)
         if not encoders or model.session.ahead.has_room or time.perf_counter() - begin > ENCODERS_SECONDS:

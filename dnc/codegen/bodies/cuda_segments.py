@@ -56,11 +56,13 @@ from dnc.ir.machine import LANES, THREADS
 from dnc.ir.plan import (
     REGISTER,
     SHARED,
+    STREAMED,
     Piece,
     Product,
     RepeatedAddress,
     Segment,
     TransposedProduct,
+    product_parameters,
     repeated_parts,
     unit_share,
 )
@@ -77,7 +79,7 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
     if not (segment.products or segment.transposed or worker.few):
         _cells_alone(worker, segment, row, rows)
         return
-    wide = None if worker.lean and not worker.few else wide_staging(worker, segment)
+    wide = None if _has_no_tiles(worker, segment) else wide_staging(worker, segment)
 
     def many() -> None:
         assert wide is not None
@@ -93,6 +95,15 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
         either(rows <= few, lambda: narrow_segment(worker, segment, row, rows), many)
     else:
         many()
+
+
+def _has_no_tiles(worker: Worker, segment: Segment) -> bool:
+    """Whether a lean kernel has no tiled products here: outside the recursion, and where weights are on the
+    chip. Those that come from L2 at every use would come for every vertex."""
+    if not worker.lean or worker.few:
+        return False
+    placed = [worker.placement(name, segment.units) for name in product_parameters(segment)]
+    return all(place.residency != STREAMED for place in placed)
 
 
 def _few_rows(worker: Worker, segment: Segment) -> int:
