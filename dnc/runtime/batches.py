@@ -27,6 +27,11 @@ def one_lane(samples: int) -> int:
     return 1
 
 
+def full_group(samples: int, most: int = MOST_SAMPLES, lanes: int = 1) -> int:
+    """How many batches of so many samples a group has once groups have grown."""
+    return max(1, min(GROUP_BATCHES * lanes, most // max(samples, 1)))
+
+
 def groups(
     batches: Iterable[Sequence[int] | Ints],
     most: int = MOST_SAMPLES,
@@ -53,7 +58,7 @@ def groups(
         seen |= own
         turn = lanes(len(samples))
         each = max(len(samples), 1)
-        size = min(GROUP_BATCHES * turn, max(limit // each, min(turn, most // each)))
+        size = min(full_group(each, most, turn), max(limit // each, turn))
         if repeats or len(group) >= (size - size % turn or size):
             yield np.array(group, np.int32)
             group, seen = [], set()

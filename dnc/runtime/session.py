@@ -26,7 +26,7 @@ from dnc.ir.plan import NoiseList, Plan
 from dnc.runtime.ahead import Ahead
 from dnc.runtime.answers import Answers
 from dnc.runtime.backend import Backend, Fill
-from dnc.runtime.batches import are_distinct, groups, parts_of
+from dnc.runtime.batches import MOST_SAMPLES, are_distinct, full_group, groups, parts_of
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.encoder.guest import Guest
@@ -45,6 +45,7 @@ from dnc.runtime.schedules import Schedules
 from dnc.runtime.trace.timeline import ENCODE, OFF, Timeline
 
 Floats = NDArray[np.float32]
+LITTLE = 16  # such a part of the memory that there is
 
 
 class Session:
@@ -232,10 +233,23 @@ class Session:
                 return schedules
             except DoesNotFit as problem:
                 self.launches.drain()
-                if not self.memory.grow(problem.schedule_words, problem.activations):
+                if not self._grow(data, job, problem):
                     if job.lanes == 1:
                         return None
                     job = attrs.evolve(job, lanes=1)
+
+    def _grow(self, data: Encoder, job: Job, problem: DoesNotFit) -> bool:
+        """Makes room for a job; in training at once for the largest that may come, if that is little.
+
+        Else memory would grow with the groups, and each time what was encoded ahead would be in vain.
+        """
+        if job.mode == TRAIN:
+            most = min(MOST_SAMPLES, data.prepared.samples)
+            times = full_group(len(job.batches[0]), most) / len(job.batches)
+            words = round(problem.schedule_words * max(1.0, times))
+            if words <= self.memory.most() // LITTLE and self.memory.grow(words, problem.activations):
+                return True
+        return self.memory.grow(problem.schedule_words, problem.activations)
 
     def _train_job(self, data: Encoder, job: Job) -> Iterator[StepResult]:
         """Launches the batches of a job, together if that is possible; results of those before."""

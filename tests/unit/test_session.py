@@ -71,6 +71,26 @@ def test_groups_that_do_not_fit_run_alone():
     assert [result.loss for result in found] == pytest.approx([result.loss for result in expected], 1e-5)
 
 
+@pytest.mark.parametrize("little, times", [(16, 1), (1 << 40, 2)])
+def test_memory_grows_once_for_groups_that_grow(monkeypatch, little, times):
+    """Where it is little; what was encoded ahead is then not in vain."""
+    monkeypatch.setattr("dnc.runtime.session.LITTLE", little)
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm", 600))
+    session.reserve(data, 16)
+    before, grow = session.memory.pool.schedule_words, session.memory.grow
+    found = []
+
+    def noted(*words):
+        grown = grow(*words)
+        found.append(session.memory.pool.schedule_words)
+        return grown
+
+    session.memory.grow = noted
+    results = list(session.steps(data, [range(at, at + 16) for at in range(0, 592, 16)], SGD))
+    assert len(results) == 37 and len(set(found)) == times and min(found) > before
+
+
 def test_one_launch_a_batch():
     session = small_session("treelstm")
     data = session.attach(forest_of("treelstm"))
