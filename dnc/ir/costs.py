@@ -42,7 +42,7 @@ SHARED_ROWS = 4
 # cluster are 0.2. Of 33 workers 16 rows took 22 us, forward and backward: 2.5 times that price.
 FAR = 6.0
 FAR_WORKERS = 13.2  # of fewer workers one such price for so many
-# What repeated products and cells of a row cost, against their counts: so a GRU of 64 or 128 units is
+# What repeated products and cells of a row cost, against their counts: so gated cells of 64 or 128 units are
 # expected to gain by them up to about as many samples as on an H200.
 REPEATED = 1.6
 NAMES = tuple(field.name for field in attrs.fields(Constants))

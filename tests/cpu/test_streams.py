@@ -161,7 +161,7 @@ def test_a_step_encodes_nothing_and_looks_at_its_own_elements(builds: Path) -> N
     model.read([{"words": [{"form": at} for at in range(7)]}])
     stream, seen = model.stream(), []
     run = model.backend.run
-    model.backend.run = lambda schedule, reads: seen.append(schedule) or run(schedule, reads)  # type: ignore
+    model.backend.run = lambda schedule, *more: seen.append(schedule) or run(schedule, *more)  # type: ignore
     for at in range(30):
         stream.feed({"words": [{"form": at % 7}]})
     assert len(seen) == 30 and {schedule.rows[s] for schedule in seen for s in schedule.rows} == {1}
