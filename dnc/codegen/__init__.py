@@ -10,7 +10,7 @@ def emit_cuda(plan: Plan, traced: bool = False) -> dict[str, bytes]:
 
     traced: of the kernel that keeps the times of every instruction.
     """
-    from dnc.codegen.cuda_kernel import build_cuda
+    from dnc.codegen.cuda_files import build_cuda
 
     return build_cuda(plan, traced)
 

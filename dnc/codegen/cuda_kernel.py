@@ -1,7 +1,6 @@
 """The persistent interpreter kernel for CUDA: one launch runs a whole schedule.
 
-In: a plan with tiling, placements and opcodes. Out: a TIRx function, and `build_cuda`, the files of a build,
-in which batches of few rows have a kernel of their own (`ir.lean`). Every CTA is a worker: it loads its
+In: a plan with tiling, placements and opcodes. Out: a TIRx function. Every CTA is a worker: it loads its
 weight slices, then fetches instructions through a window in shared memory until END. Guaranteed: signals and
 waits come from `codegen/sync.py` only; after an abort a worker skips everything but cluster barriers, levels
 that send, and END, and all leave by one exit.
@@ -9,7 +8,6 @@ that send, and END, and all leave by one exit.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial, reduce
 
@@ -54,9 +52,7 @@ from dnc.codegen.emit import (
     when,
 )
 from dnc.codegen.math import TirMath
-from dnc.codegen.nvrtc import KERNEL, compiled, spilled
 from dnc.codegen.stamps import CudaStamps
-from dnc.codegen.tirx_cuda import emit_cuda
 from dnc.ir import isa, lean
 from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import (
@@ -470,36 +466,3 @@ class Kernel:
             T.evaluate(T.cuda.cta_sync())
             self.stamp(0)
             self.stamps.anchor(LAST_ANCHOR)
-
-
-def emit_source(plan: Plan, traced: bool = False, is_lean: bool = False) -> dict[str, bytes]:
-    """kernel.cu and kernel.json (what the launcher needs), not compiled yet; lean.cu, lean.json.
-
-    traced: the kernel that keeps the times of every instruction (`dnc.ir.stamps`). is_lean: the lean one
-    (`dnc.ir.lean`).
-    """
-    kernel, name = Kernel(plan, traced, is_lean), lean.NAME if is_lean else KERNEL
-    source = emit_cuda(kernel.build(), plan.target)
-    described = {
-        "symbol": source.symbol,
-        "parameters": list(source.parameters),
-        **attrs.asdict(kernel.shape),
-    }
-    return {f"{name}.cu": source.text.encode(), f"{name}.json": json.dumps(described, indent=1).encode()}
-
-
-def emit_sources(plan: Plan, traced: bool = False) -> dict[str, bytes]:
-    """Those of the kernel, and of the lean one if the plan has one."""
-    own = emit_source(plan, traced, is_lean=True) if lean.has_lean(plan) else {}
-    return emit_source(plan, traced) | own
-
-
-def build_cuda(plan: Plan, traced: bool = False) -> dict[str, bytes]:
-    """The files of a CUDA target: kernel.cu, kernel.cubin, kernel.json with what the compiler said.
-
-    And those of the lean kernel, unless it spills.
-    """
-    made = compiled(emit_sources(plan, traced), plan.target)
-    if not traced and spilled(made, lean.NAME):
-        return {file: content for file, content in made.items() if not file.startswith(f"{lean.NAME}.")}
-    return made

@@ -28,10 +28,10 @@ from dnc.ir.plan import (
     Segment,
     SlotsAddress,
     TransposedProduct,
-    repeated_parts,
     unit_share,
 )
 from dnc.ir.program import LEVEL
+from dnc.ir.repeated import repeated_parts
 from dnc.ir.types import ListType, Type
 
 Counts = NDArray[np.float64]

@@ -29,11 +29,10 @@ from dnc.ir.plan import (
     Segment,
     SlotsAddress,
     levels_of,
-    repeated_parts,
-    staged_operand,
     state_buffers,
     unit_share,
 )
+from dnc.ir.repeated import repeated_parts, staged_operand
 from dnc.passes.distribute import width_of
 
 

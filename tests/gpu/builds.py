@@ -126,7 +126,7 @@ TRACED = ("treelstm-256", "treelstm-chip", "bilstm")
 
 def emit(folder: Path, names: list[str]) -> None:
     """Writes program, options and kernel text of every case."""
-    from dnc.codegen.cuda_kernel import emit_sources
+    from dnc.codegen.cuda_files import emit_sources
     from dnc.frontend.build import load_program
 
     for name in names or list(CASES):

@@ -185,7 +185,7 @@ def prepared_of(seed: int) -> Prepared:
 
 def emit(folder: Path, seed: int) -> str:
     """Writes the kernel text of a seed's program; what became of it."""
-    from dnc.codegen.cuda_kernel import emit_source
+    from dnc.codegen.cuda_files import emit_source
 
     try:
         plan = prepared_of(seed).plan

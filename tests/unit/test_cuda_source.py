@@ -24,7 +24,7 @@ TREE = Path(__file__).parents[2] / "examples" / "treelstm.dn"
 
 @pytest.mark.parametrize(("arch", "cluster"), [("sm_90a", 16), ("sm_80", 0)])
 def test_nothing_spills(arch: str, cluster: int) -> None:
-    from dnc.codegen.cuda_kernel import emit_source
+    from dnc.codegen.cuda_files import emit_source
     from dnc.codegen.nvrtc import compile_cuda
 
     options = PlanOptions(cluster=cluster, residency=REGISTER)
@@ -57,7 +57,7 @@ def check_looks(text: str) -> None:
 
 @pytest.mark.parametrize("arch, name", [*(("sm_90a", name) for name in CASES), *SMALLER])
 def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str) -> None:
-    from dnc.codegen.cuda_kernel import emit_source
+    from dnc.codegen.cuda_files import emit_source
     from dnc.codegen.nvrtc import compile_cuda
 
     example, settings, options = CASES[name]
@@ -90,7 +90,7 @@ def test_a_kernel_that_spills_gets_fewer_registers_for_weights(tmp_path, monkeyp
 
 @pytest.mark.parametrize("arch, size", [("sm_90a", 256), ("sm_80", 64)])
 def test_the_traced_kernel_does_not_spill_and_the_plain_one_knows_no_clock(arch: str, size: int) -> None:
-    from dnc.codegen.cuda_kernel import emit_source
+    from dnc.codegen.cuda_files import emit_source
     from dnc.codegen.nvrtc import compile_cuda
 
     program, _ = load_program(Source(str(TREE), TREE.read_text()), {"hidden": size, "embed": size})

@@ -9,7 +9,8 @@ import pytest
 
 from dnc.codegen.bodies import cuda_segments
 from dnc.codegen.bodies.cuda_push import MOST_ROWS, Mailbox
-from dnc.codegen.cuda_kernel import Kernel, emit_source
+from dnc.codegen.cuda_files import emit_source
+from dnc.codegen.cuda_kernel import Kernel
 from dnc.explain.facts import gather
 from dnc.ir.plan import Plan
 from dnc.passes.plan_mailboxes import PlanMailboxes

@@ -34,7 +34,7 @@ def test_a_cpu_computes_in_float32() -> None:
 
 
 def test_only_the_kernel_that_may_round_uses_tensor_cores() -> None:
-    from dnc.codegen.cuda_kernel import emit_source
+    from dnc.codegen.cuda_files import emit_source
 
     program = small_program("treelstm")
     used = {"mma.sync": 0, "dnc_round_tf32": 0, "dnc_split_tf32": 0, "dnc_mma_bf16": 0}

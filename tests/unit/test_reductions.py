@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dnc.codegen.bodies.cuda_reduce import shares
-from dnc.codegen.cuda_kernel import emit_source
+from dnc.codegen.cuda_files import emit_source
 from dnc.explain.facts import gather
 from dnc.ir import isa
 from dnc.ir.plan import Plan

@@ -9,8 +9,9 @@ import pytest
 from dnc.compiler import PlanOptions, digest, make_plan, settled, transform
 from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
-from dnc.ir.plan import REGISTER, Plan, RepeatedAddress, Segment, repeated_parts
+from dnc.ir.plan import REGISTER, Plan, RepeatedAddress, Segment
 from dnc.ir.program import LEVEL, Program
+from dnc.ir.repeated import repeated_parts
 from dnc.passes.select_tiles import NOMINAL_ROWS
 from tests.support.plans import plan_of
 

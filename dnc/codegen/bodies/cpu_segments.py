@@ -19,7 +19,8 @@ from dnc.codegen.bodies.cpu_worker import Worker, elements, ramp
 from dnc.codegen.cells import UnitCell, tensor
 from dnc.codegen.emit import Expr, either, let, local, loop, put, shift, smaller, stride_loop, when, wide
 from dnc.ir.cell import Value
-from dnc.ir.plan import Piece, Product, RepeatedAddress, Segment, TransposedProduct, repeated_parts
+from dnc.ir.plan import Piece, Product, RepeatedAddress, Segment, TransposedProduct
+from dnc.ir.repeated import repeated_parts
 from dnc.ir.weight_format import BLOCK, LANES, whole_lanes
 
 # Operations whose lanes would have to branch apart.

@@ -25,16 +25,8 @@ from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, stor
 from dnc.codegen.quads import QUAD, UnitQuad
 from dnc.ir.cell import Value
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import (
-    BufferAddress,
-    ChildrenAddress,
-    GatherAddress,
-    Load,
-    ParameterAddress,
-    Plan,
-    Segment,
-    staged_operand,
-)
+from dnc.ir.plan import BufferAddress, ChildrenAddress, GatherAddress, Load, ParameterAddress, Plan, Segment
+from dnc.ir.repeated import staged_operand
 
 ROUNDS = 2  # of cells with a unit a thread, which are faster than one of cells with four
 MOST_EARLY = 6  # registers of loads that are not through lists, with those that are: more would be spilled

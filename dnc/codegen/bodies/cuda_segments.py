@@ -63,9 +63,9 @@ from dnc.ir.plan import (
     Segment,
     TransposedProduct,
     product_parameters,
-    repeated_parts,
     unit_share,
 )
+from dnc.ir.repeated import repeated_parts
 
 FEW_OF_WARP, LONG_ROW, MOST_NARROW = 2, 256, 32  # rows of the weights, their columns, vertices
 

@@ -27,11 +27,11 @@ from dnc.ir.plan import (
     Plan,
     lends,
     padded,
-    repeated_parts,
     shared_stride,
     unit_share,
 )
 from dnc.ir.program import LEVEL
+from dnc.ir.repeated import repeated_parts
 
 CHUNK = 4 * LANES  # columns that a warp reads with one 16-byte load a lane
 

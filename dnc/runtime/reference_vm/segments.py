@@ -13,7 +13,8 @@ import numpy as np
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
-from dnc.ir.plan import ParameterAddress, Segment, repeated_parts, unit_range
+from dnc.ir.plan import ParameterAddress, Segment, unit_range
+from dnc.ir.repeated import repeated_parts
 from dnc.runtime.reference_vm.memory import Array, Finish, Worker
 from dnc.runtime.reference_vm.operands import (
     check_selected,

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from dnc.codegen.cuda_kernel import emit_source
+from dnc.codegen.cuda_files import emit_source
 from dnc.ir.plan import Plan
 from dnc.runtime.cuda_backend import CudaBackend
 from dnc.runtime.cuda_driver import LaunchShape
