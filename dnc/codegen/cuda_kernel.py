@@ -55,14 +55,10 @@ from dnc.codegen.math import TirMath
 from dnc.codegen.stamps import CudaStamps
 from dnc.ir import isa, lean
 from dnc.ir.machine import LANES, THREADS, machine
-from dnc.ir.plan import (
-    SHARED,
-    Plan,
-    Segment,
-    lends,
-)
+from dnc.ir.plan import SHARED, Plan, Segment
 from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
+from dnc.ir.uses import lends
 
 STATE_WORDS = 8  # of shared memory, beside those of `cuda_ahead`: five, the scale, and one for alignment
 FINISHED = 1 << 30  # what stands for an opcode behind END

@@ -20,7 +20,8 @@ from dnc.codegen.cuda_levels import run_levels
 from dnc.codegen.emit import Expr, any_of, both, either, put, when
 from dnc.ir import isa
 from dnc.ir.machine import weight_registers
-from dnc.ir.plan import REGISTER, Placement, Plan, product_parameters, weights_of_register
+from dnc.ir.plan import REGISTER, Placement, Plan, weights_of_register
+from dnc.ir.uses import product_parameters
 
 if TYPE_CHECKING:
     from dnc.codegen.cuda_kernel import Kernel

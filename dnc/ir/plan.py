@@ -467,31 +467,6 @@ def shared_stride(columns: int) -> int:
     return 4 * (padded(columns) // 4 | 1)
 
 
-def product_parameters(segment: Segment) -> list[str]:
-    """The parameters that a segment multiplies by, once per product."""
-    products = [product.parameter for product in segment.products]
-    return products + [product.parameter for product in segment.transposed]
-
-
-def uses_of(segment: Segment) -> list[tuple[str, bool]]:
-    """The same, with whether the product is repeated, for which every worker has all units."""
-    products = [(product.parameter, product.result in segment.repeated) for product in segment.products]
-    return products + [(product.parameter, False) for product in segment.transposed]
-
-
-def lends(plan: Plan) -> bool:
-    """Whether slices in shared memory are there during levels only, and staging of everything else takes
-    their place in between: where levels alone multiply by them, and others stream weights."""
-    held = {(p.parameter, p.units, p.repeated): p.residency for p in plan.placements}
-    inside, outside = set[str](), set[str]()
-    for segment in plan.segments:
-        if segment.mapping == UNIT:
-            is_level = plan.program.stage(segment.stage).placement == LEVEL
-            used = {held[name, segment.units, repeated] for name, repeated in uses_of(segment)}
-            (inside if is_level else outside).update(used)
-    return SHARED in inside and SHARED not in outside and STREAMED in outside
-
-
 def unit_share(units: int, workers: int) -> int:
     """Units of a worker, at most: where these are many, a multiple of 4, as whole addresses are."""
     even = -(-units // workers)
@@ -512,25 +487,3 @@ def levels_of(plan: Plan, segment: Segment) -> list[Segment]:
         return []
     stages = {s.name for s in plan.program.stages if (s.placement, s.direction) == (LEVEL, stage.direction)}
     return [each for each in plan.segments if each.stage in stages]
-
-
-def state_buffer(space: str) -> str:
-    """The buffer of the state records that a function leaves for rows of a space."""
-    return f"{space}:state"
-
-
-def state_buffers(plan: Plan, name: str) -> set[str]:
-    """The buffers whose records a list of states leads to."""
-    (item,) = (item for item in plan.lists if item.name == name)
-    function = getattr(item, "function", "")
-    return {state_buffer(stage.space) for stage in plan.program.stages if stage.function == function}
-
-
-def state_layout(program: Program, function: str) -> dict[str, int]:
-    """Offset of each component in the state record of `function`; key "" is the record's width."""
-    layout, offset = {}, 0
-    for component in program.function(function).state:
-        layout[component.name] = offset
-        offset += padded(component.type.size)
-    layout[""] = offset
-    return layout

@@ -33,8 +33,6 @@ from dnc.ir.plan import (
     TableList,
     VectorList,
     padded,
-    state_buffer,
-    state_layout,
 )
 from dnc.ir.program import (
     FieldInput,
@@ -50,6 +48,7 @@ from dnc.ir.program import (
     StateInput,
     TableInput,
 )
+from dnc.ir.states import state_buffer, state_layout
 from dnc.ir.structure import OUTSIDE, VECTOR, Path
 
 

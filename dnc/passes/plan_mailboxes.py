@@ -29,10 +29,10 @@ from dnc.ir.plan import (
     Segment,
     SlotsAddress,
     levels_of,
-    state_buffers,
     unit_share,
 )
 from dnc.ir.repeated import repeated_parts, staged_operand
+from dnc.ir.states import state_buffers
 from dnc.passes.distribute import width_of
 
 

@@ -14,17 +14,8 @@ from __future__ import annotations
 
 import attrs
 
-from dnc.ir.plan import (
-    REGISTER,
-    UNIT,
-    BufferAddress,
-    Plan,
-    Segment,
-    SlotList,
-    levels_of,
-    product_parameters,
-    unit_share,
-)
+from dnc.ir.plan import REGISTER, UNIT, BufferAddress, Plan, Segment, SlotList, levels_of, unit_share
+from dnc.ir.uses import product_parameters, shared_out
 
 QUAD = 4  # floats of an access
 
@@ -61,10 +52,7 @@ def _fits(plan: Plan, segment: Segment) -> bool:
         return False
     if (plan.tiling.workers - 1) * unit_share(segment.units, plan.tiling.workers) >= segment.units:
         return False
-    used = set(product_parameters(segment))
-    placed = [
-        p for p in plan.placements if p.parameter in used and p.units == segment.units and not p.repeated
-    ]
+    placed = shared_out(plan, segment, product_parameters(segment))
     if any(place.residency != REGISTER for place in placed):
         return False
     return all(

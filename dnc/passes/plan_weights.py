@@ -20,11 +20,11 @@ from dnc.ir.plan import (
     Plan,
     shared_stride,
     unit_share,
-    uses_of,
     weights_of_register,
 )
 from dnc.ir.program import LEVEL, STACK, ParameterInput
 from dnc.ir.remarks import Remarks
+from dnc.ir.uses import uses_of
 
 MOST_PACKED = 96  # registers that hold two weights each: with 120 of them kernels spill
 MOST_APART = 96  # where a replica is no cluster, and cells add up more workers' runs: with 128 kernels spill

@@ -18,8 +18,9 @@ import numpy as np
 
 from dnc.ir.costs import INSTRUCTION, NAMES, Costs, nanoseconds
 from dnc.ir.machine import Constants, Machine
-from dnc.ir.plan import STREAMED, UNIT, Plan, Tiling, unit_share, uses_of
+from dnc.ir.plan import STREAMED, UNIT, Plan, Tiling, unit_share
 from dnc.ir.program import LEVEL
+from dnc.ir.uses import uses_of
 from dnc.passes.plan_weights import PlanWeights
 
 WINDOW_WORDS = 1024

@@ -309,10 +309,15 @@ class CudaBackend:
 
     def _call(self, grid: int, stream: Stream, is_lean: bool) -> Call:
         """A launch of so many workers, of the lean kernel if there is one."""
-        kernel = self.lean if is_lean and self.lean is not None else self.kernel
+        kernel = self._chosen((self.kernel, self.lean), is_lean)
         call = self._lanes.call(kernel, self._shape(grid), stream)
         call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
         return call
+
+    def _chosen(self, kernels: tuple[Kernel, Kernel | None], is_lean: bool) -> Kernel:
+        """The kernel, or the lean one beside it: traced where it is without a trace, for the same bits."""
+        kernel, own = kernels
+        return own if is_lean and self.lean is not None and own is not None else kernel
 
     def _start(self, call: Call, words: int, sync: int) -> None:
         """Launches the schedule at an address, whose counters come at its word `sync`."""
@@ -358,9 +363,7 @@ class CudaBackend:
     def _traced_call(self, grid: int, runs: _Runs, is_lean: bool) -> Call:
         if self._traced is None:
             raise fail("the traced kernel was not loaded")
-        kernel, own = self._traced
-        if is_lean and self.lean is not None and own is not None:  # the same bits as without a trace
-            kernel = own
+        kernel = self._chosen(self._traced, is_lean)
         call = self.device.call(kernel, self._shape(grid), self.device.stream)
         call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
         call.set(runs=runs.buffer.address, stamps=runs.words - ANCHOR_WORDS)

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir.forest import Forest, path_struct
-from dnc.ir.plan import ClassList, TableList, VectorList, padded, state_layout
+from dnc.ir.plan import ClassList, TableList, VectorList, padded
+from dnc.ir.states import state_layout
 from dnc.ir.structure import SELECTOR
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.ending import Ending

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dnc.diagnostics import fail
 from dnc.ir.forest import Forest, Ints
-from dnc.ir.plan import state_layout
 from dnc.ir.program import Program
+from dnc.ir.states import state_layout
 from dnc.ir.structure import LIST, VERTEX_KINDS
 from dnc.runtime.carried import Carried
 from dnc.runtime.data import Dataset

@@ -12,7 +12,8 @@ from dnc.explain.facts import replicas_of
 from dnc.ir import isa
 from dnc.ir.costs import CLUSTER, EXCHANGE, FLOP, INSTRUCTION, LAUNCH, NAMES, Costs, nanoseconds
 from dnc.ir.machine import MACHINES, Constants, machine
-from dnc.ir.plan import SHARED, lends
+from dnc.ir.plan import SHARED
+from dnc.ir.uses import lends
 from dnc.machine_constants import Measured, known, known_constants, save
 from dnc.passes.candidates import candidates
 from dnc.runtime.build import Build, Target, read_build, write_build

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 import attrs
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.access import MOST_RUNS
 from dnc.codegen.bodies.cuda_runs import is_partial, parts_of
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.cells import tensor
@@ -33,6 +32,7 @@ from dnc.codegen.emit import (
     wide,
 )
 from dnc.codegen.quads import QUAD, UnitQuad, fits_quads
+from dnc.codegen.slots import MOST_RUNS
 from dnc.ir.cell import Value
 from dnc.ir.machine import LANES, WARPS
 from dnc.ir.plan import Segment, SlotsAddress

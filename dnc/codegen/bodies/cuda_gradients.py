@@ -14,7 +14,6 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.access import SlotsReader
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (  # fmt: skip
     Expr,
@@ -32,6 +31,7 @@ from dnc.codegen.emit import (  # fmt: skip
     when,
     wide,
 )
+from dnc.codegen.slots import SlotsReader
 from dnc.ir import isa
 from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import SlotsAddress, TableGradient, TableProduct, padded

@@ -24,7 +24,8 @@ from dnc.codegen.bodies.cuda_staging import Staging
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, any_of, both, lane4, lanes, let, shift, smaller
 from dnc.ir.cell import Value
-from dnc.ir.plan import GatherAddress, Piece, Plan, Segment, padded, state_buffers, unit_share
+from dnc.ir.plan import GatherAddress, Piece, Plan, Segment, padded, unit_share
+from dnc.ir.states import state_buffers
 
 SIGNALS, TURNS = 3, 6  # of a worker: a level waits for one; two phases of each
 MOST_ROWS = 8  # of a level that pushes

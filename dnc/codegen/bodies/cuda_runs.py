@@ -16,10 +16,10 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.access import MOST_RUNS
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop
+from dnc.codegen.slots import MOST_RUNS
 from dnc.ir.machine import LANES, THREADS
 from dnc.ir.plan import Address, BufferAddress, Plan, Segment, SlotsAddress, unit_share
 

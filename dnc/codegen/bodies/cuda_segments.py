@@ -62,10 +62,10 @@ from dnc.ir.plan import (
     RepeatedAddress,
     Segment,
     TransposedProduct,
-    product_parameters,
     unit_share,
 )
 from dnc.ir.repeated import repeated_parts
+from dnc.ir.uses import product_parameters
 
 FEW_OF_WARP, LONG_ROW, MOST_NARROW = 2, 256, 32  # rows of the weights, their columns, vertices
 

@@ -56,10 +56,10 @@ from dnc.ir.plan import (
     Segment,
     TransposedProduct,
     padded,
-    product_parameters,
     unit_share,
 )
 from dnc.ir.program import LEVEL
+from dnc.ir.uses import product_parameters, shared_out
 
 # Vertices of a tile and steps under way on tensor cores: the first that fit into the staging area.
 TENSOR_SIZES = tuple(
@@ -110,8 +110,7 @@ def tile_units(plan: Plan, segment: Segment, most: int) -> int:
     that the tile is for. Staged sums of more would leave room for few vertices."""
     assert plan.tiling is not None
     units = unit_share(segment.units, plan.tiling.workers)
-    used = {product.parameter for product in segment.products}
-    kept = [p for p in plan.placements if p.parameter in used and p.units == segment.units and not p.repeated]
+    kept = shared_out(plan, segment, {product.parameter for product in segment.products})
     if segment.transposed or any(placement.residency != STREAMED for placement in kept):
         return units
     gates = max((rows_of(product.result, segment, 1) for product in segment.products), default=1)

@@ -19,19 +19,10 @@ from dnc.codegen.access import Access
 from dnc.codegen.emit import Expr, fixed, let, local, named, put, smaller, stride_loop, when
 from dnc.codegen.math import TirMath
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import (
-    SHARED,
-    UNIT,
-    ParameterAddress,
-    Placement,
-    Plan,
-    lends,
-    padded,
-    shared_stride,
-    unit_share,
-)
+from dnc.ir.plan import SHARED, UNIT, ParameterAddress, Placement, Plan, padded, shared_stride, unit_share
 from dnc.ir.program import LEVEL
 from dnc.ir.repeated import repeated_parts
+from dnc.ir.uses import lends
 
 CHUNK = 4 * LANES  # columns that a warp reads with one 16-byte load a lane
 

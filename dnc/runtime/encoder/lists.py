@@ -31,10 +31,9 @@ from dnc.ir.plan import (
     TableProduct,
     VectorList,
     padded,
-    state_buffer,
-    state_layout,
 )
 from dnc.ir.program import TABLE
+from dnc.ir.states import state_buffer, state_layout
 from dnc.ir.structure import Path
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.rows import Rows, sample_rows

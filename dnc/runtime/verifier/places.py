@@ -25,10 +25,9 @@ from dnc.ir.plan import (
     TableProduct,
     VectorList,
     padded,
-    state_buffer,
-    state_layout,
 )
 from dnc.ir.program import TABLE
+from dnc.ir.states import state_buffer, state_layout
 from dnc.runtime.pool import units
 from dnc.runtime.verifier.closing import Closing
 from dnc.runtime.verifier.text import Ints, Text, need
