@@ -33,7 +33,7 @@ from dnc.runtime.devices import choose, open_backend
 from dnc.runtime.importers import import_file
 from dnc.runtime.interrupts import Interrupts
 from dnc.runtime.rates import rate_schedule
-from dnc.runtime.run_config import RunConfig, read_config, with_values
+from dnc.runtime.run_config import RunConfig, check_options, read_config, with_values
 
 __all__ = [
     "Batch",
@@ -48,6 +48,7 @@ __all__ = [
     "Summary",
     "WorkerTime",
     "check_data",
+    "check_options",
     "check_output",
     "check_trace_path",
     "draw_run",

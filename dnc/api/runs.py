@@ -43,8 +43,13 @@ def run_of(folder: str | Path) -> tuple[RunConfig, Path | None]:
     DiagnosticError where there was one: a run writes it at the end of every epoch.
     """
     check_folder(folder)
-    config = read_config(Path(folder) / CONFIG)
     last, metrics = Path(folder) / f"{LAST}.safetensors", Path(folder) / METRICS
+    if not (Path(folder) / CONFIG).exists():  # what a run writes first, once its data are read
+        lacks = f"holds no {CONFIG}" if Path(folder).exists() else "there is no such run"
+        begin = "a run that was killed before it wrote anything is begun again, with its first command"
+        go_on = f"to begin another run from its weights: --checkpoint {last}"
+        raise fail(f"{folder}: {lacks}", go_on if last.exists() else begin)
+    config = read_config(Path(folder) / CONFIG)
     if last.exists():
         return config, last
     epochs = sum(event.get("event") == "epoch" for event in read_events(metrics)) if metrics.exists() else 0

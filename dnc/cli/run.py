@@ -111,8 +111,7 @@ def run(
         )  # fmt: skip
     texts = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     wanted = api.with_values(base, **texts)
-    for name, least in (("seed", 0), ("epochs", 1), ("batch", 1), ("min_count", 1), ("log_every", 1)):
-        _check(f"--{name.replace('_', '-')}", getattr(wanted, name), least)
+    api.check_options(wanted)
     if wanted.build is None:
         raise fail("Missing argument 'build' (see dnc run --help)")
     if wanted.data is None:
@@ -325,12 +324,6 @@ def _embeddings(given: list[str] | None) -> dict[str, str]:
             raise fail(f"--embeddings: {table} is named twice")
         found[table] = path
     return found
-
-
-def _check(option: str, value: int | None, least: int) -> None:
-    if value is not None and not least <= value < 2**31:
-        expected = f"{least} or more" if value < least else f"less than {2**31}"
-        raise fail(f"{option}: found {value}, expected {expected}")
 
 
 def _say(text: str) -> None:

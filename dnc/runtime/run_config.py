@@ -23,6 +23,7 @@ from dnc.runtime.toml_file import read_toml
 SETTINGS = ("lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay")  # of an optimizer
 PATHS = ("build", "data", "dev", "weights")
 WANTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+LEAST = {"seed": 0, "epochs": 1, "batch": 1, "min_count": 1, "log_every": 1}  # and less than 2**31
 MOST_SHOWN = 40  # letters of a value in a message
 HEAD = "# The configuration of a run. To make it again: dnc run --config {name}\n"
 
@@ -79,8 +80,20 @@ def read_config(path: str | Path) -> RunConfig:
             raise fail(f"{path}: there is no option '{key}'{hint}")
     for key, value in values.items():
         _check(path, key, value)
+        wrong = _out_of_range(key, value)
+        if wrong is not None:
+            raise fail(f"{_place(path, key)}: {key} is {_shown(value)}, {wrong}")
     config = msgspec.convert(values, RunConfig)
     return _from_folder(config, Path(path).absolute().parent)
+
+
+def check_options(config: RunConfig) -> None:
+    """DiagnosticError where a whole number of the command line is none that its option can have."""
+    for name in LEAST:
+        value = getattr(config, name)
+        wrong = _out_of_range(name, value)
+        if wrong is not None:
+            raise fail(f"--{name.replace('_', '-')}: found {value}, {wrong}")
 
 
 def _check(path: str | Path, key: str, value: Any) -> None:
@@ -90,10 +103,22 @@ def _check(path: str | Path, key: str, value: Any) -> None:
     except msgspec.ValidationError:
         kinds = typing.get_args(typing.get_type_hints(RunConfig)[key])
         wanted = WANTED.get(kinds[0], "a table of paths by name")
-        text = Path(path).read_text(encoding="utf-8")
-        at = re.search(rf"^\s*(\[\s*)?{key}\b", text, re.MULTILINE)
-        line = f":{text.count(chr(10), 0, at.end()) + 1}" if at else ""
-        raise fail(f"{path}{line}: {key} is {_shown(value)}, expected {wanted}") from None
+        raise fail(f"{_place(path, key)}: {key} is {_shown(value)}, expected {wanted}") from None
+
+
+def _place(path: str | Path, key: str) -> str:
+    """A file, with the line of a key where that can be told."""
+    text = Path(path).read_text(encoding="utf-8")
+    at = re.search(rf"^\s*(\[\s*)?{key}\b", text, re.MULTILINE)
+    return f"{path}:{text.count(chr(10), 0, at.end()) + 1}" if at else str(path)
+
+
+def _out_of_range(option: str, value: int | None) -> str | None:
+    """What is expected of a whole number that an option cannot have; None where it can."""
+    least = LEAST.get(option)
+    if value is None or least is None or least <= value < 2**31:
+        return None
+    return f"expected {least} or more" if value < least else f"expected less than {2**31}"
 
 
 def _shown(value: Any) -> str:

@@ -34,6 +34,8 @@ __all__ = ["command", "finished_build", "workplace"]
 TRAIN = "run build --data train.jsonl --device vm --batch 4"
 FOREST = ForestGrower(small_plan("treelstm").program, 5).grow(7, 4, "random")
 KILLS = 50
+BEGIN = "a run that was killed before it wrote anything is begun again, with its first command"
+GO_ON = "to begin another run from its weights: --checkpoint"
 
 
 # ---- learning rates --------------------------------------------------------------------------------
@@ -293,7 +295,7 @@ def test_options_win_over_the_file_and_paths_count_from_it(command, workplace):
         ("[embeddings]\nE = 3", "run.toml:1: embeddings is a table, expected a table of paths by name"),
         ("epochs = ", "run.toml: not TOML: Invalid value"),
         ("epochs = " + 2000 * "[", "run.toml: nested too deeply"),
-        ("epochs = 0", "--epochs: found 0, expected 1 or more"),
+        ("epochs = 0", "run.toml:1: epochs is 0, expected 1 or more"),
         ("data = 'train.jsonl'", "Missing argument 'build' (see dnc run --help)"),
         ("build = 'build'", "Missing option '--data' (see dnc run --help)"),
     ],
@@ -308,12 +310,16 @@ def test_configurations_with_a_mistake(command, workplace, text, message):
     "line, message",
     [
         ("--config none.toml", "none.toml: there is no such file"),
-        ("--resume none", "none/run.toml: there is no such file"),
+        ("--resume none", f"none: there is no such run\n  {BEGIN}"),
+        ("--resume build", f"build: holds no run.toml\n  {BEGIN}"),
+        ("--resume bare", f"bare: holds no run.toml\n  {GO_ON} bare/last.safetensors"),
         ("--resume runs --config x", "--resume and --config exclude each other"),
         ("--resume runs --eval", "--resume and --eval or --predict exclude each other"),
     ],
 )
-def test_what_cannot_be_resumed(command, line, message):
+def test_what_cannot_be_resumed(command, workplace, line, message):
+    (workplace / "bare").mkdir()
+    (workplace / "bare" / "last.safetensors").write_bytes(b"")
     done = command(f"run {line}")
     assert done.code == 2 and done.error == f"error: {message}\n"
 
