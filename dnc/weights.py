@@ -36,7 +36,7 @@ from dnc.runtime.weights import (
     spread,
     write_foreign,
 )
-from dnc.runtime.weights.transfer import rows_of
+from dnc.runtime.weights.transfer import check_gates, rows_of
 from dnc.runtime.weights.words import token_dimensions
 
 
@@ -81,6 +81,7 @@ def import_weights(
     opened = read_build(build)
     program = parse_program(opened.program, str(opened.path / "program.ir"))
     names = WeightMap() if map is None else read_map(map)
+    check_gates(names, {p.name: p.dimensions[0].name for p in program.parameters if p.dimensions})
     tensors, others = read_foreign(weights)
 
     def rows(dimension: str) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dnc.runtime.atomic import write_atomically
 
 # The one key of a file's metadata; several would be stored in no fixed order.
 KEY = "dnc"
+FROM_PYTORCH = "from PyTorch: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
 CHECKSUM = "checksum"  # in the metadata, where it is an object; files from before there were any have none
 
 
@@ -51,7 +53,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, NDArray[Any]], Any]:
     except FileNotFoundError:
         raise fail(f"{path}: there is no such file") from None
     except (OSError, safetensors.SafetensorError, TypeError) as error:
-        raise fail(f"{path}: not a safetensors file that can be read: {error}") from None
+        raise fail(f"{path}: not a safetensors file that can be read: {error}", *_notes(path)) from None
     try:
         found = None if metadata is None else msgspec.json.decode(metadata)
     except ValueError:
@@ -59,6 +61,14 @@ def read_tensors(path: str | Path) -> tuple[dict[str, NDArray[Any]], Any]:
     if isinstance(found, dict) and CHECKSUM in found and found.pop(CHECKSUM) != _checksum(tensors, found):
         raise fail(f"{path}: damaged: it does not hold what was written")
     return tensors, found
+
+
+def _notes(path: str | Path) -> tuple[str, ...]:
+    """What to do with a file of torch.save: an archive, or in old ones a pickle."""
+    with suppress(OSError), Path(path).open("rb") as file:
+        if file.read(2) in (b"PK", b"\x80\x02"):
+            return (FROM_PYTORCH, "then dnc import-weights model.safetensors, which makes a checkpoint of it")
+    return ()
 
 
 def check_own(path: str | Path) -> None:

@@ -187,6 +187,7 @@ def test_a_checkpoint_of_other_sizes_names_parameters_alone():
         (None, "there is no such file"),
         (b"", "not a safetensors file"),
         (b"{}" * 20, "not a safetensors file"),
+        (b"PK\3\4" + b"." * 40, "not a safetensors file .*\n  from PyTorch: .*\n  then dnc import-weights"),
     ],
 )
 def test_files_that_are_no_checkpoints(tmp_path, content, message):

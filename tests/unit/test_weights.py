@@ -359,6 +359,19 @@ def test_words_as_json_and_from_another_run(command, workplace) -> None:
         ),
         ("m.safetensors --vocabulary vocab=twice.txt", "twice.txt: 'a' is in it more than once"),
         (
+            "m.safetensors --vocabulary vocab=twice.txt --unknown a",
+            "twice.txt: 'a' is in it more than once",
+        ),
+        (
+            "m.safetensors --vocabulary vocab=two.json --unknown a",
+            "two.json: holds '<unk>' beside 'a', and only one can stand for all others",
+        ),
+        (
+            "m.safetensors --vocabulary twice.txt",
+            "twice.txt: error: not a vocabulary file: JSON is malformed: invalid character (byte 0)\n"
+            "  words alone are those of a dimension: vocab=twice.txt\n",
+        ),
+        (
             "m.safetensors --vocabulary vocab=gap.json",
             "gap.json: 'b' has the number 2; expected 0..1, each once",
         ),
@@ -366,6 +379,10 @@ def test_words_as_json_and_from_another_run(command, workplace) -> None:
         (
             "m.safetensors --vocabulary classes=6",
             "the vocabulary of 'classes' has 6 entries; the build has 5",
+        ),
+        (
+            "m.safetensors --map cut.toml",
+            "error: cut.toml: parameters.W.gates: 2 parts are wanted, but W has 3 * hidden rows\n",
         ),
         ("m.safetensors", "m.safetensors: nothing for W [12, 4]: no tensor has this name, and the map says"),
         ("inf.safetensors --map map.toml", "inf.safetensors: E hold numbers that are not finite"),
@@ -381,6 +398,8 @@ def test_mistakes_on_the_command_line(command, workplace, arguments: str, messag
     Path("twice.txt").write_text("a\nb\na\n")
     Path("gap.json").write_text('{"a": 0, "b": 2}')
     Path("no.json").write_text("3")
+    Path("cut.toml").write_text('[parameters]\nW = { from = "W", gates = "o i -> i o" }\n')
+    Path("two.json").write_text('["a", "<unk>"]')
     done = command(f"import-weights {arguments}")
     assert done.code == 2 and message in done.error, done.error
     assert not Path("runs").exists()

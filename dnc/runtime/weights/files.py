@@ -18,11 +18,10 @@ from safetensors.numpy import save
 
 from dnc.diagnostics import fail, reading
 from dnc.runtime.atomic import check_output, write_atomically
-from dnc.runtime.tensors import check_own
+from dnc.runtime.tensors import FROM_PYTORCH, check_own
 
 Floats = NDArray[np.float32]
 _KINDS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
-_HINT = "from PyTorch: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
 
 
 def read_foreign(path: str | Path) -> tuple[dict[str, Floats], dict[str, str]]:
@@ -32,7 +31,7 @@ def read_foreign(path: str | Path) -> tuple[dict[str, Floats], dict[str, str]]:
     try:
         entries: Any = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
-        raise fail(f"{path}: not a safetensors file: {error}", _HINT) from None
+        raise fail(f"{path}: not a safetensors file: {error}", FROM_PYTORCH) from None
     check_own(path)
     found, others = dict[str, Floats](), dict[str, str]()
     for name, entry in sorted(entries, key=lambda named: named[0]):  # they come in any order

@@ -1,4 +1,4 @@
-"""Maps: from a TOML file to nodes (docs/weights.md has the language).
+"""Maps: from a TOML file to nodes (docs/pytorch.md has the language).
 
 In: a file, whose table `parameters` says of every parameter what it is made of. Out: a `WeightMap`.
 Guaranteed: a key that does not exist, or a value of a wrong kind, is a DiagnosticError with the file

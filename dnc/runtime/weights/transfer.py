@@ -7,6 +7,7 @@ reported, by the name that it has in the file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
@@ -16,7 +17,7 @@ import numpy as np
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
 from dnc.runtime.data.problems import names, suggestion
 from dnc.runtime.initialize import check_finite
-from dnc.runtime.weights.nodes import Concat, Conflict, Floats, MapProblem, Shape, merged, shown
+from dnc.runtime.weights.nodes import Concat, Conflict, Floats, Gates, MapProblem, Shape, merged, shown
 from dnc.runtime.weights.parse import WeightMap
 
 
@@ -51,6 +52,22 @@ def rows_of(weights: WeightMap, parameter: str, tensors: Mapping[str, Floats]) -
     except MapProblem:  # said in words when the shapes are compared
         return None
     return found.shape[0] if found.ndim else None
+
+
+def check_gates(weights: WeightMap, rows: Mapping[str, str]) -> None:
+    """DiagnosticError where gates would be cut inside: 2 parts of rows that are declared as 3 * hidden.
+
+    rows: by parameter how the program writes its first dimension.
+    """
+    for name, node in weights.parameters.items():
+        declared = re.fullmatch(r"(\d+) \* \w+", rows.get(name, ""))
+        if not isinstance(node, Gates) or declared is None:
+            continue
+        parts, pieces = len(node.wanted), int(declared[1])
+        if parts % pieces and pieces % parts:
+            raise fail(
+                f"{weights.where(name)}.gates: {parts} parts are wanted, but {name} has {declared[0]} rows"
+            )
 
 
 def gather(

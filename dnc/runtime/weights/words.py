@@ -9,13 +9,14 @@ known; rows and words agree in number.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgspec
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import DiagnosticError, fail
 from dnc.ir.program import Program
 from dnc.ir.structure import CLASS, TOKEN, Dimension
 from dnc.runtime.data import Vocabulary, load_vocabularies
@@ -41,7 +42,7 @@ def read_vocabularies(
         if name not in used:
             hint = suggestion(name, used) or f"; the program has {names(used) or 'none'}"
             raise fail(f"vocabulary of '{name}': there is no such dimension of tokens or classes{hint}")
-    known = {} if saved is None else load_vocabularies(saved)
+    known = {} if saved is None else _saved(saved, used)
     found: dict[str, Vocabulary] = {}
     for name, dimension in used.items():
         if name in given:
@@ -83,6 +84,16 @@ def _dimensions(program: Program) -> dict[str, Dimension]:
     }
 
 
+def _saved(path: str | Path, used: Iterable[str]) -> dict[str, Vocabulary]:
+    """All vocabularies of a run; a file of words alone does not say of which dimension they are."""
+    try:
+        return load_vocabularies(path)
+    except DiagnosticError as error:
+        note = f"words alone are those of a dimension: {next(iter(used), 'vocab')}={path}"
+        notes = (note,) if Path(path).is_file() else ()
+        raise DiagnosticError(attrs.evolve(error.diagnostics[0], notes=notes)) from None
+
+
 def _given(name: str, source: str | Path | int, unknown: str, is_token: bool) -> Vocabulary:
     if isinstance(source, int):
         if not 1 <= source < 2**31:
@@ -91,12 +102,14 @@ def _given(name: str, source: str | Path | int, unknown: str, is_token: bool) ->
     words = _words(source)
     if not words:
         raise fail(f"{source}: holds no words")
-    stands = is_token and unknown in words
-    if stands:
-        words = [UNKNOWN if word == unknown else word for word in words]
     twice = sorted(word for word, count in Counter(words).items() if count > 1)
     if twice:
         raise fail(f"{source}: {names(twice)} {'are' if len(twice) > 1 else 'is'} in it more than once")
+    stands = is_token and unknown in words
+    if stands and unknown != UNKNOWN and UNKNOWN in words:
+        raise fail(f"{source}: holds '{UNKNOWN}' beside '{unknown}', and only one can stand for all others")
+    if stands:
+        words = [UNKNOWN if word == unknown else word for word in words]
     return Vocabulary(name, tuple(words), len(words), stands)
 
 
