@@ -44,6 +44,10 @@ app = typer.Typer(
 )
 
 
+# What others call what `dnc run` does.
+_RUNS = {"train": "", "fit": "", "eval": " --eval", "evaluate": " --eval", "predict": " --predict OUT"}
+
+
 class _Stopped(Exception):
     """Ctrl-C, or nobody reads our output any more. Typer would answer both without a word."""
 
@@ -115,6 +119,10 @@ def execute(arguments: list[str]) -> int:
     except DiagnosticError as error:
         print(error, file=sys.stderr)
     except USAGE_ERROR as error:
+        if arguments[0] in _RUNS:  # no command has such a name
+            does = f"dnc run BUILD --data FILE{_RUNS[arguments[0]]} (see dnc run --help)"
+            print(f"error: No such command '{arguments[0]}'; it is {does}", file=sys.stderr)
+            return 2
         context = getattr(error, "ctx", None)
         where = context.command_path if context is not None else "dnc"
         _in_our_words(error)

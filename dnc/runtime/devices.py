@@ -34,7 +34,8 @@ def choose(build: Build, device: str | None) -> tuple[str, str]:
         return CPU, CPU
     compiled = [target for target in targets if target.startswith(f"{CUDA}:")]
     if device == CUDA and not compiled:
-        raise fail(f"{build.path}: has no kernels for a GPU, only for {', '.join(targets)}")
+        has = f"has no kernels for a GPU, only for {', '.join(targets)}"
+        raise fail(f"{build.path}: {has}", "dnc compile --target cpu,cuda makes kernels for both")
     if not compiled:
         return CPU, CPU
     found, problem = _gpu()

@@ -255,10 +255,11 @@ class Module(nn.Module):
         """`.to()` and its like: the parameters stay where the kernel has them, as float32."""
         found = fn(torch.empty(0, device=self._memory.device))
         if found.device != self._memory.device or found.dtype != torch.float32:
+            note = "open the build where it is to run: dnc.torch.Module(build, device='cuda')"
             raise fail(
                 f"model {self.dnc.build.model} computes in torch.float32 on {self._memory.device}, and "
                 f"cannot be moved to {found.dtype} on {found.device}",
-                "open the build where it is to run: dnc.torch.Module(build, device='cuda')",
+                *(() if found.device == self._memory.device else (note,)),
             )
         return self
 

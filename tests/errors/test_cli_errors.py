@@ -124,6 +124,8 @@ COMMANDS = [
     ("run build --data train.jsonl --device tpu", "error: unknown device 'tpu'; devices: cpu, cuda, vm"),
     ("run build --data train.jsonl --bogus", "error: No such option: --bogus (see dnc run --help)"),
     ("run build", "error: Missing option '--data' (see dnc run --help)"),
+    ("train build", "error: No such command 'train'; it is dnc run BUILD --data FILE (see dnc run --help)"),
+    ("serve build", "error: No such command 'serve' (see dnc --help)"),
     ("explain build --target cuda:sm_80", "error: build: has no target cuda:sm_80, only cpu, cuda:sm_90a"),
     (
         f"{RUN} train.jsonl --eval",

@@ -72,6 +72,11 @@ LINES = {
         "2: error: not UTF-8: byte 0xff (invalid start byte)",
     ),
     "broken": (TREE, f'{LEAF}\n{{"word": "a", "label" 2}}', "2:23: error: broken JSON: expected ':'"),
+    "brackets": (
+        TREE,
+        "(3 (2 not) (4 bad))",
+        "1:1: error: broken JSON: found '('; dnc import ptb-trees makes JSONL of trees in brackets",
+    ),
     "cut": (TREE, '{"word": "a", ', "1:14: error: broken JSON: the line ends too early"),
     "column_counts_characters": (
         TREE,

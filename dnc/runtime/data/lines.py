@@ -91,6 +91,8 @@ def _find_duplicate(line: bytes) -> None:
 def _broken(line: bytes, message: str) -> Problem:
     """What is wrong with a line that is not JSON."""
     text = line.decode("utf-8").rstrip()
+    if text.startswith("("):
+        return Problem("broken JSON: found '('; dnc import ptb-trees makes JSONL of trees in brackets", 1)
     place = re.search(r" \(byte (\d+)\)$", message)
     if place is None:
         if "truncated" in message:
