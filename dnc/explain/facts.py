@@ -230,18 +230,21 @@ def _why(plan: Plan, chip: Machine) -> Iterator[str]:
         cells = [step.segment for steps in levels for step in steps]
         parts = sum(len(s.products) + len(s.transposed) + len(s.cell.ops) for s in cells)
         ways = "forward and backward" if len(levels) > 1 else "forward"
+        found = counted(len(cells), "instruction"), counted(meetings, "exchange")
+        level = f"{found[0]} and {found[1]} between workers, for all vertices of a replica at once"
+        if not chip.is_gpu:  # most replicas are one core, which waits for nobody
+            level = f"{found[0]} for all vertices of a replica at once; cores that share one make {found[1]}"
         yield (
-            f"A level of the recursion, {ways}, is {counted(len(cells), 'instruction')} and "
-            f"{counted(meetings, 'exchange')} between workers, for all vertices of a replica at once. "
+            f"A level of the recursion, {ways}, is {level}. "
             f"Run one by one, its {parts} products and operations would be as many kernels."
         )
     kept: dict[str, list[str]] = {}
     for place in plan.placements:
         kept.setdefault(place.residency, []).append(place.parameter)
     places = [(REGISTER, "registers"), (SHARED, "shared memory")]
-    found = [f"{', '.join(dict.fromkeys(kept[key]))} in {name}" for key, name in places if key in kept]
-    if found:
-        yield f"Weights that stay on the chip are read once a launch, not at every level: {'; '.join(found)}."
+    stay = [f"{', '.join(dict.fromkeys(kept[key]))} in {name}" for key, name in places if key in kept]
+    if stay:
+        yield f"Weights that stay on the chip are read once a launch, not at every level: {'; '.join(stay)}."
     if chip.is_gpu and STREAMED in kept:
         names = ", ".join(dict.fromkeys(kept[STREAMED]))
         yield f"Weights that do not fit there come from the cache of the chip at every use: {names}."

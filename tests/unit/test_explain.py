@@ -217,7 +217,9 @@ def test_why_it_is_fast():
     )
     page = as_page("m", "m.dn", "", {}, [("t", facts, memory)], ())
     assert "<li>A batch is one launch" in page and "<td>words x 256</td>" in page
-    assert "one call of compiled code" in explained("treelstm", "cpu")[0].why[0]
+    call, level, *_ = explained("treelstm", "cpu")[0].why
+    assert "one call of compiled code" in call
+    assert "2 instructions for all vertices of a replica at once; cores that share one make 2 ex" in level
 
 
 def test_a_build_that_is_damaged(command, workplace):
