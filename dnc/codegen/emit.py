@@ -203,6 +203,11 @@ def both(a: Expr, b: Expr) -> Expr:
     return tirx.And(a, b)
 
 
+def divided(a: Expr, b: Expr) -> Expr:
+    """a // b of integers that are not negative, without the code for those that are."""
+    return tirx.truncdiv(a, b)
+
+
 def any_of(a: Expr, b: Expr) -> Expr:
     """a or b."""
     return tirx.Or(a, b)

@@ -128,10 +128,9 @@ class ThreadSums:
         worker, sums, step = self.work.worker, self.sums, self.tile.step
         high, across = self.tile.rows, self.tile.columns
         own_row, own_column = self._own()
-        down = Strip(stage + own_row, high.stride, high.threads * 4, high.quads)
-        right = Strip(
-            stage + step * high.stride + own_column, across.stride, across.threads * 4, across.quads
-        )
+        down = Strip(stage + own_row, high.stride, high.threads, high.quads)
+        first = stage + step * high.stride + own_column
+        right = Strip(first, across.stride, across.threads, across.quads)
 
         def copy(part: Expr) -> None:
             copies.part(part, PARTS)()
@@ -165,14 +164,14 @@ class ThreadSums:
 
 @attrs.frozen(eq=False)
 class Strip:
-    """A thread's elements of rows in shared memory: `quads` times four, `apart` words from one to the next.
+    """A thread's elements of rows in shared memory: `quads` of 16 bytes, `apart` times that from each other.
 
     at: the first word, a multiple of 4. stride: words from row to row.
     """
 
     at: Expr
     stride: int
-    apart: int
+    apart: Expr
     quads: int
 
 
@@ -259,7 +258,7 @@ class OuterRows:
         self._read(1, self.right, row, quad, self.y, place * self.right.quads + quad)
 
     def _read(self, side: int, strip: Strip, row: int, quad: int, into: Any, place: int) -> None:
-        ahead = row * (strip.stride // 4) + quad * (strip.apart // 4)
+        ahead = row * (strip.stride // 4) + quad * strip.apart
         T.buffer_store(into, self.memory[whole_quad(self.at[side][0] + ahead)], [whole_quad(place)])
 
 

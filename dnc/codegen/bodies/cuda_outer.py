@@ -19,11 +19,12 @@ from dnc.codegen.bodies.cuda_outer_sums import SPARE, SPARE_ON_CORES, TileSums, 
 from dnc.codegen.bodies.cuda_places import Copies, Places, copy_quad, find_piece, lines
 from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, both, either, fixed, let, local, put, stride_loop, when
+from dnc.codegen.emit import Expr, any_of, both, divided, either, fixed, let, local, put, stride_loop, when
 from dnc.ir import cutting, isa
 from dnc.ir.plan import DenseGradient, padded
 
 HEIGHT, WIDTH = cutting.OUTER_TILE.rows, cutting.OUTER_TILE.columns
+DELTA_LINES = lines(HEIGHT)  # rows of deltas that are copied at a time
 # Rows of the space staged at a time, and stages: the first that fits.
 LAYOUTS = ((64, 3), (32, 3), (16, 3), (16, 2))
 
@@ -31,7 +32,8 @@ LAYOUTS = ((64, 3), (32, 3), (16, 3), (16, 2))
 def outer(worker: Worker, fields: Mapping[str, Expr]) -> None:
     """Tiles of one gradient over all its rows. fields: by their names in `isa.OUTER_FIELDS`."""
     sharers = let("sharers", worker.access.header(isa.SHARERS))
-    begin = let("begin", (worker.number + sharers - fields["first_worker"]) % sharers)
+    turn = let("turn", worker.number + sharers - fields["first_worker"])
+    begin = let("begin", turn - divided(turn, sharers) * sharers)
     tiles = let("tiles", tiles_of(worker.plan, fields["gradient"]))
     with when(both(worker.number < sharers, begin < tiles)):  # who has none goes on at once
         _tiles(worker, fields, begin, tiles)
@@ -112,15 +114,15 @@ class _Copied:
 
     def __init__(self, walk: Walk, places: Places) -> None:
         self.walk, self.places, self.at = walk, places, Position(walk)
-        line, delta_own = _share(walk.worker, HEIGHT)
-        self.delta_line, self.delta_own = fixed("line", line), fixed("own", delta_own)
+        thread, quads = walk.worker.thread, HEIGHT // 4
+        self.delta_line, self.delta_own = fixed("line", thread // quads), fixed("own", thread % quads * 4)
         self.side, self.shift = local("side", "int32", 1), local("shift", "int32", 0)
         self.delta_shift = local("delta_shift", "int32", 0)
 
     def _next_tile(self) -> None:
         """On which piece of the operand the columns of this thread are there, and how far into it."""
         self.at.next_tile()
-        _, own = _share(self.walk.worker, self.walk.kind.width)
+        _, own = self.walk.kind.share(self.walk.worker.thread)
         column = fixed("own_column", self.at.column + own)
 
         def find(gradient: DenseGradient) -> None:
@@ -134,20 +136,26 @@ class _Copied:
         self.walk.kind.each(find)
 
     def begin(self, stage: Expr) -> Copies:
-        """Starts to copy the rows of the next step, zeros where there are none: here the deltas."""
+        """Starts to copy the rows of the next step: here the deltas.
+
+        Behind the last row zeros: in a tile that sums read as far as rows there are, those of a line of
+        copies, else all of the step.
+        """
         walk, stages, at = self.walk, self.walk.stages, self.at
         kind, here = walk.kind, walk.worker.here()
         with when(at.ended):
             self._next_tile()
         deltas = let("deltas", stage * stages.words)
         left = fixed("left", T.Select(at.item < walk.tiles, at.rows, 0))
-        for begin in range(0, stages.step, lines(HEIGHT)):
+        beside = T.bool(False) if not kind.pairs else at.column == 0
+        all_deltas = let("all_deltas", any_of(kind.is_narrow, beside))
+        for begin in range(0, stages.step, DELTA_LINES):
             line = let("delta_row", self.delta_line + begin)
-            with when(line < stages.step):
+            with when(both(any_of(left > begin, all_deltas), line < stages.step)):
                 there = both(at.row + self.delta_own < kind.rows, line < left)
                 to = deltas + line * stages.deltas + self.delta_own
                 copy_quad(walk.worker, self.places.at(0, stage) + line, self.delta_shift[0], there, to)
-        own_line, own = _share(here, kind.width)
+        own_line, own = kind.share(here.thread)
         operands = deltas + stages.step * stages.deltas
         columns = padded(kind.columns)
         found = Copies(
@@ -158,6 +166,7 @@ class _Copied:
             fixed("own_to", operands + own_line * stages.operands + own),
             stages.step,
             stages.operands,
+            T.Select(kind.is_narrow, stages.step, left),
         )
         at.advance()
         return found
@@ -169,9 +178,3 @@ def _copy_all(kind: Kind, copies: Copies) -> None:
         either(kind.is_strip != 0, partial(copies.all, cutting.OUTER_STRIP.columns), wide_tile)
     else:
         wide_tile()
-
-
-def _share(worker: Worker, elements: Expr) -> tuple[Expr, Expr]:
-    """The row of a step, and the element in it, that a thread copies first, 16 bytes of each."""
-    quads = let("quads", elements // 4)
-    return let("line", worker.thread // quads), let("own", worker.thread % quads * 4)

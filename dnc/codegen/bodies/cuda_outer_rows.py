@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.bodies.cuda_dense import clear_padding, offset_of
 from dnc.codegen.bodies.cuda_places import source_of
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, any_of, dispatch, fixed, let, local, put
+from dnc.codegen.emit import Expr, any_of, dispatch, divided, fixed, let, local, put, when
 from dnc.ir import cutting, isa
 from dnc.ir.plan import Address, DenseGradient, Plan, padded
 
@@ -78,16 +78,36 @@ class Kind:
         self.rows, self.columns, self.is_strip = rows[0], columns[0], strip[0]
         found = [cutting.outer_tile(gradient) for _, gradient in _gradients(worker.plan)]
         self.has_strips = cutting.OUTER_STRIP in found
-        width = cutting.OUTER_TILE.columns
-        self.width: Expr = width
+        self.width: Expr = cutting.OUTER_TILE.columns
+        self._shift: Expr = self._shift_of(cutting.OUTER_TILE)
         if self.has_strips:
-            self.width = let("width", T.Select(self.is_strip != 0, cutting.OUTER_STRIP.columns, width))
+            strip, tile = cutting.OUTER_STRIP, cutting.OUTER_TILE
+            self.width = fixed("width", T.Select(self.is_strip != 0, strip.columns, tile.columns))
+            shifts = self._shift_of(strip), self._shift_of(tile)
+            self._shift = fixed("line_shift", T.Select(self.is_strip != 0, *shifts))
         vectors = [number for number, gradient in _gradients(worker.plan) if not gradient.pieces]
         self.has_vectors = bool(vectors)
         matrices = [gradient for _, gradient in _gradients(worker.plan) if gradient.pieces]
         self.has_padding = any(gradient.columns != padded(gradient.columns) for gradient in matrices)
         self.is_vector = reduce(any_of, [number == each for each in vectors], number < 0)
+        # Sums of what is no tile of a matrix go through all rows of a step.
+        self.is_narrow = self.is_vector if not self.has_strips else any_of(self.is_vector, self.is_strip != 0)
         self._offset, self._beside = offset[0], beside[0]
+
+    @staticmethod
+    def _shift_of(tile: cutting.GradientTile) -> int:
+        """How often a row of a tile is halved until it is 16 bytes."""
+        return (tile.columns // 4).bit_length() - 1
+
+    @property
+    def across(self) -> Expr:
+        """Tiles side by side."""
+        return T.shift_right(self.columns + (self.width - 1), self._shift + 2)
+
+    def share(self, thread: Expr) -> tuple[Expr, Expr]:
+        """The row of a step, and the element in it, of the first 16 bytes of operands that a thread has."""
+        line = let("line", T.shift_right(thread, self._shift))
+        return line, let("own", (thread - T.shift_left(line, self._shift)) * 4)
 
     @property
     def base(self) -> Expr:
@@ -137,9 +157,17 @@ class Walk:
         self.apart = worker.access.header(isa.SHARERS)
         self.first = fixed("first_tile", begin - self.apart)
         self.start, self.end = fields["row"], fixed("end", fields["row"] + fields["rows"])
-        self.across = fixed("across", (kind.columns + kind.width - 1) // kind.width)
-        own = (tiles - begin + self.apart - 1) // self.apart
-        self.steps = fixed("steps", own * T.max((fields["rows"] + stages.step - 1) // stages.step, 1))
+        own = divided(tiles - begin + self.apart - 1, self.apart)
+        steps = divided(fields["rows"] + (stages.step - 1), stages.step)
+        self.steps = fixed("steps", own * T.max(steps, 1))
+        # From a tile to the next one of the worker, so that no tile needs a division.
+        height, across = cutting.OUTER_TILE.rows, let("across", kind.across)
+        self.line = fixed("line_of_tiles", across * kind.width)
+        down, first_down = (let("down", divided(number, across)) for number in (self.apart, begin))
+        self.down = fixed("rows_apart", down * height)
+        self.over = fixed("columns_apart", (self.apart - down * across) * kind.width)
+        self.row = fixed("row_before", first_down * height - self.down)
+        self.column = fixed("column_before", (begin - first_down * across) * kind.width - self.over)
 
 
 class Position:
@@ -148,7 +176,7 @@ class Position:
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
         self._item, self._now = local("item", "int32", walk.first), local("from", "int32", walk.end)
-        self._row, self._column = local("row", "int32", 0), local("column", "int32", 0)
+        self._row, self._column = local("row", "int32", walk.row), local("column", "int32", walk.column)
 
     @property
     def item(self) -> Expr:
@@ -175,19 +203,16 @@ class Position:
         """Whether there are none; so it begins."""
         return self._now[0] >= self.walk.end
 
-    @property
-    def has_next(self) -> Expr:
-        """Whether the worker has a tile behind this one."""
-        return self._item[0] + self.walk.apart < self.walk.tiles
-
     def next_tile(self) -> None:
         """To the first step of the next tile."""
         walk = self.walk
         put(self._item, 0, self._item[0] + walk.apart)
         put(self._now, 0, walk.start)
-        down = fixed("down", self._item[0] // walk.across)
-        put(self._row, 0, down * cutting.OUTER_TILE.rows)
-        put(self._column, 0, (self._item[0] - down * walk.across) * walk.kind.width)
+        put(self._row, 0, self._row[0] + walk.down)
+        put(self._column, 0, self._column[0] + walk.over)
+        with when(self._column[0] >= walk.line):
+            put(self._row, 0, self._row[0] + cutting.OUTER_TILE.rows)
+            put(self._column, 0, self._column[0] - walk.line)
 
     def advance(self) -> None:
         """By a step."""

@@ -3,26 +3,30 @@
 In: rows that are staged. Out: statements that add them up and write the tile. In float32 a thread sums 8 x 8
 elements, and two groups of four warps take every other row each; on tensor cores a warp has a part of the
 tile. A strip of no more than 8 rows is summed by 16 groups of half a warp. At the end the groups' sums are
-added in order.
+added in order. Where rows are few a tile is soon over, and what is done once for it counts: no divisions, and
+addresses that differ by constants.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_dense_matrix import Strip, add_outer_products
 from dnc.codegen.bodies.cuda_outer_rows import Kind, Position, Stages
 from dnc.codegen.bodies.cuda_places import Copies
-from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, WarpSums, cores_of, pair_at, uses_cores
+from dnc.codegen.bodies.cuda_stores import copied_quad
+from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, WarpSums, cores_of, uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
     both,
+    divided,
     either,
     fixed,
     lane4,
@@ -33,6 +37,7 @@ from dnc.codegen.emit import (
     quad_at,
     smaller,
     when,
+    whole_quad,
     wide,
 )
 from dnc.ir import cutting
@@ -89,7 +94,7 @@ class TileSums:
     def add(self, at: Position, stage: Expr, copies: Copies) -> None:
         """Adds the rows that are staged from word `stage` on, and makes copies meanwhile.
 
-        Behind the last row zeros are staged.
+        Behind the last row zeros are staged: see `cuda_outer._Copied.begin`.
         """
         here = self.worker.here()  # what follows from the thread takes no registers between steps
         operands = stage + self.stages.step * self.stages.deltas
@@ -125,16 +130,19 @@ class TileSums:
             matrix()
 
     def _on_threads(self, here: Worker, at: Position, stage: Expr, operands: Expr, copies: Copies) -> None:
-        """Outer products of the group's rows, with copies between them, which would wait for each other."""
+        """Outer products of the group's rows, with copies between them, which would wait for each other.
+
+        The first half of a thread's sums is that which its group will write.
+        """
         stages, count = self.stages, copies.count(WIDTH)
         own_row = let("own_row", here.warp % GROUP_WARPS * WARP_ROWS)
         group = let("group", here.warp // GROUP_WARPS)
-        first = stage + group * stages.deltas + own_row + here.lane // SIDE * ROWS
-        down = Strip(first, GROUPS * stages.deltas, 4, ROWS // 4)
+        first = stage + group * (stages.deltas + ROWS // GROUPS) + own_row + here.lane // SIDE * ROWS
+        down = Strip(first, GROUPS * stages.deltas, fixed("turned", 1 - 2 * group), ROWS // 4)
         first = operands + group * stages.operands + here.lane % SIDE * 4
-        right = Strip(first, GROUPS * stages.operands, 4 * SIDE, COLUMNS // 4)
+        right = Strip(first, GROUPS * stages.operands, SIDE, COLUMNS // 4)
         most = stages.step // (2 * GROUPS)
-        pairs = let("pairs", smaller((at.rows + (2 * GROUPS - 1)) // (2 * GROUPS), most))
+        pairs = let("pairs", smaller(divided(at.rows + (2 * GROUPS - 1), 2 * GROUPS), most))
 
         def copy(pair: Expr) -> None:
             with when(pair < count):
@@ -142,8 +150,7 @@ class TileSums:
 
         def add() -> None:
             add_outer_products(self.worker, self.sums, down, right, pairs, copy)
-            # Behind few rows not all of those of the next tile are copied yet.
-            with when(both(pairs < count, at.has_next)), loop("copy", count - pairs, unroll=1) as number:
+            with loop("copy", count - pairs, unroll=1) as number:  # of a step that has more rows
                 copies.start(pairs + number, WIDTH)
 
         either(at.row + own_row < self.kind.rows, add, partial(copies.all, WIDTH))
@@ -154,7 +161,7 @@ class TileSums:
         memory, stages = self.worker.staging, self.stages
         down, across = _own_part(here)
         deltas, columns = let("deltas", stage + down), let("columns", operands + across)
-        blocks = let("blocks", smaller((at.rows + DEPTH - 1) // DEPTH, stages.step // DEPTH))
+        blocks = let("blocks", smaller(divided(at.rows + (DEPTH - 1), DEPTH), stages.step // DEPTH))
         self._warp_sums(here).add(
             "k",
             blocks,
@@ -210,27 +217,21 @@ class TileSums:
     def _write_tile(self, at: Position) -> None:
         """Each group has half of the rows of every thread, and adds what the other one has of them."""
         worker, own, half = self.worker, self.worker.thread % (THREADS // GROUPS), SUMS // GROUPS
-        first = let("first_group", self.worker.warp < GROUP_WARPS)
         staged = self.scratch + GROUPS_AT + worker.thread * 4
         for quad in range(half // 4):
-            for i in range(4):
-                low, high = 4 * quad + i, half + 4 * quad + i
-                mine = let("mine", T.Select(first, self.sums[low], self.sums[high]))
-                put(self.sums, high, T.Select(first, self.sums[high], self.sums[low]))
-                put(self.sums, low, mine)
-            found = self.sums[quad_at(half + 4 * quad)]
+            found = copied_quad(self.sums, half + 4 * quad)
             T.buffer_store(worker.staging, found, [quad_at(staged + quad * (4 * THREADS))])
         worker.synchronize()
         own_row = own // LANES * WARP_ROWS + own % LANES // SIDE * ROWS
-        down = fixed("down", at.row + own_row + T.Select(first, 0, ROWS // GROUPS))
-        column = fixed("column_own", at.column + own % SIDE * 4)
+        turned = worker.warp // GROUP_WARPS * (ROWS // GROUPS)
+        down, column = at.row + own_row + turned, at.column + own % SIDE * 4
         others = self.scratch + GROUPS_AT + T.bitwise_xor(worker.thread, THREADS // GROUPS) * 4
         for quad in range(half // 4):
             other = let("other", worker.staging[quad_at(others + quad * (4 * THREADS))])
             for i in range(4):
                 put(self.sums, 4 * quad + i, self.sums[4 * quad + i] + lane4(other, i))
-            row, part = divmod(quad, COLUMNS // 4)
-            self._write_quad(down + row, column + part * (4 * SIDE), self.sums, 4 * quad)
+        quads = [(row, part * 4 * SIDE) for row in range(ROWS // GROUPS) for part in range(COLUMNS // 4)]
+        self._write_quads(down, column, quads, self.sums)
 
     def _write_strip(self, at: Position) -> None:
         """What the groups have, added up in order."""
@@ -247,21 +248,26 @@ class TileSums:
                 other = let("other", worker.staging[quad_at(first + group * STRIP_SIDE * 4)])
                 for i in range(4):
                     put(total, i, total[i] + lane4(other, i))
-            row = let("down", at.row + thread // STRIP_SIDE)
-            column = let("column_own", at.column + thread % STRIP_SIDE * 4)
-            self._write_quad(row, column, total, 0)
+            row, column = at.row + thread // STRIP_SIDE, at.column + thread % STRIP_SIDE * 4
+            self._write_quads(row, column, [(0, 0)], total)
 
-    def _write_quad(self, row: Expr, column: Expr, sums: Any, first: int) -> None:
-        stride = let("stride", padded(self.kind.columns))
-        with when(both(row < self.kind.rows, column < stride)):
-            at = fixed("at", self.kind.base + wide(row) * stride + column, "int64")
-            with when(self.accumulate != 0):
-                old = let("old", self.worker.pool[quad_at(at)])
+    def _write_quads(self, row: Expr, column: Expr, quads: Sequence[tuple[int, int]], sums: Any) -> None:
+        """Writes what is in `sums`, four elements after four; `quads`: how many rows and columns each is away
+        from (row, column)."""
+        kind, pool = self.kind, self.worker.pool
+        row, column = fixed("row_own", row), fixed("column_own", column)
+        stride = fixed("quads", padded(kind.columns) // 4)
+        first = fixed("first", T.shift_right(kind.base + column, 2) + wide(row) * stride, "int64")
+        for number, (down, right) in enumerate(quads):
+            with when(both(row + down < kind.rows, column + right < stride * 4)):
+                at = whole_quad(first + wide(down * stride) + right // 4)
+                with when(self.accumulate != 0):
+                    old = let("old", pool[at])
+                    for i in range(4):
+                        put(sums, 4 * number + i, lane4(old, i) + sums[4 * number + i])
                 for i in range(4):
-                    put(sums, first + i, lane4(old, i) + sums[first + i])
-            for i in range(4):
-                self._keep(sums, first + i, column + i)
-            T.buffer_store(self.worker.pool, sums[quad_at(first)], [quad_at(at)])
+                    self._keep(sums, 4 * number + i, column + right + i)
+                T.buffer_store(pool, sums[quad_at(4 * number)], [at])
 
     def _keep(self, sums: Any, index: int, column: Expr) -> None:
         """A sum is what it is in front of the last column, else zero: what stands behind is anything."""
@@ -270,20 +276,22 @@ class TileSums:
         put(self.square, 0, self.square[0] + sums[index] * sums[index])
 
     def _write_from_cores(self, at: Position) -> None:
-        sums, stride = self._warp_sums(self.worker), fixed("stride", padded(self.kind.columns))
+        sums, pool = self._warp_sums(self.worker), self.worker.pool
         first_row, first_column = _own_part(self.worker)
-        for down, across, index in sums.pairs():
-            row = fixed("row", at.row + first_row + down)
-            column = fixed("column", at.column + first_column + across)
-            with when(both(row < self.kind.rows, column < stride)):
-                to = fixed("to", self.kind.base + wide(row) * stride + column, "int64")
+        row = fixed("row_own", at.row + first_row + sums.group)
+        column = fixed("column_own", at.column + first_column + 2 * sums.own)
+        half = fixed("half", padded(self.kind.columns) // 2)  # a row in pairs
+        first = fixed("first", T.shift_right(self.kind.base + column, 1) + wide(row) * half, "int64")
+        for down, across, index in sums.places():
+            with when(both(row + down < self.kind.rows, column + across < 2 * half)):
+                to = tirx.Ramp((first + wide(down * half) + across // 2) * 2, 1, 2)
                 with when(self.accumulate != 0):
-                    old = let("old", self.worker.pool[pair_at(to)])
+                    old = let("old", pool[to])
                     for i in range(2):
                         put(self.sums, index + i, lane4(old, i) + self.sums[index + i])
                 for i in range(2):
-                    self._keep(self.sums, index + i, column + i)
-                T.buffer_store(self.worker.pool, sums.pair(index), [pair_at(to)])
+                    self._keep(self.sums, index + i, column + across + i)
+                T.buffer_store(pool, sums.pair(index), [to])
 
     def _write_column(self, at: Position) -> None:
         column = let("column_own", at.column + self.worker.thread)

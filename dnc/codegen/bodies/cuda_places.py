@@ -16,7 +16,20 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, both, either, fixed, let, local, loop, put, when, wide
+from dnc.codegen.emit import (  # fmt: skip
+    Expr,
+    both,
+    divided,
+    either,
+    fixed,
+    let,
+    local,
+    loop,
+    put,
+    smaller,
+    when,
+    wide,
+)
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import Address, BufferAddress, DenseGradient, GatherAddress
 
@@ -107,7 +120,8 @@ class Copies:
     """A thread's copies of the operand's rows of a step.
 
     place: where its first row's place is; shift: from there to its element; left: rows that there are from
-    its first one on; to: where its first row is copied to. Rows lie `stride` words apart there.
+    its first one on; to: where its first row is copied to. Rows lie `stride` words apart there. rows: how
+    many of the step anybody reads, on all threads; None: all.
     """
 
     worker: Worker
@@ -117,10 +131,14 @@ class Copies:
     to: Expr
     step: int
     stride: int
+    rows: Expr | None = None
 
-    def count(self, width: int) -> int:
+    def count(self, width: int) -> Expr:
         """How many there are in a tile of so many columns."""
-        return self.step // lines(width)
+        together = lines(width)
+        if self.rows is None:
+            return self.step // together
+        return let("copies", smaller(divided(self.rows + (together - 1), together), self.step // together))
 
     def look_up(self, number: Expr, width: int) -> Callable[[], None]:
         """Reads where the row of one of them lies; what starts it."""

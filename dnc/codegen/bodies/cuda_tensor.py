@@ -14,6 +14,7 @@ depends on the precision, and nothing but the classes of `Cores` knows of it:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
@@ -207,12 +208,14 @@ class WarpSums:
 
     def pairs(self) -> Iterator[tuple[Expr, Expr, int]]:
         """(row, column, index) of every two sums side by side: at index and index + 1."""
-        for block in range(self.high):
-            for half in range(2):
-                row = let("row", HIGH * block + 8 * half + self.group)
-                for number in range(self.across):
-                    column = let("column", ACROSS * number + 2 * self.own)
-                    yield row, column, (block * self.across + number) * 4 + 2 * half
+        for down, across, index in self.places():
+            yield let("row", down + self.group), let("column", across + 2 * self.own), index
+
+    def places(self) -> Iterator[tuple[int, int, int]]:
+        """The same, but how far they are from the lane's first row and column: (group, 2 * own)."""
+        for block, half, number in itertools.product(range(self.high), range(2), range(self.across)):
+            index = (block * self.across + number) * 4 + 2 * half
+            yield HIGH * block + 8 * half, ACROSS * number, index
 
     def pair(self, index: int) -> Expr:
         """Two sums side by side."""

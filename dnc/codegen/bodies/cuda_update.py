@@ -7,6 +7,8 @@ is not finite.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
@@ -15,6 +17,7 @@ from dnc.codegen.bodies.optimizers import each_optimizer
 from dnc.codegen.emit import (  # fmt: skip
     Expr,
     both,
+    divided,
     fixed,
     lane4,
     let,
@@ -36,7 +39,11 @@ from dnc.ir.plan import TableGradient, padded
 # Words of shared memory for the norm of the whole gradient and the factor that clips it; the norm before the
 # first update.
 SCALE_WORDS, UNKNOWN = 2, -1.0
-UPDATES_TOGETHER = 4  # elements of 16 bytes of a thread: an update waits for memory
+SCRATCH = 16  # words in front of what updates stage, for sums over a worker
+COPIED = 2  # arrays that come into shared memory: parameters, gradients
+QUAD_WORDS = 4 * THREADS  # of an array, 16 bytes for every thread
+MOST_QUADS = 16  # of a thread and an array in one of two halves: an update waits for memory
+PARTS_TOGETHER = 8  # parts of touched rows that a warp updates at a time
 RESULTS_TOGETHER = 8  # loads of a thread under way
 NORMS_TOGETHER = 2  # loads of 16 bytes of a thread under way
 
@@ -119,42 +126,60 @@ def _finite(value: Expr) -> Expr:
 
 
 def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, rate: Expr) -> None:
-    """Dense parameters of one rate; nothing is changed where the norm is not finite."""
+    """Dense parameters of one rate; nothing is changed where the norm is not finite.
+
+    Parameters and gradients come into shared memory in two halves: one is on its way while the other is used.
+    """
     begin = let("update_first", (worker.number * THREADS + worker.thread) * 4)
     apart = let("apart", worker.grid * (THREADS * 4))
     places = (isa.PARAMETERS, isa.GRADIENTS, *isa.STATES)
     bases = [fixed("from", worker.access.base(place) + wide(first), "int64") for place in places]
-    # Of every element that is under way what all optimizers read: a parameter and its gradient.
-    old = named("old", T.alloc_local((UPDATES_TOGETHER * 8,), "float32"))
+    quads = min(MOST_QUADS, (worker.staging_words - SCRATCH) // (2 * COPIED * QUAD_WORDS))
+    half = quads * COPIED * QUAD_WORDS
+    together = let("together", apart * quads)
+    own = fixed("own", worker.stage(2 * half, SCRATCH) + worker.thread * 4)
 
-    def at(element: Expr, count: int = len(places)) -> list[Expr]:
-        return [fixed("at", base + element, "int64") for base in bases[:count]]
+    def each(element: Expr, side: Expr, body: Callable[[Expr, Expr], None]) -> None:
+        """The body for the elements of a half, with the first word of each."""
+        word = local("word", "int32", own + side)
+        end = fixed("end", smaller(element + together, count))
+        with stride_loop("at", element, end, apart) as at:
+            body(at, word[0])
+            put(word, 0, word[0] + COPIED * QUAD_WORDS)
 
-    def load(element: Expr) -> None:
-        for part in range(UPDATES_TOGETHER):  # behind the end those of the last one are read, and dropped
-            near = smaller(element + part * apart, count - 4)
-            for which, place in enumerate(at(near, 2)):
-                T.buffer_store(old, worker.pool[quad_at(place)], [quad_at(8 * part + 4 * which)])
+    def copy(element: Expr, side: Expr) -> None:
+        def start(at: Expr, word: Expr) -> None:
+            for number, base in enumerate(bases[:COPIED]):
+                source = fixed("copied", base + at, "int64")
+                worker.start_copy(word + number * QUAD_WORDS, source, always=True)
 
-    load(begin)  # while the norm is added up
+        each(element, side, start)
+        cuda.copy_commit()
+
+    with stride_loop("side", 0, 2 * half, half) as side:  # while the norm is added up
+        copy(begin + T.Select(side == 0, 0, together), side)
     total, scale = _scale(worker, norms)
     _report(worker, total)
 
     def step(optimizer: Optimizer) -> None:
-        coefficients, arrays = _coefficients(worker, rate), 2 + len(optimizer.states)
-        with stride_loop("element", begin, count, apart * UPDATES_TOGETHER) as element:
-            for part in range(UPDATES_TOGETHER):
-                each = let("element_of", element + part * apart)
-                with when(each < count):
-                    own = at(each, arrays)
-                    found = [old[quad_at(8 * part)], old[quad_at(8 * part + 4)], *_load(worker, own[2:], 4)]
-                    _step(worker, optimizer, coefficients, own, found, scale, 4)
-            following = let("following", element + apart * UPDATES_TOGETHER)
-            with when(following < count):
-                load(following)
+        coefficients, arrays = _coefficients(worker, rate), COPIED + len(optimizer.states)
+
+        def change(at: Expr, word: Expr) -> None:
+            positions = [fixed("position", base + at, "int64") for base in bases[:arrays]]
+            copied = [let("old", worker.staging[quad_at(word + i * QUAD_WORDS)]) for i in range(COPIED)]
+            found = [*copied, *_load(worker, positions[COPIED:], 4)]
+            _step(worker, optimizer, coefficients, positions, found, scale, 4)
+
+        side = local("side", "int32", 0)
+        with stride_loop("element", begin, count, together) as element:
+            cuda.copy_wait(1)
+            each(element, side[0], change)
+            copy(element + 2 * together, side[0])
+            put(side, 0, half - side[0])
 
     with when(_finite(total)):
         each_optimizer(worker.plan, opcode, "", step)
+    cuda.copy_wait(0)
 
 
 def _report(worker: Worker, norm: Expr) -> None:
@@ -181,12 +206,40 @@ def follow(worker: Worker, first: Expr, count: Expr, norms: Expr, chunks: Expr) 
 def update_table(
     worker: Worker, opcode: Expr, table: TableGradient, tokens: Expr, norms: Expr, rate: Expr
 ) -> None:
-    """The touched rows of a table."""
+    """The touched rows of a table, in parts that a warp has an access for; a warp makes several at a time.
+
+    First their places are looked up, a lane each, then all is copied into shared memory that comes in whole
+    quads, then the steps are taken.
+    """
     total, scale = _scale(worker, norms)
     rows = let("rows", worker.access.list_at(isa.table_lists(table.parameter)[0]))
     base = let("compact", worker.access.base(isa.table_base(table.parameter)))
-    begin = let("token_first", worker.warp * worker.grid + worker.number)
     lanes = 4 if table.width % 4 == 0 else 1
+    wide_part = LANES * lanes
+    parts = -(-table.width // wide_part)
+    count, apart = let("parts", tokens * parts), let("apart", worker.grid * WARPS)
+    begin = let("first_part", worker.warp * worker.grid + worker.number)
+    own = worker.stage(WARPS * PARTS_TOGETHER * COPIED * wide_part, SCRATCH)
+    own = fixed("own", own + worker.warp * (PARTS_TOGETHER * COPIED * wide_part) + worker.lane * lanes)
+
+    def each(part: Expr, heads: Expr, body: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
+        """The body for the parts of a round: a position in the table, one in the gradient, the element of the
+        row, the first word."""
+        number = local("number", "int32", 0)
+        end = fixed("end", smaller(part + apart * PARTS_TOGETHER, count))
+        with stride_loop("each", part, end, apart) as item:
+            token = fixed("token", divided(item, parts))
+            column = fixed("column", (item - token * parts) * wide_part + worker.lane * lanes)
+            row = let("table_row", wide(cuda.shuffle(heads, number[0])) * 4)
+            word = fixed("word", own + number[0] * (COPIED * wide_part))
+            with when(column < table.width):
+                body(row + column, base + wide(token) * padded(table.width) + column, column, word)
+            put(number, 0, number[0] + 1)
+
+    def copy(row: Expr, gradient: Expr, column: Expr, word: Expr) -> None:
+        for number, source in enumerate((row, gradient)):
+            at = fixed("copied", source, "int64")
+            worker.start_copy(word + number * wide_part, at, always=True)
 
     def step(optimizer: Optimizer) -> None:
         coefficients = _coefficients(worker, rate)
@@ -194,13 +247,26 @@ def update_table(
         shifts = [
             let("shift", worker.access.base(isa.STATES[i]) - parameters) for i in range(len(optimizer.states))
         ]
-        with stride_loop("token", begin, tokens, worker.grid * WARPS) as token:
-            row = let("table_row", worker.access.entry(rows + token))
-            gradients = let("source", base + wide(token) * padded(table.width))
-            with stride_loop("own", worker.lane * lanes, table.width, LANES * lanes) as own:
-                places = [row + own, gradients + own, *(row + shift + own for shift in shifts)]
-                at = [fixed("at", place, "int64") for place in places]
-                _step(worker, optimizer, coefficients, at, _load(worker, at, lanes), scale, lanes)
+
+        def change(row: Expr, gradient: Expr, column: Expr, word: Expr) -> None:
+            at = [
+                fixed("at", place, "int64") for place in (row, gradient, *(row + shift for shift in shifts))
+            ]
+            if lanes == 1:
+                found = _load(worker, at, 1)
+            else:
+                copied = [worker.staging[quad_at(word + i * wide_part)] for i in range(COPIED)]
+                found = [*(let("old", each) for each in copied), *_load(worker, at[COPIED:], 4)]
+            _step(worker, optimizer, coefficients, at, found, scale, lanes)
+
+        with stride_loop("part", begin, count, apart * PARTS_TOGETHER) as part:
+            near = smaller(part + smaller(worker.lane, PARTS_TOGETHER - 1) * apart, count - 1)
+            heads = let("heads", worker.words[rows + divided(near, parts)])
+            if lanes == 4:
+                each(part, heads, copy)
+                cuda.copy_commit()
+                cuda.copy_wait(0)
+            each(part, heads, change)
 
     with when(_finite(total)):
         each_optimizer(worker.plan, opcode, table.parameter, step)
