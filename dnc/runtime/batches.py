@@ -42,8 +42,36 @@ def groups(
 
     most: samples of a group, if it has several batches. lanes: how many batches of so many samples run at the
     same time; a group has a multiple of that, if it can, so that no lane has less to do than another.
-    encoders: groups that are encoded at the same time.
+    encoders: groups that are encoded at the same time. Where groups are as large as they become, the last two
+    of an epoch are about as large as each other: behind a group of one batch the device would wait until the
+    host has sent the next one.
     """
+    held: list[list[int]] = []
+    for group, is_full in _gathered(batches, most, lanes, encoders):
+        if held and not is_full and _go_together(held, group):
+            both = held + group
+            held, group = both[: len(both) // 2], both[len(both) // 2 :]
+        if held:
+            yield np.array(held, np.int32)
+            held = []
+        if is_full and lanes(len(group[0])) == 1:
+            held = group
+        else:
+            yield np.array(group, np.int32)
+    if held:
+        yield np.array(held, np.int32)
+
+
+def _go_together(some: list[list[int]], others: list[list[int]]) -> bool:
+    """Whether batches may be in one group."""
+    samples = [number for batch in (*some, *others) for number in batch]
+    return len(some[0]) == len(others[0]) and len(set(samples)) == len(samples)
+
+
+def _gathered(
+    batches: Iterable[Sequence[int] | Ints], most: int, lanes: Callable[[int], int], encoders: int
+) -> Iterator[tuple[list[list[int]], bool]]:
+    """Groups as large as they may be, and whether none will be larger."""
     group: list[list[int]] = []
     seen: set[int] = set()
     limit, made = min(GROUP_SAMPLES, most), 0
@@ -52,21 +80,22 @@ def groups(
         own = set(samples)
         repeats = len(own) < len(samples)
         if group and (repeats or len(samples) != len(group[0]) or not seen.isdisjoint(own)):
-            yield np.array(group, np.int32)
+            yield group, False
             group, seen = [], set()
         group.append(samples)
         seen |= own
         turn = lanes(len(samples))
         each = max(len(samples), 1)
-        size = min(full_group(each, most, turn), max(limit // each, turn))
+        largest = full_group(each, most, turn)
+        size = min(largest, max(limit // each, turn))
         if repeats or len(group) >= (size - size % turn or size):
-            yield np.array(group, np.int32)
+            yield group, 1 < largest == len(group)
             group, seen = [], set()
             made += 1
             if made % encoders == 0:
                 limit = min(2 * limit, most)
     if group:
-        yield np.array(group, np.int32)
+        yield group, False
 
 
 def are_distinct(samples: Ints) -> bool:
