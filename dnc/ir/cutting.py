@@ -38,7 +38,7 @@ GRADIENT_TILES = (
     GradientTile(64, 64, 90, 8000),
     GradientTile(16, 256, 88, 10000),
 )
-OUTER_TILE, OUTER_STRIP = GradientTile(64, 128, 120, 11300), GradientTile(8, 64, 25, 9000)
+OUTER_TILE, OUTER_STRIP = GradientTile(64, 128, 120, 7800), GradientTile(8, 64, 25, 7800)
 GRADIENT_BLOCK = GradientTile(64, 1, 8, 3000)  # of the gradient of a vector; on a CPU rows of any gradient
 FEW_ROWS, FEW_WORKERS = 32, 128
 

@@ -30,7 +30,7 @@ LARGE, OUTER_ON_CORES = 64, 0.46  # smaller tiles than that, and those of `outer
 VECTOR = 60  # what a row costs in a tile of `outer` that sums deltas
 # What `outer` instructions cost a worker beside its rows, in cycles: the first one of which it has tiles, any
 # other one, and every tile.
-OUTER_FIRST, OUTER_OTHER, OUTER_MORE = 9000, 5000, 2300
+OUTER_FIRST, OUTER_OTHER, OUTER_MORE = 3000, 1500, 4800
 # How many workers products of a table may have for themselves.
 APART = (4, 8, 12, 16, 24, 32, 48)
 NO_SHAPE = np.iinfo(np.int32).max  # what a shape costs that a gradient does not have
