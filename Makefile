@@ -5,6 +5,10 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13 py
 BIN := .venv/bin
 DATA := examples/data
 
+# Bytecode is kept even where the environment says otherwise: tests start a hundred processes, and reading
+# Python again takes each of them up to two seconds.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test lint types docs clean
 
 $(BIN)/python:

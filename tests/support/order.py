@@ -7,6 +7,8 @@ operation and a later upload to the same memory that no stream, event or wait of
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
+from operator import or_
 
 import attrs
 
@@ -15,12 +17,13 @@ Range = tuple[int, int]
 
 @attrs.frozen
 class Operation:
-    """kind: of what it is; memory: the bytes it reads or writes; behind: operations it surely follows."""
+    """kind: of what it is; memory: the bytes it reads or writes; behind: the set of all operations that it
+    surely follows, with itself, as bits of a number."""
 
     kind: str
     stream: int
     memory: Range | None
-    behind: frozenset[int]
+    behind: int
 
 
 class Order:
@@ -34,8 +37,10 @@ class Order:
     def note(self, stream: int, kind: str, memory: Range | None = None, behind: Iterable[int] = ()) -> int:
         """An operation at the end of a stream; its number."""
         before = {*self._host, *behind, *(self._last[stream] for _ in (0,) if stream in self._last)}
-        self.operations.append(Operation(kind, stream, memory, frozenset(before)))
-        self._last[stream] = len(self.operations) - 1
+        number = len(self.operations)
+        follows = reduce(or_, (self.operations[each].behind for each in before), 1 << number)
+        self.operations.append(Operation(kind, stream, memory, follows))
+        self._last[stream] = number
         return self._last[stream]
 
     def waited(self, operation: int) -> None:
@@ -48,15 +53,7 @@ class Order:
 
     def follows(self, later: int, earlier: int) -> bool:
         """Whether one operation surely comes behind another."""
-        seen, ahead = set[int](), [later]
-        while ahead:
-            found = ahead.pop()
-            if found == earlier:
-                return True
-            if found not in seen:
-                seen.add(found)
-                ahead += self.operations[found].behind
-        return False
+        return bool(self.operations[later].behind >> earlier & 1)
 
     def races(self) -> list[str]:
         """Uploads to memory that an operation before them may use still."""

@@ -6,6 +6,7 @@
 // order that `seed` decides, so a missing barrier shows where the wrong turn comes, not always. Clocks,
 // and the caches of a GPU, are not here.
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -73,10 +75,13 @@ struct Block {
   std::map<unsigned, Exchange> warps[THREADS / LANES];  // by the lanes that take part
 };
 struct Thread {
-  ucontext_t context;
+  jmp_buf context;  // unlike `swapcontext`, a jump asks nothing of the operating system
+  char* stack;
+  bool (*ready)(const void*) = nullptr;  // whether what it waits for has come; null: it waits for nothing
+  const void* waits_for;
   Block* block;
   int number, meeting = 0;
-  bool done = false;
+  bool begun = false, done = false;
   std::deque<Group> groups;  // of copies, the oldest first
   Group open;
 };
@@ -84,7 +89,7 @@ struct Thread {
 static std::vector<Block> blocks;
 static std::map<void*, Pushes> pushes;
 static Thread* here;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static int cluster_size, late;
 static size_t shared_size;
 static long steps;  // something happened: without any all threads wait for each other
@@ -93,9 +98,18 @@ struct Index { int x; };
 #define threadIdx (Index{here->number})
 #define blockIdx (Index{here->block->number})
 
+[[gnu::noinline]] static void leave() {
+  if (!_setjmp(here->context)) _longjmp(scheduler, 1);
+}
+
+// The scheduler asks `ready` before it comes back.
 template <class Ready> static inline void wait_until(Ready ready) {
-  Thread* own = here;
-  while (!ready()) swapcontext(&own->context, &scheduler);
+  if (!ready()) {
+    here->ready = [](const void* own) { return (*(const Ready*)own)(); };
+    here->waits_for = &ready;
+    leave();
+    here->ready = nullptr;
+  }
   ++steps;
 }
 
@@ -339,7 +353,19 @@ static void run_thread() {
   begin();
   here->done = true;
   ++steps;
-  swapcontext(&here->context, &scheduler);
+  _longjmp(scheduler, 1);
+}
+
+[[gnu::noinline]] static void enter() {
+  if (_setjmp(scheduler)) return;
+  if (here->begun) _longjmp(here->context, 1);
+  here->begun = true;
+  ucontext_t first;
+  getcontext(&first);
+  first.uc_stack.ss_sp = here->stack;
+  first.uc_stack.ss_size = STACK;
+  makecontext(&first, run_thread, 0);
+  setcontext(&first);
 }
 
 // 0, or how many threads wait for each other in vain.
@@ -347,7 +373,10 @@ static int launch(int grid, int cluster, int shared_bytes, int late_copies, int 
   cluster_size = std::max(cluster, 1), late = late_copies, shared_size = shared_bytes;
   std::vector<Cluster> clusters(grid / cluster_size);
   std::vector<Thread> threads(grid * THREADS);
-  std::vector<std::vector<char>> stacks(threads.size(), std::vector<char>(STACK));
+  // Kept from launch to launch, and not written in advance: of most of it no thread makes use.
+  static std::unique_ptr<char[]> stacks;
+  static size_t stacks_size = 0;
+  if (stacks_size < threads.size() * STACK) stacks.reset(new char[stacks_size = threads.size() * STACK]);
   blocks = std::vector<Block>(grid);
   pushes.clear();
   for (int number = 0; number < grid; ++number) {
@@ -359,10 +388,7 @@ static int launch(int grid, int cluster, int shared_bytes, int late_copies, int 
     for (int i = 0; i < THREADS; ++i) {
       Thread& thread = threads[number * THREADS + i];
       thread.block = &block, thread.number = i;
-      getcontext(&thread.context);
-      thread.context.uc_stack.ss_sp = stacks[number * THREADS + i].data();
-      thread.context.uc_stack.ss_size = STACK;
-      makecontext(&thread.context, run_thread, 0);
+      thread.stack = &stacks[(number * THREADS + i) * STACK];
     }
   }
   std::vector<int> order(threads.size());
@@ -373,8 +399,8 @@ static int launch(int grid, int cluster, int shared_bytes, int late_copies, int 
     long before = steps;
     for (int number : order) {
       here = &threads[number];
-      if (here->done) continue;
-      swapcontext(&scheduler, &here->context);
+      if (here->done || (here->ready && !here->ready(here->waits_for))) continue;
+      enter();
       left -= here->done;
     }
     idle = steps == before ? idle + 1 : 0;
