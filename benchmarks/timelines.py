@@ -24,6 +24,8 @@ from benchmarks.applications.data import DataSets
 from benchmarks.applications.points import FIXED, SST, TREES, VPPS
 from benchmarks.treelstm import attached, batches_of
 from dnc.api import Model
+from dnc.ir import isa
+from dnc.ir.plan import Plan
 from dnc.ir.stamps import nanoseconds
 from dnc.runtime.schedule import header, queue
 from dnc.runtime.trace.timeline import Timeline
@@ -118,8 +120,8 @@ def instructions(
         long = times[:, 1] - times[:, 0]
         lines.append(
             {
-                "name": opcode.name,
-                "rows": named.get("rows", named.get("count")),
+                "name": _name(model.plan, opcode.name, named),
+                "rows": named.get("rows", named.get("count", named.get("tokens"))),
                 "begin": round(float(times[:, 0].min()), 2),
                 "end": round(float(times[:, 1].max()), 2),
                 "median": round(float(np.median(long)), 2),
@@ -128,6 +130,11 @@ def instructions(
             }
         )
     return lines
+
+
+def _name(plan: Plan, opcode: str, fields: dict[str, int]) -> str:
+    """The instruction, with the gradient that it makes."""
+    return f"{opcode} {plan.dense_gradients[fields['gradient']].name}" if opcode == isa.OUTER else opcode
 
 
 def show(name: str, size: int, lines: list[dict[str, Any]]) -> None:
