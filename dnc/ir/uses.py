@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from dnc.ir.plan import SHARED, STREAMED, UNIT, Placement, Plan, Segment
+from dnc.ir.plan import REGISTER, SHARED, STREAMED, UNIT, Placement, Plan, Segment
 from dnc.ir.program import LEVEL
 
 
@@ -34,7 +34,10 @@ def shared_out(plan: Plan, segment: Segment, parameters: Container[str]) -> list
 
 def lends(plan: Plan) -> bool:
     """Whether slices in shared memory are there during levels only, and staging of everything else takes
-    their place in between: where levels alone multiply by them, and others stream weights."""
+    their place in between: where levels alone multiply by them, and others stream weights.
+
+    Not where registers hold weights of levels, too: larger tiles elsewhere leave fewer registers to these.
+    """
     held = {(p.parameter, p.units, p.repeated): p.residency for p in plan.placements}
     inside, outside = set[str](), set[str]()
     for segment in plan.segments:
@@ -42,4 +45,4 @@ def lends(plan: Plan) -> bool:
             is_level = plan.program.stage(segment.stage).placement == LEVEL
             used = {held[name, segment.units, repeated] for name, repeated in uses_of(segment)}
             (inside if is_level else outside).update(used)
-    return SHARED in inside and SHARED not in outside and STREAMED in outside
+    return {SHARED, REGISTER} & inside == {SHARED} and SHARED not in outside and STREAMED in outside
