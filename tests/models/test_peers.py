@@ -87,6 +87,7 @@ def builds(tmp_path_factory):
     return folder
 
 
+@pytest.mark.usefixtures("nothing_to_collect")
 def test_the_benchmark_goes_through(builds, tmp_path, monkeypatch, capsys):
     assert not (builds / "tree-256-clusters-of-16").exists()  # its plan is the plain one
     monkeypatch.setattr(points, "VPPS", points.VPPS[:1])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import pytest
+
 from benchmarks.applications import ablation
 from benchmarks.applications.data import DataSets
 from benchmarks.applications.measure import Effort
@@ -12,6 +14,7 @@ from benchmarks.applications.tables import tables
 from dnc.diagnostics import fail
 
 
+@pytest.mark.usefixtures("nothing_to_collect")
 def test_a_variant_that_does_not_run_is_a_line(tmp_path, monkeypatch):
     names = {size: ["", *ablation.ablated(size).values()] for size in (128, 256)}
     for size, found in names.items():

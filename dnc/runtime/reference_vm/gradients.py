@@ -7,6 +7,7 @@ parameters in the pool. Chunks are dealt out to workers as the kernels deal them
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from dnc.ir.opdef import NUMPY_MATH
 from dnc.ir.optimizers import COEFFICIENTS, OPTIMIZERS
 from dnc.ir.plan import DenseGradient, SlotsAddress, TableProduct, padded
 from dnc.ir.program import TABLE
+from dnc.ir.weight_format import WeightFormat
 from dnc.runtime.reference_vm.memory import Array, Worker
 from dnc.runtime.reference_vm.operands import load_matrix, load_operand, load_value, slice_at
 
@@ -31,6 +33,17 @@ def _share(vm: ReferenceVM, count: int, size: int, first: int, worker: Worker) -
             yield chunk * size, min(count, (chunk + 1) * size)
 
 
+@lru_cache(64)
+def _places(weights: WeightFormat, shape: tuple[int, ...], rows: int) -> tuple[Array, Array]:
+    """Where the elements of a parameter lie, row by row, and where its padding lies."""
+    size = weights.floats(shape)
+    numbers: Any = np.arange(size, dtype=np.float64)
+    place = weights.unpack(numbers, shape).astype(np.int64).reshape(rows, -1)
+    is_padding = np.ones(size, bool)
+    is_padding[place] = False
+    return place, np.flatnonzero(is_padding)
+
+
 def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, int], worker: Worker) -> None:
     """This worker's blocks of rows of a dense parameter's gradient, for its chunks of rows of the space; and
     of a vector that is made along."""
@@ -38,10 +51,7 @@ def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, i
     assert declared.kind != TABLE
     shape = declared.type.shape
     into = slice_at(vm, gradient.parameter, fields["index"], worker) - vm.base(isa.PARAMETERS)
-    size = vm.plan.weight_format.floats(shape)
-    numbers: Any = np.arange(size, dtype=np.float64)
-    place = vm.plan.weight_format.unpack(numbers, shape).astype(np.int64).reshape(gradient.rows, -1)
-    padding = np.setdiff1d(np.arange(size), place)
+    place, padding = _places(vm.plan.weight_format, shape, gradient.rows)
     height = cutting.GRADIENT_BLOCK.rows
     blocks, step = -(-gradient.rows // height), isa.chunk_rows(fields["rows"], fields["chunks"])
     along, vector = cutting.made_along(vm.plan).get(gradient.name), 0

@@ -57,7 +57,7 @@ class ReferenceVM:
         self.header = field
         total = self.replicas * self.per_replica
         self.zero_words = self.base(isa.PARAMETERS)
-        self.memory = CheckedMemory(pool, activations)
+        self.memory = CheckedMemory(pool, activations, total)
         self.replica_epoch = np.zeros(self.replicas, np.int64)
         self.grid_epoch = 0
         self.workers = [

@@ -45,13 +45,13 @@ class Worker:
 
 
 class CheckedMemory:
-    """The pool with a log of who touched each word last, and in which epoch."""
+    """The pool with a log of who touched each word last, and in which epoch, if there are several workers."""
 
-    def __init__(self, words: Array, static: int) -> None:
-        self.words = words
-        size = len(words)
-        self.written = np.zeros(size, bool)
+    def __init__(self, words: Array, static: int, workers: int) -> None:
+        self.words, self.alone = words, workers == 1
+        self.written = np.zeros(len(words), bool)
         self.written[:static] = True
+        size = 0 if self.alone else len(words)
         self.writer = np.full(size, -1, np.int32)
         self.write_epoch = np.zeros((2, size), np.int32)
         self.reader = np.full(size, -1, np.int32)
@@ -60,13 +60,16 @@ class CheckedMemory:
     def _check(self, at: Array, machine: ReferenceVM, worker: Worker, write: bool) -> None:
         if len(at) == 0:
             return
-        if at.min() < 0 or at.max() >= len(self.words):
-            raise machine.error(worker, f"address {int(at.min())}..{int(at.max())} outside the pool")
-        if not write and not self.written[at].all():
+        lowest, highest = int(np.minimum.reduce(at)), int(np.maximum.reduce(at))
+        if lowest < 0 or highest >= len(self.words):
+            raise machine.error(worker, f"address {lowest}..{highest} outside the pool")
+        if not write and not np.logical_and.reduce(self.written[at]):
             bad = int(at[~self.written[at]][0])
             raise machine.error(worker, f"word {bad} is read before anything was written there")
-        if write and at.min() < machine.zero_words:
-            raise machine.error(worker, f"word {int(at.min())} of the row of zeros is overwritten")
+        if write and lowest < machine.zero_words:
+            raise machine.error(worker, f"word {lowest} of the row of zeros is overwritten")
+        if self.alone:
+            return
         self._ordered(at, self.writer, self.write_epoch, machine, worker, "written")
         if write:
             self._ordered(at, self.reader, self.read_epoch, machine, worker, "read")
@@ -75,8 +78,9 @@ class CheckedMemory:
         self, at: Array, who: Array, epochs: Array, machine: ReferenceVM, worker: Worker, verb: str
     ) -> None:
         other = who[at]
-        foreign = (other >= 0) & (other != worker.number)
-        if not foreign.any():
+        foreign = other != worker.number
+        foreign &= other >= 0
+        if not np.logical_or.reduce(foreign):
             return
         same = other // machine.per_replica == worker.replica
         replica_now, grid_now = machine.epochs(worker)
@@ -91,8 +95,9 @@ class CheckedMemory:
         """The words at some places, in float64; MachineError if that is not allowed now."""
         flat = at.ravel()
         self._check(flat, machine, worker, write=False)
-        self.reader[flat] = worker.number
-        self.read_epoch[0, flat], self.read_epoch[1, flat] = machine.epochs(worker)
+        if not self.alone:
+            self.reader[flat] = worker.number
+            self.read_epoch[0, flat], self.read_epoch[1, flat] = machine.epochs(worker)
         return self.words[at].astype(np.float64)
 
     def write(self, at: Array, values: Array, machine: ReferenceVM, worker: Worker) -> None:
@@ -101,5 +106,6 @@ class CheckedMemory:
         self._check(flat, machine, worker, write=True)
         self.words[flat] = np.broadcast_to(values, at.shape).astype(np.float32).ravel()
         self.written[flat] = True
-        self.writer[flat] = worker.number
-        self.write_epoch[0, flat], self.write_epoch[1, flat] = machine.epochs(worker)
+        if not self.alone:
+            self.writer[flat] = worker.number
+            self.write_epoch[0, flat], self.write_epoch[1, flat] = machine.epochs(worker)
