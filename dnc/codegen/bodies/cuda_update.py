@@ -58,8 +58,8 @@ def norm(worker: Worker, first: Expr, count: Expr, chunks: Expr, first_norm: Exp
     norms = let("norms", worker.access.base(isa.NORMS) + first_norm)
     size, arena = isa.NORM_CHUNK, isa.gradient_floats(worker.plan)
     worker.stage(WARPS)
-    grid = fixed("grid_here", cuda.NUMBER_HERE(worker.grid))
-    begin = let("begin", (worker.number + grid - first_norm % grid) % grid)
+    number, grid = _place(worker)
+    begin = let("begin", (number + grid - first_norm % grid) % grid)
     with stride_loop("span", begin, (count + size - 1) // size, grid) as span:
         length = let("length", smaller(count - span * size, size))
         own = [worker.thread * 4 + part * THREADS * 4 for part in range(size // (THREADS * 4))]
@@ -121,6 +121,13 @@ def _scale(worker: Worker, norms: Expr) -> tuple[Expr, Expr]:
     return let("norm", kept[0]), let("scale", kept[1])
 
 
+def _place(worker: Worker) -> tuple[Expr, Expr]:
+    """The number of the worker, and how many there are, read in this place: the compiler works nothing out
+    before the loop of the interpreter that follows from them."""
+    number, grid = (cuda.NUMBER_HERE(each) for each in (worker.number, worker.grid))
+    return fixed("number_here", number), fixed("grid_here", grid)
+
+
 def _finite(value: Expr) -> Expr:
     return both(value == value, value <= T.float32(3.4028234663852886e38))
 
@@ -130,8 +137,9 @@ def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, 
 
     Parameters and gradients come into shared memory in two halves: one is on its way while the other is used.
     """
-    begin = let("update_first", (worker.number * THREADS + worker.thread) * 4)
-    apart = let("apart", worker.grid * (THREADS * 4))
+    number, grid = _place(worker)
+    begin = let("update_first", (number * THREADS + worker.thread) * 4)
+    apart = let("apart", grid * (THREADS * 4))
     places = (isa.PARAMETERS, isa.GRADIENTS, *isa.STATES)
     bases = [fixed("from", worker.access.base(place) + wide(first), "int64") for place in places]
     quads = min(MOST_QUADS, (worker.staging_words - SCRATCH) // (2 * COPIED * QUAD_WORDS))
@@ -217,8 +225,9 @@ def update_table(
     lanes = 4 if table.width % 4 == 0 else 1
     wide_part = LANES * lanes
     parts = -(-table.width // wide_part)
-    count, apart = let("parts", tokens * parts), let("apart", worker.grid * WARPS)
-    begin = let("first_part", worker.warp * worker.grid + worker.number)
+    number, grid = _place(worker)
+    count, apart = let("parts", tokens * parts), let("apart", grid * WARPS)
+    begin = let("first_part", worker.warp * grid + number)
     own = worker.stage(WARPS * PARTS_TOGETHER * COPIED * wide_part, SCRATCH)
     own = fixed("own", own + worker.warp * (PARTS_TOGETHER * COPIED * wide_part) + worker.lane * lanes)
 
