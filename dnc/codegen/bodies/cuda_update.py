@@ -265,7 +265,7 @@ def update_table(
                 found = _load(worker, at, 1)
             else:
                 copied = [worker.staging[quad_at(word + i * wide_part)] for i in range(COPIED)]
-                found = [*(let("old", each) for each in copied), *_load(worker, at[COPIED:], 4)]
+                found = [*(let("old", value) for value in copied), *_load(worker, at[COPIED:], 4)]
             _step(worker, optimizer, coefficients, at, found, scale, lanes)
 
         with stride_loop("part", begin, count, apart * PARTS_TOGETHER) as part:
