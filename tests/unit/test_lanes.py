@@ -104,14 +104,14 @@ def test_a_group_is_shared_evenly():
     single = [[at] for at in range(25)]
     assert [len(g) for g in groups(single, 10, lanes=lambda samples: 4)] == [8, 8, 8, 1]
     assert [len(g) for g in groups(single, 10, lanes=lambda samples: 12)] == [10, 10, 5]
-    assert [len(g) for g in groups(single, 10)] == [10, 10, 5]
+    assert [len(g) for g in groups(single, 10)] == [10, 7, 8]
 
 
 def test_a_lane_has_so_many_batches_of_a_group(monkeypatch):
     monkeypatch.setattr(dnc.runtime.batches, "GROUP_BATCHES", 3)
     single = [[at] for at in range(25)]
     assert [len(g) for g in groups(single, lanes=lambda samples: 4)] == [12, 12, 1]
-    assert [len(g) for g in groups(single)] == [3] * 8 + [1]
+    assert [len(g) for g in groups(single)] == [3] * 7 + [2, 2]
 
 
 def test_large_batches_have_the_device_alone():
