@@ -11,6 +11,7 @@ import pytest
 from dnc.compiler import PlanOptions, build_plan, compile_model, digest, make_plan, transform
 from dnc.diagnostics import DiagnosticError, Source
 from dnc.frontend.build import load_program
+from dnc.ir import lean
 from dnc.ir.machine import machine
 from dnc.ir.plan import REGISTER
 from dnc.runtime.build import read_build
@@ -55,15 +56,20 @@ def check_looks(text: str) -> None:
         assert "cta_sync();" in behind, read[0]
 
 
+@pytest.mark.parametrize("is_lean", [False, True])
 @pytest.mark.parametrize("arch, name", [*(("sm_90a", name) for name in CASES), *SMALLER])
-def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str) -> None:
+def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str, is_lean: bool) -> None:
     from dnc.codegen.cuda_files import emit_source
     from dnc.codegen.nvrtc import compile_cuda
 
     example, settings, options = CASES[name]
     path = TREE.parent / f"{example}.dn"
     program, _ = load_program(Source(str(path), path.read_text()), settings)
-    text = emit_source(make_plan(transform(program, options), arch, options))["kernel.cu"].decode()
+    plan = make_plan(transform(program, options), arch, options)
+    if is_lean and not lean.has_lean(plan):
+        pytest.skip("has no lean kernel")
+    files = emit_source(plan, is_lean=is_lean)
+    text = files[f"{lean.NAME if is_lean else 'kernel'}.cu"].decode()
     assert "__restrict__" not in text
     check_looks(text)
     binary = compile_cuda(text, arch)
