@@ -58,7 +58,7 @@ def main() -> None:
 def stages(plan: Plan, lines: list[dict[str, Any]]) -> dict[str, Stage]:
     """The stages of a launch in order; instructions that all workers share between two exchanges are one."""
     found: dict[str, Stage] = {}
-    own, waits = {segment.name for segment in plan.segments}, list[dict[str, Any]]()
+    own, shared = {segment.name for segment in plan.segments}, list[dict[str, Any]]()
     tiling = plan.tiling
     assert tiling is not None
 
@@ -67,12 +67,12 @@ def stages(plan: Plan, lines: list[dict[str, Any]]) -> dict[str, Stage]:
         stage.us, stage.floor, stage.times = stage.us + us, stage.floor + floor, stage.times + 1
 
     def add_shared() -> None:
-        if waits:
-            us = max(line["end"] for line in waits) - min(line["begin"] for line in waits)
+        if shared:
+            us = max(line["end"] for line in shared) - min(line["begin"] for line in shared)
             workers = PROCESSORS // tiling.workers * tiling.workers
-            floor = sum(_floor(plan, line, workers) for line in waits)
-            add(" + ".join(dict.fromkeys(_short(line["name"]) for line in waits)), us, floor)
-            waits.clear()
+            floor = sum(_floor(plan, line, workers) for line in shared)
+            add(" + ".join(dict.fromkeys(_short(line["name"]) for line in shared)), us, floor)
+            shared.clear()
 
     for line in lines:
         if line["name"] in own:
@@ -86,7 +86,7 @@ def stages(plan: Plan, lines: list[dict[str, Any]]) -> dict[str, Stage]:
                 0.0,
             )
         else:
-            waits.append(line)
+            shared.append(line)
     add_shared()
     return found
 

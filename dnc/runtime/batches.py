@@ -46,31 +46,26 @@ def groups(
     of an epoch are about as large as each other: behind a group of one batch the device would wait until the
     host has sent the next one.
     """
-    held: list[list[int]] = []
+    held: Ints | None = None
     for group, is_full in _gathered(batches, most, lanes, encoders):
-        if held and not is_full and _go_together(held, group):
-            both = held + group
-            held, group = both[: len(both) // 2], both[len(both) // 2 :]
-        if held:
-            yield np.array(held, np.int32)
-            held = []
-        if is_full and lanes(len(group[0])) == 1:
+        if held is not None:
+            if not is_full and held.shape[1] == group.shape[1]:
+                both = np.concatenate((held, group))
+                if are_distinct(both.reshape(-1)):
+                    held, group = both[: len(both) // 2], both[len(both) // 2 :]
+            yield held
+            held = None
+        if is_full and lanes(group.shape[1]) == 1:
             held = group
         else:
-            yield np.array(group, np.int32)
-    if held:
-        yield np.array(held, np.int32)
-
-
-def _go_together(some: list[list[int]], others: list[list[int]]) -> bool:
-    """Whether batches may be in one group."""
-    samples = [number for batch in (*some, *others) for number in batch]
-    return len(some[0]) == len(others[0]) and len(set(samples)) == len(samples)
+            yield group
+    if held is not None:
+        yield held
 
 
 def _gathered(
     batches: Iterable[Sequence[int] | Ints], most: int, lanes: Callable[[int], int], encoders: int
-) -> Iterator[tuple[list[list[int]], bool]]:
+) -> Iterator[tuple[Ints, bool]]:
     """Groups as large as they may be, and whether none will be larger."""
     group: list[list[int]] = []
     seen: set[int] = set()
@@ -80,7 +75,7 @@ def _gathered(
         own = set(samples)
         repeats = len(own) < len(samples)
         if group and (repeats or len(samples) != len(group[0]) or not seen.isdisjoint(own)):
-            yield group, False
+            yield np.array(group, np.int32), False
             group, seen = [], set()
         group.append(samples)
         seen |= own
@@ -89,13 +84,13 @@ def _gathered(
         largest = full_group(each, most, turn)
         size = min(largest, max(limit // each, turn))
         if repeats or len(group) >= (size - size % turn or size):
-            yield group, 1 < largest == len(group)
+            yield np.array(group, np.int32), 1 < largest == len(group)
             group, seen = [], set()
             made += 1
             if made % encoders == 0:
                 limit = min(2 * limit, most)
     if group:
-        yield group, False
+        yield np.array(group, np.int32), False
 
 
 def are_distinct(samples: Ints) -> bool:
