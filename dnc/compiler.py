@@ -204,11 +204,12 @@ def make_plan(
 
 
 def digest(plan: Plan) -> str:
-    """A name for everything a kernel and its host have to agree on; spans and remarks do not count.
+    """A name for everything a kernel and its host have to agree on; spans, remarks and reasons do not count.
 
     The version stands for what is in neither the plan nor the layout of a schedule.
     """
-    plan, form = attrs.evolve(plan, remarks=()), plan.weight_format
+    placements = tuple(attrs.evolve(placement, reason="") for placement in plan.placements)
+    plan, form = attrs.evolve(plan, remarks=(), placements=placements), plan.weight_format
     shapes = [parameter.type.shape for parameter in dense_parameters(plan)]
     weights = [(form.strides(shape), form.floats(shape)) for shape in shapes]
     return hashlib.sha256(f"{VERSION}\n{layout(plan)!r}\n{plan!r}\n{weights}".encode()).hexdigest()[:16]

@@ -96,6 +96,8 @@ FIXED = (
     Point("language_model", (64,), "texts of 64 words", "LanguageModel", {64: 1.0}),
     Point("tree_fc-tf32", (64,), "complete trees of 256 leaves"),
     Point("language_model-tf32", (64,), "texts of 64 words"),
+    Point("tree_fc-tf32x3", (64,), "complete trees of 256 leaves"),
+    Point("language_model-tf32x3", (64,), "texts of 64 words"),
     Point("tree_fc-bf16", (64,), "complete trees of 256 leaves"),
     Point("language_model-bf16", (64,), "texts of 64 words"),
     Point("lstm", (16,), "sentences of 100 words", "LstmClassifier", {16: 1.0}, {16: 16 / 0.8e-3}),
@@ -146,7 +148,9 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
     yield "td_lstm", _example("td_lstm", hidden=256, embed=256)
     yield "bilstm_tagger", _example("bilstm_tagger", hidden=256, embed=256)
     yield "char_tagger", _example("char_tagger", hidden=256, half=64, char=64, mlp=256)
-    tree_fc = _example("tree_fc", hidden=512)
+    # Replicas of 4 workers, as `dnc tune` finds: half of a complete tree is one level, and 64 trees are shared
+    # out evenly.
+    tree_fc = attrs.evolve(_example("tree_fc", hidden=512), options={"cluster": 0, "workers": 4})
     language_model = _example("language_model", hidden=512, embed=512, vocab=10_000)
     yield "tree_fc", tree_fc
     yield "language_model", language_model
@@ -160,9 +164,10 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
     yield "tree-256-tf32x3", _tree(256, precision="tf32x3")
     yield "tree-512-tf32x3", _tree(512, precision="tf32x3")
     yield "tree-512-tf32", _tree(512, precision="tf32")
-    for precision in ("tf32", "bf16"):
-        yield f"language_model-{precision}", attrs.evolve(language_model, options={"precision": precision})
-        yield f"tree_fc-{precision}", attrs.evolve(tree_fc, options={"precision": precision})
+    for precision in ("tf32", "tf32x3", "bf16"):
+        for name, recipe in (("language_model", language_model), ("tree_fc", tree_fc)):
+            options = {**recipe.options, "precision": precision}
+            yield f"{name}-{precision}", attrs.evolve(recipe, options=options)
     yield "tree-256-bf16", _tree(256, precision="bf16")
     yield "tree-512-batch-1", _tree(512, batch=1)
     yield "tree-512-bf16", _tree(512, precision="bf16")

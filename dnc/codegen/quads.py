@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx
 
 from dnc.codegen.access import Access
-from dnc.codegen.cells import Started, UnitCell, in_order, tensor
+from dnc.codegen.cells import Started, UnitCell, placed, tensor
 from dnc.codegen.emit import Expr, lane4, store_four
 from dnc.ir.cell import Value
 from dnc.ir.plan import ChildrenAddress, Load, Segment, Store
@@ -62,10 +62,24 @@ class UnitQuad:
 
     def load(self) -> None:
         """Emits the loads that `values` does not hold."""
+        self.place()()()
+
+    def place(self) -> Callable[[], Callable[[], None]]:
+        """The same in three steps, see `placed`: the last one fills `values`."""
         missing = [load for load in self.segment.loads if load.value not in self.cells[0].values]
-        for value, found in in_order(missing, self._load).items():
-            for cell, own in zip(self.cells, found, strict=True):
-                cell.values[value] = own
+        start = placed(missing, self._load)
+
+        def begin() -> Callable[[], None]:
+            finish = start()
+
+            def keep() -> None:
+                for value, found in finish().items():
+                    for cell, own in zip(self.cells, found, strict=True):
+                        cell.values[value] = own
+
+            return keep
+
+        return begin
 
     def compute(self) -> None:
         """Emits the operations, where `values` holds the loads."""

@@ -16,6 +16,7 @@ GPU_TILES = (64, 16)
 CPU_TILES = (48, 24, 96)
 SMALLEST_CLUSTER = 8  # smaller ones keep too little of a model on the chip
 BESIDE = (2, 4)  # replicas of a GPU without clusters
+FEW_WORKERS = (2, 4, 8)  # of such replicas, which keep nothing, where a sample's own levels are wide
 
 
 @attrs.frozen(order=True)
@@ -45,6 +46,7 @@ def candidates(chip: Machine, cores: int = 1) -> tuple[Candidate, ...]:
     most = 1 << (chip.processors.bit_length() - 1)
     shares = [(size, size) for size in chip.cluster_sizes if size >= SMALLEST_CLUSTER]
     shares += [(most, 1), *((chip.processors // count, 1) for count in BESIDE)]
+    shares += [(workers, 1) for workers in FEW_WORKERS]
     found = []
     for workers, cluster in shares:
         resident = chip.replicas(workers, cluster)

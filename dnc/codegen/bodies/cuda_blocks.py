@@ -15,6 +15,7 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_runs import is_partial, parts_of
+from dnc.codegen.bodies.cuda_wide_cells import no_product
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.cells import tensor
 from dnc.codegen.emit import (
@@ -33,7 +34,6 @@ from dnc.codegen.emit import (
 )
 from dnc.codegen.quads import QUAD, UnitQuad, fits_quads
 from dnc.codegen.slots import MOST_RUNS
-from dnc.ir.cell import Value
 from dnc.ir.machine import LANES, WARPS
 from dnc.ir.plan import Segment, SlotsAddress
 
@@ -79,15 +79,11 @@ def cells_by_blocks(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> 
         worker.synchronize()
         with when(both(there, helper == 0)):
             access = attrs.evolve(worker.access, gathered=runs.gathered)
-            cell = UnitQuad(access, worker.math, segment, row + vertex, unit, _no_product)
+            cell = UnitQuad(access, worker.math, segment, row + vertex, unit, no_product)
             cell.run()
             cell.store()
         with when(first + together < each):
             worker.synchronize()
-
-
-def _no_product(result: Value, gate: int, unit: int) -> Expr:
-    raise AssertionError(f"{result}: a product in a segment that has none")
 
 
 class _Runs:

@@ -48,9 +48,10 @@ from dnc.codegen.bodies.cuda_staging import (
 from dnc.codegen.bodies.cuda_transposed import FEW, transposed
 from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
+from dnc.codegen.bodies.cuda_wide_cells import cells_alone, cells_together
 from dnc.codegen.bodies.cuda_worker import Worker, rows_per_warp
 from dnc.codegen.emit import Expr, both, either, let, shift, smaller, stride_loop, when
-from dnc.codegen.quads import fits_quads
+from dnc.codegen.quads import QUAD, fits_quads
 from dnc.ir.cell import Value
 from dnc.ir.machine import LANES, THREADS
 from dnc.ir.plan import (
@@ -121,12 +122,17 @@ def _few_rows(worker: Worker, segment: Segment) -> int:
 
 
 def _cells_alone(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
-    """All rows are one tile where nothing is staged: no warp waits for another; or blocks of units."""
+    """All rows are one tile where nothing is staged, so no warp waits for another; or units are anybody's."""
     if takes_blocks(worker, segment):
         cells_by_blocks(worker, segment, row, rows)
         return
     tile = UnitTile(worker, segment, choose_staging(worker, segment), row, rows)
-    _cells(tile, EarlyLoads(tile), fits_quads(segment, tile.units))
+    several = fits_quads(segment, QUAD) and not worker.lean and not shares_runs(worker, segment)
+    if several and cells_together(worker, segment) > 1:
+        few = partial(_cells, tile, EarlyLoads(tile), False)
+        either(rows * tile.units <= ROUNDS * THREADS, few, partial(cells_alone, worker, segment, row, rows))
+    else:
+        _cells(tile, EarlyLoads(tile), fits_quads(segment, tile.units))
 
 
 def level_mailbox(worker: Worker, segment: Segment) -> Mailbox | None:

@@ -6,7 +6,7 @@ Guaranteed: element-wise operations come from the op table's `scalar`; any other
 all targets (`lowerings`).
 """
 
-from dnc.codegen.cells.unit_cell import Started, UnitCell, in_order
+from dnc.codegen.cells.unit_cell import Started, UnitCell, placed
 from dnc.codegen.cells.values import Element, Four, StoreFour, four_of, tensor
 from dnc.codegen.cells.vertex_cell import ANY_SIZE, VectorTarget, VertexCell, scratch_floats
 
@@ -20,7 +20,7 @@ __all__ = [
     "VectorTarget",
     "VertexCell",
     "four_of",
-    "in_order",
+    "placed",
     "scratch_floats",
     "tensor",
 ]

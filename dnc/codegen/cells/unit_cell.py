@@ -23,23 +23,22 @@ from dnc.ir.plan import ChildrenAddress, Load, Segment, SlotsAddress, Store
 Started = Callable[[], Any]  # what emits the value of a load that is under way
 
 
-def under_way(
+def placed(
     loads: Sequence[Load], load: Callable[[Load], Callable[[], Started]]
-) -> Callable[[], dict[Value, Any]]:
-    """Starts several loads: first where all of them read, then the reads, those of slots last. The answer
-    emits the sums of these, and has the values.
+) -> Callable[[], Callable[[], dict[Value, Any]]]:
+    """Loads in three steps: where all of them read; the answer starts the reads, those of slots last; and its
+    answer emits the sums of these, and has the values.
 
-    A GPU's thread goes on until it needs what it has asked for: so they are under way together.
+    A GPU's thread goes on until it needs what it has asked for: so the reads are under way together.
     """
     places = [(each, load(each)) for each in loads]
     places.sort(key=lambda place: isinstance(place[0].address, SlotsAddress))
-    started = [(each, start()) for each, start in places]
-    return lambda: {each.value: finish() for each, finish in started}
 
+    def start() -> Callable[[], dict[Value, Any]]:
+        started = [(each, begin()) for each, begin in places]
+        return lambda: {each.value: finish() for each, finish in started}
 
-def in_order(loads: Sequence[Load], load: Callable[[Load], Callable[[], Started]]) -> dict[Value, Any]:
-    """The values of several loads, which are under way together."""
-    return under_way(loads, load)()
+    return start
 
 
 @attrs.define(eq=False)
@@ -70,7 +69,7 @@ class UnitCell:
     def start(self) -> Callable[[], None]:
         """Starts these loads; the answer emits the rest."""
         missing = [load for load in self.segment.loads if load.value not in self.values]
-        finish = under_way(missing, self.load)
+        finish = placed(missing, self.load)()
 
         def rest() -> None:
             self.values |= finish()
