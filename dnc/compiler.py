@@ -33,6 +33,7 @@ from dnc.passes.hoist import Hoist
 from dnc.passes.inline import Inline
 from dnc.passes.pass_manager import Pass, PassManager, PassOptions, program_manager
 from dnc.passes.plan_mailboxes import PlanMailboxes
+from dnc.passes.plan_polls import PlanPolls
 from dnc.passes.plan_reductions import PlanReductions
 from dnc.passes.plan_weights import PlanWeights, most_registers
 from dnc.passes.reassociate import Reassociate
@@ -115,6 +116,7 @@ def plan_passes(
         select_tiles(options, target, constants),
         PlanWeights(target, options.residency, options.registers),
         PlanMailboxes(),
+        PlanPolls(),
         PlanReductions(),
         SelectInstructions(),
     )

@@ -79,6 +79,8 @@ HEADER = {
     "runs": "runs of a record of partial sums: one a worker, or one that a cluster has added up (only where "
     "a plan has such buffers)",
     "sharers": "workers that share out the tiles of `outer` instructions (only where a plan has these)",
+    "awaited": 'records of a buffer of states that the launch sets to minus zero, "not yet", before the '
+    "recursion; its levels then wait for states by looking at them; 0: at barriers (only in plans that poll)",
 }
 PLACES = {
     "@parameters": "all parameters: trained dense ones, trained tables, frozen ones",
@@ -236,7 +238,7 @@ def blocks() -> dict[str, str]:
             [
                 (word, f"`{name}`", text)
                 for word, (name, text) in enumerate(
-                    meanings("header", (*isa.HEADER, isa.RUNS, isa.SHARERS), HEADER)
+                    meanings("header", (*isa.HEADER, isa.RUNS, isa.SHARERS, isa.AWAITED), HEADER)
                 )
             ],
         ),

@@ -148,8 +148,8 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
     yield "td_lstm", _example("td_lstm", hidden=256, embed=256)
     yield "bilstm_tagger", _example("bilstm_tagger", hidden=256, embed=256)
     yield "char_tagger", _example("char_tagger", hidden=256, half=64, char=64, mlp=256)
-    # Replicas of 4 workers, as `dnc tune` finds: half of a complete tree is one level, and 64 trees are shared
-    # out evenly.
+    # Replicas of 4 workers, as `dnc tune` finds: half of a complete tree is one level, and these share 64 of
+    # them evenly.
     tree_fc = attrs.evolve(_example("tree_fc", hidden=512), options={"cluster": 0, "workers": 4})
     language_model = _example("language_model", hidden=512, embed=512, vocab=10_000)
     yield "tree_fc", tree_fc

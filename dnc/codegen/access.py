@@ -40,6 +40,7 @@ from dnc.ir.plan import (
     RepeatedAddress,
     SeedAddress,
     SlotsAddress,
+    Store,
 )
 from dnc.ir.program import STACK
 
@@ -71,7 +72,7 @@ class Access:
     with an offset, is nearer than the pool, and then the reader of element i of a run. add_runs: adds up
     what a reader finds in every run, where several threads do that together. gathered: reads the sum of the
     runs of a row's only slot, zeros if that is not the case, where this was made before. repeated: the reader
-    of a repeated value in a row, where there are such.
+    of a repeated value in a row, where there are such. publish: writes an element that others poll.
     """
 
     plan: Plan
@@ -87,6 +88,7 @@ class Access:
     add_runs: Callable[[Callable[[Expr], Expr]], Expr] | None = None
     gathered: Callable[[SlotsAddress], Expr] | None = None
     repeated: Callable[[RepeatedAddress, Expr], Callable[[Expr], Expr]] | None = None
+    publish: Callable[[Expr, Expr], None] | None = None
     layout: isa.Layout = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -152,6 +154,10 @@ class Access:
         if found.partial:
             return self.base(buffer) + (wide(row) * self.workers + self.rank) * found.width
         return self.base(buffer) + wide(row) * found.width
+
+    def is_polled(self, store: Store) -> bool:
+        """Whether others poll what is stored."""
+        return any((each.buffer, each.offset) == (store.buffer, store.offset) for each in self.plan.polled)
 
     def reader(self, address: Address, row: Expr) -> Callable[[Expr], Expr]:
         """Emits what depends on the row only; the answer reads element i (any number of times).

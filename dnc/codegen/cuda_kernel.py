@@ -24,6 +24,7 @@ from dnc.codegen.bodies import (
     cuda_dense,
     cuda_gradients,
     cuda_outer,
+    cuda_polls,
     cuda_reduce,
     cuda_token_products,
     cuda_update,
@@ -183,6 +184,7 @@ class Kernel:
         workers = self.tiling.workers
         rank, self.replica = let("rank", number % workers), let("replica", number // workers)
         access = Access(self.plan, pool, words, workers, rank, tables, eager=True)
+        access = attrs.evolve(access, publish=lambda at, value: sync.publish(T.address_of(pool[at]), value))
         self.worker = Worker(
             plan=self.plan, access=access, math=TirMath(), pool=pool, words=words, staging=staging,
             staging_words=staging_words, shared_weights=weights, shared_vectors=vectors, registers=held,
@@ -207,6 +209,7 @@ class Kernel:
         with stride_loop("word", thread, layout.queues_at, THREADS) as word:
             put(tables, word, words[word])
         T.evaluate(T.cuda.cta_sync())
+        cuda_polls.unset(self.worker)
 
     def _shared_words(self) -> int:
         """Words of shared memory for weights, vectors behind them."""
@@ -420,8 +423,34 @@ class Kernel:
         if self.tiling.cluster > 1:
             sync.cluster_barrier()
             return None
-        counter = (isa.SYNC_REPLICAS + self.replica) * isa.SYNC_STRIDE
-        return self._counter_barrier(counter, self.tiling.workers, REPLICA, at)
+        return self._counter_barrier(self._replica_counter(), self.tiling.workers, REPLICA, at)
+
+    def _replica_counter(self) -> Expr:
+        return (isa.SYNC_REPLICAS + self.replica) * isa.SYNC_STRIDE
+
+    def pass_by(self) -> Expr:
+        """Counts as passing the replica's barrier, a counter, but waits for this worker's threads alone: who
+        reads what others write polls it. Nonzero: aborted."""
+        sync.arrive(T.address_of(self.counters[self._replica_counter() + self.zero[0]]))
+        T.evaluate(T.cuda.cta_sync())
+        return self.aborted[0]
+
+    def arrive(self, source: Expr, waits: Expr, values: list[Expr]) -> Expr:
+        """Polls four floats of the pool, see `sync.arrived`."""
+        return sync.arrived(
+            T.address_of(self.worker.pool[source]),
+            T.cast(waits, "int32"),
+            values,
+            abort=T.address_of(self.counters[self.record[0]]),
+            limit_us=self.limit_us,
+            worker=self.worker.number,
+            instruction=self.at[0],
+            exchange=REPLICA,
+        )
+
+    def give_up(self) -> None:
+        """What is polled has not come in time: the launch is aborted."""
+        put(self.aborted, 0, self.at[0] + 1)
 
     def _grid_barrier(self) -> None:
         self._counter_barrier(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID, self.at[0])

@@ -15,9 +15,10 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import sync
 from dnc.codegen.bodies import cuda_ahead, cuda_reduce, cuda_segments, cuda_vertices
+from dnc.codegen.bodies.cuda_polls import Awaited, polled_of
 from dnc.codegen.bodies.cuda_push import Push
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, dispatch, either, local, put, when
+from dnc.codegen.emit import Expr, both, dispatch, either, local, put, when
 from dnc.ir import isa
 from dnc.ir.plan import UNIT, Segment, SlotsAddress
 
@@ -47,7 +48,7 @@ def run_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None
 def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) -> None:
     """The same instruction, level after level."""
     kernel.hold()
-    opcode = kernel.plan.opcode(segment.name)
+    opcode, polled = kernel.plan.opcode(segment.name), polled_of(kernel.plan, segment)
     box = cuda_segments.level_mailbox(kernel.worker_of(segment), segment)
     ahead = attrs.evolve(kernel.worker.ahead, pushes=box is not None)
     known = cuda_ahead.known_of(kernel.plan, ahead, kernel.window, kernel.entry[0], level)
@@ -60,13 +61,19 @@ def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) ->
         worker = _looking(kernel, segment, level, attrs.evolve(ahead, known=known))
         if box is not None:
             worker = attrs.evolve(worker, push=cuda_ahead.pushing(worker, segment, box, row, rows))
+        if polled is not None:
+            awaits = Awaited(worker, polled, segment, kernel.arrive, kernel.give_up)
+            worker = attrs.evolve(worker, awaits=awaits)
         run_segment(worker, segment, row, rows)
         following, values = worker.ahead.next()
 
         def pass_barrier(
-            push: Push | None = worker.push, following: Expr = following, values: list[Expr] = values
+            worker: Worker = worker, following: Expr = following, values: list[Expr] = values
         ) -> None:
-            aborted = _pass_barrier(kernel, push, values[-1])
+            by_data = None
+            if worker.awaits is not None:
+                by_data = both(following == opcode.number, worker.awaits.by_data(values[1]))
+            aborted = _pass_barrier(kernel, worker.push, values[-1], by_data)
             put(kernel.opcode, 0, following)
             if aborted is not None:
                 with when(aborted != 0):  # what follows is fetched, and so skipped
@@ -89,15 +96,25 @@ def _looking(kernel: Kernel, segment: Segment, level: dict[int, Segment], ahead:
     return attrs.evolve(kernel.worker_of(segment), ahead=attrs.evolve(ahead, look=look))
 
 
-def _pass_barrier(kernel: Kernel, push: Push | None, pushed: Expr) -> Expr | None:
+def _pass_barrier(
+    kernel: Kernel, push: Push | None, pushed: Expr, by_data: Expr | None = None
+) -> Expr | None:
     """Waits at the replica's barrier, which follows; or for what others push, where the next level has rows
-    of it. As `Kernel.meet`."""
+    of it. As `Kernel.meet`. by_data: whether the next level polls what it reads, and nobody waits here."""
     kernel.advance(1)
     kernel.stamp(0)
     kernel.stamp(1)
     kernel.advance(1)
     aborted = None
-    if push is None:
+    if by_data is not None:
+        failed = local("failed", "int32", 0)
+        either(
+            by_data,
+            lambda: put(failed, 0, kernel.pass_by()),
+            lambda: put(failed, 0, kernel.meet(kernel.at[0] - 1)),
+        )
+        aborted = failed[0]
+    elif push is None:
         aborted = kernel.meet(kernel.at[0] - 1)
     else:
         sync.wait_for_pushes(push.signal, push.phase)

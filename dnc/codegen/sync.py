@@ -61,6 +61,62 @@ __device__ __forceinline__ int dnc_wait(
     "int32",
 )
 
+_ARRIVE = Primitive(
+    "dnc_arrive",
+    """
+__device__ __forceinline__ void dnc_arrive(unsigned* counter) {
+  if (threadIdx.x == 0) asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" :: "l"(counter) : "memory");
+}
+""",
+)
+
+# Data that polls itself (Sparse Persistent RNNs, section 4.2): minus zero is "not yet", and is never written.
+_PUBLISH = Primitive(
+    "dnc_publish",
+    """
+__device__ __forceinline__ void dnc_publish(float* to, float value) {
+  asm volatile("st.relaxed.gpu.global.f32 [%0], %1;" :: "l"(to), "f"(value + 0.0f) : "memory");
+}
+""",
+)
+
+_UNSIGNED_ZERO = Primitive(
+    "dnc_unsigned_zero",
+    """
+__device__ __forceinline__ float dnc_unsigned_zero(float value) { return value + 0.0f; }
+""",
+    "float32",
+)
+
+_ARRIVED = Primitive(
+    "dnc_arrived",
+    """
+__device__ __forceinline__ int dnc_arrived(
+    const float* from, int waits, unsigned* abort, unsigned limit_us, int worker, int instruction,
+    int exchange, float& a, float& b, float& c, float& d) {
+  unsigned seen;
+  unsigned long long now, start = 0;
+  for (unsigned polls = 1; waits && (__float_as_uint(a) == 0x80000000u || __float_as_uint(b) == 0x80000000u ||
+                                     __float_as_uint(c) == 0x80000000u || __float_as_uint(d) == 0x80000000u);
+       ++polls) {
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "l"(from) : "memory");
+    if (polls & 127u) continue;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(abort) : "memory");
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    if (start == 0) start = now;
+    if (seen == 0 && now - start <= 1000ull * limit_us) continue;
+    if (seen == 0 && atomicCAS(abort, 0u, (unsigned)worker + 1u) == 0u) {
+      abort[1] = instruction, abort[2] = exchange, abort[3] = 1;
+    }
+    return 1;
+  }
+  return 0;
+}
+""",
+    "int32",
+)
+
 _CLUSTER_ARRIVE = Primitive(
     "dnc_cluster_arrive",
     """
@@ -168,6 +224,37 @@ __device__ __forceinline__ void dnc_push{count}(
 def signal(counter: Any) -> None:
     """Publish all stores of this worker so far: one arrival at ``counter`` (a uint32 address)."""
     T.evaluate(_SIGNAL(counter))
+
+
+def arrive(counter: Any) -> None:
+    """One arrival at ``counter``, which publishes nothing."""
+    T.evaluate(_ARRIVE(counter))
+
+
+def publish(to: Any, value: Any) -> None:
+    """Write a float that others poll; minus zero becomes zero."""
+    T.evaluate(_PUBLISH(to, value))
+
+
+def unsigned_zero(value: Any) -> Any:
+    """A float; minus zero becomes zero, so that whoever polls it later does not wait."""
+    return _UNSIGNED_ZERO(value)
+
+
+def arrived(
+    source: Any,
+    waits: Any,
+    values: Sequence[Any],
+    *,
+    abort: Any,
+    limit_us: Any,
+    worker: Any,
+    instruction: Any,
+    exchange: Any,
+) -> Any:
+    """Read four floats again, which were read into ``values``, until all are there, if it ``waits`` for them;
+    nonzero: aborted. The rest is as in ``wait``."""
+    return _ARRIVED(source, waits, abort, limit_us, worker, instruction, exchange, *values)
 
 
 def wait(

@@ -138,6 +138,7 @@ class SpaceFacts:
 @attrs.frozen
 class PlanFacts:
     """See the module. on_chip: None on a CPU. pushes: what segments also send straight to the other workers.
+    polls: what their next level waits for by looking at it.
     reductions: segments whose partial sums a cluster may add up. cost: lines of what was predicted. why: in
     sentences what makes it fast."""
 
@@ -150,6 +151,7 @@ class PlanFacts:
     on_chip: OnChip | None
     exchanges: tuple[ExchangeFacts, ...]
     pushes: tuple[str, ...]
+    polls: tuple[str, ...]
     reductions: tuple[str, ...]
     grid_exchanges: int
     instructions: tuple[tuple[int, str, tuple[str, ...]], ...]
@@ -170,6 +172,7 @@ def gather(plan: Plan) -> PlanFacts:
         _on_chip(plan, chip) if chip.is_gpu else None,
         tuple(_exchanges(plan)),
         tuple(_pushes(plan)),
+        tuple(_polls(plan)),
         tuple(_reductions(plan)),
         3 if plan.trains else 0,
         tuple((opcode.number, opcode.name, opcode.fields) for opcode in plan.opcodes),
@@ -379,6 +382,10 @@ def _pushes(plan: Plan) -> Iterator[str]:
     for pushed in plan.pushes:
         what = "partial sums" if pushed.value is None else pushed.value.name
         yield f"{what} of {pushed.segment}"
+
+
+def _polls(plan: Plan) -> Iterator[str]:
+    return (f"states of {polled.segment}" for polled in plan.polled)
 
 
 def _reductions(plan: Plan) -> Iterator[str]:

@@ -57,6 +57,8 @@ HEADER = (
 
 # How many runs a record of a reduced buffer has: as many as workers, or one, which they have added up.
 RUNS = "runs"
+# How many records of the polled buffer a launch sets to "not yet" before the recursion; 0: no level polls.
+AWAITED = "awaited"
 # How many workers share out the tiles of `outer` instructions: those with the first numbers.
 SHARERS = "sharers"
 
@@ -270,9 +272,10 @@ def segment_region(plan: Plan, segment: Segment) -> int:
 
 
 def header_names(plan: Plan) -> tuple[str, ...]:
-    """Names of the header's words, in order; the last ones are there where the plan has reduced buffers, and
-    where it has `outer` instructions."""
-    return (*HEADER, *((RUNS,) if plan.reduced else ()), *((SHARERS,) if has_outer(plan) else ()))
+    """Names of the header's words, in order; the last ones are there where the plan has reduced buffers,
+    `outer` instructions, levels that poll."""
+    some = ((RUNS, plan.reduced), (SHARERS, has_outer(plan)), (AWAITED, plan.polled))
+    return (*HEADER, *(name for name, is_there in some if is_there))
 
 
 def base_names(plan: Plan) -> tuple[str, ...]:

@@ -397,6 +397,22 @@ class Pushed:
     value: Value | None
 
 
+@attrs.frozen
+class Polled:
+    """States that say by themselves that they have come: `width` units from `offset` on in the records of
+    `buffer`, which a segment of a level writes and the next levels read as operands. Until they are written
+    they are `NOT_YET`, which no state is."""
+
+    segment: str
+    buffer: str
+    offset: int
+    width: int
+
+
+# The bits of minus zero: a float that is no state, as zeros are written without a sign.
+NOT_YET = 0x80000000
+
+
 # Of products: float32 throughout; or on tensor cores, with operands rounded to tf32 (10 bits of mantissa), or
 # as sums of two such numbers, which is about as exact as float32, or rounded to bf16 (7 bits). Sums are
 # float32 always.
@@ -413,6 +429,7 @@ def weights_of_register(precision: str) -> int:
 class Plan:
     """Everything a target and the runtime need to know of a model.
 
+    polled: what levels of a replica over the whole chip wait for by looking at it, in place of a barrier.
     reduced: partial buffers whose runs the workers of a cluster may add up before they write a record, which
     is one run then: the header of a schedule says whether they do. trains: whether it holds what training
     needs: gradients, their norm, optimizers. precision: one of PRECISIONS.
@@ -430,6 +447,7 @@ class Plan:
     placements: tuple[Placement, ...] = ()
     tiling: Tiling | None = None
     pushes: tuple[Pushed, ...] = ()
+    polled: tuple[Polled, ...] = ()
     reduced: tuple[str, ...] = ()
     opcodes: tuple[Opcode, ...] = ()
     remarks: tuple[str, ...] = ()

@@ -52,6 +52,7 @@ def print_plan(plan: Plan) -> str:
     for pushed in plan.pushes:
         sums = "partial sums in " if pushed.value is None else ""
         lines.append(f"push {pushed.segment}: {sums}{pushed.buffer}+{pushed.offset}")
+    lines += [f"poll {each.segment}: {each.buffer}+{each.offset}" for each in plan.polled]
     lines += [f"reduce {name}: in the cluster, where levels are wide" for name in plan.reduced]
     lines += [f"weight {p.parameter}: {p.residency} ({p.reason})" for p in plan.placements]
     return "\n".join(lines)

@@ -60,8 +60,8 @@ class PlanMailboxes:
         if (workers - 1) * unit_share(segment.units, workers) >= segment.units:
             return []  # who has no units sends nothing, so that nobody would wait for it
         try:
-            asked = dict.fromkeys(_asked(plan, segment))
-        except _NotEnough:
+            asked = dict.fromkeys(asked_of(plan, segment))
+        except NotEnough:
             return []
         sums = sum(value is None for *_, value in asked)
         if self.sequences and (sums > 1 or len(_followed(plan, segment)) > 1):
@@ -69,7 +69,7 @@ class PlanMailboxes:
         return [Pushed(segment.name, *each) for each in asked]
 
 
-class _NotEnough(Exception):
+class NotEnough(Exception):
     """A segment reads something that cannot be pushed."""
 
 
@@ -91,8 +91,8 @@ def _written(segment: Segment) -> set[str]:
     return {store.buffer for store in segment.stores}
 
 
-def _asked(plan: Plan, segment: Segment) -> Iterator[_Asked]:
-    """What has to be pushed, and checks that it is enough."""
+def asked_of(plan: Plan, segment: Segment) -> Iterator[_Asked]:
+    """What a level reads of the one before that others made; NotEnough if that is more than can be sent."""
     written = _written(segment)
     summed = segment.summed
     for piece in _pieces(segment):
@@ -103,20 +103,20 @@ def _asked(plan: Plan, segment: Segment) -> Iterator[_Asked]:
         if isinstance(address, GatherAddress | ChildrenAddress):
             for buffer in state_buffers(plan, address.list) & written:
                 if load.value in staged and not staged[load.value]:
-                    raise _NotEnough
+                    raise NotEnough
                 _check_own(segment, buffer, address.offset, load.value)
         elif isinstance(address, SlotsAddress):
             if load.value in staged and (_slots(plan, address.plain) | _slots(plan, address.partial)) & (
                 written | summed
             ):
-                raise _NotEnough
+                raise NotEnough
             for buffer in _slots(plan, address.plain) & written:
                 _check_own(segment, buffer, address.offset, load.value)
             for buffer in sorted(_slots(plan, address.partial) & summed):
                 _check_sums(segment, buffer, address.offset, load.value)
                 yield buffer, address.offset, None
         elif isinstance(address, BufferAddress | EntriesAddress) and address.buffer in written | summed:
-            raise _NotEnough
+            raise NotEnough
 
 
 def _staged(segment: Segment) -> dict[Value, bool]:
@@ -132,15 +132,15 @@ def _asked_by_piece(
     address = piece.address
     if isinstance(address, SlotsAddress):
         if (_slots(plan, address.plain) | _slots(plan, address.partial)) & (written | summed):
-            raise _NotEnough
+            raise NotEnough
     elif isinstance(address, BufferAddress) and address.buffer in written | summed:
-        raise _NotEnough
+        raise NotEnough
     elif isinstance(address, GatherAddress):
         for buffer in sorted(state_buffers(plan, address.list) & written):
             stores = [s for s in segment.stores if (s.buffer, s.offset) == (buffer, address.offset)]
             sizes = {width_of(store.value) for store in stores} | {piece.width, segment.units}
             if len(stores) != 1 or len(sizes) != 1 or stores[0].children is not None or piece.width % 4:
-                raise _NotEnough
+                raise NotEnough
             yield buffer, address.offset, stores[0].value
 
 
@@ -148,19 +148,19 @@ def _check_own(segment: Segment, buffer: str, offset: int, value: Value) -> None
     """What is read of a buffer, unit by unit, was written by the unit's own worker."""
     stores = [store for store in segment.stores if store.buffer == buffer]
     if any(width_of(each) % segment.units for each in (value, *(store.value for store in stores))):
-        raise _NotEnough
+        raise NotEnough
     if any((store.offset - offset) % segment.units for store in stores):
-        raise _NotEnough
+        raise NotEnough
 
 
 def _check_sums(segment: Segment, buffer: str, offset: int, value: Value) -> None:
     """A load reads all that transposed products leave in a buffer, one element a unit."""
     made = [part for turned in segment.transposed for part in turned.stores if part[0] == buffer]
     if len(made) != 1 or offset % 4:
-        raise _NotEnough
+        raise NotEnough
     ((_, at, low, high),) = made
     if at != offset or {high - low, width_of(value)} != {segment.units}:
-        raise _NotEnough
+        raise NotEnough
 
 
 def _slots(plan: Plan, name: str | None) -> set[str]:

@@ -51,6 +51,7 @@ def results_of(plan: Plan, mode: str) -> tuple[Result, ...]:
 
 # Forward early, level, late, then backward early, level, late.
 PHASES = 6
+FORWARD_EARLY = 0  # the phase before the recursion
 BACKWARD_LEVELS = 4  # the phase whose levels run from last to first
 BEHIND, STARTS = 2, 3  # the phases behind the recursion, and where gradients start
 

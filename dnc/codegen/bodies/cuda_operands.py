@@ -71,8 +71,11 @@ def stage_operand(
             else:
                 stage(count, 1, worker)
 
-        far = attrs.evolve(worker, push=None)
-        if worker.push is not None and worker.push.states():
+        far, awaits = attrs.evolve(worker, push=None), worker.awaits
+        if awaits is not None:
+            with when(tirx.Not(awaits.by_data(count))):
+                stage_all(far)
+        elif worker.push is not None and worker.push.states():
             either(worker.push.receives, partial(stage_all, worker), partial(stage_all, far))
         elif started is not None:
             with when(tirx.Not(started)):
@@ -82,6 +85,11 @@ def stage_operand(
         cuda.copy_commit()
         if meanwhile is not None:
             meanwhile()
+        if awaits is not None:
+            with when(awaits.by_data(count)):
+                rows = (count + group - 1) // group * group
+                rows = fixed("polled_rows", T.Select(count <= NARROW, count, rows))
+                awaits.stage(pieces, first, count, rows, at, stride, quads)
         cuda.copy_wait(0)
     else:
         rows = let("staged", (count + group - 1) // group * group)
@@ -116,29 +124,56 @@ def start_quads(
     Rows first .. first + count; zeros up to `rows` of them, and behind the columns. A thread looks up
     `together` places before it starts the first copy. thread: its number among those that do, if another one.
     """
-    columns = sum(piece.width for piece in pieces)
     total = let("quads", rows * quads)
     with stride_loop("item", worker.thread if thread is None else thread, total, THREADS * together) as item:
-        places: list[tuple[Expr, Expr, Expr | None, Expr]] = []
-        for part in range(together):
-            index = fixed("index", item + part * THREADS) if part else item
-            vertex = fixed("vertex", index // quads)
-            element = fixed("element", (index - vertex * quads) * 4)
-            near = let("near", first + smaller(vertex, count - 1))
-            valid = vertex < count
-            if quads * 4 > columns:
-                valid = both(valid, element < columns)
-            word = piece_word(worker, pieces, near, element)
-            source = fixed("from", piece_at(worker, pieces, near, element, valid, word), "int64")
-            pushed, place = _pushed(worker, pieces, element, valid, word)
-            places.append((fixed("to", at + vertex * stride + element), source, pushed, place))
-        for part, (to, source, pushed, place) in enumerate(places):
+        places = quad_places(worker, pieces, first, count, at, stride, quads, item, together)
+        for part, place in enumerate(places):
             with when(item + part * THREADS < total):
-                copy = partial(worker.start_copy, to, source)
-                if pushed is None:
+                copy = partial(worker.start_copy, place.to, place.source)
+                if place.pushed is None:
                     copy()
                 else:
-                    either(pushed, partial(_copy_near, worker, to, place), copy)
+                    either(place.pushed, partial(_copy_near, worker, place.to, place.near), copy)
+
+
+@attrs.frozen(eq=False)
+class QuadPlace:
+    """Of 16 bytes of an operand the word of staging they belong to, and their position in the pool, 0 where
+    there are none; whether they were pushed (None: never), and where they then are."""
+
+    to: Expr
+    source: Expr
+    pushed: Expr | None
+    near: Expr
+
+
+def quad_places(
+    worker: Worker,
+    pieces: tuple[Piece, ...],
+    first: Expr,
+    count: Expr,
+    at: int,
+    stride: int,
+    quads: int,
+    item: Expr,
+    together: int,
+) -> list[QuadPlace]:
+    """Those of the quads `item`, `item` + THREADS, ... of rows first .. first + count; see `start_quads`."""
+    columns = sum(piece.width for piece in pieces)
+    places = []
+    for part in range(together):
+        index = fixed("index", item + part * THREADS) if part else item
+        vertex = fixed("vertex", index // quads)
+        element = fixed("element", (index - vertex * quads) * 4)
+        near = let("near", first + smaller(vertex, count - 1))
+        valid = vertex < count
+        if quads * 4 > columns:
+            valid = both(valid, element < columns)
+        word = piece_word(worker, pieces, near, element)
+        source = fixed("from", piece_at(worker, pieces, near, element, valid, word), "int64")
+        pushed, place = _pushed(worker, pieces, element, valid, word)
+        places.append(QuadPlace(fixed("to", at + vertex * stride + element), source, pushed, place))
+    return places
 
 
 def piece_word(worker: Worker, pieces: tuple[Piece, ...], row: Expr, element: Expr) -> Expr | None:

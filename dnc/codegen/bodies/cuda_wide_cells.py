@@ -25,7 +25,7 @@ from dnc.ir.plan import Address, IndexAddress, SeedAddress, Segment, SlotsAddres
 from dnc.ir.program import LEVEL
 
 MOST_TOGETHER = 8  # cells of four units
-MOST_LOADED = 128  # registers of what they load
+MOST_LOADED = 64  # registers of what they load
 
 
 def wide_cells(tile: UnitTile) -> None:

@@ -40,7 +40,8 @@ class Worker:
     fast. crowded: registers hold weights. lean: see `ir.lean`. traced: the kernel keeps times. ahead: see
     `cuda_ahead`; push: see `cuda_push`, None where nothing can be pushed. reductions, reduction: memory of,
     and where partial sums are added up in the cluster: see `cuda_reduce`. scale: see `cuda_update`. repeats:
-    it makes all units, as every other worker does, each for itself.
+    it makes all units, as every other worker does, each for itself. awaits: see `cuda_polls`, None where all
+    that is read has come.
     """
 
     plan: Plan
@@ -70,6 +71,7 @@ class Worker:
     reduction: Any = None
     scale: Any = None
     repeats: bool = False
+    awaits: Any = None
 
     @property
     def workers(self) -> int:

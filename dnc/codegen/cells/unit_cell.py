@@ -155,7 +155,11 @@ class UnitCell:
             element = self.element(store.value, gate)
             if store.children is None:
                 at = self.access.record(store.buffer, self.row) + store.offset
-                put(self.access.pool, shift(at, element), found)
+                if self.access.is_polled(store):
+                    assert self.access.publish is not None
+                    self.access.publish(shift(at, element), found)
+                else:
+                    put(self.access.pool, shift(at, element), found)
             else:
                 self._store_children(store, found, element)
 

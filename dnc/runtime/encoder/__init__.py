@@ -23,6 +23,7 @@ from dnc.ir.optimizers import Update
 from dnc.ir.plan import Buffer, ChildrenList, OperandList, Plan, Result, TableGradient, padded
 from dnc.runtime.encoder.alike import Alike
 from dnc.runtime.encoder.assign import Assignment, Burdens, assign
+from dnc.runtime.encoder.awaited import awaited_of
 from dnc.runtime.encoder.ending import Ending, exits, late_levels
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.lists import Group, Lists, Touched
@@ -160,6 +161,7 @@ class Encoder:
         first = self.pool.activations if guest is None else guest.reserve(self.pool.activations)
         values, buffers = (known.values, known.inner) if reads else ((), known.buffers)
         runs = runs_of(self.plan, rows, workers)
+        awaited = awaited_of(self.plan, known.columns.steps, rows, replicas)
         bases, used, moving = self._allocate(buffers, mode, rows, runs, workers, decisions, first)
         least = first + lanes * (used - first)
         if lanes > 1:
@@ -193,7 +195,9 @@ class Encoder:
         queues = encode_queues(known.columns, rows, replicas, workers, closing, body, left, scopes)
         samples = assigned.spread.counts
         grid = replicas, workers
-        words = self._assemble(group, lists, queues, grid, sharers, updates, part, samples)
+        words = self._assemble(
+            group, lists, queues, grid, {isa.SHARERS: sharers, isa.AWAITED: awaited}, updates, part, samples
+        )
         readout, own = self._read_behind(group, values, batches, words)
         behind_words = 0 if readout is None else readout.count
         self._check_room(words.size + behind_words, least, pool_words)
@@ -385,12 +389,12 @@ class Encoder:
         lists: Mapping[str, int | Numbers],
         queues: Ints,
         grid: tuple[int, int],
-        sharers: Numbers,
+        some: Mapping[str, int | Numbers],
         updates: Sequence[Update],
         part: Part,
         samples: Numbers,
     ) -> Ints:
-        """Joins the words, and fills in header and tables."""
+        """Joins the words, and fills in header and tables. some: header's words that not all plans have."""
         body, where = group.body, self.layout
         # Results lie just before the counters, so that both come back in one copy.
         body.align(isa.SYNC_STRIDE)
@@ -409,7 +413,7 @@ class Encoder:
             "queues": where.queues_at,
             "sync": results + isa.RESULT_WORDS,
             isa.RUNS: group.runs,
-            isa.SHARERS: sharers,
+            **some,
         }
         bases = group.bases | group.moving
         tables = ((where.header, header), (where.bases, bases), (where.lists, lists))

@@ -24,6 +24,7 @@ class Queues:
         queues = self._queues()
         tail = self._tail(queues)
         self._barriers(queues)
+        self._polls(queues)
         self._coverage(np.concatenate(queues))
         problem = exit_problem(self.text.schedule, queues, self.text.workers)
         need(problem is None, str(problem))
@@ -88,6 +89,18 @@ class Queues:
                 need(right, f"replica {replica}: the ordinals of '{name}' do not count 1, 2, 3, ...")
             counts.append(len(ordinals))
         need(len(set(counts)) == 1, f"replicas pass different numbers of barriers of the grid: {counts}")
+
+    def _polls(self, queues: list[Ints]) -> None:
+        """States are awaited of one replica, all rows of them, and an exchange stands before the first."""
+        awaited, plan = self.text.awaited, self.text.plan
+        for polled in plan.polled if awaited else ():
+            total = self.text.rows[plan.buffer(polled.buffer).space]
+            need(awaited == total, f"{awaited} rows of '{polled.buffer}' are awaited; there are {total}")
+            need(len(queues) == 1, f"{len(queues)} replicas await what each of them would clear")
+            opcode = queues[0][:, 0]
+            first = np.flatnonzero(opcode == self.text.number[polled.segment]).min(initial=len(opcode))
+            meets = np.isin(opcode[:first], [self.text.number[isa.REPLICA_BARRIER]]).any()
+            need(meets, f"'{polled.buffer}' is awaited with no exchange in front of '{polled.segment}'")
 
     def _coverage(self, instructions: Ints) -> None:
         """Every segment of the mode works on every row of its space once, and no other runs."""

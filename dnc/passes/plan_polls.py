@@ -1,0 +1,63 @@
+"""Plan polls: levels of a replica over the whole chip that wait for states by looking at them.
+
+In: a plan with a tiling and placements. Out: the plan with what is `polled`, if anything is. At a barrier
+through the L2 cache a level waits until all stores are known to have arrived, then for the last worker, and
+only then reads what it needs. Data that is recognised as new needs none of that (Zhu et al., Sparse
+Persistent RNNs, 2018, section 4.2): the states of a level are set to minus zero before the recursion, and
+whoever needs one reads it until it is something else. Barriers stay in the schedule, and are kept where
+levels have many rows (`MOST_QUADS` in `codegen/bodies/cuda_polls.py`) or replicas are several.
+
+It is done for states that are operands of the segment's own products, if the segment is alone in its levels,
+has its weights in registers, and reads nothing else that other workers made a level before.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from dnc.ir.plan import REGISTER, UNIT, Plan, Polled, Segment, levels_of
+from dnc.ir.program import EARLY, FORWARD
+from dnc.ir.uses import product_parameters, shared_out
+from dnc.passes.distribute import width_of
+from dnc.passes.plan_mailboxes import NotEnough, asked_of
+
+
+@attrs.frozen
+class PlanPolls:
+    """What levels of replicas without clusters may poll."""
+
+    name: str = attrs.field(default="polls", init=False)
+    optional: bool = attrs.field(default=True, init=False)
+
+    def __call__(self, plan: Plan) -> Plan:
+        """The plan with what is polled."""
+        tiling = plan.tiling
+        assert tiling is not None
+        if tiling.cluster > 1 or tiling.workers == 1 or not _begins_early(plan):
+            return plan
+        found = [polled for segment in plan.segments for polled in _of(plan, segment)]
+        return attrs.evolve(plan, polled=tuple(found))
+
+
+def _begins_early(plan: Plan) -> bool:
+    """Whether something stands before the recursion: states are cleared in front of the barrier behind it."""
+    return any((s.placement, s.direction) == (EARLY, FORWARD) for s in plan.program.stages)
+
+
+def _of(plan: Plan, segment: Segment) -> list[Polled]:
+    if segment.mapping != UNIT or levels_of(plan, segment) != [segment] or segment.repeated:
+        return []
+    if plan.program.stage(segment.stage).direction != FORWARD or len(segment.products) != 1:
+        return []
+    placed = shared_out(plan, segment, product_parameters(segment))
+    if any(place.residency != REGISTER for place in placed):
+        return []
+    try:
+        asked = dict.fromkeys(asked_of(plan, segment))
+    except NotEnough:
+        return []
+    return [
+        Polled(segment.name, buffer, offset, width_of(value))
+        for buffer, offset, value in (asked if len(asked) == 1 else ())
+        if value is not None
+    ]

@@ -1,0 +1,106 @@
+"""Levels that wait for states by looking at them (`dnc/passes/plan_polls.py`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+
+from dnc.codegen.cuda_files import emit_source
+from dnc.explain.facts import gather
+from dnc.ir import isa
+from dnc.ir.plan import Plan
+from dnc.runtime.encoder import Encoder
+from dnc.runtime.encoder.awaited import awaited_of
+from dnc.runtime.encoder.rows import Rows
+from dnc.runtime.encoder.words import Spread
+from dnc.runtime.phases import sequence
+from dnc.runtime.pool import static_pool
+from dnc.runtime.prepared import prepare
+from dnc.runtime.verifier import ScheduleError, verify
+from tests.support.forests import ForestGrower
+from tests.support.models import rows_of
+from tests.support.plans import plan_of
+
+TREE = {"hidden": 64, "embed": 40, "vocab": 11}
+CHIP = {"cluster": 0}
+
+
+def polled(plan: Plan) -> list[tuple[str, str, int, int]]:
+    return [(each.segment, each.buffer, each.offset, each.width) for each in plan.polled]
+
+
+def test_states_over_the_whole_chip_are_polled() -> None:
+    assert polled(plan_of("treelstm", TREE, **CHIP)) == [("encode.Node/0", "encode.Node:state", 0, 64)]
+    assert polled(plan_of("lstm_classifier", {"hidden": 64}, mode="infer", **CHIP)) == [
+        ("forward/0", "forward:state", 0, 64)
+    ]
+
+
+@pytest.mark.parametrize(
+    "example, settings, options",
+    [
+        ("treelstm", TREE, {**CHIP, "without": ("polls",)}),
+        ("treelstm", TREE, {"cluster": 8}),  # a barrier of the hardware
+        ("treelstm", TREE, {**CHIP, "residency": "streamed"}),  # many rows, or time for a barrier
+        ("treelstm", TREE, {**CHIP, "workers": 1}),
+        ("gru_classifier", {"hidden": 64}, {**CHIP, "repeat": True}),  # reads its operand twice
+        ("bilstm_tagger", {"hidden": 64}, CHIP),  # two segments in a level
+        ("treelstm", TREE, {"target": "cpu"}),
+    ],
+)
+def test_nothing_is_polled(example: str, settings: dict[str, int], options: dict[str, Any]) -> None:
+    plan = plan_of(example, settings, **options)
+    assert not plan.polled and isa.AWAITED not in isa.layout(plan).header
+
+
+def encoder_of(plan: Plan, samples: int = 6) -> Encoder:
+    forest = ForestGrower(plan.program, 3).grow(samples, 15, "random")
+    return Encoder(prepare(plan, forest), static_pool(plan, rows_of(plan), 1 << 19))
+
+
+def test_a_launch_awaits_all_rows_of_the_recursion() -> None:
+    plan = plan_of("treelstm", TREE, **CHIP)
+    encoder, at = encoder_of(plan), isa.layout(plan).header[isa.AWAITED]
+    group = encoder.encode_group([np.arange(2), np.arange(2, 6)], replicas=1, workers=8)
+    for schedule in group:
+        verify(schedule)
+        assert schedule.words[at] == schedule.rows["encode.Node"] > 0
+    assert encoder.encode(np.arange(6), replicas=2, workers=8).words[at] == 0  # they would set each other's
+
+
+def test_nothing_is_awaited_where_nothing_stands_before_the_recursion() -> None:
+    """No barrier would part those who set states from those who write them."""
+    plan = plan_of("treelstm", TREE, **CHIP)
+    none, fronts = np.zeros(0, np.intp), np.zeros((2, 1, 1, 1), np.intp)
+    nodes, leaves = (Rows(none, Spread(np.array(counts)), fronts, fronts) for counts in ([5, 6], [3, 0]))
+    steps, rows = sequence(plan, "train"), {"encode.Node": nodes, "encode.Leaf": leaves}
+    assert awaited_of(plan, steps, rows, 1).tolist() == [5, 0]
+    assert awaited_of(plan, [step for step in steps if step.phase > 0], rows, 1) == 0
+
+
+def test_the_verifier_knows_what_may_be_awaited() -> None:
+    plan = plan_of("treelstm", TREE, **CHIP)
+    at = isa.layout(plan).header[isa.AWAITED]
+    for replicas, count, message in ((1, 1, "are awaited; there are"), (2, None, "2 replicas await")):
+        schedule = encoder_of(plan).encode(np.arange(6), replicas=replicas, workers=8)
+        words = schedule.words.copy()
+        words[at] = count or schedule.rows["encode.Node"]
+        with pytest.raises(ScheduleError, match=message):
+            verify(attrs.evolve(schedule, words=words))
+
+
+def test_kernels_publish_what_is_polled_and_never_a_minus_zero() -> None:
+    """One by one where levels are narrow, and four at a time where they are not."""
+    names = ("dnc_publish(", "dnc_arrived(", "dnc_unsigned_zero(")
+    for without in ((), ("polls",)):
+        plan = plan_of("treelstm", TREE, **CHIP, workers=4, without=without)
+        source = emit_source(plan)["kernel.cu"].decode()
+        assert [name in source for name in names] == [not without] * 3
+
+
+def test_explain_says_what_is_polled() -> None:
+    plan = plan_of("treelstm", TREE, **CHIP)
+    assert gather(plan).polls == ("states of encode.Node/0",)
