@@ -96,7 +96,7 @@ def test_kernels_publish_what_is_polled_and_never_a_minus_zero() -> None:
     """One by one where levels are narrow, and four at a time where they are not."""
     names = ("dnc_publish(", "dnc_arrived(", "dnc_unsigned_zero(")
     for without in ((), ("polls",)):
-        plan = plan_of("treelstm", TREE, **CHIP, workers=3, without=without)
+        plan = plan_of("treelstm", TREE, **CHIP, workers=2, without=without)
         source = emit_source(plan)["kernel.cu"].decode()
         assert [name in source for name in names] == [not without] * 3
 
