@@ -83,6 +83,7 @@ def test_every_pass_can_be_named() -> None:
             "select-tiles",
             "plan-weights",
             "mailboxes",
+            "polls",
             "reductions",
             "select-instructions",
         ),
