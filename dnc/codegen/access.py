@@ -8,7 +8,7 @@ expressions for every kind of address of `dnc.ir.plan`. Guaranteed: the position
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -72,7 +72,7 @@ class Access:
     with an offset, is nearer than the pool, and then the reader of element i of a run. add_runs: adds up
     what a reader finds in every run, where several threads do that together. gathered: reads the sum of the
     runs of a row's only slot, zeros if that is not the case, where this was made before. repeated: the reader
-    of a repeated value in a row, where there are such. publish: writes an element that others poll.
+    of a repeated value in a row, where there are such. publish: writes an element, or four, that others poll.
     """
 
     plan: Plan
@@ -88,7 +88,7 @@ class Access:
     add_runs: Callable[[Callable[[Expr], Expr]], Expr] | None = None
     gathered: Callable[[SlotsAddress], Expr] | None = None
     repeated: Callable[[RepeatedAddress, Expr], Callable[[Expr], Expr]] | None = None
-    publish: Callable[[Expr, Expr], None] | None = None
+    publish: Callable[[Expr, Sequence[Expr]], None] | None = None
     layout: isa.Layout = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -61,7 +61,7 @@ from dnc.ir.program import LEVEL
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 from dnc.ir.uses import lends
 
-STATE_WORDS = 8  # of shared memory, beside those of `cuda_ahead`: five, the scale, and one for alignment
+STATE_WORDS = 8  # of shared memory, beside those of `cuda_ahead`: five, the scale, and one that some have
 FINISHED = 1 << 30  # what stands for an opcode behind END
 # Indices into `isa.ABORT_EXCHANGES`.
 GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
@@ -174,6 +174,8 @@ class Kernel:
         scale = make_view(shared, "scale", state + 5, cuda_update.SCALE_WORDS)
         if self.lent is not None:
             self.held = make_view(shared, "held", state + 5 + cuda_update.SCALE_WORDS, 1, "int32")
+        elif self.plan.polled:  # weights are in registers, so no shared memory is lent
+            self.given_up = make_view(shared, "given_up", state + 5 + cuda_update.SCALE_WORDS, 1, "int32")
         ahead = make_view(shared, "ahead", state + STATE_WORDS, ahead_words, "int32")
         total = self.shape.shared_bytes // 4
         reductions = None
@@ -201,6 +203,8 @@ class Kernel:
             put(self.at, 0, 0)
             if self.lent is not None:
                 put(self.held, 0, 0)
+            elif self.plan.polled:
+                put(self.given_up, 0, 0)
             put(scale, 0, T.float32(cuda_update.UNKNOWN))
             cuda_ahead.clear(self.worker)
             put(self.queue, 0, words[layout.queues_at + number])
@@ -239,6 +243,7 @@ class Kernel:
     def fetch(self) -> Expr:
         """Refills the window when it is used up; the opcode, after a block barrier."""
         per_window = self.tiling.window // isa.INSTRUCTION_WORDS
+        self.note_given_up()
         T.evaluate(T.cuda.cta_sync())
         self.stamp(0)
         with when(self.at[0] % per_window == 0):
@@ -435,7 +440,7 @@ class Kernel:
         T.evaluate(T.cuda.cta_sync())
         return self.aborted[0]
 
-    def arrive(self, source: Expr, waits: Expr, values: list[Expr]) -> Expr:
+    def poll(self, source: Expr, waits: Expr, values: list[Expr]) -> Expr:
         """Polls four floats of the pool, see `sync.arrived`."""
         return sync.arrived(
             T.address_of(self.worker.pool[source]),
@@ -449,8 +454,14 @@ class Kernel:
         )
 
     def give_up(self) -> None:
-        """What is polled has not come in time: the launch is aborted."""
-        put(self.aborted, 0, self.at[0] + 1)
+        """What is polled has not come in time, says any thread: the launch ends behind the next barrier."""
+        put(self.given_up, 0, 1)
+
+    def note_given_up(self) -> None:
+        """In front of a block barrier, so that all threads see the same."""
+        if self.plan.polled:
+            with when(both(self.worker.thread == 0, self.given_up[0] != 0)):
+                put(self.aborted, 0, self.at[0] + 1)
 
     def _grid_barrier(self) -> None:
         self._counter_barrier(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID, self.at[0])

@@ -62,7 +62,7 @@ def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) ->
         if box is not None:
             worker = attrs.evolve(worker, push=cuda_ahead.pushing(worker, segment, box, row, rows))
         if polled is not None:
-            awaits = Awaited(worker, polled, segment, kernel.arrive, kernel.give_up)
+            awaits = Awaited(worker, polled, segment, kernel.poll, kernel.give_up)
             worker = attrs.evolve(worker, awaits=awaits)
         run_segment(worker, segment, row, rows)
         following, values = worker.ahead.next()
@@ -107,11 +107,12 @@ def _pass_barrier(
     kernel.advance(1)
     aborted = None
     if by_data is not None:
+        kernel.note_given_up()
         failed = local("failed", "int32", 0)
         either(
             by_data,
             lambda: put(failed, 0, kernel.pass_by()),
-            lambda: put(failed, 0, kernel.meet(kernel.at[0] - 1)),
+            lambda: put(failed, 0, T.bitwise_or(kernel.meet(kernel.at[0] - 1), kernel.aborted[0])),
         )
         aborted = failed[0]
     elif push is None:

@@ -15,7 +15,6 @@ from tvm import tirx
 from dnc.codegen.access import Access
 from dnc.codegen.cells import Started, UnitCell, placed, tensor
 from dnc.codegen.emit import Expr, lane4, store_four
-from dnc.codegen.sync import unsigned_zero
 from dnc.ir.cell import Value
 from dnc.ir.plan import ChildrenAddress, Load, Segment, Store
 
@@ -125,6 +124,9 @@ class UnitQuad:
         first = self.cells[0]
         for gate, quad in enumerate(zip(*self.values(store.value), strict=True)):
             at = first.access.record(store.buffer, first.row) + store.offset
-            if first.access.is_polled(store):  # behind a barrier, as there are many rows
-                quad = tuple(map(unsigned_zero, quad))
-            store_four(first.access.pool, at + first.element(store.value, gate), quad)
+            place = at + first.element(store.value, gate)
+            if first.access.is_polled(store):
+                assert first.access.publish is not None
+                first.access.publish(place, quad)
+            else:
+                store_four(first.access.pool, place, quad)

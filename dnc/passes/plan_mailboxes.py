@@ -23,8 +23,10 @@ from dnc.ir.plan import (
     ChildrenAddress,
     EntriesAddress,
     GatherAddress,
+    ParameterAddress,
     Piece,
     Plan,
+    Product,
     Pushed,
     Segment,
     SlotsAddress,
@@ -95,6 +97,8 @@ def asked_of(plan: Plan, segment: Segment) -> Iterator[_Asked]:
     """What a level reads of the one before that others made; NotEnough if that is more than can be sent."""
     written = _written(segment)
     summed = segment.summed
+    if not all(_is_copied(plan, product, written) for product in segment.products):
+        raise NotEnough
     for piece in _pieces(segment):
         yield from _asked_by_piece(plan, segment, piece, written, summed)
     staged = _staged(segment)
@@ -117,6 +121,21 @@ def asked_of(plan: Plan, segment: Segment) -> Iterator[_Asked]:
                 yield buffer, address.offset, None
         elif isinstance(address, BufferAddress | EntriesAddress) and address.buffer in written | summed:
             raise NotEnough
+
+
+def _is_copied(plan: Plan, product: Product, written: set[str]) -> bool:
+    """Whether an operand with states of the segment is copied from whole addresses, and so may be sent."""
+    addresses = [piece.address for piece in product.pieces]
+    lists = [address.list for address in addresses if isinstance(address, GatherAddress)]
+    if not any(state_buffers(plan, name) & written for name in lists):
+        return True
+    plain = (GatherAddress, ParameterAddress, BufferAddress)
+    return all(
+        isinstance(piece.address, plain) and piece.width % 4 == piece.address.offset % 4 == 0
+        for piece in product.pieces
+    ) and not any(
+        plan.buffer(address.buffer).partial for address in addresses if isinstance(address, BufferAddress)
+    )
 
 
 def _staged(segment: Segment) -> dict[Value, bool]:

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from dnc.codegen.cuda_files import emit_source
+from dnc.compiler import PlanOptions, make_plan, transform
+from dnc.diagnostics import Source
 from dnc.explain.facts import gather
+from dnc.frontend.build import load_program
 from dnc.ir import isa
 from dnc.ir.plan import Plan
 from dnc.runtime.encoder import Encoder
@@ -56,6 +59,43 @@ def test_nothing_is_polled(example: str, settings: dict[str, int], options: dict
     assert not plan.polled and isa.AWAITED not in isa.layout(plan).header
 
 
+ODD = """
+model Odd(vocab, ops, embed = 50, hidden = 64, classes = 2)
+struct Tree   = Leaf(word: token<vocab>) | Node(op: token<ops>, left: Tree, right: Tree)
+struct Sample = Sample(tree: Tree, label: class<classes>)
+param E: table[vocab, hidden], F: table[ops, embed], V: [classes, hidden]
+param U: [hidden, embed + 2 * hidden]
+fn encode(t: Tree) -> [hidden] = match t:
+    Leaf(word)            -> E[word]
+    Node(op, left, right) -> tanh(U @ concat(F[op], encode(left), encode(right)))
+loss sum(s in root) cross_entropy(V @ encode(s.tree), s.label)
+"""
+
+
+@pytest.mark.parametrize("embed, polls", [(50, False), (52, True)])
+def test_operands_that_are_not_copied_whole_are_not_polled(embed: int, polls: bool) -> None:
+    """They are read element by element, by code that does not wait."""
+    options = PlanOptions(cluster=0)
+    program = transform(load_program(Source("odd.dn", ODD), {"embed": embed})[0], options)
+    assert bool(make_plan(program, "sm_90a", options).polled) == polls
+
+
+@pytest.mark.parametrize("embed, pushed", [(50, False), (52, True)])
+def test_nor_are_they_pushed(embed: int, pushed: bool) -> None:
+    source = """
+model Odd(vocab, embed = 50, hidden = 64, classes = 2)
+struct Word   = Word(form: token<vocab>)
+struct Sample = Sample(words: [Word], label: class<classes>)
+param E: table[vocab, embed], V: [classes, hidden], U: [hidden, embed + hidden]
+fn forward(w: Word) -> [hidden] = tanh(U @ concat(E[w.form], forward(w.prev)))
+loss sum(s in root) cross_entropy(V @ forward(s.words.last), s.label)
+"""
+    options = PlanOptions(cluster=8)
+    program = transform(load_program(Source("odd.dn", source), {"embed": embed})[0], options)
+    states = [each for each in make_plan(program, "sm_90a", options).pushes if each.value is not None]
+    assert bool(states) == pushed
+
+
 def encoder_of(plan: Plan, samples: int = 6) -> Encoder:
     forest = ForestGrower(plan.program, 3).grow(samples, 15, "random")
     return Encoder(prepare(plan, forest), static_pool(plan, rows_of(plan), 1 << 19))
@@ -94,7 +134,7 @@ def test_the_verifier_knows_what_may_be_awaited() -> None:
 
 def test_kernels_publish_what_is_polled_and_never_a_minus_zero() -> None:
     """One by one where levels are narrow, and four at a time where they are not."""
-    names = ("dnc_publish(", "dnc_arrived(", "dnc_unsigned_zero(")
+    names = ("dnc_publish(", "dnc_arrived(", "dnc_publish4(")
     for without in ((), ("polls",)):
         plan = plan_of("treelstm", TREE, **CHIP, workers=2, without=without)
         source = emit_source(plan)["kernel.cu"].decode()

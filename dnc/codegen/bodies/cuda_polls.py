@@ -27,7 +27,7 @@ from dnc.ir.plan import NOT_YET, Piece, Plan, Polled, Segment
 MOST_QUADS = 2
 
 # (position of the four floats, whether they are waited for, their places) -> nonzero where that was given up
-Arrive = Callable[[Expr, Expr, list[Expr]], Expr]
+Poll = Callable[[Expr, Expr, list[Expr]], Expr]
 
 
 def polled_of(plan: Plan, segment: Segment) -> Polled | None:
@@ -52,12 +52,12 @@ def unset(worker: Worker) -> None:
 
 @attrs.frozen(eq=False)
 class Awaited:
-    """What a level polls. arrive: waits for four floats. give_up: what a thread says that waited in vain."""
+    """What a level polls. poll: waits for four floats. give_up: what a thread says that waited in vain."""
 
     worker: Worker
     polled: Polled
     segment: Segment
-    arrive: Arrive
+    poll: Poll
     give_up: Callable[[], None]
 
     def by_data(self, rows: Expr) -> Expr:
@@ -79,7 +79,7 @@ class Awaited:
         """Reads operands as `start_quads` copies them; all that a thread reads is under way together."""
         worker, buffer = self.worker, self.polled.buffer
         low = fixed("polled_from", worker.access.base(buffer), "int64")
-        words = worker.access.header(isa.AWAITED) * worker.plan.buffer(buffer).width
+        words = wide(worker.access.header(isa.AWAITED)) * worker.plan.buffer(buffer).width
         failed = local("failed", "int32", 0)
         total = let("quads", rows * quads)
         with stride_loop("item", worker.thread, total, THREADS * MOST_QUADS) as item:
@@ -89,8 +89,8 @@ class Awaited:
             for place, values in zip(places, parts, strict=True):
                 T.evaluate(cuda.LOAD4_RELAXED(T.address_of(worker.pool[place.source]), *values))
             for part, (place, values) in enumerate(zip(places, parts, strict=True)):
-                waits = both(place.source >= low, place.source < low + wide(words))
-                put(failed, 0, T.bitwise_or(failed[0], self.arrive(place.source, waits, values)))
+                waits = both(place.source >= low, place.source < low + words)
+                put(failed, 0, T.bitwise_or(failed[0], self.poll(place.source, waits, values)))
                 with when(item + part * THREADS < total):
                     T.buffer_store(worker.staging, read[quad_at(QUAD * part)], [quad_at(place.to)])
         with when(failed[0] != 0):

@@ -157,7 +157,7 @@ class UnitCell:
                 at = self.access.record(store.buffer, self.row) + store.offset
                 if self.access.is_polled(store):
                     assert self.access.publish is not None
-                    self.access.publish(shift(at, element), found)
+                    self.access.publish(shift(at, element), (found,))
                 else:
                     put(self.access.pool, shift(at, element), found)
             else:

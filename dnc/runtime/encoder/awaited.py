@@ -19,7 +19,8 @@ from dnc.runtime.phases import FORWARD_EARLY, Step
 
 def awaited_of(plan: Plan, steps: Sequence[Step], rows: Mapping[str, Rows], replicas: int) -> int | Numbers:
     """Records of the polled buffer; [batches]."""
-    spaces = [plan.buffer(polled.buffer).space for polled in plan.polled]
+    runs = {step.segment.name for step in steps}
+    spaces = [plan.buffer(polled.buffer).space for polled in plan.polled if polled.segment in runs]
     early = {step.segment.space for step in steps if step.phase == FORWARD_EARLY}
     if replicas > 1 or not early or not spaces or spaces[0] not in rows:
         return 0
