@@ -73,14 +73,23 @@ def check_instructions(timeline: Timeline, events: list[Event]) -> int:
 
 
 def clock_error(timeline: Timeline, events: list[Event]) -> int:
-    """By how many ns a worker seems to leave a barrier before another has come to it; 0 for never."""
-    meetings: dict[tuple[object, ...], list[Event]] = defaultdict(list)
-    seen: dict[tuple[object, ...], int] = defaultdict(int)
+    """By how many ns a worker seems to leave a barrier before another has come to it; 0 for never.
+
+    Nobody waits at a barrier between two levels that may poll what they read.
+    """
+    polled = {each.segment for each in timeline.plan.polled}
+    by_worker: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for event in events:
-        kind = event["name"]
-        if kind in (GRID_BARRIER, REPLICA_BARRIER):
-            launch, thread = event["args"]["launch"], event["tid"]
-            seen[launch, thread, kind] += 1
-            group = event["pid"] if kind == REPLICA_BARRIER else 0
-            meetings[launch, group, kind, seen[launch, thread, kind]].append(event)
+        if "instruction" in event["args"]:
+            by_worker[event["args"]["launch"], event["tid"]].append(event)
+    meetings: dict[tuple[object, ...], list[Event]] = defaultdict(list)
+    for (launch, _), own in by_worker.items():
+        seen: dict[str, int] = defaultdict(int)
+        for before, event, behind in zip(own, own[1:], own[2:], strict=False):
+            kind = event["name"]
+            if kind in (GRID_BARRIER, REPLICA_BARRIER):
+                seen[kind] += 1
+                group = event["pid"] if kind == REPLICA_BARRIER else 0
+                if not polled >= {before["name"], behind["name"]}:
+                    meetings[launch, group, kind, seen[kind]].append(event)
     return max((max(e["begin"] for e in m) - min(e["end"] for e in m) for m in meetings.values()), default=0)
