@@ -112,6 +112,22 @@ def test_the_lean_kernel_against_the_definition(name: str, tmp_path: Path) -> No
         check_training(bench, tolerance)
 
 
+def test_a_level_that_polls_in_vain_ends_the_launch(tmp_path: Path) -> None:
+    """All workers leave, the host says who waited for what, and the next launch is right."""
+    example, settings, options = CASES["states that are polled"]
+    plan = plan_of(example, settings, **options)
+    assert plan.polled
+    backend = backend_of(plan, tmp_path, replicas=1)
+    device: Any = backend.device
+    forest = ForestGrower(plan.program, 3).grow(1, 9, "random")
+    bench = Bench(plan.program, plan, backend, forest, 3)
+    device.kernel.lose(2)
+    with pytest.raises(DiagnosticError, match="barrier of a replica"):
+        check_training(bench, TOLERANCE[plan.precision])
+    device.kernel.lose(-1)
+    check_training(bench, TOLERANCE[plan.precision])
+
+
 def test_tiles_of_tokens_of_every_size(tmp_path: Path) -> None:
     plan = plan_of("treelstm", {"hidden": 24, "embed": 72, "vocab": 150}, cluster=4, precision="tf32")
     backend = backend_of(plan, tmp_path, 1)

@@ -59,6 +59,7 @@ static inline int __ffs(int x) { return __builtin_ffs(x); }
 
 constexpr int THREADS = 256, LANES = 32, WORDS = 6;
 constexpr size_t STACK = 256 * 1024;
+constexpr int MOST_POLLS = 2000;  // by who waits for what was lost
 
 struct Copy { void* to; const void* from; int size; };
 using Group = std::vector<Copy>;
@@ -92,6 +93,7 @@ static Thread* here;
 static jmp_buf scheduler;
 static int cluster_size, late;
 static size_t shared_size;
+static int lost = -1;  // the worker whose states reach nobody
 static long steps;  // something happened: without any all threads wait for each other
 
 struct Index { int x; };
@@ -277,23 +279,36 @@ static inline void dnc_signal(unsigned* counter) {
   __syncthreads();
   if (here->number == 0) ++*counter, ++steps;
 }
-static inline int dnc_wait(unsigned* counter, unsigned target, unsigned*, unsigned, int, int, int) {
-  if (here->number == 0) wait_until([&] { return (int)(*(volatile unsigned*)counter - target) >= 0; });
-  return __syncthreads_or(0);
+static inline int dnc_wait(unsigned* counter, unsigned target, unsigned* aborted, unsigned, int, int, int) {
+  auto came = [&] { return (int)(*(volatile unsigned*)counter - target) >= 0; };
+  if (here->number == 0) wait_until([&] { return came() || *(volatile unsigned*)aborted; });
+  return __syncthreads_or(here->number == 0 && !came());
 }
 static inline void dnc_arrive(unsigned* counter) {
   if (here->number == 0) ++*counter, ++steps;
 }
 static inline float __fadd_rn(float a, float b) { return a + b; }
-static inline void dnc_publish(float* to, float value) { *to = __fadd_rn(value, 0.0f), ++steps; }
+static inline void dnc_publish(float* to, float value) {
+  if (here->block->number != lost) *to = __fadd_rn(value, 0.0f);
+  ++steps;
+}
 static inline void dnc_publish4(float* to, float a, float b, float c, float d) {
   dnc_publish(to, a), dnc_publish(to + 1, b), dnc_publish(to + 2, c), dnc_publish(to + 3, d);
 }
-static inline int dnc_arrived(const float* from, int waits, unsigned*, unsigned, int, int, int, float& a, float& b,
-                              float& c, float& d) {
-  if (waits) wait_until([&] {
+static inline int dnc_arrived(const float* from, int waits, unsigned* aborted, unsigned, int worker,
+                              int instruction, int exchange, float& a, float& b, float& c, float& d) {
+  auto came = [&] {
     return std::none_of(from, from + 4, [](float x) { return __float_as_uint(x) == 0x80000000u; });
+  };
+  int polls = 0;
+  if (waits) wait_until([&] {
+    if (lost < 0) return came();  // for ever, so that one sees it if nothing comes
+    return ++steps, came() || *(volatile unsigned*)aborted || ++polls > MOST_POLLS;
   });
+  if (waits && !came()) {
+    if (!*aborted) aborted[0] = worker + 1, aborted[1] = instruction, aborted[2] = exchange, aborted[3] = 1;
+    return 1;
+  }
   dnc_load4_relaxed(from, a, b, c, d);
   return 0;
 }
@@ -362,6 +377,8 @@ static inline int dnc_all_ended(const float* pool, const int* words, int lists, 
 }
 
 // ---- a launch -----------------------------------------------------------------------------------------
+
+extern "C" void lose(int worker) { lost = worker; }
 
 static void begin();  // calls the kernel; it stands behind this file
 
