@@ -210,18 +210,9 @@ class Kernel:
         counter = let("counter", T.Select(scope == 0, 0, 32 * (self.replica + 1)))
         address = T.address_of(self.counters[counter])
         sync.signal(address)
-        failed = let(
-            "failed",
-            sync.wait(
-                address,
-                T.cast(ordinal * arrivals, "uint32"),
-                abort=T.address_of(self.abort[0]),
-                limit_us=self.limit_us,
-                worker=self.worker,
-                instruction=self.at[0],
-                exchange=scope,
-            ),
-        )
+        record = T.address_of(self.abort[0])
+        waiter = sync.Waiter(record, self.limit_us, self.worker, self.at[0], scope)
+        failed = let("failed", sync.wait(address, T.cast(ordinal * arrivals, "uint32"), waiter))
         with when(failed != 0):
             T.buffer_store(self.aborted, self.at[0] + 1, [0])
 

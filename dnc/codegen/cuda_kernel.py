@@ -446,12 +446,13 @@ class Kernel:
             T.address_of(self.worker.pool[source]),
             T.cast(waits, "int32"),
             values,
-            abort=T.address_of(self.counters[self.record[0]]),
-            limit_us=self.limit_us,
-            worker=self.worker.number,
-            instruction=self.at[0],
-            exchange=REPLICA,
+            self._waiter(self.at[0], REPLICA),
         )
+
+    def _waiter(self, at: Expr, exchange: int) -> sync.Waiter:
+        """This worker, at an instruction."""
+        record = T.address_of(self.counters[self.record[0]])
+        return sync.Waiter(record, self.limit_us, self.worker.number, at, exchange)
 
     def give_up(self) -> None:
         """What is polled has not come in time, says any thread: the launch ends behind the next barrier."""
@@ -471,16 +472,8 @@ class Kernel:
         address = T.address_of(self.counters[counter + zero])
         sync.signal(address)
         ordinal = self.worker.field("ordinal", self.place_of(at), self.window, isa.BARRIER_FIELDS)
-        waited = sync.wait(
-            address,
-            T.cast(ordinal * arrivals, "uint32"),
-            abort=T.address_of(self.counters[self.record[0]]),
-            limit_us=self.limit_us,
-            worker=self.worker.number,
-            instruction=at,
-            exchange=exchange,
-        )
-        failed = let("failed", waited)
+        target = T.cast(ordinal * arrivals, "uint32")
+        failed = let("failed", sync.wait(address, target, self._waiter(at, exchange)))
         with when(both(failed != 0, self.worker.thread == 0)):
             put(self.aborted, 0, at + 1)
         return failed

@@ -13,11 +13,12 @@ shared memory of other workers of a cluster, which a level waits for that all of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.primitives import Primitive
+from dnc.ir.sent import NOT_YET
 
 _SIGNAL = Primitive(
     "dnc_signal",
@@ -30,33 +31,40 @@ __device__ __forceinline__ void dnc_signal(unsigned* counter) {
 """,
 )
 
-_WAIT = Primitive(
-    "dnc_wait",
-    """
-__device__ __forceinline__ int dnc_wait(
-    unsigned* counter, unsigned target, unsigned* abort, unsigned limit_us,
-    int worker, int instruction, int exchange) {
-  int failed = 0;
-  if (threadIdx.x == 0) {
-    unsigned value, seen;
-    unsigned long long now, start = 0;
-    for (unsigned polls = 1;; ++polls) {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-      if ((int)(value - target) >= 0) break;
-      if (polls & 127u) continue;
+
+def _give_up(missing: str) -> str:
+    """Ends a loop that counts its `polls`, if time is over or another has given up; the first to do so claims
+    the abort record. missing: arrivals that have not come."""
+    return f"""      if (polls & 127u) continue;
       asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(abort) : "memory");
       asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
       if (start == 0) start = now;
       failed = seen != 0 || now - start > 1000ull * limit_us;
       if (!failed) continue;
-      if (seen == 0 && atomicCAS(abort, 0u, (unsigned)worker + 1u) == 0u) {
-        abort[1] = instruction, abort[2] = exchange, abort[3] = target - value;
-      }
+      if (seen == 0 && atomicCAS(abort, 0u, (unsigned)worker + 1u) == 0u) {{
+        abort[1] = instruction, abort[2] = exchange, abort[3] = {missing};
+      }}
       break;
-    }
-  }
+"""
+
+
+_WAIT = Primitive(
+    "dnc_wait",
+    f"""
+__device__ __forceinline__ int dnc_wait(
+    unsigned* counter, unsigned target, unsigned* abort, unsigned limit_us,
+    int worker, int instruction, int exchange) {{
+  int failed = 0;
+  if (threadIdx.x == 0) {{
+    unsigned value, seen;
+    unsigned long long now, start = 0;
+    for (unsigned polls = 1;; ++polls) {{
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
+      if ((int)(value - target) >= 0) break;
+{_give_up("target - value")}    }}
+  }}
   return __syncthreads_or(failed);
-}
+}}
 """,
     "int32",
 )
@@ -94,29 +102,22 @@ __device__ __forceinline__ void dnc_publish4(float* to, float a, float b, float 
 
 _ARRIVED = Primitive(
     "dnc_arrived",
-    """
+    f"""
+__device__ __forceinline__ bool dnc_not_yet(float x) {{ return __float_as_uint(x) == {NOT_YET:#x}u; }}
 __device__ __forceinline__ int dnc_arrived(
     const float* from, int waits, unsigned* abort, unsigned limit_us, int worker, int instruction,
-    int exchange, float& a, float& b, float& c, float& d) {
+    int exchange, float& a, float& b, float& c, float& d) {{
+  int failed = 0;
   unsigned seen;
   unsigned long long now, start = 0;
-  for (unsigned polls = 1; waits && (__float_as_uint(a) == 0x80000000u || __float_as_uint(b) == 0x80000000u ||
-                                     __float_as_uint(c) == 0x80000000u || __float_as_uint(d) == 0x80000000u);
-       ++polls) {
-    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "l"(from) : "memory");
-    if (polls & 127u) continue;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(abort) : "memory");
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    if (start == 0) start = now;
-    if (seen == 0 && now - start <= 1000ull * limit_us) continue;
-    if (seen == 0 && atomicCAS(abort, 0u, (unsigned)worker + 1u) == 0u) {
-      abort[1] = instruction, abort[2] = exchange, abort[3] = 1;
-    }
-    return 1;
-  }
-  return 0;
-}
+  if (waits) {{
+    for (unsigned polls = 1; dnc_not_yet(a) || dnc_not_yet(b) || dnc_not_yet(c) || dnc_not_yet(d); ++polls) {{
+      asm volatile("ld.relaxed.gpu.global.v4.f32 {{%0, %1, %2, %3}}, [%4];"
+                   : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "l"(from) : "memory");
+{_give_up("1")}    }}
+  }}
+  return failed;
+}}
 """,
     "int32",
 )
@@ -225,6 +226,17 @@ __device__ __forceinline__ void dnc_push{count}(
     )
 
 
+class Waiter(NamedTuple):
+    """Who waits, and for how long at most: the address of the abort record, microseconds, and what the host
+    will name."""
+
+    abort: Any
+    limit_us: Any
+    worker: Any
+    instruction: Any
+    exchange: Any
+
+
 def signal(counter: Any) -> None:
     """Publish all stores of this worker so far: one arrival at ``counter`` (a uint32 address)."""
     T.evaluate(_SIGNAL(counter))
@@ -244,33 +256,16 @@ def arrived(
     source: Any,
     waits: Any,
     values: Sequence[Any],
-    *,
-    abort: Any,
-    limit_us: Any,
-    worker: Any,
-    instruction: Any,
-    exchange: Any,
+    waiter: Waiter,
 ) -> Any:
     """Read four floats again, which were read into ``values``, until all are there, if it ``waits`` for them;
-    nonzero: aborted. The rest is as in ``wait``."""
-    return _ARRIVED(source, waits, abort, limit_us, worker, instruction, exchange, *values)
+    nonzero: aborted."""
+    return _ARRIVED(source, waits, *waiter, *values)
 
 
-def wait(
-    counter: Any,
-    target: Any,
-    *,
-    abort: Any,
-    limit_us: Any,
-    worker: Any,
-    instruction: Any,
-    exchange: Any,
-) -> Any:
-    """Wait until ``counter`` has reached ``target`` (modulo 2**32); nonzero: aborted.
-
-    ``abort`` is the address of the abort record, ``exchange`` what the host will name.
-    """
-    return _WAIT(counter, target, abort, limit_us, worker, instruction, exchange)
+def wait(counter: Any, target: Any, waiter: Waiter) -> Any:
+    """Wait until ``counter`` has reached ``target`` (modulo 2**32); nonzero: aborted."""
+    return _WAIT(counter, target, *waiter)
 
 
 def cluster_arrive() -> None:

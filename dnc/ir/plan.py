@@ -36,6 +36,8 @@ from dnc.ir.index_lists import SlotSource as SlotSource
 from dnc.ir.index_lists import TableList as TableList
 from dnc.ir.index_lists import VectorList as VectorList
 from dnc.ir.program import LEVEL, Program
+from dnc.ir.sent import Polled as Polled
+from dnc.ir.sent import Pushed as Pushed
 from dnc.ir.weight_format import WeightFormat as WeightFormat
 from dnc.ir.weight_format import padded as padded
 
@@ -384,33 +386,6 @@ class Opcode:
     number: int
     fields: tuple[str, ...]
     region: int
-
-
-@attrs.frozen
-class Pushed:
-    """What a segment of a level sends to the other workers, too, of every row: the units of `value`, which
-    stand from `offset` on in the records of `buffer`; without a value those of the partial sums there."""
-
-    segment: str
-    buffer: str
-    offset: int
-    value: Value | None
-
-
-@attrs.frozen
-class Polled:
-    """States that say by themselves that they have come: `width` units from `offset` on in the records of
-    `buffer`, which a segment of a level writes and the next levels read as operands. Until they are written
-    they are `NOT_YET`, which no state is."""
-
-    segment: str
-    buffer: str
-    offset: int
-    width: int
-
-
-# The bits of minus zero: a float that is no state, as zeros are written without a sign.
-NOT_YET = 0x80000000
 
 
 # Of products: float32 throughout; or on tensor cores, with operands rounded to tf32 (10 bits of mantissa), or

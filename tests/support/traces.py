@@ -45,17 +45,22 @@ def check_nesting(events: list[Event]) -> None:
             open_ends.append(event["end"])
 
 
+def by_worker(events: list[Event]) -> dict[tuple[int, int], list[Event]]:
+    """Instructions by launch and worker, in the order of the file."""
+    found: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for event in events:
+        if "instruction" in event["args"]:
+            found[event["args"]["launch"], event["tid"] - 100].append(event)
+    return found
+
+
 def check_instructions(timeline: Timeline, events: list[Event]) -> int:
     """Every instruction of every queue occurs once on each of its workers, in order; how many do."""
-    instructions = [event for event in events if "instruction" in event["args"]]
-    by_worker: dict[tuple[int, int], list[Event]] = defaultdict(list)
-    for event in instructions:
-        by_worker[event["args"]["launch"], event["tid"] - 100].append(event)
-    expected = 0
+    instructions, expected = by_worker(events), 0
     for number, launch in enumerate(timeline.launches):
         plan, head = timeline.plan, header(launch.words, timeline.plan)
         for worker in range(head["replicas"] * head["workers"]):
-            own = by_worker.pop((number, worker))
+            own = instructions.pop((number, worker))
             texts = disassemble(launch.words, plan, worker).split("\n")
             assert [event["args"]["instruction"] for event in own] == list(range(len(texts)))
             names = sorted((opcode.name for opcode in plan.opcodes), key=len, reverse=True)
@@ -68,7 +73,7 @@ def check_instructions(timeline: Timeline, events: list[Event]) -> int:
             for before, after in pairwise(own):
                 assert before["end"] <= after["begin"]
             expected += len(queue(launch.words, plan, worker))
-    assert not by_worker
+    assert not instructions
     return expected
 
 
@@ -78,12 +83,8 @@ def clock_error(timeline: Timeline, events: list[Event]) -> int:
     Nobody waits at a barrier between two levels that may poll what they read.
     """
     polled = {each.segment for each in timeline.plan.polled}
-    by_worker: dict[tuple[int, int], list[Event]] = defaultdict(list)
-    for event in events:
-        if "instruction" in event["args"]:
-            by_worker[event["args"]["launch"], event["tid"]].append(event)
     meetings: dict[tuple[object, ...], list[Event]] = defaultdict(list)
-    for (launch, _), own in by_worker.items():
+    for (launch, _), own in by_worker(events).items():
         seen: dict[str, int] = defaultdict(int)
         for before, event, behind in zip(own, own[1:], own[2:], strict=False):
             kind = event["name"]

@@ -37,6 +37,38 @@ def operand_stride(columns: int) -> int:
     return padded_columns(columns) + SPARE
 
 
+@attrs.frozen(eq=False)
+class StagedRows:
+    """Operands of rows first .. first + count, put together from aligned pieces, in staging from word `at`
+    on: `rows` of them, those behind the last one zeros, as is what stands behind the columns of each."""
+
+    pieces: tuple[Piece, ...]
+    first: Expr
+    count: Expr
+    rows: Expr
+    at: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Of an operand."""
+        return sum(piece.width for piece in self.pieces)
+
+    @property
+    def quads(self) -> int:
+        """Of 16 bytes, of an operand with its zeros."""
+        return padded_columns(self.columns) // 4
+
+    @property
+    def stride(self) -> int:
+        """Words from one operand to the next."""
+        return operand_stride(self.columns)
+
+
+def _whole_groups(count: Expr, group: int) -> Expr:
+    """Vertices that products may read where they take `group` of them together."""
+    return (count + group - 1) // group * group
+
+
 def stage_operand(
     worker: Worker,
     pieces: tuple[Piece, ...],
@@ -53,19 +85,17 @@ def stage_operand(
     beyond the last row (more than `NARROW` are multiplied together, `group` of them) is zero as well.
     meanwhile: emits what is done while the copies are under way. started: whether `start_operand` did it.
     """
-    columns = sum(piece.width for piece in pieces)
-    stride, quads = operand_stride(columns), padded_columns(columns) // 4
+    rounded = _whole_groups(count, group)
     if all_aligned(worker, pieces):
         pushes = worker.push is not None
 
         def stage(rows: Expr, together: int, worker: Worker) -> None:
             # Few rows are staged by the last warps: the first ones have cells, and look for what these need.
             thread = T.bitwise_xor(worker.thread, THREADS // 2) if pushes and together == 1 else worker.thread
-            start_quads(worker, pieces, first, count, rows, at, stride, quads, together, thread)
+            start_quads(worker, StagedRows(pieces, first, count, rows, at), together, thread)
 
         def stage_all(worker: Worker) -> None:
             if group > 1:
-                rounded = (count + group - 1) // group * group
                 many = partial(stage, rounded, STAGED_TOGETHER, worker)
                 either(count <= NARROW, partial(stage, count, 1, worker), many)
             else:
@@ -87,12 +117,11 @@ def stage_operand(
             meanwhile()
         if awaits is not None:
             with when(awaits.by_data(count)):
-                rows = (count + group - 1) // group * group
-                rows = fixed("polled_rows", T.Select(count <= NARROW, count, rows))
-                awaits.stage(pieces, first, count, rows, at, stride, quads)
+                rows = fixed("polled_rows", T.Select(count <= NARROW, count, rounded))
+                awaits.stage(StagedRows(pieces, first, count, rows, at))
         cuda.copy_wait(0)
     else:
-        rows = let("staged", (count + group - 1) // group * group)
+        rows = let("staged", rounded)
         if meanwhile is not None:
             meanwhile()
         _stage_pieces(worker, pieces, first, count, rows, at)
@@ -100,33 +129,16 @@ def stage_operand(
 
 def start_operand(worker: Worker, pieces: tuple[Piece, ...], first: Expr, count: Expr, group: int) -> None:
     """Starts copying operands as `stage_operand` has them, from 0 on; all are aligned, none was pushed."""
-    columns = sum(piece.width for piece in pieces)
-    stride, quads = operand_stride(columns), padded_columns(columns) // 4
-    rows = (count + group - 1) // group * group
-    start_quads(worker, pieces, first, count, rows, 0, stride, quads, STAGED_TOGETHER)
+    start_quads(worker, StagedRows(pieces, first, count, _whole_groups(count, group)), STAGED_TOGETHER)
     cuda.copy_commit()
 
 
-def start_quads(
-    worker: Worker,
-    pieces: tuple[Piece, ...],
-    first: Expr,
-    count: Expr,
-    rows: Expr,
-    at: int,
-    stride: int,
-    quads: int,
-    together: int,
-    thread: Expr | None = None,
-) -> None:
-    """Starts copying aligned operands, 16 bytes at a time: `quads` of them a row, rows `stride` words apart.
-
-    Rows first .. first + count; zeros up to `rows` of them, and behind the columns. A thread looks up
-    `together` places before it starts the first copy. thread: its number among those that do, if another one.
-    """
-    total = let("quads", rows * quads)
+def start_quads(worker: Worker, staged: StagedRows, together: int, thread: Expr | None = None) -> None:
+    """Starts copying operands, 16 bytes at a time. A thread looks up `together` places before it starts the
+    first copy. thread: its number among those that do, if another one."""
+    total = let("quads", staged.rows * staged.quads)
     with stride_loop("item", worker.thread if thread is None else thread, total, THREADS * together) as item:
-        places = quad_places(worker, pieces, first, count, at, stride, quads, item, together)
+        places = quad_places(worker, staged, item, together)
         for part, place in enumerate(places):
             with when(item + part * THREADS < total):
                 copy = partial(worker.start_copy, place.to, place.source)
@@ -147,32 +159,23 @@ class QuadPlace:
     near: Expr
 
 
-def quad_places(
-    worker: Worker,
-    pieces: tuple[Piece, ...],
-    first: Expr,
-    count: Expr,
-    at: int,
-    stride: int,
-    quads: int,
-    item: Expr,
-    together: int,
-) -> list[QuadPlace]:
-    """Those of the quads `item`, `item` + THREADS, ... of rows first .. first + count; see `start_quads`."""
-    columns = sum(piece.width for piece in pieces)
-    places = []
+def quad_places(worker: Worker, staged: StagedRows, item: Expr, together: int) -> list[QuadPlace]:
+    """Those of the quads `item`, `item` + THREADS, ..., `together` of them."""
+    pieces, places = staged.pieces, []
     for part in range(together):
         index = fixed("index", item + part * THREADS) if part else item
-        vertex = fixed("vertex", index // quads)
-        element = fixed("element", (index - vertex * quads) * 4)
-        near = let("near", first + smaller(vertex, count - 1))
-        valid = vertex < count
-        if quads * 4 > columns:
-            valid = both(valid, element < columns)
+        vertex = fixed("vertex", index // staged.quads)
+        element = fixed("element", (index - vertex * staged.quads) * 4)
+        near = let("near", staged.first + smaller(vertex, staged.count - 1))
+        valid = vertex < staged.count
+        if staged.quads * 4 > staged.columns:
+            valid = both(valid, element < staged.columns)
         word = piece_word(worker, pieces, near, element)
         source = fixed("from", piece_at(worker, pieces, near, element, valid, word), "int64")
         pushed, place = _pushed(worker, pieces, element, valid, word)
-        places.append(QuadPlace(fixed("to", at + vertex * stride + element), source, pushed, place))
+        places.append(
+            QuadPlace(fixed("to", staged.at + vertex * staged.stride + element), source, pushed, place)
+        )
     return places
 
 

@@ -1,7 +1,7 @@
 """Polled states on CUDA: levels of a replica over the whole chip that wait for what they read, at no barrier.
 
 In: the operands of a level with few rows. Out: statements that read them until all are there, into the
-staging area. What is "not yet" is minus zero (`ir.plan.NOT_YET`); the kernel writes it before the recursion,
+staging area. What is "not yet" is minus zero (`ir.sent.NOT_YET`); the kernel writes it before the recursion,
 in front of the barrier that ends what stands there, and no state is ever written as such. See
 `passes/plan_polls.py`.
 """
@@ -14,13 +14,14 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_operands import quad_places
+from dnc.codegen.bodies.cuda_operands import StagedRows, quad_places
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, both, fixed, let, local, put, quad_at, stride_loop, when, wide
 from dnc.codegen.quads import QUAD
 from dnc.ir import isa
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import NOT_YET, Piece, Plan, Polled, Segment
+from dnc.ir.plan import Plan, Polled, Segment
+from dnc.ir.sent import NOT_YET
 
 # Quads of operands of a level that polls, a thread. Whoever polls is in the way of stores: with five,
 # launches of an RNN of 1,152 units took 1,284 us, and 1,116 with barriers and copies.
@@ -66,24 +67,15 @@ class Awaited:
         most = MOST_QUADS * THREADS * QUAD // columns
         return both(self.worker.access.header(isa.AWAITED) > 0, rows <= most)
 
-    def stage(
-        self,
-        pieces: tuple[Piece, ...],
-        first: Expr,
-        count: Expr,
-        rows: Expr,
-        at: int,
-        stride: int,
-        quads: int,
-    ) -> None:
+    def stage(self, staged: StagedRows) -> None:
         """Reads operands as `start_quads` copies them; all that a thread reads is under way together."""
         worker, buffer = self.worker, self.polled.buffer
         low = fixed("polled_from", worker.access.base(buffer), "int64")
         words = wide(worker.access.header(isa.AWAITED)) * worker.plan.buffer(buffer).width
         failed = local("failed", "int32", 0)
-        total = let("quads", rows * quads)
+        total = let("quads", staged.rows * staged.quads)
         with stride_loop("item", worker.thread, total, THREADS * MOST_QUADS) as item:
-            places = quad_places(worker, pieces, first, count, at, stride, quads, item, MOST_QUADS)
+            places = quad_places(worker, staged, item, MOST_QUADS)
             read = local("read", "float32", T.float32(0.0), QUAD * MOST_QUADS)
             parts = [[read[QUAD * part + i] for i in range(QUAD)] for part in range(MOST_QUADS)]
             for place, values in zip(places, parts, strict=True):

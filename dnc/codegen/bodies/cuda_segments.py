@@ -128,9 +128,11 @@ def _cells_alone(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
         return
     tile = UnitTile(worker, segment, choose_staging(worker, segment), row, rows)
     several = fits_quads(segment, QUAD) and not worker.lean and not shares_runs(worker, segment)
-    if several and cells_together(worker, segment) > 1:
+    together = cells_together(worker, segment) if several else 1
+    if together > 1:
         few = partial(_cells, tile, EarlyLoads(tile), False)
-        either(rows * tile.units <= ROUNDS * THREADS, few, partial(cells_alone, worker, segment, row, rows))
+        many = partial(cells_alone, worker, segment, row, rows, together)
+        either(rows * tile.units <= ROUNDS * THREADS, few, many)
     else:
         _cells(tile, EarlyLoads(tile), fits_quads(segment, tile.units))
 

@@ -93,9 +93,9 @@ def _several(tile: UnitTile, together: int) -> None:
     _in_rounds(fixed("cells", tile.count * quads), worker.thread, THREADS, together, make)
 
 
-def cells_alone(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
-    """All cells of a segment without products: no unit is a certain worker's then, so neighbouring threads
-    have neighbouring units, and what a warp reads and writes lies side by side.
+def cells_alone(worker: Worker, segment: Segment, row: Expr, rows: Expr, together: int) -> None:
+    """All cells of a segment without products, `together` of a thread at a time: no unit is anybody's own
+    then, so neighbouring threads have neighbouring units, and what a warp reads and writes lies side by side.
 
     Needs an exchange in front of the segment and one behind it, which stand between any two steps.
     """
@@ -108,7 +108,6 @@ def cells_alone(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None
         return cell, lambda run: run()
 
     first = fixed("first_cell", worker.rank * THREADS + worker.thread)
-    together = cells_together(worker, segment)
     _in_rounds(fixed("cells", rows * quads), first, worker.workers * THREADS, together, make)
 
 
