@@ -35,6 +35,8 @@ WARM_UP_SAMPLES = 25_000
 ENCODERS_SECONDS = 4.0
 IDLE_BATCHES = 8, 4000
 EPOCHS = 5
+RUN_OF_EPOCHS = 2, 20
+"""The least and the most of its epochs that are timed, about as many samples as in a repeat."""
 PREPARED = 2, 200
 """The least and the most batches whose launches are looked at; and that a peer runs in turn."""
 
@@ -63,6 +65,7 @@ def dnc_speed(model: Model, size: int, effort: Effort, on_gpu: bool) -> dict[str
     replicas, workers = model.backend.grid(size)
     found: dict[str, Any] = {"rate": rate, "runs": runs, "replicas": replicas, "workers": workers}
     found["epoch_rate"] = epoch_rate(model, batches, size, effort)
+    found["run_of_epochs_rate"] = run_of_epochs_rate(model, batches, size, effort.seconds * rate)
     if on_gpu:
         count = int(np.clip(effort.seconds * rate / size, *IDLE_BATCHES))
         chosen = [np.array(each, np.int32) for each in islice(batches, count)]
@@ -78,6 +81,21 @@ def epoch_rate(model: Model, batches: Batches, size: int, effort: Effort) -> flo
         epoch = islice(batches, samples // size)
         rates.append(run(lambda given: train(model, given), epoch, math.inf, 1))
     return statistics.median(rates)
+
+
+def run_of_epochs_rate(model: Model, batches: Batches, size: int, samples: float) -> float:
+    """Samples a second of epochs as training runs them, from the end of one to that of the next, the median.
+
+    All results of one are there before the next one begins, whose first batches are encoded by then.
+    samples: about how many to take.
+    """
+    number = samples_of(model) // size
+    count = 1 + int(np.clip(samples / (number * size), *RUN_OF_EPOCHS))
+    epochs = (islice(batches, number) for _ in range(count))
+    results = model.session.stretches(attached(model), epochs, model.hyper)
+    ends = [time.perf_counter() for result in results if result is None]
+    model.position = model.position.at(model.session.steps_done)
+    return number * size / statistics.median(np.diff(ends))
 
 
 def warm_up(model: Model, size: int, on_gpu: bool) -> None:

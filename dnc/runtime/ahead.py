@@ -7,8 +7,10 @@ left to the caller, so a session works the same, and makes the same words, with 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 
+from dnc.ir.forest import Ints
 from dnc.runtime.encoder import DoesNotFit
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.processes import Lost, Processes
@@ -59,6 +61,31 @@ class Ahead:
         except Lost:
             self._give_up()
             return False
+
+    def jobs(
+        self, groups: Iterable[Ints | None], make: Callable[[Ints, Sequence[Job]], Job | None]
+    ) -> Iterator[Job | None]:
+        """The jobs of groups of batches, each when its turn has come; groups are taken some jobs ahead.
+
+        None among the groups comes back in its place. make: the job of a group behind others that are still
+        to run; None if it cannot be made before the first of them has.
+        """
+        coming = deque[Job | None]()
+        for group in groups:
+            while coming and not self.has_room:
+                yield coming.popleft()
+            job = None
+            if group is not None:
+                while (job := make(group, [each for each in coming if each is not None])) is None:
+                    yield coming.popleft()
+            waits = bool(coming) if job is None else self.take(job)
+            while coming and not waits:
+                yield coming.popleft()
+            if waits:
+                coming.append(job)
+            else:
+                yield job
+        yield from coming
 
     def take(self, job: Job) -> bool:
         """Takes a job, to be handed back in order; False if it has to be encoded by the caller at once."""

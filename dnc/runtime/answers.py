@@ -163,23 +163,17 @@ class Answers:
         """
         self.ahead.use(data.prepared)
         self.ahead.groups = 0
-        coming, words = deque[Job](), data.read_words(mode)
+        words = data.read_words(mode)
         most = max(1, min(MOST_SAMPLES, int(GROUP_WORDS / words)))
-        for group in groups(batches, most, lanes, self.ahead.encoders):
-            while coming and not self.ahead.has_room:
-                job = coming.popleft()
-                yield job, self.session.encode_job(data, job, self.ahead)
+
+        def make(group: Ints, coming: Sequence[Job]) -> Job:
             noises, turn = np.full(len(group), noise, np.uint32), lanes(len(group[0]))
-            job = self.session.job(data, group, mode, noises, len(coming), lanes=turn)
-            if words * len(group[0]) > BATCH_WORDS:
-                yield job, None
-            elif self.ahead.take(job):
-                coming.append(job)
-            else:
-                yield job, self.session.encode_job(data, job, self.ahead)
-        while coming:
-            job = coming.popleft()
-            yield job, self.session.encode_job(data, job, self.ahead)
+            return self.session.job(data, group, mode, noises, len(coming), lanes=turn)
+
+        for job in self.ahead.jobs(groups(batches, most, lanes, self.ahead.encoders), make):
+            assert job is not None  # there is none among the groups
+            too_large = words * len(job.batches[0]) > BATCH_WORDS
+            yield job, None if too_large else self.session.encode_job(data, job, self.ahead)
 
 
 @attrs.define(eq=False)

@@ -56,6 +56,11 @@ class Launches:
         self._flying[self.slot] = _Group(schedules, batches, take)
         self.slot = 1 - self.slot
 
+    def turn_to(self, slot: int) -> None:
+        """A slot's turn has come, if nothing is under way."""
+        if self._flying == [None, None]:
+            self.slot = slot
+
     def run(
         self, schedule: Schedule, reads: Sequence[tuple[int, int]], fill: Fill | None = None
     ) -> list[NDArray[np.float32]]:

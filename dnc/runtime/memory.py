@@ -20,6 +20,7 @@ from dnc.runtime.pool import MAX_ADDRESS, StaticPool, static_pool
 
 FIRST_SCHEDULE = 4096
 SLACK = 1.25
+LITTLE = 16  # such a part of the memory that there is
 MEGABYTE = 2**20
 
 
@@ -46,11 +47,16 @@ class Memory:
         capacity = min(max(self.backend.capacity(), 0), MAX_ADDRESS * 4)
         return capacity if self.limit is None else min(self.limit, capacity)
 
-    def grow(self, schedule_words: int, activations: int) -> bool:
+    def grow(self, schedule_words: int, activations: int, times: float = 1.0) -> bool:
         """Makes room for a schedule and activations of so many words; False if there is none.
 
-        All launches have to be over: what is not static is lost.
+        times: schedules become so many times as large, and there is room for them at once if that is little;
+        else memory would grow with them, and each time what was encoded ahead would be in vain. All launches
+        have to be over: what is not static is lost.
         """
+        largest = round(schedule_words * times)
+        if times > 1 and largest <= self.most() // LITTLE and self.grow(largest, activations):
+            return True
         most = max(self.words, self.most())
         for slack in (SLACK, 1.0):
             pool = self._layout(schedule_words, slack)

@@ -8,7 +8,6 @@ bits, however they are grouped; memory grows by need.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -26,7 +25,7 @@ from dnc.ir.plan import NoiseList, Plan
 from dnc.runtime.ahead import Ahead
 from dnc.runtime.answers import Answers
 from dnc.runtime.backend import Backend, Fill
-from dnc.runtime.batches import MOST_SAMPLES, are_distinct, full_group, groups, parts_of
+from dnc.runtime.batches import MOST_SAMPLES, Groups, are_distinct, full_group, parts_of
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.encoder.guest import Guest
@@ -45,7 +44,6 @@ from dnc.runtime.schedules import Schedules
 from dnc.runtime.trace.timeline import ENCODE, OFF, Timeline
 
 Floats = NDArray[np.float32]
-LITTLE = 16  # such a part of the memory that there is
 
 
 class Session:
@@ -168,24 +166,42 @@ class Session:
         hyper: the same for all batches, or what it is for the step of that number (counted from 1).
         Small batches are encoded and copied several at a time; each is a launch of its own.
         """
+        return (each for each in self.stretches(data, [batches], hyper) if each is not None)
+
+    def stretches(
+        self,
+        data: Encoder,
+        stretches: Iterable[Iterable[Sequence[int] | Ints]],
+        hyper: Hyper | Callable[[int], Hyper] = Hyper(),
+    ) -> Iterator[StepResult | None]:
+        """The same for one stretch of batches after another, as epochs are; None where one has ended.
+
+        Then all its results are there, and nothing is under way; what comes next is encoded already.
+        """
         self.ahead.use(data.prepared)
-        coming = deque[Job]()
-        for group in groups(batches, encoders=self.ahead.encoders):
-            first = self.steps_done + 1 + sum(len(job.batches) for job in coming)
+        grouping = Groups(encoders=self.ahead.encoders)
+
+        def groups() -> Iterator[Ints | None]:
+            for batches in stretches:
+                yield from grouping.of(batches)
+                yield None
+
+        def make(group: Ints, coming: Sequence[Job]) -> Job | None:
+            before = sum(len(job.batches) for job in coming)
+            first = self.steps_done + 1 + before
             hypers = [hyper(first + at) if callable(hyper) else hyper for at in range(len(group))]
-            while coming and not (self.ahead.has_room and hypers[0].optimizer == self.optimizer):
-                yield from self._train_job(data, coming.popleft())
-            steps = sum(len(each.batches) for each in coming)
-            noises, updates = self._noises(len(group), steps), self._updates(hypers, steps)
-            job = self.job(data, group, TRAIN, noises, len(coming), updates)
-            if self.ahead.take(job):
-                coming.append(job)
-            else:
+            if coming and hypers[0].optimizer != self.optimizer:
+                return None
+            noises, updates = self._noises(len(group), before), self._updates(hypers, before)
+            return self.job(data, group, TRAIN, noises, len(coming), updates)
+
+        for job in self.ahead.jobs(groups(), make):
+            if job is not None:
                 yield from self._train_job(data, job)
-        while coming:
-            yield from self._train_job(data, coming.popleft())
-        yield from self._settle(0)
-        self._unclaimed = None
+                continue
+            yield from self._settle(0)
+            self._unclaimed = None
+            yield None
 
     def sync(self) -> StepResult | None:
         """Waits for all launches; the result of the last step, unless it was handed out."""
@@ -227,29 +243,19 @@ class Session:
             try:
                 with self.timeline.host(ENCODE, count):
                     schedules = ahead.schedules(job)
+                    self.launches.turn_to(job.buffer)
                     here = job.moved(self.memory.pool, self.launches.slot, self.memory.words)
                     if schedules is None or here is not job:
                         schedules = here.encode(data)
                 return schedules
             except DoesNotFit as problem:
                 self.launches.drain()
-                if not self._grow(data, job, problem):
+                most = min(MOST_SAMPLES, data.prepared.samples)
+                times = full_group(len(job.batches[0]), most) / count if job.mode == TRAIN else 1.0
+                if not self.memory.grow(problem.schedule_words, problem.activations, times):
                     if job.lanes == 1:
                         return None
                     job = attrs.evolve(job, lanes=1)
-
-    def _grow(self, data: Encoder, job: Job, problem: DoesNotFit) -> bool:
-        """Makes room for a job; in training at once for the largest that may come, if that is little.
-
-        Else memory would grow with the groups, and each time what was encoded ahead would be in vain.
-        """
-        if job.mode == TRAIN:
-            most = min(MOST_SAMPLES, data.prepared.samples)
-            times = full_group(len(job.batches[0]), most) / len(job.batches)
-            words = round(problem.schedule_words * max(1.0, times))
-            if words <= self.memory.most() // LITTLE and self.memory.grow(words, problem.activations):
-                return True
-        return self.memory.grow(problem.schedule_words, problem.activations)
 
     def _train_job(self, data: Encoder, job: Job) -> Iterator[StepResult]:
         """Launches the batches of a job, together if that is possible; results of those before."""

@@ -82,14 +82,15 @@ class Trainer:
     stop: Callable[[], bool] = lambda: False
     tick: Callable[[int, float], None] = lambda samples, loss: None
     _ticked: float = 0.0
+    _is_stopped: bool = False
 
     def run(self) -> bool:
         """Trains; whether training came to its end (False: stopped)."""
         samples = self.data.prepared.samples
         self.session.reserve(self.data, min(self.options.batch, samples))
+        results = self.session.stretches(self.data, self._stretches(samples), self._hyper(samples))
         while self.position.epoch < self.options.epochs and not self.exhausted():
-            if not self._epoch(samples):
-                self.save("last")
+            if not self._epoch(results, samples):
                 return False
         return True
 
@@ -99,13 +100,12 @@ class Trainer:
         waited = self.position.epoch - self.best_epoch
         return patience is not None and self.best is not None and waited >= patience
 
-    def _epoch(self, samples: int) -> bool:
+    def _epoch(self, results: Iterator[StepResult | None], samples: int) -> bool:
         epoch, begin = self.position.epoch, time.perf_counter()
         first = self.position.seen
         while True:
-            before = self.position.batch
             try:
-                for result in self.session.steps(self.data, self._batches(samples), self._hyper(samples)):
+                while (result := next(results, None)) is not None:
                     self._measure(result)
             except NotFinite:
                 with suppress(DiagnosticError):  # weights that an update spoilt are not written
@@ -113,9 +113,9 @@ class Trainer:
                 raise
             if self.position.seen >= samples:
                 break
-            if self.position.batch - before != self.options.save_every:
-                return False
             self.save("last")
+            if self._is_stopped:
+                return False
         seconds, place = time.perf_counter() - begin, self.position
         event: Event = {"event": "epoch", "epoch": epoch + 1, "step": place.step}
         event |= {"loss": place.loss / max(place.seen, 1), "samples": place.seen}
@@ -136,18 +136,26 @@ class Trainer:
         self.save("last")
         return True
 
-    def _batches(self, samples: int) -> Iterator[Ints]:
-        """The rest of the epoch, up to the next checkpoint or until training is to stop."""
-        order, size = shuffled(samples, self.options.seed, self.position.epoch), self.options.batch
-        end, save_every = len(range(0, samples, size)), self.options.save_every
-        if save_every is not None:
-            end = min(end, self.position.batch + save_every)
-        for batch in range(self.position.batch, end):
-            if self.stop():
+    def _stretches(self, samples: int) -> Iterator[Iterator[Ints]]:
+        """What is left of all epochs, up to the next checkpoint each; until training is to stop."""
+        start, size = self.position, self.options.batch
+        end = len(range(0, samples, size))
+        for epoch in range(start.epoch, self.options.epochs):
+            order = shuffled(samples, self.options.seed, epoch)
+            first = start.batch if epoch == start.epoch else 0
+            piece = self.options.save_every or end
+            for begin in range(first, end, piece):
+                yield self._batches(order, range(begin, min(begin + piece, end)))
+                if self._is_stopped:
+                    return
+
+    def _batches(self, order: Ints, numbers: range) -> Iterator[Ints]:
+        size = self.options.batch
+        for number in numbers:
+            self._is_stopped = self.stop()
+            if self._is_stopped:
                 return
-            place = self.position
-            self.position = attrs.evolve(place, batch=place.batch + 1, step=place.step + 1)
-            yield order[batch * size : (batch + 1) * size]
+            yield order[number * size : (number + 1) * size]
 
     def _hyper(self, samples: int) -> Callable[[int], Hyper]:
         """The settings of every step."""
@@ -163,7 +171,7 @@ class Trainer:
     def _measure(self, result: StepResult) -> None:
         place = self.position
         loss, seen = place.loss + result.loss * result.samples, place.seen + result.samples
-        self.position = attrs.evolve(place, loss=loss, seen=seen)
+        self.position = Position(place.epoch, place.batch + 1, place.step + 1, loss, seen)
         if result.step % self.options.log_every == 0:
             event: Event = {"event": "step", "step": result.step, "epoch": place.epoch + 1}
             rate = self._hyper(self.data.prepared.samples)(result.step).learning_rate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 
@@ -15,7 +16,9 @@ from dnc.runtime.ahead import GROUPS
 from dnc.runtime.encoder import DoesNotFit
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.processes import Lost, Processes
+from dnc.runtime.phases import TRAIN
 from dnc.runtime.results import NotFinite
+from dnc.runtime.trainer import Trainer, TrainOptions
 from tests.support.forests import ForestGrower
 from tests.support.models import small_plan, small_session
 
@@ -145,6 +148,85 @@ def test_steps_that_are_left_early_leave_nothing_behind():
     plain.steps_done, plain.optimizer_steps = session.steps_done, session.optimizer_steps
     again = list(session.steps(data, batches_of(2, 2), SGD))
     assert again == list(plain.steps(plain.attach(forest_of("treelstm")), batches_of(2, 2), SGD))
+
+
+def test_the_next_stretch_is_encoded_while_one_ends(monkeypatch):
+    """Between them something else may run: what was encoded stays good, whichever slot is next."""
+    session, plain = (small_session("treelstm", 2, 2, encoders=count) for count in (3, 0))
+    found, drawn, here = [], [], []
+    encode = Job.encode
+    monkeypatch.setattr(Job, "encode", lambda job, *more: here.append(job) or encode(job, *more))
+
+    def stretches():
+        for epoch in range(7):
+            drawn.append(epoch)
+            yield batches_of(SAMPLES // 2, 1, epoch)
+
+    for each in (session, plain):
+        data, dev = each.attach(forest_of("treelstm")), each.attach(forest_of("treelstm", 4))
+        if each is session:
+            with_processes(each, data)
+        else:
+            for step, batch in enumerate(batches_of(6, 2)):
+                list(each.steps(data, [batch], RATES[step]))
+        list(each.steps(data, batches_of(SAMPLES // 2, 4), rates))  # memory as large as it becomes
+        drawn.clear()
+        here.clear()
+        ends, results = [], []
+        for result in each.stretches(data, stretches(), rates):
+            if result is None:
+                own = [job for job in here if job.mode == TRAIN]
+                ends.append((len(results), len(drawn), len(own)))
+                results.append(each.evaluate(dev, np.arange(len(ends))).loss)
+                here.clear()
+            else:
+                results.append(result)
+        found.append((results, ends))
+    (ours, ends), (expected, others) = found
+    assert ours == expected and [done for done, *_ in ends] == [done for done, *_ in others] == list(
+        range(2, 23, 3)
+    )
+    assert [taken for _, taken, _ in ends] == [4, 5, 6, 7, 7, 7, 7]
+    assert [taken for _, taken, _ in others] == [1, 2, 3, 4, 5, 6, 7]
+    assert not any(made for *_, made in ends) and all(made for *_, made in others)
+
+
+def test_training_does_not_depend_on_who_encodes():
+    found = []
+    for encoders in (3, 0):
+        session, events, saved = small_session("treelstm", 2, 2, encoders=encoders), [], []
+        data, dev = session.attach(forest_of("treelstm")), session.attach(forest_of("treelstm", 4))
+        options = TrainOptions(7, 5, Hyper("adagrad", 0.1), log_every=1, save_every=2, patience=7)
+        made = Trainer(session, data, options, events.append, lambda kind: None, dev)
+        made.save = lambda kind, made=made, saved=saved: saved.append((kind, made.position))
+        if encoders:
+            with_processes(session, data)
+        else:
+            for step, batch in enumerate(batches_of(6, 2)):
+                list(session.steps(data, [batch], RATES[step]))
+        assert made.run()
+        clock = {"seconds", "samples_per_second"}
+        told = [{k: v for k, v in event.items() if k not in clock} for event in events]
+        found.append((told, saved, session.read_arrays()))
+    (told, saved, arrays), (expected, places, others) = found
+    assert told == expected and saved == places and len(saved) > 21
+    assert all(np.array_equal(arrays[name], value) for name, value in others.items())
+
+
+@pytest.mark.parametrize("after", [1, 20, 40])
+def test_training_that_is_stopped_knows_how_far_it_came(after):
+    """What was taken of the next epoch is not counted."""
+    session = small_session("treelstm", 2, 2, encoders=2)
+    data, asked = session.attach(forest_of("treelstm")), itertools.count(1)
+    with_processes(session, data)
+    first = session.steps_done
+    options = TrainOptions(9, 1, Hyper("sgd", 0.1))
+    made = Trainer(session, data, options, lambda event: None, lambda kind: None)
+    made.stop = lambda: next(asked) > after
+    assert not made.run()
+    assert made.position.step == session.steps_done - first == after
+    epoch, batch = divmod(after, SAMPLES)
+    assert (made.position.epoch, made.position.batch, made.position.seen) == (epoch, batch, batch)
 
 
 def test_a_step_that_is_not_finite_ends_the_steps():

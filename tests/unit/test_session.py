@@ -74,7 +74,7 @@ def test_groups_that_do_not_fit_run_alone():
 @pytest.mark.parametrize("little, times", [(16, 1), (1 << 40, 2)])
 def test_memory_grows_once_for_groups_that_grow(monkeypatch, little, times):
     """Where it is little; what was encoded ahead is then not in vain."""
-    monkeypatch.setattr("dnc.runtime.session.LITTLE", little)
+    monkeypatch.setattr("dnc.runtime.memory.LITTLE", little)
     session = small_session("treelstm")
     data = session.attach(forest_of("treelstm", 600))
     session.reserve(data, 16)
