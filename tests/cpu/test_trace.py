@@ -63,7 +63,7 @@ def test_a_timeline_is_complete(name: str, grid: tuple[int, int], tmp_path: Path
     assert trace["otherData"]["launches"] == 5 and trace["otherData"]["target"] == "cpu"
     check_nesting(events)
     assert check_instructions(timeline, events) > 50
-    assert clock_error(timeline, events) <= 0
+    assert clock_error(timeline, events).ns <= 0
     waits = {event["name"] for event in events if event["cat"] == "wait"}
     assert waits <= {"grid_barrier", "replica_barrier", "end"} and "grid_barrier" in waits
     assert ("replica_barrier" in waits) == (grid[1] > 1)

@@ -220,5 +220,6 @@ def test_a_timeline_by_the_clock_of_the_gpu(device: Any, name: str, tmp_path: Pa
     events = load(tmp_path / "out.json")[1]
     check_nesting(events)
     check_instructions(timeline, events)
-    print(f"{name}: clocks are off by {clock_error(timeline, events)} ns at most")
-    assert clock_error(timeline, events) <= 100
+    error = clock_error(timeline, events)
+    print(f"{name}: clocks are off by {error.ns} ns at most")
+    assert error.ns <= 100, error

@@ -8,6 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from dnc.ir.isa import GRID_BARRIER, REPLICA_BARRIER
 from dnc.runtime.schedule import disassemble, header, queue
 from dnc.runtime.trace.timeline import Timeline
@@ -77,14 +79,22 @@ def check_instructions(timeline: Timeline, events: list[Event]) -> int:
     return expected
 
 
-def clock_error(timeline: Timeline, events: list[Event]) -> int:
-    """By how many ns a worker seems to leave a barrier before another has come to it; 0 for never.
+@attrs.frozen
+class ClockError:
+    """By how many ns a worker seems to leave a barrier before another has come to it, and where."""
+
+    ns: int = 0
+    where: str = ""
+
+
+def clock_error(timeline: Timeline, events: list[Event]) -> ClockError:
+    """What the clocks of workers that meet tell; at most 0 ns if nobody leaves too early.
 
     Nobody waits at a barrier between two levels that may poll what they read.
     """
     polled = {each.segment for each in timeline.plan.polled}
-    meetings: dict[tuple[object, ...], list[Event]] = defaultdict(list)
-    for (launch, _), own in by_worker(events).items():
+    meetings: dict[tuple[object, ...], list[tuple[Event, str]]] = defaultdict(list)
+    for (launch, worker), own in by_worker(events).items():
         seen: dict[str, int] = defaultdict(int)
         for before, event, behind in zip(own, own[1:], own[2:], strict=False):
             kind = event["name"]
@@ -92,5 +102,12 @@ def clock_error(timeline: Timeline, events: list[Event]) -> int:
                 seen[kind] += 1
                 group = event["pid"] if kind == REPLICA_BARRIER else 0
                 if not polled >= {before["name"], behind["name"]}:
-                    meetings[launch, group, kind, seen[kind]].append(event)
-    return max((max(e["begin"] for e in m) - min(e["end"] for e in m) for m in meetings.values()), default=0)
+                    place = f"worker {worker}, {before['name']} | {behind['name']}"
+                    meetings[launch, group, kind, seen[kind]].append((event, place))
+    errors = []
+    for which, met in meetings.items():
+        last = max(met, key=lambda each: each[0]["begin"])
+        first = min(met, key=lambda each: each[0]["end"])
+        ns = last[0]["begin"] - first[0]["end"]
+        errors.append(ClockError(ns, f"{which}: left by {first[1]}; reached by {last[1]}"))
+    return max(errors, key=lambda error: error.ns, default=ClockError())
