@@ -32,7 +32,7 @@ from dnc.ir.plan import SlotsAddress
 if TYPE_CHECKING:
     from dnc.codegen.access import Access
 
-SLOTS_TOGETHER = 4  # plain slots whose loads are under way together
+SLOTS_TOGETHER = 4  # plain slots whose loads are under way together, where nobody says how many
 MOST_RUNS = 16  # partial sums of a slot that are loaded without a loop; of more, so many are one part
 
 
@@ -141,17 +141,24 @@ class SlotsReader:
             with T.Else(), when(head > 0):
                 self._several(total, head, i, partial)
 
-    def add_every(self, totals: Sequence[Any], first: Expr, step: int, quads: Sequence[Expr]) -> None:
+    def add_every(
+        self,
+        totals: Sequence[Any],
+        first: Expr,
+        step: int,
+        quads: Sequence[Expr],
+        together: int = SLOTS_TOGETHER,
+    ) -> None:
         """Adds every step-th slot of each list, from the one numbered `first`, to a total for every quad.
 
-        Of plain slots several are under way; of partial ones, which are many loads each, the address of the
+        Of plain slots so many are under way together; of partial ones, which are many loads each, the address of the
         next is read while one is added.
         """
 
         def add_plain(head: Expr, count: Expr) -> None:
-            with stride_loop("slot", first, count, step * SLOTS_TOGETHER) as slot:
+            with stride_loop("slot", first, count, step * together) as slot:
                 places = []
-                for ahead in range(SLOTS_TOGETHER):  # behind the last one zeros are added
+                for ahead in range(together):  # behind the last one zeros are added
                     there = slot + ahead * step < count
                     near = fixed("near_slot", T.Select(there, slot + ahead * step, 0))
                     place = wide(self.access.words[head + 1 + near]) * 4 + self.address.offset

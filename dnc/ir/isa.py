@@ -136,7 +136,7 @@ SUM_FIELDS = ("tokens", "first_worker")
 # On a GPU a token with more than FEW_SLOTS slots is made in parts of so many columns, each by a worker. Every
 # token leaves a norm a part: see `table_norms`.
 TABLE_GRADIENT_FIELDS = ("tokens", "first_norm", "accumulate", "first_worker")
-FEW_SLOTS, PART_COLUMNS = 8, 64
+FEW_SLOTS, PART_COLUMNS = 16, 64
 # The same of a table with products, in tiles of `groups` groups of tokens and a part of the columns. Workers
 # take turns from the first on, without the `left_out` that follow the first `before`.
 TABLE_PRODUCT_FIELDS = (*TABLE_GRADIENT_FIELDS, "before", "left_out", "groups")

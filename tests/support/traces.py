@@ -96,13 +96,13 @@ def clock_error(timeline: Timeline, events: list[Event]) -> ClockError:
     meetings: dict[tuple[object, ...], list[tuple[Event, str]]] = defaultdict(list)
     for (launch, worker), own in by_worker(events).items():
         seen: dict[str, int] = defaultdict(int)
-        for before, event, behind in zip(own, own[1:], own[2:], strict=False):
-            kind = event["name"]
+        names = ["", *(event["name"] for event in own), ""]
+        for event, before, kind, behind in zip(own, names, names[1:], names[2:], strict=False):
             if kind in (GRID_BARRIER, REPLICA_BARRIER):
                 seen[kind] += 1
                 group = event["pid"] if kind == REPLICA_BARRIER else 0
-                if not polled >= {before["name"], behind["name"]}:
-                    place = f"worker {worker}, {before['name']} | {behind['name']}"
+                if not polled >= {before, behind}:
+                    place = f"worker {worker}, {before} | {behind}"
                     meetings[launch, group, kind, seen[kind]].append((event, place))
     errors = []
     for which, met in meetings.items():

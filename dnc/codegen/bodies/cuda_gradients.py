@@ -36,7 +36,8 @@ from dnc.ir import isa
 from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import SlotsAddress, TableGradient, TableProduct, padded
 
-QUADS, SUM_QUADS = 2, 6  # of a slot that a lane adds up at a time; of deltas, which are longer
+QUADS, SUM_QUADS = 4, 6  # of a slot that a lane adds up at a time; of deltas, which are longer
+MANY_TOGETHER = 8  # slots of a frequent token that a thread has under way: the longest list is waited for
 SUM_COLUMNS = 128  # of a part of a sum of deltas
 FEW_DELTAS = 12  # of a token, for which a warp adds them up
 WORDS = 256  # of flags: which tokens have many slots
@@ -147,7 +148,7 @@ class _Tokens:
         near = fixed("near_quad", smaller(own, width - 4))
         total = local("total", *floats(0.0, quad_at(near)))
         slots = worker.access.slots(self.address, token)
-        slots.add_every([total], worker.thread // group, THREADS // group, [near])
+        slots.add_every([total], worker.thread // group, THREADS // group, [near], MANY_TOGETHER)
         T.buffer_store(worker.staging, total[0], [quad_at(stage + worker.thread * 4)])
         worker.synchronize()
         square = local("square", "float32", T.float32(0.0))
