@@ -151,8 +151,8 @@ class SlotsReader:
     ) -> None:
         """Adds every step-th slot of each list, from the one numbered `first`, to a total for every quad.
 
-        Of plain slots so many are under way together; of partial ones, which are many loads each, the address of the
-        next is read while one is added.
+        Of plain slots so many are under way together; of partial ones, which are many loads each, the
+        address of the next is read while one is added.
         """
 
         def add_plain(head: Expr, count: Expr) -> None:

@@ -59,6 +59,12 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         {"hidden": 40, "embed": 24},
         PlanOptions(residency="streamed", window=256),
     ),
+    # Weights come from L2 once for up to eight vertices, for transposed products in groups of columns.
+    "tree_fc-streamed": (
+        "tree_fc",
+        {"hidden": 160},
+        PlanOptions(cluster=0, workers=4, residency="streamed"),
+    ),
     "treelstm-unfused": ("treelstm", {"hidden": 16, "embed": 16}, PlanOptions(without=("fuse", "hoist"))),
     # Levels of cells alone, which have no products to wait for.
     "treelstm-cells": (

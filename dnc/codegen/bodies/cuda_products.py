@@ -16,10 +16,11 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_operands import NARROW, operand_stride
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_weights import chunk_reader
-from dnc.codegen.bodies.cuda_worker import CHUNK, chunks, rows_per_warp
+from dnc.codegen.bodies.cuda_worker import CHUNK, Worker, chunks, rows_per_warp
 from dnc.codegen.emit import (
     Expr,
     both,
+    by_size,
     either,
     lane4,
     let,
@@ -53,10 +54,18 @@ def forward(tile: UnitTile, product: Product, group: int) -> None:
 
         return body
 
-    if group > 1:
-        either(tile.count <= NARROW, by(1), by(group))
-    else:
+    if group == 1:
         by(1)()
+    elif tile.placement(product).residency == STREAMED:  # weights come once for all vertices
+        sizes = sorted({1, NARROW, group, most_streamed(tile.worker)})
+        by_size(tile.count, [(size, by(size)) for size in sizes])
+    else:
+        either(tile.count <= NARROW, by(1), by(group))
+
+
+def most_streamed(worker: Worker) -> int:
+    """Vertices up to which weights from L2 come once."""
+    return WIDE if worker.crowded else 2 * WIDE
 
 
 def _forward_group(tile: UnitTile, product: Product, weights_at: Expr, vertices: int, first: Expr) -> None:
@@ -102,7 +111,7 @@ def _forward_group(tile: UnitTile, product: Product, weights_at: Expr, vertices:
 
     together = ROW_BLOCK
     if placement.residency == STREAMED:
-        together = STREAMED_BLOCK if worker.crowded else AHEAD_BLOCK
+        together = STREAMED_BLOCK if worker.crowded else AHEAD_BLOCK * WIDE // max(WIDE, vertices)
     if rows <= UNROLLED_ROWS:
         for row_begin in range(0, rows, together):
             block(row_begin, min(together, rows - row_begin))

@@ -26,7 +26,7 @@ from dnc.codegen.bodies.cuda_cells import (
     unit_cells,
 )
 from dnc.codegen.bodies.cuda_operands import all_aligned, operand_stride, stage_operand, start_operand
-from dnc.codegen.bodies.cuda_products import WIDE, forward
+from dnc.codegen.bodies.cuda_products import WIDE, forward, most_streamed
 from dnc.codegen.bodies.cuda_push import MOST_ROWS, Mailbox, mailbox, sent_by
 from dnc.codegen.bodies.cuda_reduce import Reduction, box_words, shares
 from dnc.codegen.bodies.cuda_resident import BLOCK, scratch_words
@@ -45,8 +45,7 @@ from dnc.codegen.bodies.cuda_staging import (
     operand_columns,
     rows_of,
 )
-from dnc.codegen.bodies.cuda_transposed import FEW, transposed
-from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
+from dnc.codegen.bodies.cuda_transposed import FEW, sums_together, transposed
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
 from dnc.codegen.bodies.cuda_wide_cells import cells_alone, cells_together
 from dnc.codegen.bodies.cuda_worker import Worker, rows_per_warp
@@ -89,7 +88,7 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
         if worker.ahead.look is not None and not (segment.products or segment.transposed):
             worker.synchronize()  # nothing else made all warps wait for the one that looks ahead
 
-    few = FEW if worker.few else _few_rows(worker, segment)
+    few = _few_of_level(worker, segment) if worker.few else _few_rows(worker, segment)
     if wide is None:
         narrow_segment(worker, segment, row, rows)
     elif few:
@@ -105,6 +104,14 @@ def _has_no_tiles(worker: Worker, segment: Segment) -> bool:
         return False
     placed = [worker.placement(name, segment.units) for name in product_parameters(segment)]
     return all(place.residency != STREAMED for place in placed)
+
+
+def _few_of_level(worker: Worker, segment: Segment) -> int:
+    """Rows up to which a level runs so: as many as weights from L2 come once for."""
+    placed = [worker.placement(name, segment.units) for name in product_parameters(segment)]
+    if segment.transposed or any(place.residency != STREAMED for place in placed):
+        return FEW
+    return most_streamed(worker)
 
 
 def _few_rows(worker: Worker, segment: Segment) -> int:
@@ -331,8 +338,11 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, block: int, buff
     front = operands + buffers * max(sums, default=0)
     for turned in segment.transposed:
         rows = rows_of(turned.delta, segment, units)
-        held_words = turned_words(rows, worker.plan)
-        words = held_words if in_registers(turned) else transposed_words(turned.columns, tile, buffers)
+        if in_registers(turned):
+            words = turned_words(rows, worker.plan)
+        else:
+            placement = worker.placement(turned.parameter, segment.units)
+            words = buffers * max(cut.words for cut in sums_together(worker, placement, tile))
         front = max(front, words)
     found = lay_out(segment, units, tile, front, plane)
     box = -(-found.words // 4) * 4
