@@ -51,7 +51,7 @@ def train(
     """Trains for `epochs` (those before a checkpoint included) and writes a run folder; its path.
 
     schedule, patience, save_every: see `TrainOptions`. report: gets every event that goes to
-    metrics.jsonl. tick: see `Trainer`. stop: asked before every batch; True ends training with a
+    metrics.jsonl. tick: see `Trainer`. stop: asked before every batch is taken; True ends training with a
     checkpoint. Ctrl-C and SIGTERM end it likewise, and go on behind it as KeyboardInterrupt and SystemExit,
     unless the caller handles them. resumed: the checkpoint's path. again: the folder may hold a run without
     a checkpoint. config: what else the run was asked for; with what is known here, it becomes run.toml.

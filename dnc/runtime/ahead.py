@@ -63,12 +63,16 @@ class Ahead:
             return False
 
     def jobs(
-        self, groups: Iterable[Ints | None], make: Callable[[Ints, Sequence[Job]], Job | None]
+        self,
+        groups: Iterable[Ints | None],
+        make: Callable[[Ints, Sequence[Job]], Job | None],
+        takes: Callable[[Job], bool] = lambda job: True,
     ) -> Iterator[Job | None]:
         """The jobs of groups of batches, each when its turn has come; groups are taken some jobs ahead.
 
         None among the groups comes back in its place. make: the job of a group behind others that are still
-        to run; None if it cannot be made before the first of them has.
+        to run; None if it cannot be made before the first of them has. takes: whether a job is to be encoded
+        ahead.
         """
         coming = deque[Job | None]()
         for group in groups:
@@ -78,7 +82,7 @@ class Ahead:
             if group is not None:
                 while (job := make(group, [each for each in coming if each is not None])) is None:
                     yield coming.popleft()
-            waits = bool(coming) if job is None else self.take(job)
+            waits = bool(coming) if job is None else takes(job) and self.take(job)
             while coming and not waits:
                 yield coming.popleft()
             if waits:

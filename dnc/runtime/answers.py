@@ -170,10 +170,12 @@ class Answers:
             noises, turn = np.full(len(group), noise, np.uint32), lanes(len(group[0]))
             return self.session.job(data, group, mode, noises, len(coming), lanes=turn)
 
-        for job in self.ahead.jobs(groups(batches, most, lanes, self.ahead.encoders), make):
+        def fits(job: Job) -> bool:
+            return words * len(job.batches[0]) <= BATCH_WORDS
+
+        for job in self.ahead.jobs(groups(batches, most, lanes, self.ahead.encoders), make, fits):
             assert job is not None  # there is none among the groups
-            too_large = words * len(job.batches[0]) > BATCH_WORDS
-            yield job, None if too_large else self.session.encode_job(data, job, self.ahead)
+            yield job, self.session.encode_job(data, job, self.ahead) if fits(job) else None
 
 
 @attrs.define(eq=False)

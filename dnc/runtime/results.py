@@ -6,7 +6,7 @@ was not finite is an error that says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -19,12 +19,16 @@ Floats = NDArray[np.float32]
 
 
 class NotFinite(DiagnosticError):
-    """The gradient or the loss of a batch was not finite; its update was not made."""
+    """The gradient or the loss of a batch was not finite; its update was not made.
 
-    def __init__(self, step: int, loss: float, norm: float) -> None:
+    before: results of steps before it that nobody has been told of.
+    """
+
+    def __init__(self, step: int, loss: float, norm: float, before: Sequence[StepResult] = ()) -> None:
         notes = ("its update was not made; a smaller learning rate (--lr) or clipping (--clip) may help",)
         what = f"step {step}: the loss is {loss:g} and the norm of the gradient {norm:g}"
         super().__init__(Diagnostic(what, notes=notes))
+        self.before = before
 
 
 @attrs.frozen

@@ -176,7 +176,8 @@ class Session:
     ) -> Iterator[StepResult | None]:
         """The same for one stretch of batches after another, as epochs are; None where one has ended.
 
-        Then all its results are there, and nothing is under way; what comes next is encoded already.
+        Then all its results are there, and nothing is under way. What comes next is taken before that, and
+        encoded meanwhile, where other processes encode.
         """
         self.ahead.use(data.prepared)
         grouping = Groups(encoders=self.ahead.encoders)
@@ -311,7 +312,7 @@ class Session:
 
     def _settle(self, keep: int) -> list[StepResult]:
         """Waits for the oldest steps until only `keep` are under way; their results."""
-        results = []
+        results = list[StepResult]()
         try:
             while len(self._waiting) > keep:
                 batch = self._waiting[0]
@@ -320,7 +321,7 @@ class Session:
                 del self._waiting[0]
                 loss = batch.loss()
                 if not (batch.updated and np.isfinite(loss)):
-                    raise NotFinite(batch.step, loss, batch.norm)
+                    raise NotFinite(batch.step, loss, batch.norm, results)
                 results.append(StepResult(batch.step, batch.samples, loss, batch.norm, batch.parts))
                 self._unclaimed = results[-1]
         except BaseException:

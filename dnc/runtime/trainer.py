@@ -83,15 +83,18 @@ class Trainer:
     tick: Callable[[int, float], None] = lambda samples, loss: None
     _ticked: float = 0.0
     _is_stopped: bool = False
+    _taken: int = 0  # stretches of batches that have not ended
 
     def run(self) -> bool:
         """Trains; whether training came to its end (False: stopped)."""
         samples = self.data.prepared.samples
         self.session.reserve(self.data, min(self.options.batch, samples))
         results = self.session.stretches(self.data, self._stretches(samples), self._hyper(samples))
+        self._is_stopped, self._taken = False, 0
         while self.position.epoch < self.options.epochs and not self.exhausted():
-            if not self._epoch(results, samples):
+            if self._is_stopped:
                 return False
+            self._epoch(results, samples)
         return True
 
     def exhausted(self) -> bool:
@@ -100,22 +103,28 @@ class Trainer:
         waited = self.position.epoch - self.best_epoch
         return patience is not None and self.best is not None and waited >= patience
 
-    def _epoch(self, results: Iterator[StepResult | None], samples: int) -> bool:
+    def _epoch(self, results: Iterator[StepResult | None], samples: int) -> None:
+        """What is left of an epoch, or of it until training is to stop."""
         epoch, begin = self.position.epoch, time.perf_counter()
         first = self.position.seen
         while True:
             try:
                 while (result := next(results, None)) is not None:
                     self._measure(result)
-            except NotFinite:
+            except NotFinite as problem:
+                for result in problem.before:
+                    self._measure(result)
                 with suppress(DiagnosticError):  # weights that an update spoilt are not written
                     self.save("last")
                 raise
-            if self.position.seen >= samples:
+            self._taken -= 1
+            if self._taken:  # the next batches asked some time ago
+                self._is_stopped |= self.stop()
+            if self.position.batch >= self._batches_of(samples):
                 break
             self.save("last")
             if self._is_stopped:
-                return False
+                return
         seconds, place = time.perf_counter() - begin, self.position
         event: Event = {"event": "epoch", "epoch": epoch + 1, "step": place.step}
         event |= {"loss": place.loss / max(place.seen, 1), "samples": place.seen}
@@ -134,17 +143,20 @@ class Trainer:
         if event.get("best"):
             self.save("best")
         self.save("last")
-        return True
+
+    def _batches_of(self, samples: int) -> int:
+        """Batches of an epoch."""
+        return -(-samples // self.options.batch)
 
     def _stretches(self, samples: int) -> Iterator[Iterator[Ints]]:
         """What is left of all epochs, up to the next checkpoint each; until training is to stop."""
-        start, size = self.position, self.options.batch
-        end = len(range(0, samples, size))
+        start, end = self.position, self._batches_of(samples)
         for epoch in range(start.epoch, self.options.epochs):
             order = shuffled(samples, self.options.seed, epoch)
             first = start.batch if epoch == start.epoch else 0
             piece = self.options.save_every or end
             for begin in range(first, end, piece):
+                self._taken += 1
                 yield self._batches(order, range(begin, min(begin + piece, end)))
                 if self._is_stopped:
                     return
@@ -160,7 +172,7 @@ class Trainer:
     def _hyper(self, samples: int) -> Callable[[int], Hyper]:
         """The settings of every step."""
         options = self.options
-        per_epoch = -(-samples // options.batch)
+        per_epoch = self._batches_of(samples)
 
         def hyper(step: int) -> Hyper:
             factor = options.schedule.factor(step, per_epoch, options.epochs)

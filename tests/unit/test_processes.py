@@ -13,6 +13,7 @@ import pytest
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.optimizers import Hyper
 from dnc.runtime.ahead import GROUPS
+from dnc.runtime.checkpoint import Position
 from dnc.runtime.encoder import DoesNotFit
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.processes import Lost, Processes
@@ -224,9 +225,26 @@ def test_training_that_is_stopped_knows_how_far_it_came(after):
     made = Trainer(session, data, options, lambda event: None, lambda kind: None)
     made.stop = lambda: next(asked) > after
     assert not made.run()
-    assert made.position.step == session.steps_done - first == after
-    epoch, batch = divmod(after, SAMPLES)
+    done = min(after, SAMPLES)  # an epoch that ends meanwhile ends training
+    assert made.position.step == session.steps_done - first == done
+    epoch, batch = divmod(done, SAMPLES)
     assert (made.position.epoch, made.position.batch, made.position.seen) == (epoch, batch, batch)
+
+
+def test_training_that_has_taken_all_batches_is_stopped_at_the_end_of_an_epoch():
+    session = small_session("treelstm", 2, 2, encoders=4)
+    data, asked = session.attach(forest_of("treelstm")), []
+    with_processes(session, data)
+    first, options = session.steps_done, TrainOptions(4, 8, Hyper("sgd", 0.1))
+    made = Trainer(session, data, options, lambda event: None, lambda kind: None)
+
+    def stop():
+        asked.append(session.steps_done - first)
+        return asked[-1] > SAMPLES // 8
+
+    made.stop = stop
+    assert not made.run() and made.position == Position(2, 0, 6) and session.steps_done - first == 6
+    assert asked.count(0) == 12  # all of them
 
 
 def test_a_step_that_is_not_finite_ends_the_steps():

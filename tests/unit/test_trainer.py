@@ -80,4 +80,4 @@ def test_what_is_not_finite_ends_training_and_saves():
     made, _, saved = trainer(options)
     with pytest.raises(NotFinite, match="its update was not made"):
         made.run()
-    assert saved == ["last"]
+    assert saved == ["last"] and made.position.step == made.position.batch == 1

@@ -82,7 +82,8 @@ def stage_operand(
     """Copies the operands of rows first .. first + count into staging.
 
     Row v lies at `at` + v * `operand_stride`, zeros behind its columns. What a product may read
-    beyond the last row (more than `NARROW` are multiplied together, `group` of them) is zero as well.
+    beyond the last row (more than `NARROW` are multiplied together, `group` of them) is zero as well; of
+    weights from L2 a product may read more, for sums that nobody reads.
     meanwhile: emits what is done while the copies are under way. started: whether `start_operand` did it.
     """
     rounded = _whole_groups(count, group)

@@ -37,7 +37,7 @@ ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators
 STREAMED_BLOCK = 5  # the same where weights come from L2: their addresses take registers, too
 AHEAD_BLOCK = 16  # the same where registers hold no weights: so many loads are under way
 UNROLLED_ROWS = 40  # of a warp; more, as those of a large vocabulary, are a loop
-WIDE = 4
+WIDE = 4  # vertices that are multiplied together where there are many
 
 
 def forward(tile: UnitTile, product: Product, group: int) -> None:

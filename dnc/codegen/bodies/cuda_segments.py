@@ -109,7 +109,7 @@ def _has_no_tiles(worker: Worker, segment: Segment) -> bool:
 def _few_of_level(worker: Worker, segment: Segment) -> int:
     """Rows up to which a level runs so: as many as weights from L2 come once for."""
     placed = [worker.placement(name, segment.units) for name in product_parameters(segment)]
-    if segment.transposed or any(place.residency != STREAMED for place in placed):
+    if segment.transposed or {place.residency for place in placed} != {STREAMED}:
         return FEW
     return most_streamed(worker)
 

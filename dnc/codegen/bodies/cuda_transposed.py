@@ -105,7 +105,7 @@ def transposed(tile: UnitTile, product: TransposedProduct) -> None:
     has_columns = whole_tile % 4 == 0 and whole_tile > FEW
     if not has_columns:
         cuts.insert(0, Together(1, cuts[0].chunks))
-    sizes = {cut.vertices: partial(_by_rows, sums, cut) for cut in cuts}
+    sizes = {cut.vertices: partial(_by_rows, sums, cut) for cut in reversed(cuts)}
     by_rows = partial(by_size, tile.count, sorted(sizes.items()))
     if has_columns:
         either(tile.count <= FEW, by_rows, partial(_by_columns, sums))
