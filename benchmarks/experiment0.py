@@ -35,9 +35,9 @@ def build(out: Path, approximate: bool) -> None:
     """Emit, compile and describe the kernel."""
     import experiment0_kernel as kernel
 
-    from dnc.codegen import sync
     from dnc.codegen.nvrtc import compile_cuda
     from dnc.codegen.tirx_cuda import emit_cuda
+    from dnc.ir import isa
 
     source = emit_cuda(kernel.Kernel(approximate).build(), ARCH)
     binary = compile_cuda(source.text, ARCH)
@@ -48,7 +48,7 @@ def build(out: Path, approximate: bool) -> None:
         "arch": ARCH,
         "symbol": source.symbol,
         "parameters": [(name, KINDS.get(name, "pointer")) for name in source.parameters],
-        "abort_fields": sync.ABORT_FIELDS,
+        "abort_fields": isa.ABORT_FIELDS,
         "sigmoid": "ex2.approx, rcp.approx" if approximate else "expf, IEEE division",
         "registers": binary.registers,
         "commit": _commit(),

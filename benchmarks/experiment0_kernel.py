@@ -42,6 +42,43 @@ WINDOW_AT = SHARED["biases"] + WARPS * ROWS
 SHARED_BYTES = 4 * (WINDOW_AT + WINDOW * WORDS)
 
 
+def _peer_store(count: int) -> cuda.Primitive:
+    """Words to the address that `local` has in this worker, in worker `rank` of the cluster."""
+    values = ["a", "b", "c", "d"][:count]
+    vector = f"v{count}." if count > 1 else ""
+    operands = ", ".join(f"%{index + 1}" for index in range(count))
+    inputs = ", ".join(f'"f"({value})' for value in values)
+    name = f"dnc_peer_store{count}"
+    return cuda.Primitive(
+        name,
+        f"""
+__device__ __forceinline__ void {name}(
+    float* local, int rank, {", ".join(f"float {value}" for value in values)}) {{
+  unsigned peer, own = (unsigned)__cvta_generic_to_shared(local);
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(own), "r"(rank));
+  asm volatile("st.shared::cluster.{vector}f32 [%0], {{{operands}}};"
+               :: "r"(peer), {inputs} : "memory");
+}}
+""",
+    )
+
+
+PEER_STORE1, PEER_STORE2, PEER_STORE4 = map(_peer_store, (1, 2, 4))
+# 16 bytes at the address that `local` has in this worker, from worker `rank` of the cluster.
+PEER_LOAD4 = cuda.Primitive(
+    "dnc_peer_load4",
+    """
+__device__ __forceinline__ void dnc_peer_load4(
+    const float* local, int rank, float& a, float& b, float& c, float& d) {
+  unsigned peer, own = (unsigned)__cvta_generic_to_shared(local);
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(peer) : "r"(own), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "r"(peer) : "memory");
+}
+""",
+)
+
+
 def named(name: str, value: Any) -> Any:
     IRBuilder.name(name, value)
     return value
@@ -241,7 +278,7 @@ class Kernel:
                 at = let("at", slot * SLOT + quad * 4)
                 owner = quad % (HIDDEN // 4) // (UNITS // 4)
                 address = T.address_of(self.states[at])
-                T.evaluate(cuda.PEER_LOAD4(address, owner, *[pulled[i] for i in range(4)]))
+                T.evaluate(PEER_LOAD4(address, owner, *[pulled[i] for i in range(4)]))
                 T.buffer_store(self.states, pulled[T.ramp(0, 1, 4)], [T.ramp(at, 1, 4)])
 
     def _send_rows(self, vertices: int, to: Any) -> None:
@@ -254,7 +291,7 @@ class Kernel:
                 at = to * SLOT + quad // quads * HIDDEN + self.rank * UNITS + quad % quads * 4
                 row = let("row", self.states[T.ramp(at, 1, 4)])
                 values = [tirx.Shuffle([row], [i]) for i in range(4)]
-                T.evaluate(cuda.PEER_STORE4(T.address_of(self.states[at]), peer, *values))
+                T.evaluate(PEER_STORE4(T.address_of(self.states[at]), peer, *values))
 
     def _exchange(self) -> None:
         """Every worker sends its 16 floats, one more than its right neighbour's, to all."""
@@ -268,7 +305,7 @@ class Kernel:
         with T.If(through == 0):
             with T.Then():
                 to_peer = T.address_of(self.states[to * SLOT + unit])
-                T.evaluate(cuda.PEER_STORE1(to_peer, self.thread // UNITS, value))
+                T.evaluate(PEER_STORE1(to_peer, self.thread // UNITS, value))
             with T.Else(), when(self.thread < UNITS):
                 T.buffer_store(self.pool, value, [self.home + to * SLOT + unit])
 
@@ -342,4 +379,4 @@ class Kernel:
                 pair = [let("pair", cuda.shuffle(h[0], 2 * sent + u)) for u in range(2)]
                 with when(self.lane < WORKERS):
                     address = T.address_of(self.states[to * SLOT + sent * HIDDEN + mine])
-                    T.evaluate(cuda.PEER_STORE2(address, self.lane, *pair))
+                    T.evaluate(PEER_STORE2(address, self.lane, *pair))

@@ -59,7 +59,7 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         {"hidden": 40, "embed": 24},
         PlanOptions(residency="streamed", window=256),
     ),
-    # Weights come from L2 once for up to eight vertices, for transposed products in groups of columns.
+    # Weights come from L2 once for up to eight vertices.
     "tree_fc-streamed": (
         "tree_fc",
         {"hidden": 160},

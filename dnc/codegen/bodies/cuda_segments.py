@@ -45,7 +45,8 @@ from dnc.codegen.bodies.cuda_staging import (
     operand_columns,
     rows_of,
 )
-from dnc.codegen.bodies.cuda_transposed import FEW, sums_together, transposed
+from dnc.codegen.bodies.cuda_transposed import FEW, transposed
+from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
 from dnc.codegen.bodies.cuda_wide_cells import cells_alone, cells_together
 from dnc.codegen.bodies.cuda_worker import Worker, rows_per_warp
@@ -338,11 +339,8 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, block: int, buff
     front = operands + buffers * max(sums, default=0)
     for turned in segment.transposed:
         rows = rows_of(turned.delta, segment, units)
-        if in_registers(turned):
-            words = turned_words(rows, worker.plan)
-        else:
-            placement = worker.placement(turned.parameter, segment.units)
-            words = buffers * max(cut.words for cut in sums_together(worker, placement, tile))
+        held_words = turned_words(rows, worker.plan)
+        words = held_words if in_registers(turned) else transposed_words(turned.columns, tile, buffers)
         front = max(front, words)
     found = lay_out(segment, units, tile, front, plane)
     box = -(-found.words // 4) * 4

@@ -7,7 +7,7 @@ order; or every thread has a column, over all rows.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -17,10 +17,9 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_stores import store_columns
 from dnc.codegen.bodies.cuda_weights import ChunkReader, chunk_reader, weight_place
-from dnc.codegen.bodies.cuda_worker import CHUNK, Worker, chunks, rows_per_warp
+from dnc.codegen.bodies.cuda_worker import CHUNK, chunks, rows_per_warp
 from dnc.codegen.emit import (
     Expr,
-    by_size,
     either,
     fixed,
     lane4,
@@ -37,39 +36,22 @@ from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import STREAMED, Placement, TransposedProduct, unit_share
 
 COLUMN_GROUP = 4  # chunks that are summed over the warps at a time
-STREAMED_GROUP = 2  # the same where weights come from L2, so that they come once for more vertices
 MOST_SUMS = 32  # that a thread holds
 COLUMN_VERTICES = 16  # vertices whose sums a thread holds that has a column to itself
 ROWS_TOGETHER = 2  # rows whose weights such a thread loads together
-LOADS_AHEAD = 16  # of weights that a lane has under way, where registers hold none
+ROWS_AHEAD = 4  # rows whose weights a warp loads together, where registers hold none
 FEW = 4  # vertices for which it is not worth giving every thread a column
 
 
-@attrs.frozen
-class Together:
-    """Sums that a warp makes at a time: of `vertices`, over so many `chunks` of columns."""
-
-    vertices: int
-    chunks: int
-
-    @property
-    def words(self) -> int:
-        """Of staging, for the sums of all warps."""
-        return WARPS * self.vertices * self.chunks * CHUNK
+def vertices_together(columns: int, tile: int) -> int:
+    """Vertices that are summed together."""
+    return min(tile, max(1, MOST_SUMS // (4 * min(COLUMN_GROUP, chunks(columns)))))
 
 
-def sums_together(worker: Worker, placement: Placement, tile: int) -> list[Together]:
-    """How the sums of few vertices are cut, by how many they are. Weights from L2 come once: for more of them
-    a smaller group of columns after another."""
-    groups = [min(group, chunks(placement.columns)) for group in (COLUMN_GROUP, STREAMED_GROUP)]
-    if not _is_ahead(worker, placement):
-        del groups[1]
-    return [Together(min(tile, max(1, MOST_SUMS // (4 * group))), group) for group in groups]
-
-
-def _is_ahead(worker: Worker, placement: Placement) -> bool:
-    """Whether many loads of weights are under way."""
-    return placement.residency == STREAMED and not worker.crowded
+def scratch_words(columns: int, tile: int, buffers: int) -> int:
+    """Staging that `transposed` needs for the sums of the warps."""
+    group = min(COLUMN_GROUP, chunks(columns)) * CHUNK
+    return buffers * WARPS * vertices_together(columns, tile) * group
 
 
 @attrs.frozen(eq=False)
@@ -95,22 +77,21 @@ class _Sums:
 def transposed(tile: UnitTile, product: TransposedProduct) -> None:
     """Partial sums over the worker's rows for all vertices of a tile, a few at a time.
 
-    Staging from 0 on is for the sums of the warps (`sums_together`). Barriers inside; ends with one.
+    `scratch_words` of staging from 0 on are for the sums of the warps. Barriers inside; ends with one.
     """
     placement = tile.placement(product)
     sums = _Sums(tile, product, placement, tile.weights_at(product))
 
-    whole_tile = tile.staging.tile
-    cuts = sums_together(tile.worker, placement, whole_tile)
-    has_columns = whole_tile % 4 == 0 and whole_tile > FEW
-    if not has_columns:
-        cuts.insert(0, Together(1, cuts[0].chunks))
-    sizes = {cut.vertices: partial(_by_rows, sums, cut) for cut in reversed(cuts)}
-    by_rows = partial(by_size, tile.count, sorted(sizes.items()))
-    if has_columns:
-        either(tile.count <= FEW, by_rows, partial(_by_columns, sums))
+    def by_rows(step: int) -> Callable[[], None]:
+        return lambda: _by_rows(sums, step)
+
+    step = vertices_together(placement.columns, tile.staging.tile)
+    if tile.staging.tile % 4 == 0 and tile.staging.tile > FEW:
+        either(tile.count <= FEW, by_rows(step), lambda: _by_columns(sums))
+    elif step > 1:
+        either(tile.count == 1, by_rows(1), by_rows(step))
     else:
-        by_rows()
+        by_rows(1)()
 
 
 def _by_columns(sums: _Sums) -> None:
@@ -133,19 +114,20 @@ def _by_columns(sums: _Sums) -> None:
     worker.synchronize()
 
 
-def _by_rows(sums: _Sums, at_once: Together) -> None:
+def _by_rows(sums: _Sums, step: int) -> None:
     """Rows spread over the warps, whose sums are added up through staging.
 
     With two buffers a warp goes on to the next sums while others still add up the last ones.
     """
     tile, worker, buffers = sums.tile, sums.tile.worker, sums.tile.staging.buffers
     weights = chunk_reader(worker, sums.placement, sums.weights_at)
-    step, all_chunks = at_once.vertices, chunks(sums.placement.columns)
-    groups = -(-all_chunks // at_once.chunks)
+    all_chunks = chunks(sums.placement.columns)
+    groups = -(-all_chunks // COLUMN_GROUP)
+    size = WARPS * step * min(COLUMN_GROUP, all_chunks) * CHUNK
     with stride_loop("first", 0, tile.count, step) as first:
-        for number, begin in enumerate(range(0, all_chunks, at_once.chunks)):
-            group = range(begin, min(begin + at_once.chunks, all_chunks))
-            scratch = fixed("scratch", (first // step * groups + number) % buffers * at_once.words)
+        for number, begin in enumerate(range(0, all_chunks, COLUMN_GROUP)):
+            group = range(begin, min(begin + COLUMN_GROUP, all_chunks))
+            scratch = fixed("scratch", (first // step * groups + number) % buffers * size)
             _sum_of_warp(sums, weights, group, step, first, scratch)
             worker.synchronize()
             _add_warps(sums, group, step, first, scratch)
@@ -177,8 +159,8 @@ def _sum_of_warp(
                     at = (v * width + chunk) * 4 + i
                     put(totals, at, cuda.fma(weight[i], delta[v], totals[at]))
 
-    ahead = LOADS_AHEAD // width if _is_ahead(worker, sums.placement) else False
-    with loop("row", rows, unroll=ahead) as row:
+    ahead = sums.placement.residency == STREAMED and not worker.crowded
+    with loop("row", rows, unroll=ROWS_AHEAD if ahead else False) as row:
         add_row(row)
     for v in range(step):
         for chunk in range(width):
