@@ -155,7 +155,7 @@ class Trainer:
             order = shuffled(samples, self.options.seed, epoch)
             first = start.batch if epoch == start.epoch else 0
             piece = self.options.save_every or end
-            for begin in range(first, end, piece):
+            for begin in range(first, end, piece) or (end,):  # a checkpoint may say that none is left
                 self._taken += 1
                 yield self._batches(order, range(begin, min(begin + piece, end)))
                 if self._is_stopped:

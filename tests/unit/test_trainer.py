@@ -56,6 +56,14 @@ def test_a_stopped_run_goes_on_to_the_same_bits(batches):
         assert np.array_equal(value, rest.session.read_arrays()[name])
 
 
+def test_an_epoch_of_which_no_batch_is_left_ends():
+    """So a checkpoint may say that was written where a step was not finite."""
+    made, events, saved = trainer(position=Position(0, 3, 3, 5.0, 6))
+    made.session.steps_done = 3
+    assert made.run() and made.position == Position(2, 0, 6) and saved == ["last", "last"]
+    assert [e["samples"] for e in events if e["event"] == "epoch"] == [6, 7]
+
+
 def test_the_dev_set_decides_what_is_best():
     session = small_session("treelstm")
     made, events, saved = trainer(session=session, dev=session.attach(FOREST))
