@@ -41,12 +41,18 @@ def batches_of(size, epochs, seed=0):
         yield from (samples[at : at + size] for at in range(0, SAMPLES, size))
 
 
-def with_processes(session, data):
-    """Steps enough of them that the processes are there."""
+def first_steps(session, data):
+    """Steps enough of them that processes start."""
     found = []
     for step, batch in enumerate(batches_of(6, 2)):
         found += session.steps(data, [batch], RATES[step])
     assert len(found) > GROUPS
+    return found
+
+
+def with_processes(session, data):
+    """The same, until the processes are there."""
+    found = first_steps(session, data)
     end = time.monotonic() + 60
     while not session.ahead.has_room:
         assert time.monotonic() < end, "the processes do not start"
@@ -68,9 +74,7 @@ def both(name, batches, encoders=2, hyper=rates, between=lambda session: None):
             results = with_processes(session, data)
             between(session)
         else:
-            results = [
-                r for step, b in enumerate(batches_of(6, 2)) for r in session.steps(data, [b], RATES[step])
-            ]
+            results = first_steps(session, data)
         results += session.steps(data, batches(), hyper)
         found.append((results, session.read_arrays()))
     (ours, arrays), (expected, others) = found
@@ -165,11 +169,7 @@ def test_the_next_stretch_is_encoded_while_one_ends(monkeypatch):
 
     for each in (session, plain):
         data, dev = each.attach(forest_of("treelstm")), each.attach(forest_of("treelstm", 4))
-        if each is session:
-            with_processes(each, data)
-        else:
-            for step, batch in enumerate(batches_of(6, 2)):
-                list(each.steps(data, [batch], RATES[step]))
+        (with_processes if each is session else first_steps)(each, data)
         list(each.steps(data, batches_of(SAMPLES // 2, 4), rates))  # memory as large as it becomes
         drawn.clear()
         here.clear()
@@ -200,11 +200,7 @@ def test_training_does_not_depend_on_who_encodes():
         options = TrainOptions(7, 5, Hyper("adagrad", 0.1), log_every=1, save_every=2, patience=7)
         made = Trainer(session, data, options, events.append, lambda kind: None, dev)
         made.save = lambda kind, made=made, saved=saved: saved.append((kind, made.position))
-        if encoders:
-            with_processes(session, data)
-        else:
-            for step, batch in enumerate(batches_of(6, 2)):
-                list(session.steps(data, [batch], RATES[step]))
+        (with_processes if encoders else first_steps)(session, data)
         assert made.run()
         clock = {"seconds", "samples_per_second"}
         told = [{k: v for k, v in event.items() if k not in clock} for event in events]
