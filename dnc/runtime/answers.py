@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
 from dnc.runtime.ahead import Ahead
-from dnc.runtime.batches import MOST_SAMPLES, are_distinct, groups, one_lane
+from dnc.runtime.batches import are_distinct, groups, one_lane
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.readout import Readout
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # Samples of one launch where the caller does not say.
 CHUNK = 256
+# Samples of a group, at most, and of all lanes at a time: a launch is over sooner than one that trains.
+MOST_SAMPLES = 2048
 # Groups of one call before processes are started for it: they need a second to read the data.
 GROUPS = 32
 # Words that the host reads of a group, about; and of a batch, if it is to take this road at all.

@@ -86,34 +86,53 @@ class Groups:
 
     def _gathered(self, batches: Iterable[Sequence[int] | Ints]) -> Iterator[tuple[Ints, bool]]:
         """Groups as large as they may be, and whether none will be larger."""
-        group: list[list[int]] = []
-        seen: set[int] = set()
+        group: list[Ints] = []
         for batch in batches:
-            samples = batch.tolist() if isinstance(batch, np.ndarray) else list(batch)
-            own = set(samples)
-            repeats = len(own) < len(samples)
-            if group and (repeats or len(samples) != len(group[0]) or not seen.isdisjoint(own)):
-                yield np.array(group, np.int32), False
-                group, seen = [], set()
-            group.append(samples)
-            seen |= own
-            turn = self.lanes(len(samples))
-            each = max(len(samples), 1)
+            own = np.asarray(batch, np.int32)
+            if group and len(own) != len(group[0]):
+                yield from _cut(group)
+                group = []
+            group.append(own)
+            each, turn = max(len(own), 1), self.lanes(len(own))
             largest = full_group(each, self.most, turn)
             size = min(largest, max(self._limit // each, turn))
-            if repeats or len(group) >= (size - size % turn or size):
-                yield np.array(group, np.int32), 1 < largest == len(group)
-                group, seen = [], set()
+            if len(group) < (size - size % turn or size):
+                continue
+            count = _distinct_batches(group)
+            yield np.stack(group[:count]), 1 < largest == count
+            group = group[count:]
+            if not group:
                 self._made += 1
                 if self._made % self.encoders == 0:
                     self._limit = min(2 * self._limit, self.most)
-        if group:
-            yield np.array(group, np.int32), False
+        yield from _cut(group)
+
+
+def _cut(group: list[Ints]) -> Iterator[tuple[Ints, bool]]:
+    """What is left, in groups in which no sample occurs twice; there may be larger ones."""
+    while group:
+        count = _distinct_batches(group)
+        yield np.stack(group[:count]), False
+        group = group[count:]
+
+
+def _distinct_batches(group: list[Ints]) -> int:
+    """How many of the first batches no sample occurs twice in; one at least, even if it occurs there."""
+    if are_distinct(np.concatenate(group)):
+        return len(group)
+    seen: set[int] = set()
+    for count, batch in enumerate(group):
+        own = set(batch.tolist())
+        if len(own) < len(batch) or not seen.isdisjoint(own):
+            return max(count, 1)
+        seen |= own
+    return len(group)
 
 
 def are_distinct(samples: Ints) -> bool:
     """Whether no sample occurs twice."""
-    return len(set(samples.tolist())) == len(samples)
+    ordered = np.sort(samples)
+    return not (ordered[1:] == ordered[:-1]).any()
 
 
 def parts_of(data: Encoder, samples: Ints, mode: str, parts: int) -> Iterator[tuple[Ints, Part]]:

@@ -59,3 +59,11 @@ def test_what_occurs_twice_is_in_two_groups():
         [[4, 4]],
         [[5, 6]],
     ]
+
+
+def test_a_group_is_cut_where_a_sample_occurs_again():
+    """Behind the cut it goes on growing, as an epoch does that begins in the middle of a group."""
+    batches = [[number] for number in range(GROUP_SAMPLES // 2)] * 3
+    found = [group.reshape(-1).tolist() for group in groups(batches)]
+    assert found == [list(range(GROUP_SAMPLES // 2))] * 3
+    assert [len(group) for group in groups([[5]] * 40)] == [1] * 40
