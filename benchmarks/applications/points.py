@@ -157,8 +157,8 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
     lstm = _example("lstm_classifier", hidden=256, embed=256)
     yield "lstm", lstm
     yield "lstm-bf16", attrs.evolve(lstm, options={"precision": "bf16"})
-    # One replica over the chip, as four rows a level leave most of seven clusters idle.
-    yield "rnn", Recipe(OWN / "rnn.dn", {"hidden": 1152, "embed": 1152}, {"cluster": 0})
+    # A replica for each of four rows a level.
+    yield "rnn", Recipe(OWN / "rnn.dn", {"hidden": 1152, "embed": 1152}, {"batch": 4})
     yield "tree-256-infer", _tree(256, mode="infer")
     yield "tree-256-tf32", _tree(256, precision="tf32")
     yield "tree-256-tf32x3", _tree(256, precision="tf32x3")

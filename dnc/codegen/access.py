@@ -26,7 +26,7 @@ from dnc.codegen.emit import (
     when,
     wide,
 )
-from dnc.codegen.slots import MOST_RUNS, SlotsReader
+from dnc.codegen.slots import FEW_PARTS, FEW_RUNS, MOST_RUNS, SlotsReader
 from dnc.ir import isa
 from dnc.ir.plan import (
     Address,
@@ -72,7 +72,8 @@ class Access:
     with an offset, is nearer than the pool, and then the reader of element i of a run. add_runs: adds up
     what a reader finds in every run, where several threads do that together. gathered: reads the sum of the
     runs of a row's only slot, zeros if that is not the case, where this was made before. repeated: the reader
-    of a repeated value in a row, where there are such. publish: writes an element, or four, that others poll.
+    of a repeated value in a row, where there are such. runs_together: of many, whose loads are under way
+    together. publish: writes an element, or four, that others poll.
     """
 
     plan: Plan
@@ -82,6 +83,7 @@ class Access:
     rank: Any
     tables: Any = None
     eager: bool = False
+    runs_together: int = FEW_RUNS
     near: NearLists | None = None
     added: bool | None = None
     arrived: Callable[[Expr, int], tuple[Expr, Callable[[Expr, Expr], Expr]]] | None = None
@@ -279,9 +281,11 @@ class Access:
 
     def add_in_parts(self, total: Any, i: Expr, read: Callable[[Expr], Expr]) -> None:
         """Adds what is read of every run of many: of `MOST_RUNS` after another the sum."""
-        with loop("part", -(-self.workers // MOST_RUNS)) as part:
+        parts = -(-self.workers // MOST_RUNS)
+        all_at_once = self.runs_together == MOST_RUNS and parts <= FEW_PARTS
+        with loop("part", parts, unroll=parts if all_at_once else False) as part:
             some = local("some", *floats(0.0, i))
-            with loop("of_part", MOST_RUNS, unroll=4) as number:
+            with loop("of_part", MOST_RUNS, unroll=self.runs_together) as number:
                 run = part * MOST_RUNS + number
                 if self.workers % MOST_RUNS:
                     with when(run < self.workers):

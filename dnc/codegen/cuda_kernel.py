@@ -389,10 +389,11 @@ class Kernel:
 
     def worker_of(self, segment: Segment) -> Worker:
         """The worker for a segment: what it knows of the wavefronts and of the registers."""
-        if self.plan.program.stage(segment.stage).placement == LEVEL:
-            return attrs.evolve(self.worker, few=True, crowded=isa.WITHIN in register_regions(self.plan))
         crowded = isa.segment_region(self.plan, segment) in register_regions(self.plan)
-        worker = attrs.evolve(self.worker.here(), crowded=crowded)
+        worker = self.worker.among_weights(crowded)
+        if self.plan.program.stage(segment.stage).placement == LEVEL:
+            return attrs.evolve(worker, few=True)
+        worker = worker.here()
         if self.lent is None:
             return worker
         return attrs.evolve(worker, staging=self.lent, staging_words=self.lent_words)

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from dnc.codegen.access import Access
 
 SLOTS_TOGETHER = 4  # plain slots whose loads are under way together, where nobody says how many
+FEW_RUNS = 4  # partial sums whose loads are under way together, where there are more and few registers
 MOST_RUNS = 16  # partial sums of a slot that are loaded without a loop; of more, so many are one part
+FEW_PARTS = 3  # all of which a thread loads before it adds them up, where it has registers
 
 
 @attrs.frozen(eq=False)

@@ -54,6 +54,16 @@ CASES: dict[str, Case] = {
         {"hidden": 72, "embed": 24, "vocab": 11},
         {"cluster": 0, "workers": 18},
     ),
+    "runs of many workers, a thread each": (
+        "treelstm",
+        {"hidden": 38, "embed": 24, "vocab": 11},
+        {"cluster": 0, "workers": 18, "residency": "shared"},
+    ),
+    "sums of many columns over the warps": (
+        "treelstm",
+        {"hidden": 520, "embed": 8, "vocab": 11},
+        {"cluster": 0, "workers": 2, "residency": "streamed"},
+    ),
     "shared memory that is lent": (
         "language_model",
         {"hidden": 32, "embed": 8, "vocab": 3700},

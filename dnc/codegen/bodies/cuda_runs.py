@@ -19,8 +19,8 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop
-from dnc.codegen.slots import MOST_RUNS
-from dnc.ir.machine import LANES, THREADS
+from dnc.codegen.slots import FEW_PARTS, MOST_RUNS
+from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import Address, BufferAddress, Plan, Segment, SlotsAddress, unit_share
 
 
@@ -37,9 +37,6 @@ def is_partial(plan: Plan, address: Address) -> bool:
     if isinstance(address, BufferAddress):
         return plan.buffer(address.buffer).partial
     return isinstance(address, SlotsAddress) and address.partial is not None
-
-
-FEW_PARTS = 3  # of runs, all of which a thread loads before it adds them up
 
 
 @attrs.frozen(eq=False)
@@ -114,10 +111,13 @@ def parts_of(runs: int) -> int:
     return -(-runs // MOST_RUNS)
 
 
-def _together(worker: Worker) -> int:
-    """All parts where these are few, and registers are not for weights: they are waited for once."""
+def _together(worker: Worker, groups: int) -> int:
+    """Parts that are waited for once: all where these are few, else those of one of so many groups, as far as
+    there are registers beside those that hold weights."""
     parts = parts_of(worker.workers)
-    return parts if parts <= FEW_PARTS and not worker.crowded else 1
+    wanted = parts if parts <= FEW_PARTS else -(-parts // groups)
+    spare = machine(worker.plan.target).registers - worker.held_registers
+    return max(1, min(wanted, spare // MOST_RUNS))
 
 
 def sharing(tile: UnitTile) -> Sharing:
@@ -147,5 +147,5 @@ def sharing(tile: UnitTile) -> Sharing:
         groups=fixed("groups", lanes // width),
         most=most,
         width=width,
-        together=_together(worker),
+        together=_together(worker, most),
     )

@@ -35,11 +35,11 @@ from dnc.codegen.emit import (
 from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import STREAMED, Placement, TransposedProduct, unit_share
 
-COLUMN_GROUP = 4  # chunks that are summed over the warps at a time
+COLUMN_GROUP = 4  # chunks that are summed over the warps at a time, for several vertices
 MOST_SUMS = 32  # that a thread holds
 COLUMN_VERTICES = 16  # vertices whose sums a thread holds that has a column to itself
 ROWS_TOGETHER = 2  # rows whose weights such a thread loads together
-ROWS_AHEAD = 4  # rows whose weights a warp loads together, where registers hold none
+LOADS_AHEAD = 16  # of weights of several rows, which a thread starts together where registers hold none
 FEW = 4  # vertices for which it is not worth giving every thread a column
 
 
@@ -48,10 +48,18 @@ def vertices_together(columns: int, tile: int) -> int:
     return min(tile, max(1, MOST_SUMS // (4 * min(COLUMN_GROUP, chunks(columns)))))
 
 
+def _chunks_together(columns: int, vertices: int) -> int:
+    """Chunks that are summed over the warps at a time: of one vertex all that a thread has sums for, in
+    groups of about the same size."""
+    most = MOST_SUMS // 4 if vertices == 1 else COLUMN_GROUP
+    every = chunks(columns)
+    return -(-every // -(-every // most))
+
+
 def scratch_words(columns: int, tile: int, buffers: int) -> int:
     """Staging that `transposed` needs for the sums of the warps."""
-    group = min(COLUMN_GROUP, chunks(columns)) * CHUNK
-    return buffers * WARPS * vertices_together(columns, tile) * group
+    sizes = {1, vertices_together(columns, tile)}
+    return buffers * WARPS * CHUNK * max(size * _chunks_together(columns, size) for size in sizes)
 
 
 @attrs.frozen(eq=False)
@@ -122,11 +130,12 @@ def _by_rows(sums: _Sums, step: int) -> None:
     tile, worker, buffers = sums.tile, sums.tile.worker, sums.tile.staging.buffers
     weights = chunk_reader(worker, sums.placement, sums.weights_at)
     all_chunks = chunks(sums.placement.columns)
-    groups = -(-all_chunks // COLUMN_GROUP)
-    size = WARPS * step * min(COLUMN_GROUP, all_chunks) * CHUNK
+    together = _chunks_together(sums.placement.columns, step)
+    groups = -(-all_chunks // together)
+    size = WARPS * step * together * CHUNK
     with stride_loop("first", 0, tile.count, step) as first:
-        for number, begin in enumerate(range(0, all_chunks, COLUMN_GROUP)):
-            group = range(begin, min(begin + COLUMN_GROUP, all_chunks))
+        for number, begin in enumerate(range(0, all_chunks, together)):
+            group = range(begin, min(begin + together, all_chunks))
             scratch = fixed("scratch", (first // step * groups + number) % buffers * size)
             _sum_of_warp(sums, weights, group, step, first, scratch)
             worker.synchronize()
@@ -160,7 +169,7 @@ def _sum_of_warp(
                     put(totals, at, cuda.fma(weight[i], delta[v], totals[at]))
 
     ahead = sums.placement.residency == STREAMED and not worker.crowded
-    with loop("row", rows, unroll=ROWS_AHEAD if ahead else False) as row:
+    with loop("row", rows, unroll=LOADS_AHEAD // width if ahead else False) as row:
         add_row(row)
     for v in range(step):
         for chunk in range(width):

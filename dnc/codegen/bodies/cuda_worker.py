@@ -18,6 +18,7 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.access import Access
 from dnc.codegen.emit import Expr, fixed, let, local, named, put, smaller, stride_loop, when
 from dnc.codegen.math import TirMath
+from dnc.codegen.slots import FEW_RUNS, MOST_RUNS
 from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import SHARED, UNIT, ParameterAddress, Placement, Plan, padded, shared_stride, unit_share
 from dnc.ir.program import LEVEL
@@ -79,6 +80,11 @@ class Worker:
         assert self.plan.tiling is not None
         return 1 if self.repeats else self.plan.tiling.workers
 
+    @property
+    def held_registers(self) -> int:
+        """Registers of a thread that hold weights."""
+        return int(self.registers.shape[0]) if self.crowded else 0
+
     def field(self, name: str, entry: Expr, window: Any, fields: tuple[str, ...]) -> Expr:
         """A field of the current instruction."""
         return let(name, window[entry + 1 + fields.index(name)])
@@ -95,6 +101,11 @@ class Worker:
     def holding(self, placement: Placement) -> Worker:
         """The worker as it holds a slice."""
         return self.repeating() if placement.repeated else self
+
+    def among_weights(self, crowded: bool) -> Worker:
+        """The same worker where registers hold weights, or where loads may take more of them."""
+        access = attrs.evolve(self.access, runs_together=FEW_RUNS if crowded else MOST_RUNS)
+        return attrs.evolve(self, crowded=crowded, access=access)
 
     def here(self) -> Worker:
         """The same worker, whose thread is read in this place: the compiler works nothing out before the
