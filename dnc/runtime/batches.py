@@ -88,7 +88,7 @@ class Groups:
         """Groups as large as they may be, and whether none will be larger."""
         group: list[Ints] = []
         for batch in batches:
-            own = np.asarray(batch, np.int32)
+            own = np.array(batch, np.int32)  # a copy: the next batch may be written where this one was
             if group and len(own) != len(group[0]):
                 yield from _cut(group)
                 group = []

@@ -67,3 +67,13 @@ def test_a_group_is_cut_where_a_sample_occurs_again():
     found = [group.reshape(-1).tolist() for group in groups(batches)]
     assert found == [list(range(GROUP_SAMPLES // 2))] * 3
     assert [len(group) for group in groups([[5]] * 40)] == [1] * 40
+
+
+def test_batches_that_are_written_in_one_place():
+    def turns():
+        place = np.zeros(2, np.int32)
+        for number in range(3):
+            place[:] = (2 * number, 2 * number + 1)
+            yield place
+
+    assert [group.tolist() for group in groups(turns())] == [[[0, 1], [2, 3], [4, 5]]]
