@@ -33,8 +33,6 @@ LIST = "-p"  # what a list of passes is called in messages
 
 FORWARD_ONLY = ("inline", "hoist", "differentiate", "drop-training")
 TILES = "select-tiles"
-BEFORE_TILES = ("reassociate",)
-NEEDS_TILES = ("plan-weights", "mailboxes", "reductions", "select-instructions")
 
 
 @attrs.frozen
@@ -72,7 +70,7 @@ def run_passes(
     asked = read_list(passes)
     steps = [(each, _made(each, chip)) for each in asked]
     program = _read(path, text, settings or {})
-    _check_order(asked, program, str(path))
+    _check_order(asked, program, str(path), [step.name for step in plan_passes(PlanOptions(), chip)])
     collected = Remarks()
     value: Program | Plan = program
     shown = []
@@ -208,20 +206,21 @@ def _value(name: str, text: str, default: object, span: Span) -> object:
 # ---- what may follow what ------------------------------------------------------------------------
 
 
-def _check_order(asked: tuple[Asked, ...], program: Program, name: str) -> None:
-    """DiagnosticError where a pass cannot run on what is there before it."""
+def _check_order(asked: tuple[Asked, ...], program: Program, name: str, plan_steps: list[str]) -> None:
+    """DiagnosticError where a pass cannot run on what is there before it. plan_steps: the passes from plan to
+    plan, in the order of the pipeline; those behind the one for tiles need tiles."""
     backward = name if any(stage.direction == BACKWARD for stage in program.stages) else ""
     fused = tiled = ""
-    plan_steps = (*BEFORE_TILES, TILES, *NEEDS_TILES)
+    tiles_at = plan_steps.index(TILES)
     for each in asked:
         problem = ""
         if fused and each.name not in plan_steps:
             problem = f"works on programs, and behind '{fused}' there is a plan"
         elif not fused and each.name in plan_steps:
             problem = f"works on plans: '{FUSE}' has to stand before it"
-        elif not tiled and each.name in NEEDS_TILES:
+        elif not tiled and each.name in plan_steps[tiles_at + 1 :]:
             problem = f"needs the plan's tiles: '{TILES}' has to stand before it"
-        elif tiled and each.name in BEFORE_TILES:
+        elif tiled and each.name in plan_steps[:tiles_at]:
             problem = f"changes what tiles are chosen for: it has to stand before '{TILES}'"
         elif backward and each.name in FORWARD_ONLY:
             made = f"'{backward}' has made" if backward != name else f"{name} has"

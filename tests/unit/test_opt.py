@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnc.api.passes import known_passes, run_passes
-from dnc.compiler import MODES, PlanOptions, make_plan, program_passes, read_program, transform
+from dnc.compiler import MODES, PlanOptions, make_plan, plan_passes, program_passes, read_program, transform
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.machine import machine
 from dnc.ir.plan_text import print_plan
@@ -22,7 +22,7 @@ from tests.unit.test_remarks import NAMES, SETTINGS
 TREE = EXAMPLES / "treelstm.dn"
 SMALL = {"vocab": 11, "hidden": 4, "embed": 4}
 PROGRAM = "canonicalize,inline,hoist,differentiate,canonicalize"
-PLAN = "fuse,reassociate,select-tiles,plan-weights,mailboxes,reductions,select-instructions"
+PLAN = ",".join(["fuse", *(step.name for step in plan_passes(PlanOptions(), machine("cpu")))])
 
 
 def ir(passes: str = "") -> str:
@@ -109,6 +109,8 @@ def test_every_pass_can_be_named() -> None:
         ("select-tiles", "1:1", "'select-tiles' works on plans: 'fuse' has to stand before it"),
         ("fuse,select-tiles,reassociate", "1:19", "'reassociate' changes what tiles are chosen for"),
         ("fuse,plan-weights", "1:6", "'plan-weights' needs the plan's tiles: 'select-tiles' has to"),
+        ("polls", "1:1", "'polls' works on plans: 'fuse' has to stand before it"),
+        ("fuse,polls", "1:6", "'polls' needs the plan's tiles: 'select-tiles' has to"),
         ("differentiate,hoist", "1:15", "'hoist' works on forward stages, and 'differentiate' has made back"),
         ("differentiate,differentiate", "1:15", "'differentiate' works on forward stages"),
         ("fuse,select-tiles{cluster=5}", "1:6", "'select-tiles': sm_90a has no clusters of 5"),
