@@ -33,6 +33,8 @@ TOKEN = re.compile(
     re.VERBOSE,
 )
 
+LONGEST = 1000  # letters of a number or a tensor type; Python reads no number of some thousand digits
+
 
 @attrs.frozen
 class Token:
@@ -54,6 +56,8 @@ def tokenize(source: Source) -> list[Token]:
         kind = str(match.lastgroup)
         if kind == "line":
             line, start = line + 1, match.end()
+        elif kind in ("number", "tensor") and len(match.group()) > LONGEST:
+            raise DiagnosticError(Diagnostic(f"found a {kind} of {len(match.group())} letters", span))
         elif kind != "space":
             tokens.append(Token(kind, match.group(), attrs.evolve(span, length=len(match.group()))))
         position = match.end()
@@ -108,8 +112,18 @@ class Cursor:
     def name(self) -> str:
         """A name, quoted or not."""
         if self.token.kind == "string":
-            return str(json.loads(self.next().text))
+            return self.string()
         return self.kind("name", "a name").text
+
+    def string(self) -> str:
+        """What a quoted string holds."""
+        token = self.next()
+        try:
+            text = str(json.loads(token.text))
+            text.encode()  # not half a pair of surrogates
+        except ValueError:
+            raise self.fail("a string as JSON has it", token) from None
+        return text
 
     def choice(self, *texts: str) -> str:
         """One of some words."""
@@ -160,7 +174,7 @@ class Cursor:
         """An attribute's value."""
         token = self.token
         if token.kind == "string":
-            return self.name()
+            return self.string()
         if self.take("true"):
             return True
         if self.take("false"):
