@@ -209,7 +209,10 @@ class Bindings:
             case MetricOutput(_, measure, position, known):
                 for field, path in known:
                     self.data(space, field, path)
-                return INDEX if MEASURES[measure].operands[position] == CLASS else SCALAR
+                operands = MEASURES[measure].operands
+                if not 0 <= position < len(operands):
+                    raise ValueError(f"found expression {position}, but '{measure}' has {len(operands)}")
+                return INDEX if operands[position] == CLASS else SCALAR
             case PulledGradientOutput(field):
                 return self.data(space, field, ())
             case SavedOutput() | DeclaredOutput():

@@ -145,8 +145,10 @@ def test_a_file_with_backward_stages_is_named() -> None:
         ("root Tree", "root Bush", "error: t.ir: the root struct 'Bush' does not exist"),
         ("program TreeLSTM", "programm TreeLSTM", "t.ir:1:1: error: found 'programm', expected 'program'"),
         ("parameter V\n", "parameter Q\n", "error: stage 'logits': input %V:"),
-        ('"3 * hidden"', '"\\ * hidden"', "t.ir:16:20: error: found '\"\\ * hidden\"', expected a string as JSON"),
+        ('"3 * hidden"', '"\\ * hidden"', "t.ir:16:20: error: found '\"\\ * hidden\"', expected a string"),
         ('"3 * hidden"', '"\\ud800"', "t.ir:16:20: error: found '\"\\ud800\"', expected a string as JSON"),
+        ("accuracy mean 0", "accuracy mean 1", "result %accuracy: found expression 1, but 'mean' has 1"),
+        ("accuracy mean 0", "accuracy mean -1", "result %accuracy: found expression -1, but 'mean' has 1"),
         ("hidden = 4", "hidden = " + "4" * 5000, "t.ir:5:20: error: found a number of 5000 letters"),
     ],
 )
