@@ -1,10 +1,10 @@
 """Fuse: cuts every stage into segments, exactly where distributions disagree.
 
-In: a differentiated program. Out: a `Plan` with segments, buffers and lists. Element-wise chains
-join the epilogue of the product that feeds them; products that share their operand stand in one
-segment; a value is exchanged through a buffer only where it crosses segments (`distribute` says where
-that is, `cut` makes the segments). Without `fuse` every operation is a segment of its own: the same
-values, slower.
+In: a program; one with running parameters behind `differentiate` or `drop-training`, else ValueError. Out:
+a `Plan` with segments, buffers and lists. Element-wise chains join the epilogue of the product that feeds
+them; products that share their operand stand in one segment; a value is exchanged through a buffer only where
+it crosses segments (`distribute` says where that is, `cut` makes the segments). Without `fuse` every
+operation is a segment of its own: the same values, slower.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import attrs
 
 from dnc.ir.plan import BufferAddress, DenseGradient, Piece, Plan, Result, Segment
-from dnc.ir.program import TABLE, Program
+from dnc.ir.program import TABLE, FollowOutput, Program
 from dnc.ir.remarks import Remarks
 from dnc.passes.bind import Binder
 from dnc.passes.cut import Cutter, shifted
@@ -35,6 +35,10 @@ class Fuse:
 
     def decide(self, program: Program, remarks: Remarks) -> Plan:
         """The same; where a stage is cut, and what is computed vertex by vertex, is remarked upon."""
+        if any(isinstance(output, FollowOutput) for stage in program.stages for output in stage.outputs):
+            raise ValueError(
+                "running parameters move: 'differentiate' or 'drop-training' has to stand before it"
+            )
         remarks.decided_by = "fuse"
         binder = Binder(program)
         segments: list[Segment] = []

@@ -124,6 +124,17 @@ def test_wrong_lists(passes: str, place: str, message: str) -> None:
     assert f"\n  {passes}\n" in str(caught.value)
 
 
+@pytest.mark.parametrize("before", ["", "canonicalize,inline,hoist,"])
+def test_running_parameters_move_only_behind_differentiate(before: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        run_passes(EXAMPLES / "rnn_stack.dn", f"{before}fuse", settings=sizes("rnn_stack"))
+    message = "'fuse': running parameters move: 'differentiate' or 'drop-training' has to stand before it"
+    assert str(caught.value).startswith(f"-p:1:{len(before) + 1}: error: {message}"), caught.value
+    for made in ("differentiate", "drop-training"):
+        passes = f"{before}{made},fuse"
+        assert run_passes(EXAMPLES / "rnn_stack.dn", passes, settings=sizes("rnn_stack")).text
+
+
 def test_a_number_that_python_does_not_read() -> None:
     with pytest.raises(DiagnosticError, match=r"-p:1:19: error: window: found '9+', expected a whole number"):
         run_passes("x.ir", f"fuse,select-tiles{{window={'9' * 5000}}}", text=ir(), target="sm_90a")
