@@ -7,6 +7,7 @@ known of it; this module only translates between the protocol and the rest of `d
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -246,6 +247,12 @@ def _locations(ls: Server, uri: str, spans: Iterable[Span]) -> list[lsp.Location
     return [lsp.Location(uri, ls.range(uri, span)) for span in spans]
 
 
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """False where pygls logs the traceback of a request that is refused in words."""
+    return not (record.exc_info and isinstance(record.exc_info[1], JsonRpcInvalidParams))
+
+
 def serve(**streams: Any) -> None:
     """Serves until the editor closes; over standard input and output unless `streams` say otherwise."""
+    logging.getLogger("pygls.protocol.json_rpc").addFilter(_is_no_refusal)
     server.start_io(**streams)

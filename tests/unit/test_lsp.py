@@ -355,11 +355,12 @@ def test_settings_of_dimensions():
         editor.stop()
 
 
-def test_an_editor_that_leaves_in_order():
-    """Exit code 0 and nothing on standard error."""
+def said_on_stderr(*requests: dict) -> str:
+    """What a server writes to standard error whose editor sends these requests and leaves in order."""
     said = [
         {"id": 1, "method": "initialize", "params": {"processId": None, "rootUri": None, "capabilities": {}}},
         {"method": "initialized", "params": {}},
+        *requests,
         {"id": 2, "method": "shutdown"},
         {"method": "exit"},
     ]
@@ -373,4 +374,19 @@ def test_an_editor_that_leaves_in_order():
         running.stdin.write(given)
         running.stdin.flush()  # and stays open
         assert running.wait(60) == 0
-        assert b"Traceback" not in running.stderr.read()
+        return running.stderr.read().decode()
+
+
+def test_an_editor_that_leaves_in_order():
+    """Exit code 0 and nothing on standard error."""
+    assert "Traceback" not in said_on_stderr()
+
+
+def test_a_refused_renaming_is_no_traceback():
+    item = {"uri": "file:///model.dn", "languageId": "dn", "version": 1, "text": TREE}
+    place = {"textDocument": {"uri": item["uri"]}, "position": {"line": 0, "character": 0}}
+    said = said_on_stderr(
+        {"method": "textDocument/didOpen", "params": {"textDocument": item}},
+        {"id": 3, "method": "textDocument/rename", "params": {**place, "newName": "new"}},
+    )
+    assert "Traceback" not in said, said
