@@ -23,7 +23,10 @@ from dnc.runtime.toml_file import read_toml
 SETTINGS = ("lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay")  # of an optimizer
 PATHS = ("build", "data", "dev", "weights")
 WANTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-LEAST = {"seed": 0, "epochs": 1, "batch": 1, "min_count": 1, "log_every": 1}  # and less than 2**31
+LEAST = {
+    **{"seed": 0, "warmup": 0, "epochs": 1, "batch": 1, "min_count": 1, "log_every": 1, "save_every": 1},
+    **{"patience": 1, "decay_every": 1, "memory": 1, "replicas": 1, "workers": 1},
+}  # of every whole number, which is less than 2**31
 MOST_SHOWN = 40  # letters of a value in a message
 HEAD = "# The configuration of a run. To make it again: dnc run --config {name}\n"
 

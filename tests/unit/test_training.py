@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from typing import get_args, get_type_hints
 
 import attrs
 import numpy as np
@@ -24,6 +25,7 @@ from dnc.runtime.checkpoint import load_checkpoint
 from dnc.runtime.curves import draw_curves
 from dnc.runtime.rates import RateSchedule, rate_schedule
 from dnc.runtime.results import Evaluation
+from dnc.runtime.run_config import RunConfig
 from dnc.runtime.run_folder import RunFolder
 from dnc.runtime.trainer import Trainer, TrainOptions
 from tests.support.command_line import TREE, command, finished_build, workplace
@@ -306,6 +308,17 @@ def test_configurations_with_a_mistake(command, workplace, text, message):
     assert done.code == 2 and done.error.startswith(f"error: {message}") and done.error.count("\n") == 1
 
 
+WHOLE = [name for name, kind in get_type_hints(RunConfig).items() if int in get_args(kind)]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_whole_number_of_a_configuration_has_limits(command, workplace, name):
+    for value in (-1, 2**31):
+        (workplace / "run.toml").write_text(f"build = 'build'\n{name} = {value}\n")
+        done = command("run --config run.toml")
+        assert done.code == 2 and done.error.startswith(f"error: run.toml:2: {name} is {value}, expected ")
+
+
 @pytest.mark.parametrize(
     "line, message",
     [
@@ -331,7 +344,10 @@ def test_what_cannot_be_resumed(command, workplace, line, message):
         ("--optimizer adam --beta1 1", "the beta1 is 1, expected at least 0 and below 1"),
         ("--weight-decay -1", "the weight decay is -1, expected a number of at least 0"),
         ("--patience 2", "patience counts epochs without a better score on the dev set, and there is none"),
-        ("--dev dev.jsonl --patience 0", "patience is 0, expected 1 or more"),
+        ("--dev dev.jsonl --patience 0", "--patience: found 0, expected 1 or more"),
+        ("--save-every 0", "--save-every: found 0, expected 1 or more"),
+        ("--schedule step --decay-every 0", "--decay-every: found 0, expected 1 or more"),
+        (f"--memory {2**31}", f"--memory: found {2**31}, expected less than {2**31}"),
         ("--schedule linear", "unknown schedule 'linear'"),
     ],
 )
