@@ -17,7 +17,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """What a TOML file holds."""
     try:
         with reading(path):
-            return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise fail(f"{path}: not TOML: {error}") from None
     except RecursionError:

@@ -319,6 +319,11 @@ def test_every_whole_number_of_a_configuration_has_limits(command, workplace, na
         assert done.code == 2 and done.error.startswith(f"error: run.toml:2: {name} is {value}, expected ")
 
 
+def test_a_configuration_with_a_byte_order_mark(workplace):
+    (workplace / "run.toml").write_bytes(b"\xef\xbb\xbfepochs = 3\r\n")
+    assert api.read_config("run.toml").epochs == 3
+
+
 @pytest.mark.parametrize(
     "line, message",
     [
