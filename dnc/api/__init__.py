@@ -26,7 +26,7 @@ from dnc.api.tracing import (
     write_trace,
 )
 from dnc.compiler import build_plan, machine_of
-from dnc.runtime.atomic import check_output, write_text
+from dnc.runtime.atomic import write_text
 from dnc.runtime.build import read_build
 from dnc.runtime.curves import Missing
 from dnc.runtime.devices import choose, open_backend
@@ -34,6 +34,7 @@ from dnc.runtime.importers import import_file
 from dnc.runtime.interrupts import Interrupts
 from dnc.runtime.rates import rate_schedule
 from dnc.runtime.run_config import RunConfig, check_options, read_config, with_values
+from dnc.runtime.run_folder import check_result
 
 __all__ = [
     "Batch",
@@ -49,7 +50,7 @@ __all__ = [
     "WorkerTime",
     "check_data",
     "check_options",
-    "check_output",
+    "check_result",
     "check_trace_path",
     "draw_run",
     "explain_build",

@@ -1,7 +1,7 @@
 """The declared outputs of a model as lines of JSON in a file.
 
 In: a model and data. Out: a file with a line a sample, in order. Guaranteed: the file is written whole
-or not at all, and never over the data or into a build.
+or not at all, and never over the data, into a build, or over what a run goes on from.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ import numpy as np
 
 from dnc.api.model import Model
 from dnc.diagnostics import fail
-from dnc.runtime.atomic import check_output, write_atomically
-from dnc.runtime.build import check_outside
+from dnc.runtime.atomic import write_atomically
 from dnc.runtime.predictions import named_classes
+from dnc.runtime.run_folder import check_result
 
 
 def predict_to_file(model: Model, data: str | Path, path: str | Path) -> int:
     """Writes the outputs for every sample of `data` as a line of JSON; how many lines."""
-    check_output(path, data)
-    check_outside(path)
+    check_result(path, data)
     if not any(result.kind == "output" for result in model.plan.results):
         raise fail(f"model {model.build.model} declares no output")
     outputs = model.predict(data)

@@ -19,9 +19,10 @@ from dnc.explain.html import as_page
 from dnc.explain.memory import MemoryFacts, memory_facts
 from dnc.explain.text import as_text, explain_schedule
 from dnc.ir.plan import Plan
-from dnc.runtime.atomic import check_output, write_text
-from dnc.runtime.build import Build, check_outside, read_build
+from dnc.runtime.atomic import write_text
+from dnc.runtime.build import Build, read_build
 from dnc.runtime.data import Dataset, describe, examples, read, read_samples, summarize, table_rows
+from dnc.runtime.run_folder import check_result
 
 GPU_MEMORY = 80 * 2**30
 
@@ -91,8 +92,7 @@ class Explained:
 
     def write_page(self, path: str | Path) -> None:
         """Writes the page; DiagnosticError if that is not possible."""
-        check_output(path)
-        check_outside(path)
+        check_result(path)
         write_text(path, self.page())
 
 

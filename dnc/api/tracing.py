@@ -44,8 +44,6 @@ def _kernels(plan: Plan) -> dict[str, bytes]:
 
 def check_trace_path(path: str | Path, *inputs: object) -> None:
     """DiagnosticError if no trace can be written there."""
-    from dnc.runtime.atomic import check_output
-    from dnc.runtime.build import check_outside
+    from dnc.runtime.run_folder import check_result
 
-    check_output(path, *inputs)
-    check_outside(path)
+    check_result(path, *inputs)

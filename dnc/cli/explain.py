@@ -45,7 +45,7 @@ def explain(
         for option, given in (("--schedule", schedule), ("--candidates", candidates)):
             if given:
                 raise fail(f"{option} and --html exclude each other: the page has neither of the two")
-        api.check_output(html, data)
+        api.check_result(html, data)
     explained = api.explain_build(build, target, data=data, memory_bytes=int(min(memory, 2**20) * 2**30))
     if html is None:
         print(explained.text(schedule, BATCH if batch is None else batch, remarks, candidates))

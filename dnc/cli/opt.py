@@ -34,7 +34,7 @@ def opt(
 
     wanted = names_of("--print-after", print_after)
     if out is not None:
-        api.check_output(out, file)
+        api.check_result(out, file)
     result = api.run_passes(
         "<stdin>" if str(file) == STDIN else file,
         passes,

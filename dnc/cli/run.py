@@ -187,7 +187,7 @@ def _measure(
         other = "--eval" if predict is None else "--predict"
         raise fail(f"--embeddings and {other} exclude each other: a checkpoint has its own vectors")
     if predict is not None:
-        api.check_output(predict, config.data, checkpoint, config.weights)
+        api.check_result(predict, config.data, checkpoint, config.weights)
     if checkpoint is None and (config.weights is None or run_dir is not None):
         checkpoint = api.find_checkpoint(config.build, run_dir)
     model = _open(config, tracing)

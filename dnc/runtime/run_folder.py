@@ -22,7 +22,7 @@ from typing import Any, TextIO
 import msgspec
 
 from dnc.diagnostics import DiagnosticError, check_path, fail
-from dnc.runtime.atomic import write_atomically
+from dnc.runtime.atomic import check_output, write_atomically
 from dnc.runtime.build import check_outside
 from dnc.runtime.checkpoint import load_checkpoint
 from dnc.runtime.data import Vocabulary, save_vocabularies
@@ -31,6 +31,20 @@ from dnc.runtime.run_config import RunConfig, write_config
 RUNS = "runs"
 METRICS, VOCABULARY, CONFIG = "metrics.jsonl", "vocabulary.json", "run.toml"
 LAST, BEST = "last", "best"
+OWN = (METRICS, VOCABULARY, CONFIG, f"{LAST}.safetensors", f"{BEST}.safetensors")
+
+
+def check_result(path: str | Path, *inputs: object) -> None:
+    """DiagnosticError if no result can be written to `path`, or if it is an input, lies in a build or
+    is what a run goes on from.
+
+    To be called before the work whose result goes there. inputs: only paths count.
+    """
+    check_output(path, *inputs)
+    check_outside(path)
+    folder = Path(path).absolute().parent
+    if Path(path).name in OWN and any((folder / name).exists() for name in (CONFIG, METRICS)):
+        raise fail(f"{path}: belongs to the run in {folder}; choose another file to write")
 
 
 class RunFolder:

@@ -325,6 +325,32 @@ def test_a_configuration_with_a_byte_order_mark(workplace):
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "run build --data dev.jsonl --device vm --predict OUT --run-dir kept",
+        "run build --data dev.jsonl --device vm --trace OUT --eval --run-dir kept",
+        "explain build --html OUT",
+        "export-weights kept -o OUT",
+        "import text words.txt -o OUT",
+        "opt build/model.dn -o OUT",
+    ],
+)
+def test_results_go_neither_over_a_run_nor_into_a_build(command, workplace, line):
+    (workplace / "words.txt").write_text("a b\n")
+    assert command(f"{TRAIN} --dev dev.jsonl --run-dir kept").code == 0
+    kept = {
+        path: path.read_bytes() for path in [*(workplace / "kept").iterdir(), *workplace.glob("build/*.*")]
+    }
+    for name in ("run.toml", "metrics.jsonl", "vocabulary.json", "last.safetensors", "best.safetensors"):
+        done = command(line.replace("OUT", f"kept/{name}"))
+        assert done.code == 2 and done.error.startswith(f"error: kept/{name}: "), done.error
+    done = command(line.replace("OUT", "build/manifest.json"))
+    assert done.code == 2 and "lies in the build" in done.error
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert "vm --trace" in line or command(line.replace("OUT", "kept/other")).code == 0  # which has no clock
+
+
+@pytest.mark.parametrize(
     "line, message",
     [
         ("--config none.toml", "none.toml: there is no such file"),

@@ -17,12 +17,13 @@ import attrs
 import msgspec
 
 from dnc.diagnostics import fail
-from dnc.runtime.atomic import check_output, write_atomically
+from dnc.runtime.atomic import write_atomically
 from dnc.runtime.data.problems import file_problem, names, suggestion
 from dnc.runtime.importers import conllu, ptb_trees, sick, structures, table, tagged, text
 from dnc.runtime.importers.naming import Naming
 from dnc.runtime.importers.source import Counts, Options, Sample, Sentence, open_source
 from dnc.runtime.importers.tokens import TOKENIZERS
+from dnc.runtime.run_folder import check_result
 
 Reader = Callable[[Any, Options, Counts], Iterator[Any]]
 """Yields sentences or samples from a source (or from several by name) and counts what it sees."""
@@ -135,7 +136,7 @@ def import_file(
     naming = Naming(format, known, fields or {})
     checked = attrs.evolve(checked, written=naming.written)
     inputs = [Path(source) / name for name in chosen.files] or [Path(source)]
-    check_output(destination, *inputs, checked.counted_in)
+    check_result(destination, *inputs, checked.counted_in)
     counts = Counts()
     found = list(_read(chosen, source, checked, counts))
     spelled = 0

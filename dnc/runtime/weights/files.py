@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from dnc.diagnostics import fail, reading
-from dnc.runtime.atomic import check_output, write_atomically
+from dnc.runtime.atomic import write_atomically
+from dnc.runtime.run_folder import check_result
 from dnc.runtime.tensors import FROM_PYTORCH, check_own
 
 Floats = NDArray[np.float32]
@@ -50,7 +51,7 @@ def read_foreign(path: str | Path) -> tuple[dict[str, Floats], dict[str, str]]:
 
 def write_foreign(path: str | Path, tensors: Mapping[str, Floats], *inputs: str | Path | None) -> None:
     """Writes a file that PyTorch's libraries read; it is none of the inputs."""
-    check_output(path, *inputs)
+    check_result(path, *inputs)
     whole = {name: np.ascontiguousarray(value, np.float32) for name, value in sorted(tensors.items())}
     try:
         write_atomically(Path(path), [save(whole, {"format": "pt"})])
