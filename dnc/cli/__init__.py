@@ -105,7 +105,7 @@ app.command("tune")(_guarded(tune))
 
 
 def main() -> None:
-    """The entry point of the `dnc` command."""
+    """The command line of this process; its exit code ends it."""
     # TVM imports PyTorch where it is installed, which takes longer than all else here; no command needs it.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     sys.exit(execute(sys.argv[1:]))
