@@ -1,4 +1,4 @@
-"""What the command line does not load."""
+"""The first moments of a command: what is not loaded, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,3 +34,15 @@ def test_pytorch_is_not_imported(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "last.safetensors").exists()
+
+
+def test_an_interrupt_while_the_command_line_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "dnc", "check"], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

@@ -170,15 +170,6 @@ def test_an_interrupt_saves_and_can_be_resumed(command, workplace, monkeypatch, 
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
 
 
-def test_an_interrupt_while_the_command_line_is_imported(tmp_path):
-    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(TREE.parents[1])])}
-    done = subprocess.run(
-        [sys.executable, "-m", "dnc", "check"], env=environment, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
-
-
 def test_an_interrupt_before_training_is_told(command, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt

@@ -1,0 +1,78 @@
+"""Configuration files of runs with a mistake, and where a command may write its result."""
+
+from typing import get_args, get_type_hints
+
+import pytest
+
+from dnc import api
+from dnc.runtime.run_config import RunConfig
+from tests.support.command_line import command, finished_build, workplace
+
+__all__ = ["command", "finished_build", "workplace"]
+TRAIN = "run build --data train.jsonl --device vm --batch 4"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("epoch = 3", "run.toml: there is no option 'epoch'; did you mean 'epochs'?"),
+        ("lr = 1\nepochs = 'x'", 'run.toml:2: epochs is "x", expected a whole number'),
+        ("epochs = 1.5", "run.toml:1: epochs is 1.5, expected a whole number"),
+        ("lr = true", "run.toml:1: lr is true, expected a number"),
+        ("tensorboard = 1", "run.toml:1: tensorboard is 1, expected true or false"),
+        ("# all\n\n[data]\na = 1", "run.toml:3: data is a table, expected a text"),
+        ("embeddings = [1]", "run.toml:1: embeddings is a list, expected a table of paths by name"),
+        ("[embeddings]\nE = 3", "run.toml:1: embeddings is a table, expected a table of paths by name"),
+        ("epochs = ", "run.toml: not TOML: Invalid value"),
+        ("epochs = " + 2000 * "[", "run.toml: nested too deeply"),
+        ("epochs = 0", "run.toml:1: epochs is 0, expected 1 or more"),
+        ("data = 'train.jsonl'", "Missing argument 'build' (see dnc run --help)"),
+        ("build = 'build'", "Missing option '--data' (see dnc run --help)"),
+    ],
+)
+def test_configurations_with_a_mistake(command, workplace, text, message):
+    (workplace / "run.toml").write_text(text)
+    done = command("run --config run.toml")
+    assert done.code == 2 and done.error.startswith(f"error: {message}") and done.error.count("\n") == 1
+
+
+WHOLE = [name for name, kind in get_type_hints(RunConfig).items() if int in get_args(kind)]
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_whole_number_of_a_configuration_has_limits(command, workplace, name):
+    for value in (-1, 2**31):
+        (workplace / "run.toml").write_text(f"build = 'build'\n{name} = {value}\n")
+        done = command("run --config run.toml")
+        assert done.code == 2 and done.error.startswith(f"error: run.toml:2: {name} is {value}, expected ")
+
+
+def test_a_configuration_with_a_byte_order_mark(workplace):
+    (workplace / "run.toml").write_bytes(b"\xef\xbb\xbfepochs = 3\r\n")
+    assert api.read_config("run.toml").epochs == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run build --data dev.jsonl --device vm --predict OUT --run-dir kept",
+        "run build --data dev.jsonl --device vm --trace OUT --eval --run-dir kept",
+        "explain build --html OUT",
+        "export-weights kept -o OUT",
+        "import text words.txt -o OUT",
+        "opt build/model.dn -o OUT",
+    ],
+)
+def test_results_go_neither_over_a_run_nor_into_a_build(command, workplace, line):
+    (workplace / "words.txt").write_text("a b\n")
+    assert command(f"{TRAIN} --dev dev.jsonl --run-dir kept").code == 0
+    kept = {
+        path: path.read_bytes() for path in [*(workplace / "kept").iterdir(), *workplace.glob("build/*.*")]
+    }
+    for name in ("run.toml", "metrics.jsonl", "vocabulary.json", "last.safetensors", "best.safetensors"):
+        done = command(line.replace("OUT", f"kept/{name}"))
+        assert done.code == 2 and done.error.startswith(f"error: kept/{name}: "), done.error
+    done = command(line.replace("OUT", "build/manifest.json"))
+    assert done.code == 2 and "lies in the build" in done.error
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert "vm --trace" in line or command(line.replace("OUT", "kept/other")).code == 0  # which has no clock
