@@ -38,10 +38,11 @@ from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import load_parameters, read_array
 from dnc.runtime.predictions import Gradients, collect_gradients
 from dnc.runtime.prepared import prepare
-from dnc.runtime.results import BatchSums, Evaluation, NotFinite, StepResult
+from dnc.runtime.results import BatchSums, Evaluation, StepResult
 from dnc.runtime.schedule import Schedule
 from dnc.runtime.schedules import Schedules
 from dnc.runtime.trace.timeline import ENCODE, OFF, Timeline
+from dnc.runtime.underway import Results, Underway, taken
 
 Floats = NDArray[np.float32]
 
@@ -73,8 +74,7 @@ class Session:
         self.modes = Modes(plan)
         self.is_noisy = any(isinstance(item, NoiseList) for item in plan.lists)
         self.optimizer, self.optimizer_steps = "sgd", 0
-        self._waiting: list[BatchSums] = []
-        self._unclaimed: StepResult | None = None
+        self._underway = Underway(self.launches)
         processes = _spare(backend) if encoders is None else encoders
         self.ahead, self.answers = Ahead(processes), Answers(self, processes)
         self.write_arrays(values)
@@ -95,7 +95,7 @@ class Session:
 
         What is not named stays as it is.
         """
-        self._settle(0)
+        self._underway.settle(0)
         words, pool = self.memory.read_static(), self.memory.pool
         shift = (pool.bases[place] - pool.bases[isa.PARAMETERS]) * 4
         program = attrs.evolve(
@@ -107,7 +107,7 @@ class Session:
 
     def read_arrays(self, place: str = isa.PARAMETERS) -> dict[str, Floats]:
         """Every parameter by name, or what lies at those of trained ones in another arena."""
-        self._settle(0)
+        self._underway.settle(0)
         words, pool = self.memory.read_static(), self.memory.pool
         whole = place == isa.PARAMETERS
         names = [p.name for p in self.plan.program.parameters if whole or p.trained]
@@ -127,7 +127,7 @@ class Session:
 
     def start_optimizer(self, optimizer: str) -> None:
         """Begins with an optimizer anew: its state is zero."""
-        self._settle(0)
+        self._underway.settle(0)
         self.memory.clear_states(len(OPTIMIZERS[optimizer].states))
         self.optimizer, self.optimizer_steps = optimizer, 0
 
@@ -151,9 +151,9 @@ class Session:
         begins with a state of zeros. NotFinite if the step before made no update, because its gradient
         or loss was not finite.
         """
-        self._train_alone(data, samples, self._updates([hyper])[0])
-        self._settle(1)
-        return self._claim()
+        self._train_alone(data, samples, self._updates([hyper])[0], Results())
+        self._underway.settle(1)
+        return self._underway.claim()
 
     def steps(
         self,
@@ -180,34 +180,40 @@ class Session:
         encoded meanwhile, where other processes encode.
         """
         self.ahead.use(data.prepared)
-        grouping = Groups(encoders=self.ahead.encoders)
+        grouping, results = Groups(encoders=self.ahead.encoders), Results()
 
         def groups() -> Iterator[Ints | None]:
             for batches in stretches:
                 yield from grouping.of(batches)
                 yield None
 
-        def make(group: Ints, coming: Sequence[Job]) -> Job | None:
-            before = sum(len(job.batches) for job in coming)
+        def hypers(count: int, before: int = 0) -> list[Hyper]:
             first = self.steps_done + 1 + before
-            hypers = [hyper(first + at) if callable(hyper) else hyper for at in range(len(group))]
-            if coming and hypers[0].optimizer != self.optimizer:
+            return [hyper(first + at) if callable(hyper) else hyper for at in range(count)]
+
+        def make(group: Ints, coming: Sequence[Job] = ()) -> Job | None:
+            before = sum(len(job.batches) for job in coming)
+            wanted, step = hypers(len(group), before), self.steps_done + 1 + before
+            if coming and wanted[0].optimizer != self.optimizer:
                 return None
-            noises, updates = self._noises(len(group), before), self._updates(hypers, before)
-            return self.job(data, group, TRAIN, noises, len(coming), updates)
+            noises, updates = self._noises(len(group), before), self._updates(wanted, before)
+            return self.job(data, group, TRAIN, noises, len(coming), updates, step=step)
 
         for job in self.ahead.jobs(groups(), make):
             if job is not None:
-                yield from self._train_job(data, job)
+                if job.step != self.steps_done + 1:  # the caller has made steps of its own meanwhile
+                    job = make(job.batches) or job
+                yield from self._train_job(data, job, hypers, results)
                 continue
-            yield from self._settle(0)
-            self._unclaimed = None
+            self._underway.settle(0)
+            yield from taken(results)
+            self._underway.claim()
             yield None
 
     def sync(self) -> StepResult | None:
         """Waits for all launches; the result of the last step, unless it was handed out."""
-        self._settle(0)
-        return self._claim()
+        self._underway.settle(0)
+        return self._underway.claim()
 
     def job(
         self,
@@ -218,8 +224,12 @@ class Session:
         before: int,
         updates: Sequence[Update] = (),
         lanes: int = 1,
+        step: int = 0,
     ) -> Job:
-        """Batches that run in a mode, behind so many other jobs; in lanes, if these are several."""
+        """Batches that run in a mode, behind so many other jobs; in lanes, if these are several.
+
+        step: in training, the number of the first one.
+        """
         self._check_samples(data, batches)
         return Job(
             batches,
@@ -231,6 +241,7 @@ class Session:
             self.memory.words,
             mode,
             lanes=lanes,
+            step=step,
         )
 
     def encode_job(self, data: Encoder, job: Job, ahead: Ahead) -> Schedules | None:
@@ -258,39 +269,45 @@ class Session:
                         return None
                     job = attrs.evolve(job, lanes=1)
 
-    def _train_job(self, data: Encoder, job: Job) -> Iterator[StepResult]:
+    def _train_job(
+        self, data: Encoder, job: Job, hypers: Callable[[int], list[Hyper]], results: Results
+    ) -> Iterator[StepResult]:
         """Launches the batches of a job, together if that is possible; results of those before."""
-        if self._train_together(data, job):
-            yield from self._settle(len(job.batches))
+        if self._train_together(data, job, results):
+            self._underway.settle(len(job.batches))
+            yield from taken(results)
             return
-        for samples, update in zip(job.batches, job.updates, strict=True):
-            self._train_alone(data, samples, update)
-            yield from self._settle(1)
+        for samples in job.batches:
+            self._train_alone(data, samples, self._updates(hypers(1))[0], results)
+            self._underway.settle(1)
+            yield from taken(results)
 
-    def _train_together(self, data: Encoder, job: Job) -> bool:
+    def _train_together(self, data: Encoder, job: Job, results: Results) -> bool:
         """Launches the batches of a job behind each other; False if they do not fit together."""
         schedules = self.encode_job(data, job, self.ahead)
         if schedules is None:
             return False
         found = [BatchSums(self.steps_done + 1 + i, len(each), 1) for i, each in enumerate(job.batches)]
         self.launches.start(schedules, found)
-        self._count(found)
+        self._count(found, results)
         return True
 
-    def _train_alone(self, data: Encoder, samples: Sequence[int] | Ints, update: Update) -> None:
+    def _train_alone(
+        self, data: Encoder, samples: Sequence[int] | Ints, update: Update, results: Results
+    ) -> None:
         """Launches a batch, in parts if it does not fit."""
         data, chosen = self.distinct(data, samples)
         schedules = self.encode(data, chosen, TRAIN, update)
         batch = BatchSums(self.steps_done + 1, len(chosen), len(schedules))
         for schedule in schedules:
             self.launches.start([schedule], [batch])
-        self._count([batch])
+        self._count([batch], results)
 
-    def _count(self, batches: list[BatchSums]) -> None:
-        """Steps that were started."""
+    def _count(self, batches: list[BatchSums], results: Results) -> None:
+        """Steps that were started; where their results go."""
         self.steps_done += len(batches)
         self.optimizer_steps += len(batches)
-        self._waiting += batches
+        self._underway.add(batches, results)
 
     def _updates(self, hypers: list[Hyper], before: int = 0) -> list[Update]:
         """What the next steps, behind so many others, make of their gradients."""
@@ -306,31 +323,6 @@ class Session:
             return np.full(count, NONE, np.uint32)
         return step_noises(self.seed, self.steps_done + before + 1, count)
 
-    def _claim(self) -> StepResult | None:
-        result, self._unclaimed = self._unclaimed, None
-        return result
-
-    def _settle(self, keep: int) -> list[StepResult]:
-        """Waits for the oldest steps until only `keep` are under way; their results."""
-        results = list[StepResult]()
-        try:
-            while len(self._waiting) > keep:
-                batch = self._waiting[0]
-                while batch.finished < batch.parts:
-                    self.launches.collect_oldest()
-                del self._waiting[0]
-                loss = batch.loss()
-                if not (batch.updated and np.isfinite(loss)):
-                    raise NotFinite(batch.step, loss, batch.norm, results)
-                results.append(StepResult(batch.step, batch.samples, loss, batch.norm, batch.parts))
-                self._unclaimed = results[-1]
-        except BaseException:
-            self.launches.forget()
-            self._unclaimed = None
-            self._waiting.clear()
-            raise
-        return results
-
     # ---- evaluation and prediction --------------------------------------------------------------
 
     def evaluate(self, data: Encoder, samples: Sequence[int] | Ints | None = None) -> Evaluation:
@@ -344,7 +336,7 @@ class Session:
 
         noisy: with the random numbers of the next training step.
         """
-        self._settle(0)
+        self._underway.settle(0)
         noise = int(self._noises(1)[0]) if noisy else NONE
         return self.answers.predict(data, _all_or(data, samples), noise)
 
@@ -364,7 +356,7 @@ class Session:
         By "Struct.field"; what was pushed has its gradient in the data. Samples are distinct, and all of
         them fit into one launch. noisy: with random numbers; without, nothing is dropped.
         """
-        self._settle(0)
+        self._underway.settle(0)
         chosen = np.asarray(samples, np.int32)
         self._check_samples(data, chosen)
         update, noise = self._updates([hyper])[0], None if noisy else NONE
@@ -373,10 +365,11 @@ class Session:
             raise fail("the batch does not fit into memory at once; take fewer samples")
         batch = BatchSums(self.steps_done + 1, len(chosen), 1)
         self.launches.start(schedules, [batch])
-        self._count([batch])
-        result = self._settle(0)[0]
-        self._unclaimed = None
-        return result, collect_gradients(self.backend, data, schedules[0])
+        results = Results()
+        self._count([batch], results)
+        self._underway.settle(0)
+        self._underway.claim()
+        return results[0], collect_gradients(self.backend, data, schedules[0])
 
     def shared(self, data: Encoder, samples: Ints, mode: str, guest: Guest, noise: int = NONE) -> Schedule:
         """The schedule of a batch that shares vectors and results with another net.
@@ -395,19 +388,19 @@ class Session:
 
         fill: writes into the pool what the other net hands in.
         """
-        self._settle(0)
+        self._underway.settle(0)
         self.launches.start([schedule], fill=fill)
 
     def wait(self) -> None:
         """Waits for all launches."""
-        self._settle(0)
+        self._underway.settle(0)
         self.launches.drain()
 
     # ---- launches -------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Waits for all training steps; NotFinite if one of them made no update."""
-        self._settle(0)
+        self._underway.settle(0)
 
     def run(
         self, schedule: Schedule, reads: Sequence[tuple[int, int]], fill: Fill | None = None

@@ -105,6 +105,24 @@ def test_another_optimizer_waits_for_what_was_taken():
     both("treelstm", lambda: batches_of(1, 4), hyper=hyper)
 
 
+def test_steps_of_the_caller_between_those_that_were_taken():
+    """What was taken ahead has the number, and so the coefficients, that it gets in the end."""
+    adam, found = Hyper("adam", 0.05), []
+    for processes in (2, 0):
+        session = small_session("treelstm", 2, 2, encoders=processes)
+        data = session.attach(forest_of("treelstm"))
+        with_processes(session, data) if processes else first_steps(session, data)
+        results = []
+        for result in session.steps(data, batches_of(SAMPLES, 12), adam):
+            results.append(result)
+            if len(results) % 3 == 0:
+                session.step(data, [len(results)], adam)
+        found.append((results, session.read_arrays()))
+    (ours, arrays), (expected, others) = found
+    assert ours == expected and len(ours) == 12
+    assert all(np.array_equal(arrays[name], value) for name, value in others.items())
+
+
 def test_growing_memory_makes_what_was_encoded_stale():
     """Batches of one while the pool is small, then larger ones: the pool grows under jobs that were taken."""
 

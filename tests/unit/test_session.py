@@ -60,6 +60,19 @@ def test_groups_of_batches_give_the_same_bits(name, replicas, workers):
     assert together.sync() is None
 
 
+@pytest.mark.parametrize("asks", ["read_arrays", "sync", "evaluate", "predict"])
+def test_results_are_those_of_the_one_who_started_the_steps(asks):
+    """Others wait for steps too, in the middle of a stream of them; none of its results is lost by that."""
+    session, alone = small_session("treelstm"), small_session("treelstm")
+    forest = forest_of("treelstm")
+    data, batches = session.attach(forest), [[0], [1], [2], [3, 4], [5, 0], [1, 2], [3], [4], [5]]
+    found = []
+    for result in session.steps(data, batches, SGD):
+        found.append(result)
+        getattr(session, asks)(*((data,) if asks in ("evaluate", "predict") else ()))
+    assert found == list(alone.steps(alone.attach(forest), batches, SGD))
+
+
 def test_groups_that_do_not_fit_run_alone():
     forest = forest_of("treelstm")
     whole = small_session("treelstm")

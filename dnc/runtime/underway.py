@@ -1,0 +1,60 @@
+"""Training steps under way, and where their results go.
+
+In: batches whose launches were started. Out: their results, in order. Guaranteed: whoever started a step
+finds its result where it asked for it, also where somebody else had to wait for it meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from dnc.runtime.launches import Launches
+from dnc.runtime.results import BatchSums, NotFinite, StepResult
+
+Results = deque[StepResult]
+
+
+class Underway:
+    """See the module. unclaimed: the result of the last step that is over, until somebody takes it."""
+
+    def __init__(self, launches: Launches) -> None:
+        self._launches = launches
+        self._waiting = deque[tuple[BatchSums, Results]]()
+        self.unclaimed: StepResult | None = None
+
+    def add(self, batches: Sequence[BatchSums], results: Results) -> None:
+        """Steps that were started, and where their results go."""
+        self._waiting += [(batch, results) for batch in batches]
+
+    def settle(self, keep: int) -> None:
+        """Waits for the oldest steps until only `keep` are under way; NotFinite if one made no update."""
+        try:
+            while len(self._waiting) > keep:
+                batch, results = self._waiting[0]
+                while batch.finished < batch.parts:
+                    self._launches.collect_oldest()
+                self._waiting.popleft()
+                loss = batch.loss()
+                if not (batch.updated and np.isfinite(loss)):
+                    raise NotFinite(batch.step, loss, batch.norm, list(results))
+                self.unclaimed = StepResult(batch.step, batch.samples, loss, batch.norm, batch.parts)
+                results.append(self.unclaimed)
+        except BaseException:
+            self._launches.forget()
+            self.unclaimed = None
+            self._waiting.clear()
+            raise
+
+    def claim(self) -> StepResult | None:
+        """The result of the last step, for the first one who asks."""
+        result, self.unclaimed = self.unclaimed, None
+        return result
+
+
+def taken(results: Results) -> Iterator[StepResult]:
+    """The results that have come, which are then no longer there."""
+    while results:
+        yield results.popleft()
