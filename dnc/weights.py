@@ -108,7 +108,7 @@ def import_weights(
         checkpoint = folder.checkpoint(LAST)
         save_checkpoint(
             checkpoint,
-            Checkpoint(opened.model, opened.digest, whole, state, known, seed, 0, Position(), DEFAULT, 0),
+            Checkpoint(opened.model, opened.digest, whole, state, known, seed, Position(), DEFAULT, 0),
         )
         folder.record({"event": "import", "weights": str(weights), "map": names.path})
     finally:

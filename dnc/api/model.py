@@ -36,7 +36,7 @@ from dnc.ir.program import Program
 from dnc.runtime.backend import Backend
 from dnc.runtime.build import Build
 from dnc.runtime.carried import carried
-from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
+from dnc.runtime.checkpoint import Checkpoint, Course, Position, check_model, load_checkpoint, save_checkpoint
 from dnc.runtime.data import Dataset, Layout, Vocabulary, layout_of, read, read_samples, table_rows
 from dnc.runtime.embeddings import Embeddings, read_embeddings, table_of
 from dnc.runtime.encoder import Encoder
@@ -66,10 +66,9 @@ class Model:
         self.build, self.plan, self.backend, self.seed = build, plan, backend, seed
         self.hyper = DEFAULT
         self.vocabularies: dict[str, Vocabulary] | None = None
-        self.position = Position()
+        self.position, self.course = Position(), Course()
         self.memory_words: int | None = None
         self.encoders: int | None = None
-        self.resumed: Checkpoint | None = None
         self.timeline = OFF
         self._session: Session | None = None
         self._attached: Dataset | None = None
@@ -267,15 +266,7 @@ class Model:
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
-    def save(
-        self,
-        path: str | Path,
-        *,
-        batch_size: int = 0,
-        samples: int = 0,
-        best: float | None = None,
-        best_epoch: int = 0,
-    ) -> None:
+    def save(self, path: str | Path) -> None:
         """Writes a checkpoint: weights, optimizer state, vocabulary, place in training."""
         session = self.session
         self.check_trains()
@@ -291,13 +282,10 @@ class Model:
                 session.read_state(),
                 self.vocabularies,
                 self.seed,
-                batch_size,
                 self.position,
                 self.hyper,
                 session.optimizer_steps,
-                best,
-                samples,
-                best_epoch,
+                self.course,
             ),
         )
 
@@ -313,7 +301,7 @@ class Model:
             )
         self.session.steps_done, self.session.seed = checkpoint.position.step, checkpoint.seed
         self.seed, self.hyper, self.position = checkpoint.seed, checkpoint.hyper, checkpoint.position
-        self.resumed = checkpoint
+        self.course = checkpoint.course
         return checkpoint
 
     # ---- batches --------------------------------------------------------------------------------
@@ -368,7 +356,7 @@ class Model:
         data = self._training_data()
         numbers = (sample_numbers(batch, data.samples) for batch in batches_of(batches))
         for result in self.session.steps(self.encoder(data), numbers, self.hyper):
-            self.position = self.position.at(result.step)
+            self.position = self.position.at(self.session.steps_done)
             yield result.loss
 
     def sync(self) -> float | None:

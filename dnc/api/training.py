@@ -15,6 +15,7 @@ import numpy as np
 from dnc.api.arguments import Data, check_whole
 from dnc.diagnostics import fail
 from dnc.ir.optimizers import OPTIMIZERS
+from dnc.runtime.checkpoint import Course
 from dnc.runtime.curves import TensorBoard, tensorboard_library
 from dnc.runtime.data import Dataset
 from dnc.runtime.interrupts import Interrupts
@@ -103,17 +104,15 @@ def train(
         report(event)
 
     def save(kind: str) -> None:
-        model.position = trainer.position
-        model.save(
-            folder.checkpoint(kind),
-            batch_size=batch,
-            samples=dataset.samples,
-            best=trainer.best,
-            best_epoch=trainer.best_epoch,
-        )
+        keep()
+        model.save(folder.checkpoint(kind))
 
-    known, interrupts = model.resumed, Interrupts()
-    best, best_epoch = (None, 0) if known is None else (known.best, known.best_epoch)
+    def keep() -> None:
+        """The model knows how far it is, and with what."""
+        model.position = trainer.position
+        model.course = Course(batch, dataset.samples, trainer.best, trainer.best_epoch)
+
+    interrupts = Interrupts()
     trainer = Trainer(
         model.session,
         encoder,
@@ -122,8 +121,8 @@ def train(
         save,
         measured,
         model.position,
-        best,
-        best_epoch,
+        model.course.best,
+        model.course.best_epoch,
         lambda: interrupts.asked() or stop(),
         tick,
     )
@@ -133,7 +132,7 @@ def train(
             done = trainer.run()
         record({"event": "end", "finished": done, "step": trainer.position.step})
     finally:
-        model.position = trainer.position
+        keep()
         if board is not None:
             board.close()
         folder.close()
@@ -142,7 +141,7 @@ def train(
 
 
 def _check_model(model: Model, epochs: int, batch: int) -> None:
-    """DiagnosticError where a model, or the checkpoint it goes on from, cannot be trained so."""
+    """DiagnosticError where a model cannot be trained so, or not from where it is."""
     if not any(result.kind in RESULT_KINDS[TRAIN] for result in model.plan.results):
         raise fail("the program has no loss of its own: train it with forward and backward")
     if model.position.epoch >= epochs:
@@ -150,18 +149,17 @@ def _check_model(model: Model, epochs: int, batch: int) -> None:
             f"nothing to train: {model.position.epoch} of {epochs} epochs are done",
             "epochs count from the first one, those before a checkpoint included",
         )
-    known = model.resumed
-    if known is not None and model.position.batch and known.batch_size != batch:
-        raise fail(f"the checkpoint is inside an epoch with batches of {known.batch_size}, not {batch}")
+    known = model.course.batch_size
+    if model.position.batch and known not in (0, batch):
+        raise fail(f"training is inside an epoch with batches of {known}, not {batch}")
 
 
 def _check_samples(model: Model, dataset: Dataset) -> None:
-    """DiagnosticError where a checkpoint is inside an epoch over other data."""
-    known = model.resumed
-    if known is not None and model.position.batch and known.samples not in (0, dataset.samples):
+    """DiagnosticError where training is inside an epoch over other data."""
+    known = model.course.samples
+    if model.position.batch and known not in (0, dataset.samples):
         raise fail(
-            f"the checkpoint is inside an epoch over {known.samples:,} samples; "
-            f"{dataset.path} has {dataset.samples:,}"
+            f"training is inside an epoch over {known:,} samples; {dataset.path} has {dataset.samples:,}"
         )
 
 

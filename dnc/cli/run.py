@@ -262,7 +262,7 @@ def _train(
         folder = model.train(
             samples,
             epochs=epochs,
-            batch=config.batch or (model.resumed.batch_size if model.resumed else 0) or 32,
+            batch=config.batch or model.course.batch_size or 32,
             dev=config.dev,
             run_dir=run_dir,
             resumed=checkpoint,

@@ -48,13 +48,25 @@ class Position:
         return Position(self.epoch, self.batch, step, self.loss, self.seen)
 
 
+@attrs.frozen
+class Course:
+    """What training goes on with beside its place.
+
+    batch_size, samples: of a batch, and of the training data; 0 if unknown. best: the best score on the dev
+    set so far, None without one; best_epoch: epochs done when it was reached.
+    """
+
+    batch_size: int = 0
+    samples: int = 0
+    best: float | None = None
+    best_epoch: int = 0
+
+
 @attrs.frozen(eq=False)
 class Checkpoint:
     """Weights by parameter, what the optimizer keeps by state and parameter, and the rest of training.
 
-    optimizer_steps: updates since that state was zero. digest: of the model's program. best: the best
-    score on the dev set so far, None without one; best_epoch: epochs done when it was reached. samples:
-    of the training data; 0 if unknown.
+    optimizer_steps: updates since that state was zero. digest: of the model's program.
     """
 
     model: str
@@ -63,13 +75,10 @@ class Checkpoint:
     optimizer_state: dict[str, dict[str, Floats]]
     vocabularies: dict[str, Vocabulary]
     seed: int
-    batch_size: int
     position: Position
     hyper: Hyper
     optimizer_steps: int
-    best: float | None = None
-    samples: int = 0
-    best_epoch: int = 0
+    course: Course = Course()
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -111,14 +120,14 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     tensors = {**checkpoint.weights}
     for state, arrays in checkpoint.optimizer_state.items():
         tensors |= {f"{_STATE}{state}/{name}": value for name, value in arrays.items()}
-    hyper, place = checkpoint.hyper, checkpoint.position
+    hyper, place, course = checkpoint.hyper, checkpoint.position, checkpoint.course
     stored = _Stored(
         VERSION,
         checkpoint.model,
         checkpoint.digest,
         vocabularies_to_json(checkpoint.vocabularies),
         checkpoint.seed,
-        checkpoint.batch_size,
+        course.batch_size,
         place.epoch,
         place.batch,
         place.step,
@@ -131,11 +140,11 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         hyper.beta2,
         checkpoint.optimizer_steps,
         hyper.clip_norm if np.isfinite(hyper.clip_norm) else None,
-        checkpoint.best,
-        checkpoint.samples,
+        course.best,
+        course.samples,
         place.loss,
         place.seen,
-        checkpoint.best_epoch,
+        course.best_epoch,
     )
     write_tensors(path, tensors, msgspec.to_builtins(stored))
 
@@ -168,7 +177,6 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         states,
         vocabularies_from_json(stored.vocabularies, str(path)),
         stored.seed,
-        stored.batch_size,
         Position(stored.epoch, stored.batch, stored.step, stored.loss, stored.seen),
         Hyper(
             stored.optimizer,
@@ -181,9 +189,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             stored.beta2,
         ),
         stored.optimizer_steps,
-        stored.best,
-        stored.samples,
-        stored.best_epoch,
+        Course(stored.batch_size, stored.samples, stored.best, stored.best_epoch),
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 import dnc
 from dnc.ir.plan import PRECISIONS
 from dnc.runtime.build import FORMAT
-from dnc.runtime.checkpoint import Position
+from dnc.runtime.checkpoint import Course, Position
 from tests.support.command_line import TREE
 
 RUN = "run build --device vm --data"
@@ -341,11 +341,11 @@ def test_going_on_inside_an_epoch_needs_the_same_data(command, workplace):
     model.attach("train.jsonl")
     model.step([0, 1])
     model.sync()
-    model.position = Position(0, 1, 1)
-    model.save("mid.safetensors", batch_size=2, samples=12)
+    model.position, model.course = Position(0, 1, 1), Course(2, 12)
+    model.save("mid.safetensors")
     done = command(f"{RUN} dev.jsonl --checkpoint mid.safetensors")
     assert done.code == 2
-    assert "the checkpoint is inside an epoch over 12 samples; dev.jsonl has 5" in done.error
+    assert "training is inside an epoch over 12 samples; dev.jsonl has 5" in done.error
     assert command(f"{RUN} train.jsonl --checkpoint mid.safetensors").code == 0
 
 

@@ -15,7 +15,7 @@ from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.program import Initializer, Parameter
 from dnc.ir.structure import Dimension
 from dnc.runtime.build import FORMAT, Build, Target, check_outside, is_build, read_build, write_build
-from dnc.runtime.checkpoint import Checkpoint, Position, check_model, load_checkpoint, save_checkpoint
+from dnc.runtime.checkpoint import Checkpoint, Course, Position, check_model, load_checkpoint, save_checkpoint
 from dnc.runtime.data import Vocabulary
 from dnc.runtime.initialize import generator, initial_values, initialize, load_weights
 from dnc.runtime.tensors import read_tensors
@@ -30,7 +30,9 @@ def checkpoint():
     words = Vocabulary("vocab", ("<unk>", "good"), 2, True)
     state = {"squares": {name: value**2 for name, value in VALUES.items()}}
     place, hyper = Position(2, 3, 40), Hyper("adagrad", 0.1, 5.0)
-    return Checkpoint("TreeLSTM", "abc", VALUES, state, {"vocab": words}, 7, 16, place, hyper, 3, 0.5)
+    return Checkpoint(
+        "TreeLSTM", "abc", VALUES, state, {"vocab": words}, 7, place, hyper, 3, Course(16, best=0.5)
+    )
 
 
 # ---- first values ----------------------------------------------------------------------------------
@@ -122,14 +124,14 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
 
 
 def test_a_checkpoint_without_a_clip(tmp_path):
-    plain = attrs.evolve(checkpoint(), hyper=Hyper("sgd", 0.1), best=None, optimizer_state={})
+    plain = attrs.evolve(checkpoint(), hyper=Hyper("sgd", 0.1), course=Course(), optimizer_state={})
     save_checkpoint(tmp_path / "c", plain)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "last.safetensors").write_bytes(b"")
     with pytest.raises(DiagnosticError, match=r"run: is a directory, .* it holds last\.safetensors"):
         load_checkpoint(tmp_path / "run")
     found = load_checkpoint(tmp_path / "c")
-    assert found.hyper == Hyper("sgd", 0.1) and found.best is None and found.optimizer_state == {}
+    assert found.hyper == Hyper("sgd", 0.1) and found.course == Course() and found.optimizer_state == {}
     check_model(found, PROGRAM, "abc", ROWS, "c")
 
 

@@ -1,0 +1,67 @@
+"""Training that goes on in the process in which it stopped, as it does from a checkpoint."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import dnc
+from dnc.runtime.results import Evaluation
+from tests.support.command_line import command, finished_build, workplace
+
+__all__ = ["command", "finished_build", "workplace"]
+
+
+def stopped(folder, data="train.jsonl", **options):
+    """A model that was stopped behind two batches."""
+    model, asked = dnc.load("build", device="vm"), itertools.count(1)
+    options = {"epochs": 2, "batch": 4, "stop": lambda: next(asked) > 2} | options
+    model.train(data, run_dir=folder, **options)
+    assert model.position.batch == 2
+    return model
+
+
+@pytest.mark.parametrize(
+    "data, batch, message",
+    [
+        ("train.jsonl", 2, "inside an epoch with batches of 4, not 2"),
+        ("dev.jsonl", 4, "inside an epoch over 12 samples; dev.jsonl has 5"),
+    ],
+)
+def test_inside_an_epoch_with_other_batches_or_data(workplace, data, batch, message):
+    model = stopped("first")
+    with pytest.raises(dnc.DiagnosticError, match=message):
+        model.train(data, epochs=2, batch=batch, run_dir="second")
+
+
+def test_a_checkpoint_that_is_saved_inside_an_epoch(workplace):
+    model = stopped("first")
+    model.save("mine.safetensors")
+    again = dnc.load("build", device="vm", checkpoint="mine.safetensors")
+    for each, folder in ((model, "second"), (again, "third")):
+        each.train("train.jsonl", epochs=2, batch=4, run_dir=folder)
+    for name, value in model.parameters().items():
+        assert np.array_equal(value, again.parameters()[name])
+
+
+def test_patience_counts_from_the_best_epoch_of_the_process(workplace, monkeypatch):
+    """Not from that of the checkpoint which it began with."""
+    scores = iter([0.1, 0.2, 0.3, 0.4, 0.3, 0.2])
+    measured = lambda *arguments: Evaluation(5, 1.0, {"accuracy": next(scores)})  # noqa: E731
+    monkeypatch.setattr("dnc.runtime.session.Session.evaluate", measured)
+    known = {"dev": "dev.jsonl", "batch": 4}
+    dnc.load("build", device="vm").train("train.jsonl", epochs=1, run_dir="first", **known)
+    model = dnc.load("build", device="vm", checkpoint="first/last.safetensors")
+    model.train("train.jsonl", epochs=4, patience=2, run_dir="second", **known)
+    assert model.course.best == 0.4 and model.course.best_epoch == 4
+    model.train("train.jsonl", epochs=9, patience=2, run_dir="third", **known)
+    assert model.position.epoch == 6
+
+
+def test_a_checkpoint_in_the_middle_of_a_stream_of_steps_has_all_of_them(workplace):
+    model = dnc.load("build", device="vm")
+    model.attach("train.jsonl")
+    next(model.steps([[at] for at in range(12)]))
+    model.save("mine.safetensors")
+    again = dnc.load("build", device="vm", checkpoint="mine.safetensors")
+    assert again.position.step == again.session.steps_done == model.session.steps_done > 1
