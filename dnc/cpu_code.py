@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import re
 import sys
+import weakref
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata, util
@@ -86,7 +87,7 @@ class Function:
         self._handle, self._call = ctypes.c_void_p(handle), _library().TVMFFIFunctionCall
 
     def __call__(self, *arguments: Vector | int | str | Value) -> Value:
-        """The result; an object is the caller's, who keeps all that are asked for here."""
+        """The result; an object is the caller's, to be released or kept."""
         count = len(arguments)
         values, found = (Value * count)(), Value()
         texts = []
@@ -106,13 +107,19 @@ class Function:
 
 
 class Module:
-    """A compiled module: functions by name."""
+    """A compiled module: functions by name. It goes when neither it nor one of its functions is in use."""
 
     def __init__(self, value: Value) -> None:
         self._value = value
+        _release_with(self, value)
 
     def __getitem__(self, name: str) -> Function:
-        return Function(_global("ffi.ModuleGetFunction")(self._value, name, 0).word)
+        found = _global("ffi.ModuleGetFunction")(self._value, name, 0)
+        if not found.word:
+            raise RuntimeError(f"the compiled module has no function '{name}'")
+        function = Function(found.word)
+        _release_with(function, found)
+        return function
 
 
 def load(text: str, cache_folder: Path, compile_into: Callable[[Path, str], Path]) -> Module:
@@ -211,6 +218,12 @@ def _global(name: str) -> Function:
             f"TVM has no function '{name}'; dnc needs the version that its pyproject.toml names"
         )
     return Function(found.value)
+
+
+def _release_with(owner: object, value: Value) -> None:
+    """TVM's object goes with what stands for it here: code and tables of a kernel are some megabytes."""
+    handle = ctypes.c_void_p(value.word)
+    weakref.finalize(owner, _library().TVMFFIObjectDecRef, handle).atexit = False
 
 
 def _text(value: Value) -> str:

@@ -79,9 +79,27 @@ assert not {"tvm", "tvm_ffi", "torch"} & set(sys.modules)
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "build")], check=True)
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory of a process as Linux tells it")
+def test_a_model_that_is_gone_leaves_no_code(tmp_path: Path):
+    """The code of a kernel and what LLVM keeps beside it are megabytes."""
+    compile_model(EXAMPLES / "treelstm.dn", tmp_path / "build", ("cpu",), {"embed": 8, "hidden": 8})
+    script = """import gc, sys, dnc
+def megabytes(models):
+    for _ in range(models):
+        dnc.load(sys.argv[1], "cpu")
+    gc.collect()
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20
+first = megabytes(3)
+assert megabytes(5) - first < 20
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "build")], check=True)
+
+
 def test_what_fails_in_tvm_is_told():
     assert cpu_code.system_cpu() == llvm_get_system_cpu()
     with pytest.raises(RuntimeError, match="TypeError: "):
         cpu_code._global("ffi.ModuleGetFunction")(1)
     with pytest.raises(RuntimeError, match=r"no function .dnc\.nothing."):
         cpu_code._global("dnc.nothing")
+    with pytest.raises(RuntimeError, match=r"has no function .nothing."):
+        cpu_code.Module(cpu_code._global("ffi.SystemLib")())["nothing"]
