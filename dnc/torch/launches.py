@@ -295,7 +295,7 @@ class Gradients:
     def __init__(self, launches: Launches, launched: Launched) -> None:
         self._launches, self._launched = launches, launched
         self._copies: tuple[Tensor, dict[str, Rows], dict[str, Tensor]] | None = None
-        self.used = False
+        self._is_over = False
 
     def _table_rows(self) -> dict[str, Rows]:
         """Of every table the gradients of the rows that are touched, where they lie."""
@@ -310,8 +310,8 @@ class Gradients:
         return found
 
     def rescue(self) -> None:
-        """Copies what has not been used yet."""
-        if self._copies is None and not self.used:
+        """Copies what may still be asked for."""
+        if self._copies is None and not self._is_over:
             places = self._table_rows().items()
             tables = {name: (rows.clone(), numbers.clone()) for name, (rows, numbers) in places}
             vectors = self._launches.values(self._launched, self._launches.gradients_of)
@@ -324,14 +324,14 @@ class Gradients:
         """Gradients by parameter and by pulled field, times `scale`, which nobody overwrites.
 
         once: whether nobody can ask again; then the dense ones may be handed out where they lie.
-        RuntimeError where they are gone: used before, and overwritten since.
+        RuntimeError where they are gone: overwritten since, by a launch that knows nothing of them.
         """
         if self._copies is None and self._launched.number != self._launches.model.launches:
             raise RuntimeError(
-                "the gradients of this batch were used before (or belong to a model that ran outside of "
-                "PyTorch meanwhile), and another batch has run since: call backward() before the next one"
+                "the gradients of this batch are gone: the model ran outside of PyTorch since; call "
+                "backward() before it does"
             )
-        self.used = True
+        self._is_over = once
         pool, found = self._launches.memory, dict[str, Tensor]()
         if self._copies is None:
             dense, tables = pool.gradients(self._launched.arena), self._table_rows()

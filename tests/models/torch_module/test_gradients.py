@@ -140,8 +140,15 @@ def test_backward_twice(both, tmp_path):
     alone, _, _ = opened("treelstm", tmp_path / "alone")
     loss = alone([0])["loss"]
     loss.backward(retain_graph=True)
-    alone([1])
-    with pytest.raises(RuntimeError, match="another batch has run since"):
+    once = {name: value.grad.clone() for name, value in alone.named_parameters()}
+    alone([1])["loss"].backward()
+    alone.zero_grad()
+    loss.backward()
+    for name, value in alone.named_parameters():
+        assert torch.equal(value.grad, once[name])
+    loss = alone([0])["loss"]
+    alone.dnc.predict([0])
+    with pytest.raises(RuntimeError, match="the model ran outside of PyTorch since"):
         loss.backward()
     loss = alone([0])["loss"]
     loss.backward()
