@@ -8,6 +8,7 @@ memory where that can be seen as a tensor; any optimizer of PyTorch trains them;
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -35,6 +36,8 @@ from dnc.torch.memory import Memory
 
 # What a module takes: samples, their numbers, a batch that was encoded ahead; None for all attached samples.
 Given: TypeAlias = Samples | Tensor | Encoded | None
+# Of a module what opening a build makes; a copy opens it again.
+OPENED = ("dnc", "sparse", "_memory", "_launches", "_pulled", "_outputs")
 
 
 class Module(nn.Module):
@@ -264,18 +267,43 @@ class Module(nn.Module):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled and copied as the path of the build, vocabulary and weights."""
-        return _again, (
-            str(self.dnc.build.path.absolute()),
-            self.dnc.build.digest,
+        """Pickled and copied as the path of the build, vocabulary and weights, and what was added to them."""
+        model, values = self.dnc, self._values()
+        memory = None if model.memory_words is None else model.memory_words * 4
+        options = {"memory_bytes": memory, "encoders": model.encoders}
+        own = (
+            type(self),
+            str(model.build.path.absolute()),
+            model.build.digest,
             self._device_name(),
-            vocabularies_to_json(self.dnc.vocabularies or {}),
-            {"seed": self.dnc.seed, "sparse": self.sparse},
-            {name: value.detach().cpu().clone() for name, value in self._values().items()},
-            {name: value.requires_grad for name, value in self._values().items()},
-            self.training,
+            vocabularies_to_json(model.vocabularies or {}),
+            {"seed": model.seed, "sparse": self.sparse, **options},
+            {name: value.detach().cpu().clone() for name, value in values.items()},
+            {name: value.requires_grad for name, value in values.items()},
             self.draws,
         )
+        added = {name: value for name, value in self._parameters.items() if name not in values}
+        rest = {name: value for name, value in vars(self).items() if name not in OPENED}
+        return _again, own, {**rest, "_parameters": added}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Takes what a subclass or its user has added: modules, parameters, hooks, attributes."""
+        super().__setstate__({**state, "_parameters": {**self._parameters, **state["_parameters"]}})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Module:
+        """The same; parameters that other modules have too are shared in the copy likewise."""
+        _, own, state = self.__reduce__()
+        found = memo[id(self)] = _again(*own)
+        for name in self._memory.places:
+            if name not in self._parameters:  # torch.nn.utils.parametrize has put something in its place
+                del found._parameters[name]
+                continue
+            value = self._parameters[name]
+            if id(value) in memo:
+                found._parameters[name] = memo[id(value)]
+            memo[id(value)] = found._parameters[name]
+        found.__setstate__(copy.deepcopy(state, memo))
+        return found
 
     def _device_name(self) -> str:
         if self._memory.device.type == "cuda":
@@ -289,6 +317,7 @@ class Module(nn.Module):
 
 
 def _again(
+    kind: type[Module],
     build: str,
     digest: str,
     device: str,
@@ -296,19 +325,19 @@ def _again(
     options: dict[str, Any],
     values: dict[str, Tensor],
     trained: dict[str, bool],
-    training: bool,
     draws: int,
 ) -> Module:
-    """A module from what `__reduce__` kept."""
+    """A module from what `__reduce__` kept; a subclass is not asked, since its `__init__` is its own."""
     known = vocabularies_from_json(vocabularies)
-    module = Module(build, device=device, vocabularies=known, **options)
+    module = kind.__new__(kind)
+    Module.__init__(module, build, device=device, vocabularies=known, **options)
     if module.dnc.build.digest != digest:
         raise fail(f"{build}: holds another program than the one that was saved")
     module.load_state_dict(values)
     for name, value in module.named_parameters():
         value.requires_grad_(trained[name])
     module.draws = draws
-    return module.train(training)
+    return module
 
 
 def _has_words(model: Model) -> bool:

@@ -129,6 +129,74 @@ def test_copies_and_pickles(tmp_path):
         pickle.loads(stored)
 
 
+class Doubled(dnc.torch.Module):
+    """With a layer and an attribute of its own, and other arguments."""
+
+    def __init__(self, factor, build, data):
+        super().__init__(build, data, device="vm", encoders=0, memory_bytes=1 << 24)
+        self.factor, self.layer = factor, torch.nn.Linear(2, 2)
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, batch):
+        return super().forward(batch)["loss"] * self.factor * self.weight.sum()
+
+
+def noted(module, given, found):
+    module.calls.append(float(found))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_copies_have_what_was_added(tmp_path, copied):
+    _, data, _ = opened("treelstm", tmp_path)
+    net = Doubled(3.0, tmp_path / "build", data)
+    net.calls = []
+    net.register_forward_hook(noted)
+    with torch.no_grad():
+        net.weight.mul_(2.0)
+    net.eval()
+    other = copied(net)
+    assert type(other) is Doubled and not other.training and not other.layer.training
+    assert other.dnc.encoders == 0 and other.dnc.memory_words == 1 << 22
+    assert other(data[:2]) == net(data[:2]) and other.calls == net.calls and len(net.calls) == 1
+    before, after = net.state_dict(), other.state_dict()
+    assert list(before) == list(after) and all(torch.equal(before[name], after[name]) for name in before)
+    with torch.no_grad():
+        other.layer.weight.zero_()
+        other.weight.zero_()
+    assert net.layer.weight.any() and net.weight.any()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_copies_share_what_is_shared(tmp_path, first):
+    """A parameter that another module has too is one in a copy of both, whichever comes first."""
+    net, data, _ = opened("treelstm", tmp_path)
+    table = torch.nn.Embedding(*net.E.shape)
+    table.weight = net.E
+    whole = torch.nn.ModuleList([table, net] if first else [net, table])
+    other = copy.deepcopy(whole)
+    table, copied = other if first else reversed(other)
+    assert table.weight is copied.E is not net.E
+    with torch.no_grad():
+        table.weight.zero_()
+    assert net.E.any() and not copied.E.any()
+    copied(data[:2])
+    assert not copied.dnc.parameters()["E"].any()
+
+
+def test_copies_keep_what_stands_for_a_parameter(tmp_path):
+    net, data, _ = opened("treelstm", tmp_path)
+    torch.nn.utils.parametrizations.weight_norm(net, "U")
+    other = copy.deepcopy(net)
+    names = [name for name, _ in net.named_parameters()]
+    assert [name for name, _ in other.named_parameters()] == names and "U" not in names
+    assert other(data[:2])["loss"] == net(data[:2])["loss"]
+    with torch.no_grad():
+        other.parametrizations.U.original0.zero_()
+    other(data[:2])["loss"].backward()
+    assert not other.dnc.parameters()["U"].any() and net.dnc.parameters()["U"].any()
+    assert other.parametrizations.U.original0.grad is not None
+
+
 def test_it_stays_where_it_runs(tmp_path):
     net, _, _ = opened("treelstm", tmp_path)
     whole = torch.nn.Sequential(torch.nn.Linear(2, 2), net)
