@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +25,6 @@ from dnc.runtime.streams import Sample, StreamState
 
 if TYPE_CHECKING:
     from dnc.api.model import Model
-
-# Streams keep the schedules of the shapes that they have seen.
-_STREAMS: WeakKeyDictionary[Model, dict[str | None, ModelStream]] = WeakKeyDictionary()
 
 
 def generate(
@@ -78,7 +74,7 @@ def generate(
 def _stream_of(model: Model, field: str | None) -> ModelStream:
     if not isinstance(field, str | None):
         raise fail(f"field is {field!r}, expected the name of a list")
-    known = _STREAMS.setdefault(model, {})
+    known = model.generating
     if field not in known:
         known[field] = ModelStream(model, carried(model.plan, field))
     return known[field]

@@ -75,6 +75,8 @@ class Model:
         self._forwarded: tuple[Dataset, NDArray[np.int32], bool] | None = None
         self._predictor: Predictor | None = None
         self._encoded = 0
+        # By list those of `generate`, which keep the schedules of the shapes that they have seen.
+        self.generating: dict[str | None, ModelStream] = {}
         self._layouts: dict[bool, Layout] = {}
         self._encoders: WeakKeyDictionary[Dataset, Encoder] = WeakKeyDictionary()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,16 @@ def test_one_launch_is_the_loop(tmp_path: Path, device: str, mode: str) -> None:
     assert model.launches == before + 1
     assert [list(map(int, words)) for words in found] == expected
     assert len({str(words) for words in expected}) > 1 and any(len(set(words)) > 2 for words in expected)
+
+
+def test_a_model_that_has_generated_goes_when_nobody_uses_it(tmp_path: Path) -> None:
+    model = opened(tmp_path, "vm", "infer")
+    model.read([{"source": [{"form": at} for at in range(9)], "target": [{"form": 1}]}])
+    model.generate([{"source": each} for each in sources(2)], 0, "words", most=4, field="target")
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_stream_goes_on_generating(tmp_path: Path) -> None:
