@@ -1,7 +1,8 @@
 """A compiled model on a device: its data, parameters, checkpoints, steps and predictions.
 
 In: data as paths, samples or sample numbers. Out: losses, metrics, outputs, arrays. Guaranteed: every
-mistake of the user is a `DiagnosticError`; nothing but `Model.train` writes a run folder.
+mistake of the user is a `DiagnosticError`; nothing but `Model.train` writes a run folder; several threads
+may call, one at a time has its turn.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from dnc.api.arguments import (
 from dnc.api.first_values import check_memory
 from dnc.api.streaming import ModelStream
 from dnc.api.tracing import LAUNCHES, start_timeline
+from dnc.api.turns import Turn, in_turn, stream_in_turn
 from dnc.diagnostics import fail
 from dnc.ir.optimizers import DEFAULT
 from dnc.ir.plan import Plan
@@ -64,6 +66,7 @@ class Model:
 
     def __init__(self, build: Build, plan: Plan, backend: Backend, seed: int) -> None:
         self.build, self.plan, self.backend, self.seed = build, plan, backend, seed
+        self.turn = Turn()
         self.hyper = DEFAULT
         self.vocabularies: dict[str, Vocabulary] | None = None
         self.position, self.course = Position(), Course()
@@ -119,6 +122,7 @@ class Model:
 
     # ---- data -----------------------------------------------------------------------------------
 
+    @in_turn
     def attach(self, data: Data, *, min_count: int = 1) -> Dataset:
         """Reads training data; sample numbers in later calls mean its samples.
 
@@ -130,6 +134,7 @@ class Model:
         self._attached = dataset
         return dataset
 
+    @in_turn
     def read(self, data: Data, *, labels_required: bool = True, min_count: int = 1) -> Dataset:
         """Data as a `Dataset`, read with the model's vocabulary; without one they give it."""
         dataset = self._read(data, labels_required, min_count)
@@ -231,10 +236,12 @@ class Model:
         self.vocabularies = vocabularies
         self._encoders.clear()
 
+    @in_turn
     def parameters(self) -> dict[str, Floats]:
         """Every parameter's values by name, as NumPy arrays (which speak DLPack)."""
         return self.session.read_arrays()
 
+    @in_turn
     def set_parameters(self, values: Mapping[str, Any]) -> None:
         """Replaces parameters by name; arrays of NumPy or anything that speaks DLPack."""
         expected = shapes(self.program, self.session.memory.table_rows)
@@ -250,6 +257,7 @@ class Model:
         check_finite(arrays, "set_parameters")
         self.session.write_arrays(arrays)
 
+    @in_turn
     def load_weights(self, path: str | Path) -> tuple[str, ...]:
         """Replaces the parameters that a safetensors file holds; their names."""
         rows = self.session.memory.table_rows
@@ -257,6 +265,7 @@ class Model:
         self.session.write_arrays(values)
         return names
 
+    @in_turn
     def load_embeddings(self, table: str, path: str | Path) -> Embeddings:
         """Takes the rows of a table from a text file of word vectors (GloVe's format); what was found."""
         parameter, vocabularies = table_of(self.program, table), self.vocabularies or {}
@@ -268,6 +277,7 @@ class Model:
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
+    @in_turn
     def save(self, path: str | Path) -> None:
         """Writes a checkpoint: weights, optimizer state, vocabulary, place in training."""
         session = self.session
@@ -291,6 +301,7 @@ class Model:
             ),
         )
 
+    @in_turn
     def restore(self, path: str | Path) -> Checkpoint:
         """Takes everything from a checkpoint; DiagnosticError if it is of another model."""
         checkpoint = load_checkpoint(path)
@@ -337,6 +348,7 @@ class Model:
         chosen = {name: value for name, value in given.items() if value is not None}
         self.hyper = with_settings(self.hyper, optimizer, clip, chosen)
 
+    @in_turn
     def step(self, batch: Batch) -> float | None:
         """Starts a training step and returns the loss of the step before (None for the first).
 
@@ -349,6 +361,7 @@ class Model:
         self.position = self.position.at(self.session.steps_done)
         return None if result is None else result.loss
 
+    @stream_in_turn
     def steps(self, batches: Iterable[Sequence[int] | NDArray[np.integer[Any]]]) -> Iterator[float]:
         """Trains on batches of attached samples, in order; their losses, in order, some batches late.
 
@@ -361,11 +374,13 @@ class Model:
             self.position = self.position.at(self.session.steps_done)
             yield result.loss
 
+    @in_turn
     def sync(self) -> float | None:
         """Waits for all steps; the loss of the last one, if it was not returned yet."""
         result = self.session.sync()
         return None if result is None else result.loss
 
+    @in_turn
     def evaluate(self, data: Batch | None = None) -> Evaluation:
         """Loss and metrics over data (by default those attached)."""
         dataset, numbers = self.batch_of(data, labels_required=True)
@@ -375,6 +390,7 @@ class Model:
             raise fail("there is nothing to evaluate: the program has neither a loss nor a metric")
         return self.session.evaluate(self.encoder(dataset), numbers)
 
+    @in_turn
     def predict(self, batch: Batch | None = None) -> dict[str, list[Any]]:
         """The declared outputs by name, one entry a sample, in order; labels may be missing.
 
@@ -384,6 +400,7 @@ class Model:
         dataset, numbers = self.batch_of(batch, labels_required=False)
         return self._predict(dataset, numbers)
 
+    @stream_in_turn
     def predictions(
         self, batches: Iterable[Sequence[int] | NDArray[np.integer[Any]]]
     ) -> Iterator[dict[str, list[Any]]]:
@@ -435,6 +452,7 @@ class Model:
 
     # ---- inside another net ------------------------------------------------------------------------
 
+    @in_turn
     def forward(
         self, batch: Batch | None = None, pulled: Arrays | None = None, *, training: bool = False
     ) -> dict[str, list[Any]]:
@@ -455,6 +473,7 @@ class Model:
         self._forwarded = dataset, numbers, training
         return found
 
+    @in_turn
     def backward(self, pushed: Arrays | None = None) -> tuple[float, dict[str, list[Any]]]:
         """Trains on the batch that `forward` was called with: (loss, gradients by pulled vectors).
 
@@ -474,6 +493,5 @@ class Model:
 
     # ---- training -------------------------------------------------------------------------------
 
-    train = training.train
-
-    generate = generation.generate
+    train = in_turn(training.train)
+    generate = in_turn(generation.generate)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnc.api.arguments import check_whole
+from dnc.api.turns import in_turn
 from dnc.diagnostics import fail
 from dnc.ir.program import Program
 from dnc.runtime.carried import Carried
@@ -32,7 +33,7 @@ class ModelStream:
     """Streams of one model. The first `feed` decides how many there are, until `reset`."""
 
     def __init__(self, model: Model, carried: Carried) -> None:
-        self.model, self.carried = model, carried
+        self.model, self.carried, self.turn = model, carried, model.turn
 
         def read(samples: list[Sample]) -> Dataset:
             if model.vocabularies is None and _has_vocabulary(model.program):
@@ -41,6 +42,7 @@ class ModelStream:
 
         self._stream = Stream(lambda: model.session, carried, model.program, read)
 
+    @in_turn
     def feed(
         self,
         chunk: Sample | Sequence[Sample],

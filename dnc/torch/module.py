@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from dnc.api import Batch as Samples
 from dnc.api import Data, Model, load
 from dnc.api.arguments import batches_of, check_whole
+from dnc.api.turns import Turn, in_turn
 from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
@@ -118,14 +119,22 @@ class Module(nn.Module):
 
     # ---- batches --------------------------------------------------------------------------------
 
+    @property
+    def turn(self) -> Turn:
+        """Several threads may call; one at a time has its turn."""
+        return self.dnc.turn
+
+    @in_turn
     def attach(self, data: Data) -> Dataset:
         """Reads data with the module's vocabulary; sample numbers mean its samples from then on."""
         return self.dnc.attach(data)
 
+    @in_turn
     def sizes(self, batch: Given = None) -> dict[str, list[int]]:
         """How many rows every sample has, by pulled field and by output: for torch.split."""
         return {name: each.tolist() for name, each in self._sizes(self._batch(batch, False)).items()}
 
+    @in_turn
     def encoder(self, samples: int, purpose: str = TRAINING) -> BatchEncoder:
         """What encodes batches ahead: `net(encode(batch))` is `net(batch)`, to the bit.
 
@@ -146,15 +155,16 @@ class Module(nn.Module):
         is their turn. Batches of more samples than the first one are encoded when they come. purpose: as
         for `encoder`.
         """
-        given = iter(batches_of(batches))
+        waiting = iter(batches_of(batches))
         self._check_purpose(purpose)
 
         def encoded() -> Iterator[Encoded]:
+            given = self.turn.outside(waiting)
             for first in given:
                 encode = self.encoder(_length(first), purpose)
                 yield from encode.stream(chain([first], given), self._launches)
 
-        return encoded()
+        return self.turn.stream(encoded())
 
     def _check_purpose(self, purpose: str) -> None:
         if not isinstance(purpose, str) or purpose not in PURPOSES:
@@ -162,6 +172,7 @@ class Module(nn.Module):
         if purpose == TRAINING:
             self.dnc.check_trains()
 
+    @in_turn
     def forward(self, batch: Given = None, pulled: Pulled = None) -> dict[str, Tensor]:
         """What is learned from, by name: "loss", the mean over the samples; and the pushed values.
 
@@ -191,6 +202,7 @@ class Module(nn.Module):
                 found = call.forward(tensors)
         return dict(zip(self._outputs, found, strict=True))
 
+    @in_turn
     @torch.no_grad()
     def predict(self, batch: Given = None, pulled: Pulled = None) -> dict[str, Tensor]:
         """The declared and the pushed outputs by name, without gradients; labels may be missing.
@@ -241,6 +253,7 @@ class Module(nn.Module):
         check_whole("draws", draws, 0)
         self._launches.draws = draws
 
+    @in_turn
     def save(self, path: str | Path) -> None:
         """Writes a checkpoint that `dnc run` and `checkpoint=` read, with the vocabulary."""
         self._launches.enter()

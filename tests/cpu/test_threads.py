@@ -1,0 +1,119 @@
+"""A model that several threads call at the same time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dnc
+from dnc.compiler import compile_model
+from tests.support.models import EXAMPLES
+
+THREADS, TIMES = 3, 4
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("threads") / "build"
+    compile_model(EXAMPLES / "treelstm.dn", path, ("cpu",), {"embed": 16, "hidden": 16})
+    return path
+
+
+def chain(length: int) -> dict[str, Any]:
+    tree: dict[str, Any] = {"word": "good", "label": 3}
+    for at in range(length):
+        tree = {"left": tree, "right": {"word": ("bad", "so", "good")[at % 3], "label": 4}, "label": at % 5}
+    return tree
+
+
+DATA = [chain(length) for length in range(60)]
+BATCHES = [[at, at + 1] for at in range(0, 60, 2)]
+CALLS: dict[str, Callable[[dnc.Model], Any]] = {
+    "predict": lambda model: [model.predict([sample])["p"][0] for sample in DATA],
+    "predictions": lambda model: [p for found in model.predictions(BATCHES) for p in found["p"]],
+    "evaluate": lambda model: [np.float32(model.evaluate(DATA[at:]).loss) for at in range(0, 40, 4)],
+}
+
+
+def at_once(call: Callable[[], None]) -> None:
+    """Some threads make a call several times each; what one of them raises."""
+    problems: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(TIMES):
+                call()
+        except BaseException as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for problem in problems:
+        raise problem
+
+
+@pytest.mark.parametrize("name", [*CALLS, "all"])
+def test_threads_do_not_mix(build: Path, name: str) -> None:
+    model = dnc.load(build, "cpu")
+    model.attach(DATA)
+    wanted = CALLS if name == "all" else {name: CALLS[name]}
+    expected = {each: call(model) for each, call in wanted.items()}
+
+    def check() -> None:
+        for each, call in wanted.items():
+            assert all(map(np.array_equal, call(model), expected[each])), each
+
+    at_once(check)
+
+
+def test_steps_of_threads_are_all_made(build: Path) -> None:
+    model = dnc.load(build, "cpu")
+    model.attach(DATA)
+    found: list[float] = []
+    at_once(lambda: found.extend(model.steps(BATCHES)))
+    assert len(found) == model.session.steps_done == len(BATCHES) * THREADS * TIMES
+    assert np.isfinite(found).all()
+
+
+def test_others_have_their_turn_while_a_stream_waits_for_a_batch(build: Path) -> None:
+    model = dnc.load(build, "cpu")
+    model.attach(DATA)
+    expected = model.predict([3])["p"][0]
+
+    def batches() -> Any:
+        for batch in BATCHES:
+            answers = list[Any]()
+            other = threading.Thread(target=lambda: answers.append(model.predict([3])["p"][0]), daemon=True)  # noqa: B023
+            other.start()
+            other.join(60)
+            assert np.array_equal(answers, [expected])
+            yield batch
+
+    assert len(list(model.predictions(batches()))) == len(BATCHES)
+
+
+def test_modules_of_pytorch(build: Path) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
+    import dnc.torch
+
+    net = dnc.torch.Module(build, DATA, device="cpu", encoders=0)
+
+    def gradients(batch: Any) -> list[Any]:
+        parameters = list(net.parameters())
+        return [each.clone() for each in torch.autograd.grad(net(batch)["loss"], parameters)]
+
+    expected = [gradients(batch) for batch in BATCHES]
+
+    def check() -> None:
+        for batch, values in zip(net.batches(BATCHES), expected, strict=True):
+            assert all(map(torch.equal, gradients(batch), values))
+
+    at_once(check)
