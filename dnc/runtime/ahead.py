@@ -119,7 +119,7 @@ class Ahead:
             self.drop(self._taken[0])
         self._taken.popleft()
         try:
-            return None if self._processes is None else self._processes.receive()
+            return None if self._processes is None else self._processes.receive(job)
         except Lost:
             self._give_up()
             return None

@@ -159,6 +159,29 @@ def test_a_lost_process_costs_nothing(when):
     both("treelstm", batches, between=between)
 
 
+@pytest.mark.parametrize("place", ["submit", "receive"])
+def test_an_interrupt_between_a_job_and_the_note_of_it(monkeypatch, place):
+    """Whoever goes on behind a Ctrl-C does not get the words of other batches."""
+    session, plain = (small_session("treelstm", 2, 2, encoders=count) for count in (2, 0))
+    data = session.attach(forest_of("treelstm"))
+    with_processes(session, data)
+    whole = getattr(Processes, place)
+
+    def interrupted(processes, job):
+        if place == "submit":
+            whole(processes, job)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Processes, place, interrupted)
+        list(session.steps(data, batches_of(12, 9), SGD))
+    session.settle()
+    plain.write_arrays(session.read_arrays())
+    plain.steps_done, plain.optimizer_steps = session.steps_done, session.optimizer_steps
+    again = list(session.steps(data, batches_of(12, 9, 1), SGD))
+    assert again == list(plain.steps(plain.attach(forest_of("treelstm")), batches_of(12, 9, 1), SGD))
+
+
 def test_steps_that_are_left_early_leave_nothing_behind():
     session, plain = (small_session("treelstm", 2, 2, encoders=count) for count in (2, 0))
     data = session.attach(forest_of("treelstm"))
@@ -295,13 +318,13 @@ def test_a_job_that_does_not_fit_says_what_it_needs():
     processes.submit(job)
     assert not processes.has_room
     with pytest.raises(DoesNotFit) as found:
-        processes.receive()
+        processes.receive(job)
     assert found.value.schedule_words == expected.value.schedule_words
     assert found.value.activations == expected.value.activations
     large = attrs.evolve(job, pool=attrs.evolve(job.pool, schedule_words=1 << 20), pool_words=1 << 24)
     expected_words = large.encode(data)[0].words
     processes.submit(large)
-    assert np.array_equal(processes.receive()[0].words, expected_words)
+    assert np.array_equal(processes.receive(large)[0].words, expected_words)
     processes.close()
     with pytest.raises(Lost):
         processes.submit(large)

@@ -61,7 +61,7 @@ class Processes:
         finally:
             os.close(data)
         self._free = deque[_Process]()
-        self._busy = deque[_Process]()
+        self._busy = deque[tuple[_Process, Job]]()
 
     @property
     def ready(self) -> bool:
@@ -81,12 +81,18 @@ class Processes:
 
     def submit(self, job: Job) -> None:
         """Gives a process a job."""
-        self._free[0].send(job)
-        self._busy.append(self._free.popleft())
+        process = self._free.popleft()  # an interrupt behind this leaves it out, with a job or without
+        process.send(job)
+        self._busy.append((process, job))
 
-    def receive(self) -> Schedules:
-        """The schedules of the oldest job, to be copied before the next `submit`; DoesNotFit as there."""
-        process = self._busy.popleft()
+    def receive(self, job: Job) -> Schedules:
+        """The schedules of the oldest job, to be copied before the next `submit`; DoesNotFit as there.
+
+        Lost if it is another one, because an interrupt came between a job and the note of it.
+        """
+        if not self._busy or self._busy[0][1] is not job:
+            raise Lost("another job is the oldest")
+        process, _ = self._busy.popleft()
         reply = process.receive()
         self._free.append(process)
         if isinstance(reply, _TooLarge):
