@@ -20,7 +20,7 @@ from dnc.frontend.parser import parse_partly
 from dnc.frontend.report import too_deep
 from dnc.frontend.terms import OUTPUT, PUSH, push_field
 from dnc.frontend.typecheck import check
-from dnc.frontend.typed import CheckedModel, Expression, FieldUse, Function, Index, Term
+from dnc.frontend.typed import CheckedModel, Expression, FieldUse, Function, Index, TableRow, Term
 from dnc.frontend.walk import calls, walk
 from dnc.ir import program as ir
 from dnc.ir.program import Program, Space, Stage
@@ -177,6 +177,7 @@ def _known(terms: list[Term]) -> tuple[tuple[str, Path], ...]:
     found: dict[tuple[str, Path], None] = {}
     for term in terms:
         for use in walk(term.value):
-            if isinstance(use, FieldUse) and isinstance(use.type, Index) and use.path:
-                found[use.field, use.path] = None
+            match use:
+                case FieldUse(type=Index(), path=path) | TableRow(path=path) if path:
+                    found[use.field, path] = None
     return () if isinstance(terms[0].value.type, Index) else tuple(found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,10 +23,10 @@ from dnc.ir.printer import print_program
 from tests.unit.test_measures import conll_entities
 
 TAGGER = """
-model Tagger(vocab, hidden = 4, tags = 5)
+model Tagger(vocab = 20, hidden = 4, tags = 5)
 struct Word     = Word(form: token<vocab>, tag: class<tags>, score: float)
 struct Sentence = Sentence(words: [Word])
-param E: table[vocab, hidden] = normal(1)
+param E: table[vocab, hidden] = normal(1), F: [vocab, hidden] = normal(1)
 param U: [hidden, hidden], V: [tags, hidden] = normal(1), v: [hidden] = normal(1)
 fn forward(w: Word) -> [hidden] = tanh(E[w.form] + U @ forward(w.prev))
 fn scores(w: Word) = V @ forward(w)
@@ -37,6 +38,8 @@ metric  confusion = perplexity(w in all(Word)) cross_entropy(scores(w), w.tag)
 metric  agreement = pearson(w in all(Word)) score(w), w.score
 metric  following = perplexity(w in all(Word)) cross_entropy(scores(w), w.next.tag)
 metric  changes = mean(w in all(Word)) 1 - (w.prev.tag == w.next.tag)
+metric  ahead = mean(w in all(Word)) sum(E[w.next.form] + F[w.form])
+metric  behind = mean(w in all(Word)) sum(F[w.prev.form])
 output  tags = [argmax(scores(w)) for w in all(Word)]
 output  p = [softmax(scores(w)) for w in all(Word)]
 output  s = [score(w) for w in all(Word)]
@@ -96,7 +99,9 @@ def test_metrics_are_those_of_the_predictions(build, flat, monkeypatch):
     outputs = model.predict()
     names = model.vocabularies["tags"].words
     entities, hits, predicted, right, losses, pairs = [0, 0], 0, [], [], [], []
-    following, changes = [], []
+    following, changes, ahead, behind = [], [], [], []
+    sums = {name: model.parameters()[name].sum(axis=1) for name in "EF"}
+    numbers = {word: number for number, word in enumerate(model.vocabularies["vocab"].words)}
     for number, sample in enumerate(data):
         words = sample.get("all") or sample["words"]
         order = sample["Sentence"]["words"][0] if flat else range(len(words))
@@ -111,6 +116,9 @@ def test_metrics_are_those_of_the_predictions(build, flat, monkeypatch):
             pairs.append((outputs["s"][number][at], word["score"]))
         for at, word in zip(list(order)[:-1], words[1:], strict=True):
             following.append(-math.log(outputs["p"][number][at][names.index(word["tag"])]))
+        forms = [numbers[word["form"]] for word in words]
+        ahead += [sums["E"][b] + sums["F"][a] for a, b in pairwise(forms)]
+        behind += [sums["F"][form] for form in forms[:-1]]
         changes += [before["tag"] != after["tag"] for before, after in zip(words, words[2:], strict=False)]
     assert hits and found["entities"] == pytest.approx(2 * hits / sum(entities))
     assert found["accuracy"] == pytest.approx(
@@ -120,7 +128,10 @@ def test_metrics_are_those_of_the_predictions(build, flat, monkeypatch):
     assert found["agreement"] == pytest.approx(np.corrcoef(np.array(pairs, float).T)[0, 1], abs=1e-6)
     assert found["following"] == pytest.approx(math.exp(np.mean(following)), rel=1e-5)
     assert found["changes"] == pytest.approx(np.mean(changes))
-    assert list(found) == ["accuracy", "entities", "confusion", "agreement", "following", "changes"]
+    assert found["ahead"] == pytest.approx(np.mean(ahead), rel=1e-5)
+    assert found["behind"] == pytest.approx(np.mean(behind), rel=1e-5)
+    assert list(found)[:5] == ["accuracy", "entities", "confusion", "agreement", "following"]
+    assert list(found)[5:] == ["changes", "ahead", "behind"]
 
 
 def test_a_sample_that_occurs_twice_counts_twice(build, monkeypatch):
