@@ -16,9 +16,16 @@ from tests.support.cpu_functions import SMALLEST
 from tests.support.models import EXAMPLES
 from tests.support.programs.campaign import Tally, check_on_cpu, on_grids
 from tests.support.programs.check import prepare
-from tests.support.programs.kernels import compile_together
+from tests.support.programs.kernels import Shared, SharedFunctions, compile_together
 
 OWN = {isa.NOP, isa.END, isa.REPLICA_BARRIER, isa.GRID_BARRIER}
+
+JOINED = """model Joined(d = 17)
+struct T = T(below: T?, x: vector<d>)
+param W: [d, {1} * d]
+fn f(t: T) -> [d] = tanh(W @ concat({0}) + t.x)
+loss sum(t in root) sum(f(t) * t.x)
+"""
 
 
 def kernel_of(text: str) -> Kernel:
@@ -54,6 +61,21 @@ def test_kernels_of_one_module():
         prepared, CASES, compile_together([each.plan for each in prepared]), strict=False
     ):
         on_grids(each, backend, case, GRIDS[:2])
+
+
+def test_products_of_one_module_read_where_their_plans_put_blocks():
+    """A product of more pieces has its blocks listed further behind: their functions differ."""
+    texts = [JOINED.format(", ".join(["f(t.below)"] * pieces), pieces) for pieces in (1, 1, 3)]
+    prepared = [prepare(text, CASES[0]) for text in texts]
+    shared = Shared()
+    one, same, other = (
+        SharedFunctions(each.plan, shared, f"p{number}_").variable(NAMES[0])
+        for number, each in enumerate(prepared)
+    )
+    assert one is same and one is not other
+    backends = compile_together([each.plan for each in prepared])
+    for each, backend in zip(prepared, backends, strict=True):
+        on_grids(each, backend, CASES[0], GRIDS[:2])
 
 
 def test_a_wrong_result_is_a_failure(monkeypatch):

@@ -1,7 +1,7 @@
 """CPU kernels of many programs at once, for runs of any length.
 
 In: plans. Out: a CPU backend for each. What a kernel is made of is what `build_cpu` makes of its plan, by
-the same code; but kernels share a module, so that functions which are the same in all (the products, the
+the same code; but kernels share a module, so that functions which are the same in several (the products, the
 norm) are compiled once, LLVM does not optimise, the text is neither printed nor read back, and of the
 optimizers there is only the one that the comparison launches. One program of five hundred goes the way of
 a build instead (`campaign.py`).
@@ -28,7 +28,7 @@ from dnc.ir.optimizers import OPTIMIZERS
 from dnc.ir.plan import Plan
 from dnc.runtime.cpu_backend import CpuBackend
 
-LIBRARY = "dnc_"  # functions of this prefix depend on the plan's tile alone
+LIBRARY = "dnc_"  # functions of this prefix depend on a plan's tile, and on where blocks are listed, alone
 LAUNCHED = "sgd"
 
 
@@ -37,7 +37,7 @@ class Shared:
     """The functions of a module, each once."""
 
     made: dict[Any, Any] = attrs.Factory(dict)
-    products: dict[tuple[str, int], Any] = attrs.Factory(dict)
+    products: dict[tuple[str, int, int], Any] = attrs.Factory(dict)
     alike: dict[int, list[Any]] = attrs.Factory(dict)
 
 
@@ -49,10 +49,10 @@ class SharedFunctions(Functions):
         self._shared, self._prefix = shared, prefix
 
     def variable(self, name: str) -> Any:
-        """A product's function is that of all plans."""
+        """A product's function is that of all plans that keep their places alike."""
         if name.startswith(LIBRARY):
-            key = name, self.tile
-            return self._shared.products.setdefault(key, GlobalVar(f"{name}_{self.tile}"))
+            key = name, self.tile, self.blocks_at
+            return self._shared.products.setdefault(key, GlobalVar(f"{name}_{self.tile}_{self.blocks_at}"))
         return self._variables.setdefault(name, GlobalVar(self._prefix + name))
 
     def define(
@@ -68,6 +68,9 @@ class SharedFunctions(Functions):
             return
         super().define(name, arguments, body, separate)
         function = self.made.pop(variable)
+        if name.startswith(LIBRARY):
+            shared.made[variable] = function
+            return
         bucket = shared.alike.setdefault(structural_hash(function), [])
         for other in bucket:
             if structural_equal(shared.made[other], function):
