@@ -10,15 +10,16 @@ from collections.abc import Mapping
 
 import attrs
 
+from dnc.diagnostics import Span
 from dnc.frontend import syntax, typed
 from dnc.frontend.calls import Calls, Names, Signatures
 from dnc.frontend.declarations import Declarations
 from dnc.frontend.operations import apply
-from dnc.frontend.typed import Expression, Index, State, VertexUse, describe, fits_float
+from dnc.frontend.typed import Expression, Index, State, VertexUse, describe
 from dnc.frontend.vertices import step
 from dnc.ir.program import STACK, TABLE
 from dnc.ir.structure import CLASS, SELECTOR, TOKEN
-from dnc.ir.types import TensorType
+from dnc.ir.types import TensorType, fits_float
 
 ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "==": "equal"}
 LONGEST_NUMBER = 60  # characters of a number that a message shows
@@ -60,13 +61,16 @@ class Expressions:
                 return self.calls.fallback(expression, names)
 
     def _number(self, number: syntax.Number) -> Expression | None:
-        value = float(number.text)
+        long = len(number.text) > LONGEST_NUMBER
+        found = f"a number of {len(number.text)} characters" if long else number.text
+        return self._constant(float(number.text), found, number.span)
+
+    def _constant(self, value: float, found: str, span: Span) -> typed.Constant | None:
+        """A number, of which a message says that it is `found`."""
         if not fits_float(value):
-            long = len(number.text) > LONGEST_NUMBER
-            found = f"a number of {len(number.text)} characters" if long else number.text
-            self.report.error(f"found {found}, expected a number that fits in 32 bits", number.span)
+            self.report.error(f"found {found}, expected a number that fits in 32 bits", span)
             return None
-        return typed.Constant(value, number.span)
+        return typed.Constant(value, span)
 
     def _name(self, name: syntax.Name, names: Names) -> Expression | None:
         declarations = self.declarations
@@ -232,7 +236,10 @@ class Expressions:
             if right.value == 0:
                 self.report.error("division by zero", right.span)
                 return None
-            return apply(self.report, "scale", "/", [left], at, span, factor=1.0 / right.value)
+            factor = self._constant(1.0 / right.value, f"1 / {right.value:g}", right.span)
+            if factor is None:
+                return None
+            return apply(self.report, "scale", "/", [left], at, span, factor=factor.value)
         return apply(self.report, ARITHMETIC[operator], operator, [left, right], at, span)
 
     def _folded(
@@ -247,4 +254,4 @@ class Expressions:
             self.report.error("division by zero", right.span)
             return None
         value = {"+": a + b, "-": a - b, "*": a * b}[operator] if operator != "/" else a / b
-        return typed.Constant(value, binary.span)
+        return self._constant(value, f"{a:g} {operator} {b:g}", binary.span)

@@ -10,9 +10,9 @@ import attrs
 
 from dnc.frontend import syntax
 from dnc.frontend.report import Report, counted
-from dnc.frontend.typed import fits_float
 from dnc.ir.program import STACK, TABLE, Initializer
 from dnc.ir.structure import Dimension
+from dnc.ir.types import fits_float
 
 
 @attrs.frozen

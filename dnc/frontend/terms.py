@@ -6,8 +6,6 @@ and names of metrics and of outputs are unique.
 
 from __future__ import annotations
 
-import math
-
 import attrs
 
 from dnc.frontend import syntax
@@ -20,7 +18,7 @@ from dnc.frontend.vertices import whole
 from dnc.ir import measures
 from dnc.ir.program import ALL, ROOT
 from dnc.ir.structure import CLASS, LIST, OUTSIDE, Field, Struct
-from dnc.ir.types import TensorType
+from dnc.ir.types import TensorType, fits_float
 
 _FORMS = {
     (measures.SCALAR,): "expression",
@@ -68,8 +66,9 @@ class _Terms:
     def loss(self, declared: syntax.LossDeclaration) -> Term | None:
         self._only(declared.reduction, "sum", "a loss adds up its terms; divide by weights if needed")
         value = self._scalar("loss", declared.reduction, declared.value)
-        if not math.isfinite(declared.weight):
-            self.report.error("the weight of a loss is not finite", declared.span)
+        if not fits_float(declared.weight):
+            found = f"the weight of a loss is {declared.weight:g}"
+            self.report.error(f"{found}, expected a number that fits in 32 bits", declared.span)
             return None
         if value is not None and declared.weight != 1.0:
             at = value[1].span

@@ -6,8 +6,6 @@ vertices occur only as paths seen from the row of a stage, and cells are not inl
 
 from __future__ import annotations
 
-import math
-
 import attrs
 
 from dnc.diagnostics import Span
@@ -87,15 +85,6 @@ def ir_type(type: Type) -> TensorType | None:
 
 
 # ---- expressions -------------------------------------------------------------------------------
-
-
-# Of 32-bit floats: the largest, and what is rounded to zero.
-LARGEST, NOTHING = (2 - 2.0**-23) * 2.0**127, 2.0**-150
-
-
-def fits_float(value: float) -> bool:
-    """Whether a 32-bit float holds a number: it becomes neither infinite nor zero."""
-    return math.isfinite(value) and abs(value) <= LARGEST and (value == 0 or abs(value) > NOTHING)
 
 
 @attrs.frozen

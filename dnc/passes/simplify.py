@@ -15,7 +15,7 @@ from dnc.ir.builder import infer_type
 from dnc.ir.cell import Attribute, Cell, Op, Value
 from dnc.ir.ops import OPS
 from dnc.ir.transform import substitute, used_ops
-from dnc.ir.types import TensorType
+from dnc.ir.types import TensorType, fits_float
 
 
 def simplify_cell(cell: Cell) -> Cell:
@@ -99,7 +99,7 @@ def width(value: Value) -> int:
 
 
 def fold_constants(cell: Rewriter, op: Op) -> Value | None:
-    """An operation on constants whose result has one number in every element."""
+    """An operation on constants whose result has one number in every element, which float32 holds."""
     numbers = [cell.number(operand) for operand in op.operands]
     result = op.result.type
     if not numbers or not isinstance(result, TensorType) or result.dtype != "f32":
@@ -109,8 +109,9 @@ def fold_constants(cell: Rewriter, op: Op) -> Value | None:
         if number is None or not isinstance(operand.type, TensorType):
             return None
         arrays.append(np.full(operand.type.shape, number))
-    value = np.asarray(OPS[op.opcode].evaluate(arrays, dict(op.attributes)))
-    if not np.isfinite(value).all() or (value != value.flat[0]).any():
+    with np.errstate(all="ignore"):  # what is not finite stays for the kernel to compute
+        value = np.asarray(OPS[op.opcode].evaluate(arrays, dict(op.attributes)))
+    if not fits_float(float(value.flat[0])) or (value != value.flat[0]).any():
         return None
     return cell.new(op, "constant", value=float(value.flat[0]), shape=result.shape)
 
@@ -136,7 +137,7 @@ def remove_identities(cell: Rewriter, op: Op) -> Value | None:
 
 
 def multiply_by_numbers(cell: Rewriter, op: Op) -> Value | None:
-    """x * number becomes a scale; a scale of a scale becomes one."""
+    """x * number becomes a scale; a scale of a scale becomes one, if float32 holds its factor."""
     if op.opcode == "mul":
         for x, factor in (op.operands, op.operands[::-1]):
             number = cell.number(factor)
@@ -146,7 +147,8 @@ def multiply_by_numbers(cell: Rewriter, op: Op) -> Value | None:
         inner = cell.made_by(op.operands[0], "scale")
         if inner is not None:
             product = real(op, "factor") * real(inner, "factor")
-            return cell.new(op, "scale", inner.operands[0], factor=product)
+            if fits_float(product):
+                return cell.new(op, "scale", inner.operands[0], factor=product)
     return None
 
 
