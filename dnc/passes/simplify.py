@@ -205,16 +205,20 @@ def flatten_concats(cell: Rewriter, op: Op) -> Value | None:
 def join_pads(cell: Rewriter, op: Op) -> Value | None:
     """A sum with pads that do not overlap: they become one concat, with zeros in the gaps.
 
-    Only the outermost of nested sums is looked at, so that all its terms are seen together.
+    Only the outermost of nested sums is looked at, so that all its terms are seen together; one that has
+    a sum in it twice, as its pads would overlap and its terms may be many, stays.
     """
     if op.opcode != "add" or op.result in cell.added_again:
         return None
     terms: list[Value] = []
-    open_terms = list(reversed(op.operands))
+    open_terms, opened = list(reversed(op.operands)), set[Value]()
     while open_terms:
         term = open_terms.pop()
         inner = cell.made_by(term, "add")
         if inner is not None and inner.result.type == op.result.type:
+            if term in opened:
+                return None
+            opened.add(term)
             open_terms.extend(reversed(inner.operands))
         else:
             terms.append(term)

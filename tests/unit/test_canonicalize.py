@@ -162,6 +162,14 @@ def test_cells(case):
     assert print_cell(simplify_cell(cell(before, result))) == print_cell(cell(after, new_result))
 
 
+def test_sums_in_which_a_sum_is_twice_stay():
+    """Of this one 2 to the power of 200 terms would be seen together."""
+    lines = ["%a0: f32[4] = add(%x, %y)"]
+    lines += [f"%a{i}: f32[4] = add(%a{i - 1}, %a{i - 1})" for i in range(1, 200)]
+    text = cell(lines, "%a199")
+    assert simplify_cell(text) == text
+
+
 def test_pads_that_overlap_stay():
     lines = [
         "%a: f32[6] = pad(%x) {begin = 0, size = 6}",
