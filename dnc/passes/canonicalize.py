@@ -1,9 +1,10 @@
 """Simplifies cells: the same values with fewer operations, in one form.
 
 In: a program. Out: a program in which equal expressions are computed once, constants are folded,
-nested slices and concats are flat, sums of pads that fill a vector are concats, and operations,
-inputs, saved values, slots and stages that nothing reads are gone. Guaranteed: states, losses,
-metrics, outputs and gradients are what they were (up to rounding where constants are folded).
+nested slices and concats are flat, sums of pads that fill a vector are concats, vectors are multiplied by
+parameters rather than by what is computed of them, and operations, inputs, saved values, slots and stages
+that nothing reads are gone. Guaranteed: states, losses, metrics, outputs and gradients are what they were
+(up to rounding where constants are folded, and where (s * W) @ x is s * (W @ x)).
 """
 
 from __future__ import annotations

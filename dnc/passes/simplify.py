@@ -98,6 +98,12 @@ def width(value: Value) -> int:
     return value.type.size
 
 
+def rank(value: Value) -> int:
+    """The number of dimensions of a tensor."""
+    assert isinstance(value.type, TensorType)
+    return len(value.type.shape)
+
+
 def fold_constants(cell: Rewriter, op: Op) -> Value | None:
     """An operation on constants whose result has one number in every element, which float32 holds."""
     numbers = [cell.number(operand) for operand in op.operands]
@@ -149,6 +155,32 @@ def multiply_by_numbers(cell: Rewriter, op: Op) -> Value | None:
             product = real(op, "factor") * real(inner, "factor")
             if fits_float(product):
                 return cell.new(op, "scale", inner.operands[0], factor=product)
+    return None
+
+
+def products_of_matrices(cell: Rewriter, op: Op) -> Value | None:
+    """(-W) @ x, (s * W) @ x, (W / s) @ x, concat(V, W) @ x, (V @ W) @ x: products with the matrices alone.
+
+    What would be done to a whole matrix at every vertex is done to a vector, and the gradient of the matrix
+    is a product of two vectors.
+    """
+    if op.opcode != "matmul" or rank(op.operands[1]) != 1:
+        return None
+    matrix, x = op.operands
+    made = cell.definitions.get(matrix)
+    if made is None:
+        return None
+    parts = made.operands
+    if made.opcode == "concat":
+        return cell.new(op, "concat", *(cell.new(op, "matmul", part, x) for part in parts))
+    if made.opcode == "matmul":
+        return cell.new(op, "matmul", parts[0], cell.new(op, "matmul", parts[1], x))
+    if made.opcode in ("neg", "scale"):
+        return cell.new(op, made.opcode, cell.new(op, "matmul", parts[0], x), **dict(made.attributes))
+    if made.opcode in ("mul", "div") and rank(parts[1]) == 0:
+        return cell.new(op, made.opcode, cell.new(op, "matmul", parts[0], x), parts[1])
+    if made.opcode == "mul" and rank(parts[0]) == 0:
+        return cell.new(op, "mul", parts[0], cell.new(op, "matmul", parts[1], x))
     return None
 
 
@@ -248,6 +280,7 @@ RULES: tuple[Rule, ...] = (
     fold_constants,
     remove_identities,
     multiply_by_numbers,
+    products_of_matrices,
     flatten_slices,
     flatten_concats,
     join_pads,

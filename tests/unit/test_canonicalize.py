@@ -14,7 +14,7 @@ from dnc.passes.hoist import hoist
 from dnc.passes.simplify import simplify_cell
 from tests.support.ir_models import MODELS, instance
 
-INPUTS = "%x: f32[4], %y: f32[4], %z: f32[4], %s: f32[]"
+INPUTS = "%x: f32[4], %y: f32[4], %z: f32[4], %s: f32[], %m: f32[3x4], %k: f32[4x4], %r: f32[1x4]"
 CASES = {
     "equal expressions": (
         ["%a: f32[4] = tanh(%x)", "%b: f32[4] = tanh(%x)", "%c: f32[4] = mul(%a, %b)"],
@@ -62,6 +62,42 @@ CASES = {
         ],
         "%f",
         "%f",
+    ),
+    "products with computed matrices": (
+        [
+            "%n: f32[3x4] = neg(%m)",
+            "%a: f32[3] = matmul(%n, %x)",
+            "%t: f32[3x4] = scale(%m) {factor = 2.0}",
+            "%b: f32[3] = matmul(%t, %x)",
+            "%u: f32[3x4] = mul(%s, %m)",
+            "%d: f32[3] = matmul(%u, %x)",
+            "%v: f32[3x4] = div(%m, %s)",
+            "%e: f32[3] = matmul(%v, %x)",
+            "%w: f32[3x4] = matmul(%m, %k)",
+            "%f: f32[3] = matmul(%w, %x)",
+            "%j: f32[4x4] = concat(%m, %r)",
+            "%g: f32[4] = matmul(%j, %x)",
+            "%c: f32[19] = concat(%a, %b, %d, %e, %f, %g)",
+        ],
+        [
+            "%matmul: f32[3] = matmul(%m, %x)",
+            "%neg: f32[3] = neg(%matmul)",
+            "%scale: f32[3] = scale(%matmul) {factor = 2.0}",
+            "%mul: f32[3] = mul(%s, %matmul)",
+            "%div: f32[3] = div(%matmul, %s)",
+            "%matmul_4: f32[4] = matmul(%k, %x)",
+            "%matmul_5: f32[3] = matmul(%m, %matmul_4)",
+            "%matmul_7: f32[1] = matmul(%r, %x)",
+            "%concat_1: f32[19] = concat(%neg, %scale, %mul, %div, %matmul_5, %matmul, %matmul_7)",
+        ],
+        "%c",
+        "%concat_1",
+    ),
+    "a computed matrix that is no multiple": (
+        ["%a: f32[3x4] = tanh(%m)", "%b: f32[3x4] = mul(%m, %a)", "%c: f32[3] = matmul(%b, %x)"],
+        ["%a: f32[3x4] = tanh(%m)", "%b: f32[3x4] = mul(%m, %a)", "%c: f32[3] = matmul(%b, %x)"],
+        "%c",
+        "%c",
     ),
     "times one": (
         ["%one: f32[] = constant() {value = 1.0, shape = []}", "%c: f32[4] = mul(%one, %x)"],

@@ -6,6 +6,7 @@ import attrs
 import numpy as np
 import pytest
 
+from dnc.compiler import PlanOptions, transform
 from dnc.diagnostics import DiagnosticError, Source
 from dnc.frontend.build import load_program
 from dnc.ir.forest import Forest
@@ -159,12 +160,14 @@ def matrix_instance():
     return program, forest, {p.name: random.normal(size=p.type.shape) for p in program.parameters}
 
 
-def test_matrices_times_matrices():
+@pytest.mark.parametrize(("pipeline", "pieces"), [("hoisted", [0, 1]), ("all", [1, 1])])
+def test_matrices_times_matrices(pipeline, pieces):
     program, forest, parameters = matrix_instance()
-    changed = through(PIPELINES["all"], program)
+    changed = through(PIPELINES[pipeline], program)
     check_gradients(changed, forest, parameters, program)
     pairs = [pair for pair in changed.weight_gradients if pair.parameter == "B"]
-    assert sorted(len(pair.x) for pair in pairs) == [0, 1]  # B @ A per row; B's transpose as a pair
+    # B @ A per row, unless it has become B @ (A @ x); B's transpose as a pair
+    assert sorted(len(pair.x) for pair in pairs) == pieces
 
 
 def test_a_large_matrix_gradient_is_refused():
@@ -174,6 +177,18 @@ def test_a_large_matrix_gradient_is_refused():
     assert "the gradient of 'A' in 'loss' is not a product of two vectors" in str(caught.value)
     assert "6 numbers a row; at most 5 are kept" in str(caught.value)
     assert "<program>:16:3" in str(caught.value)
+
+
+def test_large_computed_matrices_have_products_of_two_vectors():
+    """-C @ x is (-C) @ x, and 2 * C @ x is (2 * C) @ x."""
+    text = """model M(d = 128)
+struct T = T(x: vector<d>, s: float)
+param A: [64, d], B: [64, d], C: [d, d], D: [d, d]
+loss sum(t in root) sum(-C @ t.x + 2 * D @ t.x + t.s * C @ D @ t.x) + sum(concat(A, B) @ t.x)
+"""
+    program = transform(load_program(Source("m.dn", text), {})[0], PlanOptions())
+    assert {pair.parameter for pair in program.weight_gradients} == set("ABCD")
+    assert all(pair.x for pair in program.weight_gradients)
 
 
 def test_without_a_loss_nothing_happens():
