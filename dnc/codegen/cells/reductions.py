@@ -1,7 +1,8 @@
 """Reductions of a vertex cell: sums, softmax, and the losses made of them.
 
 In: the cell and an operation. Out: a scalar on every lane, or a reader of elements. Guaranteed: no
-exponential overflows (the maximum is taken off first); a missing label (-1) makes a loss of zero.
+exponential overflows (the maximum is taken off first), and what is small beside the maximum is not lost in it;
+a missing label (-1) makes a loss of zero.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ def _softmax(cell: VertexCell, op: Op) -> Element:
 
 def _log_softmax(cell: VertexCell, op: Op) -> Element:
     read, top, total = _normalizer(cell, op.operands[0])
-    shift = let("shift", top + cell.math.log(total))
-    return cell.keep(op.result, mapped(read, lambda i, x: x - shift))
+    rest = let("log_total", cell.math.log(total))
+    return cell.keep(op.result, mapped(read, lambda i, x: (x - top) - rest))
 
 
 def _cross_entropy(cell: VertexCell, op: Op) -> Expr:
     read, top, total = _normalizer(cell, op.operands[0])
     label, size = cell.scalars[op.operands[1]], tensor(op.operands[0]).size
     chosen = read(T.max(smaller(label, size - 1), 0))
-    return let("loss", T.Select(label >= 0, cell.math.log(total) + top - chosen, T.float32(0.0)))
+    return let("loss", T.Select(label >= 0, cell.math.log(total) + (top - chosen), T.float32(0.0)))
 
 
 def _cross_entropy_grad(cell: VertexCell, op: Op) -> Element:
@@ -69,12 +70,12 @@ def _cross_entropy_grad(cell: VertexCell, op: Op) -> Element:
 def _kl_divergence(cell: VertexCell, op: Op) -> Expr:
     target = cell.vectors[op.operands[0]]
     read, top, total = _normalizer(cell, op.operands[1])
-    shift = let("shift", top + cell.math.log(total))
+    rest = let("log_total", cell.math.log(total))
 
     def term(i: Expr) -> Expr:
         wanted = let("wanted", target(i))
         known = cell.math.log(T.Select(wanted > 0, wanted, T.float32(1.0)))
-        return T.Select(wanted > 0, wanted * (known - (read(i) - shift)), T.float32(0.0))
+        return T.Select(wanted > 0, wanted * (known - ((read(i) - top) - rest)), T.float32(0.0))
 
     return cell.target.sum(tensor(op.operands[0]).size, term)
 
