@@ -1,8 +1,8 @@
 """Reductions of a vertex cell: sums, softmax, and the losses made of them.
 
 In: the cell and an operation. Out: a scalar on every lane, or a reader of elements. Guaranteed: no
-exponential overflows (the maximum is taken off first), and what is small beside the maximum is not lost in it;
-a missing label (-1) makes a loss of zero.
+exponential overflows (the maximum is taken off first), and what is small beside the maximum is not lost in
+it; a missing label (-1) makes a loss of zero.
 """
 
 from __future__ import annotations
