@@ -334,10 +334,17 @@ def compile_model(
     machines = tuple(dict.fromkeys(machine_of(target) for target in targets))
     _check_precision(options.precision, machines)
     _check_batch(options, machines)
-    if options.cluster and not all(options.cluster in machine(name).cluster_sizes for name in machines):
-        raise fail(f"not every target has clusters of {options.cluster}")
+    for name in machines if options.cluster else ():
+        sizes = machine(name).cluster_sizes
+        if options.cluster not in sizes:
+            known = f"those of {', '.join(map(str, sorted(sizes)))}" if sizes else "none"
+            raise fail(
+                f"not every target has clusters of {options.cluster}", f"{target_name(name)} has {known}"
+            )
     if options.cluster is not None:
         _need_gpu(machines, "clusters are for GPUs, and no target is one")
+    if show.dump_dir is not None and show.dump_dir.exists() and not show.dump_dir.is_dir():
+        raise fail(f"{show.dump_dir}: is a file, expected a folder for the IR behind every pass")
     source, program, warnings = read_program(path, settings or {})
     of_program = Remarks()
     transformed = transform(program, options, attrs.evolve(show, remarks=of_program))

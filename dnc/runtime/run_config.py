@@ -80,7 +80,7 @@ def read_config(path: str | Path) -> RunConfig:
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(known)}"
-            raise fail(f"{path}: there is no option '{key}'{hint}")
+            raise fail(f"{_place(path, key)}: there is no option '{key}'{hint}")
     for key, value in values.items():
         _check(path, key, value)
         wrong = _out_of_range(key, value)
@@ -111,8 +111,8 @@ def _check(path: str | Path, key: str, value: Any) -> None:
 
 def _place(path: str | Path, key: str) -> str:
     """A file, with the line of a key where that can be told."""
-    text = Path(path).read_text(encoding="utf-8")
-    at = re.search(rf"^\s*(\[\s*)?{key}\b", text, re.MULTILINE)
+    text = Path(path).read_text(encoding="utf-8-sig")
+    at = re.search(rf"^\s*(\[\s*)?{re.escape(key)}\b", text, re.MULTILINE)
     return f"{path}:{text.count(chr(10), 0, at.end()) + 1}" if at else str(path)
 
 

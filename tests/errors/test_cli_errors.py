@@ -54,7 +54,15 @@ COMMANDS = [
         f"compile {TREE} --without differentiate",
         f"error: pass 'differentiate' cannot be left out\n  these can: {OPTIONAL}",
     ),
-    (f"compile {TREE} --cluster 3", "error: not every target has clusters of 3"),
+    (f"compile {TREE} --cluster 3", "error: not every target has clusters of 3\n  cpu has none"),
+    (
+        f"compile {TREE} --cluster 3 --target cuda",
+        "error: not every target has clusters of 3\n  cuda:sm_90a has those of 2, 4, 8, 16",
+    ),
+    (
+        f"compile {TREE} --dump-dir {TREE}",
+        f"error: {TREE}: is a file, expected a folder for the IR behind every pass",
+    ),
     (
         f"compile {TREE} --batch 8",
         "error: a plan for batches of 8 is made for GPUs, and no target is one",

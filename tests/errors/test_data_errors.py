@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -77,7 +78,7 @@ LINES = {
         "(3 (2 not) (4 bad))",
         "1:1: error: broken JSON: found '('; dnc import ptb-trees makes JSONL of trees in brackets",
     ),
-    "cut": (TREE, '{"word": "a", ', "1:14: error: broken JSON: the line ends too early"),
+    "cut": (TREE, '{"word": "a", ', "1:14: error: broken JSON: the line ends too early; a sample is a line"),
     "column_counts_characters": (
         TREE,
         '{"word": "ä", "label": 01}',
@@ -396,6 +397,19 @@ def test_no_file(tmp_path: Path) -> None:
     check(tmp_path / "none.jsonl", TREE, " error: there is no such file")
 
 
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (gzip.compress(LEAF.encode()), " error: is compressed with gzip; unpack it first"),
+        (LEAF.encode("utf-16"), " error: is UTF-16, expected UTF-8"),
+    ],
+)
+def test_files_of_other_kinds(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(content)
+    check(path, TREE, message)
+
+
 def test_directory(tmp_path: Path) -> None:
     check(tmp_path, TREE, " error: is a directory, expected a file")
 
@@ -408,7 +422,8 @@ def test_several_at_once(tmp_path: Path) -> None:
     assert lines[0] == f"{path}:2: error: Leaf: field 'label' is missing"
     assert lines[1] == f"{path}:3: error: a sample must be an object, found an array"
     assert lines[2] == (
-        f"{path}:4:2: error: broken JSON: the line ends too early (and in lines 5..11, perhaps more)"
+        f"{path}:4:2: error: broken JSON: the line ends too early; a sample is a line "
+        "(and in lines 5..11, perhaps more)"
     )
     assert len(lines) == 3
 
@@ -419,7 +434,7 @@ def test_the_same_in_several_lines(tmp_path: Path) -> None:
         read(path, TREE)
     assert str(caught.value).split("\n") == [
         f"{path}:2: error: a sample must be an object, found an array (and in lines 4..5, 7)",
-        f"{path}:6:2: error: broken JSON: the line ends too early",
+        f"{path}:6:2: error: broken JSON: the line ends too early; a sample is a line",
     ]
 
 

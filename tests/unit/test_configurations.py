@@ -15,7 +15,7 @@ TRAIN = "run build --data train.jsonl --device vm --batch 4"
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("epoch = 3", "run.toml: there is no option 'epoch'; did you mean 'epochs'?"),
+        ("epoch = 3", "run.toml:1: there is no option 'epoch'; did you mean 'epochs'?"),
         ("lr = 1\nepochs = 'x'", 'run.toml:2: epochs is "x", expected a whole number'),
         ("epochs = 1.5", "run.toml:1: epochs is 1.5, expected a whole number"),
         ("lr = true", "run.toml:1: lr is true, expected a number"),

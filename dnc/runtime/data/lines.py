@@ -19,6 +19,11 @@ from dnc.diagnostics import check_path, unreadable
 from dnc.runtime.data.problems import Problem, ProblemList, file_problem, kind_of, shortened
 
 _MARK = b"\xef\xbb\xbf"  # some editors start a UTF-8 file with it
+_FOREIGN = {
+    b"\x1f\x8b": "is compressed with gzip; unpack it first",
+    b"\xff\xfe": "is UTF-16, expected UTF-8",
+    b"\xfe\xff": "is UTF-16, expected UTF-8",
+}  # how other files start
 
 
 @contextmanager
@@ -35,6 +40,9 @@ def load(path: str | Path) -> bytes:
     """A text file's content; DiagnosticError if there is none or it is not UTF-8."""
     with reading(path):
         content = Path(path).read_bytes()
+    for start, what in _FOREIGN.items():
+        if content.startswith(start):
+            raise file_problem(str(path), what)
     content = content.removeprefix(_MARK)
     try:
         content.decode("utf-8")
@@ -96,7 +104,7 @@ def _broken(line: bytes, message: str) -> Problem:
     place = re.search(r" \(byte (\d+)\)$", message)
     if place is None:
         if "truncated" in message:
-            return Problem("broken JSON: the line ends too early", len(text) + 1)
+            return Problem("broken JSON: the line ends too early; a sample is a line", len(text) + 1)
         return Problem(f"broken JSON: {message.split(' - at ')[0].lower()}")
     at = int(place[1]) - ("trailing characters" in message)  # reported after reading one
     start = min(len(line[:at].decode("utf-8", "ignore")), len(text) - 1)
