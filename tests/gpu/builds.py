@@ -100,6 +100,12 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "treelstm-runs": ("treelstm", {"hidden": 150, "embed": 20}, PlanOptions(cluster=0, workers=72)),
     # Cells without products by blocks of units, of which neither these nor the runs are a multiple.
     "treelstm-blocks": ("treelstm", {"hidden": 152, "embed": 20}, PlanOptions(cluster=0, workers=72)),
+    # Replicas beside each other, each with runs that a thread has under way together.
+    "treelstm-beside": (
+        "treelstm",
+        {"hidden": 150, "embed": 20},
+        PlanOptions(cluster=0, workers=33, residency="shared"),
+    ),
     "treelstm-chip-512": ("treelstm", {"hidden": 512, "embed": 512}, PlanOptions(batch=1)),
     # Partial sums that a cluster adds up, of vertices with several parents.
     "td_lstm-tf32x3": (
