@@ -256,7 +256,7 @@ def _train(
         epsilon=config.epsilon,
         weight_decay=config.weight_decay,
     )
-    epochs = config.epochs or 1
+    epochs, begun = config.epochs or 1, model.position.step
     samples = model.attach(config.data, min_count=config.min_count or 1)
     with api.Interrupts() as interrupts, Progress(samples.samples, epochs) as progress:
         folder = model.train(
@@ -281,6 +281,8 @@ def _train(
         _say(f"standard output cannot be written to: {progress.problem.strerror}")
     if interrupts.asked() or progress.problem is not None:
         _say(f"stopped; to go on: --resume {folder}")
+    elif 0 < begun == model.position.step:
+        _say(f"the training of {folder} had ended by --patience; nothing was trained")
     else:
         _draw(folder)
         _say(f"wrote {folder}")

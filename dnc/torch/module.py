@@ -277,6 +277,12 @@ class Module(nn.Module):
                 f"cannot be moved to {found.dtype} on {found.device}",
                 *(() if found.device == self._memory.device else (note,)),
             )
+        if found.device.type == "cpu" and found.is_shared():
+            raise fail(
+                f"model {self.dnc.build.model} cannot be shared with other processes: its parameters lie in "
+                "the memory of its kernel",
+                "open the build in every process, and hand over state_dict()",
+            )
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -339,6 +339,15 @@ def test_a_stopped_run_is_resumed_to_the_same_bits(command, workplace, monkeypat
     assert command("run --resume parts --epochs 4").code == 0
 
 
+def test_a_run_that_had_ended_trains_nothing(command, workplace):
+    rest = "--dev dev.jsonl --patience 1 --epochs 9 --lr 1e-30"  # which changes no weight
+    assert command(f"{TRAIN} {rest} --run-dir early").code == 0
+    before = (workplace / "early" / "last.safetensors").read_bytes()
+    done = command("run --resume early")
+    assert done.code == 0 and "the training of early had ended by --patience" in done.error
+    assert (workplace / "early" / "last.safetensors").read_bytes() == before
+
+
 def test_a_killed_run_resumes_to_the_same_bits(workplace):
     """SIGKILL at random moments, KILLS times."""
     rest = f"--dev dev.jsonl --batch 1 --epochs {8 + KILLS} --save-every 2 --optimizer adam --schedule cosine"

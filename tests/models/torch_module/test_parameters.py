@@ -204,6 +204,8 @@ def test_it_stays_where_it_runs(tmp_path):
     for move in (lambda: whole.double(), lambda: net.half(), lambda: net.to("meta")):
         with pytest.raises(DiagnosticError, match=r"computes in torch\.float32 on cpu, and"):
             move()
+    with pytest.raises(DiagnosticError, match="cannot be shared with other processes"):
+        whole.share_memory()
 
 
 def test_checkpoints_both_ways(tmp_path):
