@@ -370,9 +370,12 @@ class Model:
         self.check_trains()
         data = self._training_data()
         numbers = (sample_numbers(batch, data.samples) for batch in batches_of(batches))
-        for result in self.session.steps(self.encoder(data), numbers, self.hyper):
+        try:
+            for result in self.session.steps(self.encoder(data), numbers, self.hyper):
+                self.position = self.position.at(self.session.steps_done)
+                yield result.loss
+        finally:  # steps behind the last result have been started, too
             self.position = self.position.at(self.session.steps_done)
-            yield result.loss
 
     @in_turn
     def sync(self) -> float | None:

@@ -110,9 +110,10 @@ def train(
     def keep() -> None:
         """The model knows how far it is, and with what."""
         model.position = trainer.position
-        model.course = Course(batch, dataset.samples, trainer.best, trainer.best_epoch)
+        model.course = Course(batch, dataset.samples, trainer.best, trainer.best_epoch, dev)
 
     interrupts = Interrupts()
+    course = model.course.on(dev)
     trainer = Trainer(
         model.session,
         encoder,
@@ -121,8 +122,8 @@ def train(
         save,
         measured,
         model.position,
-        model.course.best,
-        model.course.best_epoch,
+        course.best,
+        course.best_epoch,
         lambda: interrupts.asked() or stop(),
         tick,
     )
@@ -130,6 +131,8 @@ def train(
         with interrupts:
             record(_start_event(model, dataset, options, folder.path))
             done = trainer.run()
+            if not folder.checkpoint("last").exists():  # nothing was left to train
+                save("last")
         record({"event": "end", "finished": done, "step": trainer.position.step})
     finally:
         keep()

@@ -72,9 +72,9 @@ class Ahead:
 
         None among the groups comes back in its place. make: the job of a group behind others that are still
         to run; None if it cannot be made before the first of them has. takes: whether a job is to be encoded
-        ahead.
+        ahead. None is where other data are used meanwhile.
         """
-        coming = deque[Job | None]()
+        coming, data = deque[Job | None](), self._data
         for group in groups:
             while coming and not self.has_room:
                 yield coming.popleft()
@@ -82,7 +82,7 @@ class Ahead:
             if group is not None:
                 while (job := make(group, [each for each in coming if each is not None])) is None:
                     yield coming.popleft()
-            waits = bool(coming) if job is None else takes(job) and self.take(job)
+            waits = bool(coming) if job is None else takes(job) and data is self._data and self.take(job)
             while coming and not waits:
                 yield coming.popleft()
             if waits:

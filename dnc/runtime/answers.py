@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
 from dnc.runtime.ahead import Ahead
@@ -96,7 +97,8 @@ class Answers:
 
     def _collect(self, group: _Group) -> Iterator[dict[str, list[Any]]]:
         while group.outputs is None:
-            self.session.launches.collect_oldest()
+            if not self.session.launches.collect_oldest():
+                raise fail("predictions were interrupted, and their results are lost")
         batches = 1 if group.readout is None else group.readout.batches
         for at in range(0, batches * group.size, group.size):
             yield {name: values[at : at + group.size] for name, values in group.outputs.items()}

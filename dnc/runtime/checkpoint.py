@@ -53,13 +53,21 @@ class Course:
     """What training goes on with beside its place.
 
     batch_size, samples: of a batch, and of the training data; 0 if unknown. best: the best score on the dev
-    set so far, None without one; best_epoch: epochs done when it was reached.
+    set so far, None without one; best_epoch: epochs done when it was reached. dev: that set, as it was given,
+    None if it is not known, as behind a checkpoint.
     """
 
     batch_size: int = 0
     samples: int = 0
     best: float | None = None
     best_epoch: int = 0
+    dev: Any = attrs.field(default=None, eq=False, repr=False)
+
+    def on(self, dev: Any) -> Course:
+        """What training goes on with that is measured on `dev`: another set has a best of its own."""
+        known = dev if self.dev is None else self.dev
+        same = known is dev or (isinstance(known, str | Path) and known == dev)
+        return self if same else attrs.evolve(self, best=None, best_epoch=0, dev=dev)
 
 
 @attrs.frozen(eq=False)

@@ -69,9 +69,9 @@ class Launches:
             verify(schedule)
         return self.backend.run(schedule, reads, fill)
 
-    def collect_oldest(self) -> None:
-        """Waits for the launches of the slot that was used first, if there are any."""
-        self._collect(1 - self.slot if self._flying[self.slot] is None else self.slot)
+    def collect_oldest(self) -> bool:
+        """Waits for the launches of the slot that was used first; False if nothing is under way."""
+        return self._collect(1 - self.slot if self._flying[self.slot] is None else self.slot)
 
     def drain(self) -> None:
         """Waits for everything that runs; results stay with their batches."""
@@ -82,19 +82,26 @@ class Launches:
         """Nobody waits for what runs any longer."""
         self._flying = [None, None]
 
-    def _collect(self, slot: int) -> None:
-        group, self._flying[slot] = self._flying[slot], None
+    def _collect(self, slot: int) -> bool:
+        """False if nothing is under way in a slot. Whoever is interrupted as he waits may wait again."""
+        group = self._flying[slot]
         if group is None:
-            return
+            return False
         schedules = group.schedules
-        with self.timeline.host(WAIT, len(schedules)):
-            results = self.backend.finish(slot)
+        try:
+            with self.timeline.host(WAIT, len(schedules)):
+                results = self.backend.finish(slot)
+        except Exception:
+            self._flying[slot] = None
+            raise
+        self._flying[slot] = None
         if self._asked[slot]:
             self.timeline.add(schedules, self.backend.times(slot), self._asked[slot])
         for at, batch in enumerate(group.batches):
             batch.add(results_of(schedules, at), results[at])
         if group.take is not None:
             group.take(self.backend.values(slot))
+        return True
 
 
 @attrs.frozen(eq=False)

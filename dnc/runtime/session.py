@@ -42,7 +42,7 @@ from dnc.runtime.results import BatchSums, Evaluation, StepResult
 from dnc.runtime.schedule import Schedule
 from dnc.runtime.schedules import Schedules
 from dnc.runtime.trace.timeline import ENCODE, OFF, Timeline
-from dnc.runtime.underway import Results, Underway, taken
+from dnc.runtime.underway import Results, Underway
 
 Floats = NDArray[np.float32]
 
@@ -193,20 +193,20 @@ class Session:
 
         def make(group: Ints, coming: Sequence[Job] = ()) -> Job | None:
             before = sum(len(job.batches) for job in coming)
-            wanted, step = hypers(len(group), before), self.steps_done + 1 + before
+            wanted = hypers(len(group), before)
             if coming and wanted[0].optimizer != self.optimizer:
                 return None
             noises, updates = self._noises(len(group), before), self._updates(wanted, before)
-            return self.job(data, group, TRAIN, noises, len(coming), updates, step=step)
+            return self.job(data, group, TRAIN, noises, len(coming), updates, place=self._place(before))
 
         for job in self.ahead.jobs(groups(), make):
             if job is not None:
-                if job.step != self.steps_done + 1:  # the caller has made steps of its own meanwhile
+                if job.place != self._place():  # the caller has gone on with something else meanwhile
                     job = make(job.batches) or job
                 yield from self._train_job(data, job, hypers, results)
                 continue
             self._underway.settle(0)
-            yield from taken(results)
+            yield from self._underway.taken(results)
             self._underway.claim()
             yield None
 
@@ -224,11 +224,11 @@ class Session:
         before: int,
         updates: Sequence[Update] = (),
         lanes: int = 1,
-        step: int = 0,
+        place: tuple[int, int, str] | None = None,
     ) -> Job:
         """Batches that run in a mode, behind so many other jobs; in lanes, if these are several.
 
-        step: in training, the number of the first one.
+        place: in training, as in `Job`.
         """
         self._check_samples(data, batches)
         return Job(
@@ -241,7 +241,7 @@ class Session:
             self.memory.words,
             mode,
             lanes=lanes,
-            step=step,
+            place=place,
         )
 
     def encode_job(self, data: Encoder, job: Job, ahead: Ahead) -> Schedules | None:
@@ -275,12 +275,12 @@ class Session:
         """Launches the batches of a job, together if that is possible; results of those before."""
         if self._train_together(data, job, results):
             self._underway.settle(len(job.batches))
-            yield from taken(results)
+            yield from self._underway.taken(results)
             return
         for samples in job.batches:
             self._train_alone(data, samples, self._updates(hypers(1))[0], results)
             self._underway.settle(1)
-            yield from taken(results)
+            yield from self._underway.taken(results)
 
     def _train_together(self, data: Encoder, job: Job, results: Results) -> bool:
         """Launches the batches of a job behind each other; False if they do not fit together."""
@@ -316,6 +316,10 @@ class Session:
             self.start_optimizer(optimizer)
         first = self.optimizer_steps + before + 1
         return [hyper.update(first + at) for at, hyper in enumerate(hypers)]
+
+    def _place(self, before: int = 0) -> tuple[int, int, str]:
+        """Where training is behind so many steps: what noises and updates follow from."""
+        return self.steps_done + before, self.optimizer_steps + before, self.optimizer
 
     def _noises(self, count: int, before: int = 0) -> NDArray[np.uint32]:
         """The noise of the next steps; `NONE` for a program that draws no random numbers."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from dnc.diagnostics import DiagnosticError, fail
 from dnc.runtime.launches import Launches
 from dnc.runtime.results import BatchSums, NotFinite, StepResult
 
@@ -30,20 +31,26 @@ class Underway:
         self._waiting += [(batch, results) for batch in batches]
 
     def settle(self, keep: int) -> None:
-        """Waits for the oldest steps until only `keep` are under way; NotFinite if one made no update."""
+        """Waits for the oldest steps until only `keep` are under way.
+
+        NotFinite if one made no update: then nobody gets results of those behind it. Whoever is interrupted
+        as he waits may wait again.
+        """
         try:
             while len(self._waiting) > keep:
                 batch, results = self._waiting[0]
                 while batch.finished < batch.parts:
-                    self._launches.collect_oldest()
+                    if not self._launches.collect_oldest():
+                        raise fail(f"step {batch.step} was interrupted, and its results are lost")
                 self._waiting.popleft()
                 loss = batch.loss()
                 if not (batch.updated and np.isfinite(loss)):
                     raise NotFinite(batch.step, loss, batch.norm, list(results))
                 self.unclaimed = StepResult(batch.step, batch.samples, loss, batch.norm, batch.parts)
                 results.append(self.unclaimed)
-        except BaseException:
-            self._launches.forget()
+        except DiagnosticError as error:
+            if not isinstance(error, NotFinite):  # the device has failed, and nothing comes of what is behind
+                self._launches.forget()
             self.unclaimed = None
             self._waiting.clear()
             raise
@@ -53,8 +60,10 @@ class Underway:
         result, self.unclaimed = self.unclaimed, None
         return result
 
-
-def taken(results: Results) -> Iterator[StepResult]:
-    """The results that have come, which are then no longer there."""
-    while results:
-        yield results.popleft()
+    def taken(self, results: Results) -> Iterator[StepResult]:
+        """The results that have come, which are then no longer there."""
+        while results:
+            found = results.popleft()
+            if found is self.unclaimed:
+                self.unclaimed = None
+            yield found

@@ -65,3 +65,17 @@ def test_a_checkpoint_in_the_middle_of_a_stream_of_steps_has_all_of_them(workpla
     model.save("mine.safetensors")
     again = dnc.load("build", device="vm", checkpoint="mine.safetensors")
     assert again.position.step == again.session.steps_done == model.session.steps_done > 1
+
+
+def test_another_dev_set_has_a_best_of_its_own(workplace, monkeypatch):
+    """And who has nothing left to train still leaves what there is."""
+    scores = iter([0.9, 0.8, 0.2, 0.3])
+    measured = lambda *arguments: Evaluation(5, 1.0, {"accuracy": next(scores)})  # noqa: E731
+    monkeypatch.setattr("dnc.runtime.session.Session.evaluate", measured)
+    model = dnc.load("build", device="vm")
+    model.train("train.jsonl", dev="dev.jsonl", epochs=9, batch=4, patience=1, run_dir="first")
+    assert model.position.epoch == 2
+    same = model.train("train.jsonl", dev="dev.jsonl", epochs=9, batch=4, patience=1, run_dir="second")
+    assert model.position.epoch == 2 and (same / "last.safetensors").exists()
+    model.train("train.jsonl", dev="train.jsonl", epochs=4, batch=4, patience=1, run_dir="third")
+    assert model.position.epoch == 4 and model.course.best == 0.3

@@ -123,6 +123,41 @@ def test_steps_of_the_caller_between_those_that_were_taken():
     assert all(np.array_equal(arrays[name], value) for name, value in others.items())
 
 
+def test_streams_over_two_data_sets():
+    """Each has the words of its own, though processes have one data set at a time."""
+
+    def run(encoders):
+        session = small_session("treelstm", encoders=encoders)
+        first, second = (session.attach(forest_of("treelstm", seed)) for seed in (3, 4))
+        if encoders:
+            with_processes(session, first)
+        else:
+            first_steps(session, first)
+        streams = [session.steps(data, batches_of(2, 3), Hyper("sgd", 0.01)) for data in (first, second)]
+        found = [result.loss for pair in zip(*streams, strict=True) for result in pair]
+        return found, session.read_arrays()
+
+    (some, moved), (others, same) = run(2), run(0)
+    assert some == others and all(np.array_equal(moved[name], same[name]) for name in moved)
+
+
+def test_an_optimizer_that_begins_anew_between_steps_that_were_taken():
+    adam = Hyper("adam", 0.01)
+
+    def run(encoders):
+        session = small_session("treelstm", encoders=encoders)
+        data = session.attach(forest_of("treelstm"))
+        (with_processes if encoders else first_steps)(session, data)
+        found = []
+        for at, result in enumerate(session.steps(data, batches_of(2, 4), adam)):
+            found.append(result.loss)
+            if at == 9:
+                session.start_optimizer("adam")
+        return found
+
+    assert run(2) == run(0)
+
+
 def test_growing_memory_makes_what_was_encoded_stale():
     """Batches of one while the pool is small, then larger ones: the pool grows under jobs that were taken."""
 

@@ -247,6 +247,52 @@ def test_a_failed_launch_leaves_nothing_under_way(monkeypatch):
     assert session.sync() is not None
 
 
+def bad(session):
+    """The weights of a session, which are not numbers any more."""
+    session.write_arrays({"W": np.full_like(session.read_arrays()["W"], np.nan)})
+
+
+def test_predictions_go_on_behind_a_step_that_is_not_finite():
+    """What was started for them is theirs, whoever waits meanwhile."""
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    batches = [[at % 6] for at in range(200)]
+    found = session.predictions(data, batches)
+    count = len([next(found)])
+    bad(session)
+    session.step(data, [0])
+    count += len([next(found) for _ in range(40)])
+    with pytest.raises(NotFinite):
+        session.sync()
+    assert count + len(list(found)) == len(batches)
+
+
+def test_an_interrupt_while_somebody_waits(monkeypatch):
+    """Whoever waits again finds what he waited for."""
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    session.step(data, [0])
+    finish = session.backend.finish
+
+    def interrupted(slot):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session.backend, "finish", interrupted)
+    for wait in (session.launches.drain, session.sync):
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+    monkeypatch.setattr(session.backend, "finish", finish)
+    assert session.sync().step == 1 and session.sync() is None
+
+
+def test_a_result_is_handed_out_once():
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    steps = session.steps(data, [[0], [1]])
+    assert [next(steps).step, next(steps).step] == [1, 2]
+    assert session.sync() is None
+
+
 def test_sessions_are_repeatable():
     def run():
         session = small_session("treelstm", replicas=2)

@@ -30,7 +30,8 @@ class Job:
     grid: replicas, workers of each. updates (in training), noises: one a batch. pool: where everything
     lies; buffer: which of its two places for schedules. pool_words: how many words there are, None if that
     is seen later. shares: whether the batches share vectors, results and gradients with another net. lanes:
-    how many of the batches run beside each other. step: in training, the number of the first one's step.
+    how many of the batches run beside each other. place: in training, the steps and the updates before the
+    first one, and the optimizer.
     """
 
     batches: Ints
@@ -43,7 +44,7 @@ class Job:
     mode: str = TRAIN
     shares: bool = False
     lanes: int = 1
-    step: int = 0
+    place: tuple[int, int, str] | None = None
 
     def moved(self, pool: StaticPool, buffer: int, pool_words: int | None) -> Job:
         """The same job for another place; itself, if that is where it is."""
