@@ -136,7 +136,7 @@ def test_batches_ahead(name, encoders, tmp_path, monkeypatch):
     ready(net)
     given = [BATCH, np.array([1, 3]), torch.tensor([6]), (0, 1, 2, 3, 4), [4]]
     elsewhere, receive = [], Processes.receive
-    monkeypatch.setattr(Processes, "receive", lambda self: elsewhere.append(1) or receive(self))
+    monkeypatch.setattr(Processes, "receive", lambda self, job: elsewhere.append(1) or receive(self, job))
     found = list(net.batches(given))
     assert len(elsewhere) == 4 and not found[3].schedules  # more samples than the first has
     assert [batch.samples for batch in found] == [4, 2, 1, 5, 1]
