@@ -7,6 +7,7 @@ rewrite is adding a rule to `RULES`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +17,11 @@ from dnc.ir.cell import Attribute, Cell, Op, Value
 from dnc.ir.ops import OPS
 from dnc.ir.transform import substitute, used_ops
 from dnc.ir.types import TensorType, fits_float
+
+# A product of two matrices is computed where more vectors than so many are multiplied by it.
+MOST_VECTORS = 64
+# What makes a matrix of matrices that can be multiplied by vectors in its place.
+LINEAR = ("concat", "matmul", "neg", "scale", "mul", "div")
 
 
 def simplify_cell(cell: Cell) -> Cell:
@@ -39,6 +45,7 @@ class Rewriter:
         self.known: dict[tuple[object, ...], Value] = {}
         self.names = {value.name for value in (*cell.inputs, *(op.result for op in cell.ops))}
         self.added_again = {operand for op in cell.ops if op.opcode == "add" for operand in op.operands}
+        self.computed = computed_matrices(cell)
 
     def emit(self, op: Op) -> Value:
         """The value of `op`: what a rule makes of it, an equal one computed before, or its result."""
@@ -162,26 +169,84 @@ def products_of_matrices(cell: Rewriter, op: Op) -> Value | None:
     """(-W) @ x, (s * W) @ x, (W / s) @ x, concat(V, W) @ x, (V @ W) @ x: products with the matrices alone.
 
     What would be done to a whole matrix at every vertex is done to a vector, and the gradient of the matrix
-    is a product of two vectors.
+    is a product of two vectors. A matrix that is computed anyway is multiplied by as it is.
     """
-    if op.opcode != "matmul" or rank(op.operands[1]) != 1:
+    if not is_product(op) or op.operands[0] in cell.computed:
         return None
-    matrix, x = op.operands
-    made = cell.definitions.get(matrix)
-    if made is None:
+    if not linear_parts(cell.definitions.get(op.operands[0])):
         return None
-    parts = made.operands
-    if made.opcode == "concat":
-        return cell.new(op, "concat", *(cell.new(op, "matmul", part, x) for part in parts))
-    if made.opcode == "matmul":
-        return cell.new(op, "matmul", parts[0], cell.new(op, "matmul", parts[1], x))
-    if made.opcode in ("neg", "scale"):
-        return cell.new(op, made.opcode, cell.new(op, "matmul", parts[0], x), **dict(made.attributes))
-    if made.opcode in ("mul", "div") and rank(parts[1]) == 0:
-        return cell.new(op, made.opcode, cell.new(op, "matmul", parts[0], x), parts[1])
-    if made.opcode == "mul" and rank(parts[0]) == 0:
-        return cell.new(op, "mul", parts[0], cell.new(op, "matmul", parts[1], x))
-    return None
+    # What is to be multiplied, and by what: the vector that was made last if by None. Behind the products
+    # with its parts stands the operation itself.
+    waiting: list[tuple[Value | Op, Value | None]] = [(op.operands[0], op.operands[1])]
+    made: list[Value] = []
+    while waiting:
+        item, given = waiting.pop()
+        if isinstance(item, Op):
+            parts = linear_parts(item)
+            vectors = dict(zip(parts, made[-len(parts) :], strict=True))
+            del made[-len(parts) :]
+            operands = (vectors.get(operand, operand) for operand in item.operands)
+            made.append(cell.new(op, item.opcode, *operands, **dict(item.attributes)))
+            continue
+        x = made.pop() if given is None else given
+        inner = None if item in cell.computed else cell.definitions.get(item)
+        parts = linear_parts(inner)
+        if inner is None or not parts:
+            made.append(cell.new(op, "matmul", item, x))
+        elif inner.opcode == "matmul":
+            waiting += [(parts[0], None), (parts[1], x)]
+        else:
+            waiting += [(inner, None), *((part, x) for part in reversed(parts))]
+    return made.pop()
+
+
+def is_product(op: Op) -> bool:
+    """Whether an operation is a product of a matrix and a vector."""
+    return op.opcode == "matmul" and (rank(op.operands[0]), rank(op.operands[1])) == (2, 1)
+
+
+def linear_parts(op: Op | None) -> tuple[Value, ...]:
+    """The matrices whose products with vectors give those of the matrix that `op` makes; or none."""
+    if op is None or op.opcode not in LINEAR or rank(op.result) != 2:
+        return ()
+    if op.opcode == "mul":
+        scalars = [rank(operand) == 0 for operand in op.operands]
+        return tuple(x for x, is_scalar in zip(op.operands, scalars, strict=True) if any(scalars) > is_scalar)
+    if op.opcode == "div":
+        return op.operands[:1] if rank(op.operands[1]) == 0 else ()
+    return op.operands
+
+
+def saves_work(op: Op, vectors: int) -> bool:
+    """Whether (V @ W) @ x should be V @ (W @ x) for so many vectors: it takes fewer multiplications."""
+    left, right = (operand.type for operand in op.operands)
+    assert isinstance(left, TensorType) and isinstance(right, TensorType)
+    (rows, inner), columns = left.shape, right.shape[1]
+    alone, around = vectors * rows * columns, vectors * (rows + columns) * inner
+    return vectors <= MOST_VECTORS and around <= rows * inner * columns + alone
+
+
+def computed_matrices(cell: Cell) -> set[Value]:
+    """The matrices of a cell that are computed, since they have to be or since it is less work.
+
+    They are results, or something other than a product with a vector is made of them; or they are products of
+    matrices with which many vectors are multiplied. Going around the square of a square doubles the products
+    with vectors each time: without an end to it a power of a matrix takes time exponential in its depth.
+    """
+    computed, products = set(cell.results), Counter[Value]()
+    for op in reversed(cell.ops):
+        if is_product(op):
+            products[op.operands[0]] += 1
+            continue
+        parts, vectors = linear_parts(op), products[op.result]
+        if op.opcode == "matmul" and parts and not saves_work(op, vectors):
+            computed.add(op.result)
+        if op.result in computed:
+            parts = ()
+        for part in parts:
+            products[part] += vectors
+        computed.update(operand for operand in op.operands if operand not in parts)
+    return computed
 
 
 def flatten_slices(cell: Rewriter, op: Op) -> Value | None:

@@ -206,6 +206,53 @@ def test_sums_in_which_a_sum_is_twice_stay():
     assert simplify_cell(text) == text
 
 
+@pytest.mark.parametrize("start", [["%a0: f32[4x4] = matmul(%k, %k)"], ["%a0: f32[4x4] = neg(%k)"]])
+def test_powers_of_powers_of_a_matrix_stay_few(start):
+    """The last one is the product of 2 to the power of 12 matrices: going around all would take as many."""
+    lines = start + [f"%a{i}: f32[4x4] = matmul(%a{i - 1}, %a{i - 1})" for i in range(1, 13)]
+    simple = simplify_cell(cell([*lines, "%b: f32[4] = matmul(%a12, %x)"], "%b"))
+    for _ in range(30):
+        simple, before = simplify_cell(simple), simple
+        assert len(simple.ops) < 20
+    assert simple == before
+
+
+def test_a_matrix_that_is_computed_anyway_is_multiplied_by():
+    lines = [
+        "%a: f32[4x4] = matmul(%k, %k)",
+        "%n: f32[4x4] = neg(%a)",
+        "%t: f32[4x4] = tanh(%n)",
+        "%b: f32[4] = matmul(%n, %x)",
+        "%c: f32[4] = matmul(%t, %b)",
+    ]
+    assert simplify_cell(cell(lines, "%c")) == cell(lines, "%c")
+    assert simplify_cell(cell(lines[:2], "%n")) == cell(lines[:2], "%n")
+    stored = cell([*lines[:2], lines[3]], "%n, %b")
+    assert simplify_cell(stored) == stored
+
+
+def test_a_product_for_more_vectors_than_it_has_rows_is_computed():
+    lines = ["%a: f32[4x4] = matmul(%k, %k)", "%x0: f32[4] = matmul(%a, %x)"]
+    lines += [f"%x{i}: f32[4] = matmul(%a, %x{i - 1})" for i in range(1, 5)]
+    assert simplify_cell(cell(lines, "%x4")) == cell(lines, "%x4")
+    around = simplify_cell(cell(lines[:-1], "%x3"))
+    assert [op.operands[0].name for op in around.ops] == ["k"] * 8
+
+
+@pytest.mark.parametrize("link", ["neg(%a{i})", "mul(%s, %a{i})", "matmul(%k, %a{i})", "concat(%a{i}, %r)"])
+def test_long_chains_of_matrices(link):
+    """Every link is done to a vector, without a call within a call for each."""
+    lines, rows = ["%a0: f32[4x4] = div(%k, %s)"], 4
+    for i in range(400):
+        rows += link.startswith("concat")
+        lines.append(f"%b{i}: f32[{rows}x4] = " + link.format(i=i))
+        lines.append(f"%a{i + 1}: f32[{rows}x4] = div(%b{i}, %s)")
+    simple = simplify_cell(cell([*lines, f"%c: f32[{rows}] = matmul(%a400, %x)"], "%c"))
+    assert {op.opcode for op in simple.ops} == {"matmul", "div", link.split("(")[0]}
+    assert all(op.opcode != "matmul" or op.operands[0].name in "kr" for op in simple.ops)
+    assert all(len(op.result.type.shape) == 1 for op in simple.ops)
+
+
 def test_pads_that_overlap_stay():
     lines = [
         "%a: f32[6] = pad(%x) {begin = 0, size = 6}",
