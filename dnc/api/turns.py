@@ -2,6 +2,10 @@
 
 In: methods of something that has a `turn`. Out: the same methods. Guaranteed: what a thread asks for is not
 mixed with what others do; a stream lets them in between two of its values, and while it waits for a batch.
+An interrupt (KeyboardInterrupt) leaves the lock held as often as it was before, and goes on.
+
+Not promised: that several calls are one turn. `step` returns the loss of the step before, whoever made it,
+and `sync` that of the last one; these, and `forward` with its `backward`, belong to one thread.
 """
 
 from __future__ import annotations
@@ -18,43 +22,67 @@ T = TypeVar("T")
 
 
 class Turn:
-    """A lock that its thread may take again."""
+    """A lock that its thread may take again: by `with turn.lock`.
+
+    No interrupt comes between the `with` and its lock. In an `__enter__` of ours one could: behind `acquire`
+    and before it returns.
+    """
 
     def __init__(self) -> None:
-        self._lock = RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        self.lock = RLock()
+        self._alone = False  # whether nothing but the stream that makes a value now has taken the lock
 
     def stream(self, values: Iterator[T]) -> Iterator[T]:
         """The same values, each made in a turn of its own."""
         end, value = object(), None
         try:
             while True:
-                with self:
-                    value = next(values, end)
+                alone = not _is_held(self.lock)
+                with self.lock:
+                    before, self._alone = self._alone, alone
+                    try:
+                        value = next(values, end)
+                    finally:
+                        self._alone = before
                 if value is end:
                     return
                 yield value  # type: ignore[misc]
         finally:
-            with self:
+            with self.lock:
                 values.close()  # type: ignore[attr-defined]
 
     def outside(self, given: Iterable[T]) -> Iterator[T]:
-        """What a stream is given, taken while others may have their turn."""
+        """What a stream is given, taken while others may have their turn.
+
+        They may not while a method around the stream has its turn. However this ends, the lock is held again.
+        """
         waiting, end = iter(given), object()
         while True:
-            self._lock.release()
+            alone = self._alone
             try:
+                if alone:
+                    self.lock.release()
                 value = next(waiting, end)
-            finally:
-                self._lock.acquire()
+            finally:  # an interrupt comes behind any call: whether the lock is released, or taken, it knows
+                interrupt: BaseException | None = None
+                while alone:
+                    try:
+                        if not _is_held(self.lock):
+                            self.lock.acquire()
+                        self._alone = True  # others may have had streams
+                        break
+                    except BaseException as raised:
+                        interrupt = raised
+                if interrupt is not None:
+                    raise interrupt
             if value is end:
                 return
             yield value  # type: ignore[misc]
+
+
+def _is_held(lock: Any) -> bool:
+    """Whether the calling thread has taken a lock, as threading.Condition asks."""
+    return bool(lock._is_owned())
 
 
 class Takes(Protocol):
@@ -73,7 +101,7 @@ def in_turn(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
 
     @wraps(method)
     def taken(self: S, /, *arguments: P.args, **options: P.kwargs) -> T:
-        with self.turn:
+        with self.turn.lock:
             return method(self, *arguments, **options)
 
     return taken

@@ -102,7 +102,7 @@ class Batch(torch.autograd.Function):
         if all(each is None for each in incoming):
             return (None,) * (1 + len(needed))
         saved = ctx.saved_tensors  # PyTorch's error where the graph was freed by another backward()
-        with torch.no_grad(), call.launches.model.turn:
+        with torch.no_grad(), call.launches.model.turn.lock:
             if call.at_once:
                 found = call.sort(ctx.gradients, needed, incoming[0], not _graph_is_kept())
             else:
