@@ -288,6 +288,7 @@ class Module(nn.Module):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled and copied as the path of the build, vocabulary and weights, and what was added to them."""
         model, values = self.dnc, self._values()
+        parameters = {name: value for name, value in self._parameters.items() if name in values}
         memory = None if model.memory_words is None else model.memory_words * 4
         options = {"memory_bytes": memory, "encoders": model.encoders}
         own = (
@@ -298,7 +299,7 @@ class Module(nn.Module):
             vocabularies_to_json(model.vocabularies or {}),
             {"seed": model.seed, "sparse": self.sparse, **options},
             {name: value.detach().cpu().clone() for name, value in values.items()},
-            {name: value.requires_grad for name, value in values.items()},
+            {name: value.requires_grad for name, value in parameters.items() if value is not None},
             self.draws,
         )
         added = {name: value for name, value in self._parameters.items() if name not in values}
@@ -314,8 +315,7 @@ class Module(nn.Module):
         _, own, state = self.__reduce__()
         found = memo[id(self)] = _again(*own)
         for name in self._memory.places:
-            if name not in self._parameters:  # torch.nn.utils.parametrize has put something in its place
-                del found._parameters[name]
+            if name not in self._parameters:
                 continue
             value = self._parameters[name]
             if id(value) in memo:
@@ -346,15 +346,22 @@ def _again(
     trained: dict[str, bool],
     draws: int,
 ) -> Module:
-    """A module from what `__reduce__` kept; a subclass is not asked, since its `__init__` is its own."""
+    """A module from what `__reduce__` kept; a subclass is not asked, since its `__init__` is its own.
+
+    trained: of every parameter whether it wants a gradient. What is not named there is none in the module:
+    something stands in its place, as torch.nn.utils.parametrize puts it there.
+    """
     known = vocabularies_from_json(vocabularies)
     module = kind.__new__(kind)
     Module.__init__(module, build, device=device, vocabularies=known, **options)
     if module.dnc.build.digest != digest:
         raise fail(f"{build}: holds another program than the one that was saved")
     module.load_state_dict(values)
-    for name, value in module.named_parameters():
-        value.requires_grad_(trained[name])
+    for name in values:
+        if name in trained:
+            module._parameters[name].requires_grad_(trained[name])
+        else:
+            del module._parameters[name]
     module.draws = draws
     return module
 

@@ -183,16 +183,21 @@ def test_copies_share_what_is_shared(tmp_path, first):
     assert not copied.dnc.parameters()["E"].any()
 
 
-def test_copies_keep_what_stands_for_a_parameter(tmp_path):
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copies_keep_what_stands_for_a_parameter(tmp_path, copied):
+    """Also a shallow copy, which shares it."""
     net, data, _ = opened("treelstm", tmp_path)
     torch.nn.utils.parametrizations.weight_norm(net, "U")
-    other = copy.deepcopy(net)
+    other = copied(net)
     names = [name for name, _ in net.named_parameters()]
     assert [name for name, _ in other.named_parameters()] == names and "U" not in names
-    assert other(data[:2])["loss"] == net(data[:2])["loss"]
+    before = net(data[:2])["loss"]
+    assert other(data[:2])["loss"] == before
     with torch.no_grad():
         other.parametrizations.U.original0.zero_()
-    other(data[:2])["loss"].backward()
+    loss = other(data[:2])["loss"]
+    assert loss != before
+    loss.backward()
     assert not other.dnc.parameters()["U"].any() and net.dnc.parameters()["U"].any()
     assert other.parametrizations.U.original0.grad is not None
 
