@@ -52,7 +52,7 @@ def _backend(device: Any, name: str, replicas: int | None = None) -> tuple[Any, 
     from dnc.runtime.cuda_backend import CudaBackend
 
     folder = FOLDER / name
-    if name == "none":
+    if not folder.is_dir():  # "none", or a folder with some of the cases
         pytest.skip("no kernel of this kind in the folder")
     options = json.loads((folder / "options.json").read_text())
     options["without"] = tuple(options["without"])
