@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dnc.diagnostics import DiagnosticError
@@ -115,6 +115,7 @@ def test_both_forms_mean_the_same(name: str, seed: int) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(PROGRAMS, SEEDS, st.booleans())
+@example("twins", 6713, False)  # an arm with a line break in its name
 def test_damaged_lines_are_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, name: str, seed: int, flat: bool
 ) -> None:

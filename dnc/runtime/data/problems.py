@@ -117,7 +117,8 @@ def shown(value: Any) -> str:
 
 
 def shortened(name: str) -> str:
-    """A name, cut where it is longer than a person reads."""
+    """A name on one line, cut where it is longer than a person reads."""
+    name = name if name.isprintable() else json.dumps(name)[1:-1]
     return name if len(name) <= _LONGEST_VALUE else f"{name[: _LONGEST_VALUE - 3]}..."
 
 
