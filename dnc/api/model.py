@@ -22,7 +22,6 @@ from dnc.api.arguments import (
     Data,
     are_numbers,
     as_array,
-    batches_of,
     check_whole,
     sample_numbers,
     with_settings,
@@ -369,7 +368,7 @@ class Model:
         """
         self.check_trains()
         data = self._training_data()
-        numbers = (sample_numbers(batch, data.samples) for batch in batches_of(batches))
+        numbers = (sample_numbers(batch, data.samples) for batch in batches)
         try:
             for result in self.session.steps(self.encoder(data), numbers, self.hyper):
                 self.position = self.position.at(self.session.steps_done)
@@ -426,7 +425,7 @@ class Model:
         waiting = deque[NDArray[np.int32]]()
 
         def noted() -> Iterator[NDArray[np.int32]]:
-            for batch in batches_of(batches):
+            for batch in batches:
                 waiting.append(sample_numbers(batch, data.samples))
                 self._encoded += 1
                 yield waiting[-1]

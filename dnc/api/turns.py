@@ -108,7 +108,7 @@ def in_turn(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
 
 
 def stream_in_turn(method: Callable[[S, Any], Iterator[T]]) -> Callable[[S, Any], Iterator[T]]:
-    """A method that makes a value of every batch it is given."""
+    """A method that makes a value of every batch it is given; DiagnosticError if none can be gone through."""
 
     @wraps(method)
     def taken(self: S, batches: Any) -> Iterator[T]:

@@ -26,7 +26,7 @@ from dnc.codegen.emit import (
     when,
     wide,
 )
-from dnc.codegen.slots import FEW_PARTS, FEW_RUNS, MOST_RUNS, SlotsReader
+from dnc.codegen.slots import FEW_PARTS, FEW_RUNS, MOST_RUNS, SlotsReader, parts_of
 from dnc.ir import isa
 from dnc.ir.plan import (
     Address,
@@ -281,7 +281,7 @@ class Access:
 
     def add_in_parts(self, total: Any, i: Expr, read: Callable[[Expr], Expr]) -> None:
         """Adds what is read of every run of many: of `MOST_RUNS` after another the sum."""
-        parts = -(-self.workers // MOST_RUNS)
+        parts = parts_of(self.workers)
         all_at_once = self.runs_together == MOST_RUNS and parts <= FEW_PARTS
         with loop("part", parts, unroll=parts if all_at_once else False) as part:
             some = local("some", *floats(0.0, i))

@@ -38,6 +38,11 @@ MOST_RUNS = 16  # partial sums of a slot that are loaded without a loop; of more
 FEW_PARTS = 3  # all of which a thread loads before it adds them up, where it has registers
 
 
+def parts_of(runs: int) -> int:
+    """Parts of so many runs."""
+    return -(-runs // MOST_RUNS)
+
+
 @attrs.frozen(eq=False)
 class SlotsReader:
     """The gradient slots of a row: heads of its lists, by name."""

@@ -210,8 +210,8 @@ def linear_parts(op: Op | None) -> tuple[Value, ...]:
     if op is None or op.opcode not in LINEAR or rank(op.result) != 2:
         return ()
     if op.opcode == "mul":
-        scalars = [rank(operand) == 0 for operand in op.operands]
-        return tuple(x for x, is_scalar in zip(op.operands, scalars, strict=True) if any(scalars) > is_scalar)
+        factors = tuple(operand for operand in op.operands if rank(operand) > 0)
+        return factors if len(factors) == 1 else ()
     if op.opcode == "div":
         return op.operands[:1] if rank(op.operands[1]) == 0 else ()
     return op.operands

@@ -120,13 +120,14 @@ def _distinct_batches(group: list[Ints]) -> int:
     """How many of the first batches no sample occurs twice in; one at least, even if it occurs there."""
     if are_distinct(np.concatenate(group)):
         return len(group)
-    seen: set[int] = set()
-    for count, batch in enumerate(group):
-        own = set(batch.tolist())
-        if len(own) < len(batch) or not seen.isdisjoint(own):
-            return max(count, 1)
-        seen |= own
-    return len(group)
+    seen, count = set[int](), 0
+    for batch in group:
+        before = len(seen)
+        seen.update(batch.tolist())
+        if len(seen) < before + len(batch):
+            break
+        count += 1
+    return max(count, 1)
 
 
 def are_distinct(samples: Ints) -> bool:

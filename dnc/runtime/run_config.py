@@ -23,10 +23,7 @@ from dnc.runtime.toml_file import read_toml
 SETTINGS = ("lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay")  # of an optimizer
 PATHS = ("build", "data", "dev", "weights")
 WANTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-LEAST = {
-    **{"seed": 0, "warmup": 0, "epochs": 1, "batch": 1, "min_count": 1, "log_every": 1, "save_every": 1},
-    **{"patience": 1, "decay_every": 1, "memory": 1, "replicas": 1, "workers": 1},
-}  # of every whole number, which is less than 2**31
+FROM_ZERO = ("seed", "warmup")
 MOST_SHOWN = 40  # letters of a value in a message
 HEAD = "# The configuration of a run. To make it again: dnc run --config {name}\n"
 
@@ -63,6 +60,14 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
     memory: int | None = None
     replicas: int | None = None
     workers: int | None = None
+
+
+# The least value of every whole number, which is less than 2**31.
+LEAST = {
+    name: 0 if name in FROM_ZERO else 1
+    for name, kind in typing.get_type_hints(RunConfig).items()
+    if int in typing.get_args(kind)
+}
 
 
 def with_values(config: RunConfig, **values: Any) -> RunConfig:

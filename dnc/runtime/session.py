@@ -95,7 +95,7 @@ class Session:
 
         What is not named stays as it is.
         """
-        self._underway.settle(0)
+        self.settle()
         words, pool = self.memory.read_static(), self.memory.pool
         shift = (pool.bases[place] - pool.bases[isa.PARAMETERS]) * 4
         program = attrs.evolve(
@@ -107,7 +107,7 @@ class Session:
 
     def read_arrays(self, place: str = isa.PARAMETERS) -> dict[str, Floats]:
         """Every parameter by name, or what lies at those of trained ones in another arena."""
-        self._underway.settle(0)
+        self.settle()
         words, pool = self.memory.read_static(), self.memory.pool
         whole = place == isa.PARAMETERS
         names = [p.name for p in self.plan.program.parameters if whole or p.trained]
@@ -127,7 +127,7 @@ class Session:
 
     def start_optimizer(self, optimizer: str) -> None:
         """Begins with an optimizer anew: its state is zero."""
-        self._underway.settle(0)
+        self.settle()
         self.memory.clear_states(len(OPTIMIZERS[optimizer].states))
         self.optimizer, self.optimizer_steps = optimizer, 0
 
@@ -202,17 +202,17 @@ class Session:
         for job in self.ahead.jobs(groups(), make):
             if job is not None:
                 if job.place != self._place():  # the caller has gone on with something else meanwhile
-                    job = make(job.batches) or job
+                    job = make(job.batches)
+                    assert job is not None  # nothing stands before it
                 yield from self._train_job(data, job, hypers, results)
                 continue
-            self._underway.settle(0)
-            yield from self._underway.taken(results)
+            yield from self._underway.taken(results, 0)
             self._underway.claim()
             yield None
 
     def sync(self) -> StepResult | None:
         """Waits for all launches; the result of the last step, unless it was handed out."""
-        self._underway.settle(0)
+        self.settle()
         return self._underway.claim()
 
     def job(
@@ -274,13 +274,11 @@ class Session:
     ) -> Iterator[StepResult]:
         """Launches the batches of a job, together if that is possible; results of those before."""
         if self._train_together(data, job, results):
-            self._underway.settle(len(job.batches))
-            yield from self._underway.taken(results)
+            yield from self._underway.taken(results, len(job.batches))
             return
         for samples in job.batches:
             self._train_alone(data, samples, self._updates(hypers(1))[0], results)
-            self._underway.settle(1)
-            yield from self._underway.taken(results)
+            yield from self._underway.taken(results, 1)
 
     def _train_together(self, data: Encoder, job: Job, results: Results) -> bool:
         """Launches the batches of a job behind each other; False if they do not fit together."""
@@ -340,7 +338,7 @@ class Session:
 
         noisy: with the random numbers of the next training step.
         """
-        self._underway.settle(0)
+        self.settle()
         noise = int(self._noises(1)[0]) if noisy else NONE
         return self.answers.predict(data, _all_or(data, samples), noise)
 
@@ -360,7 +358,7 @@ class Session:
         By "Struct.field"; what was pushed has its gradient in the data. Samples are distinct, and all of
         them fit into one launch. noisy: with random numbers; without, nothing is dropped.
         """
-        self._underway.settle(0)
+        self.settle()
         chosen = np.asarray(samples, np.int32)
         self._check_samples(data, chosen)
         update, noise = self._updates([hyper])[0], None if noisy else NONE
@@ -371,7 +369,7 @@ class Session:
         self.launches.start(schedules, [batch])
         results = Results()
         self._count([batch], results)
-        self._underway.settle(0)
+        self.settle()
         self._underway.claim()
         return results[0], collect_gradients(self.backend, data, schedules[0])
 
@@ -392,12 +390,12 @@ class Session:
 
         fill: writes into the pool what the other net hands in.
         """
-        self._underway.settle(0)
+        self.settle()
         self.launches.start([schedule], fill=fill)
 
     def wait(self) -> None:
         """Waits for all launches."""
-        self._underway.settle(0)
+        self.settle()
         self.launches.drain()
 
     # ---- launches -------------------------------------------------------------------------------

@@ -60,8 +60,9 @@ class Underway:
         result, self.unclaimed = self.unclaimed, None
         return result
 
-    def taken(self, results: Results) -> Iterator[StepResult]:
-        """The results that have come, which are then no longer there."""
+    def taken(self, results: Results, keep: int) -> Iterator[StepResult]:
+        """Waits as `settle` does; the results that have come, which are then no longer there."""
+        self.settle(keep)
         while results:
             found = results.popleft()
             if found is self.unclaimed:

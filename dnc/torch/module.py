@@ -124,7 +124,6 @@ class Module(nn.Module):
         """Several threads may call; one at a time has its turn."""
         return self.dnc.turn
 
-    @in_turn
     def attach(self, data: Data) -> Dataset:
         """Reads data with the module's vocabulary; sample numbers mean its samples from then on."""
         return self.dnc.attach(data)

@@ -1,5 +1,7 @@
 """Sessions on the reference VM against the interpreter."""
 
+from contextlib import contextmanager
+
 import attrs
 import numpy as np
 import pytest
@@ -229,27 +231,27 @@ def test_wrong_batches(batch, message):
         session.step(session.attach(forest_of("treelstm")), batch)
 
 
+@contextmanager
+def finish_raises(session, monkeypatch, error):
+    """Nobody's wait for launches comes to an end meanwhile."""
+
+    def finish(slot):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.backend, "finish", finish)
+        yield
+
+
 def test_a_failed_launch_leaves_nothing_under_way(monkeypatch):
     session = small_session("treelstm")
     data = session.attach(forest_of("treelstm"))
     session.step(data, [0])
-    finish = session.backend.finish
-
-    def gives_up(slot):
-        raise DiagnosticError
-
-    monkeypatch.setattr(session.backend, "finish", gives_up)
-    with pytest.raises(DiagnosticError):
+    with finish_raises(session, monkeypatch, DiagnosticError), pytest.raises(DiagnosticError):
         session.sync()
-    monkeypatch.setattr(session.backend, "finish", finish)
     assert session.sync() is None
     session.step(data, [0])
     assert session.sync() is not None
-
-
-def bad(session):
-    """The weights of a session, which are not numbers any more."""
-    session.write_arrays({"W": np.full_like(session.read_arrays()["W"], np.nan)})
 
 
 def test_predictions_go_on_behind_a_step_that_is_not_finite():
@@ -259,7 +261,7 @@ def test_predictions_go_on_behind_a_step_that_is_not_finite():
     batches = [[at % 6] for at in range(200)]
     found = session.predictions(data, batches)
     count = len([next(found)])
-    bad(session)
+    session.write_arrays({"W": np.full_like(session.read_arrays()["W"], np.nan)})
     session.step(data, [0])
     count += len([next(found) for _ in range(40)])
     with pytest.raises(NotFinite):
@@ -272,16 +274,9 @@ def test_an_interrupt_while_somebody_waits(monkeypatch):
     session = small_session("treelstm")
     data = session.attach(forest_of("treelstm"))
     session.step(data, [0])
-    finish = session.backend.finish
-
-    def interrupted(slot):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(session.backend, "finish", interrupted)
     for wait in (session.launches.drain, session.sync):
-        with pytest.raises(KeyboardInterrupt):
+        with finish_raises(session, monkeypatch, KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
             wait()
-    monkeypatch.setattr(session.backend, "finish", finish)
     assert session.sync().step == 1 and session.sync() is None
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import attrs
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.bodies.cuda_runs import is_partial, parts_of
+from dnc.codegen.bodies.cuda_runs import is_partial
 from dnc.codegen.bodies.cuda_wide_cells import no_product
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.cells import tensor
@@ -33,7 +33,7 @@ from dnc.codegen.emit import (
     wide,
 )
 from dnc.codegen.quads import QUAD, UnitQuad, fits_quads
-from dnc.codegen.slots import MOST_RUNS
+from dnc.codegen.slots import MOST_RUNS, parts_of
 from dnc.ir.machine import LANES, WARPS
 from dnc.ir.plan import Segment, SlotsAddress
 

@@ -19,7 +19,7 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop
-from dnc.codegen.slots import FEW_PARTS, MOST_RUNS
+from dnc.codegen.slots import FEW_PARTS, MOST_RUNS, parts_of
 from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import Address, BufferAddress, Plan, Segment, SlotsAddress, unit_share
 
@@ -104,11 +104,6 @@ class Sharing:
         if self.runs % MOST_RUNS == 0:
             return read(run)
         return T.Select(run < self.runs, read(smaller(run, self.runs - 1)), T.float32(0.0))
-
-
-def parts_of(runs: int) -> int:
-    """Parts of so many runs."""
-    return -(-runs // MOST_RUNS)
 
 
 def _together(worker: Worker, groups: int) -> int:

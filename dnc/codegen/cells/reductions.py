@@ -42,10 +42,15 @@ def _softmax(cell: VertexCell, op: Op) -> Element:
     return cell.keep(op.result, mapped(read, lambda i, x: cell.math.exp(x - top) * scale))
 
 
-def _log_softmax(cell: VertexCell, op: Op) -> Element:
-    read, top, total = _normalizer(cell, op.operands[0])
+def _log_probabilities(cell: VertexCell, logits: Value) -> Element:
+    """The logarithms of softmax."""
+    read, top, total = _normalizer(cell, logits)
     rest = let("log_total", cell.math.log(total))
-    return cell.keep(op.result, mapped(read, lambda i, x: (x - top) - rest))
+    return mapped(read, lambda i, x: (x - top) - rest)
+
+
+def _log_softmax(cell: VertexCell, op: Op) -> Element:
+    return cell.keep(op.result, _log_probabilities(cell, op.operands[0]))
 
 
 def _cross_entropy(cell: VertexCell, op: Op) -> Expr:
@@ -69,13 +74,12 @@ def _cross_entropy_grad(cell: VertexCell, op: Op) -> Element:
 
 def _kl_divergence(cell: VertexCell, op: Op) -> Expr:
     target = cell.vectors[op.operands[0]]
-    read, top, total = _normalizer(cell, op.operands[1])
-    rest = let("log_total", cell.math.log(total))
+    found = _log_probabilities(cell, op.operands[1])
 
     def term(i: Expr) -> Expr:
         wanted = let("wanted", target(i))
         known = cell.math.log(T.Select(wanted > 0, wanted, T.float32(1.0)))
-        return T.Select(wanted > 0, wanted * (known - ((read(i) - top) - rest)), T.float32(0.0))
+        return T.Select(wanted > 0, wanted * (known - found(i)), T.float32(0.0))
 
     return cell.target.sum(tensor(op.operands[0]).size, term)
 
