@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,19 @@ if TYPE_CHECKING:
 
 OPTIMIZER = "sgd, momentum, nesterov, adagrad, adam, adamw. [default: adagrad]"
 SCHEDULE = "Of the learning rate: constant, step, exponential, cosine. [default: constant]"
+
+MEASURING = (
+    "build",
+    "data",
+    "weights",
+    "seed",
+    "min_count",
+    "device",
+    "memory",
+    "replicas",
+    "workers",
+)
+"""Options that --eval and --predict look at; all others are for training."""
 
 
 def run(
@@ -105,6 +119,7 @@ def run(
     elif config is not None:
         base = api.read_config(config)
     if measuring:  # what a configuration says of training does not matter here
+        _refuse_training(given, "--eval" if predict is None else "--predict")
         base = api.RunConfig(
             build=base.build, data=base.data, device=base.device, memory=base.memory, replicas=base.replicas,
             workers=base.workers,
@@ -120,6 +135,15 @@ def run(
     if measuring:
         return _measure(wanted, predict, checkpoint, run_dir, tracing)
     return _train(wanted, checkpoint or last, resume or run_dir, resume is not None, tracing)
+
+
+def _refuse_training(given: Mapping[str, object], mode: str) -> None:
+    """DiagnosticError if an option was given that means nothing where nothing is trained."""
+    if given["embeddings"]:
+        raise fail(f"--embeddings and {mode} exclude each other: a checkpoint has its own vectors")
+    for name, value in given.items():
+        if value is not None and name not in MEASURING:
+            raise fail(f"--{name.replace('_', '-')} is for training; with {mode} nothing is trained")
 
 
 def _tracing(
@@ -183,9 +207,6 @@ def _measure(
     from dnc import api
 
     assert config.build is not None and config.data is not None
-    if config.embeddings:
-        other = "--eval" if predict is None else "--predict"
-        raise fail(f"--embeddings and {other} exclude each other: a checkpoint has its own vectors")
     if predict is not None:
         api.check_result(predict, config.data, checkpoint, config.weights)
     if checkpoint is None and (config.weights is None or run_dir is not None):

@@ -144,6 +144,14 @@ COMMANDS = [
     (f"{RUN} train.jsonl --eval --run-dir thesis", "error: thesis: holds no checkpoint"),
     (f"{RUN} train.jsonl --eval --predict out", "error: --eval and --predict exclude each other"),
     (
+        f"{RUN} train.jsonl --eval --epochs 3",
+        "error: --epochs is for training; with --eval nothing is trained",
+    ),
+    (
+        f"{RUN} train.jsonl --predict out --save-every 2",
+        "error: --save-every is for training; with --predict",
+    ),
+    (
         f"{RUN} train.jsonl --optimizer adamax",
         "error: unknown optimizer 'adamax'; optimizers: sgd, momentum, nesterov, adagrad, adam, adamw",
     ),

@@ -47,6 +47,13 @@ def test_nothing_spills(arch: str, cluster: int) -> None:
 
 
 SMALLER = (("sm_80", "treelstm-256"), ("sm_80", "treelstm-bf16"))
+FORCED = ("without", "residency", "workers", "window", "registers")
+"""Options by which a case gets a plan that the planner would not choose."""
+
+
+def ships(arch: str, options: PlanOptions) -> bool:
+    """Whether users get such kernels. Of others the lean one, a part of the whole, is not compiled here."""
+    return arch == "sm_90a" and all(getattr(options, name) == getattr(PlanOptions(), name) for name in FORCED)
 
 
 def check_looks(text: str) -> None:
@@ -72,8 +79,9 @@ def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str, is_lean: bo
     text = files[f"{lean.NAME if is_lean else 'kernel'}.cu"].decode()
     assert "__restrict__" not in text
     check_looks(text)
-    binary = compile_cuda(text, arch)
-    assert binary.resident, binary.log
+    if not is_lean or ships(arch, options):
+        binary = compile_cuda(text, arch)
+        assert binary.resident, binary.log
 
 
 def test_a_kernel_that_spills_gets_fewer_registers_for_weights(tmp_path, monkeypatch) -> None:
