@@ -16,10 +16,10 @@ from unittest.mock import patch
 
 import dnc
 from benchmarks.applications.data import DataSets
-from benchmarks.applications.measure import Effort, dnc_speed
+from benchmarks.applications.measure import LEARNING_RATE, Effort, dnc_speed
 from benchmarks.applications.points import ABLATED, ABLATION_BATCHES, SST, TRACED, ablated
 from benchmarks.models import run, shuffled
-from benchmarks.treelstm import attached, batches_of, samples_of
+from benchmarks.treelstm import attached, batches_of, idle_share, samples_of
 from dnc.api import Model, read_summary, write_trace
 from dnc.diagnostics import DiagnosticError
 from dnc.runtime.encoder import alike
@@ -35,7 +35,9 @@ ROWS, NEVER = "rows that leaves share", 1 << 30
 
 
 def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterator[dict[str, Any]]:
-    """All variants of a size, then the next size. times: a kernel by the plain one.
+    """All variants of a size, then the next size. times: a launch by the plain one, on the same batches.
+
+    On a GPU only what is said to the host (`PLAIN`, `ALONE`) has a rate too: the others differ in launches.
 
     A variant that the device cannot run has a line that says why, in place of numbers.
     """
@@ -55,9 +57,12 @@ def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterat
                 found["device"] = model.device
                 for batch in ABLATION_BATCHES:
                     found["batch"] = batch
-                    own = alone(model, batch, effort) if variant == ALONE else None
+                    own = alone(model, batch, effort) if variant == ALONE else {}
                     with patch.object(alike, "FEWEST", fewest):
-                        own = own or dnc_speed(model, batch, effort, device == "cuda")
+                        if variant == PLAIN or device != "cuda":
+                            own = own or dnc_speed(model, batch, effort, False)
+                        if variant != ALONE and device == "cuda":
+                            own |= launches(model, batch)
                     if variant == PLAIN:
                         plain[batch] = own
                     yield found | {"dnc": own, "line": line(found, own, plain.get(batch))}
@@ -65,6 +70,13 @@ def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterat
                 problem = str(error.diagnostics[0].message)
                 yield found | {"problem": problem, "line": problem_line(found, problem)}
             gc.collect()  # what the model held on the device
+
+
+def launches(model: Model, size: int) -> dict[str, float]:
+    """Launches of training on the same batches for every build."""
+    model.configure("sgd", LEARNING_RATE)
+    model.session.reserve(attached(model), size)
+    return idle_share(model, size)
 
 
 def alone(model: Model, size: int, effort: Effort) -> dict[str, Any]:
@@ -88,7 +100,8 @@ def line(found: dict[str, Any], own: dict[str, Any], plain: dict[str, Any] | Non
         both = kernel and plain.get("kernel_us")
         times = f"{kernel / plain['kernel_us'] if both else plain['rate'] / own['rate']:.2f}"
     shown = f"{kernel:,.0f}" if kernel else "-"
-    row = f"{found['hidden']:6}{found['batch']:6}  {found['variant']:34}{own['rate']:12,.0f}"
+    rate = f"{own['rate']:,.0f}" if "rate" in own else "-"
+    row = f"{found['hidden']:6}{found['batch']:6}  {found['variant']:34}{rate:>12}"
     return row + f"{shown:>11}{times:>7}"
 
 

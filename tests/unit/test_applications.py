@@ -27,12 +27,17 @@ def test_a_variant_that_does_not_run_is_a_line(tmp_path, monkeypatch):
         return SimpleNamespace(device="a made-up GPU", name=path.name)
 
     def speed(model, size, effort, on_gpu):
+        assert not on_gpu, "launches are timed on batches that are the same for all"
+        return {"rate": 10.0 * size}
+
+    def launches(model, size):
         if model.name == "tree-128-without-fuse" and size == 128:
             raise fail("cannot launch 64 workers")
-        return {"rate": 10.0 * size, "kernel_us": 5.0}
+        return {"kernel_us": 10.0 if "fuse" in model.name else 5.0}
 
     monkeypatch.setattr(ablation.dnc, "load", load)
     monkeypatch.setattr(ablation, "dnc_speed", speed)
+    monkeypatch.setattr(ablation, "launches", launches)
     monkeypatch.setattr(ablation, "alone", lambda model, size, effort: {"rate": 2.0 * size})
     monkeypatch.setattr(ablation, "ABLATED", (128, 256))
     monkeypatch.setattr(DataSets, "attach", lambda self, model, name, most: [])
@@ -46,6 +51,6 @@ def test_a_variant_that_does_not_run_is_a_line(tmp_path, monkeypatch):
     out = tmp_path / "ablation.json"
     out.write_text(json.dumps({**result, "date": "2026-01-01T00:00", "commit": "abc"}))
     shown = tables([out])
-    assert "| clusters of 16 | does not run | does not run | 1.00 (1.00) | 1.00 (1.00) |" in shown
-    assert "| without fuse | 1.00 (1.00) | does not run | 1.00 (1.00) | 1.00 (1.00) |" in shown
+    assert "| clusters of 16 | does not run | does not run | (1.00) | (1.00) |" in shown
+    assert "| without fuse | (2.00) | does not run | (2.00) | (2.00) |" in shown
     assert "- without fuse, h 128: cannot launch 64 workers\n" in shown
