@@ -67,8 +67,9 @@ def memory_facts(plan: Plan, forest: Forest, rows: dict[str, int], memory: int, 
 
 def _runs(schedule: Schedule) -> int:
     """Runs of a record of partial sums, where a plan leaves the number to schedules."""
-    at = isa.layout(schedule.plan).header.get(isa.RUNS)
-    return 0 if at is None else int(schedule.words[at])
+    if not schedule.plan.reduced:
+        return 0
+    return int(schedule.words[isa.layout(schedule.plan).header[isa.RUNS]])
 
 
 def _encoded(plan: Plan, forest: Forest, rows: dict[str, int], count: int) -> Schedule:

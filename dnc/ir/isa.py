@@ -35,8 +35,10 @@ from dnc.ir.program import BACKWARD, EARLY, FORWARD, LATE, LEVEL, TABLE, Paramet
 from dnc.ir.types import INDEX
 
 INSTRUCTION_WORDS = 8
-VERSION = 5
+VERSION = 6
 
+# How many runs a record of a reduced buffer has: as many as workers, or one, which they have added up.
+RUNS = "runs"
 # Words of the header, by name. Floats are stored as their bits. `lists`, `bases` and `queues` are
 # offsets of the tables; `queues` holds one offset per worker, replica by replica. `sync` is the
 # offset of the words for synchronisation.
@@ -49,14 +51,13 @@ HEADER = (
     "lists",
     "queues",
     "sync",
+    RUNS,
     "samples",
     "loss_scale",
     "clip_norm",
     *COEFFICIENTS,
 )
 
-# How many runs a record of a reduced buffer has: as many as workers, or one, which they have added up.
-RUNS = "runs"
 # How many records of the polled buffer a launch sets to "not yet" before the recursion; 0: no level polls.
 AWAITED = "awaited"
 # How many workers share out the tiles of `outer` instructions: those with the first numbers.
@@ -272,9 +273,9 @@ def segment_region(plan: Plan, segment: Segment) -> int:
 
 
 def header_names(plan: Plan) -> tuple[str, ...]:
-    """Names of the header's words, in order; the last ones are there where the plan has reduced buffers,
-    `outer` instructions, levels that poll."""
-    some = ((RUNS, plan.reduced), (SHARERS, has_outer(plan)), (AWAITED, plan.polled))
+    """Names of the header's words, in order; the last ones are there where the plan has `outer` instructions,
+    levels that poll."""
+    some = ((SHARERS, has_outer(plan)), (AWAITED, plan.polled))
     return (*HEADER, *(name for name, is_there in some if is_there))
 
 

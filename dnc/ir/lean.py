@@ -53,6 +53,6 @@ def left_out(plan: Plan) -> frozenset[str]:
 
 
 def lean_plan(plan: Plan) -> Plan:
-    """The plan as a lean kernel is made for it."""
+    """The plan as a lean kernel is made for it: runs of partial sums are never added up in the cluster."""
     assert plan.tiling is not None
-    return attrs.evolve(plan, tiling=attrs.evolve(plan.tiling, tile=min(plan.tiling.tile, TILE)))
+    return attrs.evolve(plan, tiling=attrs.evolve(plan.tiling, tile=min(plan.tiling.tile, TILE)), reduced=())

@@ -115,7 +115,7 @@ def test_the_lean_kernel_against_the_definition(name: str, tmp_path: Path) -> No
     for samples, shape in ((1, "single"), (15, "complete")):
         forest = ForestGrower(plan.program, samples).grow(samples, 9, shape)
         bench = Bench(plan.program, plan, backend, forest, samples)
-        with forced(few=True):
+        with forced(few=True, added=False):
             check_training(bench, tolerance)
     check_evaluation(bench, tolerance)
     with forced(few=False), pytest.raises(DiagnosticError, match="unknown"):

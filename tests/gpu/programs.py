@@ -195,13 +195,17 @@ def emit(folder: Path, seed: int) -> str:
         return f"no such plan: {str(error).splitlines()[0].split(': ')[-1]}"
     target = folder / str(seed)
     target.mkdir(parents=True)
-    # In place of the kernel the lean one, where it has all that the seed's variant forces.
-    is_lean = bool(forced_on(seed).few) and seed % 2 == 1 and has_lean(plan)
-    files = emit_source(plan, is_lean=is_lean).values()
+    files = emit_source(plan, is_lean=_runs_lean(seed, plan)).values()
     for file, content in zip(("kernel.cu", "kernel.json"), files, strict=True):
         (target / file).write_bytes(content)
     (target / "digest").write_text(digest(plan))
     return "emitted"
+
+
+def _runs_lean(seed: int, plan: Plan) -> bool:
+    """Whether the lean kernel is in place of the kernel: where it has all that the seed's variant forces."""
+    variant = forced_on(seed)
+    return bool(variant.few) and not variant.added and seed % 2 == 1 and has_lean(plan)
 
 
 def check(folder: Path, seed: int) -> tuple[Plan, str]:
@@ -213,7 +217,8 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     backend = CudaBackend(plan, kernel_files(target))
     variant = forced_on(seed)
     try:
-        with forced(variant.few, variant.apart, variant.apart, variant.added, variant.shared):
+        added = False if _runs_lean(seed, plan) else variant.added
+        with forced(variant.few, variant.apart, variant.apart, added, variant.shared):
             run(prepared, backend, case)
             _same_bits(prepared, backend, case.seed)
     except Exception as error:

@@ -67,6 +67,8 @@ def forced(
             stack.enter_context(patch.object(Sharing, "choose", share))
         if added is not None:
             stack.enter_context(patch("dnc.runtime.encoder.runs.WIDE", 0 if added else 1 << 30))
+        if added:  # which lean kernels cannot do
+            stack.enter_context(patch("dnc.ir.lean.MOST_ROWS", -1))
         if groups is not None:
             stack.enter_context(patch("dnc.ir.isa.token_groups", lambda plan: (groups,)))
         yield

@@ -13,7 +13,7 @@ import pytest
 from dnc.codegen.bodies.cuda_reduce import shares
 from dnc.codegen.cuda_files import emit_source
 from dnc.explain.facts import gather
-from dnc.ir import isa
+from dnc.ir import isa, lean
 from dnc.ir.plan import Plan
 from dnc.ir.plan_text import print_plan
 from dnc.runtime.backend import VMBackend
@@ -49,7 +49,6 @@ def test_partial_sums_of_levels_may_be_added_up(name: str, settings: dict[str, i
     plan = plan_on_cluster(name, **settings)
     assert len(plan.reduced) == 2 and all(each.startswith(f"{stage}>") for each in plan.reduced)
     assert all(plan.buffer(each).partial for each in plan.reduced)
-    assert isa.RUNS in isa.layout(plan).header
     assert f"reduce {plan.reduced[0]}: in the cluster" in print_plan(plan)
     assert gather(plan).reductions == (f"{stage}/0",)
 
@@ -69,7 +68,10 @@ def test_partial_sums_of_levels_may_be_added_up(name: str, settings: dict[str, i
 )
 def test_others_are_not(name: str, settings: dict[str, int], options: dict[str, Any]) -> None:
     plan = plan_of(name, settings, **{"cluster": 8} | options)
-    assert not plan.reduced and isa.RUNS not in isa.layout(plan).header
+    assert not plan.reduced
+    if plan.trains:
+        schedule = encoder_of(plan, 4, "random").encode(np.arange(4), replicas=1, workers=8)
+        assert schedule.words[isa.layout(plan).header[isa.RUNS]] == 8
 
 
 def test_workers_share_all_columns() -> None:
@@ -110,6 +112,19 @@ def test_wide_batches_have_one_run() -> None:
     assert more.words[at] == 8 and more.activations - again.activations == saved
 
 
+def test_lean_batches_have_a_run_for_every_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lean kernel has no code that adds them up, however wide the levels of a batch are."""
+    plan = plan_on_cluster("treelstm", **TREE)
+    encoder, at = encoder_of(plan), isa.layout(plan).header[isa.RUNS]
+    wide = encoder.encode(np.arange(40), replicas=1, workers=8)
+    assert not wide.lean and wide.words[at] == 1
+    monkeypatch.setattr(lean, "MOST_ROWS", 1 << 20)
+    wide = encoder.encode(np.arange(40), replicas=1, workers=8)
+    assert wide.lean and wide.words[at] == 8
+    text = emit_source(plan, is_lean=True)["lean.cu"].decode()
+    assert "dnc_cluster_arrive_relaxed" not in text and "dnc_push" not in text
+
+
 def test_the_verifier_knows_how_many_runs_there_may_be() -> None:
     plan = plan_on_cluster("treelstm", **TREE)
     schedule = encoder_of(plan).encode(np.arange(40), replicas=1, workers=8)
@@ -145,7 +160,7 @@ def test_gradients_are_the_same(name: str, settings: dict[str, int], added: bool
 def test_a_worker_that_sends_nothing_is_waited_for() -> None:
     """Others do not go on with sums that are not whole."""
     plan, last = plan_on_cluster("treelstm", **TREE), 7
-    schedule = encoder_of(plan, 20).encode(np.arange(20), replicas=1, workers=8)
+    schedule = encoder_of(plan).encode(np.arange(40), replicas=1, workers=8)
     own = queue(schedule.words, plan, last).copy()
     (first, *_) = np.flatnonzero(own[:, 0] == plan.opcode("encode.Node.grad/0").number)
     own[first, 0] = plan.opcode(isa.NOP).number

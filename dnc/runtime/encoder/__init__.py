@@ -160,7 +160,8 @@ class Encoder:
         decisions = tail.decide(rows, mode, part, touched)
         first = self.pool.activations if guest is None else guest.reserve(self.pool.activations)
         values, buffers = (known.values, known.inner) if reads else ((), known.buffers)
-        runs = runs_of(self.plan, rows, workers)
+        is_lean = self._lean(known, rows, decisions, mode)
+        runs = runs_of(self.plan, rows, workers, is_lean)
         awaited = awaited_of(self.plan, known.columns.steps, rows, replicas)
         bases, used, moving = self._allocate(buffers, mode, rows, runs, workers, decisions, first)
         least = first + lanes * (used - first)
@@ -220,7 +221,7 @@ class Encoder:
             known_states,
             readout,
             lanes,
-            self._lean(known, rows, decisions, mode),
+            is_lean,
         )
 
     def _lean(

@@ -53,7 +53,7 @@ class ReferenceVM:
         self.floats = words.view(np.float32)
         field = {name: int(words[at]) for name, at in self.layout.header.items()}
         self.replicas, self.per_replica = field["replicas"], field["workers"]
-        self.runs = field.get(isa.RUNS, self.per_replica)
+        self.runs = field[isa.RUNS]
         self.header = field
         total = self.replicas * self.per_replica
         self.zero_words = self.base(isa.PARAMETERS)

@@ -55,7 +55,7 @@ class Text:
         self.replicas, self.workers = field["replicas"], field["workers"]
         self.grid = self.replicas * self.workers
         need(self.replicas > 0 and self.workers > 0, f"{self.replicas} replicas of {self.workers} workers")
-        self.runs = field.get(isa.RUNS, self.workers)
+        self.runs = field[isa.RUNS]
         need(
             self.runs in (1, self.workers), f"{self.runs} runs of a record; there are {self.workers} workers"
         )
