@@ -60,7 +60,7 @@ def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterat
                     own = alone(model, batch, effort) if variant == ALONE else {}
                     with patch.object(alike, "FEWEST", fewest):
                         if variant == PLAIN or device != "cuda":
-                            own = own or dnc_speed(model, batch, effort, False)
+                            own = own or dnc_speed(model, batch, effort, device == "cuda")
                         if variant != ALONE and device == "cuda":
                             own |= launches(model, batch)
                     if variant == PLAIN:
