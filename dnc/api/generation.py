@@ -26,6 +26,9 @@ from dnc.runtime.streams import Sample, StreamState
 if TYPE_CHECKING:
     from dnc.api.model import Model
 
+LONGEST = 4096
+"""Words of a launch, if nobody says: it has memory for all of them, made or not."""
+
 
 def generate(
     self: Model,
@@ -41,7 +44,7 @@ def generate(
 
     samples: in nested form, without the list that is made. end: a number, or the class of that name.
     output: that of the words, one for every element; None for the only such output. chunk: words of a
-    launch; None for all of them in one. field: the list of the root that grows; None for its only one.
+    launch; None for all of them in one, up to `LONGEST`. field: the list of the root that grows; None for its only one.
     DiagnosticError where the program cannot go on from its own words (`Model.stream`).
     """
     if most is None or end is None:
@@ -56,7 +59,7 @@ def generate(
     found: list[list[NDArray[np.int32]]] = [[] for _ in samples]
     going, made = list(range(len(samples))), 0
     while going and made < most:
-        count = min(chunk or most, most - made)
+        count = min(chunk or LONGEST, most - made)
         chunks = [{**samples[at], grows: [{}]} for at in going]
         words = stream.feed(chunks, ending=ending, times=count)[name]
         made += count

@@ -80,6 +80,7 @@ class CpuBackend:
         self._header = isa.layout(plan).header
         self._views: dict[tuple[int, int], tuple[Array, Any]] = {}  # of the pool, where schedules lie
         self._times: list[float] | None = None
+        self._process = os.getpid()
 
     @property
     def launches(self) -> int:
@@ -147,6 +148,7 @@ class CpuBackend:
         self, schedules: Sequence[Schedule], slot: int, traced: int = 0, fill: Fill | None = None
     ) -> None:
         """Copies the schedules into the pool and hands them to the threads."""
+        self._check_process()
         first, size = schedules[0], len(schedules[0].words)
         total, sync = self._grid_of(first)
         last = self._slots[1 - slot]
@@ -178,6 +180,7 @@ class CpuBackend:
 
     def finish(self, slot: int) -> NDArray[np.float32]:
         """Waits for the slot's launches; their results."""
+        self._check_process()
         here = self._slots[slot]
         if here is None:
             raise fail("nothing was launched")
@@ -275,7 +278,15 @@ class CpuBackend:
             if given_up[0]:
                 return
 
+    def _check_process(self) -> None:
+        """DiagnosticError in a process that was forked: the threads stayed in the other one."""
+        if os.getpid() != self._process:
+            raise fail(
+                f"{self.name}: the model was opened in another process; open it in this one, after the fork"
+            )
+
     def _synchronize(self) -> None:
+        self._check_process()
         for here in self._slots:
             if here is not None:
                 wait(here.futures)

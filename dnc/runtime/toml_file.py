@@ -18,7 +18,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         with reading(path):
             return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except ValueError as error:  # of its text, of its syntax, of numbers with too many digits
         raise fail(f"{path}: not TOML: {error}") from None
     except RecursionError:
         raise fail(f"{path}: nested too deeply") from None

@@ -159,6 +159,11 @@ class BatchEncoder:
     def __attrs_post_init__(self) -> None:
         _KNOWN[self.key] = self
 
+    @property
+    def reads_labels(self) -> bool:
+        """Whether samples need what is to be predicted."""
+        return PREDICT not in self.grids
+
     def __call__(self, batch: Sequence[Any] | NDArray[Any] | Tensor) -> Encoded:
         """A list of samples, or of numbers of those that were attached when the encoder was made."""
         return self._encoded(self._read(batch))

@@ -279,7 +279,8 @@ class Launches:
         values = found.view(rows, width)[:, :size].index_select(0, index.clamp(min=0) if partial else index)
         if partial:
             values = torch.where((index >= 0).view(count, 1), values, 0.0)
-        values = values.view(count, *result.shape)
+        # No view: what autograd hands out may be changed in place.
+        values = torch.ops.aten._unsafe_view(values, [count, *result.shape])
         return values.round().long() if result.dtype == "i32" else values
 
     def gradients(self, launched: Launched) -> Gradients:

@@ -41,7 +41,8 @@ def idle() -> int:
 def allocate(size: int) -> LentBuffer:
     """Memory for a pool on the first GPU, from PyTorch."""
     try:
-        array = torch.empty(size // 4, dtype=torch.float32, device="cuda:0")
+        with torch.inference_mode(False):  # the pool may grow while somebody measures
+            array = torch.empty(size // 4, dtype=torch.float32, device="cuda:0")
     except torch.OutOfMemoryError as error:
         raise CudaError(str(error).split("\n")[0]) from None
     return LentBuffer(array.data_ptr(), size, array)
@@ -86,14 +87,15 @@ class Memory:
             return
         self._array = array
         self._seen = [lambda: None for _ in self.session.memory.pool.gradients[1:]]
-        self.floats = array if isinstance(array, Tensor) else torch.from_dlpack(array)
-        self.words = self.floats.view(torch.int32)
-        for name, place in self.places.items():
-            own = place.view(self.floats, self.first(name))
-            self._own[name] = own.data_ptr(), own.stride()
-            if isinstance(parameters.get(name), torch.nn.Parameter):
-                parameters[name].data = own
-                self._holders[name] = ref(parameters[name])
+        with torch.inference_mode(False):  # what is seen of the pool outlives the call in which it grew
+            self.floats = array if isinstance(array, Tensor) else torch.from_dlpack(array)
+            self.words = self.floats.view(torch.int32)
+            for name, place in self.places.items():
+                own = place.view(self.floats, self.first(name))
+                self._own[name] = own.data_ptr(), own.stride()
+                if isinstance(parameters.get(name), torch.nn.Parameter):
+                    parameters[name].data = own
+                    self._holders[name] = ref(parameters[name])
 
     @property
     def device(self) -> torch.device:
@@ -140,6 +142,8 @@ class Memory:
         """Writes values to their places where they do not lie there already."""
         for name, place in self.places.items():
             value = values[name]
+            if value is None:
+                raise fail(f"parameter {name} is None, expected {list(place.shape)} of {torch.float32}")
             if name in self._holders and self._is_there(name, place, value):  # as in every batch but few
                 continue
             if value.shape != place.shape or value.dtype != torch.float32 or value.device != self.device:

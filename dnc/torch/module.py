@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from dnc.api import Batch as Samples
 from dnc.api import Data, Model, load
-from dnc.api.arguments import batches_of, check_whole
+from dnc.api.arguments import are_numbers, batches_of, check_whole
 from dnc.api.turns import Turn, in_turn
 from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
@@ -31,7 +31,7 @@ from dnc.runtime.phases import PREDICT
 from dnc.torch import memory
 from dnc.torch.arguments import Pulled, check_pulled
 from dnc.torch.autograd import LOSS, Batch, Call
-from dnc.torch.encoded import PURPOSES, TRAINING, BatchEncoder, Encoded
+from dnc.torch.encoded import PREDICTION, PURPOSES, TRAINING, VALUES, BatchEncoder, Encoded
 from dnc.torch.launches import BatchOf, Launches
 from dnc.torch.memory import Memory
 
@@ -220,6 +220,11 @@ class Module(nn.Module):
         if isinstance(batch, Encoded):
             if batch.encoder.owner != self._launches.key:
                 raise fail("the batch was encoded for another module")
+            if labels_required and not batch.encoder.reads_labels and not are_numbers(batch.batch):
+                raise fail(
+                    f"the samples were encoded for '{PREDICTION}', without their labels: use an encoder for "
+                    f"'{TRAINING}' or '{VALUES}'"
+                )
             return batch
         given: Samples | None = batch.numpy(force=True) if isinstance(batch, Tensor) else batch
         dataset, samples = self.dnc.batch_of(given, labels_required)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import dnc
 from dnc.compiler import compile_model
+from dnc.diagnostics import DiagnosticError
 from tests.support.models import EXAMPLES
 
 THREADS, TIMES = 3, 4
@@ -117,3 +119,23 @@ def test_modules_of_pytorch(build: Path) -> None:
             assert all(map(torch.equal, gradients(batch), values))
 
     at_once(check)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_model_of_another_process_is_refused(build: Path) -> None:
+    """Its threads are not there, so that a launch would wait for ever."""
+    model = dnc.load(build, "cpu")
+    model.attach(DATA)
+    model.predict([0])
+    if not (child := os.fork()):
+        code = 1
+        try:
+            model.predict(list(range(5)))
+        except DiagnosticError as error:
+            code = 7 * ("was opened in another process" in str(error))
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert model.predict([0])

@@ -126,6 +126,30 @@ def test_pulled_and_pushed(builds):
         assert relative(value.grad, expected[key].grad) < TOLERANCE, key
 
 
+def test_memory_that_grows_while_somebody_measures(builds):
+    """What is seen of memory that grew in inference mode is trained on afterwards."""
+    net = dnc.torch.Module(builds / "token_vectors", device="cpu")
+    one, x = [{"left": {}, "right": {}}], torch.randn(2, 7)
+    before = net(one, x)["sentence"]
+    words = net.dnc.session.memory.words
+    with torch.inference_mode():
+        net(one * 4000, torch.randn(8000, 7))
+    assert net.dnc.session.memory.words > words and not net.W.is_inference()
+    after = net(one, x)["sentence"]
+    assert torch.equal(before, after)
+    after.sum().backward()
+    assert net.W.grad.any()
+
+
+def test_a_pushed_value_may_be_changed_in_place(builds):
+    net = dnc.torch.Module(builds / "token_vectors", device="cpu")
+    one, x = [{"left": {}, "right": {}}], torch.randn(2, 7)
+    torch.relu(net(one, x)["sentence"]).sum().backward()
+    expected, net.W.grad = net.W.grad.clone(), None
+    torch.nn.functional.relu(net(one, x)["sentence"], inplace=True).sum().backward()
+    assert torch.equal(net.W.grad, expected)
+
+
 def test_a_field_of_several_arms(tmp_path):
     """Each arm has a result of its own; a vertex that nothing depends on gets zeros."""
     compile_model(SUPPORT / "arms.dn", tmp_path / "build", ("cpu",))

@@ -102,6 +102,17 @@ def test_what_is_as_fast_is_kept(place, command, monkeypatch):
     assert read_build("build").targets["cpu"].options["tile"] is None
 
 
+def test_problems_are_text_not_markup(place, command, monkeypatch):
+    wrong = Measured(None, "[/red]:x:")
+    monkeypatch.setattr(
+        dnc.api.tuning,
+        "measure",
+        lambda work, kind, them, rounds: [Measured(1.0), *[wrong] * (len(them) - 1)],
+    )
+    done = command(f"{TUNE} --batch 4 --best 2")
+    assert done.code == 0 and "[/red]:x:" in done.out
+
+
 def test_tiles_give_the_same_bits(place):
     found = []
     for tile in CPU_TILES:

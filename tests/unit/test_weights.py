@@ -13,7 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 import dnc
 from dnc.diagnostics import DiagnosticError
-from dnc.runtime.weights import gather, read_foreign, read_map, spread
+from dnc.runtime.weights import gather, read_foreign, read_map, spread, write_foreign
+from dnc.runtime.weights.transfer import check_gates
 
 W = "map.toml: parameters.W"
 SHAPES = {"E": (5, 3), "W": (6, 3), "b": (6,)}
@@ -182,6 +183,11 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
         ("parameters = 3", "map.toml: parameters is a number, expected a table"),
         ("ignore = 'x'", "map.toml: ignore is a string, expected an array of names, as ['decoder.*']"),
         ("x", "map.toml: not TOML: "),
+        ("x = " + "1" * 5000, "map.toml: not TOML: "),
+        (
+            "[parameters]\nW = { constant = 1" + "0" * 400 + " }",
+            "map.toml: parameters.W.constant is larger than any float",
+        ),
         ("[parameters]\na = " + 800 * "{from=" + '"x"' + 800 * "}", "map.toml: nested too deeply"),
     ],
 )
@@ -207,6 +213,16 @@ def test_broken_maps(tmp_path: Path, monkeypatch, text: str, message: str) -> No
             "map.toml: 'a': 4 of its 12 numbers [6, 2] are in no parameter; it is read for W",
         ),
         (
+            'W = { from = "a", gates = "a b c d -> b a c d" }',
+            {"W": floats(6, 2)},
+            "map.toml: parameters.W: W [6, 2]: [6, 2] has no 4 equal parts along axis 0",
+        ),
+        (
+            'W = { from = "a", expand = 1 }',
+            {"W": floats(2, 2)},
+            "map.toml: parameters.W: W [2, 2]: axis 1 of [2, 2] is not 1",
+        ),
+        (
             "W = { constant = 0 }",
             {"W": floats(2)},
             "map.toml: parameters.W: W [2]: holds 2 where the map has the constant 0",
@@ -219,6 +235,37 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch, entries, values, m
     with pytest.raises(DiagnosticError) as caught:
         spread(read_map("map.toml"), values)
     assert str(caught.value) == f"error: {message}"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        '{ from = "w", gates = "a b -> b a" }',
+        '{ sum = [{ from = "w", gates = "a b -> b a" }, "v"] }',
+        '{ concat = [{ from = "w", gates = "a b -> b a" }, "v"], axis = 1 }',
+        '{ from = { sum = [{ from = "w", gates = "a b -> b a" }] }, squeeze = 1 }',
+    ],
+)
+def test_gates_are_not_cut_wherever_they_stand(tmp_path: Path, entry: str) -> None:
+    weights = mapped(tmp_path, f"[parameters]\nW = {entry}\n")
+    check_gates(weights, {"W": "4 * hidden"})
+    check_gates(weights, {"W": "hidden"})
+    with pytest.raises(DiagnosticError, match=r"W.gates: 2 parts are wanted, but W has 3 \* hidden rows"):
+        check_gates(weights, {"W": "3 * hidden"})
+
+
+def test_gates_of_a_part_are_those_of_its_rows(tmp_path: Path) -> None:
+    part = '{ concat = [{ from = "w", gates = "a b -> b a" }, "v"], sizes = [2, 1] }'
+    check_gates(mapped(tmp_path, f"[parameters]\nW = {part}\n"), {"W": "3 * hidden"})
+
+
+def test_files_that_other_libraries_do_not_read(tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError, match="no tensor can be called '__metadata__'"):
+        write_foreign(tmp_path / "x", {"__metadata__": floats(2)})
+    header = b'{"a":{"dtype":"F32","shape":[0,9223372036854775807,9223372036854775807],"data_offsets":[0,0]}}'
+    (tmp_path / "huge").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(DiagnosticError, match="huge: not a safetensors file"):
+        read_foreign(tmp_path / "huge")
 
 
 def test_files_of_every_kind_of_float(tmp_path: Path) -> None:

@@ -20,9 +20,7 @@ from dnc.runtime.encoder.words import Numbers, chosen
 WIDE = 5  # rows of an instruction, on the average, from which on runs are added up
 
 
-def runs_of(
-    plan: Plan, rows: Mapping[str, Rows], workers: int, is_lean: NDArray[np.bool_]
-) -> int | Numbers:
+def runs_of(plan: Plan, rows: Mapping[str, Rows], workers: int, is_lean: NDArray[np.bool_]) -> int | Numbers:
     """Runs of the records of reduced buffers; [batches] where batches differ. is_lean: [batches], which of
     them a lean kernel runs."""
     spaces = {buffer.space for buffer in plan.buffers if buffer.name in plan.reduced} & rows.keys()

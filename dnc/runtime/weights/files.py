@@ -22,6 +22,7 @@ from dnc.runtime.run_folder import check_result
 from dnc.runtime.tensors import FROM_PYTORCH, check_own
 
 Floats = NDArray[np.float32]
+METADATA = "__metadata__"
 _KINDS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 
@@ -38,20 +39,29 @@ def read_foreign(path: str | Path) -> tuple[dict[str, Floats], dict[str, str]]:
     for name, entry in sorted(entries, key=lambda named: named[0]):  # they come in any order
         kind, shape = str(entry["dtype"]), tuple(entry["shape"])
         if kind == "BF16":  # the upper half of a float32
-            wide = np.frombuffer(entry["data"], "<u2").astype("<u4") << 16
-            found[name] = wide.view(np.float32).reshape(shape)
+            values = (np.frombuffer(entry["data"], "<u2").astype("<u4") << 16).view(np.float32)
         elif kind in _KINDS:
             with np.errstate(over="ignore"):
-                values = np.frombuffer(entry["data"], np.dtype(_KINDS[kind]).newbyteorder("<"))
-                found[name] = values.astype(np.float32).reshape(shape)
+                values = np.frombuffer(entry["data"], np.dtype(_KINDS[kind]).newbyteorder("<")).astype(
+                    np.float32
+                )
         else:
             others[name] = kind
+            continue
+        try:
+            found[name] = values.reshape(shape)
+        except ValueError:
+            raise fail(f"{path}: not a safetensors file: '{name}' cannot be {list(shape)}") from None
     return found, others
 
 
 def write_foreign(path: str | Path, tensors: Mapping[str, Floats], *inputs: str | Path | None) -> None:
     """Writes a file that PyTorch's libraries read; it is none of the inputs."""
     check_result(path, *inputs)
+    if METADATA in tensors:
+        raise fail(
+            f"{path}: no tensor can be called '{METADATA}': safetensors keeps what is said of the file there"
+        )
     whole = {name: np.ascontiguousarray(value, np.float32) for name, value in sorted(tensors.items())}
     try:
         write_atomically(Path(path), [save(whole, {"format": "pt"})])

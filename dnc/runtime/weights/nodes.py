@@ -85,7 +85,8 @@ class Constant:
         """The number, `shape` times."""
         if shape is None:
             raise MapProblem("a constant has no size of its own")
-        return np.full(shape, self.value, np.float32)
+        with np.errstate(over="ignore"):  # what is not finite is said in words
+            return np.full(shape, self.value, np.float32)
 
     def spread(self, array: Floats, give: Give) -> None:
         """Nothing can be handed on, so the array has to hold the number still."""
@@ -116,7 +117,8 @@ class Sum:
         terms = [np.asarray(term.gather(read, shape), np.float64) for term in self.terms]
         if len({term.shape for term in terms}) > 1:
             raise MapProblem(f"a sum of {' and '.join(shown(term.shape) for term in terms)}")
-        total: Floats = np.sum(terms, axis=0).astype(np.float32)
+        with np.errstate(over="ignore"):
+            total: Floats = np.sum(terms, axis=0).astype(np.float32)
         return total
 
     def spread(self, array: Floats, give: Give) -> None:
@@ -296,6 +298,21 @@ class Expand:
     def spread(self, array: Floats, give: Give) -> None:
         """Without the axis."""
         self.of.spread(np.squeeze(array, self.axis), give)
+
+
+def gates_of(node: Node) -> Iterator[Gates]:
+    """The gates of a node that cut all of its rows."""
+    if isinstance(node, Gates):
+        yield node
+    below: tuple[Node, ...] = ()
+    if isinstance(node, Sum):
+        below = node.terms
+    elif isinstance(node, Concat) and node.axis:
+        below = node.parts
+    elif isinstance(node, Squeeze | Expand) and node.axis:
+        below = (node.of,)
+    for each in below:
+        yield from gates_of(each)
 
 
 def merged(old: Floats, new: Floats) -> Floats:

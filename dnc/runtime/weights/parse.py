@@ -111,7 +111,10 @@ def _maker(where: str, kind: str, value: Mapping[str, Any]) -> Node:
     if kind == "constant":
         if isinstance(of, bool) or not isinstance(of, int | float):
             raise fail(f"{where}.constant is {kind_of(of)}, expected a number")
-        return Constant(float(of))
+        try:
+            return Constant(float(of))
+        except OverflowError:
+            raise fail(f"{where}.constant is larger than any float") from None
     if kind == "from":
         if isinstance(of, list):
             raise fail(f"{where}.from is an array, expected one tensor; several are a 'sum' or a 'concat'")

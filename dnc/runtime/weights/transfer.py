@@ -17,7 +17,7 @@ import numpy as np
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
 from dnc.runtime.data.problems import names, suggestion
 from dnc.runtime.initialize import check_finite
-from dnc.runtime.weights.nodes import Concat, Conflict, Floats, Gates, MapProblem, Shape, merged, shown
+from dnc.runtime.weights.nodes import Concat, Conflict, Floats, MapProblem, Shape, gates_of, merged, shown
 from dnc.runtime.weights.parse import WeightMap
 
 
@@ -61,13 +61,13 @@ def check_gates(weights: WeightMap, rows: Mapping[str, str]) -> None:
     """
     for name, node in weights.parameters.items():
         declared = re.fullmatch(r"(\d+) \* \w+", rows.get(name, ""))
-        if not isinstance(node, Gates) or declared is None:
+        if node is None or declared is None:
             continue
-        parts, pieces = len(node.wanted), int(declared[1])
-        if parts % pieces and pieces % parts:
-            raise fail(
-                f"{weights.where(name)}.gates: {parts} parts are wanted, but {name} has {declared[0]} rows"
-            )
+        for gates in gates_of(node):
+            parts, pieces = len(gates.wanted), int(declared[1])
+            if parts % pieces and pieces % parts:
+                rows_are = f"{name} has {declared[0]} rows"
+                raise fail(f"{weights.where(name)}.gates: {parts} parts are wanted, but {rows_are}")
 
 
 def gather(
@@ -201,6 +201,7 @@ def spread(weights: WeightMap, values: Mapping[str, Floats]) -> dict[str, Floats
             before.append(parameter)
 
         try:
+            list(node.expect(value.shape))
             node.spread(value, give)
         except (Conflict, MapProblem) as problem:
             raise fail(f"{where}: {parameter} {shown(value.shape)}: {problem}") from None

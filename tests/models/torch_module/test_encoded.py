@@ -254,6 +254,10 @@ def test_mistakes(tmp_path):
             encode(wrong)
     with pytest.raises(DiagnosticError, match="samples:1: error: Leaf: field 'label' is missing"):
         encode([{"word": "good"}])
+    predicts = net.encoder(2, "prediction")
+    with pytest.raises(DiagnosticError, match="encoded for 'prediction', without their labels"):
+        net(predicts([{"word": 1}]))
+    assert torch.equal(net(predicts([1]))["loss"], net([1])["loss"])  # what is attached has labels
     with pytest.raises(DiagnosticError, match="a sample occurs twice in the batch"):
         net(encode([1, 1]))
     for samples in (0, 1.5, True):
@@ -283,6 +287,9 @@ def test_mistakes(tmp_path):
     other = dnc.torch.Module(tmp_path / "build", data, device="vm")
     with pytest.raises(DiagnosticError, match="the batch was encoded for another module"):
         other(encode([1]))
+    with pytest.raises(DiagnosticError, match="parameter U is None, expected"):
+        net.U = None
+        net([1])
     assert repr(encode([1])) == "<1 samples of TreeLSTM, encoded for train>"
     assert repr(encode) == "<encoder of batches of TreeLSTM>"
     sent = pickle.dumps(encode([1]))
