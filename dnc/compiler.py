@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
+import msgspec
 
 from dnc.codegen.nvrtc import spilled
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail, read_source
@@ -453,15 +454,20 @@ def build_program(build: Build) -> Program:
 
 def stored_options(build: Build, target: Target) -> PlanOptions:
     """How the plan of a build's kernels was made."""
+    if not target.options.keys() <= attrs.fields_dict(PlanOptions).keys():
+        raise _foreign(build)
     try:
-        return PlanOptions(**{**target.options, "without": tuple(target.options.get("without", ()))})
-    except TypeError:  # options that this version does not have
+        return msgspec.convert(target.options, PlanOptions)
+    except msgspec.ValidationError:
         raise _foreign(build) from None
 
 
 def stored_plan(build: Build, program: Program, target: Target) -> Plan:
     """The plan of a build's kernels; DiagnosticError as for `build_plan`."""
-    plan = make_plan(program, target.machine, stored_options(build, target))
+    try:
+        plan = make_plan(program, target.machine, stored_options(build, target))
+    except ValueError:  # an option that this program or machine does not allow
+        raise _foreign(build) from None
     if digest(plan) != target.plan:
         raise _foreign(build)
     return plan

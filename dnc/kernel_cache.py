@@ -19,6 +19,7 @@ import msgspec
 from dnc.cache_folder import cache_folder
 from dnc.ir.machine import machine
 from dnc.ir.plan import Plan
+from dnc.runtime.json_text import decode_json
 from dnc.version import VERSION
 
 _INDEX = "index.json"
@@ -83,7 +84,7 @@ def _emitters() -> str:
 
 def _read(folder: Path) -> dict[str, bytes] | None:
     try:
-        index: dict[str, str] = msgspec.json.decode((folder / _INDEX).read_bytes(), type=dict[str, str])
+        index: dict[str, str] = decode_json((folder / _INDEX).read_bytes(), dict[str, str])
         files = {name: (folder / name).read_bytes() for name in index}
     except (OSError, ValueError):
         return None

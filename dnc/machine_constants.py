@@ -14,8 +14,10 @@ import attrs
 import msgspec
 
 from dnc.cache_folder import cache_folder
+from dnc.diagnostics import fail
 from dnc.ir.machine import Constants
-from dnc.runtime.atomic import write_text
+from dnc.runtime.atomic import check_output, write_text
+from dnc.runtime.json_text import decode_json
 from dnc.version import VERSION
 
 
@@ -40,10 +42,20 @@ def folder() -> Path:
     return cache_folder() / "machines"
 
 
+def check_place(device: str) -> Path:
+    """Where the file of a device goes, in a folder that is made; DiagnosticError if none can be written."""
+    path = folder() / f"{re.sub('[^A-Za-z0-9]+', '-', device).strip('-')}.json"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise fail(f"{path}: cannot be written: {error.strerror}") from None
+    check_output(path)
+    return path
+
+
 def save(measured: Measured) -> Path:
     """Writes the file of a device; DiagnosticError where that fails."""
-    path = folder() / f"{re.sub('[^A-Za-z0-9]+', '-', measured.device).strip('-')}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = check_place(measured.device)
     write_text(path, msgspec.json.format(msgspec.json.encode(measured), indent=1).decode() + "\n")
     return path
 
@@ -53,9 +65,10 @@ def known(machine: str) -> Measured | None:
     found = []
     for path in sorted(folder().glob("*.json")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Measured))
-        except (OSError, msgspec.DecodeError, TypeError):
+            measured: Measured = decode_json(path.read_bytes(), Measured)
+        except (OSError, ValueError, TypeError):
             continue
+        found.append(measured)
     matching = [each for each in found if each.machine == machine and each.version == VERSION]
     return max(matching, key=lambda each: each.date, default=None)
 

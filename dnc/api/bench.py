@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PERCENTILES = (50, 90, 99)
 # Batches before the measured ones, and seconds that processes have to start in meanwhile.
 WARM_UP, MOST_WAIT = 8, 10.0
+MOST_DRAWN = 2**26  # samples of all calls together: their order is held in memory
 Call = Callable[[], Any]
 
 
@@ -108,9 +109,14 @@ def measure_latency(
 ) -> Latency:
     """Calls with `batch` samples each, taken in the order of a shuffle as often as it takes.
 
-    Pulled vectors are drawn from a normal distribution. DiagnosticError if there is nothing to predict.
+    Pulled vectors are drawn from a normal distribution. DiagnosticError if there is nothing to predict, and
+    for more than MOST_DRAWN samples in all.
     """
     _check(model, batch=batch, calls=calls)
+    if batch * (calls + warmup) > MOST_DRAWN:
+        raise fail(
+            f"{calls + warmup} calls with {batch} samples each, expected at most {MOST_DRAWN} samples in all"
+        )
     order = _batches(len(samples), batch, calls + warmup, seed)
     made = [_call(model, [samples[at] for at in numbers], seed, prepared) for numbers in order]
     for call in made[:warmup]:
@@ -188,8 +194,8 @@ def _batches(samples: int, batch: int, calls: int, seed: int) -> Iterator[NDArra
     choice = np.random.default_rng(seed)
     waiting = np.zeros(0, np.intp)
     for _ in range(calls):
-        while len(waiting) < batch:
-            waiting = np.append(waiting, choice.permutation(samples))
+        missing = -(-max(batch - len(waiting), 0) // samples)
+        waiting = np.concatenate([waiting, *(choice.permutation(samples) for _ in range(missing))])
         yield waiting[:batch]
         waiting = waiting[batch:]
 

@@ -23,7 +23,7 @@ from dnc.api.tuning_kernels import Kernel, kernels_of
 from dnc.compiler import build_program, stored_options
 from dnc.diagnostics import fail
 from dnc.ir.machine import Constants, Machine, machine
-from dnc.machine_constants import Measured, save
+from dnc.machine_constants import Measured, check_place, save
 from dnc.passes.candidates import candidates
 from dnc.runtime.build import MANIFEST, Build, read_build
 from dnc.runtime.devices import VM, choose
@@ -62,6 +62,7 @@ def calibrate(
         kind, target = choose(opened, device)
         if kind == VM:
             raise fail("the reference VM is no device to be timed; devices: cpu, cuda")
+        check_place(device_name(kind))
         chip = machine(opened.targets[target].machine)
         program = build_program(opened)
         own = kernels_of(opened, program, target)

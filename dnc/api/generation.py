@@ -44,7 +44,8 @@ def generate(
 
     samples: in nested form, without the list that is made. end: a number, or the class of that name.
     output: that of the words, one for every element; None for the only such output. chunk: words of a
-    launch; None for all of them in one, up to `LONGEST`. field: the list of the root that grows; None for its only one.
+    launch; None for all of them in one, up to `LONGEST`. field: the list of the root that grows; None for its
+    only one.
     DiagnosticError where the program cannot go on from its own words (`Model.stream`).
     """
     if most is None or end is None:

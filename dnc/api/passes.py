@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import attrs
 
@@ -171,9 +172,9 @@ def _made(asked: Asked, chip: Machine) -> Any:
         raise DiagnosticError(Diagnostic(f"there is no pass '{asked.name}'", asked.span, notes=notes))
     step = known[asked.name]
     able = {
-        field.name: getattr(step, field.name)
-        for field in attrs.fields(type(step))
-        if field.init and field.name not in ("machine", "name", "optional")
+        field.name: field.type
+        for field in attrs.fields(attrs.resolve_types(type(step)))
+        if field.init and field.name not in ("machine", "constants")
     }
     values = {}
     for name, text, span in asked.options:
@@ -188,18 +189,21 @@ def _made(asked: Asked, chip: Machine) -> Any:
         raise DiagnosticError(Diagnostic(f"'{asked.name}': {error.args[0]}", asked.span)) from None
 
 
-def _value(name: str, text: str, default: object, span: Span) -> object:
-    """An option's value, of the kind of its default; one without a default takes a number or a word."""
-    if isinstance(default, bool):
+def _value(name: str, text: str, kind: object, span: Span) -> object:
+    """An option's value, of the kind that the pass says; "none" for none where it may have none."""
+    kinds = get_args(kind) or (kind,)
+    if NoneType in kinds and text == "none":
+        return None
+    if str in kinds:
+        return text
+    if bool in kinds:
         if text in ("true", "false"):
             return text == "true"
         expected = "true or false"
-    elif isinstance(default, int) or (default is None and text.isdecimal()):
+    else:
         if text.isdecimal() and len(text) < 11 and int(text) < 2**31:
             return int(text)
         expected = "a whole number below 2**31"
-    else:
-        return None if text == "none" else text
     raise DiagnosticError(Diagnostic(f"{name}: found '{text}', expected {expected}", span))
 
 

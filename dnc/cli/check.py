@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dnc.cli.options import Settings, settings_of
+from dnc.cli.pipes import put
 from dnc.diagnostics import DiagnosticError
 
 
@@ -48,5 +49,5 @@ def _as_json(program: Path, data: Path | None, settings: list[str] | None, label
         result = check_result(str(program), found.model, found.warnings)
     except DiagnosticError as error:
         result = check_result(str(program), None, error.diagnostics)
-    print(result.json())
+    put(f"{result.json()}\n")
     return 0 if result.ok else 2

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dnc.cli.pipes import STDIN, piped, put
 from dnc.diagnostics import DiagnosticError, fail
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fmt(
-    paths: Annotated[list[Path], typer.Argument(help="Files, folders of .dn files, or - for a pipe.")],
+    paths: Annotated[list[str], typer.Argument(help="Files, folders of .dn files, or - for a pipe.")],
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; exit code 1 if something would change.")
     ] = False,
@@ -24,10 +24,10 @@ def fmt(
     """Format programs in place."""
     from dnc.editing import format_paths
 
-    if Path("-") in paths:
+    if STDIN in paths:
         if len(paths) > 1:
             raise fail("found '-' and other paths, expected '-' alone: it stands for standard input")
-        return _tell([_piped(quiet=check or diff)], check, diff, False)
+        return _tell([_format_pipe(quiet=check or diff)], check, diff, False)
     results, errors = format_paths(paths, write=not (check or diff))
     code = _tell(results, check, diff, True)
     if errors:
@@ -35,18 +35,13 @@ def fmt(
     return code
 
 
-def _piped(quiet: bool) -> Formatted:
+def _format_pipe(quiet: bool) -> Formatted:
     """Formats standard input; the text goes to standard output, unless quiet."""
     from dnc.editing import format_text
 
-    try:
-        text = sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        found = f"byte 0x{error.object[error.start]:02x} at {error.start}"
-        raise fail(f"<stdin>: not UTF-8: {found}") from None
-    result = format_text(text, "<stdin>")
+    result = format_text(piped(), "<stdin>")
     if not quiet:
-        sys.stdout.write(result.after)
+        put(result.after)
     return result
 
 
@@ -55,7 +50,7 @@ def _tell(results: list[Formatted] | tuple[Formatted, ...], check: bool, diff: b
     changed = [result for result in results if result.changed]
     if diff:
         for result in changed:
-            print(result.diff(), end="")
+            put(result.diff())
     elif files or check:
         for result in changed:
             print(f"{'would format' if check else 'formatted'} {result.name}", file=sys.stderr)

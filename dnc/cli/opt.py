@@ -9,13 +9,12 @@ from typing import Annotated
 import typer
 
 from dnc.cli.options import Settings, names_of, settings_of
+from dnc.cli.pipes import STDIN, piped
 from dnc.diagnostics import fail
-
-STDIN = "-"
 
 
 def opt(
-    file: Annotated[Path, typer.Argument(help="IR, or a .dn file; - for a pipe of IR.")],
+    file: Annotated[str, typer.Argument(help="IR, or a .dn file; - for a pipe of IR.")],
     passes: Annotated[
         str, typer.Option("-p", "--passes", help="By commas, as 'canonicalize,hoist{split=false}'.")
     ] = "",
@@ -36,9 +35,9 @@ def opt(
     if out is not None:
         api.check_result(out, file)
     result = api.run_passes(
-        "<stdin>" if str(file) == STDIN else file,
+        "<stdin>" if file == STDIN else Path(file),
         passes,
-        text=_piped() if str(file) == STDIN else None,
+        text=piped() if file == STDIN else None,
         settings=settings_of(settings),
         target=api.machine_of(target),
     )
@@ -58,11 +57,3 @@ def opt(
     else:
         api.write_text(out, result.text)
         print(f"wrote {out}", file=sys.stderr)
-
-
-def _piped() -> str:
-    try:
-        return sys.stdin.buffer.read().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        found = f"byte 0x{error.object[error.start]:02x} at {error.start}"
-        raise fail(f"<stdin>: not UTF-8: {found}") from None

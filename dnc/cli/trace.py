@@ -9,6 +9,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from dnc.api import Summary, WorkerTime
@@ -30,9 +31,9 @@ def trace(
 
 
 def show(summary: Summary, console: Console, all_workers: bool = False) -> None:
-    """Prints the tables."""
+    """Prints the tables; names are text, not markup."""
     about, times = summary.about, summary.launch_us
-    console.print(f"{about.get('model')} on {about.get('device')} ({about.get('target')})", highlight=False)
+    console.print(Text(f"{about.get('model')} on {about.get('device')} ({about.get('target')})"))
     console.print(
         f"{len(times)} launches: {sum(times) / len(times):,.1f} us each, "
         f"{min(times):,.1f} to {max(times):,.1f}",
@@ -53,7 +54,7 @@ def _opcodes(summary: Summary) -> Table:
     whole = sum(worker.total for worker in summary.workers) or 1.0
     for each in summary.opcodes:
         table.add_row(
-            each.name,
+            Text(each.name),
             each.category,
             f"{each.count:,}",
             f"{each.total:,.1f}",
@@ -83,7 +84,7 @@ def _workers(summary: Summary, every: bool) -> Table:
         )
         most = max(worker.idle / (worker.total or 1.0) for worker in found)
         shown = [*(part / total for part in parts), *([most] if grouped else [])]
-        table.add_row(name, *(_percent(share) for share in shown))
+        table.add_row(Text(name), *(_percent(share) for share in shown))
     return table
 
 
@@ -92,7 +93,7 @@ def _host(summary: Summary) -> Table:
     for each in summary.host:
         batches = summary.host_batches[each.name]
         table.add_row(
-            each.name,
+            Text(each.name),
             f"{each.count:,}",
             f"{batches:,}",
             f"{each.total:,.1f}",

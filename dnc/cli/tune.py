@@ -77,6 +77,7 @@ def show(found: Tuning, emitted: bool) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     where = "" if emitted else f" on {found.device}"
     print(f"{found.model} for {found.target}{where}: {found.doing}, batches of {found.batch}")
@@ -99,6 +100,6 @@ def show(found: Tuning, emitted: bool) -> None:
             "-" if way.registers is None else str(way.registers),
             f"{each.predicted:,.1f}",
             "-" if each.measured is None else f"{each.measured:,.1f}",
-            ", ".join(notes),
+            Text(", ".join(notes)),
         )
     Console(width=None if sys.stdout.isatty() else 120, highlight=False).print(table)

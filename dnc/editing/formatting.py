@@ -2,12 +2,14 @@
 
 In: a text, or paths of `.dn` files and of folders that hold some. Out: the formatted texts, written
 where that is wanted. Guaranteed: a file is written whole or not at all, only where it changes, and not
-where its text has a mistake; a mistake in one file does not keep the others from being formatted.
+where its text has a mistake; a mistake in one file does not keep the others from being formatted. Builds are
+only read: none is formatted, and a folder's are passed over.
 """
 
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import stat
 from collections.abc import Iterable
@@ -15,9 +17,10 @@ from pathlib import Path
 
 import attrs
 
-from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail, read_source
+from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail, read_source, unreadable
 from dnc.frontend.format import format_program
 from dnc.runtime.atomic import check_output, write_atomically
+from dnc.runtime.build import check_outside, is_build
 
 SUFFIX = ".dn"
 _NO_END = "\n\\ No newline at end of file\n"
@@ -38,7 +41,7 @@ class Formatted:
 
     def diff(self) -> str:
         """The change as a unified diff; "" where there is none."""
-        before, after = (text.splitlines(keepends=True) for text in (self.before, self.after))
+        before, after = (list(io.StringIO(text, newline="\n")) for text in (self.before, self.after))
         lines = difflib.unified_diff(before, after, self.name, f"{self.name} (formatted)")
         return "".join(line if line.endswith("\n") else f"{line}{_NO_END}" for line in lines)
 
@@ -56,8 +59,9 @@ def format_paths(
     errors: list[Diagnostic] = []
     for path in paths:
         try:
-            for file in _files(Path(path)):
+            for file in _files(Path(path), errors):
                 try:
+                    check_outside(file)
                     found = format_text(read_source(file, newline="").text, str(file))
                     if write and found.changed:
                         _replace(file, found.after)
@@ -69,13 +73,21 @@ def format_paths(
     return tuple(results), tuple(errors)
 
 
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
+def _files(path: Path, errors: list[Diagnostic]) -> list[Path]:
+    """A file, or the programs in a folder outside of builds; `errors` gets what cannot be read there."""
+    if not os.path.isdir(path):
         return [path]
-    found = sorted(file for file in path.rglob(f"*{SUFFIX}") if file.is_file())
-    if not found:
+    found: list[Path] = []
+    unread: list[OSError] = []
+    for place, folders, names in os.walk(path, onerror=unread.append):
+        folders[:] = [each for each in folders if not is_build(Path(place, each))]
+        programs = [Path(place, each) for each in names if each.endswith(SUFFIX)]
+        closed = not os.access(place, os.X_OK)  # then it is not known what is a file
+        found += [each for each in programs if closed or each.is_file()]
+    errors += [Diagnostic(f"{Path(error.filename)}: {unreadable(error)}") for error in unread]
+    if not found and not unread:
         raise fail(f"{path}: holds no {SUFFIX} files")
-    return found
+    return sorted(found)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -61,7 +61,7 @@ def check_result(program: str, model: str | None, diagnostics: Iterable[Diagnost
     """The result of checking a program."""
     found = [finding(diagnostic) for diagnostic in diagnostics]
     ok = all(each.severity != "error" for each in found)
-    return CheckResult(VERSION, program, ok, model if ok else None, found)
+    return CheckResult(VERSION, _unicode(program), ok, model if ok else None, found)
 
 
 def finding(diagnostic: Diagnostic) -> Finding:
@@ -77,13 +77,19 @@ def finding(diagnostic: Diagnostic) -> Finding:
         span = diagnostic.span
         file, range = span.source.name, _range(span.line, span.column, span.length)
     severity: Literal["error", "warning"] = "warning" if diagnostic.severity == "warning" else "error"
-    return Finding(file, range, severity, diagnostic.message, list(diagnostic.notes))
+    file = None if file is None else _unicode(file)
+    return Finding(file, range, severity, _unicode(diagnostic.message), [*map(_unicode, diagnostic.notes)])
 
 
 def schema() -> str:
     """The JSON Schema of `CheckResult`."""
     text = msgspec.json.format(msgspec.json.encode(msgspec.json.schema(CheckResult)), indent=2)
     return f"{text.decode()}\n"
+
+
+def _unicode(text: str) -> str:
+    """A text that may name a path of other bytes than UTF-8, as standard error shows it."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _range(line: int, column: int, length: int) -> Range:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
@@ -58,6 +59,11 @@ class Ranked:
         return self.level_ns + further * self.vertex_ns
 
 
+def _count(_: object, field: attrs.Attribute[Any], value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ValueError(f"{field.name}: found {value}, expected 1 or more")
+
+
 @attrs.frozen
 class SelectTiles:
     """Ranks the candidates for `machine`. `cluster` forces one (0 = the whole chip, None = choose).
@@ -69,11 +75,11 @@ class SelectTiles:
 
     machine: Machine
     cluster: int | None = None
-    window: int = WINDOW_WORDS
-    workers: int | None = None
-    tile: int | None = None
+    window: int = attrs.field(default=WINDOW_WORDS, validator=_count)
+    workers: int | None = attrs.field(default=None, validator=_count)
+    tile: int | None = attrs.field(default=None, validator=_count)
     constants: Constants | None = None
-    batch: int | None = None
+    batch: int | None = attrs.field(default=None, validator=_count)
     name: str = attrs.field(default="select-tiles", init=False)
     optional: bool = attrs.field(default=False, init=False)
 

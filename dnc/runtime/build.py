@@ -28,6 +28,7 @@ from dnc.diagnostics import Source, Span, check_path, fail
 from dnc.ir import isa
 from dnc.ir.machine import MACHINES
 from dnc.ir.remarks import Remark
+from dnc.runtime.json_text import decode_json
 from dnc.runtime.tuned import Tuned
 from dnc.version import VERSION
 
@@ -143,8 +144,8 @@ def check_place(out: Path) -> None:
         PROGRAM,
         SOURCE,
         REMARKS,
-        *(_folder_name(str(name)) for name in manifest.get("targets", ())),
-        *_candidate_folders(manifest.get("candidates")),
+        *map(_folder_name, _named(manifest, "targets")),
+        *_candidate_folders(_named(manifest, "candidates")),
     }
     foreign = sorted(path.name for path in out.iterdir() if path.name not in own)
     if foreign:
@@ -156,9 +157,9 @@ def check_place(out: Path) -> None:
 def check_outside(path: str | Path, shown: str | Path | None = None) -> None:
     """DiagnosticError if `path` lies in a build, where the next compilation would lose it.
 
-    shown: what the user calls it.
+    Links are followed. shown: what the user calls it.
     """
-    for folder in Path(path).absolute().parents:
+    for folder in Path(os.path.realpath(path)).parents:
         if is_build(folder):
             raise fail(
                 f"{shown or path}: lies in the build {folder}, which is only read; choose another place"
@@ -240,7 +241,7 @@ def model_of(path: str | Path) -> str | None:
 def _manifest(path: str | Path) -> dict[str, Any] | None:
     """The manifest of a build of whatever version; None if the folder holds none."""
     try:
-        values = msgspec.json.decode((Path(path) / MANIFEST).read_bytes())
+        values = decode_json((Path(path) / MANIFEST).read_bytes())
     except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) and {"format", "dnc", "model"} <= set(values) else None
@@ -254,10 +255,15 @@ def _candidate_name(target: str, number: int) -> str:
     return f"{_folder_name(target)}.{number}"
 
 
-def _candidate_folders(candidates: Any) -> list[str]:
+def _named(manifest: dict[str, Any], key: str) -> dict[str, Any]:
+    """What a manifest, of whatever version, holds by target; nothing where it is something else."""
+    found = manifest.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _candidate_folders(candidates: dict[str, Any]) -> list[str]:
     """The folders that a manifest, of whatever version, names for candidates."""
-    found = candidates if isinstance(candidates, dict) else {}
-    counts = {str(name): len(each) for name, each in found.items() if isinstance(each, list)}
+    counts = {name: len(each) for name, each in candidates.items() if isinstance(each, list)}
     return [_candidate_name(name, at) for name, count in counts.items() for at in range(1, count + 1)]
 
 
@@ -274,7 +280,7 @@ def read_build(path: str | Path) -> Build:
     if not folder.is_dir():
         raise fail(f"{path}: is a file, expected the folder of a build")
     try:
-        values = msgspec.json.decode((folder / MANIFEST).read_bytes())
+        values = decode_json((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise fail(f"{path}: not a build: {MANIFEST} is missing") from None
     except (OSError, ValueError):
@@ -348,8 +354,8 @@ def _print_remarks(remarks: tuple[Remark, ...]) -> bytes:
 
 def _read_remarks(text: str, source: Source, path: Path) -> tuple[Remark, ...]:
     try:
-        written = msgspec.json.decode(text, type=list[_Remark])
-    except (msgspec.ValidationError, msgspec.DecodeError):
+        written = decode_json(text, list[_Remark])
+    except ValueError:
         raise _damaged(path) from None
     return tuple(
         Remark(

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail, reading
+from dnc.runtime.json_text import decode_json
 
 CURVES = "curves.png"
 
@@ -34,7 +33,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     found = []
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            found.append(msgspec.json.decode(line))
+            found.append(decode_json(line))
         except ValueError:
             raise fail(f"{path}:{number}: not JSON") from None
     return found

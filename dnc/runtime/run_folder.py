@@ -26,6 +26,7 @@ from dnc.runtime.atomic import check_output, write_atomically
 from dnc.runtime.build import check_outside
 from dnc.runtime.checkpoint import load_checkpoint
 from dnc.runtime.data import Vocabulary, save_vocabularies
+from dnc.runtime.json_text import decode_json
 from dnc.runtime.run_config import RunConfig, write_config
 
 RUNS = "runs"
@@ -161,7 +162,7 @@ def run_checkpoint(run: str | Path) -> Path | None:
 def _event(line: bytes) -> dict[str, Any] | None:
     """A line of the metrics; None if it was not written whole."""
     try:
-        value = msgspec.json.decode(line)
+        value = decode_json(line)
     except ValueError:
         return None
     return value if line.endswith(b"\n") and isinstance(value, dict) else None

@@ -21,6 +21,7 @@ from safetensors.numpy import save
 
 from dnc.diagnostics import check_path, fail
 from dnc.runtime.atomic import write_atomically
+from dnc.runtime.json_text import decode_json
 
 # The one key of a file's metadata; several would be stored in no fixed order.
 KEY = "dnc"
@@ -55,7 +56,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, NDArray[Any]], Any]:
     except (OSError, safetensors.SafetensorError, TypeError) as error:
         raise fail(f"{path}: not a safetensors file that can be read: {error}", *_notes(path)) from None
     try:
-        found = None if metadata is None else msgspec.json.decode(metadata)
+        found = None if metadata is None else decode_json(metadata)
     except ValueError:
         raise fail(f"{path}: its metadata is broken") from None
     if isinstance(found, dict) and CHECKSUM in found and found.pop(CHECKSUM) != _checksum(tensors, found):

@@ -1,5 +1,6 @@
 """Mistakes on the command line: exit code 2, the exact message, nothing written."""
 
+import hashlib
 import json
 
 import pytest
@@ -287,6 +288,59 @@ def test_builds_of_another_version(command, workplace, monkeypatch):
     manifest.write_text(json.dumps(values))
     done = command(f"{RUN} train.jsonl")
     assert done.code == 2 and done.error == foreign
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"residency": 5},
+        {"residency": "x"},
+        {"tile": {}},
+        {"tile": 0},
+        {"batch": "x"},
+        {"workers": -1},
+        {"cluster": 5},
+        {"without": None},
+        {"without": 3},
+        {"precision": "x"},
+        {"mode": []},
+    ],
+    ids=str,
+)
+def test_options_that_no_build_has(command, workplace, options):
+    foreign = "error: build: its kernels are of another version of dnc than this one; compile it again\n"
+    manifest = workplace / "build" / "manifest.json"
+    values = json.loads(manifest.read_text())
+    for target in values["targets"].values():
+        target["options"] |= options
+    manifest.write_text(json.dumps(values))
+    done = command("explain build")
+    assert (done.code, done.out, done.error) == (2, "", foreign)
+
+
+@pytest.mark.parametrize("targets", [None, 5, "cpu", ["cpu"]])
+def test_a_manifest_without_targets_is_replaced(command, workplace, targets):
+    folder = workplace / "other"
+    folder.mkdir()
+    manifest = {"format": 1, "dnc": "0", "model": "TreeLSTM", "targets": targets, "candidates": targets}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    done = command(f"compile {TREE} -o other --set hidden=4,embed=4")
+    assert done.code == 0 and (folder / "cpu").is_dir(), done.error
+
+
+def test_builds_that_are_nested_too_deeply(command, workplace):
+    remarks = workplace / "build" / "remarks.json"
+    manifest = workplace / "build" / "manifest.json"
+    remarks.write_text("[" * 200_000)
+    values = json.loads(manifest.read_text())
+    values["files"]["remarks.json"] = hashlib.sha256(remarks.read_bytes()).hexdigest()
+    manifest.write_text(json.dumps(values))
+    damaged = "the build is damaged here; compile it again\n"
+    assert command("explain build").error == f"error: build/remarks.json: {damaged}"
+    manifest.write_text("[" * 200_000)
+    assert command("explain build").error == f"error: build/manifest.json: {damaged}"
+    done = command(f"compile {TREE}")
+    assert done.error == "error: build: exists and is not a build; nothing was written\n"
 
 
 def test_no_gpu(command, workplace, monkeypatch):

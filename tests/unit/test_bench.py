@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dnc
-from dnc.api.bench import measure_latency, measure_throughput, read_structures, times
+from dnc.api.bench import _batches, measure_latency, measure_throughput, read_structures, times
 from dnc.compiler import PlanOptions, compile_model
 from dnc.diagnostics import DiagnosticError
 from tests.support.models import EXAMPLES
@@ -37,6 +37,9 @@ def test_tables(command):
     done = command(f"{BENCH} --throughput --batch 4,12 --seconds 0.01")
     assert done.code == 0 and "samples/s" in done.out and "12" in done.out
 
+    done = command(f"{BENCH} --latency --batch 999999999 --calls 3 --warmup 1")
+    message = "error: 4 calls with 999999999 samples each, expected at most 67108864 samples in all\n"
+    assert done.code == 2 and done.error.endswith(message)
     done = command(f"{BENCH} --throughput --batch 13")
     assert done.code == 2 and "error: a batch of 13 samples; the data has 12" in done.error
 
@@ -59,6 +62,13 @@ def test_the_order_follows_from_the_seed(workplace, monkeypatch):
     assert first == again != other and all(len(batch) == 5 for batch in asked)
     seen = [sample for batch in first for sample in batch][:12]
     assert all(sample in seen for sample in samples)  # a shuffle holds every sample
+
+
+def test_batches_of_many_passes_are_drawn_at_once():
+    drawn = list(_batches(2, 500_001, 3, 1))
+    assert [len(each) for each in drawn] == [500_001] * 3
+    together = np.concatenate(drawn)[: 2 * 750_001].reshape(-1, 2)
+    assert (together.sum(axis=1) == 1).all()  # shuffles of the two, one after another
 
 
 def test_a_checkpoint_gives_weights_and_words(command):

@@ -63,6 +63,15 @@ def test_a_folder_of_builds(carried: FakeDevice, capsys) -> None:
     assert min(attrs.astuple(measured.constants)) >= 0
 
 
+def test_a_cache_that_cannot_be_written_is_told_first(carried: FakeDevice, capsys, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "file"))
+    assert execute(["calibrate", "--builds", "builds", "--data", "train.jsonl", "--rounds", "1"]) == 2
+    place = tmp_path / "file" / "machines" / "a-made-up-GPU.json"
+    assert capsys.readouterr().err == f"error: {place}: cannot be written: Not a directory\n"
+    assert carried.launches == 0
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

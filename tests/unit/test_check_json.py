@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -57,6 +58,27 @@ def test_what_belongs_to_no_place(command):
     for text in ("none.dn", f"{TREE} --set nothing=1", f"{TREE} --set x"):
         found = result(command(f"check --json {text}"))
         assert not found.ok and found.diagnostics[0].range is None
+
+
+def test_paths_of_other_bytes_than_utf_8(command):
+    path, shown = "a\udcff.dn", "a\\udcff.dn"
+    found = result(command("check --json", path))
+    assert found.program == shown and found.diagnostics[0].message == f"{shown}: there is no such file"
+    found = result(command(f"check {TREE} --json --data", path))
+    assert found.diagnostics[0].file == shown
+
+
+def test_names_of_other_bytes_in_a_place(command, workplace):
+    path = workplace / "a\udcff.dn"
+    path.write_text("model M(")
+    assert result(command("check --json", path.name)).diagnostics[0].file == "a\\udcff.dn"
+
+
+def test_json_is_utf_8(command, workplace, monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert command("check --json \u00e4.dn").code == 2
+    assert msgspec.json.decode(out.buffer.getvalue(), type=CheckResult).program == "\u00e4.dn"
 
 
 def test_schema_is_fresh():

@@ -297,7 +297,13 @@ def test_damaged_builds(tmp_path):
     with pytest.raises(DiagnosticError, match=r"program.ir: the build is damaged here"):
         read_build(tmp_path / "b")
     whole = manifest.read_text()
-    for text in ("{", "[]", "{}", whole.replace('"targets"', '"target"'), f'{{"format": {FORMAT}}}'):
+    for text in (
+        "{",
+        "[]",
+        "{}",
+        whole.replace('"targets"', '"target"'),
+        f'{{"format": {FORMAT}, "schedules": {VERSION}}}',
+    ):
         manifest.write_text(text)
         with pytest.raises(DiagnosticError, match=r"manifest.json: the build is damaged here"):
             read_build(tmp_path / "b")

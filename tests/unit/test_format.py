@@ -137,6 +137,67 @@ def test_a_pipe(command, monkeypatch):
     assert command("fmt -").error == "error: <stdin>: not UTF-8: byte 0xff at 0\n"
 
 
+@pytest.mark.parametrize("options", ["", " --diff"])
+def test_pipes_are_utf_8(command, monkeypatch, options):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    piped(monkeypatch, f"{BAD}# \u00e4".encode())
+    assert command(f"fmt -{options}").code == 0
+    assert "model M(d = 1)  # \u00e4\n" in out.buffer.getvalue().decode()
+
+
+def test_standard_output_may_be_a_stream_of_text(command, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    piped(monkeypatch, BAD.encode())
+    assert command("fmt -").code == 0 and sys.stdout.getvalue() == "model M(d = 1)\n"
+
+
+def test_a_file_with_the_name_of_a_pipe(command, workplace):
+    (workplace / "-").write_text(BAD)
+    assert command("fmt ./-").error == "formatted -\n"
+    assert (workplace / "-").read_text() == "model M(d = 1)\n"
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\f", "\x85"])
+def test_lines_of_a_diff_end_where_those_of_files_do(character):
+    lines = format_text(f"# a{character}b\n{BAD}\n").diff().split("\n")
+    assert lines[2:] == ["@@ -1,2 +1,2 @@", f" # a{character}b", f"-{BAD}", "+model M(d = 1)", ""]
+
+
+def test_builds_are_only_read(command, workplace):
+    inside = workplace / "build" / "model.dn"
+    inside.write_text(BAD)
+    (workplace / "link.dn").symlink_to(inside)
+    (workplace / "good.dn").write_text(GOOD)
+    for options in ("", " --check", " --diff"):
+        done = command(f"fmt .{options}")
+        refused = f"error: link.dn: lies in the build {workplace}/build, which is only read"
+        assert (done.code, done.out) == (2, "") and done.error.startswith(refused)
+        for path, named in (("build", "build/model.dn"), ("build/model.dn",) * 2, ("link.dn",) * 2):
+            done = command(f"fmt {path}{options}")
+            assert done.code == 2 and done.error.startswith(f"error: {named}: lies in the build ")
+    (workplace / "link.dn").unlink()
+    assert command("fmt . --check").code == 0
+    assert inside.read_text() == BAD
+
+
+def test_a_folder_inside_that_cannot_be_read(command, workplace, monkeypatch):
+    (workplace / "bad.dn").write_text(BAD)
+    (workplace / "closed").mkdir()
+    scandir = os.scandir
+
+    def denied(path):  # also to root
+        if path.endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)
+    for path, formatted in ((".", "would format bad.dn\n"), ("closed", "")):
+        done = command(f"fmt --check {path}")
+        told = f"{formatted}error: closed: cannot be read: Permission denied\n"
+        assert (done.code, done.error) == (2, told)
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -103,6 +103,15 @@ def test_every_pass_can_be_named() -> None:
         ("canonicalize{a=1}", "1:14", "'canonicalize' has no option 'a'"),
         ("fuse{vertex_floats=-3}", "1:6", "vertex_floats: found '-3', expected a whole number"),
         ("fuse{vertex_floats=99999999999}", "1:6", "vertex_floats: found '99999999999', expected a whole"),
+        ("fuse,select-tiles{workers=-1}", "1:19", "workers: found '-1', expected a whole number"),
+        ("fuse,select-tiles{cluster=x}", "1:19", "cluster: found 'x', expected a whole number"),
+        ("fuse,select-tiles{batch=-4}", "1:19", "batch: found '-4', expected a whole number"),
+        ("fuse,select-tiles{window=none}", "1:19", "window: found 'none', expected a whole number"),
+        ("fuse,select-tiles,plan-weights{limit=-5}", "1:32", "limit: found '-5', expected a whole number"),
+        ("fuse,select-tiles{constants=5}", "1:19", "'select-tiles' has no option 'constants'"),
+        ("fuse,select-tiles{tile=0}", "1:6", "'select-tiles': tile: found 0, expected 1 or more"),
+        ("fuse,select-tiles{workers=0}", "1:6", "'select-tiles': workers: found 0, expected 1 or more"),
+        ("fuse,select-tiles,plan-weights{residency=5}", "1:19", "'plan-weights': residency: found '5'"),
         ("hoist{split}", "1:7", "expected options as name=value"),
         ("fuse,hoist", "1:6", "'hoist' works on programs, and behind 'fuse' there is a plan"),
         ("fuse,fuse", "1:6", "'fuse' works on programs, and behind 'fuse' there is a plan"),
@@ -113,15 +122,29 @@ def test_every_pass_can_be_named() -> None:
         ("fuse,polls", "1:6", "'polls' needs the plan's tiles: 'select-tiles' has to"),
         ("differentiate,hoist", "1:15", "'hoist' works on forward stages, and 'differentiate' has made back"),
         ("differentiate,differentiate", "1:15", "'differentiate' works on forward stages"),
-        ("fuse,select-tiles{cluster=5}", "1:6", "'select-tiles': sm_90a has no clusters of 5"),
         ("fuse,select-tiles,plan-weights{residency=x}", "1:19", "'plan-weights': residency: found 'x'"),
     ],
 )
 def test_wrong_lists(passes: str, place: str, message: str) -> None:
+    for target in ("cpu", "sm_90a"):
+        with pytest.raises(DiagnosticError) as caught:
+            run_passes("x.ir", passes, text=ir(), target=target)
+        assert str(caught.value).startswith(f"-p:{place}: error: {message}"), caught.value
+        assert f"\n  {passes}\n" in str(caught.value)
+
+
+def test_clusters_that_a_machine_does_not_have() -> None:
+    message = "-p:1:6: error: 'select-tiles': sm_90a has no clusters of 5\n"
     with pytest.raises(DiagnosticError) as caught:
-        run_passes("x.ir", passes, text=ir(), target="sm_90a")
-    assert str(caught.value).startswith(f"-p:{place}: error: {message}"), caught.value
-    assert f"\n  {passes}\n" in str(caught.value)
+        run_passes("x.ir", "fuse,select-tiles{cluster=5}", text=ir(), target="sm_90a")
+    assert str(caught.value).startswith(message)
+
+
+def test_options_that_are_left_open() -> None:
+    for passes in ("select-tiles{cluster=none tile=none}", "select-tiles,plan-weights{residency=none}"):
+        plain = ",".join(each.split("{")[0] for each in passes.split(","))
+        found = [run_passes("x.ir", f"fuse,{each}", text=ir(), target="sm_90a") for each in (passes, plain)]
+        assert found[0].text == found[1].text
 
 
 @pytest.mark.parametrize("before", ["", "canonicalize,inline,hoist,"])
@@ -195,6 +218,8 @@ def test_command_line(command, workplace, monkeypatch):
     assert command("opt out.ir -p differentiate,fuse").out.startswith("plan TreeLSTM for cpu\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(shown.out.encode())))
     assert command("opt - -p fuse --target cuda").out.startswith("plan TreeLSTM for sm_90a\n")
+    (workplace / "-").write_text(shown.out)
+    assert command("opt ./-").out == shown.out
 
 
 @pytest.mark.parametrize(

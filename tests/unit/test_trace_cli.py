@@ -46,6 +46,19 @@ def test_tables(command, workplace, monkeypatch):
     assert ["encode", "1", "3", "30.0", "10.0"] in rows
 
 
+def test_names_are_text_not_markup(command, workplace, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    found = json.loads(json.dumps(trace()).replace("encode", "[/red]:x:[b]").replace("a device", "[/b]"))
+    for event in found["traceEvents"]:
+        if event["name"] == "process_name":
+            event["args"]["name"] = "[/i]"
+    (workplace / "t.json").write_text(json.dumps(found))
+    done = command("trace t.json")
+    assert done.code == 0, done.error
+    assert "Tree on [/b] (cpu)\n" in done.out and "| [/i], w " in done.out
+    assert "| [/red]:x:[b]/0 |" in done.out and "| [/red]:x:[b] |" in done.out
+
+
 def test_names_are_whole_on_a_narrow_terminal(command, workplace, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     (workplace / "t.json").write_text(json.dumps(trace()))
@@ -66,6 +79,7 @@ def test_many_workers_are_shown_as_replicas(command, workplace):
         (None, "error: t.json: there is no such file"),
         (b"{", "error: t.json: not JSON: Input data was truncated"),
         (b"\xff\xfe", "error: t.json: not JSON:"),
+        (b'{"otherData": {"a": ' + b"[" * 200_000, "error: t.json: not JSON: nested too deeply"),
         (b"[]", "error: t.json: not a trace of dnc: Expected `object`, got `array`"),
         (b'{"traceEvents": [{}]}', "error: t.json: not a trace of dnc: Object missing required field `ph`"),
         (

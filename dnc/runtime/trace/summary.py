@@ -14,6 +14,7 @@ import attrs
 import msgspec
 
 from dnc.diagnostics import fail, reading
+from dnc.runtime.json_text import decode_json
 from dnc.runtime.trace.chrome import BARRIER, HOST_WORK, IDLE, SETUP, WHOLE, WORK
 
 
@@ -94,10 +95,10 @@ def read_summary(path: str | Path) -> Summary:
 def summary_of(content: bytes, path: str | Path) -> Summary:
     """The summary of a trace's content; path: what it is called."""
     try:
-        trace = msgspec.json.decode(content, type=_Trace)
+        trace: _Trace = decode_json(content, _Trace)
     except msgspec.ValidationError as error:
         raise fail(f"{path}: not a trace of dnc: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except msgspec.DecodeError as error:
         raise fail(f"{path}: not JSON: {error}") from None
     events = [event for event in trace.traceEvents if event.ph == "X"]
     launches = [event for event in events if event.cat == WHOLE]
