@@ -14,6 +14,7 @@ import pytest
 
 import dnc
 import dnc.kernel_cache
+from dnc.api import generation
 from dnc.codegen.cpu_kernel import build_cpu
 from dnc.compiler import PlanOptions, compile_model, make_plan, transform
 from dnc.diagnostics import Source
@@ -114,6 +115,18 @@ def test_until_the_end(decoder: dnc.Model, chunk: int | None, end: int) -> None:
     assert [words.tolist() for words in found] == expected
     longest = max(min(len(words) + 1, LIMIT) for words in expected)
     assert decoder.launches - before == (1 if chunk is None else -(-longest // chunk))
+
+
+def test_a_launch_has_so_many_words_at_most(decoder: dnc.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is memory for all words of a launch, so one of a thousand million would end the process."""
+    given = [{"source": source} for source in sources(3)]
+    expected = decoder.generate(given, 0, "words", most=LIMIT, field="target")
+    monkeypatch.setattr(generation, "LONGEST", 5)
+    before = decoder.launches
+    found = decoder.generate(given, 0, "words", most=LIMIT, field="target")
+    assert [words.tolist() for words in found] == [words.tolist() for words in expected]
+    longest = max(min(len(words) + 1, LIMIT) for words in found)
+    assert decoder.launches - before == -(-longest // 5) > 1
 
 
 def test_there_are_lists_that_end_and_others(decoder: dnc.Model) -> None:
