@@ -453,21 +453,20 @@ def build_program(build: Build) -> Program:
 
 
 def stored_options(build: Build, target: Target) -> PlanOptions:
-    """How the plan of a build's kernels was made."""
+    """How the plan of a build's kernels was made; DiagnosticError as for `build_plan`."""
     if not target.options.keys() <= attrs.fields_dict(PlanOptions).keys():
         raise _foreign(build)
     try:
-        return msgspec.convert(target.options, PlanOptions)
-    except msgspec.ValidationError:
+        options = msgspec.convert(target.options, PlanOptions)
+        plan_passes(options, machine(target.machine))  # which look at their options
+    except ValueError:
         raise _foreign(build) from None
+    return options
 
 
 def stored_plan(build: Build, program: Program, target: Target) -> Plan:
     """The plan of a build's kernels; DiagnosticError as for `build_plan`."""
-    try:
-        plan = make_plan(program, target.machine, stored_options(build, target))
-    except ValueError:  # an option that this program or machine does not allow
-        raise _foreign(build) from None
+    plan = make_plan(program, target.machine, stored_options(build, target))
     if digest(plan) != target.plan:
         raise _foreign(build)
     return plan

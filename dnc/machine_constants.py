@@ -62,13 +62,12 @@ def save(measured: Measured) -> Path:
 
 def known(machine: str) -> Measured | None:
     """What was measured last for an architecture, on whatever device of it."""
-    found = []
+    found = list[Measured]()
     for path in sorted(folder().glob("*.json")):
         try:
-            measured: Measured = decode_json(path.read_bytes(), Measured)
+            found.append(decode_json(path.read_bytes(), Measured))
         except (OSError, ValueError, TypeError):
             continue
-        found.append(measured)
     matching = [each for each in found if each.machine == machine and each.version == VERSION]
     return max(matching, key=lambda each: each.date, default=None)
 

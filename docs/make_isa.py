@@ -76,8 +76,8 @@ HEADER = {
     "gain2": "float: 1 - beta2, the share of the new square in its running mean",
     "correction1": "float: what the mean is multiplied with, because it began as zero",
     "correction2": "float: what the root of the mean square is multiplied with, for the same reason",
-    "runs": "runs of a record of partial sums: one a worker, or one that a cluster has added up (only where "
-    "a plan has such buffers)",
+    "runs": "runs of a record of partial sums: one a worker, or one that a cluster has added up (which not "
+    "every plan can)",
     "sharers": "workers that share out the tiles of `outer` instructions (only where a plan has these)",
     "awaited": 'records of a buffer of states that the launch sets to minus zero, "not yet", before the '
     "recursion; its levels then wait for states by looking at them; 0: at barriers (only in plans that poll)",
@@ -238,7 +238,7 @@ def blocks() -> dict[str, str]:
             [
                 (word, f"`{name}`", text)
                 for word, (name, text) in enumerate(
-                    meanings("header", (*isa.HEADER, isa.RUNS, isa.SHARERS, isa.AWAITED), HEADER)
+                    meanings("header", (*isa.HEADER, isa.SHARERS, isa.AWAITED), HEADER)
                 )
             ],
         ),

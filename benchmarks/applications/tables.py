@@ -92,9 +92,8 @@ def _ablation(found: list[Found]) -> str:
         if variant == variants[0]:
             return f"{own['rate']:,.0f} ({_number(own.get('kernel_us'))} us)"
         kernels = own.get("kernel_us"), plain.get("kernel_us")
-        if all(kernels):
-            return f"({kernels[0] / kernels[1]:.2f})"
-        return f"{own['rate'] / plain['rate']:.2f}"
+        shown = [f"{own['rate'] / plain['rate']:.2f}"] if "rate" in own else []
+        return " ".join([*shown, *([f"({kernels[0] / kernels[1]:.2f})"] if all(kernels) else [])])
 
     head = ("left out", *(f"h {hidden}, batch {batch}" for hidden, batch in places))
     rows = ((variant, *(cell(variant, place) for place in places)) for variant in variants)

@@ -195,7 +195,8 @@ def _batches(samples: int, batch: int, calls: int, seed: int) -> Iterator[NDArra
     waiting = np.zeros(0, np.intp)
     for _ in range(calls):
         missing = -(-max(batch - len(waiting), 0) // samples)
-        waiting = np.concatenate([waiting, *(choice.permutation(samples) for _ in range(missing))])
+        shuffles = choice.permuted(np.tile(np.arange(samples), (missing, 1)), axis=1)
+        waiting = np.concatenate((waiting, shuffles.ravel()))
         yield waiting[:batch]
         waiting = waiting[batch:]
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dnc.cli.options import Settings, names_of, settings_of
-from dnc.cli.pipes import STDIN, piped
+from dnc.cli.pipes import STDIN, piped, put
 from dnc.diagnostics import fail
 
 
@@ -53,7 +53,7 @@ def opt(
         if name in wanted or "all" in wanted:
             print(f"# after {name}\n{text}", file=sys.stderr)
     if out is None:
-        print(result.text, end="")
+        put(result.text)
     else:
         api.write_text(out, result.text)
         print(f"wrote {out}", file=sys.stderr)

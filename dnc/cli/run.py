@@ -30,6 +30,8 @@ MEASURING = (
     "workers",
 )
 """Options that --eval and --predict look at; all others are for training."""
+STARTING = ("weights", "seed", "min_count")
+"""Those that a configuration has for the beginning of training: there they count if they are given."""
 
 
 def run(
@@ -120,10 +122,7 @@ def run(
         base = api.read_config(config)
     if measuring:  # what a configuration says of training does not matter here
         _refuse_training(given, "--eval" if predict is None else "--predict")
-        base = api.RunConfig(
-            build=base.build, data=base.data, device=base.device, memory=base.memory, replicas=base.replicas,
-            workers=base.workers,
-        )  # fmt: skip
+        base = api.RunConfig(**{name: getattr(base, name) for name in MEASURING if name not in STARTING})
     texts = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     wanted = api.with_values(base, **texts)
     api.check_options(wanted)

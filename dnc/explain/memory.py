@@ -67,8 +67,6 @@ def memory_facts(plan: Plan, forest: Forest, rows: dict[str, int], memory: int, 
 
 def _runs(schedule: Schedule) -> int:
     """Runs of a record of partial sums, where a plan leaves the number to schedules."""
-    if not schedule.plan.reduced:
-        return 0
     return int(schedule.words[isa.layout(schedule.plan).header[isa.RUNS]])
 
 

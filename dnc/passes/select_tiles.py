@@ -64,6 +64,12 @@ def _count(_: object, field: attrs.Attribute[Any], value: int | None) -> None:
         raise ValueError(f"{field.name}: found {value}, expected 1 or more")
 
 
+def _size(tiles: SelectTiles, _: object, size: int | None) -> None:
+    chip = tiles.machine
+    if size is not None and size > 1 and chip.is_gpu and size not in chip.cluster_sizes:
+        raise ValueError(f"{chip.name} has no clusters of {size}")
+
+
 @attrs.frozen
 class SelectTiles:
     """Ranks the candidates for `machine`. `cluster` forces one (0 = the whole chip, None = choose).
@@ -74,7 +80,7 @@ class SelectTiles:
     """
 
     machine: Machine
-    cluster: int | None = None
+    cluster: int | None = attrs.field(default=None, validator=_size)
     window: int = attrs.field(default=WINDOW_WORDS, validator=_count)
     workers: int | None = attrs.field(default=None, validator=_count)
     tile: int | None = attrs.field(default=None, validator=_count)
@@ -107,10 +113,7 @@ class SelectTiles:
         return ranked.time(NOMINAL_ROWS if self.batch is None else self.batch - 1)
 
     def _ranked(self, plan: Plan) -> list[Ranked]:
-        ranked = sorted(self.candidates(plan), key=self.expected)
-        if not ranked:
-            raise ValueError(f"{self.machine.name} has no clusters of {self.cluster}")
-        return ranked
+        return sorted(self.candidates(plan), key=self.expected)
 
     def _chosen(self, ranked: list[Ranked]) -> Ranked:
         if self.batch is not None:

@@ -148,7 +148,7 @@ class CpuBackend:
         self, schedules: Sequence[Schedule], slot: int, traced: int = 0, fill: Fill | None = None
     ) -> None:
         """Copies the schedules into the pool and hands them to the threads."""
-        self._check_process()
+        self._enter()
         first, size = schedules[0], len(schedules[0].words)
         total, sync = self._grid_of(first)
         last = self._slots[1 - slot]
@@ -180,7 +180,7 @@ class CpuBackend:
 
     def finish(self, slot: int) -> NDArray[np.float32]:
         """Waits for the slot's launches; their results."""
-        self._check_process()
+        self._enter()
         here = self._slots[slot]
         if here is None:
             raise fail("nothing was launched")
@@ -278,15 +278,19 @@ class CpuBackend:
             if given_up[0]:
                 return
 
-    def _check_process(self) -> None:
-        """DiagnosticError in a process that was forked: the threads stayed in the other one."""
-        if os.getpid() != self._process:
-            raise fail(
-                f"{self.name}: the model was opened in another process; open it in this one, after the fork"
-            )
+    def _enter(self) -> None:
+        """In a process that was forked threads are made anew: they stayed in the other one.
+
+        DiagnosticError if launches were under way there.
+        """
+        if os.getpid() == self._process:
+            return
+        if not all(future.done() for here in self._slots if here for future in here.futures):
+            raise fail(f"{self.name}: the process was forked while launches were under way in it")
+        self._threads, self._own, self._process = [], [], os.getpid()
 
     def _synchronize(self) -> None:
-        self._check_process()
+        self._enter()
         for here in self._slots:
             if here is not None:
                 wait(here.futures)

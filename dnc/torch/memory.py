@@ -174,7 +174,8 @@ class Memory:
         """Gives the parameter that lies at a place memory of its own, because another comes there."""
         holder = self._holders.pop(name, lambda: None)()
         if holder is not None and holder.data_ptr() == self._own[name][0]:
-            holder.data = holder.data.clone()
+            with torch.inference_mode(False):
+                holder.data = holder.data.clone()
 
 
 def _place(form: WeightFormat, parameter: Parameter, rows: Mapping[str, int]) -> Place:

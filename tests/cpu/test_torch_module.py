@@ -139,6 +139,11 @@ def test_memory_that_grows_while_somebody_measures(builds):
     assert torch.equal(before, after)
     after.sum().backward()
     assert net.W.grad.any()
+    old, net.W = net.W, torch.nn.Parameter(net.W.detach().clone())
+    with torch.inference_mode():  # another parameter comes to its place
+        net(one, x)
+    (old * old).sum().backward()
+    assert not old.is_inference()
 
 
 def test_a_pushed_value_may_be_changed_in_place(builds):

@@ -18,6 +18,7 @@ from dnc.diagnostics import check_path
 from dnc.ir.program import TABLE, Program
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.data.problems import file_problem
+from dnc.runtime.json_text import decode_json
 
 UNKNOWN = "<unk>"
 
@@ -109,10 +110,10 @@ def load_vocabularies(path: str | Path) -> dict[str, Vocabulary]:
     """Read vocabularies that `save_vocabularies` wrote; DiagnosticError where the file is broken."""
     check_path(path, "a vocabulary file")
     try:
-        values = msgspec.json.decode(Path(path).read_bytes())
+        values = decode_json(Path(path).read_bytes())
     except OSError as error:
         raise file_problem(str(path), f"cannot read the vocabularies: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise file_problem(str(path), f"not a vocabulary file: {error}") from None
     return vocabularies_from_json(values, str(path))
 

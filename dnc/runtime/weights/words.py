@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
-import msgspec
 
 from dnc.diagnostics import DiagnosticError, fail
 from dnc.ir.program import Program
@@ -23,6 +21,7 @@ from dnc.runtime.data import Vocabulary, load_vocabularies
 from dnc.runtime.data.lines import load
 from dnc.runtime.data.problems import kind_of, names, suggestion
 from dnc.runtime.data.vocabulary import UNKNOWN
+from dnc.runtime.json_text import decode_json
 
 
 def read_vocabularies(
@@ -120,8 +119,8 @@ def _words(path: str | Path) -> list[str]:
         lines = content.split("\n")
         return [line.removesuffix("\r") for line in (lines[:-1] if not lines[-1] else lines)]
     try:
-        values: Any = msgspec.json.decode(content)
-    except (ValueError, RecursionError) as error:
+        values = decode_json(content)
+    except ValueError as error:
         raise fail(f"{path}: not JSON: {error}") from None
     if isinstance(values, dict) and all(type(number) is int for number in values.values()):
         ordered = sorted(values.items(), key=lambda item: item[1])
