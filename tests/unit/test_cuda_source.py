@@ -49,11 +49,14 @@ def test_nothing_spills(arch: str, cluster: int) -> None:
 SMALLER = (("sm_80", "treelstm-256"), ("sm_80", "treelstm-bf16"))
 FORCED = ("without", "residency", "workers", "window", "registers")
 """Options by which a case gets a plan that the planner would not choose."""
+MEASURED = 256  # units of a vertex
 
 
-def ships(arch: str, options: PlanOptions) -> bool:
-    """Whether users get such kernels. Of others the lean one, a part of the whole, is not compiled here."""
-    return arch == "sm_90a" and all(getattr(options, name) == getattr(PlanOptions(), name) for name in FORCED)
+def is_measured(arch: str, settings: dict[str, int], options: PlanOptions) -> bool:
+    """Whether the speed of such plans counts: a lean kernel that spills is not among the files of a build, so
+    of others, where it is a part of the whole as well, it is not compiled here."""
+    free = all(getattr(options, name) == getattr(PlanOptions(), name) for name in FORCED)
+    return arch == "sm_90a" and free and settings.get("hidden", 0) >= MEASURED
 
 
 def check_looks(text: str) -> None:
@@ -79,7 +82,7 @@ def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str, is_lean: bo
     text = files[f"{lean.NAME if is_lean else 'kernel'}.cu"].decode()
     assert "__restrict__" not in text
     check_looks(text)
-    if not is_lean or ships(arch, options):
+    if not is_lean or is_measured(arch, settings, options):
         binary = compile_cuda(text, arch)
         assert binary.resident, binary.log
 
