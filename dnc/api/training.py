@@ -15,7 +15,7 @@ import numpy as np
 from dnc.api.arguments import Data, check_whole
 from dnc.diagnostics import fail
 from dnc.ir.optimizers import OPTIMIZERS
-from dnc.runtime.checkpoint import Course
+from dnc.runtime.checkpoint import Course, load_checkpoint
 from dnc.runtime.curves import TensorBoard, tensorboard_library
 from dnc.runtime.data import Dataset
 from dnc.runtime.interrupts import Interrupts
@@ -72,6 +72,8 @@ def train(
     if tensorboard:  # before there is a folder, which the next attempt would find
         tensorboard_library()
     _check_model(model, epochs, batch)
+    if resumed is not None and load_checkpoint(resumed).position.step != model.position.step:
+        raise fail(f"{resumed}: the model is not where this checkpoint is; load it with Model.restore")
     dataset = model.attach(data)
     _check_samples(model, dataset)
     encoder = model.encoder(dataset)

@@ -130,7 +130,10 @@ def run(
         raise fail("Missing argument 'build' (see dnc run --help)")
     if wanted.data is None:
         raise fail("Missing option '--data' (see dnc run --help)")
-    tracing = _tracing(trace, trace_batches, wanted, predict, checkpoint, run_dir, resume)
+    vectors = map(Path, (wanted.embeddings or {}).values())
+    tracing = _tracing(trace, trace_batches, wanted, predict, checkpoint, run_dir, resume, config, *vectors)
+    if predict is not None:
+        api.check_result(predict, wanted.data, checkpoint, wanted.weights, config)
     if measuring:
         return _measure(wanted, predict, checkpoint, run_dir, tracing)
     return _train(wanted, checkpoint or last, resume or run_dir, resume is not None, tracing)
@@ -206,8 +209,6 @@ def _measure(
     from dnc import api
 
     assert config.build is not None and config.data is not None
-    if predict is not None:
-        api.check_result(predict, config.data, checkpoint, config.weights)
     if checkpoint is None and (config.weights is None or run_dir is not None):
         checkpoint = api.find_checkpoint(config.build, run_dir)
     model = _open(config, tracing)

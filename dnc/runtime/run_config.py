@@ -71,9 +71,12 @@ LEAST = {
 
 
 def with_values(config: RunConfig, **values: Any) -> RunConfig:
-    """The configuration with those values that are not None; another optimizer has defaults of its own."""
+    """The configuration with those values that are not None; another optimizer, and another schedule, have
+    defaults of their own."""
     if config.optimizer is not None and values.get("optimizer") not in (None, config.optimizer):
         config = msgspec.structs.replace(config, **dict.fromkeys(SETTINGS))
+    if config.schedule is not None and values.get("schedule") not in (None, config.schedule):
+        config = msgspec.structs.replace(config, decay=None, decay_every=None)
     return msgspec.structs.replace(config, **{k: v for k, v in values.items() if v is not None})
 
 

@@ -136,10 +136,19 @@ def check_folder(run: str | Path) -> None:
 
 
 def new_run(model: str, folder: str | Path = RUNS) -> Path:
-    """A path for a new run: numbered, so that the newest sorts last."""
-    taken = [path.name.split("-")[0] for path in Path(folder).glob("[0-9]*-*")]
-    number = max((int(each) for each in taken if each.isdigit()), default=0) + 1
-    return Path(folder) / f"{number:04}-{model}-{time.strftime('%Y%m%d')}"
+    """A folder for a new run, made here, so that nobody else gets it; numbered: the newest sorts last."""
+    while True:
+        taken = [path.name.split("-")[0] for path in Path(folder).glob("[0-9]*-*")]
+        number = max((int(each) for each in taken if each.isdigit()), default=0) + 1
+        path = Path(folder) / f"{number:04}-{model}-{time.strftime('%Y%m%d')}"
+        check_outside(path / METRICS, path)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise fail(f"{path}: cannot be written: {error.strerror}") from None
+        return path
 
 
 def newest_checkpoint(digest: str, folder: str | Path = RUNS) -> Path | None:

@@ -8,7 +8,7 @@ bits, however they are grouped; memory grows by need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -173,7 +173,7 @@ class Session:
         data: Encoder,
         stretches: Iterable[Iterable[Sequence[int] | Ints]],
         hyper: Hyper | Callable[[int], Hyper] = Hyper(),
-    ) -> Iterator[StepResult | None]:
+    ) -> Generator[StepResult | None, None, None]:
         """The same for one stretch of batches after another, as epochs are; None where one has ended.
 
         Then all its results are there, and nothing is under way. What comes next is taken before that, and

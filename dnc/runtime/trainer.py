@@ -91,11 +91,26 @@ class Trainer:
         self.session.reserve(self.data, min(self.options.batch, samples))
         results = self.session.stretches(self.data, self._stretches(samples), self._hyper(samples))
         self._is_stopped, self._taken = False, 0
-        while self.position.epoch < self.options.epochs and not self.exhausted():
-            if self._is_stopped:
-                return False
-            self._epoch(results, samples)
+        try:
+            while self.position.epoch < self.options.epochs and not self.exhausted():
+                if self._is_stopped:
+                    return False
+                self._epoch(results, samples)
+        except NotFinite:
+            raise
+        except BaseException:  # of whoever was told something, or an interrupt
+            results.close()
+            self._settle(samples)
+            raise
         return True
+
+    def _settle(self, samples: int) -> None:
+        """Moves on behind all updates that were made. Nobody has looked at the losses of the last ones: the
+        mean loss of the epoch stays what it was."""
+        place, made = self.position, self.session.steps_done
+        batch = place.batch + made - place.step
+        seen = min(batch * self.options.batch, samples)
+        self.position = Position(place.epoch, batch, made, place.loss / max(place.seen, 1) * seen, seen)
 
     def exhausted(self) -> bool:
         """Whether so many epochs have brought no better score that training ends early."""
@@ -213,4 +228,4 @@ def _score(plan: Plan, measured: Evaluation) -> float:
                 score = better * measured.metrics[output.metric]
                 if better:
                     return score if math.isfinite(score) else -LARGEST
-    return -measured.loss
+    return -measured.loss if math.isfinite(measured.loss) else -LARGEST

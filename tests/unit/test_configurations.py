@@ -1,11 +1,15 @@
 """Configuration files of runs with a mistake, and where a command may write its result."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import get_args, get_type_hints
 
 import pytest
 
+import dnc
 from dnc import api
-from dnc.runtime.run_config import RunConfig
+from dnc.diagnostics import DiagnosticError
+from dnc.runtime.run_config import RunConfig, with_values
+from dnc.runtime.run_folder import new_run
 from tests.support.command_line import command, finished_build, workplace
 
 __all__ = ["command", "finished_build", "workplace"]
@@ -76,3 +80,42 @@ def test_results_go_neither_over_a_run_nor_into_a_build(command, workplace, line
     assert done.code == 2 and "lies in the build" in done.error
     assert {path: path.read_bytes() for path in kept} == kept
     assert "vm --trace" in line or command(line.replace("OUT", "kept/other")).code == 0  # which has no clock
+
+
+@pytest.mark.parametrize("option", ["--predict OUT", "--trace OUT --epochs 1"])
+def test_results_go_over_nothing_that_is_read(command, workplace, option):
+    text = "build = 'build'\ndata = 'dev.jsonl'\ndevice = 'vm'\n"
+    (workplace / "c.toml").write_text(text)
+    done = command(f"run --config c.toml --run-dir r {option.replace('OUT', 'c.toml')}")
+    assert done.code == 2 and "c.toml" in done.error and (workplace / "c.toml").read_text() == text
+    if "trace" in option:
+        (workplace / "v.txt").write_text("a 1\n")
+        line = f"{TRAIN} --run-dir r --embeddings E=v.txt {option.replace('OUT', 'v.txt')}"
+        assert command(line).code == 2 and (workplace / "v.txt").read_text() == "a 1\n"
+
+
+def test_another_schedule_has_defaults_of_its_own():
+    config = RunConfig(schedule="step", decay=0.1, decay_every=2, warmup=3)
+    assert with_values(config, schedule="step") == config
+    assert with_values(config, schedule="cosine") == RunConfig(schedule="cosine", warmup=3)
+    assert with_values(config, schedule="step", decay=0.2).decay_every == 2
+
+
+def test_a_new_run_has_a_folder_of_its_own(workplace):
+    assert len({new_run("M") for _ in range(3)}) == 3
+    with ThreadPoolExecutor(8) as threads:
+        assert len(set(threads.map(lambda _: new_run("M"), range(40)))) == 40
+
+
+def test_a_checkpoint_that_was_not_loaded_is_not_gone_on_with(workplace):
+    model = dnc.load("build", "vm")
+    model.train("dev.jsonl", epochs=1, batch=4, run_dir="own")
+    events = (workplace / "own" / "metrics.jsonl").read_bytes()
+    again = dnc.load("build", "vm")
+    with pytest.raises(DiagnosticError, match="the model is not where this checkpoint is"):
+        again.train("dev.jsonl", epochs=1, batch=4, run_dir="own", resumed="own/last.safetensors")
+    with pytest.raises(DiagnosticError, match="there is no such file"):
+        again.train("dev.jsonl", epochs=1, batch=4, run_dir="own", resumed="own/none.safetensors")
+    assert (workplace / "own" / "metrics.jsonl").read_bytes() == events
+    again.restore("own/last.safetensors")
+    again.train("dev.jsonl", epochs=2, batch=4, run_dir="own", resumed="own/last.safetensors")

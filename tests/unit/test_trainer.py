@@ -6,7 +6,7 @@ import pytest
 
 from dnc.ir.optimizers import Hyper
 from dnc.runtime.checkpoint import Position
-from dnc.runtime.results import NotFinite
+from dnc.runtime.results import Evaluation, NotFinite
 from dnc.runtime.trainer import Trainer, TrainOptions, shuffled
 from tests.support.forests import ForestGrower
 from tests.support.models import small_plan, small_session
@@ -56,6 +56,29 @@ def test_a_stopped_run_goes_on_to_the_same_bits(batches):
         assert np.array_equal(value, rest.session.read_arrays()[name])
 
 
+@pytest.mark.parametrize("asked_for", [RuntimeError, KeyboardInterrupt])
+def test_a_run_that_an_exception_broke_off_goes_on_to_the_same_bits(asked_for):
+    """Results under way are of updates that were made: the place is behind them."""
+    whole, _, _ = trainer()
+    whole.run()
+    broken, _, _ = trainer()
+    told = []
+
+    def tell(event):
+        told.append(event)
+        raise asked_for
+
+    broken.report = tell
+    with pytest.raises(asked_for):
+        broken.run()
+    assert len(told) == 1 and broken.position.step == broken.session.steps_done > told[0]["step"]
+    assert broken.position.seen == min(broken.position.batch * OPTIONS.batch, 7)
+    rest, _, _ = trainer(session=broken.session, position=broken.position)
+    assert rest.run() and rest.position == whole.position
+    for name, value in whole.session.read_arrays().items():
+        assert np.array_equal(value, rest.session.read_arrays()[name])
+
+
 def test_an_epoch_of_which_no_batch_is_left_ends():
     """So a checkpoint may say that was written where a step was not finite."""
     made, events, saved = trainer(position=Position(0, 3, 3, 5.0, 6))
@@ -81,6 +104,15 @@ def test_without_hits_the_loss_decides():
     made = Trainer(session, data, OPTIONS, lambda event: None, lambda kind: None, dev=data)
     made.run()
     assert made.best == -session.evaluate(data).loss
+
+
+def test_a_loss_that_is_not_finite_is_the_worst(monkeypatch):
+    session, losses = small_session("dag"), iter([float("nan"), 2.0])
+    data = session.attach(ForestGrower(session.plan.program, 1).grow(4, 3, "random"))
+    monkeypatch.setattr(session, "evaluate", lambda data: Evaluation(4, next(losses), {"error": 0.5}))
+    made = Trainer(session, data, OPTIONS, lambda event: None, lambda kind: None, dev=data)
+    made.run()
+    assert (made.best, made.best_epoch) == (-2.0, 2)
 
 
 def test_what_is_not_finite_ends_training_and_saves():
