@@ -57,12 +57,8 @@ def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterat
                 found["device"] = model.device
                 for batch in ABLATION_BATCHES:
                     found["batch"] = batch
-                    own = alone(model, batch, effort) if variant == ALONE else {}
                     with patch.object(alike, "FEWEST", fewest):
-                        if variant == PLAIN or device != "cuda":
-                            own = own or dnc_speed(model, batch, effort, device == "cuda")
-                        if variant != ALONE and device == "cuda":
-                            own |= launches(model, batch)
+                        own = speed(variant, model, batch, effort, device == "cuda")
                     if variant == PLAIN:
                         plain[batch] = own
                     yield found | {"dnc": own, "line": line(found, own, plain.get(batch))}
@@ -70,6 +66,14 @@ def measure(builds: Path, data: DataSets, device: str, effort: Effort) -> Iterat
                 problem = str(error.diagnostics[0].message)
                 yield found | {"problem": problem, "line": problem_line(found, problem)}
             gc.collect()  # what the model held on the device
+
+
+def speed(variant: str, model: Model, batch: int, effort: Effort, on_gpu: bool) -> dict[str, Any]:
+    """A variant at a batch size: its rate, or its launches, or both."""
+    if variant == ALONE:
+        return alone(model, batch, effort)
+    rates = dnc_speed(model, batch, effort, on_gpu) if variant == PLAIN or not on_gpu else {}
+    return rates | (launches(model, batch) if on_gpu else {})
 
 
 def launches(model: Model, size: int) -> dict[str, float]:

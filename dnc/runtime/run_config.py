@@ -20,7 +20,11 @@ from dnc.diagnostics import fail
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.toml_file import read_toml
 
-SETTINGS = ("lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay")  # of an optimizer
+# What belongs to a value of an option: another value has defaults of its own.
+SETTINGS = {
+    "optimizer": ("lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay"),
+    "schedule": ("decay", "decay_every"),
+}
 PATHS = ("build", "data", "dev", "weights")
 WANTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 FROM_ZERO = ("seed", "warmup")
@@ -73,10 +77,10 @@ LEAST = {
 def with_values(config: RunConfig, **values: Any) -> RunConfig:
     """The configuration with those values that are not None; another optimizer, and another schedule, have
     defaults of their own."""
-    if config.optimizer is not None and values.get("optimizer") not in (None, config.optimizer):
-        config = msgspec.structs.replace(config, **dict.fromkeys(SETTINGS))
-    if config.schedule is not None and values.get("schedule") not in (None, config.schedule):
-        config = msgspec.structs.replace(config, decay=None, decay_every=None)
+    for name, settings in SETTINGS.items():
+        before = getattr(config, name)
+        if before is not None and values.get(name) not in (None, before):
+            config = msgspec.structs.replace(config, **dict.fromkeys(settings))
     return msgspec.structs.replace(config, **{k: v for k, v in values.items() if v is not None})
 
 
