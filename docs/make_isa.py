@@ -81,6 +81,8 @@ HEADER = {
     "sharers": "workers that share out the tiles of `outer` instructions (only where a plan has these)",
     "awaited": 'records of a buffer of states that the launch sets to minus zero, "not yet", before the '
     "recursion; its levels then wait for states by looking at them; 0: at barriers (only in plans that poll)",
+    "awaited_from": "offset of a list: of every replica its first such record, then where those of the last "
+    "one end",
 }
 PLACES = {
     "@parameters": "all parameters: trained dense ones, trained tables, frozen ones",
@@ -238,7 +240,7 @@ def blocks() -> dict[str, str]:
             [
                 (word, f"`{name}`", text)
                 for word, (name, text) in enumerate(
-                    meanings("header", (*isa.HEADER, isa.SHARERS, isa.AWAITED), HEADER)
+                    meanings("header", (*isa.HEADER, isa.SHARERS, isa.AWAITED, isa.AWAITED_FROM), HEADER)
                 )
             ],
         ),

@@ -53,6 +53,7 @@ from dnc.codegen.emit import (
     when,
 )
 from dnc.codegen.math import TirMath
+from dnc.codegen.quads import QUAD
 from dnc.codegen.stamps import CudaStamps
 from dnc.ir import isa, lean
 from dnc.ir.machine import LANES, THREADS, machine
@@ -148,7 +149,8 @@ class Kernel:
         table_words, weight_words = -(-layout.queues_at // 32) * 32, self._shared_words()
         fixed_words, ahead_words = self.tiling.window + table_words, cuda_ahead.ahead_words(self.plan)
         reduction_words = cuda_reduce.WORDS if self.plan.reduced else 0
-        behind_words = ahead_words + STATE_WORDS + reduction_words
+        state_words = STATE_WORDS + (QUAD if lends(self.plan) and self.plan.polled else 0)
+        behind_words = ahead_words + state_words + reduction_words
         staging_words = self.shape.shared_bytes // 4 - fixed_words - weight_words - behind_words
         self.window = make_view(shared, "window", 0, self.tiling.window, "int32")
         tables = make_view(shared, "tables", self.tiling.window, table_words, "int32")
@@ -174,9 +176,9 @@ class Kernel:
         scale = make_view(shared, "scale", state + 5, cuda_update.SCALE_WORDS)
         if self.lent is not None:
             self.held = make_view(shared, "held", state + 5 + cuda_update.SCALE_WORDS, 1, "int32")
-        elif self.plan.polled:  # weights are in registers, so no shared memory is lent
-            self.given_up = make_view(shared, "given_up", state + 5 + cuda_update.SCALE_WORDS, 1, "int32")
-        ahead = make_view(shared, "ahead", state + STATE_WORDS, ahead_words, "int32")
+        if self.plan.polled:
+            self.given_up = make_view(shared, "given_up", state + state_words - 1, 1, "int32")
+        ahead = make_view(shared, "ahead", state + state_words, ahead_words, "int32")
         total = self.shape.shared_bytes // 4
         reductions = None
         if reduction_words:
@@ -203,7 +205,7 @@ class Kernel:
             put(self.at, 0, 0)
             if self.lent is not None:
                 put(self.held, 0, 0)
-            elif self.plan.polled:
+            if self.plan.polled:
                 put(self.given_up, 0, 0)
             put(scale, 0, T.float32(cuda_update.UNKNOWN))
             cuda_ahead.clear(self.worker)

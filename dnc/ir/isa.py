@@ -35,7 +35,7 @@ from dnc.ir.program import BACKWARD, EARLY, FORWARD, LATE, LEVEL, TABLE, Paramet
 from dnc.ir.types import INDEX
 
 INSTRUCTION_WORDS = 8
-VERSION = 6
+VERSION = 7
 
 # How many runs a record of a reduced buffer has: as many as workers, or one, which they have added up.
 RUNS = "runs"
@@ -59,7 +59,8 @@ HEADER = (
 )
 
 # How many records of the polled buffer a launch sets to "not yet" before the recursion; 0: no level polls.
-AWAITED = "awaited"
+# Where a list is that says whose they are: of every replica its first one, then where those of the last end.
+AWAITED, AWAITED_FROM = "awaited", "awaited_from"
 # How many workers share out the tiles of `outer` instructions: those with the first numbers.
 SHARERS = "sharers"
 
@@ -275,7 +276,7 @@ def segment_region(plan: Plan, segment: Segment) -> int:
 def header_names(plan: Plan) -> tuple[str, ...]:
     """Names of the header's words, in order; the last ones are there where the plan has `outer` instructions,
     levels that poll."""
-    some = ((SHARERS, has_outer(plan)), (AWAITED, plan.polled))
+    some = ((SHARERS, has_outer(plan)), (AWAITED, plan.polled), (AWAITED_FROM, plan.polled))
     return (*HEADER, *(name for name, is_there in some if is_there))
 
 

@@ -5,17 +5,17 @@ through the L2 cache a level waits until all stores are known to have arrived, t
 only then reads what it needs. Data that is recognised as new needs none of that (Zhu et al., Sparse
 Persistent RNNs, 2018, section 4.2): the states of a level are set to minus zero before the recursion, and
 whoever needs one reads it until it is something else. Barriers stay in the schedule, and are kept where
-levels have many rows (`MOST_QUADS` in `codegen/bodies/cuda_polls.py`) or replicas are several.
+levels have many rows (`MOST_QUADS` in `codegen/bodies/cuda_polls.py`).
 
 It is done for states that are operands of the segment's own products, if the segment is alone in its levels,
-has its weights in registers, and reads nothing else that other workers made a level before.
+has its weights on the chip, and reads nothing else that other workers made a level before.
 """
 
 from __future__ import annotations
 
 import attrs
 
-from dnc.ir.plan import REGISTER, UNIT, Plan, Polled, Segment, levels_of
+from dnc.ir.plan import STREAMED, UNIT, Plan, Polled, Segment, levels_of
 from dnc.ir.program import EARLY, FORWARD
 from dnc.ir.uses import product_parameters, shared_out
 from dnc.passes.distribute import width_of
@@ -50,7 +50,7 @@ def _of(plan: Plan, segment: Segment) -> list[Polled]:
     if plan.program.stage(segment.stage).direction != FORWARD or len(segment.products) != 1:
         return []
     placed = shared_out(plan, segment, product_parameters(segment))
-    if any(place.residency != REGISTER for place in placed):
+    if any(place.residency == STREAMED for place in placed):
         return []
     try:
         asked = dict.fromkeys(asked_of(plan, segment))

@@ -64,12 +64,15 @@ CASES: dict[str, Case] = {
         {"hidden": 520, "embed": 8, "vocab": 11},
         {"cluster": 0, "workers": 2, "residency": "streamed"},
     ),
-    "shared memory that is lent": (
+    "shared memory that is lent, states that are polled": (
         "language_model",
         {"hidden": 32, "embed": 8, "vocab": 3700},
         {"cluster": 0, "workers": 3, "registers": 0},
     ),
 }
+
+# Those without clusters that run as several replicas.
+BESIDE = ("states that are polled", "shared memory that is lent, states that are polled")
 
 
 def _more() -> Iterator[tuple[str, Case]]:
@@ -83,7 +86,7 @@ def test_against_the_definition(name: str, tmp_path: Path) -> None:
     example, settings, options = cases[name]
     plan = plan_of(example, settings, **options)
     assert plan.tiling is not None
-    backend = backend_of(plan, tmp_path, replicas=2 if plan.tiling.cluster > 1 else 1)
+    backend = backend_of(plan, tmp_path, replicas=2 if plan.tiling.cluster > 1 or name in BESIDE else 1)
     device: Any = backend.device
     tolerance = TOLERANCE[plan.precision]
 

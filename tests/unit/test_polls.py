@@ -108,26 +108,41 @@ def test_a_launch_awaits_all_rows_of_the_recursion() -> None:
     for schedule in group:
         verify(schedule)
         assert schedule.words[at] == schedule.rows["encode.Node"] > 0
-    assert encoder.encode(np.arange(6), replicas=2, workers=8).words[at] == 0  # they would set each other's
+
+
+def test_replicas_await_their_own_rows() -> None:
+    plan = plan_of("treelstm", TREE, **CHIP)
+    encoder, header = encoder_of(plan), isa.layout(plan).header
+    group = encoder.encode_group([np.arange(3), np.arange(3, 6)], replicas=4, workers=8)
+    for schedule in group:
+        verify(schedule)
+        words, at = schedule.words, schedule.words[header[isa.AWAITED_FROM]]
+        firsts = words[at : at + 5]
+        assert words[header[isa.AWAITED]] == firsts[4] == schedule.rows["encode.Node"] > firsts[1] > firsts[0]
+        assert firsts[3] == firsts[4]  # three samples, so the last replica has none
 
 
 def test_nothing_is_awaited_where_nothing_stands_before_the_recursion() -> None:
     """No barrier would part those who set states from those who write them."""
     plan = plan_of("treelstm", TREE, **CHIP)
-    none, fronts = np.zeros(0, np.intp), np.zeros((2, 1, 1, 1), np.intp)
-    nodes, leaves = (Rows(none, Spread(np.array(counts)), fronts, fronts) for counts in ([5, 6], [3, 0]))
+    none, zeros = np.zeros(0, np.intp), np.zeros((2, 1, 1, 1), np.intp)
+    nodes, leaves = (
+        Rows(none, Spread(np.array(counts)), np.array(counts).reshape(2, 1, 1, 1), zeros)
+        for counts in ([5, 6], [3, 0])
+    )
     steps, rows = sequence(plan, "train"), {"encode.Node": nodes, "encode.Leaf": leaves}
-    assert awaited_of(plan, steps, rows, 1).tolist() == [5, 0]
-    assert awaited_of(plan, [step for step in steps if step.phase > 0], rows, 1) == 0
+    found = awaited_of(plan, steps, rows)
+    assert found is not None and found.tolist() == [[5], [0]]
+    assert awaited_of(plan, [step for step in steps if step.phase > 0], rows) is None
 
 
 def test_the_verifier_knows_what_may_be_awaited() -> None:
     plan = plan_of("treelstm", TREE, **CHIP)
-    at = isa.layout(plan).header[isa.AWAITED]
-    for replicas, count, message in ((1, 1, "are awaited; there are"), (2, None, "2 replicas await")):
-        schedule = encoder_of(plan).encode(np.arange(6), replicas=replicas, workers=8)
+    header = isa.layout(plan).header
+    schedule = encoder_of(plan).encode(np.arange(6), replicas=2, workers=8)
+    for wrong, message in ((isa.AWAITED, "are awaited; there are"), ("first", "replica 0 awaits other rows")):
         words = schedule.words.copy()
-        words[at] = count or schedule.rows["encode.Node"]
+        words[header[wrong] if wrong in header else words[header[isa.AWAITED_FROM]] + 1] -= 1
         with pytest.raises(ScheduleError, match=message):
             verify(attrs.evolve(schedule, words=words))
 

@@ -37,18 +37,21 @@ def polled_of(plan: Plan, segment: Segment) -> Polled | None:
 
 
 def unset(worker: Worker) -> None:
-    """At the beginning of a launch, by all workers: no state has come."""
+    """At the beginning of a launch, by the workers of every replica: none of its states has come."""
+    access, workers = worker.access, worker.workers
     for polled in worker.plan.polled:
-        quads, access = polled.width // QUAD, worker.access
-        first = fixed("unset_from", access.base(polled.buffer) + polled.offset, "int64")
-        width = worker.plan.buffer(polled.buffer).width
-        not_yet = local("not_yet", "float32", T.reinterpret("float32", T.uint32(NOT_YET)), QUAD)
-        total = let("unset", access.header(isa.AWAITED) * quads)
-        begin = worker.number * THREADS + worker.thread
-        with stride_loop("quad", begin, total, worker.grid * THREADS) as item:
-            record = fixed("record", item // quads)
-            at = first + wide(record) * width + (item - record * quads) * QUAD
-            T.buffer_store(worker.pool, not_yet[quad_at(0)], [quad_at(at)])
+        with when(access.header(isa.AWAITED) > 0):
+            quads, width = polled.width // QUAD, worker.plan.buffer(polled.buffer).width
+            records = access.header(isa.AWAITED_FROM) + worker.number // workers
+            low, end = (let(name, worker.words[records + i]) for i, name in enumerate(("low", "end")))
+            first = access.base(polled.buffer) + polled.offset + wide(low) * width
+            first = fixed("unset_from", first, "int64")
+            not_yet = local("not_yet", "float32", T.reinterpret("float32", T.uint32(NOT_YET)), QUAD)
+            total = let("unset", (end - low) * quads)
+            with stride_loop("quad", worker.rank * THREADS + worker.thread, total, workers * THREADS) as item:
+                record = fixed("record", item // quads)
+                at = first + wide(record) * width + (item - record * quads) * QUAD
+                T.buffer_store(worker.pool, not_yet[quad_at(0)], [quad_at(at)])
 
 
 @attrs.frozen(eq=False)

@@ -23,7 +23,7 @@ from dnc.ir.optimizers import Update
 from dnc.ir.plan import Buffer, ChildrenList, OperandList, Plan, Result, TableGradient, padded
 from dnc.runtime.encoder.alike import Alike
 from dnc.runtime.encoder.assign import Assignment, Burdens, assign
-from dnc.runtime.encoder.awaited import awaited_of
+from dnc.runtime.encoder.awaited import encode_awaited
 from dnc.runtime.encoder.ending import Ending, exits, late_levels
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.lists import Group, Lists, Touched
@@ -162,7 +162,6 @@ class Encoder:
         values, buffers = (known.values, known.inner) if reads else ((), known.buffers)
         is_lean = self._lean(known, rows, decisions, mode)
         runs = runs_of(self.plan, rows, workers, is_lean)
-        awaited = awaited_of(self.plan, known.columns.steps, rows, replicas)
         bases, used, moving = self._allocate(buffers, mode, rows, runs, workers, decisions, first)
         least = first + lanes * (used - first)
         if lanes > 1:
@@ -191,13 +190,14 @@ class Encoder:
         optimizer = updates[0].optimizer if guest is None else None
         behind = Batches(group, replicas * workers, optimizer, part, decisions)
         closing, results, sharers = tail.encode(mode, behind)
+        awaited = encode_awaited(self.plan, known.columns.steps, rows, replicas, body)
         left = exits(group, assigned, self.prepared, ending, late) if ending and late else None
         scopes = None if left else known.sharing.choose(rows, replicas)
         queues = encode_queues(known.columns, rows, replicas, workers, closing, body, left, scopes)
         samples = assigned.spread.counts
         grid = replicas, workers
         words = self._assemble(
-            group, lists, queues, grid, {isa.SHARERS: sharers, isa.AWAITED: awaited}, updates, part, samples
+            group, lists, queues, grid, {isa.SHARERS: sharers, **awaited}, updates, part, samples
         )
         readout, own = self._read_behind(group, values, batches, words)
         behind_words = 0 if readout is None else readout.count

@@ -91,16 +91,23 @@ class Queues:
         need(len(set(counts)) == 1, f"replicas pass different numbers of barriers of the grid: {counts}")
 
     def _polls(self, queues: list[Ints]) -> None:
-        """States are awaited of one replica, all rows of them, and an exchange stands before the first."""
+        """Every replica awaits its own rows, all of them, and an exchange stands before the first."""
         awaited, plan = self.text.awaited, self.text.plan
+        meetings = [self.text.number[name] for name in (isa.REPLICA_BARRIER, isa.GRID_BARRIER)]
         for polled in plan.polled if awaited else ():
             total = self.text.rows[plan.buffer(polled.buffer).space]
             need(awaited == total, f"{awaited} rows of '{polled.buffer}' are awaited; there are {total}")
-            need(len(queues) == 1, f"{len(queues)} replicas await what each of them would clear")
-            opcode = queues[0][:, 0]
-            first = np.flatnonzero(opcode == self.text.number[polled.segment]).min(initial=len(opcode))
-            meets = np.isin(opcode[:first], [self.text.number[isa.REPLICA_BARRIER]]).any()
-            need(meets, f"'{polled.buffer}' is awaited with no exchange in front of '{polled.segment}'")
+            firsts = self.text.part(self.text.awaited_from, len(queues) + 1, isa.AWAITED_FROM)
+            for replica, queue in enumerate(queues):
+                opcode, own = queue[:, 0], firsts[replica : replica + 2]
+                levels = np.flatnonzero(opcode == self.text.number[polled.segment])
+                rows = queue[levels, 1:3].astype(np.int64)
+                inside = (rows[:, 0] >= own[0]) & (rows.sum(axis=1) <= own[1])
+                right = inside.all() and rows[:, 1].sum() == own[1] - own[0]
+                need(right, f"replica {replica} awaits other rows of '{polled.buffer}' than it has")
+                before = opcode[: levels.min(initial=len(opcode))]
+                meets = not len(levels) or np.isin(before, meetings).any()
+                need(meets, f"'{polled.buffer}' is awaited with no exchange in front of '{polled.segment}'")
 
     def _coverage(self, instructions: Ints) -> None:
         """Every segment of the mode works on every row of its space once, and no other runs."""
