@@ -77,7 +77,9 @@ def train(
     dataset = model.attach(data)
     _check_samples(model, dataset)
     encoder = model.encoder(dataset)
-    measured = None if dev is None else model.encoder(model.read(dev))
+    measures = None if dev is None else model.read(dev)
+    measured = None if measures is None else model.encoder(measures)
+    course = model.course if measures is None else model.course.on(measures.digest())
     options = TrainOptions(
         epochs,
         batch,
@@ -112,10 +114,10 @@ def train(
     def keep() -> None:
         """The model knows how far it is, and with what."""
         model.position = trainer.position
-        model.course = Course(batch, dataset.samples, trainer.best, trainer.best_epoch, dev)
+        scores = trainer.best, trainer.best_epoch
+        model.course = Course(batch, dataset.samples, *scores, course.dev)
 
     interrupts = Interrupts()
-    course = model.course.on(dev)
     trainer = Trainer(
         model.session,
         encoder,

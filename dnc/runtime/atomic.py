@@ -13,14 +13,17 @@ from pathlib import Path
 
 from dnc.diagnostics import check_path, fail
 
+STREAMS = (Path("/dev/stdout"), Path("/dev/stderr"))
+
 
 def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
     """Write the pieces to a file beside `path`, then rename it; OSError where that fails.
 
-    A link is followed, and what is no file (/dev/null, a pipe) is written to, not replaced.
+    A link is followed, and what is no file (/dev/null, a pipe), or is open already (/dev/stdout), is written
+    to, not replaced.
     """
-    if path.exists() and not path.is_file():
-        with path.open("wb") as stream:
+    if path.exists() and (not path.is_file() or _is_open(path)):
+        with path.open("ab") as stream:
             stream.writelines(pieces)
         return
     path = Path(os.path.realpath(path))
@@ -37,6 +40,11 @@ def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def _is_open(path: Path) -> bool:
+    """Whether a path is that of a file descriptor of this process."""
+    return Path(os.path.abspath(path)) in STREAMS or path.parent.resolve() == Path("/dev/fd").resolve()
 
 
 def _part(path: Path) -> tuple[int, str]:
@@ -73,7 +81,7 @@ def _check_place(out: Path, shown: str | Path) -> None:
     """Fails as writing a file would; OSError where only trying it shows that, as for a name too long."""
     if out.is_dir():
         raise fail(f"{shown}: is a directory, expected a file to write")
-    if out.exists() and not out.is_file():
+    if out.exists() and (not out.is_file() or _is_open(out)):
         if not os.access(out, os.W_OK):
             raise fail(f"{shown}: cannot be written: no permission")
         return

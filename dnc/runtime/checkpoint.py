@@ -53,21 +53,20 @@ class Course:
     """What training goes on with beside its place.
 
     batch_size, samples: of a batch, and of the training data; 0 if unknown. best: the best score on the dev
-    set so far, None without one; best_epoch: epochs done when it was reached. dev: that set, as it was given,
-    None if it is not known, as behind a checkpoint.
+    set so far, None without one; best_epoch: epochs done when it was reached. dev: the digest of that set, ""
+    without one.
     """
 
     batch_size: int = 0
     samples: int = 0
     best: float | None = None
     best_epoch: int = 0
-    dev: Any = attrs.field(default=None, eq=False, repr=False)
+    dev: str = ""
 
-    def on(self, dev: Any) -> Course:
-        """What training goes on with that is measured on `dev`: another set has a best of its own."""
-        known = dev if self.dev is None else self.dev
-        same = known is dev or (isinstance(known, str | Path) and known == dev)
-        return self if same else attrs.evolve(self, best=None, best_epoch=0, dev=dev)
+    def on(self, dev: str) -> Course:
+        """What training goes on with that is measured on a set: another one has a best of its own."""
+        same = attrs.evolve(self, dev=dev)
+        return same if self.dev in ("", dev) else attrs.evolve(same, best=None, best_epoch=0)
 
 
 @attrs.frozen(eq=False)
@@ -119,6 +118,7 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     loss: float = 0.0
     seen: _Count = 0
     best_epoch: _Count = 0
+    dev: str = ""
 
 
 def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
@@ -153,6 +153,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         place.loss,
         place.seen,
         course.best_epoch,
+        course.dev,
     )
     write_tensors(path, tensors, msgspec.to_builtins(stored))
 
@@ -197,7 +198,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             stored.beta2,
         ),
         stored.optimizer_steps,
-        Course(stored.batch_size, stored.samples, stored.best, stored.best_epoch),
+        Course(stored.batch_size, stored.samples, stored.best, stored.best_epoch, stored.dev),
     )
 
 

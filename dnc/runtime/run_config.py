@@ -95,6 +95,8 @@ def read_config(path: str | Path) -> RunConfig:
             raise fail(f"{_place(path, key)}: there is no option '{key}'{hint}")
     for key, value in values.items():
         _check(path, key, value)
+        if key in PATHS and not value:
+            raise fail(f'{_place(path, key)}: {key} is "", expected a path')
         wrong = _out_of_range(key, value)
         if wrong is not None:
             raise fail(f"{_place(path, key)}: {key} is {_shown(value)}, {wrong}")

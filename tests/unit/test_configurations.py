@@ -29,6 +29,7 @@ TRAIN = "run build --data train.jsonl --device vm --batch 4"
         ("[embeddings]\nE = 3", "run.toml:1: embeddings is a table, expected a table of paths by name"),
         ("epochs = ", "run.toml: not TOML: Invalid value"),
         ("epochs = " + 2000 * "[", "run.toml: nested too deeply"),
+        ("epochs = 1\ndata = ''", 'run.toml:2: data is "", expected a path'),
         ("epochs = 0", "run.toml:1: epochs is 0, expected 1 or more"),
         ("data = 'train.jsonl'", "Missing argument 'build' (see dnc run --help)"),
         ("build = 'build'", "Missing option '--data' (see dnc run --help)"),

@@ -1,6 +1,8 @@
 """Training that goes on in the process in which it stopped, as it does from a checkpoint."""
 
 import itertools
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,3 +81,23 @@ def test_another_dev_set_has_a_best_of_its_own(workplace, monkeypatch):
     assert model.position.epoch == 2 and (same / "last.safetensors").exists()
     model.train("train.jsonl", dev="train.jsonl", epochs=4, batch=4, patience=1, run_dir="third")
     assert model.position.epoch == 4 and model.course.best == 0.3
+
+
+def test_so_it_has_behind_a_checkpoint_which_knows_the_samples(workplace, monkeypatch):
+    """Not the name of their file."""
+    scores = iter([0.9, 0.8, 0.2, 0.3])
+    measured = lambda *arguments: Evaluation(5, 1.0, {"accuracy": next(scores)})  # noqa: E731
+    monkeypatch.setattr("dnc.runtime.session.Session.evaluate", measured)
+    known, last = {"batch": 4, "run_dir": "first"}, "first/last.safetensors"
+    dnc.load("build", device="vm").train("train.jsonl", dev="dev.jsonl", epochs=1, **known)
+    for dev, epochs, best in (
+        ("dev.jsonl", 2, 0.9),
+        ("train.jsonl", 3, 0.2),
+        (workplace / "train.jsonl", 4, 0.3),
+    ):
+        model = dnc.load("build", device="vm", checkpoint=last)
+        model.train("train.jsonl", dev=dev, epochs=epochs, resumed=last, **known)
+        assert model.course.best == best
+    samples = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()]
+    model = dnc.load("build", device="vm", checkpoint=last)
+    assert model.read(samples).digest() == model.course.dev != model.read(samples[1:]).digest()

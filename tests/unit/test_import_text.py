@@ -117,6 +117,16 @@ def test_tables(tmp_path: Path) -> None:
             {"numeric": True},
             'source.txt:2: error: found the label "x", expected a number',
         ),
+        (
+            "text,label\na,1_0\n",
+            {"numeric": True},
+            'source.txt:2: error: found the label "1_0", expected a number',
+        ),
+        (
+            "text,label,text\na,x,b\n",
+            {},
+            "source.txt:1: error: the columns 1, 3 are all called 'text': name them by number",
+        ),
         ("text,label\n", {}, "source.txt: error: the file holds no samples"),
     ],
 )

@@ -114,6 +114,8 @@ def row(number: int, head: object, form: str = "a") -> str:
         (row(1, 0) + row(2, 3) + row(3, 2), "2: error: word 2 is not below the root: its heads go round"),
         ("".join(row(at + 1, at) for at in range(251)), "1: error: a tree of more than 250 levels"),
         ("# nothing\n", " error: the file holds no samples; left out: 1 comments"),
+        (row(1, 0, " "), "1:3: error: the form of word 1 is blank, expected a text or _"),
+        (row(1, 0).replace("X", ""), "1:7: error: the tag of word 1 is blank, expected a text or _"),
         (row(1, "9" * 5000), f"1:13: error: found the head '{'9' * 40}...', expected 0 to 1"),
     ],
 )

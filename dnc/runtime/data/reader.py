@@ -8,6 +8,7 @@ against the program, or a `DiagnosticError` names the lines that are wrong.
 from __future__ import annotations
 
 import gc
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,19 @@ class Dataset:
         if space not in self._orders:
             self._orders[space] = order_of(self.forest, self.positions.get(space.struct), space)
         return self._orders[space]
+
+    def digest(self) -> str:
+        """What the same samples have in common, wherever they were read from."""
+        found = hashlib.sha256()
+        for name, table in sorted(self.forest.tables.items()):
+            columns = {**table.data, **table.children, "": table.arm, " ": table.begin}
+            columns |= {
+                f"{field} {i}": part for field, pair in table.lists.items() for i, part in enumerate(pair)
+            }
+            for field, column in sorted(columns.items()):
+                found.update(f"{name} {field} {column.dtype} {column.shape}".encode())
+                found.update(np.ascontiguousarray(column).data)
+        return found.hexdigest()
 
 
 def read(

@@ -105,6 +105,12 @@ def _sentences(source: Source, counts: Counts) -> Iterator[list[_Word]]:
                 continue
             if cells[0] != str(len(words) + 1):
                 raise source.mistake(number, 1, f"found word '{shown(cells[0])}', expected {len(words) + 1}")
+            for field, column in (("form", FORM), *FIELDS.items()):
+                if not cells[column].strip():
+                    at = 1 + sum(len(cell) + 1 for cell in cells[:column])
+                    raise source.mistake(
+                        number, at, f"the {field} of word {cells[0]} is blank, expected a text or _"
+                    )
             counts.words.add(cells[FORM])
             words.append(_Word(number, cells))
     if words:

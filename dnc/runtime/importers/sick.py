@@ -72,7 +72,7 @@ def _tree(source: Source, number: int, tokens: str, heads: str, counts: Counts) 
 
 def _score(source: Source, number: int, text: str, classes: int) -> float:
     try:
-        score = float(text)
+        score = math.nan if "_" in text else float(text)
     except ValueError:
         score = math.nan
     if not 1 <= score <= classes:

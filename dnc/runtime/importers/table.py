@@ -68,12 +68,15 @@ def _column(source: Source, header: list[str], name: str) -> int:
     if name not in known:
         hint = suggestion(name, known) or f"; the columns are {names(known)}"
         raise source.mistake(1, None, f"there is no column '{name}'{hint} (--columns TEXT,LABEL)")
+    if known.count(name) > 1:
+        places = ", ".join(str(at + 1) for at, each in enumerate(known) if each == name)
+        raise source.mistake(1, None, f"the columns {places} are all called '{name}': name them by number")
     return known.index(name)
 
 
 def _number(source: Source, line: int, text: str) -> float:
     try:
-        number = float(text)
+        number = math.nan if "_" in text else float(text)  # 1_0 is a number for Python alone
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
