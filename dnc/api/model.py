@@ -29,7 +29,7 @@ from dnc.api.arguments import (
 from dnc.api.first_values import check_memory
 from dnc.api.streaming import ModelStream
 from dnc.api.tracing import LAUNCHES, start_timeline
-from dnc.api.turns import Turn, in_turn, stream_in_turn
+from dnc.api.turns import Turn, in_turn, moves, stream_in_turn
 from dnc.diagnostics import fail
 from dnc.ir.optimizers import DEFAULT
 from dnc.ir.plan import Plan
@@ -240,7 +240,7 @@ class Model:
         """Every parameter's values by name, as NumPy arrays (which speak DLPack)."""
         return self.session.read_arrays()
 
-    @in_turn
+    @moves
     def set_parameters(self, values: Mapping[str, Any]) -> None:
         """Replaces parameters by name; arrays of NumPy or anything that speaks DLPack."""
         expected = shapes(self.program, self.session.memory.table_rows)
@@ -256,7 +256,7 @@ class Model:
         check_finite(arrays, "set_parameters")
         self.session.write_arrays(arrays)
 
-    @in_turn
+    @moves
     def load_weights(self, path: str | Path) -> tuple[str, ...]:
         """Replaces the parameters that a safetensors file holds; their names."""
         rows = self.session.memory.table_rows
@@ -300,7 +300,7 @@ class Model:
             ),
         )
 
-    @in_turn
+    @moves
     def restore(self, path: str | Path) -> Checkpoint:
         """Takes everything from a checkpoint; DiagnosticError if it is of another model."""
         checkpoint = load_checkpoint(path)
@@ -347,7 +347,7 @@ class Model:
         chosen = {name: value for name, value in given.items() if value is not None}
         self.hyper = with_settings(self.hyper, optimizer, clip, chosen)
 
-    @in_turn
+    @moves
     def step(self, batch: Batch) -> float | None:
         """Starts a training step and returns the loss of the step before (None for the first).
 
@@ -367,6 +367,7 @@ class Model:
         Faster than `step` for small batches: they are encoded and copied several at a time.
         """
         self.check_trains()
+        self.turn.check_still("steps")
         data = self._training_data()
         numbers = (sample_numbers(batch, data.samples) for batch in batches)
         try:
@@ -495,5 +496,5 @@ class Model:
 
     # ---- training -------------------------------------------------------------------------------
 
-    train = in_turn(training.train)
+    train = moves(training.train)
     generate = in_turn(generation.generate)

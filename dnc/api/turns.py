@@ -16,6 +16,7 @@ from threading import RLock
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from dnc.api.arguments import batches_of
+from dnc.diagnostics import fail
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,6 +32,12 @@ class Turn:
     def __init__(self) -> None:
         self.lock = RLock()
         self._alone = False  # whether nothing but the stream that makes a value now has taken the lock
+        self.moves = False  # whether a method that changes weights is under way
+
+    def check_still(self, name: str) -> None:
+        """DiagnosticError where a callback of training asks for what changes weights."""
+        if self.moves:
+            raise fail(f"{name}: the model is being trained; what training calls may measure it and predict")
 
     def stream(self, values: Iterator[T]) -> Iterator[T]:
         """The same values, each made in a turn of its own."""
@@ -103,6 +110,22 @@ def in_turn(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
     def taken(self: S, /, *arguments: P.args, **options: P.kwargs) -> T:
         with self.turn.lock:
             return method(self, *arguments, **options)
+
+    return taken
+
+
+def moves(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """A method that one thread at a time is in, and that changes weights: not from within another one."""
+
+    @wraps(method)
+    def taken(self: S, /, *arguments: P.args, **options: P.kwargs) -> T:
+        with self.turn.lock:
+            self.turn.check_still(method.__name__)
+            try:
+                self.turn.moves = True
+                return method(self, *arguments, **options)
+            finally:
+                self.turn.moves = False
 
     return taken
 

@@ -101,3 +101,30 @@ def test_so_it_has_behind_a_checkpoint_which_knows_the_samples(workplace, monkey
     samples = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()]
     model = dnc.load("build", device="vm", checkpoint=last)
     assert model.read(samples).digest() == model.course.dev != model.read(samples[1:]).digest()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model: model.step([0]),
+        lambda model: next(model.steps([[0]])),
+        lambda model: model.train("train.jsonl", run_dir="inner"),
+        lambda model: model.restore("first/last.safetensors"),
+        lambda model: model.set_parameters(model.parameters()),
+    ],
+)
+def test_what_training_calls_changes_no_weights(workplace, call):
+    """It may measure the model and predict; what it must not do is refused, and training can go on."""
+    known = {"epochs": 1, "batch": 4}
+    dnc.load("build", device="vm").train("train.jsonl", run_dir="first", **known)
+    model = dnc.load("build", device="vm")
+
+    def report(event):
+        if event["event"] == "step":
+            assert model.evaluate("dev.jsonl").samples and model.predict("dev.jsonl")
+            call(model)
+
+    with pytest.raises(dnc.DiagnosticError, match="the model is being trained"):
+        model.train("train.jsonl", run_dir="second", log_every=1, report=report, **known)
+    model.train("train.jsonl", run_dir="third", **known)
+    assert model.position.epoch == 1
