@@ -35,6 +35,7 @@ from dnc.runtime.cuda_driver import (
     raise_on_abort,
 )
 from dnc.runtime.cuda_lanes import Lanes
+from dnc.runtime.encoder.parts import replicas_of_sample
 from dnc.runtime.encoder.readout import Readout
 from dnc.runtime.schedule import Schedule, longest_queue
 from dnc.runtime.schedules import first_of, lanes_of, lean_of, words_of
@@ -110,7 +111,7 @@ class CudaBackend:
         self._slots: list[_Slot | None] = [None, None]
         self._lanes = Lanes(self.device)
         self._direct: _Direct | None = None
-        self._header = isa.layout(plan).header
+        self._header, self._of_sample = isa.layout(plan).header, replicas_of_sample(plan)
         self._times: list[float] | None = None
         self._before = self.device.launches
 
@@ -169,15 +170,16 @@ class CudaBackend:
     def grid(self, samples: int, trains: bool = True, lanes: int = 1) -> tuple[int, int]:
         """All resident replicas for training, also on few samples: they share gradients and update.
 
-        Otherwise no more than there are samples: one without any would only load its weights. Fewer
+        Otherwise no more than samples can be on: one without any would only load its weights. Fewer
         where `dnc tune` found that faster, for a launch that has the device alone; beside others as many
         as a lane has.
         """
+        busy = samples * self._of_sample
         if lanes > 1:
-            return min(self.replicas // lanes, samples), self.workers
+            return min(self.replicas // lanes, busy), self.workers
         tuned = tuned_grid(self._tuned, samples) if trains == self.plan.trains else None
         most = min(self.replicas, tuned[0] or self.replicas) if tuned else self.replicas
-        return most if trains else max(1, min(most, samples)), self.workers
+        return most if trains else max(1, min(most, busy)), self.workers
 
     @property
     def lanes(self) -> int:

@@ -76,6 +76,7 @@ class Variant:
     apart: bool | None = None
     added: bool | None = None
     shared: bool | None = None
+    parts: bool | None = None
 
 
 VARIANTS = (
@@ -97,9 +98,11 @@ VARIANTS = (
     *(Variant(few=few, apart=apart) for few in (True, False) for apart in (True, False)),
     *(Variant(added=added) for added in (True, False)),
     *(Variant(shared=shared) for shared in (True, False)),
+    *(Variant(parts=parts) for parts in (True, False)),
 )
 """Every variant of an instruction in turn: where weights are and how they are multiplied, how states travel,
-tiles, how gradients are made, whether rows are few or not, partial sums, and what the grid shares out."""
+tiles, how gradients are made, whether rows are few or not, partial sums, what the grid shares
+out, and whether parts of the recursion are apart."""
 
 
 def forced_on(seed: int) -> Variant:
@@ -218,7 +221,7 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     variant = forced_on(seed)
     try:
         added = False if _runs_lean(seed, plan) else variant.added
-        with forced(variant.few, variant.apart, variant.apart, added, variant.shared):
+        with forced(variant.few, variant.apart, variant.apart, added, variant.shared, parts=variant.parts):
             run(prepared, backend, case)
             _same_bits(prepared, backend, case.seed)
     except Exception as error:

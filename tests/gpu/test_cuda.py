@@ -15,6 +15,7 @@ from dnc.compiler import PlanOptions, make_plan
 from dnc.ir import isa
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.parser import parse_program
+from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.initialize import initialize
 from dnc.runtime.session import Session
 from dnc.runtime.trace.chrome import write_trace
@@ -127,6 +128,23 @@ def test_phases_that_the_grid_shares_out(device: Any, name: str, shared: bool) -
         )
         with forced(shared=shared):
             check_training(bench, TOLERANCE[backend.plan.precision])
+            if samples > 1:
+                check_group(bench)
+
+
+@pytest.mark.parametrize("parts", [True, False])
+@pytest.mark.parametrize("name", NAMES or ["none"])
+def test_parts_of_the_recursion_apart(device: Any, name: str, parts: bool) -> None:
+    program, backend = _backend(device, name)
+    if Modes(backend.plan).mode("train").parts is None:
+        pytest.skip("has one part of the recursion")
+    for seed, samples in enumerate((1, 3, 30)):
+        bench = Bench(
+            program, backend.plan, backend, ForestGrower(program, seed).grow(samples, 9, "random"), seed
+        )
+        with forced(parts=parts):
+            check_training(bench, TOLERANCE[backend.plan.precision])
+            check_evaluation(bench, TOLERANCE[backend.plan.precision])
             if samples > 1:
                 check_group(bench)
 

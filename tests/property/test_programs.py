@@ -78,6 +78,7 @@ cases = st.builds(
     apart=st.booleans(),
     alike=st.booleans(),
     added=st.booleans(),
+    parts=st.booleans(),
     repeat=st.sampled_from((None, True, False)),
 )
 

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from dnc.runtime.encoder.parts import PartBurdens
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.scopes import Scopes, Sharing
 from dnc.runtime.encoder.shares import Shapes
@@ -31,12 +32,14 @@ def forced(
     added: bool | None = None,
     shared: Decision = None,
     groups: int | None = None,
+    parts: bool | None = None,
 ) -> Iterator[None]:
     """few: whether weight gradients are `outer` instructions. apart: whether the deltas of tokens are added
     up before products (`dnc/passes/reassociate.py`). alike: whether leaves of one word share a row. added:
     whether workers add up partial sums before they write them (`dnc/passes/plan_reductions.py`). shared:
     whether the grid shares out all phases that it can (`dnc/runtime/encoder/scopes.py`). groups: of tokens in
-    tiles of products, for encoders that are made meanwhile."""
+    tiles of products, for encoders that are made meanwhile. parts: whether parts of the recursion have
+    replicas of their own (`dnc/runtime/encoder/parts.py`)."""
 
     def decide(decision: Decision, rows: Numbers) -> Numbers:
         return decision(rows) if callable(decision) else np.full(len(rows), decision)
@@ -69,6 +72,9 @@ def forced(
             stack.enter_context(patch("dnc.runtime.encoder.runs.WIDE", 0 if added else 1 << 30))
         if added:  # which lean kernels cannot do
             stack.enter_context(patch("dnc.ir.lean.MOST_ROWS", -1))
+        if parts is not None:
+            wins = lambda own, together, apart: np.full(len(apart), parts)  # noqa: E731
+            stack.enter_context(patch.object(PartBurdens, "wins", wins))
         if groups is not None:
             stack.enter_context(patch("dnc.ir.isa.token_groups", lambda plan: (groups,)))
         yield

@@ -28,6 +28,7 @@ from dnc.runtime.encoder.ending import Ending, exits, late_levels
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.lists import Group, Lists, Touched
 from dnc.runtime.encoder.modes import Mode, Modes
+from dnc.runtime.encoder.parts import PartBurdens
 from dnc.runtime.encoder.queues import encode_queues
 from dnc.runtime.encoder.readout import Readout, Readouts
 from dnc.runtime.encoder.rows import Rows, Spaces
@@ -67,6 +68,7 @@ class Encoder:
         self._arena = isa.gradient_floats(self.plan)
         self._read_words: dict[str, float] = {}
         self._spaces: dict[tuple[str, ...], Spaces] = {}
+        self._part_burdens: dict[str, PartBurdens] = {}
 
     @cached_property
     def _burdens(self) -> Burdens:
@@ -150,7 +152,7 @@ class Encoder:
         lanes: int = 1,
     ) -> Schedules:
         known = self.modes.mode(mode)
-        assigned = assign(batches, self._burdens, replicas)
+        assigned = self._assign(batches, mode, replicas, ending)
         late = self._late_levels(known, ending)
         rows = self._rows(known.spaces, assigned, late)
         if mode == TRAIN and self._alike is not None:
@@ -192,7 +194,7 @@ class Encoder:
         closing, results, sharers = tail.encode(mode, behind)
         awaited = encode_awaited(self.plan, known.columns.steps, rows, replicas, body)
         left = exits(group, assigned, self.prepared, ending, late) if ending and late else None
-        scopes = None if left else known.sharing.choose(rows, replicas)
+        scopes = None if left else known.scopes(rows, replicas, assigned.apart)
         queues = encode_queues(known.columns, rows, replicas, workers, closing, body, left, scopes)
         samples = assigned.spread.counts
         grid = replicas, workers
@@ -315,6 +317,15 @@ class Encoder:
         tail = self.modes.tail
         names = tuple(dict.fromkeys(each.gradient.space for each in tail.followers))
         return tail.followed(self._rows(names, batch, {}))
+
+    def _assign(self, batches: list[Ints], mode: str, replicas: int, ending: Ending | None) -> Assignment:
+        """A replica for every sample, or for every sample and part of the recursion."""
+        parts = self.modes.mode(mode).parts
+        if parts is None or ending is not None:
+            return assign(batches, self._burdens, replicas)
+        if mode not in self._part_burdens:
+            self._part_burdens[mode] = PartBurdens(parts, self.modes.prices, self.prepared.spaces)
+        return self._part_burdens[mode].assign(batches, self._burdens, replicas)
 
     def _rows(
         self, names: tuple[str, ...], assigned: Assignment, levels: Mapping[str, Ints]

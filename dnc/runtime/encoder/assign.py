@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from dnc.ir.costs import Costs, nanoseconds
 from dnc.ir.forest import Ints
@@ -38,13 +39,18 @@ ON_CORES, EMPTY = {TF32: 0.3, BF16: 0.3}, 6.0
 class Assignment:
     """The samples of a group ordered by (batch, replica), and of each the batch * replicas + replica.
 
-    replicas: those that have samples, in one batch or another; they are the first ones.
+    replicas: those that have samples, in one batch or another; they are the first ones. Where parts of the
+    recursion are apart (`parts.py`), owners: the same of every part, [parts, samples]; of_space: the part of
+    a space, the first one for others; apart: the batches whose parts are.
     """
 
     samples: Ints
     owner: Numbers
     spread: Spread
     replicas: int
+    owners: Numbers | None = None
+    of_space: Mapping[str, int] = attrs.field(factory=dict)
+    apart: NDArray[np.bool_] | None = None
 
 
 @attrs.frozen
@@ -117,30 +123,40 @@ def _heights(space: SpaceRows) -> Numbers:
     return found
 
 
-def assign(batches: list[Ints], burdens: Burdens, replicas: int) -> Assignment:
+def assign(batches: Sequence[Ints], burdens: Burdens, replicas: int) -> Assignment:
     """A replica for every sample: in each batch back and forth over the replicas by falling cost, or, where
     there are many samples, so that all replicas end at about the same time."""
-    spread = Spread(np.array([len(batch) for batch in batches]))
-    samples = batches[0] if len(batches) == 1 else np.concatenate(batches)
+    samples, spread = joined(batches)
     replicas = min(replicas, spread.most)
+    owner = owners(samples, spread, burdens, replicas)
     if replicas == 1:
-        owner = spread.batch if len(batches) > 1 else np.zeros(len(samples), np.intp)
         return Assignment(samples, owner, spread, 1)
+    order = owner.argsort(kind="stable")
+    return Assignment(samples[order], owner[order], spread, replicas)
+
+
+def joined(batches: Sequence[Ints]) -> tuple[Ints, Spread]:
+    """Batches one after another."""
+    samples = batches[0] if len(batches) == 1 else np.concatenate(batches)
+    return samples, Spread(np.array([len(batch) for batch in batches]))
+
+
+def owners(samples: Ints, spread: Spread, burdens: Burdens, replicas: int) -> Numbers:
+    """Of every sample the batch * replicas + replica; replicas: no more than a batch has samples."""
+    if replicas == 1:
+        return spread.batch if spread.batches > 1 else np.zeros(len(samples), np.intp)
     rank = burdens.lighter[samples]
-    if len(batches) > 1:
+    if spread.batches > 1:
         rank += spread.batch * (int(rank.max()) + 1)
     owner = np.empty(len(samples), np.intp)
     turns = _back_and_forth(replicas).take(spread.local, mode="wrap")
     owner[rank.argsort(kind="stable")] = turns + spread.batch * replicas
     if spread.most > FEW * replicas:
-        end = 0
-        for number, batch in enumerate(batches):
-            begin, end = end, end + len(batch)
-            if len(batch) > FEW * replicas:
-                owner[begin:end] = _balanced(batch, burdens, replicas)
-                owner[begin:end] += number * replicas
-    order = owner.argsort(kind="stable")
-    return Assignment(samples[order], owner[order], spread, replicas)
+        for number in np.flatnonzero(spread.counts > FEW * replicas).tolist():
+            own = spread.of(number)
+            owner[own] = _balanced(samples[own], burdens, replicas)
+            owner[own] += number * replicas
+    return owner
 
 
 @cache

@@ -6,15 +6,21 @@ buffers and lists. Guaranteed: nothing here depends on data, so encoders of one 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
 from dnc.ir import isa, lean
 from dnc.ir.plan import Buffer, IndexList, OperandList, Plan, Result, SlotList
 from dnc.runtime.encoder.assign import prices
+from dnc.runtime.encoder.parts import Parts, parts_of
 from dnc.runtime.encoder.queues import Columns
-from dnc.runtime.encoder.scopes import Sharing
+from dnc.runtime.encoder.rows import Rows
+from dnc.runtime.encoder.scopes import Scopes, Sharing
 from dnc.runtime.encoder.tail import Tail
-from dnc.runtime.phases import TRAIN, Step, results_of, sequence
+from dnc.runtime.phases import PHASES, TRAIN, Step, results_of, sequence
 
 BY_ROW = ("output", "column")  # kinds of results that the host reads as they are
 
@@ -24,12 +30,13 @@ class Mode:
     """What training, evaluation or prediction needs of a plan.
 
     buffers: those that the host reads come first, so that one copy brings them; inner: without what it reads
-    row by row, which are the `values`. has_slots: whether there are lists of slots. products: see
-    `lean.product_spaces`; None if the plan has no lean kernel.
+    row by row, which are the `values`. parts: see `parts_of`. has_slots: whether there are lists of slots.
+    products: see `lean.product_spaces`; None if the plan has no lean kernel.
     """
 
     columns: Columns
     sharing: Sharing
+    parts: Parts | None
     spaces: tuple[str, ...]
     buffers: tuple[Buffer, ...]
     lists: tuple[IndexList, ...]
@@ -37,6 +44,18 @@ class Mode:
     values: tuple[Result, ...]
     has_slots: bool
     products: tuple[tuple[str, bool], ...] | None
+
+    def scopes(
+        self, rows: Mapping[str, Rows], replicas: int, apart: NDArray[np.bool_] | None
+    ) -> Scopes | None:
+        """The phases that the grid shares out: those that pay, and where parts that are apart meet."""
+        found = self.sharing.choose(rows, replicas)
+        if apart is None or self.parts is None or not self.parts.meets:
+            return found
+        found = np.zeros((len(apart), PHASES), np.bool_) if found is None else found
+        for phase in self.parts.meets:
+            found[apart, phase] = True
+        return found
 
 
 class Modes:
@@ -73,9 +92,11 @@ class Modes:
         buffers.sort(key=lambda buffer: buffer.name not in read)
         elsewhere = {result.buffer for result in values}
         lists = [item for item in self.plan.lists if item.name in used]
+        sharing = Sharing(self.plan, steps)
         return Mode(
             Columns(self.plan, steps),
-            Sharing(self.plan, steps),
+            sharing,
+            parts_of(self.plan, steps, sharing),
             tuple(dict.fromkeys(step.segment.space for step in steps)),
             tuple(buffers),
             tuple(lists),

@@ -123,6 +123,8 @@ class Spaces:
         size = self._keys * depth * replicas  # of a batch
         sizes = size * batches
         before = sizes.cumsum() - sizes
+        if assigned.owners is not None:  # of every space those of its part
+            owner = assigned.owners[[assigned.of_space.get(name, 0) for name in self.names]]
         if self.selects:
             batch, replica = np.divmod(owner, replicas)
             owner = batch * replicas * self._keys[:, None] + replica

@@ -8,7 +8,7 @@ have more rows: it is decided by predicted cost. Guaranteed: it follows from the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,7 +47,7 @@ class Sharing:
         chip, costs = machine(plan.target), Costs(plan, 1, plan.tiling.workers)
         constants = chip.constants
         self.phases = sorted({step.phase for step in steps} - kept)
-        self._on_gpu = chip.is_gpu
+        self.on_gpu = chip.is_gpu
         self._spaces = list(dict.fromkeys(step.segment.space for step in steps))
         # What rows of a space cost in a phase, [PHASES, spaces]: every one, and an instruction or a level.
         self._row, self._fixed = np.zeros((2, PHASES, len(self._spaces)))
@@ -67,9 +67,13 @@ class Sharing:
             places = {step.step for step in steps if step.phase == phase}
             self._meetings[phase] = TOGETHER + more * (len(places) + int(phase > 0))
 
+    def overhead(self, phases: Sequence[int]) -> float:
+        """What it costs when the grid shares out phases, whatever rows they have, in ns."""
+        return float(self._meetings[list(phases)].sum())
+
     def choose(self, rows: Mapping[str, Rows], replicas: int) -> Scopes | None:
         """The phases that are predicted to save time; None if there are none in any batch."""
-        if replicas == 1 or not self.phases or not self._on_gpu:
+        if replicas == 1 or not self.phases or not self.on_gpu:
             return None
         own = np.stack([rows[space].counts.sum(axis=(1, 3)) for space in self._spaces])
         spaces, batches, used = own.shape

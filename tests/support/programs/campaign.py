@@ -71,6 +71,7 @@ def case_of(executor: str, seed: int) -> Case:
         alike=choice.random() < 0.5,
         shared=choice.random() < 0.5,
         repeat=choice.choice((None, True, False)),
+        parts=choice.random() < 0.7,
     )
 
 

@@ -69,8 +69,8 @@ class Unsuitable(Exception):
 class Case:
     """What a program is run on, and how. options: of its plan, but for `without`. apart: whether deltas are
     always added up apart. alike: whether leaves of one word always share a row. added: whether partial sums
-    are always added up before they are written. shared: whether the grid always shares phases out. repeat: as
-    in the options."""
+    are always added up before they are written. shared: whether the grid always shares phases out. parts:
+    whether parts of the recursion always have replicas of their own. repeat: as in the options."""
 
     seed: int = 0
     samples: int = 2
@@ -86,6 +86,7 @@ class Case:
     alike: bool = False
     added: bool = False
     shared: bool = False
+    parts: bool = False
     repeat: bool | None = None
 
 
@@ -150,7 +151,8 @@ def run(prepared: Prepared, backend: Backend, case: Case) -> None:
     """Compares a backend with the definition: training, evaluation, prediction."""
     bench = Bench(prepared.program, prepared.plan, backend, prepared.forest, case.seed)
     tolerance = TOLERANCE[prepared.plan.precision]
-    with forced(None, case.apart or None, case.alike or None, case.added or None, case.shared or None):
+    decisions = (case.apart, case.alike, case.added, case.shared)
+    with forced(None, *(each or None for each in decisions), parts=case.parts or None):
         check_training(bench, tolerance)
         check_evaluation(bench, tolerance)
         check_outputs(bench, tolerance)

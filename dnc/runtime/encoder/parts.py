@@ -1,0 +1,143 @@
+"""Parts of the recursion that do not read each other, each on replicas of its own.
+
+In: a plan, the steps of a mode, samples. Out: a replica for every sample and part. The two directions of a
+bidirectional net are two recursions over the same samples; a replica that runs both has two instructions in
+every level, and what a level costs is paid for each. Apart they are levels of other replicas at the same time
+(VPPS's concurrent levels; Khorasani et al. 2018), and where results of several parts come together, all
+replicas meet: these phases are the grid's (`scopes.py`). It is done where that is predicted to end earlier.
+Guaranteed: it follows from the batch, the plan and the grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from dnc.ir.forest import Ints
+from dnc.ir.plan import Plan
+from dnc.ir.program import LEVEL
+from dnc.runtime.encoder.assign import Assignment, Burdens, Price, assign, joined, owners
+from dnc.runtime.encoder.scopes import Sharing
+from dnc.runtime.encoder.words import Numbers
+from dnc.runtime.phases import BEHIND, FORWARD_ONLY, PHASES, STARTS, Step, sequence, stage_producers
+from dnc.runtime.prepared import SpaceRows
+
+
+@attrs.frozen
+class Parts:
+    """The parts of a mode. of_space: the part that a space of the recursion belongs to. count: how many.
+
+    meets: the phases that the grid shares out where parts are apart. overhead: what that costs, in ns.
+    """
+
+    of_space: dict[str, int]
+    count: int
+    meets: tuple[int, ...]
+    overhead: float
+
+
+def parts_of(plan: Plan, steps: Sequence[Step], sharing: Sharing) -> Parts | None:
+    """The parts of a mode; None where there is but one, or where replicas cannot meet between two."""
+    stages = {step.segment.stage: plan.program.stage(step.segment.stage) for step in steps}
+    reads = [
+        (stages[name], stage)
+        for stage in stages.values()
+        for name in stage_producers(plan.program, stage)
+        if name in stages
+    ]
+    of_space = _joined(
+        (stage.space for stage in stages.values() if stage.placement == LEVEL),
+        ((one.space, other.space) for one, other in reads if {one.placement, other.placement} == {LEVEL}),
+    )
+    count = len(set(of_space.values()))
+    if count < 2 or not sharing.on_gpu:
+        return None
+    begins, ends = dict[str, int](), dict[str, int]()
+    for step in steps:
+        name = step.segment.stage
+        begins[name] = min(step.phase, begins.get(name, PHASES))
+        ends[name] = max(step.phase, ends.get(name, 0))
+    crossing = [
+        (ends[one.name], begins[other.name])
+        for one, other in reads
+        if one.space not in of_space or of_space[one.space] != of_space.get(other.space)
+    ]
+    # What stands behind the recursion is everybody's; in front of it, and behind its gradients, if need be.
+    behind = [phase for phase in sharing.phases if phase in (BEHIND, STARTS)]
+    others = [phase for phase in sharing.phases if phase not in behind]
+    for more in ([], others[:1], others[1:], others):
+        meets = sorted({*behind, *more})
+        if all(any(end <= phase <= begin for phase in meets) for end, begin in crossing):
+            return Parts(of_space, count, tuple(meets), sharing.overhead(meets))
+    return None
+
+
+def replicas_of_sample(plan: Plan) -> int:
+    """How many replicas a sample can be on at once, forwards."""
+    steps = sequence(plan, FORWARD_ONLY)
+    parts = parts_of(plan, steps, Sharing(plan, steps))
+    return 1 if parts is None else parts.count
+
+
+def _joined(spaces: Iterable[str], reads: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """A number for every space, the same for those of which one reads the other."""
+    found = {space: number for number, space in enumerate(dict.fromkeys(spaces))}
+    for one, other in reads:
+        low, high = sorted((found[one], found[other]))
+        found = {space: low if number == high else number for space, number in found.items()}
+    numbers = {number: at for at, number in enumerate(sorted(set(found.values())))}
+    return {space: numbers[number] for space, number in found.items()}
+
+
+class PartBurdens:
+    """What samples cost in every part of the recursion; by it every part has some of the replicas."""
+
+    def __init__(self, parts: Parts, prices: Mapping[str, Price], spaces: Mapping[str, SpaceRows]) -> None:
+        known = [
+            {name: price for name, price in prices.items() if parts.of_space.get(name) == part}
+            for part in range(parts.count)
+        ]
+        self.parts, self._own = parts, [Burdens.of(each, spaces) for each in known]
+        weights = np.array([sum(each.row + each.level for each in own.values()) for own in known])
+        self._bounds = np.append(0.0, weights.cumsum() / weights.sum())
+
+    def assign(self, batches: Sequence[Ints], whole: Burdens, replicas: int) -> Assignment:
+        """As `assign`, with parts apart in batches that are predicted to end earlier so."""
+        samples, spread = joined(batches)
+        shares = np.minimum(np.diff((self._bounds * replicas).round().astype(np.intp)), spread.most)
+        used, most = int(shares.sum()), min(replicas, spread.most)
+        if shares.min() == 0:
+            return assign(batches, whole, replicas)
+        batch = spread.batch if spread.batches > 1 else np.zeros(len(samples), np.intp)
+        together = owners(samples, spread, whole, most) + batch * (used - most)
+        apart, first = np.empty((len(shares), len(samples)), np.intp), 0
+        for part, (burdens, share) in enumerate(zip(self._own, shares.tolist(), strict=True)):
+            apart[part] = owners(samples, spread, burdens, share) + batch * (used - share) + first
+            first += share
+        same = np.broadcast_to(together, apart.shape)
+        wins = self.wins(*(self._ends(each, samples, spread.batches, used) for each in (same, apart)))
+        if not wins.any():
+            return assign(batches, whole, replicas)
+        owner = np.where(wins[batch], apart, same)
+        order = owner[0].argsort(kind="stable")
+        samples, owner = samples[order], owner[:, order]
+        return Assignment(samples, owner[0], spread, used, owner, self.parts.of_space, wins)
+
+    def wins(self, together: Numbers, apart: Numbers) -> NDArray[np.bool_]:
+        """Whether batches end earlier with parts apart, by when they end either way."""
+        found: NDArray[np.bool_] = apart + self.parts.overhead < together
+        return found
+
+    def _ends(self, owner: Numbers, samples: Ints, batches: int, replicas: int) -> Numbers:
+        """When the last replica of every batch has ended, in ns."""
+        total = np.zeros(batches * replicas, np.int64)
+        for of_part, burdens in zip(owner, self._own, strict=True):
+            highest = np.zeros_like(total)
+            np.add.at(total, of_part, burdens.rows[samples])
+            np.maximum.at(highest, of_part, burdens.levels[samples])
+            total += highest
+        found: Numbers = total.reshape(batches, replicas).max(axis=1)
+        return found
