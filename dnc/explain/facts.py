@@ -17,6 +17,7 @@ from dnc.ir.machine import Machine, machine
 from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, UNIT, Placement, Plan, unit_range
 from dnc.ir.program import EARLY, FORWARD, LEVEL, ROOT, STACK, TABLE
 from dnc.passes.plan_weights import Slice, most_registers, slices
+from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
 
 FORWARD_LEVEL, BACKWARD_LEVEL = "forward, a level of the recursion", "backward, a level of the recursion"
@@ -138,7 +139,8 @@ class SpaceFacts:
 @attrs.frozen
 class PlanFacts:
     """See the module. on_chip: None on a CPU. pushes: what segments also send straight to the other workers.
-    polls: what their next level waits for by looking at it.
+    polls: what their next level waits for by looking at it. parts: functions of the recursion that may have
+    replicas of their own; none where all read each other.
     reductions: segments whose partial sums a cluster may add up. cost: lines of what was predicted. why: in
     sentences what makes it fast."""
 
@@ -152,6 +154,7 @@ class PlanFacts:
     exchanges: tuple[ExchangeFacts, ...]
     pushes: tuple[str, ...]
     polls: tuple[str, ...]
+    parts: tuple[str, ...]
     reductions: tuple[str, ...]
     grid_exchanges: int
     instructions: tuple[tuple[int, str, tuple[str, ...]], ...]
@@ -173,6 +176,7 @@ def gather(plan: Plan) -> PlanFacts:
         tuple(_exchanges(plan)),
         tuple(_pushes(plan)),
         tuple(_polls(plan)),
+        tuple(_parts(plan)),
         tuple(_reductions(plan)),
         3 if plan.trains else 0,
         tuple((opcode.number, opcode.name, opcode.fields) for opcode in plan.opcodes),
@@ -386,6 +390,13 @@ def _pushes(plan: Plan) -> Iterator[str]:
 
 def _polls(plan: Plan) -> Iterator[str]:
     return (f"states of {polled.segment}" for polled in plan.polled)
+
+
+def _parts(plan: Plan) -> Iterator[str]:
+    parts = Modes(plan).mode(mode_of(plan)).parts
+    for part in range(0 if parts is None else parts.count):
+        assert parts is not None
+        yield " and ".join(space for space, number in parts.of_space.items() if number == part)
 
 
 def _reductions(plan: Plan) -> Iterator[str]:

@@ -83,6 +83,8 @@ def _exchanges(facts: PlanFacts) -> Iterator[str]:
         yield f"  pushed into shared memory between narrow levels: {', '.join(facts.pushes)}"
     if facts.polls:
         yield f"  waited for by looking at the data between narrow levels: {', '.join(facts.polls)}"
+    if facts.parts:
+        yield f"  apart, on replicas of their own, where that ends earlier: {'; '.join(facts.parts)}"
     if facts.reductions:
         yield f"  partial sums added up in the cluster where levels are wide: {', '.join(facts.reductions)}"
     if facts.grid_exchanges:

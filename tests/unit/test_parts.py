@@ -9,6 +9,7 @@ import pytest
 
 from dnc.compiler import PlanOptions, make_plan, transform
 from dnc.diagnostics import Source
+from dnc.explain.facts import gather
 from dnc.frontend.build import load_program
 from dnc.ir import isa
 from dnc.ir.plan import Plan
@@ -98,6 +99,10 @@ def test_others_have_one(name: str, target: str) -> None:
 
 def test_a_prediction_can_be_on_several_replicas() -> None:
     assert [replicas_of_sample(plan_of(*each)) for each in (TAGGER, ("treelstm", {}))] == [2, 1]
+
+
+def test_explain_names_them() -> None:
+    assert gather(plan_of(*TAGGER)).parts == BOTH and gather(plan_of("treelstm", {})).parts == ()
 
 
 # ---- when ----------------------------------------------------------------------------------------------
