@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import sync
 from dnc.codegen.bodies import cuda_ahead, cuda_reduce, cuda_segments, cuda_vertices
-from dnc.codegen.bodies.cuda_polls import Awaited, polled_of
+from dnc.codegen.bodies.cuda_polls import Awaited, most_polled, polled_of
 from dnc.codegen.bodies.cuda_push import Push
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, both, dispatch, either, local, put, when
@@ -62,7 +62,8 @@ def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) ->
         if box is not None:
             worker = attrs.evolve(worker, push=cuda_ahead.pushing(worker, segment, box, row, rows))
         if polled is not None:
-            awaits = Awaited(worker, polled, segment, kernel.poll, kernel.give_up)
+            most = cuda_segments.narrow_rows(worker, segment, most_polled(segment))
+            awaits = Awaited(worker, polled, most, kernel.poll, kernel.give_up)
             worker = attrs.evolve(worker, awaits=awaits)
         run_segment(worker, segment, row, rows)
         following, values = worker.ahead.next()

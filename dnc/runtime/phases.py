@@ -12,19 +12,8 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from dnc.ir.plan import VERTEX, BufferAddress, Plan, Result, Segment
-from dnc.ir.program import (
-    BACKWARD,
-    EARLY,
-    LEVEL,
-    GradientInput,
-    Input,
-    Program,
-    SavedInput,
-    SlotOutput,
-    Stage,
-    StateInput,
-    StateOutput,
-)
+from dnc.ir.program import BACKWARD, EARLY, LEVEL, Stage
+from dnc.ir.reads import producers, stage_producers
 
 # FORWARD_ONLY: what another net sees of a batch before it hands back gradients.
 TRAIN, EVALUATE, PREDICT, FORWARD_ONLY = "train", "evaluate", "predict", "forward"
@@ -71,33 +60,6 @@ class Step:
     step: int
 
 
-def stage_producers(program: Program, stage: Stage) -> set[str]:
-    """Names of the stages whose results `stage` reads, in whatever row."""
-    return _producers(program, stage.inputs)
-
-
-def _producers(program: Program, inputs: Iterable[Input]) -> set[str]:
-    found: set[str] = set()
-    for bound in inputs:
-        if isinstance(bound, SavedInput):
-            found.add(bound.stage)
-        elif isinstance(bound, StateInput):
-            found.update(
-                other.name
-                for other in program.stages
-                if other.function == bound.function
-                and any(isinstance(output, StateOutput) for output in other.outputs)
-            )
-        elif isinstance(bound, GradientInput):
-            for other in program.stages:
-                for output in other.outputs:
-                    if isinstance(output, SlotOutput) and (
-                        (output.function, output.component) == (bound.function, bound.component)
-                    ):
-                        found.add(other.name)
-    return found
-
-
 def needed_stages(plan: Plan, mode: str) -> set[str]:
     """Stages that a mode runs: those its results need, and in training all that learn."""
     program = plan.program
@@ -106,7 +68,7 @@ def needed_stages(plan: Plan, mode: str) -> set[str]:
     if mode == TRAIN:
         work |= {stage.name for stage in program.stages if stage.direction == BACKWARD}
         for gradient in program.weight_gradients:  # may read what no stage reads
-            work |= _producers(program, (bound for bound, _, _ in gradient.x)) | {gradient.stage}
+            work |= producers(program, (bound for bound, _, _ in gradient.x)) | {gradient.stage}
     found: set[str] = set()
     while work:
         name = work.pop()

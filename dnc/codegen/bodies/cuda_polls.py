@@ -36,6 +36,11 @@ def polled_of(plan: Plan, segment: Segment) -> Polled | None:
     return next((polled for polled in plan.polled if polled.segment == segment.name), None)
 
 
+def most_polled(segment: Segment) -> int:
+    """Rows of a level that polls, at most, for what its operands are."""
+    return MOST_QUADS * THREADS * QUAD // sum(piece.width for piece in segment.products[0].pieces)
+
+
 def unset(worker: Worker) -> None:
     """At the beginning of a launch, by the workers of every replica: none of its states has come."""
     access, workers = worker.access, worker.workers
@@ -56,19 +61,18 @@ def unset(worker: Worker) -> None:
 
 @attrs.frozen(eq=False)
 class Awaited:
-    """What a level polls. poll: waits for four floats. give_up: what a thread says that waited in vain."""
+    """What a level polls, of `most` rows at most. poll: waits for four floats. give_up: what a thread says
+    that waited in vain."""
 
     worker: Worker
     polled: Polled
-    segment: Segment
+    most: int
     poll: Poll
     give_up: Callable[[], None]
 
     def by_data(self, rows: Expr) -> Expr:
         """Whether a level of so many rows polls: the same for all workers."""
-        columns = sum(piece.width for piece in self.segment.products[0].pieces)
-        most = MOST_QUADS * THREADS * QUAD // columns
-        return both(self.worker.access.header(isa.AWAITED) > 0, rows <= most)
+        return both(self.worker.access.header(isa.AWAITED) > 0, rows <= self.most)
 
     def stage(self, staged: StagedRows) -> None:
         """Reads operands as `start_quads` copies them; all that a thread reads is under way together."""

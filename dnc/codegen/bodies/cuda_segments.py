@@ -153,9 +153,14 @@ def level_mailbox(worker: Worker, segment: Segment) -> Mailbox | None:
 def _mailbox_in(worker: Worker, segment: Segment, staging: Staging) -> Mailbox | None:
     """The mailbox in a layout: levels that read it are one tile, with a unit a thread."""
     most = min(MOST_ROWS, staging.tile, ROUNDS * THREADS // unit_share(segment.units, worker.workers))
-    if not (worker.crowded or segment.repeated) and wide_staging(worker, segment) is not None:
-        most = min(most, FEW)
-    return mailbox(worker, segment, staging, most)
+    return mailbox(worker, segment, staging, narrow_rows(worker, segment, most))
+
+
+def narrow_rows(worker: Worker, segment: Segment, most: int) -> int:
+    """Rows up to `most` of a level that `narrow_segment` runs: products of more are tiled, if they can be,
+    and know nothing of what is pushed or polled."""
+    is_tiled = not (worker.crowded or segment.repeated) and wide_staging(worker, segment) is not None
+    return min(most, FEW) if is_tiled else most
 
 
 def _look(worker: Worker, begin: Expr) -> None:

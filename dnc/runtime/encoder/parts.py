@@ -10,7 +10,7 @@ Guaranteed: it follows from the batch, the plan and the grid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from dnc.ir.forest import Ints
 from dnc.ir.plan import Plan
 from dnc.ir.program import LEVEL
+from dnc.ir.reads import parts_of_recursion, stage_producers
 from dnc.runtime.encoder.assign import Assignment, Burdens, Price, assign, joined, owners
 from dnc.runtime.encoder.scopes import Sharing
 from dnc.runtime.encoder.words import Numbers
-from dnc.runtime.phases import BEHIND, FORWARD_ONLY, PHASES, STARTS, Step, sequence, stage_producers
+from dnc.runtime.phases import BEHIND, FORWARD_ONLY, PHASES, STARTS, Step, sequence
 from dnc.runtime.prepared import SpaceRows
 
 
@@ -48,11 +49,10 @@ def parts_of(plan: Plan, steps: Sequence[Step], sharing: Sharing) -> Parts | Non
         for name in stage_producers(plan.program, stage)
         if name in stages
     ]
-    of_space = _joined(
-        (stage.space for stage in stages.values() if stage.placement == LEVEL),
-        ((one.space, other.space) for one, other in reads if {one.placement, other.placement} == {LEVEL}),
-    )
-    count = len(set(of_space.values()))
+    known, here = parts_of_recursion(plan.program), {s.space for s in stages.values() if s.placement == LEVEL}
+    numbers = sorted({known[space] for space in here})
+    of_space = {space: numbers.index(part) for space, part in known.items() if space in here}
+    count = len(numbers)
     if count < 2 or not sharing.on_gpu:
         return None
     begins, ends = dict[str, int](), dict[str, int]()
@@ -80,16 +80,6 @@ def replicas_of_sample(plan: Plan) -> int:
     steps = sequence(plan, FORWARD_ONLY)
     parts = parts_of(plan, steps, Sharing(plan, steps))
     return 1 if parts is None else parts.count
-
-
-def _joined(spaces: Iterable[str], reads: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """A number for every space, the same for those of which one reads the other."""
-    found = {space: number for number, space in enumerate(dict.fromkeys(spaces))}
-    for one, other in reads:
-        low, high = sorted((found[one], found[other]))
-        found = {space: low if number == high else number for space, number in found.items()}
-    numbers = {number: at for at, number in enumerate(sorted(set(found.values())))}
-    return {space: numbers[number] for space, number in found.items()}
 
 
 class PartBurdens:

@@ -428,13 +428,25 @@ static int launch(int grid, int cluster, int shared_bytes, int late_copies, int 
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937(seed));
   int left = order.size();
-  for (int idle = 0; left > 0 && idle < 3;) {
-    long before = steps;
+  auto run = [&](int block) {  // of one block, or (-1) of all
     for (int number : order) {
       here = &threads[number];
+      if (block >= 0 && here->block->number != block) continue;
       if (here->done || (here->ready && !here->ready(here->waits_for))) continue;
       enter();
       left -= here->done;
+    }
+  };
+  // All blocks at about the same pace; or each as far as it comes before the next one begins, from either end:
+  // who does not wait for others, and should, is found.
+  int way = seed % 3;
+  for (int idle = 0; left > 0 && idle < 3;) {
+    long before = steps;
+    if (way == 0) run(-1);
+    for (int at = 0; way > 0 && at < grid; ++at) {
+      long own;
+      do own = steps, run(way == 1 ? at : grid - 1 - at);
+      while (steps != own);
     }
     idle = steps == before ? idle + 1 : 0;
   }
