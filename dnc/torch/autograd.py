@@ -2,8 +2,9 @@
 
 In: what a batch pulls, and the parameters. Out: its loss and its pushed values, with their gradients.
 Guaranteed: a program that pushes nothing takes one launch for forward and backward, any other one
-two; several batches may be forward before the first goes backward; a tensor that was changed between is
-an error of PyTorch, and so is differentiating twice.
+two, or three where running statistics have moved between; several batches may be forward before the first
+goes backward, and gradients are those of the statistics that forward used; a tensor that was changed between
+is an error of PyTorch, and so is differentiating twice.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dnc.runtime.phases import FORWARD_ONLY, TRAIN
-from dnc.torch.launches import BatchOf, Gradients, Launches
+from dnc.torch.launches import BatchOf, Gradients, Launches, Statistics
 
 LOSS = "loss"
 NOTHING = torch.empty(0)  # saved where nothing else is
@@ -28,7 +29,10 @@ _graph_is_kept: Callable[[], bool] = getattr(
 
 @attrs.define(eq=False)
 class Call:
-    """One batch. pulled, parameters: what its tensors are, in order. outputs: what comes out, in order."""
+    """One batch. pulled, parameters: what its tensors are, in order. outputs: what comes out, in order.
+
+    statistics: what forward computed with, where backward computes it again.
+    """
 
     launches: Launches
     batch: BatchOf
@@ -36,6 +40,7 @@ class Call:
     parameters: tuple[str, ...]
     outputs: tuple[str, ...]
     sparse: bool
+    statistics: Statistics | None = attrs.field(default=None, init=False)
 
     @property
     def at_once(self) -> bool:
@@ -57,12 +62,21 @@ class Call:
         return self.launches.loss(launched), self.launches.gradients(launched)
 
     def backward(self, tensors: tuple[Tensor, ...], incoming: tuple[Tensor | None, ...]) -> Gradients:
-        """The gradients, given those of what came out."""
-        given = dict(zip(self.outputs, incoming, strict=True))
-        loss = given.pop(LOSS, None)
-        pushed = {name: value for name, value in given.items() if value is not None}
+        """The gradients, given those of what came out. The first time running statistics move."""
+        launches, seen = self.launches, self.statistics
+        pushed = dict(zip(self.outputs, incoming, strict=True))
+        loss = pushed.pop(LOSS, None)
         pulled = dict(zip(self.pulled, tensors, strict=False))
-        return self.launches.gradients(self.launches.run(self.batch, TRAIN, pulled, pushed, loss))
+        still = attrs.evolve(self.batch, moves=False)
+        if seen is None or seen.moves == launches.moves:
+            launched = launches.run(self.batch, TRAIN, pulled, pushed, loss)
+        else:
+            # From where they are now they move by a launch of their own, in front of that of the gradients.
+            if self.batch.moves:
+                launches.run(self.batch, TRAIN, pulled, pushed, loss)
+            launched = launches.run(still, TRAIN, pulled, pushed, loss, seen.values)
+        self.batch = still
+        return launches.gradients(launched)
 
     def sort(
         self, gradients: Gradients, needed: tuple[bool, ...], scale: Tensor | None, once: bool
@@ -93,7 +107,9 @@ class Batch(torch.autograd.Function):
             ctx.save_for_backward(NOTHING)
             return (loss,)
         ctx.save_for_backward(*tensors)
-        return call.forward(tensors)
+        found = call.forward(tensors)
+        call.statistics = call.launches.statistics()
+        return found
 
     @staticmethod
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:

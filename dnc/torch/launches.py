@@ -2,7 +2,8 @@
 
 In: a batch, pulled vectors, gradients of pushed values, all on the device. Out: values and gradients, on the
 device, without waiting for it. Guaranteed: everything runs on PyTorch's current stream; what a launch
-leaves in the pool is good until the next one, before which those who still need it copy it.
+leaves in the pool is good until the next one, before which those who still need it copy it; a launch reads
+nothing that one before it left there.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from dnc.torch.encoded import PREDICTION, PURPOSES, TRAINING, BatchEncoder, Enco
 from dnc.torch.memory import Memory
 
 Values = Mapping[str, Tensor]
+# Gradients of pushed values; zeros for None.
+Incoming = Mapping[str, Tensor | None]
 
 
 @attrs.frozen(eq=False)
@@ -73,17 +76,26 @@ class Launched:
     number: int
 
 
+@attrs.frozen(eq=False)
+class Statistics:
+    """Copies of the running statistics. moves: of how many batches they had moved by then."""
+
+    values: Values
+    moves: int
+
+
 class Launches:
     """Starts launches of a model whose pool PyTorch shares.
 
-    key: what encoded batches know it by. draws: batches so far that drew random numbers.
+    key: what encoded batches know it by. draws: batches so far that drew random numbers. moves: launches so
+    far that moved running statistics.
     """
 
     def __init__(self, model: Model, pool: Memory, parameters: Callable[[], Values]) -> None:
         self.model, self.memory, self._parameters = model, pool, parameters
         self.key = uuid4().hex
         self._aheads: WeakKeyDictionary[Dataset, Ahead] = WeakKeyDictionary()
-        self.draws = 0
+        self.draws = self.moves = 0
         self._use_stream: Callable[[int], None] | None = getattr(model.backend, "use_stream", None)
         self._sharings: WeakKeyDictionary[Dataset, Sharing] = WeakKeyDictionary()
         self._late: Callable[[], Gradients | None] = lambda: None
@@ -198,37 +210,57 @@ class Launches:
         batch: BatchOf,
         mode: str,
         pulled: Values,
-        pushed: Values | None = None,
+        pushed: Incoming | None = None,
         loss: Tensor | None = None,
+        statistics: Values | None = None,
     ) -> Launched:
-        """Starts a launch. pushed: gradients by output; with it, `loss` is the gradient of the loss."""
+        """Starts a launch. pushed: gradients of all outputs; with it, `loss` is the gradient of the loss.
+
+        statistics: running ones that are there for this launch alone, of a batch that does not move them.
+        """
         self.enter()
-        session = self.session()
-        with self._growing() as parameters:
+        session, kept = self.session(), dict[str, Tensor]()
+        with self._growing():
             schedule = self.schedule(batch, mode)
         guest, arena = schedule.guest, self.memory.free_arena()
         assert guest is not None
         self._make_gradients_in(session.memory.pool.gradients[arena], schedule)
 
         def fill() -> None:
-            for name, value in (pulled if pushed is None else {**pulled, **pushed}).items():
+            for name, value in {**pulled, **(pushed or {})}.items():
                 handed, at = guest.handed[self._places[name]], guest.vectors[self._places[name]] * 4
                 room = self.memory.floats.narrow(0, at, handed.rows * handed.stride)
-                room.view(handed.rows, handed.stride)[:, : handed.width].copy_(value)
+                if value is None:
+                    room.zero_()
+                else:
+                    room.view(handed.rows, handed.stride)[:, : handed.width].copy_(value)
             if pushed is not None:
                 at = schedule.address * 4 + self._layout.header["loss_scale"]
                 scale = self.memory.floats.narrow(0, at, 1)
                 scale.mul_(0.0 if loss is None else loss)
+            if mode == TRAIN and not batch.moves:
+                kept.update(self.statistics().values)
+            for name, value in (statistics or {}).items():
+                self._statistic(name).copy_(value)
 
-        kept = {} if mode != TRAIN or batch.moves else {n: parameters[n].clone() for n in self._running}
-        if self._use_stream is None:
-            session.wait()
-            session.run(schedule, (), fill)
-        else:
-            session.start(schedule, fill)
-        for name, value in kept.items():
-            parameters[name].data.copy_(value)
+        try:
+            if self._use_stream is None:
+                session.wait()
+                session.run(schedule, (), fill)
+            else:
+                session.start(schedule, fill)
+        finally:
+            for name, value in kept.items():
+                self._statistic(name).copy_(value)
+        self.moves += mode == TRAIN and batch.moves and bool(self._running)
         return Launched(schedule, guest, arena, self.model.launches)
+
+    def statistics(self) -> Statistics:
+        """The running statistics as the last launch left them."""
+        return Statistics({name: self._statistic(name).clone() for name in self._running}, self.moves)
+
+    def _statistic(self, name: str) -> Tensor:
+        return self.memory.places[name].view(self.memory.floats, self.memory.first(name))
 
     def _make_gradients_in(self, address: int, schedule: Schedule) -> None:
         """The launch of a schedule leaves its gradients at an address."""
