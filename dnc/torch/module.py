@@ -271,22 +271,36 @@ class Module(nn.Module):
             for name in self._parameters:
                 destination[prefix + name] = destination[prefix + name].clone()
 
+    @in_turn
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Module:
-        """`.to()` and its like: the parameters stay where the kernel has them, as float32."""
-        found = fn(torch.empty(0, device=self._memory.device))
-        if found.device != self._memory.device or found.dtype != torch.float32:
+        """`.to()` and its like: the parameters stay where the kernel has them, as float32.
+
+        What a subclass or its user has added, modules, parameters and buffers, is treated as in any module.
+        """
+        moved = fn(torch.empty(0, device=self._memory.device))
+        if moved.device != self._memory.device or moved.dtype != torch.float32:
             note = "open the build where it is to run: dnc.torch.Module(build, device='cuda')"
             raise fail(
                 f"model {self.dnc.build.model} computes in torch.float32 on {self._memory.device}, and "
-                f"cannot be moved to {found.dtype} on {found.device}",
-                *(() if found.device == self._memory.device else (note,)),
+                f"cannot be moved to {moved.dtype} on {moved.device}",
+                *(() if moved.device == self._memory.device else (note,)),
             )
-        if found.device.type == "cpu" and found.is_shared():
+        if moved.device.type == "cpu" and moved.is_shared():
             raise fail(
                 f"model {self.dnc.build.model} cannot be shared with other processes: its parameters lie in "
                 "the memory of its kernel",
                 "open the build in every process, and hand over state_dict()",
             )
+        every = dict(self._parameters)
+        own = {name: value for name, value in every.items() if name in self._memory.places}
+        for name in own:
+            del self._parameters[name]
+        try:
+            super()._apply(fn, recurse)
+        finally:
+            found = {**self._parameters, **own}
+            self._parameters.clear()
+            self._parameters.update({name: found[name] for name in every})
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:

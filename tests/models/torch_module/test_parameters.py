@@ -213,6 +213,28 @@ def test_it_stays_where_it_runs(tmp_path):
         whole.share_memory()
 
 
+def test_what_was_added_goes_where_it_is_sent(tmp_path):
+    """Modules, parameters and buffers beside those of the kernel, which stay."""
+    net, data, _ = opened("treelstm", tmp_path)
+    net.head = torch.nn.Linear(2, 2).double()
+    net.scale = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    net.register_buffer("seen", torch.zeros(2, dtype=torch.float64))
+    own, names = net.U.data_ptr(), [name for name, _ in net.named_parameters()]
+    with pytest.raises(DiagnosticError, match=r"computes in torch\.float32 on cpu, and"):
+        net.to("meta")
+    assert net.head.weight.device.type == net.scale.device.type == net.seen.device.type == "cpu"
+    assert net.float() is net
+    assert net.head.weight.dtype == net.scale.dtype == net.seen.dtype == torch.float32
+    assert [name for name, _ in net.named_parameters()] == names and net.U.data_ptr() == own
+    whole = torch.nn.Sequential(net)
+    net.head.double()
+    whole.to(torch.float32)
+    assert net.head.weight.dtype == torch.float32
+    torch.nn.utils.parametrizations.weight_norm(net, "U")
+    net.to("cpu").requires_grad_(False).float()
+    assert net(data[:2])["loss"].isfinite()
+
+
 def test_checkpoints_both_ways(tmp_path):
     net, data, _ = opened("treelstm", tmp_path)
     net.save(tmp_path / "weights.safetensors")
