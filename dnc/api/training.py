@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnc.api.arguments import Data, check_whole
+from dnc.api.saving import write
 from dnc.diagnostics import fail
 from dnc.ir.optimizers import OPTIMIZERS
 from dnc.runtime.checkpoint import Course, load_checkpoint
@@ -75,7 +76,8 @@ def train(
     if resumed is not None and load_checkpoint(resumed).position.step != model.position.step:
         raise fail(f"{resumed}: the model is not where this checkpoint is; load it with Model.restore")
     dataset = model.attach(data)
-    _check_samples(model, dataset)
+    samples = dataset.digest()
+    _check_samples(model, dataset, samples)
     encoder = model.encoder(dataset)
     measures = None if dev is None else model.read(dev)
     measured = None if measures is None else model.encoder(measures)
@@ -109,13 +111,13 @@ def train(
 
     def save(kind: str) -> None:
         keep()
-        model.save(folder.checkpoint(kind))
+        write(model, folder.checkpoint(kind))
 
     def keep() -> None:
         """The model knows how far it is, and with what."""
-        model.position = trainer.position
+        model.position = trainer.place()
         scores = trainer.best, trainer.best_epoch
-        model.course = Course(batch, dataset.samples, *scores, course.dev)
+        model.course = Course(batch, dataset.samples, *scores, course.dev, samples)
 
     interrupts = Interrupts()
     trainer = Trainer(
@@ -132,6 +134,7 @@ def train(
         tick,
     )
     try:
+        model.keep_place = keep
         with interrupts:
             record(_start_event(model, dataset, options, folder.path))
             done = trainer.run()
@@ -140,6 +143,7 @@ def train(
         record({"event": "end", "finished": done, "step": trainer.position.step})
     finally:
         keep()
+        model.keep_place = lambda: None
         if board is not None:
             board.close()
         folder.close()
@@ -161,13 +165,15 @@ def _check_model(model: Model, epochs: int, batch: int) -> None:
         raise fail(f"training is inside an epoch with batches of {known}, not {batch}")
 
 
-def _check_samples(model: Model, dataset: Dataset) -> None:
+def _check_samples(model: Model, dataset: Dataset, digest: str) -> None:
     """DiagnosticError where training is inside an epoch over other data."""
     known = model.course.samples
     if model.position.batch and known not in (0, dataset.samples):
         raise fail(
             f"training is inside an epoch over {known:,} samples; {dataset.path} has {dataset.samples:,}"
         )
+    if model.position.batch and model.course.data not in ("", digest):
+        raise fail(f"training is inside an epoch over other samples than those of {dataset.path}")
 
 
 def _effective(

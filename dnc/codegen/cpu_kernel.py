@@ -25,7 +25,7 @@ from dnc.codegen.bodies.cpu_ending import all_ended
 from dnc.codegen.bodies.cpu_products import define_products
 from dnc.codegen.bodies.cpu_worker import MEMORY, Functions, Worker
 from dnc.codegen.emit import Expr, both, dispatch, let, local, locals_in, named, put, when
-from dnc.codegen.stamps import CpuStamps, cpu_clock
+from dnc.codegen.stamps import CPU_CLOCK, CpuStamps
 from dnc.ir import isa
 from dnc.ir.plan import UNIT, Plan, TableGradient
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
@@ -59,7 +59,7 @@ class Kernel:
             if self.traced:
                 runs = named("runs", tirx_cpu.flat_argument("runs", "int64"))
                 stamps, clock = T.arg("stamps", T.int32()), T.arg("clock", T.int32())
-                with cpu_sync.primitives(), cpu_clock():
+                with cpu_sync.primitives(CPU_CLOCK):
                     self._interpret(CpuStamps(runs, self.number, stamps, clock))
             else:
                 with cpu_sync.primitives():

@@ -40,9 +40,12 @@ define i32 @dnc_yield() noinline nounwind {
 """
 
 
-def primitives() -> Any:
-    """The frame inside which the functions of this module may be used; enter it once a function."""
-    return T.attr(0, "pragma_import_llvm", _LLVM_IR)
+def primitives(others: str = "") -> Any:
+    """The frame inside which the functions of this module may be used, and those of another text of LLVM IR.
+
+    Enter it once a function: of two frames, one in the other, TVM's text keeps the inner one alone.
+    """
+    return T.attr(0, "pragma_import_llvm", _LLVM_IR + others)
 
 
 def load_acquire(words: Expr, at: Expr) -> Expr:

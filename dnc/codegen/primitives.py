@@ -297,6 +297,7 @@ def copy_commit() -> None:
 
 def copy_wait(groups: int) -> None:
     """Waits until at most the last `groups` groups of this thread are under way."""
+    assert groups >= 0
     T.evaluate(_copy_wait(groups)())
 
 

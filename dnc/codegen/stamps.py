@@ -62,7 +62,7 @@ __device__ __forceinline__ void dnc_trace_stamp(long long* runs, int stamp, int 
 )
 
 # `struct timespec` on every system with 64-bit time: seconds, nanoseconds.
-_CPU_CLOCK = """
+CPU_CLOCK = """
 declare i32 @clock_gettime(i32, ptr)
 
 define i64 @dnc_now(i32 %clock) alwaysinline nounwind {
@@ -113,8 +113,3 @@ class CpuStamps:
         """The clock."""
         with when(number < self.stamps):
             put(self.runs, self.first + ANCHOR_WORDS + T.cast(number, "int64"), self._now())
-
-
-def cpu_clock() -> Any:
-    """The frame inside which `CpuStamps` may be used."""
-    return T.attr(0, "pragma_import_llvm", _CPU_CLOCK)

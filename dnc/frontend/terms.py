@@ -55,6 +55,7 @@ def check_terms(
 
 
 OUTPUT, PUSH = "output", "push"
+MEASURED = ("loss", "samples")  # what an evaluation has beside its metrics
 
 
 class _Terms:
@@ -78,6 +79,11 @@ class _Terms:
 
     def metric(self, declared: syntax.MetricDeclaration) -> list[Term | None]:
         self._claim("metric", declared.name)
+        if declared.name.text in MEASURED:
+            self.report.error(
+                f"no metric can be called '{declared.name}': every evaluation has '{declared.name}' already",
+                declared.name.span,
+            )
         name, domain = declared.reduction.name, declared.reduction.domain
         measure = measures.MEASURES.get(name.text)
         if measure is None:

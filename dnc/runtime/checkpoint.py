@@ -53,8 +53,8 @@ class Course:
     """What training goes on with beside its place.
 
     batch_size, samples: of a batch, and of the training data; 0 if unknown. best: the best score on the dev
-    set so far, None without one; best_epoch: epochs done when it was reached. dev: the digest of that set, ""
-    without one.
+    set so far, None without one; best_epoch: epochs done when it was reached. dev, data: digests of that set
+    and of the training data, "" if unknown.
     """
 
     batch_size: int = 0
@@ -62,6 +62,7 @@ class Course:
     best: float | None = None
     best_epoch: int = 0
     dev: str = ""
+    data: str = ""
 
     def on(self, dev: str) -> Course:
         """What training goes on with that is measured on a set: another one has a best of its own."""
@@ -119,6 +120,7 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     seen: _Count = 0
     best_epoch: _Count = 0
     dev: str = ""
+    data: str = ""
 
 
 def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
@@ -154,6 +156,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         place.seen,
         course.best_epoch,
         course.dev,
+        course.data,
     )
     write_tensors(path, tensors, msgspec.to_builtins(stored))
 
@@ -198,7 +201,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             stored.beta2,
         ),
         stored.optimizer_steps,
-        Course(stored.batch_size, stored.samples, stored.best, stored.best_epoch, stored.dev),
+        Course(stored.batch_size, stored.samples, stored.best, stored.best_epoch, stored.dev, stored.data),
     )
 
 

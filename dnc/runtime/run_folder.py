@@ -13,7 +13,9 @@ events behind it, so that metrics.jsonl is that of a run that never stopped.
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,11 @@ from dnc.runtime.checkpoint import load_checkpoint
 from dnc.runtime.data import Vocabulary, save_vocabularies
 from dnc.runtime.json_text import decode_json
 from dnc.runtime.run_config import RunConfig, write_config
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 RUNS = "runs"
 METRICS, VOCABULARY, CONFIG = "metrics.jsonl", "vocabulary.json", "run.toml"
@@ -75,6 +82,8 @@ class RunFolder:
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            handle = _locked(self.path)
+            self._release = weakref.finalize(self, _close, handle)
             if own:
                 self._tidy(step)
             if config is not None:  # first of all: with it, a run that was killed can be gone on with
@@ -123,9 +132,33 @@ class RunFolder:
             save_vocabularies(self.path / VOCABULARY, vocabularies)
 
     def close(self) -> None:
-        """Closes the metrics."""
+        """Closes the metrics, and lets others go on with the run."""
         with self._writing(METRICS):
             self._metrics.close()
+        self._release()
+
+
+def _close(handle: int | None) -> None:
+    if handle is not None:
+        os.close(handle)
+
+
+def _locked(folder: Path) -> int | None:
+    """A handle of a folder that is this process's until it is closed; DiagnosticError if another one has it.
+
+    None where the system or the file system knows no locks: there nobody is kept out.
+    """
+    if fcntl is None:
+        return None
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(handle)
+        if isinstance(error, BlockingIOError):
+            raise fail(f"{folder}: another process trains in it") from None
+        return None
+    return handle
 
 
 def check_folder(run: str | Path) -> None:

@@ -70,7 +70,11 @@ TENSOR_SIZES = tuple(
 How = tuple[int, bool, int] | tuple[int, bool]
 ORDER: tuple[How, ...] = ((4, True), (3, True), (4, False), (3, False), (3, False, TURNED_WORDS // 2))
 LEAST = 24  # vertices of a tile there
-MORE_STEPS, MOST_AHEAD = (12, 8, 6), 32  # steps under way where only operands come, vertices of a tile then
+LEAST_STEPS, MORE_STEPS, MOST_AHEAD = (
+    3,
+    (12, 8, 6),
+    32,
+)  # steps under way where only operands come, vertices of a tile then
 WORK = 4096  # multiplications of a vertex: what costs of tiles are counted in
 COPIES = 8.0  # of a tile, in the time that a vertex takes
 
@@ -132,6 +136,7 @@ def _best_staging(worker: Worker, segment: Segment, units: int) -> Staging | Non
     if _reads_operands_alone(worker, segment):
         # A step takes less time than its copies: more are under way, for which small tiles have room.
         all_steps = 1 + max(step_count(operand_columns(product)) for product in segment.products)
+        all_steps = max(all_steps, LEAST_STEPS)
         order = (*((steps, True) for steps in (all_steps, *MORE_STEPS) if steps <= all_steps), *ORDER)
         tiles = [tile for tile in tiles if tile <= MOST_AHEAD]
     for tile in tiles:
