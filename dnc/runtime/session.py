@@ -166,7 +166,8 @@ class Session:
         hyper: the same for all batches, or what it is for the step of that number (counted from 1).
         Small batches are encoded and copied several at a time; each is a launch of its own.
         """
-        return (each for each in self.stretches(data, [batches], hyper) if each is not None)
+        results = self.launches.unless_retired(self.stretches(data, [batches], hyper))
+        return (each for each in results if each is not None)
 
     def stretches(
         self,
@@ -252,6 +253,7 @@ class Session:
                 ahead.schedules(job)  # what comes next is behind it
             return None
         while True:
+            self.launches.check()
             try:
                 with self.timeline.host(ENCODE, count):
                     schedules = ahead.schedules(job)
@@ -346,7 +348,7 @@ class Session:
         self, data: Encoder, batches: Iterable[Sequence[int] | Ints]
     ) -> Iterator[dict[str, list[Any]]]:
         """The same for one batch after another; some batches late, as in `steps`."""
-        return self.answers.predictions(data, batches)
+        return self.launches.unless_retired(self.answers.predictions(data, batches))
 
     # ---- values and gradients of others -----------------------------------------------------------
 
@@ -402,12 +404,13 @@ class Session:
 
     def settle(self) -> None:
         """Waits for all training steps; NotFinite if one of them made no update."""
+        self.launches.check()
         self._underway.settle(0)
 
     def run(
         self, schedule: Schedule, reads: Sequence[tuple[int, int]], fill: Fill | None = None
     ) -> list[Floats]:
-        """One launch to its end, with nothing else under way; then words of the pool: (first, count)."""
+        """One launch to its end, behind all that is under way; then words of the pool: (first, count)."""
         return self.launches.run(schedule, reads, fill)
 
     def _once(self, samples: Ints) -> Ints:
@@ -452,6 +455,7 @@ class Session:
         replicas, workers = self.backend.grid(len(samples), mode == TRAIN, lanes)
         parts = 1
         while True:
+            self.launches.check()
             try:
                 data.pool = self.memory.pool
                 with self.timeline.host(ENCODE):
