@@ -8,15 +8,15 @@ may call, one at a time has its turn.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.api import generation, training
+from dnc.api import generation, saving, training
 from dnc.api.arguments import (
     Batch,
     Data,
@@ -37,7 +37,7 @@ from dnc.ir.program import Program
 from dnc.runtime.backend import Backend
 from dnc.runtime.build import Build
 from dnc.runtime.carried import carried
-from dnc.runtime.checkpoint import Checkpoint, Course, Position, check_model, load_checkpoint, save_checkpoint
+from dnc.runtime.checkpoint import Checkpoint, Course, Position, check_model, load_checkpoint
 from dnc.runtime.data import Dataset, Layout, Vocabulary, layout_of, read, read_samples, table_rows
 from dnc.runtime.embeddings import Embeddings, read_embeddings, table_of
 from dnc.runtime.encoder import Encoder
@@ -69,6 +69,7 @@ class Model:
         self.hyper = DEFAULT
         self.vocabularies: dict[str, Vocabulary] | None = None
         self.position, self.course = Position(), Course()
+        self.keep_place: Callable[[], None] = lambda: None  # in training: writes both as they are by now
         self.memory_words: int | None = None
         self.encoders: int | None = None
         self.timeline = OFF
@@ -81,6 +82,12 @@ class Model:
         self.generating: dict[str | None, ModelStream] = {}
         self._layouts: dict[bool, Layout] = {}
         self._encoders: WeakKeyDictionary[Dataset, Encoder] = WeakKeyDictionary()
+
+    def __reduce__(self) -> NoReturn:
+        raise fail(
+            "a model holds memory of its device, and can be neither copied nor pickled",
+            "save(path) writes what it has learned; dnc.load(build, checkpoint=path) makes another one of it",
+        )
 
     @property
     def program(self) -> Program:
@@ -219,6 +226,8 @@ class Model:
                     f"metric '{name}' has to know what its classes are called, but the data hold numbers",
                     "the classes are tags, as B-PER, I-PER and O",
                 )
+        if self._session is not None:
+            self._session.launches.retire()  # streams that are open have their places in its memory
         self._session = Session(
             self.plan,
             self.backend,
@@ -231,7 +240,7 @@ class Model:
             self.encoders,
         )
         if vocabularies != self.vocabularies:
-            self._attached = None  # its numbers are of another vocabulary
+            self._attached = self._forwarded = None  # their numbers are of another vocabulary
         self.vocabularies = vocabularies
         self._encoders.clear()
 
@@ -264,7 +273,7 @@ class Model:
         self.session.write_arrays(values)
         return names
 
-    @in_turn
+    @moves
     def load_embeddings(self, table: str, path: str | Path) -> Embeddings:
         """Takes the rows of a table from a text file of word vectors (GloVe's format); what was found."""
         parameter, vocabularies = table_of(self.program, table), self.vocabularies or {}
@@ -276,29 +285,7 @@ class Model:
 
     # ---- checkpoints ----------------------------------------------------------------------------
 
-    @in_turn
-    def save(self, path: str | Path) -> None:
-        """Writes a checkpoint: weights, optimizer state, vocabulary, place in training."""
-        session = self.session
-        self.check_trains()
-        if session.optimizer != self.hyper.optimizer:  # no step was made with it: its state is zero
-            session.start_optimizer(self.hyper.optimizer)
-        assert self.vocabularies is not None
-        save_checkpoint(
-            path,
-            Checkpoint(
-                self.build.model,
-                self.build.digest,
-                session.read_arrays(),
-                session.read_state(),
-                self.vocabularies,
-                self.seed,
-                self.position,
-                self.hyper,
-                session.optimizer_steps,
-                self.course,
-            ),
-        )
+    save = in_turn(saving.save)
 
     @moves
     def restore(self, path: str | Path) -> Checkpoint:
@@ -318,6 +305,7 @@ class Model:
 
     # ---- batches --------------------------------------------------------------------------------
 
+    @moves
     def configure(
         self,
         optimizer: str | None = None,
@@ -356,8 +344,10 @@ class Model:
         """
         self.check_trains()
         data, numbers = self.batch_of(batch, labels_required=True)
-        result = self.session.step(self.encoder(data), numbers, self.hyper)
-        self.position = self.position.at(self.session.steps_done)
+        try:
+            result = self.session.step(self.encoder(data), numbers, self.hyper)
+        finally:  # this step has been started, whatever the one before has come to
+            self.position = self.position.at(self.session.steps_done)
         return None if result is None else result.loss
 
     @stream_in_turn
@@ -374,6 +364,7 @@ class Model:
             for result in self.session.steps(self.encoder(data), numbers, self.hyper):
                 self.position = self.position.at(self.session.steps_done)
                 yield result.loss
+                self.turn.check_still("steps")
         finally:  # steps behind the last result have been started, too
             self.position = self.position.at(self.session.steps_done)
 
@@ -476,7 +467,7 @@ class Model:
         self._forwarded = dataset, numbers, training
         return found
 
-    @in_turn
+    @moves
     def backward(self, pushed: Arrays | None = None) -> tuple[float, dict[str, list[Any]]]:
         """Trains on the batch that `forward` was called with: (loss, gradients by pulled vectors).
 
@@ -489,9 +480,11 @@ class Model:
             raise fail("backward needs a batch: call forward first")
         dataset, numbers, noisy = self._forwarded
         hand_in(dataset, numbers, pushed_values(self.program), pushed or {}, "gradient of")
-        result, found = self.session.backward(self.encoder(dataset), numbers, self.hyper, noisy)
+        try:
+            result, found = self.session.backward(self.encoder(dataset), numbers, self.hyper, noisy)
+        finally:
+            self.position = self.position.at(self.session.steps_done)
         self._forwarded = None
-        self.position = self.position.at(self.session.steps_done)
         return result.loss, hand_back(dataset, numbers, pulled_fields(self.program), found)
 
     # ---- training -------------------------------------------------------------------------------

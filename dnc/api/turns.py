@@ -35,7 +35,7 @@ class Turn:
         self.moves = False  # whether a method that changes weights is under way
 
     def check_still(self, name: str) -> None:
-        """DiagnosticError where a callback of training asks for what changes weights."""
+        """DiagnosticError where a callback of training asks for what changes weights, or how they change."""
         if self.moves:
             raise fail(f"{name}: the model is being trained; what training calls may measure it and predict")
 
@@ -115,7 +115,8 @@ def in_turn(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
 
 
 def moves(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """A method that one thread at a time is in, and that changes weights: not from within another one."""
+    """A method that one thread at a time is in, and that changes weights or how steps change them: not from
+    within another one."""
 
     @wraps(method)
     def taken(self: S, /, *arguments: P.args, **options: P.kwargs) -> T:

@@ -2,8 +2,9 @@
 
 In: a session, data, options, a place to start from. Out: events (plain dicts, for people and for
 metrics.jsonl) and checkpoints. Guaranteed: the order of the samples follows from seed and epoch
-alone, so a run that goes on from a checkpoint makes the same updates as one that never stopped; a
-gradient that is not finite stops training with the last good weights saved.
+alone, so a run that goes on from a checkpoint makes the same updates as one that never stopped. A gradient
+that is not finite makes no update and stops training; batches behind it may have been under way, and have
+made theirs. What is saved then has these, and stands behind them: whoever goes on takes no batch again.
 """
 
 from __future__ import annotations
@@ -100,17 +101,21 @@ class Trainer:
             raise
         except BaseException:  # of whoever was told something, or an interrupt
             results.close()
-            self._settle(samples)
+            self.position = self.place()
             raise
         return True
 
-    def _settle(self, samples: int) -> None:
-        """Moves on behind all updates that were made. Nobody has looked at the losses of the last ones: the
-        mean loss of the epoch stays what it was."""
+    def place(self) -> Position:
+        """The position behind all steps that were started, as the weights are once these are over.
+
+        Nobody has looked at the losses of the last ones: the mean loss of the epoch stays what it was.
+        """
         place, made = self.position, self.session.steps_done
+        if made == place.step:
+            return place
         batch = place.batch + made - place.step
-        seen = min(batch * self.options.batch, samples)
-        self.position = Position(place.epoch, batch, made, place.loss / max(place.seen, 1) * seen, seen)
+        seen = min(batch * self.options.batch, self.data.prepared.samples)
+        return Position(place.epoch, batch, made, place.loss / max(place.seen, 1) * seen, seen)
 
     def exhausted(self) -> bool:
         """Whether so many epochs have brought no better score that training ends early."""
@@ -129,6 +134,7 @@ class Trainer:
             except NotFinite as problem:
                 for result in problem.before:
                     self._measure(result)
+                self.position = self.place()
                 with suppress(DiagnosticError):  # weights that an update spoilt are not written
                     self.save("last")
                 raise

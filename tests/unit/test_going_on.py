@@ -111,6 +111,9 @@ def test_so_it_has_behind_a_checkpoint_which_knows_the_samples(workplace, monkey
         lambda model: model.train("train.jsonl", run_dir="inner"),
         lambda model: model.restore("first/last.safetensors"),
         lambda model: model.set_parameters(model.parameters()),
+        lambda model: model.load_embeddings("E", "vectors.txt"),
+        lambda model: model.forward("dev.jsonl") and model.backward(),
+        lambda model: model.configure("adam"),
     ],
 )
 def test_what_training_calls_changes_no_weights(workplace, call):

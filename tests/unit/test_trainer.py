@@ -120,4 +120,5 @@ def test_what_is_not_finite_ends_training_and_saves():
     made, _, saved = trainer(options)
     with pytest.raises(NotFinite, match="its update was not made"):
         made.run()
-    assert saved == ["last"] and made.position.step == made.position.batch == 1
+    assert saved == ["last"]  # the place is behind all steps that were under way
+    assert made.position.step == made.position.batch == made.session.steps_done > 1
