@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,7 +40,7 @@ HandIn = Callable[[Dataset], None]
 class StreamState:
     """Where streams stand: by stream the last elements, and by function their states' records.
 
-    elements: as they were in the data. states: float32[elements, words of a record] a stream.
+    elements: copies of what was in the data. states: float32[elements, words of a record] a stream.
     """
 
     elements: tuple[tuple[Any, ...], ...]
@@ -163,7 +164,8 @@ class Stream:
         elements, states = [], []
         for chunk, (old, new), before in zip(chunks, kept, state.states, strict=True):
             own = chunk[self.carried.field]
-            elements.append(tuple(own[len(own) - old - new :]))
+            added = len(own) - new
+            elements.append((*own[added - old : added], *map(_copied, own[added:])))
             found = {}
             for name, words in self._words.items():
                 fresh = [next(records) for _ in range(new)]
@@ -171,6 +173,16 @@ class Stream:
                 found[name] = np.concatenate([last, np.reshape(fresh, (new, words))]).astype(np.float32)
             states.append(found)
         return StreamState(tuple(elements), tuple(states))
+
+
+def _copied(element: Any) -> Any:
+    """An element as JSON has it, for whoever gave it may write the next one into the same object."""
+    return msgspec.to_builtins(element, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """An array of NumPy, or of what speaks DLPack, as a list; a number of NumPy as a number."""
+    return (value if isinstance(value, np.generic | np.ndarray) else np.from_dlpack(value)).tolist()
 
 
 def _below(forest: Forest, struct: str, rows: Ints) -> dict[str, Ints]:

@@ -143,6 +143,38 @@ def test_several_streams_and_their_states(builds: Path) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(again["end"], found[at]["end"], strict=True))
 
 
+def test_a_dict_that_holds_one_element_after_another(builds: Path) -> None:
+    """What a stream reads again of the elements before is as it was when they were fed."""
+    model, choice = opened(builds, "everything", EVERYTHING, {}, "cpu"), random.Random(8)
+    whole = sample("everything", choice, 6)
+    model.read([whole])
+    for word in whole["words"]:
+        word["weight"] = np.float32(word["weight"])
+    expected = model.predict([whole])["states"][0]
+    stream, found, word, letters = model.stream(), [], {}, []
+    for each in whole["words"]:
+        letters[:] = each["letters"]
+        word.update({**each, "letters": letters})
+        found.append(stream.feed({**whole, "words": [word]})["states"])
+    assert np.array_equal(np.concatenate(found), expected)
+
+
+def test_streams_and_predictions_by_turns(builds: Path) -> None:
+    """The launch of a chunk is behind those of the batches that are under way."""
+    model, choice = opened(builds, "everything", EVERYTHING, {}, "cpu"), random.Random(9)
+    wholes = [sample("everything", choice, 1 + at % 5) for at in range(24)]
+    model.attach(wholes)
+    expected = list(model.predictions([[at] for at in range(24)]))
+    for length in (1, 6, 12, 24):
+        stream, long = model.stream(), sample("everything", choice, length)
+        whole = model.predict([long])["states"][0]
+        for at, found in enumerate(model.predictions([[at] for at in range(24)])):
+            for name in ("states", "end", "letters"):
+                assert np.array_equal(found[name][0], expected[at][name][0])
+            stream.reset()
+            assert np.array_equal(stream.feed(long)["states"], whole)
+
+
 def test_pulled_vectors(builds: Path) -> None:
     model, choice = opened(builds, "pulled", PULLED, {}, "cpu"), np.random.default_rng(1)
     vectors = choice.normal(size=(6, 5)).astype(np.float32)
