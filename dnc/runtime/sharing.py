@@ -41,7 +41,7 @@ class Sharing:
         self._orders = {space: dataset.order(space) for space in spaces}
         tables = {(space.struct, field): dataset.forest.tables[space.struct] for space, field in handed}
         self._widths = {key: table.data[key[1]].shape[1] for key, table in tables.items()}
-        self._numbers = {key: np.full(len(table) + 1, -1, np.int32) for key, table in tables.items()}
+        self._nobody = {key: np.full(len(table) + 1, -1, np.int32) for key, table in tables.items()}
 
     def guest_of(self, samples: Ints, mode: str) -> Guest:
         """What a batch shares in a mode: in training gradients come in and go out, otherwise outputs."""
@@ -55,7 +55,7 @@ class Sharing:
 
     def in_groups(self, mode: str) -> bool:
         """Whether several batches can be encoded together: they share the gradients of tables alone."""
-        return not (self._numbers or self._results[GRADIENT if mode == TRAIN else OUTPUT])
+        return not (self._nobody or self._results[GRADIENT if mode == TRAIN else OUTPUT])
 
     def counts(self, samples: Ints) -> Mapping[str, Ints]:
         """Rows of every sample, by pulled field and by output."""
@@ -65,6 +65,6 @@ class Sharing:
     def _handed(self, space: Space, field: str, samples: Ints) -> Handed:
         key = space.struct, field
         vertices = self._orders[space].of(samples)
-        number = self._numbers[key]
+        number = self._nobody[key].copy()  # a guest's own: several may wait to be encoded
         number[vertices] = np.arange(len(vertices), dtype=np.int32)
         return Handed(len(vertices), self._widths[key], number)

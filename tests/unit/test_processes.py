@@ -374,3 +374,15 @@ def test_processes_end_with_their_session():
     other = session.attach(forest_of("treelstm", seed=4))
     list(session.steps(other, [[0]], SGD))  # another data set: those of the first are not needed
     assert all(each.poll() is not None for each in running)
+
+
+def test_a_process_that_does_not_start_leaves_nothing_open(monkeypatch):
+    def refused(*arguments, **options):
+        raise OSError("no more processes")
+
+    data = small_session("treelstm").attach(forest_of("treelstm"))
+    before = sorted(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr("dnc.runtime.encoder.processes.subprocess.Popen", refused)
+    with pytest.raises(Lost, match="no more processes") as held:  # whoever keeps the error keeps its frames
+        Processes(data.prepared, 2)
+    assert sorted(os.listdir("/proc/self/fd")) == before and held.value.__traceback__

@@ -132,9 +132,11 @@ class _Process:
     def __init__(self, data: int, prepared: Prepared) -> None:
         self.plan = prepared.plan
         self.is_ready = False
-        self._words = os.memfd_create("dnc-words")
         self._shared: mmap.mmap | None = None
         self.connection, theirs = Pipe()
+        self._words = os.memfd_create("dnc-words")
+        running: list[subprocess.Popen[bytes]] = []
+        self.close = weakref.finalize(self, _end, running, self.connection, self._words)
         command = [sys.executable, "-c", f"import {__name__} as it; it.main()"]
         handed = [theirs.fileno(), data, self._words]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
@@ -142,11 +144,12 @@ class _Process:
             self._running = subprocess.Popen(
                 [*command, *map(str, handed)], pass_fds=handed, env=environment, stdin=subprocess.DEVNULL
             )
+            running.append(self._running)
         except OSError as error:
+            self.close()
             raise Lost(str(error)) from error
         finally:
             theirs.close()
-        self.close = weakref.finalize(self, _end, self._running, self.connection, self._words)
 
     def send(self, job: Job) -> None:
         try:
@@ -169,12 +172,14 @@ class _Process:
         return attrs.evolve(reply.schedules, plan=self.plan, words=words)
 
 
-def _end(running: subprocess.Popen[bytes], connection: Connection, words: int) -> None:
-    """Ends a process, which has nothing to lose; without us it would end at the end of its connection."""
+def _end(running: list[subprocess.Popen[bytes]], connection: Connection, words: int) -> None:
+    """Ends a process, if there is one; it has nothing to lose, and without us would end when its connection
+    does."""
     connection.close()
     os.close(words)
-    running.kill()
-    running.wait()
+    for process in running:
+        process.kill()
+        process.wait()
 
 
 # ---- the other side -----------------------------------------------------------------------------
