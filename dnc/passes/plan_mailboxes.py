@@ -1,10 +1,9 @@
 """Plan mailboxes: what the workers of a cluster send each other between two levels, beside what they write.
 
-In: a plan with segments and a tiling. Out: the plan with its `pushes`. A segment that is alone in the levels
-of its part of the recursion pushes the states that are operands of its own products, and the partial sums of
-transposed products that it adds up itself; so the next level finds them in its shared memory, and of what
-others wrote in the one before reads nothing else. All of it is still written to the pool, for everybody who
-reads it later.
+In: a plan with segments and a tiling. Out: the plan with its `pushes`. A segment that is alone in its levels
+pushes the states that are operands of its own products, and the partial sums of transposed products that it
+adds up itself; so the next level finds them in its shared memory, and of what others wrote in the one before
+reads nothing else. All of it is still written to the pool, for everybody who reads it later.
 
 It is done where a level follows one other, as in a sequence: those levels are narrow. Of trees most rows are
 in wide levels, which do not push; there the larger code costs more than narrow levels gain
@@ -34,7 +33,6 @@ from dnc.ir.plan import (
     levels_of,
     unit_share,
 )
-from dnc.ir.reads import parts_of_recursion
 from dnc.ir.repeated import repeated_parts, staged_operand
 from dnc.ir.states import state_buffers
 from dnc.passes.distribute import width_of
@@ -58,7 +56,7 @@ class PlanMailboxes:
 
     def _of(self, plan: Plan, segment: Segment) -> list[Pushed]:
         assert plan.tiling is not None
-        if segment.mapping != UNIT or _beside(plan, segment) != [segment]:
+        if segment.mapping != UNIT or levels_of(plan, segment) != [segment]:
             return []
         workers = plan.tiling.workers
         if (workers - 1) * unit_share(segment.units, workers) >= segment.units:
@@ -71,13 +69,6 @@ class PlanMailboxes:
         if self.sequences and (sums > 1 or len(_followed(plan, segment)) > 1):
             return []
         return [Pushed(segment.name, *each) for each in asked]
-
-
-def _beside(plan: Plan, segment: Segment) -> list[Segment]:
-    """The segments in the levels of a segment that may read each other. Where a replica runs others, too, no
-    level of the segment follows behind the next barrier, so nothing is pushed."""
-    parts = parts_of_recursion(plan.program)
-    return [each for each in levels_of(plan, segment) if parts[each.space] == parts[segment.space]]
 
 
 class NotEnough(Exception):

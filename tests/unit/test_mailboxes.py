@@ -40,7 +40,7 @@ def test_inference_pushes_states_only() -> None:
         ("lstm_classifier", {"hidden": 64}, {"without": ("mailboxes",)}),
         ("lstm_classifier", {"hidden": 64}, {"cluster": 0}),  # no cluster, no other's shared memory
         ("lstm_classifier", {"hidden": 4}, {"cluster": 8}),  # workers without units send nothing
-        ("char_tagger", {"hidden": 64}, {}),  # several segments in a level of a part
+        ("bilstm_tagger", {"hidden": 64}, {}),  # two segments in a level
         ("treelstm", {"hidden": 64}, {}),  # two ways into a level
         ("childsum", {"hidden": 64}, {}),
     ],

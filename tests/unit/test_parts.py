@@ -105,12 +105,6 @@ def test_explain_names_them() -> None:
     assert gather(plan_of(*TAGGER)).parts == BOTH and gather(plan_of("treelstm", {})).parts == ()
 
 
-def test_each_may_push() -> None:
-    pushes = {each.segment for each in plan_of(*TAGGER, cluster=8).pushes}
-    assert pushes == {"forward/0", "backward/0", "forward.grad/0", "backward.grad/0"}
-    assert not {each.segment for each in plan_of("char_tagger", {}, cluster=8).pushes}  # parts of several
-
-
 # ---- when ----------------------------------------------------------------------------------------------
 
 
