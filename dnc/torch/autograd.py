@@ -9,7 +9,7 @@ is an error of PyTorch, and so is differentiating twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -29,7 +29,8 @@ _graph_is_kept: Callable[[], bool] = getattr(
 
 @attrs.define(eq=False)
 class Call:
-    """One batch. pulled, parameters: what its tensors are, in order. outputs: what comes out, in order.
+    """One batch. pulled, weights: its tensors, in order, of which the weights are known. outputs: what comes
+    out, in order.
 
     statistics: what forward computed with, where backward computes it again.
     """
@@ -37,7 +38,7 @@ class Call:
     launches: Launches
     batch: BatchOf
     pulled: tuple[str, ...]
-    parameters: tuple[str, ...]
+    weights: Mapping[str, Tensor]
     outputs: tuple[str, ...]
     sparse: bool
     statistics: Statistics | None = attrs.field(default=None, init=False)
@@ -47,9 +48,12 @@ class Call:
         """Whether gradients are made before they are asked for: nothing but the loss comes out."""
         return self.outputs == (LOSS,)
 
+    def _vectors(self, tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        return dict(zip(self.pulled, tensors, strict=False))
+
     def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Loss and pushed values, without gradients."""
-        launched = self.launches.run(self.batch, FORWARD_ONLY, dict(zip(self.pulled, tensors, strict=False)))
+        launched = self.launches.run(self.batch, FORWARD_ONLY, self._vectors(tensors), self.weights)
         pushed = [name for name in self.outputs if name != LOSS]
         found = self.launches.values(launched, pushed)
         if LOSS in self.outputs:
@@ -58,7 +62,7 @@ class Call:
 
     def forward_and_backward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, Gradients]:
         """The loss, and its gradients."""
-        launched = self.launches.run(self.batch, TRAIN, dict(zip(self.pulled, tensors, strict=False)))
+        launched = self.launches.run(self.batch, TRAIN, self._vectors(tensors), self.weights)
         return self.launches.loss(launched), self.launches.gradients(launched)
 
     def backward(self, tensors: tuple[Tensor, ...], incoming: tuple[Tensor | None, ...]) -> Gradients:
@@ -66,15 +70,15 @@ class Call:
         launches, seen = self.launches, self.statistics
         pushed = dict(zip(self.outputs, incoming, strict=True))
         loss = pushed.pop(LOSS, None)
-        pulled = dict(zip(self.pulled, tensors, strict=False))
+        given = self._vectors(tensors), self.weights, pushed, loss
         still = attrs.evolve(self.batch, moves=False)
         if seen is None or seen.moves == launches.moves:
-            launched = launches.run(self.batch, TRAIN, pulled, pushed, loss)
+            launched = launches.run(self.batch, TRAIN, *given)
         else:
             # From where they are now they move by a launch of their own, in front of that of the gradients.
             if self.batch.moves:
-                launches.run(self.batch, TRAIN, pulled, pushed, loss)
-            launched = launches.run(still, TRAIN, pulled, pushed, loss, seen.values)
+                launches.run(self.batch, TRAIN, *given)
+            launched = launches.run(still, TRAIN, *given, seen.values)
         self.batch = still
         return launches.gradients(launched)
 
@@ -82,10 +86,10 @@ class Call:
         self, gradients: Gradients, needed: tuple[bool, ...], scale: Tensor | None, once: bool
     ) -> list[Tensor | None]:
         """The gradients of those tensors that need one, in order. once: whether nobody can ask again."""
-        names = (*self.pulled, *self.parameters)
+        names = (*self.pulled, *self.weights)
         wanted = {name for name, needs in zip(names, needed, strict=True) if needs}
         found = gradients.of(
-            [name for name in self.parameters if name in wanted],
+            [name for name in self.weights if name in wanted],
             [name for name in self.pulled if name in wanted],
             scale,
             self.sparse,

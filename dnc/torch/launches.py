@@ -87,7 +87,8 @@ class Statistics:
 class Launches:
     """Starts launches of a model whose pool PyTorch shares.
 
-    key: what encoded batches know it by. draws: batches so far that drew random numbers. moves: launches so
+    parameters: of the module, without what others stand in the place of. key: what encoded batches know it
+    by. draws: batches so far that drew random numbers. moves: launches so
     far that moved running statistics.
     """
 
@@ -178,18 +179,18 @@ class Launches:
         return self.memory.session
 
     @contextmanager
-    def _growing(self) -> Iterator[Values]:
+    def _growing(self, weights: Values | None = None) -> Iterator[None]:
         """While the memory may grow: gradients that lie there are copied before, parameters move with it.
 
-        Gives the parameters.
+        weights: what is to lie there in the place of all parameters; None for those of the module.
         """
         late, self._late = self._late(), lambda: None
         if late is not None:
             late.rescue()
-        parameters = self._parameters()
+        parameters = self._parameters() if weights is None else weights
         self.memory.bring_in(parameters)
         try:
-            yield parameters
+            yield
         finally:
             self.memory.refresh(parameters)
 
@@ -210,17 +211,19 @@ class Launches:
         batch: BatchOf,
         mode: str,
         pulled: Values,
+        weights: Values,
         pushed: Incoming | None = None,
         loss: Tensor | None = None,
         statistics: Values | None = None,
     ) -> Launched:
-        """Starts a launch. pushed: gradients of all outputs; with it, `loss` is the gradient of the loss.
+        """Starts a launch. weights: all parameters, or what stands in their place.
 
-        statistics: running ones that are there for this launch alone, of a batch that does not move them.
+        pushed: gradients of all outputs; with it, `loss` is the gradient of the loss. statistics: running
+        ones that are there for this launch alone, of a batch that does not move them.
         """
         self.enter()
         session, kept = self.session(), dict[str, Tensor]()
-        with self._growing():
+        with self._growing(weights):
             schedule = self.schedule(batch, mode)
         guest, arena = schedule.guest, self.memory.free_arena()
         assert guest is not None

@@ -140,8 +140,8 @@ class Memory:
 
     def bring_in(self, values: Mapping[str, Tensor]) -> None:
         """Writes values to their places where they do not lie there already."""
-        for name, place in self.places.items():
-            value = values[name]
+        for name, value in values.items():
+            place = self.places[name]
             if value is None:
                 raise fail(f"parameter {name} is None, expected {list(place.shape)} of {torch.float32}")
             if name in self._holders and self._is_there(name, place, value):  # as in every batch but few

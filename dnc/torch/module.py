@@ -94,7 +94,7 @@ class Module(nn.Module):
         if data is not None:
             model.attach(data, min_count=min_count)
         self._memory = Memory(model.session)
-        self._launches = Launches(model, self._memory, self._values)
+        self._launches = Launches(model, self._memory, self._own)
         self._pulled = {
             name: int(model.program.struct(space.struct).fields[field].width)
             for name, (space, field) in pulled_fields(model.program).items()
@@ -105,16 +105,25 @@ class Module(nn.Module):
 
     def _make_parameters(self) -> None:
         for name, place in self._memory.places.items():
-            values = place.view(self._memory.floats, self._memory.first(name))
+            # `.data`: what else is written there is no change of the parameter.
+            values = place.view(self._memory.floats, self._memory.first(name)).data
             trained = self.dnc.plan.trains and place.parameter.trained
             try:
                 self.register_parameter(name, nn.Parameter(values, requires_grad=trained))
             except KeyError:
                 raise fail(f"a parameter of an nn.Module cannot be called '{name}'; rename it") from None
 
+    def _own(self) -> dict[str, Tensor]:
+        """The parameters, without those in whose place something stands."""
+        every: Mapping[str, Any] = self._parameters
+        return {name: every[name] for name in self._memory.places if name in every}
+
     def _values(self) -> dict[str, Tensor]:
-        """The parameters, or what stands in their place (as torch.nn.utils.parametrize puts it there)."""
-        own = self._parameters
+        """The parameters, or what stands in their place (as torch.nn.utils.parametrize puts it there).
+
+        That may be another one each time it is asked for.
+        """
+        own = self._own()
         return {name: own[name] if name in own else getattr(self, name) for name in self._memory.places}
 
     # ---- batches --------------------------------------------------------------------------------
@@ -193,7 +202,7 @@ class Module(nn.Module):
             self.dnc.check_trains()
         noise = self._launches.noise() if self.training else NONE
         batch_of = BatchOf(data, noise, self.training)
-        call = Call(self._launches, batch_of, tuple(self._pulled), tuple(values), self._outputs, self.sparse)
+        call = Call(self._launches, batch_of, tuple(self._pulled), values, self._outputs, self.sparse)
         if learns:
             found = Batch.apply(call, *tensors)
         else:
@@ -213,7 +222,7 @@ class Module(nn.Module):
         names = [result.name for result in self.dnc.plan.results if result.kind == "output"]
         if not names:
             raise fail(f"model {self.dnc.build.model} declares no output")
-        launched = self._launches.run(BatchOf(data), PREDICT, vectors)
+        launched = self._launches.run(BatchOf(data), PREDICT, vectors, self._values())
         return self._launches.values(launched, names)
 
     def _batch(self, batch: Given, labels_required: bool) -> tuple[Dataset, Ints] | Encoded:
