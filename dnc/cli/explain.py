@@ -50,5 +50,6 @@ def explain(
     if html is None:
         print(explained.text(schedule, BATCH if batch is None else batch, remarks, candidates))
         return
+    api.check_result(html, data, explained.build.source_name)
     explained.write_page(html)
     print(f"wrote {html}", file=sys.stderr)

@@ -207,6 +207,15 @@ def test_mistakes(command, options, message):
     assert done.code == 2 and done.out == "" and done.error.startswith(message), done.error
 
 
+def test_a_page_does_not_replace_the_program(command, workplace):
+    text = (EXAMPLES / "treelstm.dn").read_text()
+    (workplace / "own.dn").write_text(text)
+    assert command("compile own.dn -o own --target cpu --set hidden=4,embed=4").code == 0
+    done = command("explain own --html own.dn")
+    assert done.code == 2 and "own.dn: is read here too" in done.error
+    assert (workplace / "own.dn").read_text() == text
+
+
 def test_why_it_is_fast():
     facts, memory = explained("treelstm", "sm_90a")
     launch, level, chip, hoisted, small = facts.why

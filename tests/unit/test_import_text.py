@@ -110,6 +110,7 @@ def test_tables(tmp_path: Path) -> None:
             "source.txt:1: error: there is no column 'text'; did you mean 'txt'? (--columns TEXT,LABEL)",
         ),
         ("text,label\na\n", {}, "source.txt:2: error: found 1 cells, expected 2"),
+        ("a,b\n", {"columns": ("1", "1")}, "error: --columns: 1 is named twice"),
         ("a,b\n", {"columns": ("1", "3")}, "source.txt:1: error: found 2 cells, expected 3"),
         ('text,label\n"a,b\n', {}, "source.txt:2: error: this row cannot be read: unexpected end of data"),
         (

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from dnc.diagnostics import fail
 from dnc.runtime.data.problems import names, shown, suggestion
 from dnc.runtime.importers.source import Counts, Options, Sentence, Source
 from dnc.runtime.importers.tokens import TOKENIZERS
@@ -26,6 +27,8 @@ def read_csv(source: Source, options: Options, counts: Counts) -> Iterator[Sente
     rows = _rows(source, reader, counts)
     numbers = all(column.isdecimal() for column in options.columns)
     where: list[int] = [int(column) - 1 for column in options.columns] if numbers else []
+    if len(set(options.columns)) < len(options.columns):
+        raise fail(f"--columns: {options.columns[0]} is named twice")
     width = 0
     for line, row in rows:
         if not where:
