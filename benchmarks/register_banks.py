@@ -8,7 +8,7 @@ least so many FFMAs where it begins, its instructions, its FFMAs, and the cycles
 A multiplication reads three registers. Even ones are in one bank, odd ones in another, and each gives one
 a cycle; a register that the instruction before has marked for reuse at the same place is not read. `WAITING`
 reads of a bank may be late before an instruction waits. What `ncu` counts as dispatch stalls on an H200
-stands beside what this predicts in docs/performance.md, "Banks of registers".
+stands beside what this predicts in docs/performance-log.md, "Banks of registers".
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Machine descriptions: what the planner knows of a chip. One entry per generation.
 
 In: the name of an architecture. Out: sizes and measured costs. Times are nanoseconds; those of
-sm_90a were measured on an H200 (docs/performance.md), the others are scaled from it by clock and
+sm_90a were measured on an H200 (docs/performance-log.md), the others are scaled from it by clock and
 number of processors and are only used to rank candidates.
 """
 
@@ -57,7 +57,7 @@ class Constants:
         )
 
 
-# From Experiment 0 and timelines on an H200 (docs/performance.md).
+# From Experiment 0 and timelines on an H200 (docs/performance-log.md).
 H200 = Constants(5000.0, 900.0, 350.0, 960.0, 1090.0, 0.0037, 0.0021, 0.04, 0.026, 0.004)
 # Two cores of an Intel Xeon with AVX-512.
 CPU = Constants(20000.0, 300.0, 600.0, 600.0, 600.0, 0.0125, 0.0125, 0.3, 0.03, 0.0)

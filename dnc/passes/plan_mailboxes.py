@@ -7,7 +7,7 @@ reads nothing else. All of it is still written to the pool, for everybody who re
 
 It is done where a level follows one other, as in a sequence: those levels are narrow. Of trees most rows are
 in wide levels, which do not push; there the larger code costs more than narrow levels gain
-(docs/performance.md).
+(docs/performance-log.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plan polls: levels of a replica over the whole chip that wait for states by looking at them.
+"""Plan polls: levels of a replica that is no cluster, which wait for states by looking at them.
 
 In: a plan with a tiling and placements. Out: the plan with what is `polled`, if anything is. At a barrier
 through the L2 cache a level waits until all stores are known to have arrived, then for the last worker, and
