@@ -1,4 +1,4 @@
-"""Polled states on CUDA: levels of a replica that is no cluster, which wait for what they read, at no barrier.
+"""Polled states on CUDA: levels of a replica that is no cluster, which wait for what they read, not for all.
 
 In: the operands of a level with few rows. Out: statements that read them until all are there, into the
 staging area. What is "not yet" is minus zero (`ir.sent.NOT_YET`); the kernel writes it before the recursion,
