@@ -147,8 +147,8 @@ class _Copied:
             self._next_tile()
         deltas = let("deltas", stage * stages.words)
         left = fixed("left", T.Select(at.item < walk.tiles, at.rows, 0))
-        beside = T.bool(False) if not kind.pairs else at.column == 0
-        all_deltas = let("all_deltas", any_of(kind.is_narrow, beside))
+        narrow = kind.is_narrow
+        all_deltas = let("all_deltas", any_of(narrow, at.column == 0) if kind.pairs else narrow)
         for begin in range(0, stages.step, DELTA_LINES):
             line = let("delta_row", self.delta_line + begin)
             with when(both(any_of(left > begin, all_deltas), line < stages.step)):
