@@ -162,15 +162,16 @@ def test_a_dict_that_holds_one_element_after_another(builds: Path) -> None:
 def test_streams_and_predictions_by_turns(builds: Path) -> None:
     """The launch of a chunk is behind those of the batches that are under way."""
     model, choice = opened(builds, "everything", EVERYTHING, {}, "cpu"), random.Random(9)
-    wholes = [sample("everything", choice, 1 + at % 5) for at in range(24)]
+    wholes = [sample("everything", choice, 1 + at % 5) for at in range(25)]
     model.attach(wholes)
-    expected = list(model.predictions([[at] for at in range(24)]))
-    for length in (1, 6, 12, 24):
+    batches = [range(2 * at, 2 * at + 1 + at % 2) for at in range(12)]
+    expected = list(model.predictions(batches))
+    for length in (1, 2, 3, 6, 12, 24):
         stream, long = model.stream(), sample("everything", choice, length)
         whole = model.predict([long])["states"][0]
-        for at, found in enumerate(model.predictions([[at] for at in range(24)])):
-            for name in ("states", "end", "letters"):
-                assert np.array_equal(found[name][0], expected[at][name][0])
+        for wanted, found in zip(expected, model.predictions(batches), strict=True):
+            for name, values in wanted.items():
+                assert all(map(np.array_equal, values, found[name])), name
             stream.reset()
             assert np.array_equal(stream.feed(long)["states"], whole)
 
