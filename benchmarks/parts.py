@@ -3,7 +3,8 @@
     python benchmarks/parts.py BUILDS OUT.json [--commit COMMIT]
 
 In: builds of `benchmarks.applications` (`bilstm_tagger`). Out: the median of launches by batch size, in
-turns, on the same batches: as the encoder decides (`dnc/runtime/encoder/parts.py`), and together, as it did before.
+turns, on the same batches: as the encoder decides (`dnc/runtime/encoder/parts.py`), and together, as it did
+before.
 Needs a GPU.
 """
 

@@ -7,14 +7,12 @@ import stat
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import dnc
-from dnc.runtime.atomic import write_atomically
 from dnc.runtime.launches import Launches
 from tests.support.command_line import TREE
 
@@ -240,29 +238,6 @@ def test_predictions_into_a_pipe_and_through_a_link(command, workplace):
     (workplace / "link").symlink_to("target.jsonl")
     assert command("run build --data dev.jsonl --device vm --predict link").code == 0
     assert (workplace / "link").is_symlink() and (workplace / "target.jsonl").read_text() == read[0]
-
-
-def test_what_is_written_is_whole(tmp_path):
-    def broken():
-        yield b"half"
-        raise RuntimeError("no more")
-
-    (tmp_path / "file").write_text("old")
-    with pytest.raises(RuntimeError):
-        write_atomically(tmp_path / "file", broken())
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-    assert (tmp_path / "file").read_text() == "old"
-
-
-@pytest.mark.parametrize("opened", ["w", "a"])
-def test_what_is_open_already_is_written_to(tmp_path, opened):
-    """As `> file` and `>> file` have it: the file that a shell opened is not replaced."""
-    (tmp_path / "file").write_text("old ")
-    with (tmp_path / "file").open(opened) as out:
-        before = os.stat(tmp_path / "file").st_ino
-        write_atomically(Path(f"/dev/fd/{out.fileno()}"), [b"new"])
-    assert (tmp_path / "file").read_text() == ("new" if opened == "w" else "old new")
-    assert os.stat(tmp_path / "file").st_ino == before
 
 
 TAGGER = """model Tagger(vocab, width = 4, tags = 3)
