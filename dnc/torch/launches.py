@@ -88,8 +88,7 @@ class Launches:
     """Starts launches of a model whose pool PyTorch shares.
 
     parameters: of the module, without what others stand in the place of. key: what encoded batches know it
-    by. draws: batches so far that drew random numbers. moves: launches so
-    far that moved running statistics.
+    by. draws: batches so far that drew random numbers. moves: launches so far that moved running statistics.
     """
 
     def __init__(self, model: Model, pool: Memory, parameters: Callable[[], Values]) -> None:

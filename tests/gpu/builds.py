@@ -91,7 +91,6 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         {"hidden": 64, "embed": 20},
         PlanOptions(cluster=8, repeat=True, precision="bf16"),
     ),
-    "childsum-exchanged": ("childsum", {"hidden": 24, "embed": 20}, PlanOptions(repeat=False)),
     "top_down": ("top_down", {}, PlanOptions(cluster=8)),
     "dag": ("dag", {}, PlanOptions()),
     # Runs of partial sums that lanes add up together: of vertices with several parents, and where neither
