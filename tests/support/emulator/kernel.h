@@ -427,11 +427,12 @@ static int launch(int grid, int cluster, int shared_bytes, int late_copies, int 
   std::vector<int> order(threads.size());
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), std::mt19937(seed));
+  std::vector<std::vector<int>> own(grid);  // of every block
+  for (int number : order) own[number / THREADS].push_back(number);
   int left = order.size();
-  auto run = [&](int block) {  // of one block, or (-1) of all
-    for (int number : order) {
+  auto run = [&](const std::vector<int>& some) {
+    for (int number : some) {
       here = &threads[number];
-      if (block >= 0 && here->block->number != block) continue;
       if (here->done || (here->ready && !here->ready(here->waits_for))) continue;
       enter();
       left -= here->done;
@@ -442,11 +443,11 @@ static int launch(int grid, int cluster, int shared_bytes, int late_copies, int 
   int way = seed % 3;
   for (int idle = 0; left > 0 && idle < 3;) {
     long before = steps;
-    if (way == 0) run(-1);
+    if (way == 0) run(order);
     for (int at = 0; way > 0 && at < grid; ++at) {
-      long own;
-      do own = steps, run(way == 1 ? at : grid - 1 - at);
-      while (steps != own);
+      long so_far;
+      do so_far = steps, run(own[way == 1 ? at : grid - 1 - at]);
+      while (steps != so_far);
     }
     idle = steps == before ? idle + 1 : 0;
   }
