@@ -61,7 +61,7 @@ def is_free(name: str) -> bool:
 
 
 def is_measured(name: str) -> bool:
-    """Whether the speed of such a plan counts. A lean kernel that spills is not among the files of a build, so
+    """Whether the speed of such a plan counts. A lean kernel that spills is not in a build, so
     of others, where it is a part of the whole as well, it is not looked at here."""
     _, settings, _ = CASES[name]
     units = settings.get("hidden", 0)
