@@ -88,7 +88,7 @@ def bench(
     return Bench(program, plan, OnGrid(backend, grid), forest, seed)  # type: ignore[arg-type]
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=35, deadline=None, derandomize=True)
 @given(
     kernel=st.sampled_from(KERNELS),
     grid=st.sampled_from(GRIDS),
