@@ -76,6 +76,9 @@ CASES: dict[str, Case] = {
 # Those without clusters that run as several replicas.
 BESIDE = ("states that are polled", "shared memory that is lent, states that are polled")
 
+# Those that take longest: they run where `DNC_EMULATED` is set.
+LONG = ("blocks of units, long rows of logits", "sums of many columns over the warps")
+
 
 def _more() -> Iterator[tuple[str, Case]]:
     for name in filter(None, os.environ.get("DNC_EMULATED", "").split(",")):
@@ -83,7 +86,11 @@ def _more() -> Iterator[tuple[str, Case]]:
         yield name, (example, settings, attrs.asdict(options, recurse=False))
 
 
-@pytest.mark.parametrize("name", (cases := CASES | dict(_more())))
+cases = CASES | dict(_more())
+NAMES = [name for name in cases if name not in LONG or "DNC_EMULATED" in os.environ]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_against_the_definition(name: str, tmp_path: Path) -> None:
     example, settings, options = cases[name]
     plan = plan_of(example, settings, **options)
