@@ -30,6 +30,7 @@ from tests.support.executors import (
 )
 from tests.support.forced import forced
 from tests.support.forests import ForestGrower
+from tests.support.meetings import without_first_meeting
 from tests.support.models import rows_of
 from tests.support.plans import plan_of
 
@@ -170,11 +171,7 @@ def test_a_replica_that_does_not_wait_is_found() -> None:
     plan = plan_named("treelstm", **SMALL)
     with forced(shared=True):
         schedule = encoder_of(plan, 8).encode(np.array([3]), replicas=2, workers=4)
-    words, grid = schedule.words.copy(), plan.opcode(isa.GRID_BARRIER).number
-    for worker in (0, 4):
-        at = int(words[isa.layout(plan).queues_at + worker])
-        (first, *_) = np.flatnonzero(queue(words, plan, worker)[:, 0] == grid)
-        words[at + first * isa.INSTRUCTION_WORDS :][:2] = 0
+    words = without_first_meeting(schedule, 2, 4)
     pool = np.ones(schedule.static_words + schedule.activations, np.float32)
     with pytest.raises(MachineError):
         ReferenceVM(plan).run(words, pool, schedule.static_words)

@@ -128,7 +128,11 @@ def assign(batches: Sequence[Ints], burdens: Burdens, replicas: int) -> Assignme
     there are many samples, so that all replicas end at about the same time."""
     samples, spread = joined(batches)
     replicas = min(replicas, spread.most)
-    owner = owners(samples, spread, burdens, replicas)
+    return assigned(samples, spread, owners(samples, spread, burdens, replicas), replicas)
+
+
+def assigned(samples: Ints, spread: Spread, owner: Numbers, replicas: int) -> Assignment:
+    """Samples in the order of the replicas that they were given."""
     if replicas == 1:
         return Assignment(samples, owner, spread, 1)
     order = owner.argsort(kind="stable")

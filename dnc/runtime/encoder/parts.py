@@ -20,7 +20,7 @@ from dnc.ir.forest import Ints
 from dnc.ir.plan import Plan
 from dnc.ir.program import LEVEL
 from dnc.ir.reads import parts_of_recursion, stage_producers
-from dnc.runtime.encoder.assign import Assignment, Burdens, Price, assign, joined, owners
+from dnc.runtime.encoder.assign import Assignment, Burdens, Price, assign, assigned, joined, owners
 from dnc.runtime.encoder.scopes import Sharing
 from dnc.runtime.encoder.words import Numbers
 from dnc.runtime.phases import BEHIND, FORWARD_ONLY, PHASES, STARTS, Step, sequence
@@ -102,15 +102,15 @@ class PartBurdens:
         if shares.min() == 0:
             return assign(batches, whole, replicas)
         batch = spread.batch if spread.batches > 1 else np.zeros(len(samples), np.intp)
-        together = owners(samples, spread, whole, most) + batch * (used - most)
+        plain = owners(samples, spread, whole, most)
         apart, first = np.empty((len(shares), len(samples)), np.intp), 0
         for part, (burdens, share) in enumerate(zip(self._own, shares.tolist(), strict=True)):
             apart[part] = owners(samples, spread, burdens, share) + batch * (used - share) + first
             first += share
-        same = np.broadcast_to(together, apart.shape)
+        same = np.broadcast_to(plain + batch * (used - most), apart.shape)
         wins = self.wins(*(self._ends(each, samples, spread.batches, used) for each in (same, apart)))
         if not wins.any():
-            return assign(batches, whole, replicas)
+            return assigned(samples, spread, plain, most)
         owner = np.where(wins[batch], apart, same)
         order = owner[0].argsort(kind="stable")
         samples, owner = samples[order], owner[:, order]
