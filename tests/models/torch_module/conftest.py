@@ -44,3 +44,18 @@ def both(tmp_path):
     small = {"left": leaf, "right": {"label": 4}, "label": 0}
     data = [leaf, small, {"left": small, "right": leaf, "label": 3}]
     return dnc.torch.Module(tmp_path / "build", data, device="vm"), data
+
+
+@pytest.fixture
+def module_of(tmp_path):
+    """A function from the text of a program to a module of it, on the reference VM."""
+
+    import dnc.torch
+    from dnc.compiler import compile_model
+
+    def make(text):
+        (tmp_path / "m.dn").write_text(text)
+        compile_model(tmp_path / "m.dn", tmp_path / "build", ("cpu",))
+        return dnc.torch.Module(tmp_path / "build", device="vm")
+
+    return make

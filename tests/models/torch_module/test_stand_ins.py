@@ -6,8 +6,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
 
-import dnc.torch  # noqa: E402
-from dnc.compiler import compile_model  # noqa: E402
 
 PUSHES = """model Square(d = 3)
 struct T = T(x: pulled<d>)
@@ -28,13 +26,8 @@ class Thinned(torch.nn.Module):
 
 
 @pytest.fixture
-def opened(tmp_path):
-    def make(text=PUSHES):
-        (tmp_path / "square.dn").write_text(text)
-        compile_model(tmp_path / "square.dn", tmp_path / "build", ("cpu",))
-        return dnc.torch.Module(tmp_path / "build", device="vm")
-
-    return make
+def opened(module_of):
+    return lambda text=PUSHES: module_of(text)
 
 
 def gradients(A, x):

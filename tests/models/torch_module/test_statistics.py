@@ -6,8 +6,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
 
-import dnc.torch  # noqa: E402
-from dnc.compiler import compile_model  # noqa: E402
 from tests.models.differences import relative  # noqa: E402
 from tests.models.test_against_torch import TOLERANCE  # noqa: E402
 
@@ -37,13 +35,8 @@ CHAINS = [
 
 
 @pytest.fixture
-def opened(tmp_path):
-    def make(text=CHAIN):
-        (tmp_path / "m.dn").write_text(text)
-        compile_model(tmp_path / "m.dn", tmp_path / "build", ("cpu",))
-        return dnc.torch.Module(tmp_path / "build", device="vm")
-
-    return make
+def opened(module_of):
+    return lambda text=CHAIN: module_of(text)
 
 
 def kinds(chain):
