@@ -24,7 +24,7 @@ from generated import Stale, rewrite, with_blocks
 
 from benchmarks.model_data import VARIANTS, program_of
 from dnc.compiler import make_plan, read_program, transform
-from dnc.explain.facts import BACKWARD_LEVEL, FORWARD_LEVEL, exchange_count, phase_steps
+from dnc.explain.facts import exchange_count, levels
 from dnc.ir.machine import machine
 from dnc.ir.plan import REGISTER, SHARED, STREAMED, Plan
 
@@ -177,9 +177,8 @@ def replica(plan: Plan) -> str:
 
 
 def exchanges(plan: Plan) -> str:
-    """Exchanges between the workers of a replica for a level, forward and backward."""
-    steps = phase_steps(plan)
-    return " + ".join(str(exchange_count(steps[phase])) for phase in (FORWARD_LEVEL, BACKWARD_LEVEL))
+    """Exchanges between the workers of a replica for a level, forward and backward, of every recursion."""
+    return ", ".join(" + ".join(str(exchange_count(steps)) for steps in both) for both in levels(plan))
 
 
 def speeds() -> dict[bool, dict[str, tuple[float, int]]]:

@@ -15,20 +15,11 @@ from dnc.ir.isa import layout
 from dnc.ir.lean import MOST_ROWS, has_lean
 from dnc.ir.machine import Machine, machine
 from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, UNIT, Placement, Plan, unit_range
-from dnc.ir.program import EARLY, FORWARD, LEVEL, ROOT, STACK, TABLE
+from dnc.ir.program import BACKWARD, EARLY, FORWARD, LEVEL, ROOT, STACK, TABLE
 from dnc.passes.plan_weights import Slice, most_registers, slices
 from dnc.runtime.encoder.modes import Modes
-from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
+from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Phases, Step, sequence
 
-FORWARD_LEVEL, BACKWARD_LEVEL = "forward, a level of the recursion", "backward, a level of the recursion"
-PHASES = (
-    "forward, before the recursion",
-    FORWARD_LEVEL,
-    "forward, behind the recursion",
-    "backward, before the recursion",
-    BACKWARD_LEVEL,
-    "backward, behind the recursion",
-)
 DOING = {TRAIN: "training", EVALUATE: "evaluation", PREDICT: "prediction"}
 # Where a parameter is that no placement names.
 IN_TABLE, IN_MEMORY = "table", "memory"
@@ -230,19 +221,20 @@ def _why(plan: Plan, chip: Machine) -> Iterator[str]:
             f"A batch is one call of compiled code: {what} of all its samples are a list of instructions "
             "that the cores go through. Nothing comes back to Python between two levels."
         )
-    phases = phase_steps(plan)
-    levels = [phases[name] for name in (FORWARD_LEVEL, BACKWARD_LEVEL) if phases[name]]
-    if levels:
-        meetings = sum(map(exchange_count, levels))
-        cells = [step.segment for steps in levels for step in steps]
+    recursions = [[steps for steps in both if steps] for both in levels(plan) if any(both)]
+    for both in recursions:
+        meetings = sum(map(exchange_count, both))
+        cells = [step.segment for steps in both for step in steps]
         parts = sum(len(s.products) + len(s.transposed) + len(s.cell.ops) for s in cells)
-        ways = "forward and backward" if len(levels) > 1 else "forward"
+        ways = "forward and backward" if len(both) > 1 else "forward"
+        spaces = ", ".join(dict.fromkeys(segment.space for segment in cells))
+        which = "the recursion" if len(recursions) == 1 else f"that of {spaces}"
         found = counted(len(cells), "instruction"), counted(meetings, "exchange")
         level = f"{found[0]} and {found[1]} between workers, for all vertices of a replica at once"
         if not chip.is_gpu:  # most replicas are one core, which waits for nobody
             level = f"{found[0]} for all vertices of a replica at once; cores that share one make {found[1]}"
         yield (
-            f"A level of the recursion, {ways}, is {level}. "
+            f"A level of {which}, {ways}, is {level}. "
             f"Run one by one, its {parts} products and operations would be as many kernels."
         )
     kept: dict[str, list[str]] = {}
@@ -263,7 +255,7 @@ def _why(plan: Plan, chip: Machine) -> Iterator[str]:
         if segment.stage == stage.name
         for product in segment.products
     ]
-    if early and levels:
+    if early and recursions:
         names = ", ".join(dict.fromkeys(early))
         yield f"What does not wait for the recursion runs once for all vertices, in front of it: {names}."
     if has_lean(plan):
@@ -295,7 +287,7 @@ def _stages(plan: Plan) -> Iterator[StageFacts]:
             for segment in plan.segments
             if segment.stage == stage.name
         )
-        yield StageFacts(stage.name, stage.direction, stage.placement, stage.space, segments)
+        yield StageFacts(stage.name, stage.direction, stage.when, stage.space, segments)
 
 
 def _weights(plan: Plan) -> Iterator[WeightFacts]:
@@ -362,9 +354,39 @@ def _key(piece: Slice) -> tuple[str, int, int, bool]:
 
 
 def phase_steps(plan: Plan) -> dict[str, list[Step]]:
-    """What runs in each of the `PHASES` of a step; an exchange stands behind every number."""
+    """What runs in each phase of a step, by its name; an exchange stands behind every number."""
     steps = sequence(plan, mode_of(plan))
-    return {name: [step for step in steps if step.phase == phase] for phase, name in enumerate(PHASES)}
+    return {
+        name: [step for step in steps if step.phase == phase] for phase, name in enumerate(_phase_names(plan))
+    }
+
+
+def _phase_names(plan: Plan) -> Iterator[str]:
+    phases = Phases.of(plan.program)
+    several = phases.strata > 1
+    for phase in range(phases.count):
+        direction = FORWARD if phase < phases.starts else BACKWARD
+        # Recursions are numbered as they run forwards.
+        behind = (phase if direction == FORWARD else phases.count - 1 - phase) // 2
+        if phases.has_levels(phase):
+            where = "a level of " + (f"recursion {behind + 1}" if several else "the recursion")
+        elif 0 < behind < phases.strata:
+            where = f"between recursions {behind} and {behind + 1}"
+        else:
+            is_first = (behind == 0) == (direction == FORWARD)
+            where = f"{'before' if is_first else 'behind'} the {'recursions' if several else 'recursion'}"
+        yield f"{direction}, {where}"
+
+
+def levels(plan: Plan) -> list[tuple[list[Step], list[Step]]]:
+    """Of every recursion, in the order in which they run forwards, what a level runs, both ways."""
+    steps, phases = sequence(plan, mode_of(plan)), Phases.of(plan.program)
+    ways = [
+        [step for step in steps if step.phase == phase]
+        for phase in range(phases.count)
+        if phases.has_levels(phase)
+    ]
+    return list(zip(ways[: phases.strata], reversed(ways[phases.strata :]), strict=True))
 
 
 def exchange_count(steps: list[Step]) -> int:

@@ -105,9 +105,9 @@ NOP, END, REPLICA_BARRIER, GRID_BARRIER = "nop", "end", "replica_barrier", "grid
 NORM, REDUCE, FOLLOW, OUTER = "norm", "reduce", "follow", "outer"
 LEAVE = "leave"
 
-# A queue goes through the regions in order. BEFORE: forward stages that do not wait for the recursion.
-# WITHIN: the recursion, and what stands between its two directions. BEHIND: backward stages that the
-# recursion does not wait for, weight gradients, results, updates. Opcodes are numbered region by
+# A queue goes through the regions in order. BEFORE: forward stages that do not wait for a recursion.
+# WITHIN: all recursions, and what stands between two or between directions. BEHIND: backward stages that no
+# recursion waits for, weight gradients, results, updates. Opcodes are numbered region by
 # region, so a kernel has a loop for each, and keeps weights in registers WITHIN only.
 ANYWHERE, BEFORE, WITHIN, BEHIND = 0, 1, 2, 3
 REGIONS = (BEFORE, WITHIN, BEHIND)
@@ -268,9 +268,10 @@ def generates(plan: Plan) -> bool:
 def segment_region(plan: Plan, segment: Segment) -> int:
     """The region that a segment's instructions stand in."""
     stage = plan.program.stage(segment.stage)
-    if stage.placement == EARLY and stage.direction == FORWARD:
+    if stage.stratum == 0 and stage.placement == EARLY and stage.direction == FORWARD:
         return BEFORE
-    return BEHIND if stage.placement == LATE and stage.direction == BACKWARD else WITHIN
+    is_behind = stage.stratum == 0 and stage.placement == LATE and stage.direction == BACKWARD
+    return BEHIND if is_behind else WITHIN
 
 
 def header_names(plan: Plan) -> tuple[str, ...]:

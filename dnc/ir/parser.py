@@ -235,6 +235,7 @@ class _Reader(Cursor):
         space = self.name()
         function = self.name() if self.take("of") else None
         placement = self.choice(EARLY, LEVEL, LATE)
+        stratum = self.integer() if self.token.kind == "number" else 0
         direction = self.choice(FORWARD, BACKWARD)
         self.expect("{")
         inputs, sources = [], []
@@ -251,7 +252,8 @@ class _Reader(Cursor):
             self.expect("=")
             results.append(self.value())
         cell = Cell(tuple(inputs), tuple(ops), tuple(results))
-        return Stage(name, space, function, tuple(sources), cell, tuple(outputs), placement, direction, span)
+        bound, when = (tuple(sources), cell, tuple(outputs)), (placement, direction, stratum)
+        return Stage(name, space, function, *bound, *when, span)
 
     # ---- declarations ----------------------------------------------------------------------
 

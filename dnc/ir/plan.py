@@ -478,5 +478,5 @@ def levels_of(plan: Plan, segment: Segment) -> list[Segment]:
     stage = plan.program.stage(segment.stage)
     if stage.placement != LEVEL:
         return []
-    stages = {s.name for s in plan.program.stages if (s.placement, s.direction) == (LEVEL, stage.direction)}
+    stages = {s.name for s in plan.program.stages if (s.turn, s.direction) == (stage.turn, stage.direction)}
     return [each for each in plan.segments if each.stage in stages]

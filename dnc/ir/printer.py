@@ -155,9 +155,7 @@ def print_output(output: Output) -> str:
 def print_stage(stage: Stage) -> str:
     """A stage: inputs with their bindings, operations, results with theirs."""
     function = f" of {name(stage.function)}" if stage.function is not None else ""
-    lines = [
-        f"stage {name(stage.name)} over {name(stage.space)}{function} {stage.placement} {stage.direction} {{"
-    ]
+    lines = [f"stage {name(stage.name)} over {name(stage.space)}{function} {stage.when} {stage.direction} {{"]
     for value, source in zip(stage.cell.inputs, stage.inputs, strict=True):
         lines.append(f"  input {typed(value)} = {print_input(source)}")
     lines += [f"  {print_op(op)}" for op in stage.cell.ops]

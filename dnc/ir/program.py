@@ -24,8 +24,9 @@ DENSE, TABLE, STACK = "dense", "table", "stack"
 ALL, ROOT = "all", "root"
 
 # When a stage runs. LEVEL: wavefront by wavefront, as soon as its inputs are there. EARLY: once
-# for the whole batch, before the recursion. LATE: once for the whole batch, after it.
+# for the whole batch, before the recursion of its stratum. LATE: once for the whole batch, after it.
 EARLY, LEVEL, LATE = "early", "level", "late"
+ORDER = {EARLY: 0, LEVEL: 1, LATE: 2}
 FORWARD, BACKWARD = "forward", "backward"
 
 
@@ -306,6 +307,8 @@ class Stage:
     """A cell bound to a space. `inputs` match `cell.inputs`, `outputs` match `cell.results`.
 
     `function` is the function whose state the space holds (None for loss, metric and outputs).
+    `stratum`: of recursions that run one behind the other the one before, in, or behind which it runs
+    (behind one is before the next); the number is the same for its gradients, which come last to first.
     """
 
     name: str
@@ -316,7 +319,18 @@ class Stage:
     outputs: tuple[Output, ...]
     placement: str = LEVEL
     direction: str = FORWARD
+    stratum: int = 0
     span: Span | None = attrs.field(default=None, eq=False, repr=False)
+
+    @property
+    def turn(self) -> int:
+        """Orders the stages of a direction: of two with different turns the lower one runs before."""
+        return ORDER[self.placement] + 2 * (self.stratum if self.direction == FORWARD else -self.stratum)
+
+    @property
+    def when(self) -> str:
+        """The placement, with the stratum if that is not the first one."""
+        return f"{self.placement} {self.stratum}" if self.stratum else self.placement
 
 
 @attrs.frozen
@@ -350,6 +364,11 @@ class Program:
     spaces: tuple[Space, ...]
     stages: tuple[Stage, ...]
     weight_gradients: tuple[WeightGradient, ...] = ()
+
+    @property
+    def strata(self) -> int:
+        """How many recursions run one behind the other, at least 1."""
+        return 1 + max((stage.stratum for stage in self.stages), default=0)
 
     def struct(self, name: str) -> Struct:
         """The struct called `name`; KeyError if there is none."""

@@ -1,7 +1,7 @@
-"""Which stages a stage reads, and the parts of a recursion that do not read each other.
+"""Which stages a stage reads, and the parts of recursions that do not read each other.
 
-In: a program. Out: names of stages; of every space of the recursion the number of its part. Guaranteed: what
-one part makes no level of another one waits for, forwards or backwards.
+In: a program. Out: names of stages; of every space of a recursion the number of its part, by stratum.
+Guaranteed: what one part makes no level of another one of the stratum waits for, forwards or backwards.
 """
 
 from __future__ import annotations
@@ -49,12 +49,17 @@ def producers(program: Program, inputs: Iterable[Input]) -> set[str]:
     return found
 
 
-def parts_of_recursion(program: Program) -> dict[str, int]:
-    """By space the part of the recursion it belongs to: stages of which one reads the other are in one."""
-    levels = {stage.name: stage for stage in program.stages if stage.placement == LEVEL}
-    found = {space: at for at, space in enumerate(dict.fromkeys(stage.space for stage in levels.values()))}
-    for stage in levels.values():
-        for name in stage_producers(program, stage) & set(levels):
-            low, high = sorted((found[stage.space], found[levels[name].space]))
-            found = {space: low if part == high else part for space, part in found.items()}
+def parts_of_recursions(program: Program) -> list[dict[str, int]]:
+    """Of every stratum, by space the part of its recursion: stages of which one reads the other are in one;
+    parts are numbered from 0."""
+    found: list[dict[str, int]] = []
+    for stratum in range(program.strata):
+        levels = {s.name: s for s in program.stages if (s.placement, s.stratum) == (LEVEL, stratum)}
+        part = {space: at for at, space in enumerate(dict.fromkeys(stage.space for stage in levels.values()))}
+        for stage in levels.values():
+            for name in stage_producers(program, stage) & set(levels):
+                low, high = sorted((part[stage.space], part[levels[name].space]))
+                part = {space: low if own == high else own for space, own in part.items()}
+        numbers = sorted(set(part.values()))
+        found.append({space: numbers.index(own) for space, own in part.items()})
     return found

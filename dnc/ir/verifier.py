@@ -18,10 +18,9 @@ from dnc.ir.cell import Cell, Value
 from dnc.ir.program import (
     ALL,
     BACKWARD,
-    EARLY,
     FORWARD,
-    LATE,
     LEVEL,
+    ORDER,
     ROOT,
     GradientInput,
     Input,
@@ -41,7 +40,6 @@ from dnc.ir.program import (
 from dnc.ir.types import TensorType
 
 NAME = re.compile(r"[\w.]+")
-ORDER = {EARLY: 0, LEVEL: 1, LATE: 2}
 
 
 def verify(program: Program) -> None:
@@ -150,6 +148,14 @@ def _declaration_errors(program: Program) -> Iterator[Diagnostic]:
         if stage.placement not in ORDER or stage.direction not in (FORWARD, BACKWARD):
             found = f"{stage.placement} {stage.direction}"
             yield Diagnostic(f"stage '{stage.name}': no placement '{found}'", stage.span)
+        if not 0 <= stage.stratum < len(program.stages):
+            yield Diagnostic(f"stage '{stage.name}': there is no stratum {stage.stratum}", stage.span)
+    of_space: dict[str, Stage] = {}
+    for stage in program.stages:
+        first = of_space.setdefault(stage.space, stage) if stage.placement == LEVEL else stage
+        if first.stratum != stage.stratum:
+            found = f"stage '{stage.name}': found {stage.when}, expected {first.when}"
+            yield Diagnostic(f"{found} as '{first.name}', of the same space", stage.span)
 
 
 def _stage_errors(bindings: Bindings, number: int, stage: Stage) -> Iterator[Diagnostic]:
@@ -206,8 +212,8 @@ def _order_errors(program: Program, number: int, source: Input) -> Iterator[str]
             if other.function == source.function and StateOutput(source.component) in other.outputs
         ]
     for other in made:
-        if other.direction == stage.direction and ORDER[other.placement] > ORDER[stage.placement]:
-            yield f"stage '{other.name}' is {other.placement}, expected {stage.placement} at the latest"
+        if other.direction == stage.direction and other.turn > stage.turn:
+            yield f"stage '{other.name}' is {other.when}, expected {stage.when} at the latest"
 
 
 def _direction_errors(stage: Stage, output: Output) -> Iterator[str]:

@@ -358,6 +358,7 @@ class _Reverse:
             outputs=tuple(output for _, output in self.outputs),
             placement=MIRRORED[self.stage.placement],
             direction=BACKWARD,
+            stratum=self.stage.stratum,
             span=self.stage.span,
         )
         return prune(stage)

@@ -1,10 +1,11 @@
-"""Moves what does not wait for the recursion out of it (the lazy batching of Cavs).
+"""Moves what does not wait for a recursion out of it (the lazy batching of Cavs).
 
 In: a program with forward stages only. Out: every stage placed EARLY, LEVEL or LATE by the stage
-graph; and products inside LEVEL stages that need only parameters, fields, table rows and EARLY
-states, with the arithmetic around them, moved to a new EARLY stage `<stage>.pre` of the same space.
-Guaranteed: every value stays what it was. Run it before `differentiate`, which mirrors placements,
-so that the gradients of hoisted products are LATE.
+graph; and products inside LEVEL stages that need only parameters, fields, table rows and states made
+before their recursion, with the arithmetic around them, moved to a new EARLY stage `<stage>.pre` of the
+same space. Recursions that feed others are strata: one behind the other, so that what stands between
+two of them runs once. Guaranteed: every value stays what it was. Run it before `differentiate`, which
+mirrors placements, so that the gradients of hoisted products are LATE.
 """
 
 from __future__ import annotations
@@ -21,12 +22,10 @@ from dnc.ir.program import (
     LEVEL,
     FieldInput,
     Input,
-    NoiseInput,
     ParameterInput,
     Program,
     SavedInput,
     SavedOutput,
-    ShareInput,
     Stage,
     StateInput,
     StateOutput,
@@ -57,13 +56,12 @@ class Hoist:
         _remark_stages(program, remarks)
         if not self.split:
             return program
-        early = early_states(program)
+        turns = _Turns(program)
         stages: list[Stage] = []
         for stage in program.stages:
-            placement = {known.name: known.placement for known in (*program.stages, *stages)}
             if stage.placement == LEVEL:
-                _remark_products(stage, _free_values(stage, early, placement), remarks)
-                stages.extend(split(stage, early, placement))
+                _remark_products(stage, _free_values(stage, turns), remarks)
+                stages.extend(split(stage, turns))
             else:
                 stages.append(stage)
         return attrs.evolve(program, stages=tuple(stages))
@@ -110,37 +108,77 @@ def place(program: Program) -> Program:
     """The program with the placement of every stage decided by the stage graph.
 
     Stages that depend on no recursion are EARLY; stages on which no recursion depends are LATE, as
-    are losses, metrics and outputs; recursive stages, and those between two recursions, are LEVEL.
+    are losses, metrics and outputs; recursive stages, and those between two recursions of one stratum,
+    are LEVEL, those between two strata EARLY in the next one.
     """
     depends = reachable(program)
-    recursive = {name for name, found in depends.items() if name in found}
-    feeds_recursion = {name for other in recursive for name in depends[other]}
+    strata = _strata(program, depends)
+    last = max(strata.values(), default=0)
 
-    def placement(stage: Stage) -> str:
-        if stage.name in recursive:
-            return LEVEL
+    def placed(stage: Stage) -> tuple[str, int]:
+        if stage.name in strata:
+            return LEVEL, strata[stage.name]
         is_sink = not any(isinstance(output, StateOutput | SavedOutput) for output in stage.outputs)
-        if not is_sink and not depends[stage.name] & recursive:
-            return EARLY
-        return LEVEL if stage.name in feeds_recursion else LATE
+        before = max((strata[name] for name in depends[stage.name] if name in strata), default=-1)
+        behind = min((at for name, at in strata.items() if stage.name in depends[name]), default=None)
+        if is_sink or (behind is None and before >= 0):
+            return LATE, last
+        return (LEVEL, before) if before == behind else (EARLY, before + 1)
 
-    stages = tuple(attrs.evolve(stage, placement=placement(stage)) for stage in program.stages)
-    return attrs.evolve(program, stages=stages)
-
-
-def early_states(program: Program) -> frozenset[tuple[str, str]]:
-    """(function, component) that only EARLY stages produce."""
-    made: dict[tuple[str, str], set[str]] = {}
-    for stage in program.stages:
-        for output in stage.outputs:
-            if isinstance(output, StateOutput):
-                made.setdefault((str(stage.function), output.component), set()).add(stage.placement)
-    return frozenset(key for key, placements in made.items() if placements == {EARLY})
+    found = {stage.name: placed(stage) for stage in program.stages}
+    stages = (
+        attrs.evolve(stage, placement=found[stage.name][0], stratum=found[stage.name][1])
+        for stage in program.stages
+    )
+    return attrs.evolve(program, stages=tuple(stages))
 
 
-def split(stage: Stage, early: frozenset[tuple[str, str]], placement: dict[str, str]) -> tuple[Stage, ...]:
+def _strata(program: Program, depends: dict[str, frozenset[str]]) -> dict[str, int]:
+    """The strata of recursive stages. A recursion over other structs than one that it reads, as that of a
+    sentence's words over letters, comes behind that; over the same structs, as a layer over the one below,
+    both go on together: then the second one is but a level behind the first."""
+    space_struct = {space.name: space.struct for space in program.spaces}
+    struct = {stage.name: space_struct[stage.space] for stage in program.stages}
+    recursive = [name for name, found in depends.items() if name in found]
+    # Of every recursive stage those of its recursion: it reads them and they read it.
+    whole = {
+        name: frozenset(other for other in recursive if other in depends[name] and name in depends[other])
+        for name in recursive
+    }
+    structs = {stages: {struct[name] for name in stages} for stages in set(whole.values())}
+    found: dict[frozenset[str], int] = {}
+    # Whatever a recursion reads depends on less than it does.
+    for name in sorted(recursive, key=lambda name: len(depends[name])):
+        own = whole[name]
+        if own not in found:
+            below = {whole[other] for other in depends[name] if other in whole} - {own}
+            least = [found[each] + structs[each].isdisjoint(structs[own]) for each in below]
+            found[own] = max(least, default=0)
+    return {name: found[stages] for name, stages in whole.items()}
+
+
+class _Turns:
+    """When inputs are there: the turn (`Stage.turn`) of the last stage that makes them."""
+
+    def __init__(self, program: Program) -> None:
+        self._stages = {stage.name: stage.turn for stage in program.stages}
+        self._states: dict[tuple[str, str], int] = {}
+        for stage in program.stages:
+            for output in stage.outputs:
+                if isinstance(output, StateOutput):
+                    key = str(stage.function), output.component
+                    self._states[key] = max(stage.turn, self._states.get(key, 0))
+
+    def of(self, source: Input) -> int:
+        """The turn of an input of a forward stage; what no stage makes is there from the beginning."""
+        if isinstance(source, StateInput):
+            return self._states[source.function, source.component]
+        return self._stages[source.stage] if isinstance(source, SavedInput) else 0
+
+
+def split(stage: Stage, turns: _Turns) -> tuple[Stage, ...]:
     """(the EARLY part, the rest), or the stage alone where nothing can be moved."""
-    free = _free_values(stage, early, placement)
+    free = _free_values(stage, turns)
     moved = _boundary(stage, free)
     if not moved:
         return (stage,)
@@ -154,6 +192,9 @@ def split(stage: Stage, early: frozenset[tuple[str, str]], placement: dict[str, 
         placement=EARLY,
         span=stage.span,
     )
+    pre = prune(pre)
+    there = max((turns.of(source) for source in pre.inputs), default=0)
+    pre = attrs.evolve(pre, stratum=(there + 1) // 2)
     rest = attrs.evolve(
         stage,
         inputs=(*stage.inputs, *(SavedInput(pre.name, value.name) for value in moved)),
@@ -163,18 +204,14 @@ def split(stage: Stage, early: frozenset[tuple[str, str]], placement: dict[str, 
             stage.cell.results,
         ),
     )
-    return (prune(pre), prune(rest))
+    return (pre, prune(rest))
 
 
-def _free_values(stage: Stage, early: frozenset[tuple[str, str]], placement: dict[str, str]) -> set[Value]:
-    """The values that do not wait for the recursion."""
+def _free_values(stage: Stage, turns: _Turns) -> set[Value]:
+    """The values that do not wait for the stage's recursion."""
 
     def is_free(source: Input) -> bool:
-        if isinstance(source, StateInput):
-            return (source.function, source.component) in early
-        if isinstance(source, SavedInput):
-            return placement[source.stage] == EARLY
-        return isinstance(source, ParameterInput | TableInput | FieldInput | NoiseInput | ShareInput)
+        return turns.of(source) < stage.turn
 
     free = {value for value, source in zip(stage.cell.inputs, stage.inputs, strict=True) if is_free(source)}
     for op in stage.cell.ops:
@@ -186,11 +223,12 @@ def _free_values(stage: Stage, early: frozenset[tuple[str, str]], placement: dic
 def _remark_stages(program: Program, remarks: Remarks) -> None:
     """Stages that run wavefront by wavefront without being recursive themselves."""
     depends = reachable(program)
-    recursive = {name for name, found in depends.items() if name in found}
+    recursive = {stage.name: stage.stratum for stage in program.stages if stage.name in depends[stage.name]}
     for stage in program.stages:
         if stage.placement == LEVEL and stage.name not in recursive:
-            before = sorted(depends[stage.name] & recursive)
-            behind = sorted(name for name in recursive if stage.name in depends[name])
+            same = [name for name, stratum in recursive.items() if stratum == stage.stratum]
+            before = sorted(depends[stage.name].intersection(same))
+            behind = sorted(name for name in same if stage.name in depends[name])
             remarks.add(
                 stage.name,
                 f"'{stage.name}' runs wavefront by wavefront: it waits for the recursion of "

@@ -16,7 +16,7 @@ from __future__ import annotations
 import attrs
 
 from dnc.ir.plan import STREAMED, UNIT, Plan, Polled, Segment, levels_of
-from dnc.ir.program import EARLY, FORWARD
+from dnc.ir.program import EARLY, FORWARD, ORDER
 from dnc.ir.uses import product_parameters, shared_out
 from dnc.passes.distribute import width_of
 from dnc.passes.plan_mailboxes import NotEnough, asked_of
@@ -36,12 +36,13 @@ class PlanPolls:
         if tiling.cluster > 1 or tiling.workers == 1 or not _begins_early(plan):
             return plan
         found = [polled for segment in plan.segments for polled in _of(plan, segment)]
-        return attrs.evolve(plan, polled=tuple(found))
+        # A schedule says of one buffer which records are awaited: of several recursions the one behind all.
+        return attrs.evolve(plan, polled=tuple(found[-1:]))
 
 
 def _begins_early(plan: Plan) -> bool:
-    """Whether something stands before the recursion: states are cleared in front of the barrier behind it."""
-    return any((s.placement, s.direction) == (EARLY, FORWARD) for s in plan.program.stages)
+    """Whether something stands before all recursions: states are cleared before the barrier behind it."""
+    return any((s.turn, s.direction) == (ORDER[EARLY], FORWARD) for s in plan.program.stages)
 
 
 def _of(plan: Plan, segment: Segment) -> list[Polled]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from dnc.ir.plan import VERTEX, BufferAddress, Plan, Result, Segment
-from dnc.ir.program import BACKWARD, EARLY, LEVEL, Stage
+from dnc.ir.program import BACKWARD, FORWARD, LEVEL, Program, Stage
 from dnc.ir.reads import producers, stage_producers
 
 # FORWARD_ONLY: what another net sees of a batch before it hands back gradients.
@@ -38,17 +38,55 @@ def results_of(plan: Plan, mode: str) -> tuple[Result, ...]:
     )
 
 
-# Forward early, level, late, then backward early, level, late.
-PHASES = 6
-FORWARD_EARLY = 0  # the phase before the recursion
-BACKWARD_LEVELS = 4  # the phase whose levels run from last to first
-BEHIND, STARTS = 2, 3  # the phases behind the recursion, and where gradients start
+FIRST = 0  # the phase before all recursions
 
 
-def phase_of(stage: Stage) -> int:
-    """The number of the phase a stage runs in."""
-    within = 0 if stage.placement == EARLY else 1 if stage.placement == LEVEL else 2
-    return within + (3 if stage.direction == BACKWARD else 0)
+@attrs.frozen
+class Phases:
+    """The phases of a program with so many recursions behind each other, by number.
+
+    Forward, what stands before a recursion and its levels, of every stratum, then what stands behind the last
+    one; backward the same from the end.
+    """
+
+    strata: int = 1
+
+    @classmethod
+    def of(cls, program: Program) -> Phases:
+        """Those of a program."""
+        return cls(program.strata)
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return 2 * self.starts
+
+    @property
+    def behind(self) -> int:
+        """The one behind all recursions."""
+        return 2 * self.strata
+
+    @property
+    def starts(self) -> int:
+        """The one in which gradients start."""
+        return self.behind + 1
+
+    @property
+    def last_levels(self) -> int:
+        """The one of the last recursion, forwards."""
+        return self.behind - 1
+
+    def of_stage(self, stage: Stage) -> int:
+        """The one that a stage runs in."""
+        return stage.turn if stage.direction == FORWARD else self.starts + self.behind - 2 + stage.turn
+
+    def has_levels(self, phase: int) -> bool:
+        """Whether what runs in it runs level by level."""
+        return phase % 2 == (phase < self.starts)
+
+    def from_last(self, phase: int) -> bool:
+        """Whether its levels run from the last to the first."""
+        return phase >= self.starts and self.has_levels(phase)
 
 
 @attrs.frozen
@@ -80,7 +118,7 @@ def needed_stages(plan: Plan, mode: str) -> set[str]:
 
 def sequence(plan: Plan, mode: str) -> tuple[Step, ...]:
     """The segments of `mode` with their places, in program order."""
-    program = plan.program
+    program, phases = plan.program, Phases.of(plan.program)
     needed = needed_stages(plan, mode)
     stages = [stage for stage in program.stages if stage.name in needed]
     of_stage: dict[str, list[Segment]] = {stage.name: [] for stage in stages}
@@ -99,26 +137,30 @@ def sequence(plan: Plan, mode: str) -> tuple[Step, ...]:
                 for name in stage_producers(program, stage)
                 if name in needed and stage.placement != LEVEL
                 for other in (program.stage(name),)
-                if phase_of(other) == phase_of(stage)
+                if phases.of_stage(other) == phases.of_stage(stage)
             ]
             start[stage.name] = max(before, default=0)
         return start[stage.name]
 
     return _joined(
-        Step(segment, phase_of(stage), place(stage) + segment.step)
-        for stage in stages
-        for segment in of_stage[stage.name]
+        phases,
+        (
+            Step(segment, phases.of_stage(stage), place(stage) + segment.step)
+            for stage in stages
+            for segment in of_stage[stage.name]
+        ),
     )
 
 
-def _joined(given: Iterable[Step]) -> tuple[Step, ...]:
+def _joined(phases: Phases, given: Iterable[Step]) -> tuple[Step, ...]:
     """The same with first steps of gradients as part of the last one in front of them, where they may be."""
     steps = tuple(given)
-    last = max((step.step for step in steps if step.phase == BEHIND), default=-1)
-    before = [step.segment for step in steps if (step.phase, step.step) == (BEHIND, last)]
+    behind = phases.behind
+    last = max((step.step for step in steps if step.phase == behind), default=-1)
+    before = [step.segment for step in steps if (step.phase, step.step) == (behind, last)]
     return tuple(
-        attrs.evolve(step, phase=BEHIND, step=last)
-        if before and (step.phase, step.step) == (STARTS, 0) and _reads_own_rows(step.segment, before)
+        attrs.evolve(step, phase=behind, step=last)
+        if before and (step.phase, step.step) == (phases.starts, 0) and _reads_own_rows(step.segment, before)
         else step
         for step in steps
     )

@@ -120,7 +120,7 @@ def _keys(program: Program, forest: Forest, space: Space, vertex: Ints) -> tuple
 
 
 def stage_levels(program: Program, forest: Forest) -> dict[str, tuple[Ints, Ints]]:
-    """Vertices and levels of every space: the longest path through LEVEL stages, from 0."""
+    """Vertices and levels of every space: the longest path through LEVEL stages of its stratum, from 0."""
     vertices = {space.name: forest.vertices(space) for space in program.spaces}
     leveled = [s for s in program.stages if s.direction == FORWARD and s.placement == LEVEL]
     offset: dict[str, int] = {}
@@ -129,25 +129,27 @@ def stage_levels(program: Program, forest: Forest) -> dict[str, tuple[Ints, Ints
         if stage.space not in offset:
             offset[stage.space] = total
             total += len(vertices[stage.space])
-    owners: dict[str, list[Stage]] = {}
+    owners: dict[tuple[str, int], list[Stage]] = {}
     for stage in leveled:
         if stage.function is not None:
-            owners.setdefault(stage.function, []).append(stage)
+            owners.setdefault((stage.function, stage.stratum), []).append(stage)
     number = {
-        function: _numbers(forest, [program.space(s.space) for s in stages], vertices, offset)
-        for function, stages in owners.items()
+        calls: _numbers(forest, [program.space(s.space) for s in stages], vertices, offset)
+        for calls, stages in owners.items()
     }
     consumers, producers = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for stage in leveled:
         struct = program.space(stage.space).struct
         own = offset[stage.space] + np.arange(len(vertices[stage.space]), dtype=np.int64)
-        for bound in {b for b in stage.inputs if isinstance(b, StateInput) and b.function in number}:
+        for bound in {bound for bound in stage.inputs if isinstance(bound, StateInput)}:
+            if (numbers := number.get((bound.function, stage.stratum))) is None:
+                continue  # known before the stratum begins
             if bound.is_list:
                 begin, target = forest.resolve_list(struct, bound.path, vertices[stage.space])
                 user = np.repeat(own, np.diff(begin))
             else:
                 target, user = forest.resolve(struct, bound.path, vertices[stage.space]), own
-            found = number[bound.function][target]  # -1 picks the last entry, which is -1
+            found = numbers[target]  # -1 picks the last entry, which is -1
             consumers.append(user[found >= 0])
             producers.append(found[found >= 0])
     level = longest_paths(total, np.concatenate(producers), np.concatenate(consumers))
@@ -163,7 +165,7 @@ def stage_levels(program: Program, forest: Forest) -> dict[str, tuple[Ints, Ints
 def _numbers(
     forest: Forest, spaces: list[Space], vertices: dict[str, Ints], offset: dict[str, int]
 ) -> np.ndarray:
-    """Node number of a function's call by table row; -1 where it is no LEVEL call."""
+    """Node number of a function's call by table row; -1 where it is no call of these spaces."""
     found = np.full(len(forest.tables[spaces[0].struct]) + 1, -1, np.int64)
     for space in spaces:
         rows = vertices[space.name]

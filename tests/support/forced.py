@@ -18,7 +18,6 @@ from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.scopes import Scopes, Sharing
 from dnc.runtime.encoder.shares import Shapes
 from dnc.runtime.encoder.tail import Tail
-from dnc.runtime.phases import PHASES
 
 Numbers = np.ndarray[Any, Any]
 Decision = bool | Callable[[Numbers], Numbers] | None
@@ -54,7 +53,7 @@ def forced(
         if not rows or replicas == 1:
             return None
         counts = np.sum([found.spread.counts for found in rows.values()], axis=0)
-        found = np.zeros((len(counts), PHASES), bool)
+        found = np.zeros((len(counts), sharing.count), bool)
         found[:, sharing.phases] = decide(shared, counts)[:, None]
         return found if found.any() else None
 

@@ -17,7 +17,7 @@ from dnc.runtime.backend import VMBackend
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.encoder.parts import replicas_of_sample
-from dnc.runtime.phases import BEHIND, STARTS
+from dnc.runtime.phases import Phases
 from dnc.runtime.pool import static_pool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.reference_vm import MachineError, ReferenceVM
@@ -39,6 +39,7 @@ from tests.support.plans import plan_of
 
 TAGGER = ("bilstm_tagger", {"hidden": 256, "embed": 256})
 BOTH = ("forward", "backward")
+BEHIND = Phases().behind
 THREE = """
 model Three(vocab, width = 8, classes = 3)
 struct Word = Word(form: token<vocab>, label: class<classes>)
@@ -73,7 +74,7 @@ def of_replicas(schedule: Schedule, workers: int, names: tuple[str, ...] = BOTH)
 # ---- which ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode, meets", [("train", (BEHIND, STARTS)), ("evaluate", (BEHIND,))])
+@pytest.mark.parametrize("mode, meets", [("train", (BEHIND, BEHIND + 1)), ("evaluate", (BEHIND,))])
 def test_two_directions_are_two_parts(mode: str, meets: tuple[int, ...]) -> None:
     parts = Modes(plan_of(*TAGGER)).mode(mode).parts
     assert parts is not None and parts.of_space == {"forward": 0, "backward": 1} and parts.meets == meets
@@ -89,13 +90,21 @@ def test_what_reads_another_function_is_in_its_part() -> None:
     "name, target",
     [
         ("treelstm", "sm_90a"),
-        ("char_tagger", "sm_90a"),  # words wait for letters, both directions for both
         ("similarity", "sm_90a"),  # two trees, but one function
         ("bilstm_tagger", "cpu"),  # a meeting of threads costs more than a level
     ],
 )
 def test_others_have_one(name: str, target: str) -> None:
     assert Modes(plan_of(name, {}, target)).mode("train").parts is None
+
+
+def test_directions_of_letters_are_where_those_of_words_are() -> None:
+    plan = plan_of("char_tagger", {})
+    parts, phases = Modes(plan).mode("train").parts, Phases.of(plan.program)
+    assert parts is not None and parts.of_space == {"right": 0, "left": 1, "forward": 0, "backward": 1}
+    # What words read of letters, and gradients of letters of those of words, all replicas make.
+    between = 2, phases.count - 3
+    assert parts.meets == tuple(sorted((*between, phases.behind, phases.starts)))
 
 
 def test_a_prediction_can_be_on_several_replicas() -> None:

@@ -156,9 +156,24 @@ def test_a_function_that_stays_a_stage() -> None:
 
 
 def test_a_stage_between_two_recursions() -> None:
-    _, remarks = example("char_tagger", "cpu")
-    (found,) = [r for r in remarks if "runs wavefront by wavefront" in r.message]
-    assert "that of backward, forward waits for it" in found.message
+    text = """
+model Layers(vocab, width = 8, classes = 3)
+struct Word = Known(form: token<vocab>) | Odd
+struct Text = Text(words: [Word], label: class<classes>)
+param E: table[vocab, width], U: [width, width], W: [width, width], V: [classes, width], b: [width]
+fn own(w: Word) -> [width] = match w:
+    Known(form) -> E[form]
+    Odd -> b
+fn lower(w: Word) -> [width] = tanh(U @ lower(w.prev) + own(w))
+fn between(w: Word) -> [width] = match w:
+    Known(form) -> lower(w) * E[form]
+    Odd -> lower(w)
+fn upper(w: Word) -> [width] = tanh(W @ upper(w.prev) + between(w))
+loss sum(t in all(Text)) cross_entropy(V @ upper(t.words.last), t.label)
+"""
+    _, remarks = remarked(Source("layers.dn", text), "cpu")
+    found = [r for r in remarks if "runs wavefront by wavefront" in r.message]
+    assert len(found) == 2 and "recursion of lower, and that of upper waits for it" in found[0].message
 
 
 def test_a_pass_left_out_says_nothing() -> None:

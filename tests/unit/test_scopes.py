@@ -14,7 +14,7 @@ from dnc.ir.plan import Plan
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.modes import Modes
-from dnc.runtime.phases import BEHIND, STARTS, _joined, sequence
+from dnc.runtime.phases import Phases, _joined, sequence
 from dnc.runtime.pool import static_pool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.reference_vm import MachineError, ReferenceVM
@@ -131,7 +131,7 @@ def test_batches_of_a_group_choose_for_themselves() -> None:
 def test_the_gradient_of_a_loss_joins_it() -> None:
     steps = {step.segment.name: step for step in sequence(plan_named("treelstm", **SMALL), "train")}
     loss, gradient = steps["loss/0"], steps["loss.grad/0"]
-    assert (loss.phase, loss.step) == (gradient.phase, gradient.step) == (BEHIND, 0)
+    assert (loss.phase, loss.step) == (gradient.phase, gradient.step) == (Phases().behind, 0)
 
 
 def test_where_nothing_stands_in_front_it_starts_alone() -> None:
@@ -140,14 +140,14 @@ def test_where_nothing_stands_in_front_it_starts_alone() -> None:
         for step in sequence(plan_named("treelstm", **SMALL), "train")
         if step.segment.name == "loss.grad/0"
     )
-    alone = attrs.evolve(gradient, phase=STARTS, step=0)
-    assert _joined([alone]) == (alone,)
+    alone = attrs.evolve(gradient, phase=Phases().starts, step=0)
+    assert _joined(Phases(), [alone]) == (alone,)
 
 
 def test_what_reads_the_units_of_others_waits_for_them() -> None:
     """Logits of many classes are made unit by unit, and their gradient multiplies them."""
     plan = plan_named("language_model", hidden=64, embed=8, vocab=300)
-    later = [step.segment for step in sequence(plan, "train") if step.phase == STARTS]
+    later = [step.segment for step in sequence(plan, "train") if step.phase == Phases().starts]
     assert later and all(segment.mapping == "unit" for segment in later)
 
 

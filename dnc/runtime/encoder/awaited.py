@@ -15,7 +15,7 @@ from dnc.ir import isa
 from dnc.ir.plan import Plan
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers, Words
-from dnc.runtime.phases import FORWARD_EARLY, Step
+from dnc.runtime.phases import FIRST, Step
 
 
 def encode_awaited(
@@ -36,7 +36,7 @@ def awaited_of(plan: Plan, steps: Sequence[Step], rows: Mapping[str, Rows]) -> N
     """Records of the polled buffer, [batches, replicas that have samples]; None if no batch awaits any."""
     runs = {step.segment.name for step in steps}
     spaces = [plan.buffer(polled.buffer).space for polled in plan.polled if polled.segment in runs]
-    early = {step.segment.space for step in steps if step.phase == FORWARD_EARLY}
+    early = {step.segment.space for step in steps if step.phase == FIRST}
     if not early or not spaces or spaces[0] not in rows:
         return None
     found = rows[spaces[0]].counts

@@ -13,19 +13,18 @@ import numpy as np
 
 from dnc.ir import isa
 from dnc.ir.forest import Ints
-from dnc.ir.program import FORWARD, LEVEL, StateInput
+from dnc.ir.program import FORWARD, LEVEL, Program, Stage, StateInput
 from dnc.runtime.encoder.assign import Assignment
 from dnc.runtime.encoder.lists import Group
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
-from dnc.runtime.phases import BEHIND, Step, prediction_of, results_of
+from dnc.runtime.phases import Phases, Step, prediction_of, results_of
 from dnc.runtime.prepared import Prepared
 
 # Levels of a window: a replica goes on for half a window and a level or two behind its last word. On a CPU,
 # with one sentence (600 levels), windows of 2, 8, 16 levels add 15, 5, 3 % to a launch that no word ends,
 # and one that ends behind 9 words takes 61, 63, 65 us (2026-11-22). Not measured on a GPU.
 WINDOW = 16
-LEVELS = 1  # the phase of the recursion
 
 
 @attrs.frozen
@@ -76,15 +75,18 @@ def _by_window(rows: Rows) -> Rows:
 
 
 def late_levels(prepared: Prepared, steps: tuple[Step, ...]) -> dict[str, Ints]:
-    """Of every space of steps behind the recursion the level, by row, at which all is there that they read.
+    """Of every space of steps behind the last recursion the level of it, by row, at which all is there that
+    they read.
 
     Nothing where a space has levels of its own: part of it runs within the recursion.
     """
     program, forest = prepared.plan.program, prepared.forest
-    stages = [program.stage(name) for name in {s.segment.stage: None for s in steps if s.phase == BEHIND}]
-    leveled = [s for s in program.stages if (s.placement, s.direction) == (LEVEL, FORWARD)]
+    behind = Phases.of(program).behind
+    stages = [program.stage(name) for name in {s.segment.stage: None for s in steps if s.phase == behind}]
+    leveled = _leveled(program)
     if {stage.space for stage in stages} & {stage.space for stage in leveled}:
         return {}
+    leveled = _last(leveled)
     of_calls = {
         stage.function: np.full(len(forest.tables[program.space(stage.space).struct]) + 1, -1, np.int32)
         for stage in (*leveled, *stages)
@@ -118,6 +120,16 @@ def late_levels(prepared: Prepared, steps: tuple[Step, ...]) -> dict[str, Ints]:
     return found
 
 
+def _leveled(program: Program) -> list[Stage]:
+    """The stages of all recursions."""
+    return [s for s in program.stages if (s.placement, s.direction) == (LEVEL, FORWARD)]
+
+
+def _last(leveled: list[Stage]) -> list[Stage]:
+    """Those of the last recursion."""
+    return [stage for stage in leveled if stage.stratum == max(other.stratum for other in leveled)]
+
+
 def exits(
     group: Group, assigned: Assignment, prepared: Prepared, ending: Ending, levels: dict[str, Ints]
 ) -> Exits | None:
@@ -147,9 +159,9 @@ def exits(
     key = np.repeat(np.arange(lists), np.diff(np.append(starts, len(sample)))) * count + window
     known = np.searchsorted(key, np.arange(lists * count).reshape(lists, count), side="right").T
     # By replica the last level: what can still be left out.
-    leveled = [found for name, found in rows.items() if name not in levels]
+    leveled = {stage.space for stage in _last(_leveled(prepared.plan.program))}
     last = np.zeros(assigned.replicas, np.int64)
-    for found in leveled:
+    for found in (found for name, found in rows.items() if name in leveled):
         depth = found.counts.shape[3]
         there = found.counts.sum(axis=(0, 1)) > 0
         last = np.maximum(last, (there * np.arange(depth)).max(axis=1))
@@ -166,7 +178,7 @@ def exits(
     first = np.searchsorted(owner, replica)
     fields = np.stack((busy[replica], begins + first, ends + test * lists + first), axis=1)
     words = np.full((len(test), 1), ending.word)
-    most = max(found.counts.shape[3] for found in (*leveled, own))
+    most = max(found.counts.shape[3] for found in rows.values())
     return Exits(
         replica,
         (test + 1) * WINDOW + 1,

@@ -20,7 +20,7 @@ from dnc.runtime.encoder.queues import Columns
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.scopes import Scopes, Sharing
 from dnc.runtime.encoder.tail import Tail
-from dnc.runtime.phases import PHASES, TRAIN, Step, results_of, sequence
+from dnc.runtime.phases import TRAIN, Step, results_of, sequence
 
 BY_ROW = ("output", "column")  # kinds of results that the host reads as they are
 
@@ -52,7 +52,7 @@ class Mode:
         found = self.sharing.choose(rows, replicas)
         if apart is None or self.parts is None or not self.parts.meets:
             return found
-        found = np.zeros((len(apart), PHASES), np.bool_) if found is None else found
+        found = np.zeros((len(apart), self.sharing.count), np.bool_) if found is None else found
         for phase in self.parts.meets:
             found[apart, phase] = True
         return found

@@ -1,4 +1,4 @@
-"""Parts of the recursion that do not read each other, each on replicas of its own.
+"""Parts of a recursion that do not read each other, each on replicas of its own.
 
 In: a plan, the steps of a mode, samples. Out: a replica for every sample and part. The two directions of a
 bidirectional net are two recursions over the same samples; a replica that runs both has two instructions in
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from dnc.ir.forest import Ints
 from dnc.ir.plan import Plan
-from dnc.ir.program import LEVEL
-from dnc.ir.reads import parts_of_recursion, stage_producers
+from dnc.ir.program import LEVEL, Program
+from dnc.ir.reads import parts_of_recursions, stage_producers
 from dnc.runtime.encoder.assign import Assignment, Burdens, Price, assign, assigned, joined, owners
 from dnc.runtime.encoder.scopes import Sharing
 from dnc.runtime.encoder.words import Numbers
-from dnc.runtime.phases import BEHIND, FORWARD_ONLY, PHASES, STARTS, Step, sequence
+from dnc.runtime.phases import FORWARD_ONLY, Phases, Step, sequence
 from dnc.runtime.prepared import SpaceRows
 
 
@@ -49,30 +49,39 @@ def parts_of(plan: Plan, steps: Sequence[Step], sharing: Sharing) -> Parts | Non
         for name in stage_producers(plan.program, stage)
         if name in stages
     ]
-    known, here = parts_of_recursion(plan.program), {s.space for s in stages.values() if s.placement == LEVEL}
-    numbers = sorted({known[space] for space in here})
-    of_space = {space: numbers.index(part) for space, part in known.items() if space in here}
-    count = len(numbers)
+    of_space = _of_space(plan.program, {s.space for s in stages.values() if s.placement == LEVEL})
+    count = 1 + max(of_space.values(), default=0)
     if count < 2 or not sharing.on_gpu:
         return None
     begins, ends = dict[str, int](), dict[str, int]()
     for step in steps:
         name = step.segment.stage
-        begins[name] = min(step.phase, begins.get(name, PHASES))
+        begins[name] = min(step.phase, begins.get(name, step.phase))
         ends[name] = max(step.phase, ends.get(name, 0))
     crossing = [
         (ends[one.name], begins[other.name])
         for one, other in reads
         if one.space not in of_space or of_space[one.space] != of_space.get(other.space)
     ]
-    # What stands behind the recursion is everybody's; in front of it, and behind its gradients, if need be.
-    behind = [phase for phase in sharing.phases if phase in (BEHIND, STARTS)]
-    others = [phase for phase in sharing.phases if phase not in behind]
-    for more in ([], others[:1], others[1:], others):
-        meets = sorted({*behind, *more})
-        if all(any(end <= phase <= begin for phase in meets) for end, begin in crossing):
-            return Parts(of_space, count, tuple(meets), sharing.overhead(meets))
-    return None
+    # What stands behind all recursions is everybody's; what stands before or between them, if need be.
+    phases = Phases.of(plan.program)
+    meets = {phase for phase in sharing.phases if phase in (phases.behind, phases.starts)}
+    for end, begin in sorted(crossing, key=lambda each: each[1]):
+        there = [phase for phase in sharing.phases if end <= phase <= begin]
+        if not there:
+            return None
+        if not meets.intersection(there):
+            meets.add(there[-1])
+    return Parts(of_space, count, tuple(sorted(meets)), sharing.overhead(sorted(meets)))
+
+
+def _of_space(program: Program, spaces: set[str]) -> dict[str, int]:
+    """The parts of some spaces. Those of one number, of whatever strata, are on the same replicas."""
+    found: dict[str, int] = {}
+    for known in parts_of_recursions(program):
+        numbers = sorted({part for space, part in known.items() if space in spaces})
+        found |= {space: numbers.index(part) for space, part in known.items() if space in spaces}
+    return found
 
 
 def replicas_of_sample(plan: Plan) -> int:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.plan import Plan
-from dnc.runtime.encoder.ending import LEVELS, Exits
+from dnc.runtime.encoder.ending import Exits
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.scopes import Scopes
 from dnc.runtime.encoder.words import Numbers, Spread, Words
-from dnc.runtime.phases import BACKWARD_LEVELS, BEHIND, PHASES, Step
+from dnc.runtime.phases import Phases, Step
 
 WIDTH = isa.INSTRUCTION_WORDS
 MOST_GRIDS = 256  # that are kept
@@ -48,8 +48,8 @@ class Columns:
     """The steps of a mode, and what follows from them for every queue; worked out once a mode."""
 
     def __init__(self, plan: Plan, steps: tuple[Step, ...]) -> None:
-        self.steps = steps
-        self.fronts = tuple(dict.fromkeys(_fronts(step) for step in steps))
+        self.steps, self.phases = steps, Phases.of(plan.program)
+        self.fronts = tuple(dict.fromkeys(self._front(step) for step in steps))
         numbers = {opcode.name: opcode.number for opcode in plan.opcodes}
         self.opcodes = [numbers[step.segment.name] for step in steps]
         self.nop = numbers[isa.NOP]
@@ -60,12 +60,15 @@ class Columns:
 
     def place(self, phase: int, level: Numbers, within: int, depth: int) -> Numbers:
         """Where a step of a phase stands in a queue, by level."""
-        level = depth - 1 - level if phase == BACKWARD_LEVELS else level
+        level = depth - 1 - level if self.phases.from_last(phase) else level
         return phase * self.places(depth) + level * self._longest + within
 
     def places(self, depth: int) -> int:
         """How many places a phase has."""
         return depth * self._longest
+
+    def _front(self, step: Step) -> Fronts:
+        return step.segment.space, self.phases.has_levels(step.phase)
 
     def grid(self, shapes: tuple[Shape, ...], depth: int, leaves: bool) -> Grid:
         """The grid for shapes of all fronts, and levels at most; leaves: for a batch whose recursion can be
@@ -83,18 +86,14 @@ class Columns:
             first[front], at = (at, shape), at + shape[0] * shape[1]
         found = []
         for turn, (step, opcode) in enumerate(zip(self.steps, self.opcodes, strict=True)):
-            if not (leaves and step.phase == BEHIND):
-                at, (keys, levels) = first[_fronts(step)]
+            if not (leaves and step.phase == self.phases.behind):
+                at, (keys, levels) = first[self._front(step)]
                 number = np.arange(keys * levels)
                 place = self.place(step.phase, number % levels, step.step, depth)
                 same = np.ones_like(number)
                 found.append(np.stack((number + at, place, same * turn, same * opcode)))
         joined = np.concatenate([*found, np.zeros((4, 0), np.intp)], axis=1)
         return Grid(*joined[:, np.lexsort((joined[2], joined[1]))])
-
-
-def _fronts(step: Step) -> Fronts:
-    return step.segment.space, step.phase % 3 == 1
 
 
 @attrs.define(eq=False)
@@ -201,12 +200,12 @@ def _of_steps(mode: Columns, rows: Mapping[str, Rows], exits: Exits | None) -> I
         return made
     others, number = [], np.arange(len(exits.owner))
     for turn, (step, opcode) in enumerate(zip(mode.steps, mode.opcodes, strict=True)):
-        if step.phase == BEHIND:
+        if step.phase == mode.phases.behind:
             owner, level, start, count = exits.windows(rows[step.segment.space])
-            place = mode.place(LEVELS, level, step.step, depth)
+            place = mode.place(mode.phases.last_levels, level, step.step, depth)
             others.append(_same(owner, place, turn, opcode, start, count))
     # Of what stands at one place a test comes first: without an exchange of its own.
-    place = mode.place(LEVELS, exits.level, 0, depth)
+    place = mode.place(mode.phases.last_levels, exits.level, 0, depth)
     return made.joined(*others, _same(exits.owner, place, -1, mode.leave, number, number * 0))
 
 
@@ -228,7 +227,7 @@ def _shared_out(
     phase = made.place // size
     made = attrs.evolve(made, owner=batch * replicas + replica)
     stays = ~scopes[batch, phase]
-    there: NDArray[np.bool_] = np.zeros((len(scopes), PHASES, replicas), np.bool_)
+    there: NDArray[np.bool_] = np.zeros((len(scopes), mode.phases.count, replicas), np.bool_)
     there[batch[stays], phase[stays], replica[stays]] = True
     others = []
     for turn, (step, opcode) in enumerate(zip(mode.steps, mode.opcodes, strict=True)):

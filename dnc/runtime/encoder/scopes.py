@@ -1,6 +1,6 @@
 """Which phases of a batch the whole grid shares out by rows, whatever replica their samples belong to.
 
-In: what the steps of a mode cost, the rows of a group of batches. Out: the phases, by batch. In front of the
+In: what the steps of a mode cost, the rows of a group of batches. Out: the phases, by batch. In front of a
 recursion, behind it and where gradients start no row waits for another one, so any replica can run any row,
 if all replicas meet before and after. That is worth it where few samples leave replicas idle, or where some
 have more rows: it is decided by predicted cost. Guaranteed: it follows from the batch, the plan and the grid.
@@ -20,7 +20,7 @@ from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.assign import segment_prices
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
-from dnc.runtime.phases import PHASES, Step
+from dnc.runtime.phases import Phases, Step
 
 FEWEST = 32
 """Rows that an instruction outside the recursion takes as long for as for one: an H200 took 6.6 us for two
@@ -29,14 +29,14 @@ TOGETHER = 4000.0
 """What it costs when all replicas go on at once, in ns, beside their meeting: the slowest is waited for, and
 all load their weights at the same time. Seen on an H200, for trees and sequences with 256 units."""
 Scopes = NDArray[np.bool_]
-"""Whether the grid shares a phase out, [batches, PHASES]."""
+"""Whether the grid shares a phase out, [batches, phases]."""
 
 
 class Sharing:
     """The choice for a mode of a plan; worked out once is what its steps cost.
 
     phases: those that may be shared out: no levels, and no stacks, of which an instruction has one parameter.
-    On a CPU none is, as a meeting of threads costs more.
+    On a CPU none is, as a meeting of threads costs more. count: of all phases.
     """
 
     def __init__(self, plan: Plan, steps: tuple[Step, ...]) -> None:
@@ -47,22 +47,22 @@ class Sharing:
         chip, costs = machine(plan.target), Costs(plan, 1, plan.tiling.workers)
         constants = chip.constants
         self.phases = sorted({step.phase for step in steps} - kept)
-        self.on_gpu = chip.is_gpu
+        self.on_gpu, self.count = chip.is_gpu, Phases.of(plan.program).count
         self._spaces = list(dict.fromkeys(step.segment.space for step in steps))
-        # What rows of a space cost in a phase, [PHASES, spaces]: every one, and an instruction or a level.
-        self._row, self._fixed = np.zeros((2, PHASES, len(self._spaces)))
+        # What rows of a space cost in a phase, [phases, spaces]: every one, and an instruction or a level.
+        self._row, self._fixed = np.zeros((2, self.count, len(self._spaces)))
         known = segment_prices(plan)
         for step in steps:
             price = known[step.segment.name]
             place = step.phase, self._spaces.index(step.segment.space)
             self._row[place] += price.row
             self._fixed[place] += price.level
-        self._free = np.isin(np.arange(PHASES), self.phases)
+        self._free = np.isin(np.arange(self.count), self.phases)
         together = np.zeros_like(costs.exchange())
         together[GRID] = 1
         more = nanoseconds(together, constants) - nanoseconds(costs.exchange(), constants)
         # One behind every place, and one in front of what is not the beginning.
-        self._meetings = np.zeros((PHASES, 1))
+        self._meetings = np.zeros((self.count, 1))
         for phase in self.phases:
             places = {step.step for step in steps if step.phase == phase}
             self._meetings[phase] = TOGETHER + more * (len(places) + int(phase > 0))
@@ -79,18 +79,17 @@ class Sharing:
         spaces, batches, used = own.shape
         flat = own.reshape(spaces, -1)
         there = flat > 0
-        phases = (self._row @ (np.maximum(flat, FEWEST) * there) + self._fixed @ there).reshape(
-            PHASES, batches, used
-        )
+        shape = self.count, batches, used
+        phases = (self._row @ (np.maximum(flat, FEWEST) * there) + self._fixed @ there).reshape(shape)
         shared = np.maximum(-(-own.sum(axis=2) // replicas), FEWEST)
         even = self._row @ shared + self._fixed.sum(axis=1, keepdims=True)
         least = even + self._meetings
         if not (phases.max(axis=2) > least)[self.phases].any():
             return None  # whatever else the replicas have to do
         levels = np.stack([_busy_levels(rows[space]) for space in self._spaces]).reshape(spaces, -1)
-        others = (self._row @ flat + self._fixed @ levels).reshape(PHASES, batches, used)
+        others = (self._row @ flat + self._fixed @ levels).reshape(shape)
         total = np.where(self._free[:, None, None], phases, others).sum(axis=0)
-        found = np.zeros((batches, PHASES), np.bool_)
+        found = np.zeros((batches, self.count), np.bool_)
         for phase in self.phases:
             less = total - phases[phase]
             found[:, phase] = total.max(axis=1) - less.max(axis=1) > least[phase]

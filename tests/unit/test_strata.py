@@ -1,0 +1,179 @@
+"""Recursions behind each other (`passes/hoist.py`): which are strata, what leaves them, levels and values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dnc.compiler import PlanOptions, make_plan, transform
+from dnc.diagnostics import DiagnosticError, Source
+from dnc.explain.facts import gather, levels
+from dnc.frontend.build import load_program
+from dnc.ir.parser import parse_program
+from dnc.ir.printer import print_program
+from dnc.ir.program import FORWARD, LEVEL, Program
+from dnc.ir.verifier import verify
+from dnc.runtime.backend import VMBackend
+from dnc.runtime.phases import Phases, sequence
+from dnc.runtime.prepared import prepare
+from tests.support.executors import (
+    Bench,
+    OnGrid,
+    check_evaluation,
+    check_group,
+    check_outputs,
+    check_training,
+)
+from tests.support.forced import forced
+from tests.support.forests import ForestGrower
+from tests.support.plans import plan_of
+
+# Letters make words, words sentences, sentences a text; two layers over words.
+TEXT = """
+model Text(vocab, width = 8, classes = 3)
+struct Letter = Letter(form: token<vocab>)
+struct Word = Word(letters: [Letter])
+struct Sentence = Sentence(words: [Word])
+struct Text = Text(sentences: [Sentence], label: class<classes>)
+param E: table[vocab, width], A: [width, width], B: [width, width], C: [width, width], D: [width, width]
+param W: [width, width], X: [width, width], Y: [width, width], V: [classes, width]
+fn letter(c: Letter) -> [width] = tanh(A @ letter(c.prev) + E[c.form])
+fn word(w: Word) -> [width] = tanh(B @ word(w.prev) + W @ letter(w.letters.last))
+fn upper(w: Word) -> [width] = tanh(C @ upper(w.prev) + X @ word(w))
+fn sentence(s: Sentence) -> [width] = tanh(D @ sentence(s.prev) + Y @ upper(s.words.last))
+loss sum(t in all(Text)) cross_entropy(V @ sentence(t.sentences.last), t.label)
+output z = [sentence(s) for s in all(Sentence)]
+"""
+
+
+def program_of(text: str, *without: str) -> Program:
+    return transform(load_program(Source("text.dn", text), {})[0], PlanOptions(without=without))
+
+
+def strata(program: Program) -> dict[str, str]:
+    return {stage.name: stage.when for stage in program.stages if stage.direction == FORWARD}
+
+
+def test_recursions_over_other_structs_are_strata_and_layers_are_not() -> None:
+    found = strata(program_of(TEXT))
+    assert [found[name] for name in ("letter", "word", "upper", "sentence")] == [
+        "level",
+        "level 1",
+        "level 1",
+        "level 2",
+    ]
+
+
+def test_products_leave_a_recursion_for_what_is_there_before_it() -> None:
+    found = strata(program_of(TEXT))
+    assert found["word.pre"] == "early 1" and found["sentence.pre"] == "early 2"
+    assert "upper.pre" not in found  # the layer below goes on beside it
+
+
+def test_a_product_that_waits_for_no_recursion_is_in_front_of_all() -> None:
+    found = strata(plan_of("encoder_decoder", {"targets": 20}).program)
+    assert (found["encode"], found["decode"], found["decode.pre"]) == ("level", "level 1", "early")
+
+
+def test_gradients_come_last_to_first() -> None:
+    program = program_of(TEXT)
+    phases = Phases.of(program)
+    order = ["sentence.grad", "sentence.pre.grad", "word.grad", "word.pre.grad", "letter.grad"]
+    found = [phases.of_stage(program.stage(name)) for name in order]
+    assert found == sorted(set(found)) and found[0] > phases.starts and found[-1] < phases.count
+    assert [phases.has_levels(phase) for phase in found] == [True, False, True, False, True]
+    for stage in program.stages:
+        assert phases.has_levels(phases.of_stage(stage)) == (stage.placement == LEVEL)
+
+
+def test_every_stage_runs_behind_what_it_reads() -> None:
+    plan = make_plan(program_of(TEXT), "cpu", PlanOptions())
+    last: dict[str, tuple[int, int]] = {}
+    made: dict[str, tuple[int, int]] = {}
+    for step in sequence(plan, "train"):
+        last[step.segment.stage] = max((step.phase, step.step), last.get(step.segment.stage, (0, 0)))
+        for store in step.segment.stores:
+            made[store.buffer] = step.phase, step.step
+        for load in step.segment.loads:
+            buffer = getattr(load.address, "buffer", None)
+            assert buffer not in made or made[buffer] <= (step.phase, step.step)
+
+
+def test_levels_of_a_stratum_begin_at_zero() -> None:
+    plan = make_plan(program_of(TEXT), "cpu", PlanOptions())
+    prepared = prepare(plan, ForestGrower(plan.program, 3).grow(20, 40, "random"))
+    for name in ("letter", "word", "sentence"):
+        assert prepared.spaces[name].level.min() == 0
+    # A layer is one level behind the one below it.
+    word, upper = prepared.spaces["word"], prepared.spaces["upper"]
+    np.testing.assert_array_equal(word.vertex, upper.vertex)
+    np.testing.assert_array_equal(word.level + 1, upper.level)
+
+
+def test_the_printed_form_comes_back() -> None:
+    program = program_of(TEXT)
+    text = print_program(program)
+    assert "level 2 forward" in text and parse_program(text) == program and program.strata == 3
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("sentence level 2 forward", "sentence level 200 forward", "there is no stratum 200"),
+        ("sentence level 2 forward", "sentence level -1 forward", "there is no stratum -1"),
+        ("sentence level 2 forward", "sentence level 1.5 forward", "expected a whole number"),
+        ("sentence level 2 backward", "sentence level 1 backward", "of the same space"),
+        ("word early 1 forward", "word late 1 forward", "is late 1, expected level 1 at the latest"),
+    ],
+)
+def test_wrong_strata_are_told(old: str, new: str, message: str) -> None:
+    text = print_program(program_of(TEXT))
+    assert text.count(old) == 1
+    with pytest.raises(DiagnosticError, match=message):
+        verify(parse_program(text.replace(old, new)))
+
+
+def test_without_hoist_there_is_one() -> None:
+    assert program_of(TEXT, "hoist").strata == 1
+
+
+@pytest.mark.parametrize("without", [(), ("hoist",)])
+def test_values(without: tuple[str, ...]) -> None:
+    plan = make_plan(program_of(TEXT, *without), "sm_90a", PlanOptions(workers=4, cluster=4))
+    for seed, (samples, grid) in enumerate(((1, (3, 4)), (5, (2, 4)), (9, (7, 4)))):
+        forest = ForestGrower(plan.program, seed).grow(samples, 40, "random")
+        backend: Any = OnGrid(VMBackend(plan, *grid, seed), grid)
+        bench = Bench(plan.program, plan, backend, forest, seed)
+        for shared in (None, True):
+            with forced(shared=shared):
+                check_training(bench)
+                check_evaluation(bench)
+                check_outputs(bench)
+                if samples > 1:
+                    check_group(bench)
+
+
+def test_values_with_directions_apart() -> None:
+    plan = plan_of("char_tagger", {"hidden": 12, "half": 8, "char": 4, "mlp": 8})
+    for seed, (samples, grid) in enumerate(((1, (3, 4)), (5, (2, 4)), (9, (7, 2)))):
+        forest = ForestGrower(plan.program, seed).grow(samples, 30, "random")
+        backend: Any = OnGrid(VMBackend(plan, *grid, seed), grid)
+        bench = Bench(plan.program, plan, backend, forest, seed)
+        with forced(parts=True):
+            check_training(bench)
+            check_evaluation(bench)
+            check_outputs(bench)
+
+
+# ---- what people read ----------------------------------------------------------------------------------
+
+
+def test_explain_tells_recursions_apart() -> None:
+    plan = make_plan(program_of(TEXT), "sm_90a", PlanOptions())
+    facts = gather(plan)
+    assert [len(both) for both in levels(plan)] == [2, 2, 2]
+    names = [exchange.phase for exchange in facts.exchanges]
+    assert "forward, between recursions 1 and 2" in names and "backward, a level of recursion 3" in names
+    assert any("A level of that of word, upper, forward and backward" in line for line in facts.why)
