@@ -115,6 +115,18 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "childsum": ("childsum", {"hidden": 24, "embed": 20}, PlanOptions()),
     "decoder": ("../tests/support/decoder", {"hidden": 24, "embed": 20}, PlanOptions(cluster=8)),
     "decoder-chip": ("../tests/support/decoder", {}, PlanOptions(cluster=0)),
+    # Recursions behind each other: pushed states, polled ones, directions apart in both.
+    "strata": ("encoder_decoder", {"hidden": 32, "embed": 20, "targets": 300}, PlanOptions(cluster=8)),
+    "strata-chip": (
+        "encoder_decoder",
+        {"hidden": 32, "embed": 20, "targets": 300},
+        PlanOptions(cluster=0, workers=20),
+    ),
+    "strata-parts": (
+        "char_tagger",
+        {"hidden": 32, "half": 16, "char": 12, "mlp": 24},
+        PlanOptions(cluster=8),
+    ),
     "tags": ("../tests/support/tags", {"vocab": 11}, PlanOptions()),
     "attention": ("attention", {"hidden": 40, "embed": 20, "targets": 300}, PlanOptions()),
     "mvrnn": ("mvrnn", {"width": 12}, PlanOptions()),
