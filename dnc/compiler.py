@@ -112,10 +112,11 @@ def plan_passes(
     options: PlanOptions, target: Machine, constants: Constants | None = None
 ) -> tuple[Pass[Plan], ...]:
     """Passes from plan to plan, in order, behind `fuse`. constants: measured ones of the target."""
+    tiles = select_tiles(options, target, constants)
     return (
         Reassociate(),
-        select_tiles(options, target, constants),
-        PlanWeights(target, options.residency, options.registers),
+        tiles,
+        tiles.weights,
         PlanMailboxes(),
         PlanPolls(),
         PlanReductions(),
@@ -133,6 +134,7 @@ def select_tiles(options: PlanOptions, target: Machine, constants: Constants | N
         options.tile,
         constants,
         options.batch,
+        PlanWeights(target, options.residency, options.registers),
     )
 
 
@@ -157,8 +159,7 @@ def repetition(
     )
     if options.repeat is not None or (options.mode == TRAIN and options.batch is None):
         return bool(options.repeat), (why,)  # trained on are batches of many samples
-    weights = PlanWeights(tiles.machine, options.residency, options.registers)
-    placed = weights(attrs.evolve(plans[0], tiling=whole.tiling)).placements
+    placed = tiles.weights(attrs.evolve(plans[0], tiling=whole.tiling)).placements
     # Where no weight is in registers, wide levels run in tiles of products, which repeated ones cannot.
     narrow = any(place.residency == REGISTER for place in placed)
     margin = NEAR if options.batch is None else 1.0  # further rows are cheaper with an exchange

@@ -1,11 +1,14 @@
 """Plan weights: decides where the slice of every weight lives during a launch, and says why.
 
 In: a plan with segments and a tiling. Out: the plan with a `Placement` for every slice. Weights
-of the recursion come first, the ones read most per byte before the others; registers before
-shared memory; what fits neither is STREAMED from the L2 cache at every use. Nothing is too large.
+of the recursion come first, the ones read most per byte before the others, or the large ones where
+then more of them fit; registers before shared memory; what fits neither is STREAMED from the L2 cache
+at every use. Nothing is too large.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import attrs
 
@@ -137,21 +140,31 @@ class PlanWeights:
             return attrs.evolve(plan, placements=made)
         workers = plan.tiling.workers
         most = most_registers(self.machine, plan.precision, plan.tiling.cluster)
-        registers = _Memory(most if self.limit is None else min(self.limit, most))
-        shared = _Memory((self.machine.shared_bytes - STAGING_BYTES) // 4)
-        placements = []
-        for piece in slices(plan):
-            placement = self._place(piece, workers, registers, shared)
-            placements.append(placement)
+        offered = most if self.limit is None else min(self.limit, most)
+        pieces = slices(plan)
+        large_first = sorted(pieces, key=lambda piece: (not piece.recursive, -piece.words(workers)))
+        found = min((self._filled(order, workers, offered) for order in (pieces, large_first)), key=_streamed)
+        for piece, placement, missing in found:
             if piece.recursive and placement.residency != REGISTER and self.residency is None:
                 stage, span = _use(plan, piece.parameter)
-                missing = _missing(piece, placement.residency, workers, registers, shared)
                 collected.add(stage, f"{piece.parameter} is {missing}", span)
         remarks = plan.remarks
-        if registers.size < most:
-            bound = f"weights: at most {registers.size} registers a thread; with more the kernel would spill"
+        if offered < most:
+            bound = f"weights: at most {offered} registers a thread; with more the kernel would spill"
             remarks = (*remarks, bound)
-        return attrs.evolve(plan, placements=tuple(placements), remarks=remarks)
+        return attrs.evolve(plan, placements=tuple(placement for _, placement, _ in found), remarks=remarks)
+
+    def _filled(
+        self, pieces: Sequence[Slice], workers: int, offered: int
+    ) -> list[tuple[Slice, Placement, str]]:
+        """The places of slices in their order, and what was missing where one is not in registers."""
+        registers, shared = _Memory(offered), _Memory((self.machine.shared_bytes - STAGING_BYTES) // 4)
+        found = []
+        for piece in pieces:
+            placement = self._place(piece, workers, registers, shared)
+            missing = _missing(piece, placement.residency, workers, registers, shared)
+            found.append((piece, placement, missing))
+        return found
 
     def _place(self, piece: Slice, workers: int, registers: _Memory, shared: _Memory) -> Placement:
         """Takes the place of a slice: registers before shared memory, and neither for a stack."""
@@ -188,6 +201,15 @@ class PlanWeights:
             reason,
             piece.repeated,
         )
+
+
+def _streamed(found: list[tuple[Slice, Placement, str]]) -> int:
+    """Bytes a worker that a level of the recursion streams."""
+    return sum(
+        placement.bytes_per_worker
+        for piece, placement, _ in found
+        if piece.recursive and placement.residency == STREAMED
+    )
 
 
 @attrs.define

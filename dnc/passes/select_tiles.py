@@ -76,7 +76,7 @@ class SelectTiles:
 
     `window` is the number of words of the schedule held on chip. `workers`: of a replica that is no
     cluster. `tile`: vertices worked on at a time. `constants`: measured ones, None for the machine's own.
-    `batch`: samples of a batch, None where that is not known.
+    `batch`: samples of a batch, None where that is not known. `weights`: places them in every candidate.
     """
 
     machine: Machine
@@ -86,6 +86,7 @@ class SelectTiles:
     tile: int | None = attrs.field(default=None, validator=_count)
     constants: Constants | None = None
     batch: int | None = attrs.field(default=None, validator=_count)
+    weights: PlanWeights = attrs.Factory(lambda self: PlanWeights(self.machine), takes_self=True)
     name: str = attrs.field(default="select-tiles", init=False)
     optional: bool = attrs.field(default=False, init=False)
 
@@ -144,7 +145,7 @@ class SelectTiles:
     def _cost(self, plan: Plan, workers: int, cluster: int) -> Ranked:
         tile = self.tile or VERTICES_PER_TILE
         tiling = Tiling(workers, self.machine.threads, cluster, tile, self.window)
-        placed = PlanWeights(self.machine)(attrs.evolve(plan, tiling=tiling))
+        placed = self.weights(attrs.evolve(plan, tiling=tiling))
         replicas = self.machine.replicas(workers, cluster)
         costs = Costs(placed, replicas, workers)
         constants = self.constants or self.machine.constants

@@ -12,7 +12,7 @@ from dnc.explain.facts import replicas_of
 from dnc.ir import isa
 from dnc.ir.costs import CLUSTER, EXCHANGE, FLOP, INSTRUCTION, LAUNCH, NAMES, Costs, nanoseconds
 from dnc.ir.machine import MACHINES, Constants, machine
-from dnc.ir.plan import SHARED
+from dnc.ir.plan import REGISTER, SHARED, STREAMED
 from dnc.ir.uses import lends
 from dnc.machine_constants import Measured, known, known_constants, save
 from dnc.passes.candidates import candidates
@@ -195,6 +195,22 @@ def test_shared_memory_is_lent_where_levels_alone_read_it():
 
 
 # ---- what was chosen is kept -------------------------------------------------------------------------
+
+
+def test_a_choice_knows_how_many_registers_weights_may_take():
+    """Clusters of 8 keep both matrices of a tagger with registers, without these clusters of 16 do."""
+    settings = {"hidden": 256, "embed": 256}
+    for registers, cluster in ((None, 8), (32, 16)):
+        plan = plan_of("bilstm_tagger", settings, registers=registers)
+        assert plan.tiling.cluster == cluster
+        assert all(p.residency != STREAMED for p in plan.placements if p.parameter in ("Uf", "Ub"))
+
+
+def test_large_weights_go_first_where_small_ones_would_be_in_their_way():
+    """Two small matrices would leave 96 of 128 registers, where a large one takes all."""
+    plan = plan_of("char_tagger", {"hidden": 256, "half": 64, "char": 64}, registers=128, cluster=8)
+    found = {p.parameter: p.residency for p in plan.placements}
+    assert [found[name] for name in ("Uf", "Ub", "Ur", "Ul")] == [REGISTER, SHARED, SHARED, SHARED]
 
 
 def test_a_choice_does_not_depend_on_constants_measured_later():
