@@ -222,13 +222,13 @@ def _why(plan: Plan, chip: Machine) -> Iterator[str]:
             "that the cores go through. Nothing comes back to Python between two levels."
         )
     recursions = [[steps for steps in both if steps] for both in levels(plan) if any(both)]
-    for both in recursions:
+    for number, both in enumerate(recursions, 1):
         meetings = sum(map(exchange_count, both))
         cells = [step.segment for steps in both for step in steps]
         parts = sum(len(s.products) + len(s.transposed) + len(s.cell.ops) for s in cells)
         ways = "forward and backward" if len(both) > 1 else "forward"
         spaces = ", ".join(dict.fromkeys(segment.space for segment in cells))
-        which = "the recursion" if len(recursions) == 1 else f"that of {spaces}"
+        which = "the recursion" if len(recursions) == 1 else f"recursion {number} ({spaces})"
         found = counted(len(cells), "instruction"), counted(meetings, "exchange")
         level = f"{found[0]} and {found[1]} between workers, for all vertices of a replica at once"
         if not chip.is_gpu:  # most replicas are one core, which waits for nobody

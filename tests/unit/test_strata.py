@@ -176,4 +176,4 @@ def test_explain_tells_recursions_apart() -> None:
     assert [len(both) for both in levels(plan)] == [2, 2, 2]
     names = [exchange.phase for exchange in facts.exchanges]
     assert "forward, between recursions 1 and 2" in names and "backward, a level of recursion 3" in names
-    assert any("A level of that of word, upper, forward and backward" in line for line in facts.why)
+    assert any("A level of recursion 2 (word, upper), forward and backward" in line for line in facts.why)
