@@ -78,7 +78,7 @@ class RunFolder:
         if (self.path / METRICS).exists() and not own:
             raise fail(
                 f"{path}: holds a run already",
-                f"to go on with it: --resume {path}; else choose another --run-dir",
+                f"dnc run --resume {path} goes on with it; else choose another --run-dir",
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)

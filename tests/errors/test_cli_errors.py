@@ -250,9 +250,8 @@ def test_a_run_is_not_overwritten(command, workplace):
     before = snapshot(workplace)
     done = command(f"{RUN} train.jsonl --run-dir first")
     assert done.code == 2 and snapshot(workplace) == before
-    assert last_lines(done.error) == (
-        "error: first: holds a run already\n  to go on with it: --resume first; else choose another --run-dir"
-    )
+    choice = "dnc run --resume first goes on with it; else choose another --run-dir"
+    assert last_lines(done.error) == f"error: first: holds a run already\n  {choice}"
     done = command(f"{RUN} train.jsonl --checkpoint first/last.safetensors --seed 5 --epochs 2")
     assert done.code == 2 and "--seed 5: the run of first/last.safetensors has seed 1" in done.error
 
