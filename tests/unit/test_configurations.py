@@ -52,6 +52,31 @@ def test_every_whole_number_of_a_configuration_has_limits(command, workplace, na
         assert done.code == 2 and done.error.startswith(f"error: run.toml:2: {name} is {value}, expected ")
 
 
+FRACTIONS = [name for name, kind in get_type_hints(RunConfig).items() if float in get_args(kind)]
+
+
+@pytest.mark.parametrize("name", FRACTIONS)
+def test_every_other_number_has_limits(command, workplace, name):
+    """It is told as the whole ones are: by its option, or by its line."""
+    for value in ("nan", "-1", "-inf", *(() if name == "clip" else ("inf",))):
+        done = command(f"{TRAIN} --{name.replace('_', '-')} {value}")
+        assert done.code == 2
+        assert done.error.startswith(f"error: --{name.replace('_', '-')}: found {value}, expected a ")
+        (workplace / "run.toml").write_text(f"build = 'build'\n{name} = {value}\n")
+        done = command("run --config run.toml")
+        assert done.code == 2 and done.error.startswith(f"error: run.toml:2: {name} is {value}, expected a ")
+
+
+@pytest.mark.parametrize("schedule, least", [("step", "1e-06"), ("exponential", "1e-06"), ("cosine", "0")])
+def test_the_limits_of_a_decay_are_its_schedules(command, workplace, schedule, least):
+    done = command(f"{TRAIN} --schedule {schedule} --decay 1.5")
+    expected = f"expected a number from {least} to 1 that a 32-bit float holds"
+    assert done.code == 2 and done.error == f"error: --decay: found 1.5, {expected}\n"
+    (workplace / "run.toml").write_text(f"schedule = '{schedule}'\ndecay = 0\n")
+    done = command("run --config run.toml")
+    assert done.error.startswith("error: Missing argument" if least == "0" else "error: run.toml:2: decay is 0")
+
+
 def test_a_configuration_with_a_byte_order_mark(workplace):
     (workplace / "run.toml").write_bytes(b"\xef\xbb\xbfepochs = 3\r\n")
     assert api.read_config("run.toml").epochs == 3
