@@ -211,6 +211,8 @@ def _measure(
     assert config.build is not None and config.data is not None
     if checkpoint is None and (config.weights is None or run_dir is not None):
         checkpoint = api.find_checkpoint(config.build, run_dir)
+    if predict is not None:
+        api.check_result(predict, checkpoint)
     model = _open(config, tracing)
     _start(model, config, checkpoint, False)
     if predict is None:

@@ -90,6 +90,12 @@ def with_values(config: RunConfig, **values: Any) -> RunConfig:
     return msgspec.structs.replace(config, **{k: v for k, v in values.items() if v is not None})
 
 
+def files_of(config: RunConfig) -> list[str]:
+    """The files and folders that a configuration names."""
+    paths = (getattr(config, name) for name in PATHS)
+    return [path for path in (*paths, *(config.embeddings or {}).values()) if path is not None]
+
+
 def read_config(path: str | Path) -> RunConfig:
     """The configuration in a TOML file."""
     values = read_toml(path)

@@ -120,6 +120,22 @@ def test_results_go_over_nothing_that_is_read(command, workplace, option):
         assert command(line).code == 2 and (workplace / "v.txt").read_text() == "a 1\n"
 
 
+@pytest.mark.parametrize("line", ["export-weights kept -o OUT", "run build --data more.jsonl --predict OUT"])
+@pytest.mark.parametrize("name", ["train.jsonl", "dev.jsonl", "v.txt"])
+def test_results_go_over_nothing_that_a_run_reads(command, workplace, line, name):
+    """It could not be gone on with; what it says of that may be damaged, and then is not heeded."""
+    (workplace / "v.txt").write_text("good 1 2 3 4\n")
+    (workplace / "more.jsonl").write_bytes((workplace / "dev.jsonl").read_bytes())
+    assert command(f"{TRAIN} --dev dev.jsonl --embeddings E=v.txt --run-dir kept").code == 0
+    before = (workplace / name).read_bytes()
+    line = line.replace("more.jsonl", "more.jsonl --device vm --run-dir kept").replace("OUT", name)
+    done = command(line)
+    assert done.code == 2 and f"{name}: is read by the run in kept and would be lost" in done.error
+    assert (workplace / name).read_bytes() == before
+    (workplace / "kept" / "run.toml").write_text("data = [")
+    assert command(line).code == 0
+
+
 def test_another_schedule_has_defaults_of_its_own():
     config = RunConfig(schedule="step", decay=0.1, decay_every=2, warmup=3)
     assert with_values(config, schedule="step") == config
