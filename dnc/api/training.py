@@ -16,7 +16,7 @@ from dnc.api.arguments import Data, check_whole
 from dnc.api.saving import write
 from dnc.diagnostics import fail
 from dnc.ir.optimizers import OPTIMIZERS
-from dnc.runtime.checkpoint import Course, load_checkpoint
+from dnc.runtime.checkpoint import Course, checkpoint_place
 from dnc.runtime.curves import TensorBoard, tensorboard_library
 from dnc.runtime.data import Dataset
 from dnc.runtime.interrupts import Interrupts
@@ -73,7 +73,7 @@ def train(
     if tensorboard:  # before there is a folder, which the next attempt would find
         tensorboard_library()
     _check_model(model, epochs, batch)
-    if resumed is not None and load_checkpoint(resumed).position.step != model.position.step:
+    if resumed is not None and checkpoint_place(resumed)[1] != model.position.step:
         raise fail(f"{resumed}: the model is not where this checkpoint is; load it with Model.restore")
     dataset = model.attach(data)
     samples = dataset.digest()

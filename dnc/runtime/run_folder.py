@@ -26,7 +26,7 @@ import msgspec
 from dnc.diagnostics import DiagnosticError, check_path, fail
 from dnc.runtime.atomic import check_output, write_atomically
 from dnc.runtime.build import check_outside
-from dnc.runtime.checkpoint import load_checkpoint
+from dnc.runtime.checkpoint import checkpoint_place
 from dnc.runtime.data import Vocabulary, save_vocabularies
 from dnc.runtime.json_text import decode_json
 from dnc.runtime.run_config import RunConfig, files_of, read_config, write_config
@@ -226,6 +226,6 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 def _is_of(path: Path, digest: str) -> bool:
     try:
-        return load_checkpoint(path).digest == digest
+        return checkpoint_place(path)[0] == digest
     except DiagnosticError:
         return False

@@ -9,6 +9,7 @@ import pytest
 
 import dnc
 from dnc.runtime.results import Evaluation
+from dnc.runtime.tensors import read_tensors
 from tests.support.command_line import command, finished_build, workplace
 
 __all__ = ["command", "finished_build", "workplace"]
@@ -131,3 +132,22 @@ def test_what_training_calls_changes_no_weights(workplace, call):
         model.train("train.jsonl", run_dir="second", log_every=1, report=report, **known)
     model.train("train.jsonl", run_dir="third", **known)
     assert model.position.epoch == 1
+
+
+def test_a_checkpoint_is_read_once(command, workplace, monkeypatch):
+    """Whether a model is where it is, and whose it is, its metadata say; a damaged one is not passed over."""
+    assert command("run build --data train.jsonl --device vm --run-dir runs/a").code == 0
+    assert command("run build --data train.jsonl --device vm --run-dir runs/b").code == 0
+    read = []
+    monkeypatch.setattr(
+        "dnc.runtime.checkpoint.read_tensors", lambda path: (read.append(path), read_tensors(path))[1]
+    )
+    assert command("run --resume runs/a --epochs 2 --device vm").code == 0
+    assert read == [Path("runs/a/last.safetensors")]
+    assert command("run build --data dev.jsonl --device vm --eval").code == 0
+    assert read[1:] == [Path("runs/a/last.safetensors")]
+    content = bytearray(Path("runs/a/last.safetensors").read_bytes())
+    content[-1] ^= 1
+    Path("runs/a/last.safetensors").write_bytes(content)
+    done = command("run build --data dev.jsonl --device vm --eval")
+    assert done.code == 2 and "runs/a/last.safetensors: damaged" in done.error
