@@ -59,7 +59,7 @@ def check_result(path: str | Path, *inputs: object) -> None:
 
 
 def _check_run_reads(path: str | Path, folder: Path) -> None:
-    """DiagnosticError if the run in a folder, if there is one, was told to read `path`: it would not go on."""
+    """DiagnosticError if the run in a folder, if there is one, has to read `path` to go on."""
     if not ((folder / CONFIG).exists() and (folder / METRICS).exists()):
         return
     config = RunConfig()

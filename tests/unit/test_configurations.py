@@ -74,7 +74,8 @@ def test_the_limits_of_a_decay_are_its_schedules(command, workplace, schedule, l
     assert done.code == 2 and done.error == f"error: --decay: found 1.5, {expected}\n"
     (workplace / "run.toml").write_text(f"schedule = '{schedule}'\ndecay = 0\n")
     done = command("run --config run.toml")
-    assert done.error.startswith("error: Missing argument" if least == "0" else "error: run.toml:2: decay is 0")
+    message = "Missing argument" if least == "0" else "run.toml:2: decay is 0"
+    assert done.error.startswith(f"error: {message}")
 
 
 def test_a_configuration_with_a_byte_order_mark(workplace):
