@@ -6,7 +6,7 @@ that cannot be meant is a DiagnosticError that says what was found and what was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import fail
-from dnc.ir.optimizers import OPTIMIZERS, SETTINGS, Hyper, default_hyper
+from dnc.ir.optimizers import CLIP, OPTIMIZERS, SETTINGS, Hyper, Setting, default_hyper
 from dnc.runtime.data import Dataset
 
 Data = str | Path | Dataset | Sequence[Mapping[str, Any]]
 Batch = Data | Sequence[int] | NDArray[np.integer[Any]]
-LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
 def check_whole(name: str, value: object, least: int) -> None:
@@ -34,14 +33,13 @@ def check_whole(name: str, value: object, least: int) -> None:
         raise fail(f"{name} is {value}, expected {expected}")
 
 
-def check_number(name: str, value: object, expected: str, accepts: Callable[[float], bool]) -> None:
-    """DiagnosticError unless `value` is a number that is accepted and that a 32-bit float can hold."""
+def check_number(name: str, value: object, setting: Setting) -> None:
+    """DiagnosticError unless `value` is a number that a setting can have."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise fail(f"the {name} is {value!r}, expected a number")
     number = float(value)
-    held = abs(number) <= LARGEST_FLOAT and (number == 0 or np.float32(number) != 0)
-    if not held or not accepts(number):
-        raise fail(f"the {name} is {number:g}, expected {expected} that a 32-bit float holds")
+    if not setting.accepts(number):
+        raise fail(f"the {name} is {number:g}, expected {setting}")
 
 
 def are_numbers(batch: object) -> bool:
@@ -109,14 +107,14 @@ def with_settings(
     """
     if optimizer is not None and optimizer not in OPTIMIZERS:
         raise fail(f"unknown optimizer '{optimizer}'; optimizers: {', '.join(OPTIMIZERS)}")
-    if clip is not None and clip != np.inf:
-        check_number("clip", clip, "a positive number", lambda value: value > 0)
+    if clip is not None:
+        check_number("clip", clip, CLIP)
     if optimizer is not None and optimizer != hyper.optimizer:
         hyper = default_hyper(optimizer, hyper.clip_norm)
     used = OPTIMIZERS[hyper.optimizer].settings
     for name, value in chosen.items():
         shown = name.replace("_", " ")
-        check_number(shown, value, str(SETTINGS[name]), SETTINGS[name].accepts)
+        check_number(shown, value, SETTINGS[name])
         if name not in used:
             able = ", ".join(each.name for each in OPTIMIZERS.values() if name in each.settings)
             raise fail(f"{hyper.optimizer} has no {shown}; these have: {able}")

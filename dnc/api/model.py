@@ -354,7 +354,8 @@ class Model:
     def steps(self, batches: Iterable[Sequence[int] | NDArray[np.integer[Any]]]) -> Iterator[float]:
         """Trains on batches of attached samples, in order; their losses, in order, some batches late.
 
-        Faster than `step` for small batches: they are encoded and copied several at a time.
+        Faster than `step` for small batches: they are encoded and copied several at a time. What
+        `batches` raises comes behind the steps of those before.
         """
         self.check_trains()
         self.turn.check_still("steps")

@@ -16,7 +16,7 @@ from dnc.api.arguments import Data, check_whole
 from dnc.api.saving import write
 from dnc.diagnostics import fail
 from dnc.ir.optimizers import OPTIMIZERS
-from dnc.runtime.checkpoint import Course, load_checkpoint
+from dnc.runtime.checkpoint import Course, checkpoint_place
 from dnc.runtime.curves import TensorBoard, tensorboard_library
 from dnc.runtime.data import Dataset
 from dnc.runtime.interrupts import Interrupts
@@ -46,6 +46,7 @@ def train(
     tensorboard: bool = False,
     config: RunConfig | None = None,
     again: bool = False,
+    same_data: bool = False,
     report: Callable[[Event], None] = lambda event: None,
     tick: Callable[[int, float], None] = lambda samples, loss: None,
     stop: Callable[[], bool] = lambda: False,
@@ -56,7 +57,9 @@ def train(
     metrics.jsonl. tick: see `Trainer`. stop: asked before every batch is taken; True ends training with a
     checkpoint. Ctrl-C and SIGTERM end it likewise, and go on behind it as KeyboardInterrupt and SystemExit,
     unless the caller handles them. resumed: the checkpoint's path. again: the folder may hold a run without
-    a checkpoint. config: what else the run was asked for; with what is known here, it becomes run.toml.
+    a checkpoint. same_data: those of before are meant, and others are refused; without it they are taken
+    between two epochs, and the event "start" has "other_samples". config: what else the run was asked for;
+    with what is known here, it becomes run.toml.
     """
     model.check_trains()
     for name, given, kind in (("schedule", schedule, RateSchedule), ("config", config, RunConfig)):
@@ -73,11 +76,16 @@ def train(
     if tensorboard:  # before there is a folder, which the next attempt would find
         tensorboard_library()
     _check_model(model, epochs, batch)
-    if resumed is not None and load_checkpoint(resumed).position.step != model.position.step:
+    if resumed is not None and checkpoint_place(resumed)[1] != model.position.step:
         raise fail(f"{resumed}: the model is not where this checkpoint is; load it with Model.restore")
     dataset = model.attach(data)
     samples = dataset.digest()
-    _check_samples(model, dataset, samples)
+    others = _check_samples(model, dataset, samples)
+    if others and same_data:
+        raise fail(
+            f"{dataset.path}: holds other samples than training went over so far",
+            f"to go on with them all the same, name them: --data {dataset.path}",
+        )
     encoder = model.encoder(dataset)
     measures = None if dev is None else model.read(dev)
     measured = None if measures is None else model.encoder(measures)
@@ -136,7 +144,8 @@ def train(
     try:
         model.keep_place = keep
         with interrupts:
-            record(_start_event(model, dataset, options, folder.path))
+            start = _start_event(model, dataset, options, folder.path)
+            record(start | ({"other_samples": True} if others else {}))
             done = trainer.run()
             if not folder.checkpoint("last").exists():  # nothing was left to train
                 save("last")
@@ -165,15 +174,17 @@ def _check_model(model: Model, epochs: int, batch: int) -> None:
         raise fail(f"training is inside an epoch with batches of {known}, not {batch}")
 
 
-def _check_samples(model: Model, dataset: Dataset, digest: str) -> None:
-    """DiagnosticError where training is inside an epoch over other data."""
+def _check_samples(model: Model, dataset: Dataset, digest: str) -> bool:
+    """Whether training goes on over other data; DiagnosticError where it is inside an epoch over them."""
     known = model.course.samples
     if model.position.batch and known not in (0, dataset.samples):
         raise fail(
             f"training is inside an epoch over {known:,} samples; {dataset.path} has {dataset.samples:,}"
         )
-    if model.position.batch and model.course.data not in ("", digest):
+    others = known not in (0, dataset.samples) or model.course.data not in ("", digest)
+    if model.position.batch and others:
         raise fail(f"training is inside an epoch over other samples than those of {dataset.path}")
+    return others
 
 
 def _effective(

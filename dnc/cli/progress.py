@@ -56,6 +56,9 @@ class Progress:
             return
         if event["event"] == "start":
             self._epoch = event["first_epoch"]
+            if event.get("other_samples"):
+                text = f"{event['data']}: other samples than those of the epochs before"
+                self._bar.console.print(text, highlight=False, soft_wrap=True)
         if event["event"] == "epoch":
             shown = {"loss": event["loss"], "samples/s": round(event["samples_per_second"])}
             shown |= {

@@ -136,7 +136,8 @@ def run(
         api.check_result(predict, wanted.data, checkpoint, wanted.weights, config)
     if measuring:
         return _measure(wanted, predict, checkpoint, run_dir, tracing)
-    return _train(wanted, checkpoint or last, resume or run_dir, resume is not None, tracing)
+    same_data = resume is not None and data is None
+    return _train(wanted, checkpoint or last, resume or run_dir, resume is not None, same_data, tracing)
 
 
 def _refuse_training(given: Mapping[str, object], mode: str) -> None:
@@ -211,6 +212,8 @@ def _measure(
     assert config.build is not None and config.data is not None
     if checkpoint is None and (config.weights is None or run_dir is not None):
         checkpoint = api.find_checkpoint(config.build, run_dir)
+    if predict is not None:
+        api.check_result(predict, checkpoint)
     model = _open(config, tracing)
     _start(model, config, checkpoint, False)
     if predict is None:
@@ -249,6 +252,7 @@ def _train(
     checkpoint: Path | None,
     run_dir: Path | None,
     resumes: bool,
+    same_data: bool,
     tracing: tuple[Path, int] | None,
 ) -> int:
     """Trains; the exit code."""
@@ -294,6 +298,7 @@ def _train(
             tensorboard=bool(config.tensorboard),
             config=config,
             again=resumes,
+            same_data=same_data,
             report=progress.report,
             tick=progress.tick,
             stop=lambda: interrupts.asked() or progress.lost(),

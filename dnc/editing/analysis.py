@@ -14,9 +14,9 @@ import attrs
 from dnc.diagnostics import Diagnostic, Source, Span
 from dnc.editing.sizes import Size
 from dnc.frontend import syntax, typed
+from dnc.frontend.depth import too_deep
 from dnc.frontend.observer import Observer
 from dnc.frontend.parser import parse_partly
-from dnc.frontend.report import too_deep
 from dnc.frontend.typecheck import Examined, examine
 
 Settings = Mapping[str, int]
@@ -80,15 +80,11 @@ def analyze(source: Source, settings: Settings = NONE) -> Analysis:
     settings: sizes of dimensions, as of `--set`; those of dimensions that the program lacks do not count.
     """
     recorder = Recorder()
-    nothing = syntax.Model(())
-    try:
-        model, errors = parse_partly(source)
-    except RecursionError:
-        return Analysis(source, nothing, None, recorder, too_deep(source).diagnostics, False)
+    model, errors = parse_partly(source)
     try:
         examined = examine(model, _known(model, settings), recorder)
     except RecursionError:
-        return Analysis(source, model, None, recorder, errors or too_deep(source).diagnostics, not errors)
+        return Analysis(source, model, None, recorder, errors or too_deep(model).diagnostics, not errors)
     found = errors or examined.diagnostics
     return Analysis(source, model, examined, recorder, found, not errors)
 

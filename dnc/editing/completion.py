@@ -91,10 +91,7 @@ def _filled(lines: list[str], row: int, before: str, behind: str) -> str | None:
         candidates += [[*head[:-1], f"{head[-1]}{closers}{tail}", *rest] for tail in TAILS]
     for candidate in candidates:
         declaration = "\n".join(candidate)
-        try:
-            _, errors = parse_partly(Source("", declaration))
-        except RecursionError:
-            return None
+        _, errors = parse_partly(Source("", declaration))
         if not errors:
             return "\n".join([*lines[:start], declaration, *lines[end:]])
     return None

@@ -15,9 +15,9 @@ import attrs
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source
 from dnc.frontend.calls import FOLLOW
 from dnc.frontend.demand import Demand, demands
+from dnc.frontend.depth import too_deep
 from dnc.frontend.inline import StageBuilder
 from dnc.frontend.parser import parse_partly
-from dnc.frontend.report import too_deep
 from dnc.frontend.terms import OUTPUT, PUSH, push_field
 from dnc.frontend.typecheck import check
 from dnc.frontend.typed import CheckedModel, Expression, FieldUse, Function, Index, TableRow, Term
@@ -32,12 +32,12 @@ def load_program(source: Source, settings: Mapping[str, int]) -> tuple[Program, 
 
     DiagnosticError holds all mistakes that were found.
     """
+    model, errors = parse_partly(source)
     try:
-        model, errors = parse_partly(source)
         checked, warnings = check(model, settings, errors)
         return build(checked), warnings
     except RecursionError:
-        raise too_deep(source) from None
+        raise too_deep(model) from None
 
 
 def build(model: CheckedModel) -> Program:

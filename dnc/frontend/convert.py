@@ -8,8 +8,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from dnc.diagnostics import Source, Span
+from dnc.diagnostics import DiagnosticError, Source, Span
 from dnc.frontend import syntax
+from dnc.frontend.depth import deepest, nested
+
+EXPRESSIONS = (
+    "number",
+    "name",
+    "call",
+    "comprehension",
+    "member",
+    "lookup",
+    "negation",
+    "binary",
+    "fallback",
+)
+
+
+def _below(tree: Any) -> list[Any]:
+    return [each for each in tree.children if hasattr(each, "children")]
 
 
 class Converter:
@@ -19,8 +36,12 @@ class Converter:
         self.source = source
 
     def declaration(self, tree: Any) -> syntax.Declaration:
-        """The node of a whole declaration."""
-        node: syntax.Declaration = self._node(tree)
+        """The node of a whole declaration; DiagnosticError where it is nested deeper than Python's stack."""
+        try:
+            node: syntax.Declaration = self._node(tree)
+        except RecursionError:
+            found, levels = deepest(tree, _below, lambda each: each.data in EXPRESSIONS)
+            raise DiagnosticError(nested(self._span(found), levels)) from None
         return node
 
     def _node(self, tree: Any) -> Any:

@@ -13,10 +13,10 @@ import attrs
 
 from dnc.diagnostics import Source, fail
 from dnc.frontend import syntax
+from dnc.frontend.depth import too_deep
 from dnc.frontend.layout import CLOSING, OPENING
 from dnc.frontend.lines import Line, lines_of
 from dnc.frontend.parser import parse
-from dnc.frontend.report import too_deep
 from dnc.frontend.spacing import is_apart, is_sign
 from dnc.frontend.syntax_walk import walk
 
@@ -27,8 +27,8 @@ TERMS = ("loss", "metric", "output", "push")
 
 def format_program(source: Source) -> str:
     """The formatted text; DiagnosticError with all mistakes of form."""
+    tree = parse(source)
     try:
-        tree = parse(source)
         signs = frozenset((n.span.line, n.span.column) for n in walk(tree) if isinstance(n, syntax.Negation))
         rows = _rows(lines_of(source.text.replace("\r\n", "\n")), signs)
         _align(rows)
@@ -36,7 +36,7 @@ def format_program(source: Source) -> str:
         if parse(Source(source.name, formatted)) != tree:
             raise fail(f"{source.name}: cannot be formatted: its meaning would change; please report this")
     except RecursionError:
-        raise too_deep(source) from None
+        raise too_deep(tree) from None
     return formatted.replace("\n", "\r\n") if "\r\n" in source.text else formatted
 
 

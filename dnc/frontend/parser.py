@@ -57,6 +57,9 @@ def parse_partly(source: Source) -> tuple[syntax.Model, tuple[Diagnostic, ...]]:
             tree = grammar().parse("\n" * (line - 1) + text)
             declarations.append(Converter(source).declaration(tree))
             broken = False
+        except DiagnosticError as error:
+            errors += error.diagnostics
+            broken = False
         except lark.UnexpectedInput as error:
             if not (broken and continues):
                 errors.append(_explain(source, line, text, error))

@@ -9,13 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from dnc.diagnostics import Diagnostic, DiagnosticError, Source, Span
-
-
-def too_deep(source: Source) -> DiagnosticError:
-    """For a program in which an expression is nested deeper than Python's stack."""
-    message = f"{source.name}: an expression is nested too deeply; assign parts of it to names"
-    return DiagnosticError(Diagnostic(message))
+from dnc.diagnostics import Diagnostic, Span
 
 
 def counted(count: int, noun: str) -> str:

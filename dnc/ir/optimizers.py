@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 
 import attrs
+import numpy as np
 
 from dnc.ir.opdef import Expression, Math
 
@@ -36,21 +37,31 @@ COEFFICIENTS = (
 
 @attrs.frozen
 class Setting:
-    """A number that a user may choose: at least `least` (above it if `open`), and below `limit`."""
+    """A number that a user may choose: at least `least` (above it if `open`), and below `limit` (at most
+    that if `closed`)."""
 
     least: float
     limit: float
     open: bool = False
+    closed: bool = False
 
     def accepts(self, value: float) -> bool:
-        """Whether the number is in range."""
-        return (self.least < value if self.open else self.least <= value) and value < self.limit
+        """Whether the number is in range, and held by a 32-bit float; NaN never is."""
+        if value == self.limit:
+            return self.closed
+        held = abs(value) <= LARGEST_FLOAT and (value == 0 or np.float32(value) != 0)
+        return held and (self.least < value if self.open else self.least <= value) and value < self.limit
 
     def __str__(self) -> str:
+        """What is expected."""
+        expected = "a positive number" if self.open else f"a number of at least {self.least:g}"
         if self.limit < math.inf:
-            return f"at least {self.least:g} and below {self.limit:g}"
-        return "a positive number" if self.open else f"a number of at least {self.least:g}"
+            most = f"to {self.limit:g}" if self.closed else f"and below {self.limit:g}"
+            expected = f"a number {'from' if self.closed else 'of at least'} {self.least:g} {most}"
+        return f"{expected} that a 32-bit float holds"
 
+
+LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 SETTINGS = {
     "learning_rate": Setting(0.0, math.inf, open=True),
@@ -60,6 +71,8 @@ SETTINGS = {
     "beta1": Setting(0.0, 1.0),
     "beta2": Setting(0.0, 1.0),
 }
+# The largest norm of a gradient; infinite where none is too large.
+CLIP = Setting(0.0, math.inf, open=True, closed=True)
 
 
 @attrs.frozen

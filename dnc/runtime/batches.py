@@ -1,12 +1,13 @@
 """Batches put together or cut: several small ones for one encoding, a large one for several launches.
 
-In: sample numbers. Out: groups of batches, parts of a batch. Guaranteed: order is kept, and no sample
-occurs twice in a group.
+In: sample numbers. Out: groups of batches, parts of a batch. Guaranteed: order is kept, no sample occurs
+twice in a group, and no batch is lost where the caller raises something behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 import attrs
 import numpy as np
@@ -15,6 +16,9 @@ from dnc.ir.forest import Ints
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.tail import WHOLE, Part
 from dnc.runtime.phases import TRAIN
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 # Batches that are encoded together have at most so many samples: few in the first groups, so that the
 # device gets work soon, twice as many once every encoder has had one. And a lane has at most so many batches.
@@ -41,6 +45,30 @@ def groups(
 ) -> Iterator[Ints]:
     """Batches in groups, as `Groups` makes them."""
     return Groups(most, lanes, encoders).of(batches)
+
+
+@attrs.define(eq=False)
+class Drawn(Generic[T]):
+    """What a caller gives, to its end or to an error, which waits until what came before is through.
+
+    An interrupt does not wait.
+    """
+
+    given: Iterable[T]
+    _problem: Exception | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        try:
+            for each in self.given:  # noqa: UP028 (who breaks off leaves it open)
+                yield each
+        except Exception as problem:
+            self._problem = problem
+
+    def through(self, results: Iterable[R]) -> Iterator[R]:
+        """What is made of it, and then the error."""
+        yield from results
+        if self._problem is not None:
+            raise self._problem
 
 
 @attrs.define(eq=False)

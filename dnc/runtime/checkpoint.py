@@ -23,7 +23,7 @@ from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.program import Program
 from dnc.runtime.data import Vocabulary, vocabularies_from_json, vocabularies_to_json
 from dnc.runtime.initialize import check_finite, shapes
-from dnc.runtime.tensors import read_tensors, write_tensors
+from dnc.runtime.tensors import read_metadata, read_tensors, write_tensors
 
 Floats = NDArray[np.float32]
 VERSION = 2
@@ -163,19 +163,9 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
     """Reads a checkpoint; DiagnosticError if the file is none, or of another version."""
-    is_folder = isinstance(path, str | Path) and os.path.isdir(path)
-    inside = sorted(each.name for each in Path(path).glob("*.safetensors")) if is_folder else []
-    if inside:
-        raise fail(f"{path}: is a directory, expected a checkpoint; it holds {', '.join(inside)}")
+    _check_file(path)
     tensors, metadata = read_tensors(path)
-    if not isinstance(metadata, dict) or "version" not in metadata:
-        raise fail(f"{path}: not a checkpoint", "dnc import-weights makes a run folder of weights alone")
-    if metadata["version"] != VERSION:
-        raise fail(f"{path}: a checkpoint of version {metadata['version']}, expected {VERSION}")
-    try:
-        stored = msgspec.convert(metadata, _Stored)
-    except msgspec.ValidationError as error:
-        raise fail(f"{path}: its metadata is broken: {error}") from None
+    stored = _stored(path, metadata)
     clip = float("inf") if stored.clip_norm is None else stored.clip_norm
     states: dict[str, dict[str, Floats]] = {state.name: {} for state in OPTIMIZERS[stored.optimizer].states}
     for name, value in tensors.items():
@@ -203,6 +193,36 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
         stored.optimizer_steps,
         Course(stored.batch_size, stored.samples, stored.best, stored.best_epoch, stored.dev, stored.data),
     )
+
+
+def checkpoint_place(path: str | Path) -> tuple[str, int]:
+    """The digest of a checkpoint's model, and the updates made: without its arrays, however damaged they are.
+
+    DiagnosticError as in `load_checkpoint`.
+    """
+    _check_file(path)
+    stored = _stored(path, read_metadata(path))
+    return stored.digest, stored.step
+
+
+def _check_file(path: str | Path) -> None:
+    """DiagnosticError where a folder of checkpoints stands for one of them."""
+    is_folder = isinstance(path, str | Path) and os.path.isdir(path)
+    inside = sorted(each.name for each in Path(path).glob("*.safetensors")) if is_folder else []
+    if inside:
+        raise fail(f"{path}: is a directory, expected a checkpoint; it holds {', '.join(inside)}")
+
+
+def _stored(path: str | Path, metadata: Any) -> _Stored:
+    """The metadata of a checkpoint; DiagnosticError if they are none, or of another version."""
+    if not isinstance(metadata, dict) or "version" not in metadata:
+        raise fail(f"{path}: not a checkpoint", "dnc import-weights makes a run folder of weights alone")
+    if metadata["version"] != VERSION:
+        raise fail(f"{path}: a checkpoint of version {metadata['version']}, expected {VERSION}")
+    try:
+        return msgspec.convert(metadata, _Stored)
+    except msgspec.ValidationError as error:
+        raise fail(f"{path}: its metadata is broken: {error}") from None
 
 
 def stored_vocabularies(metadata: Any, path: str | Path) -> dict[str, Vocabulary] | None:

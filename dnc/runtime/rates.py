@@ -12,6 +12,7 @@ from collections.abc import Callable
 import attrs
 
 from dnc.diagnostics import fail
+from dnc.ir.optimizers import Setting
 
 
 @attrs.frozen
@@ -57,6 +58,11 @@ KINDS: dict[str, Callable[[RateSchedule, int, int, int], float]] = {
 DECAYS = {"constant": 1.0, "step": 0.1, "exponential": 0.5, "cosine": 0.0}
 
 
+def decay_of(kind: str | None) -> Setting:
+    """What the decay of a kind of schedule can be."""
+    return Setting(1e-6 if kind in ("step", "exponential") else 0.0, 1.0, closed=True)
+
+
 def rate_schedule(
     kind: str | None = None, decay: float | None = None, every: int | None = None, warmup: int | None = None
 ) -> RateSchedule:
@@ -68,9 +74,8 @@ def rate_schedule(
         raise fail("a constant learning rate has no decay; schedules with one: step, exponential, cosine")
     if every is not None and kind not in ("step", "exponential"):
         raise fail(f"a {kind} learning rate has no steps; schedules with some: step, exponential")
-    least = 0.0 if kind == "cosine" else 1e-6
-    if decay is not None and not least <= decay <= 1.0:
-        raise fail(f"the decay is {decay:g}, expected a number from {least:g} to 1")
+    if decay is not None and not decay_of(kind).accepts(decay):
+        raise fail(f"the decay is {decay:g}, expected {decay_of(kind)}")
     for name, value, smallest in (("decay every", every, 1), ("warmup", warmup, 0)):
         if value is not None and not (isinstance(value, int) and smallest <= value < 2**31):
             raise fail(f"{name} is {value}, expected {smallest} or more")

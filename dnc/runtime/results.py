@@ -21,14 +21,22 @@ Floats = NDArray[np.float32]
 class NotFinite(DiagnosticError):
     """The gradient or the loss of a batch was not finite; its update was not made.
 
-    before: results of steps before it that nobody has been told of.
+    before: results of steps before it that nobody has been told of. behind: those of steps that were under
+    way behind it, and made their updates.
     """
 
-    def __init__(self, step: int, loss: float, norm: float, before: Sequence[StepResult] = ()) -> None:
+    def __init__(
+        self,
+        step: int,
+        loss: float,
+        norm: float,
+        before: Sequence[StepResult] = (),
+        behind: Sequence[StepResult] = (),
+    ) -> None:
         notes = ("its update was not made; a smaller learning rate (--lr) or clipping (--clip) may help",)
         what = f"step {step}: the loss is {loss:g} and the norm of the gradient {norm:g}"
         super().__init__(Diagnostic(what, notes=notes))
-        self.before = before
+        self.before, self.behind = before, behind
 
 
 @attrs.frozen

@@ -17,11 +17,13 @@ from typing import Any
 import msgspec
 
 from dnc.diagnostics import fail
+from dnc.ir.optimizers import CLIP, SETTINGS
 from dnc.runtime.atomic import write_atomically
+from dnc.runtime.rates import decay_of
 from dnc.runtime.toml_file import read_toml
 
 # What belongs to a value of an option: another value has defaults of its own.
-SETTINGS = {
+OWN = {
     "optimizer": ("lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay"),
     "schedule": ("decay", "decay_every"),
 }
@@ -66,6 +68,10 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
     workers: int | None = None
 
 
+# What every number can be that is not whole.
+NUMBERS = {"lr": SETTINGS["learning_rate"], "clip": CLIP} | {
+    name: setting for name, setting in SETTINGS.items() if name in RunConfig.__struct_fields__
+}
 # The least value of every whole number, which is less than 2**31.
 LEAST = {
     name: 0 if name in FROM_ZERO else 1
@@ -77,11 +83,17 @@ LEAST = {
 def with_values(config: RunConfig, **values: Any) -> RunConfig:
     """The configuration with those values that are not None; another optimizer, and another schedule, have
     defaults of their own."""
-    for name, settings in SETTINGS.items():
+    for name, settings in OWN.items():
         before = getattr(config, name)
         if before is not None and values.get(name) not in (None, before):
             config = msgspec.structs.replace(config, **dict.fromkeys(settings))
     return msgspec.structs.replace(config, **{k: v for k, v in values.items() if v is not None})
+
+
+def files_of(config: RunConfig) -> list[str]:
+    """The files and folders that a configuration names."""
+    paths = (getattr(config, name) for name in PATHS)
+    return [path for path in (*paths, *(config.embeddings or {}).values()) if path is not None]
 
 
 def read_config(path: str | Path) -> RunConfig:
@@ -97,7 +109,7 @@ def read_config(path: str | Path) -> RunConfig:
         _check(path, key, value)
         if key in PATHS and not value:
             raise fail(f'{_place(path, key)}: {key} is "", expected a path')
-        wrong = _out_of_range(key, value)
+        wrong = _out_of_range(key, value, values.get("schedule"))
         if wrong is not None:
             raise fail(f"{_place(path, key)}: {key} is {_shown(value)}, {wrong}")
     config = msgspec.convert(values, RunConfig)
@@ -105,12 +117,12 @@ def read_config(path: str | Path) -> RunConfig:
 
 
 def check_options(config: RunConfig) -> None:
-    """DiagnosticError where a whole number of the command line is none that its option can have."""
-    for name in LEAST:
-        value = getattr(config, name)
-        wrong = _out_of_range(name, value)
+    """DiagnosticError where a number of the command line is none that its option can have."""
+    for name, value in msgspec.structs.asdict(config).items():
+        wrong = _out_of_range(name, value, config.schedule)
         if wrong is not None:
-            raise fail(f"--{name.replace('_', '-')}: found {value}, {wrong}")
+            shown = f"{value:g}" if isinstance(value, float) else value
+            raise fail(f"--{name.replace('_', '-')}: found {shown}, {wrong}")
 
 
 def _check(path: str | Path, key: str, value: Any) -> None:
@@ -130,8 +142,14 @@ def _place(path: str | Path, key: str) -> str:
     return f"{path}:{text.count(chr(10), 0, at.end()) + 1}" if at else str(path)
 
 
-def _out_of_range(option: str, value: int | None) -> str | None:
-    """What is expected of a whole number that an option cannot have; None where it can."""
+def _out_of_range(option: str, value: Any, schedule: str | None) -> str | None:
+    """What is expected of a number that an option cannot have; None where it can, and for what is no number.
+
+    schedule: the one whose decay it may be.
+    """
+    setting = decay_of(schedule) if option == "decay" else NUMBERS.get(option)
+    if value is not None and setting is not None:
+        return None if setting.accepts(value) else f"expected {setting}"
     least = LEAST.get(option)
     if value is None or least is None or least <= value < 2**31:
         return None

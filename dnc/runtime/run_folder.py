@@ -17,7 +17,7 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,10 +26,10 @@ import msgspec
 from dnc.diagnostics import DiagnosticError, check_path, fail
 from dnc.runtime.atomic import check_output, write_atomically
 from dnc.runtime.build import check_outside
-from dnc.runtime.checkpoint import load_checkpoint
+from dnc.runtime.checkpoint import checkpoint_place
 from dnc.runtime.data import Vocabulary, save_vocabularies
 from dnc.runtime.json_text import decode_json
-from dnc.runtime.run_config import RunConfig, write_config
+from dnc.runtime.run_config import RunConfig, files_of, read_config, write_config
 
 try:
     import fcntl
@@ -43,16 +43,30 @@ OWN = (METRICS, VOCABULARY, CONFIG, f"{LAST}.safetensors", f"{BEST}.safetensors"
 
 
 def check_result(path: str | Path, *inputs: object) -> None:
-    """DiagnosticError if no result can be written to `path`, or if it is an input, lies in a build or
-    is what a run goes on from.
+    """DiagnosticError if no result can be written to `path`, or if it is an input, lies in a build,
+    is what a run goes on from, or what the run of an input was told to read.
 
     To be called before the work whose result goes there. inputs: only paths count.
     """
     check_output(path, *inputs)
     check_outside(path)
+    for each in inputs:
+        if isinstance(each, str | Path) and Path(path).exists():
+            _check_run_reads(path, Path(each) if Path(each).is_dir() else Path(each).parent)
     folder = Path(path).absolute().parent
     if Path(path).name in OWN and any((folder / name).exists() for name in (CONFIG, METRICS)):
         raise fail(f"{path}: belongs to the run in {folder}; choose another file to write")
+
+
+def _check_run_reads(path: str | Path, folder: Path) -> None:
+    """DiagnosticError if the run in a folder, if there is one, has to read `path` to go on."""
+    if not ((folder / CONFIG).exists() and (folder / METRICS).exists()):
+        return
+    config = RunConfig()
+    with suppress(DiagnosticError):  # one that was damaged names nothing
+        config = read_config(folder / CONFIG)
+    if any(Path(each).exists() and Path(path).samefile(each) for each in files_of(config)):
+        raise fail(f"{path}: is read by the run in {folder} and would be lost; choose another file to write")
 
 
 class RunFolder:
@@ -78,7 +92,7 @@ class RunFolder:
         if (self.path / METRICS).exists() and not own:
             raise fail(
                 f"{path}: holds a run already",
-                f"to go on with it: --resume {path}; else choose another --run-dir",
+                f"dnc run --resume {path} goes on with it; else choose another --run-dir",
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -212,6 +226,6 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 def _is_of(path: Path, digest: str) -> bool:
     try:
-        return load_checkpoint(path).digest == digest
+        return checkpoint_place(path)[0] == digest
     except DiagnosticError:
         return False

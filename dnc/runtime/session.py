@@ -25,7 +25,7 @@ from dnc.ir.plan import NoiseList, Plan
 from dnc.runtime.ahead import Ahead
 from dnc.runtime.answers import Answers
 from dnc.runtime.backend import Backend, Fill
-from dnc.runtime.batches import MOST_SAMPLES, Groups, are_distinct, full_group, parts_of
+from dnc.runtime.batches import MOST_SAMPLES, Drawn, Groups, are_distinct, full_group, parts_of
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.encoder.guest import Guest
@@ -166,8 +166,9 @@ class Session:
         hyper: the same for all batches, or what it is for the step of that number (counted from 1).
         Small batches are encoded and copied several at a time; each is a launch of its own.
         """
-        results = self.launches.unless_retired(self.stretches(data, [batches], hyper))
-        return (each for each in results if each is not None)
+        drawn = Drawn(batches)
+        results = self.launches.unless_retired(self.stretches(data, [drawn], hyper))
+        return drawn.through(each for each in results if each is not None)
 
     def stretches(
         self,
@@ -348,7 +349,8 @@ class Session:
         self, data: Encoder, batches: Iterable[Sequence[int] | Ints]
     ) -> Iterator[dict[str, list[Any]]]:
         """The same for one batch after another; some batches late, as in `steps`."""
-        return self.launches.unless_retired(self.answers.predictions(data, batches))
+        drawn = Drawn(batches)
+        return drawn.through(self.launches.unless_retired(self.answers.predictions(data, drawn)))
 
     # ---- values and gradients of others -----------------------------------------------------------
 

@@ -44,24 +44,35 @@ def write_tensors(path: str | Path, tensors: Mapping[str, NDArray[Any]], metadat
 
 def read_tensors(path: str | Path) -> tuple[dict[str, NDArray[Any]], Any]:
     """The arrays of a file and its metadata, None where there is none of ours."""
+    tensors, found = _read(path, True)
+    if isinstance(found, dict) and CHECKSUM in found and found.pop(CHECKSUM) != _checksum(tensors, found):
+        raise fail(f"{path}: damaged: it does not hold what was written")
+    return tensors, found
+
+
+def read_metadata(path: str | Path) -> Any:
+    """The metadata alone, None where there is none of ours; what else is in the file is not looked at."""
+    found = _read(path, False)[1]
+    return {k: v for k, v in found.items() if k != CHECKSUM} if isinstance(found, dict) else found
+
+
+def _read(path: str | Path, whole: bool) -> tuple[dict[str, NDArray[Any]], Any]:
+    """Metadata, the checksum with it, and the arrays of a whole file; DiagnosticError where it is none."""
     check_path(path, "a safetensors file")
     if Path(path).is_dir():
         raise fail(f"{path}: is a directory, expected a file")
     try:
         with safetensors.safe_open(str(path), "numpy") as file:
             metadata = (file.metadata() or {}).get(KEY)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            tensors = {name: file.get_tensor(name) for name in (file.keys() if whole else ())}
     except FileNotFoundError:
         raise fail(f"{path}: there is no such file") from None
     except (OSError, safetensors.SafetensorError, TypeError) as error:
         raise fail(f"{path}: not a safetensors file that can be read: {error}", *_notes(path)) from None
     try:
-        found = None if metadata is None else decode_json(metadata)
+        return tensors, None if metadata is None else decode_json(metadata)
     except ValueError:
         raise fail(f"{path}: its metadata is broken") from None
-    if isinstance(found, dict) and CHECKSUM in found and found.pop(CHECKSUM) != _checksum(tensors, found):
-        raise fail(f"{path}: damaged: it does not hold what was written")
-    return tensors, found
 
 
 def _notes(path: str | Path) -> tuple[str, ...]:

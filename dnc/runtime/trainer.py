@@ -132,7 +132,7 @@ class Trainer:
                 while (result := next(results, None)) is not None:
                     self._measure(result)
             except NotFinite as problem:
-                for result in problem.before:
+                for result in (*problem.before, *problem.behind):
                     self._measure(result)
                 self.position = self.place()
                 with suppress(DiagnosticError):  # weights that an update spoilt are not written

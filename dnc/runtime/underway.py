@@ -33,27 +33,36 @@ class Underway:
     def settle(self, keep: int) -> None:
         """Waits for the oldest steps until only `keep` are under way.
 
-        NotFinite if one made no update: then nobody gets results of those behind it. Whoever is interrupted
-        as he waits may wait again.
+        NotFinite if one made no update: it has the results of those behind it, which are waited for. Whoever
+        is interrupted as he waits may wait again.
         """
         try:
             while len(self._waiting) > keep:
                 batch, results = self._waiting[0]
-                while batch.finished < batch.parts:
-                    if not self._launches.collect_oldest():
-                        raise fail(f"step {batch.step} was interrupted, and its results are lost")
+                found = self._result(batch)
+                if found is None:
+                    behind = [self._result(each) for each, _ in list(self._waiting)[1:]]
+                    made = [result for result in behind if result is not None]
+                    raise NotFinite(batch.step, batch.loss(), batch.norm, list(results), made)
                 self._waiting.popleft()
-                loss = batch.loss()
-                if not (batch.updated and np.isfinite(loss)):
-                    raise NotFinite(batch.step, loss, batch.norm, list(results))
-                self.unclaimed = StepResult(batch.step, batch.samples, loss, batch.norm, batch.parts)
-                results.append(self.unclaimed)
+                self.unclaimed = found
+                results.append(found)
         except DiagnosticError as error:
             if not isinstance(error, NotFinite):  # the device has failed, and nothing comes of what is behind
                 self._launches.forget()
             self.unclaimed = None
             self._waiting.clear()
             raise
+
+    def _result(self, batch: BatchSums) -> StepResult | None:
+        """What a step gave, once it is over; None if it was not finite."""
+        while batch.finished < batch.parts:
+            if not self._launches.collect_oldest():
+                raise fail(f"step {batch.step} was interrupted, and its results are lost")
+        loss = batch.loss()
+        if not (batch.updated and np.isfinite(loss)):
+            return None
+        return StepResult(batch.step, batch.samples, loss, batch.norm, batch.parts)
 
     def claim(self) -> StepResult | None:
         """The result of the last step, for the first one who asks."""

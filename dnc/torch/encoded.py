@@ -28,7 +28,7 @@ from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE, vertex_keys
 from dnc.ir.plan import NoiseList, Plan
 from dnc.runtime.ahead import Ahead
-from dnc.runtime.batches import are_distinct, groups
+from dnc.runtime.batches import Drawn, are_distinct, groups
 from dnc.runtime.data import Dataset
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.job import Job
@@ -173,12 +173,19 @@ class BatchEncoder:
         if self.attached is None:
             yield from (self(batch) for batch in batches)
             return
-        dataset, encoder, sharing = self.attached
+        drawn = Drawn(map(self._read, batches))
+        yield from drawn.through(self._ahead(drawn, self.attached, room))
+
+    def _ahead(
+        self, batches: Iterable[_Samples], attached: tuple[Dataset, Encoder, Sharing], room: Room
+    ) -> Iterator[Encoded]:
+        """Batches that were read, in order, encoded in groups and in other processes as far as that goes."""
+        dataset, encoder, sharing = attached
         ahead = room.ahead_of(dataset)
         ahead.use(encoder.prepared, sharing)
         coming = deque[tuple[list[_Samples], dict[str, Job]]]()
         try:
-            for group in self._groups(batches, self.attached):
+            for group in self._groups(batches, attached):
                 while coming and not ahead.has_room:
                     yield from self._made_ahead(*coming.popleft(), ahead, room)
                 self.pool = room.pool
@@ -195,14 +202,12 @@ class BatchEncoder:
                     ahead.drop(job)
 
     def _groups(
-        self, batches: Iterable[Any], attached: tuple[Dataset, Encoder, Sharing]
+        self, batches: Iterable[_Samples], attached: tuple[Dataset, Encoder, Sharing]
     ) -> Iterator[list[_Samples]]:
         """Batches in order, in groups that can be encoded together: of numbers, if they share little."""
         _, encoder, sharing = attached
         together = all(sharing.in_groups(mode) for mode in self.grids)
-        for is_group, run in groupby(
-            map(self._read, batches), lambda found: together and found.encoder is encoder
-        ):
+        for is_group, run in groupby(batches, lambda found: together and found.encoder is encoder):
             if not is_group:
                 yield from ([found] for found in run)
                 continue

@@ -161,11 +161,12 @@ COMMANDS = [
         "error: Invalid value for '--lr': found 'fast', expected a number (see ",
     ),
     (f"{RUN} train.jsonl --epochs 1.5", "error: Invalid value for '--epochs': found '1.5', expected a whole"),
-    (f"{RUN} train.jsonl --lr 0", "error: the learning rate is 0, expected a positive number"),
-    (f"{RUN} train.jsonl --clip nan", "error: the clip is nan, expected a positive number"),
-    (f"{RUN} train.jsonl --lr inf", f"error: the learning rate is inf, {FLOAT}"),
-    (f"{RUN} train.jsonl --lr 1e39", f"error: the learning rate is 1e+39, {FLOAT}"),
-    (f"{RUN} train.jsonl --lr 1e-60", f"error: the learning rate is 1e-60, {FLOAT}"),
+    (f"{RUN} train.jsonl --lr 0", "error: --lr: found 0, expected a positive number"),
+    (f"{RUN} train.jsonl --clip nan", "error: --clip: found nan, expected a positive number"),
+    (f"{RUN} train.jsonl --lr nan", f"error: --lr: found nan, {FLOAT}"),
+    (f"{RUN} train.jsonl --lr inf", f"error: --lr: found inf, {FLOAT}"),
+    (f"{RUN} train.jsonl --lr 1e39", f"error: --lr: found 1e+39, {FLOAT}"),
+    (f"{RUN} train.jsonl --lr 1e-60", f"error: --lr: found 1e-60, {FLOAT}"),
     (f"{RUN} train.jsonl --batch 0", "error: --batch: found 0, expected 1 or more"),
     (f"{RUN} train.jsonl --batch 9999999999", "error: --batch: found 9999999999, expected less than"),
     (f"{RUN} train.jsonl --seed -1", "error: --seed: found -1, expected 0 or more"),
@@ -250,9 +251,8 @@ def test_a_run_is_not_overwritten(command, workplace):
     before = snapshot(workplace)
     done = command(f"{RUN} train.jsonl --run-dir first")
     assert done.code == 2 and snapshot(workplace) == before
-    assert last_lines(done.error) == (
-        "error: first: holds a run already\n  to go on with it: --resume first; else choose another --run-dir"
-    )
+    choice = "dnc run --resume first goes on with it; else choose another --run-dir"
+    assert last_lines(done.error) == f"error: first: holds a run already\n  {choice}"
     done = command(f"{RUN} train.jsonl --checkpoint first/last.safetensors --seed 5 --epochs 2")
     assert done.code == 2 and "--seed 5: the run of first/last.safetensors has seed 1" in done.error
 

@@ -167,8 +167,13 @@ def test_a_step_without_an_update_leaves_a_checkpoint_with_all_behind_it(workpla
     """Batches behind it were under way, and are neither lost nor taken again."""
     model, trees = poisoned()
     with pytest.raises(NotFinite, match="step 3: "):
-        model.train(trees, epochs=1, batch=1, run_dir="run")
+        model.train(trees, epochs=1, batch=1, run_dir="run", log_every=1)
     found = load_checkpoint("run/last.safetensors")
+    events = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    told = {event["step"]: event["loss"] for event in events if event["event"] == "step"}
+    assert list(told) == [step for step in range(1, found.position.step + 1) if step != 3]
+    mean = sum(told.values()) / len(told)
+    assert found.position.loss == pytest.approx(mean * found.position.seen)
     assert found.position.step == found.position.batch == found.position.seen == found.optimizer_steps > 3
     assert found.position == model.position
     one_by_one, _ = poisoned()
@@ -188,8 +193,9 @@ def test_the_place_counts_the_step_that_told_of_another_ones_gradient(workplace)
     model, trees = poisoned()
     bad = trees.index({"word": "poison", "label": 1})
     model.step([bad])
-    with pytest.raises(NotFinite):
+    with pytest.raises(NotFinite) as caught:
         model.step([0])
+    assert [result.step for result in caught.value.behind] == [2]
     assert model.position.step == model.session.steps_done == 2
     model.forward([bad])
     with pytest.raises(NotFinite):

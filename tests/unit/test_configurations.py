@@ -52,6 +52,32 @@ def test_every_whole_number_of_a_configuration_has_limits(command, workplace, na
         assert done.code == 2 and done.error.startswith(f"error: run.toml:2: {name} is {value}, expected ")
 
 
+FRACTIONS = [name for name, kind in get_type_hints(RunConfig).items() if float in get_args(kind)]
+
+
+@pytest.mark.parametrize("name", FRACTIONS)
+def test_every_other_number_has_limits(command, workplace, name):
+    """It is told as the whole ones are: by its option, or by its line."""
+    for value in ("nan", "-1", "-inf", *(() if name == "clip" else ("inf",))):
+        done = command(f"{TRAIN} --{name.replace('_', '-')} {value}")
+        assert done.code == 2
+        assert done.error.startswith(f"error: --{name.replace('_', '-')}: found {value}, expected a ")
+        (workplace / "run.toml").write_text(f"build = 'build'\n{name} = {value}\n")
+        done = command("run --config run.toml")
+        assert done.code == 2 and done.error.startswith(f"error: run.toml:2: {name} is {value}, expected a ")
+
+
+@pytest.mark.parametrize("schedule, least", [("step", "1e-06"), ("exponential", "1e-06"), ("cosine", "0")])
+def test_the_limits_of_a_decay_are_its_schedules(command, workplace, schedule, least):
+    done = command(f"{TRAIN} --schedule {schedule} --decay 1.5")
+    expected = f"expected a number from {least} to 1 that a 32-bit float holds"
+    assert done.code == 2 and done.error == f"error: --decay: found 1.5, {expected}\n"
+    (workplace / "run.toml").write_text(f"schedule = '{schedule}'\ndecay = 0\n")
+    done = command("run --config run.toml")
+    message = "Missing argument" if least == "0" else "run.toml:2: decay is 0"
+    assert done.error.startswith(f"error: {message}")
+
+
 def test_a_configuration_with_a_byte_order_mark(workplace):
     (workplace / "run.toml").write_bytes(b"\xef\xbb\xbfepochs = 3\r\n")
     assert api.read_config("run.toml").epochs == 3
@@ -93,6 +119,22 @@ def test_results_go_over_nothing_that_is_read(command, workplace, option):
         (workplace / "v.txt").write_text("a 1\n")
         line = f"{TRAIN} --run-dir r --embeddings E=v.txt {option.replace('OUT', 'v.txt')}"
         assert command(line).code == 2 and (workplace / "v.txt").read_text() == "a 1\n"
+
+
+@pytest.mark.parametrize("line", ["export-weights kept -o OUT", "run build --data more.jsonl --predict OUT"])
+@pytest.mark.parametrize("name", ["train.jsonl", "dev.jsonl", "v.txt"])
+def test_results_go_over_nothing_that_a_run_reads(command, workplace, line, name):
+    """It could not be gone on with; what it says of that may be damaged, and then is not heeded."""
+    (workplace / "v.txt").write_text("good 1 2 3 4\n")
+    (workplace / "more.jsonl").write_bytes((workplace / "dev.jsonl").read_bytes())
+    assert command(f"{TRAIN} --dev dev.jsonl --embeddings E=v.txt --run-dir kept").code == 0
+    before = (workplace / name).read_bytes()
+    line = line.replace("more.jsonl", "more.jsonl --device vm --run-dir kept").replace("OUT", name)
+    done = command(line)
+    assert done.code == 2 and f"{name}: is read by the run in kept and would be lost" in done.error
+    assert (workplace / name).read_bytes() == before
+    (workplace / "kept" / "run.toml").write_text("data = [")
+    assert command(line).code == 0
 
 
 def test_another_schedule_has_defaults_of_its_own():

@@ -83,8 +83,8 @@ def test_form(before, after):
 def test_a_mistake_is_told_and_nothing_formatted():
     with pytest.raises(DiagnosticError, match=r"^m\.dn:1:7: error: "):
         format_text("state (", "m.dn")
-    with pytest.raises(DiagnosticError, match="nested too deeply"):
-        format_text(f"fn f(t: T) = {'-' * 5000}x")
+    with pytest.raises(DiagnosticError, match=r"^m\.dn:1:14: error: an expression is nested too deeply"):
+        format_text(f"fn f(t: T) = {'-' * 5000}x", "m.dn")
 
 
 # ---- the command ---------------------------------------------------------------------------------

@@ -225,11 +225,43 @@ def test_words_of_the_language_may_be_parts_of_names() -> None:
     assert load(HEADER + LOSS.replace("t in", "lossy in").replace("t.w", "lossy.w")).root == "Text"
 
 
-def test_deep_nesting_is_refused_in_words() -> None:
-    with pytest.raises(DiagnosticError, match="nested too deeply"):
-        load(HEADER + f"loss sum(t in root) {'-' * 3000}t.weight\n")
-    with pytest.raises(DiagnosticError, match="nested too deeply"):
-        load(HEADER + f"loss sum(t in root) t.weight{' + t.weight' * 3000}\n")
+@pytest.mark.parametrize(
+    "expression, levels",
+    [
+        ("-" * 3000 + "t.weight", 3002),
+        ("t.weight" + " + t.weight" * 3000, 3002),
+        ("(t.weight +\n  " * 3000 + "t.weight" + ")" * 3000, 3002),
+        ("tanh(" * 310 + "t.weight" + ")" * 310, 312),  # which the parser reads
+    ],
+)
+def test_deep_nesting_is_refused_in_words(expression, levels) -> None:
+    """At the deepest expression; the mistakes of other declarations are told, too, if the parser gave up."""
+    text = HEADER + "loss sum(t in root) squared_error(t.weight, 1)\n"
+    text += f"loss sum(t in root) {expression}\n"
+    message = f"an expression is nested too deeply, in {levels:,} levels; assign parts of it to names"
+    with pytest.raises(DiagnosticError) as caught:
+        load(text)
+    (found,) = caught.value.diagnostics
+    column = 21 + expression.startswith("(")
+    assert found.message == message and found.span is not None
+    assert (found.span.line, found.span.column) == (7, column)
+    if levels > 3000:
+        with pytest.raises(DiagnosticError) as caught:
+            load(text + "metric = 3\n")
+        lines = [each.span and each.span.line for each in caught.value.diagnostics[:2]]
+        assert lines == [7, text.count("\n") + 1]
+
+
+def test_a_long_chain_of_cells_is_refused_in_words() -> None:
+    """They are written into one another, whichever of them are declared first."""
+    cells = [f"cell c{at}(x: []) -> [] = tanh(c{at - 1}(x))\n" for at in range(1, 400)]
+    cells = [*reversed(cells), "cell c0(x: []) -> [] = tanh(x)\n"]
+    with pytest.raises(DiagnosticError) as caught:
+        load(HEADER + "".join(cells) + "loss sum(t in root) c399(t.weight)\n")
+    (found,) = caught.value.diagnostics
+    expected = "cells and functions call each other too deeply, 400 in a chain; write several as one"
+    assert found.message == expected and found.span is not None
+    assert (found.span.line, found.span.column, found.span.length) == (6, 6, 4)
 
 
 def test_spans_are_kept() -> None:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import dnc
+from dnc.cli.progress import Progress
 from dnc.runtime.results import Evaluation
+from dnc.runtime.tensors import read_tensors
 from tests.support.command_line import command, finished_build, workplace
 
 __all__ = ["command", "finished_build", "workplace"]
@@ -131,3 +133,49 @@ def test_what_training_calls_changes_no_weights(workplace, call):
         model.train("train.jsonl", run_dir="second", log_every=1, report=report, **known)
     model.train("train.jsonl", run_dir="third", **known)
     assert model.position.epoch == 1
+
+
+def test_a_checkpoint_is_read_once(command, workplace, monkeypatch):
+    """Whether a model is where it is, and whose it is, its metadata say; a damaged one is not passed over."""
+    assert command("run build --data train.jsonl --device vm --run-dir runs/a").code == 0
+    assert command("run build --data train.jsonl --device vm --run-dir runs/b").code == 0
+    read = []
+    monkeypatch.setattr(
+        "dnc.runtime.checkpoint.read_tensors", lambda path: (read.append(path), read_tensors(path))[1]
+    )
+    assert command("run --resume runs/a --epochs 2 --device vm").code == 0
+    assert read == [Path("runs/a/last.safetensors")]
+    assert command("run build --data dev.jsonl --device vm --eval").code == 0
+    assert read[1:] == [Path("runs/a/last.safetensors")]
+    content = bytearray(Path("runs/a/last.safetensors").read_bytes())
+    content[-1] ^= 1
+    Path("runs/a/last.safetensors").write_bytes(content)
+    done = command("run build --data dev.jsonl --device vm --eval")
+    assert done.code == 2 and "runs/a/last.safetensors: damaged" in done.error
+
+
+@pytest.mark.parametrize("other", [slice(None, None, -1), slice(7)])
+def test_other_data_between_two_epochs_are_meant_or_refused(command, workplace, other):
+    """Who goes on is promised the bits of a run that never stopped; who names data, no longer."""
+    lines = Path("train.jsonl").read_text().splitlines(keepends=True)
+    assert command("run build --data train.jsonl --device vm --batch 4 --run-dir r").code == 0
+    assert command("run --resume r --epochs 2").code == 0
+    before = {path: path.read_bytes() for path in Path("r").iterdir()}
+    Path("train.jsonl").write_text("".join(lines[other]))
+    done = command("run --resume r --epochs 3")
+    assert done.code == 2 and {path: path.read_bytes() for path in Path("r").iterdir()} == before
+    named = "to go on with them all the same, name them: --data"
+    path = Path("train.jsonl").resolve()
+    expected = f"error: {path}: holds other samples than training went over so far\n  {named} {path}\n"
+    assert done.error.endswith(expected)
+    done = command("run --resume r --epochs 3 --data train.jsonl")
+    assert done.code == 0 and done.events[0]["other_samples"] is True
+    done = command("run --resume r --epochs 4")  # these are those of before now
+    assert done.code == 0 and "other_samples" not in done.events[0]
+
+
+def test_a_person_is_told_of_other_data(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with Progress(7, 2) as progress:
+        progress.report({"event": "start", "first_epoch": 2, "data": "more.jsonl", "other_samples": True})
+    assert "more.jsonl: other samples than those of the epochs before" in capsys.readouterr().out

@@ -299,3 +299,36 @@ def test_sessions_are_repeatable():
     first, second = run(), run()
     assert all(np.array_equal(first[name], second[name]) for name in first)
     assert set(rows_of(small_plan("treelstm"))) <= set(first)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 70])
+def test_an_error_of_who_gives_batches_comes_behind_them(count):
+    """Also where groups of them were waiting for more; an interrupt does not wait."""
+
+    def batches(error):
+        yield from ([at % 6] for at in range(count))
+        raise error
+
+    session, whole = small_session("treelstm"), small_session("treelstm")
+    data, found = session.attach(forest_of("treelstm")), []
+    with pytest.raises(OSError, match="the disk"):
+        found += session.steps(data, batches(OSError("the disk")), SGD)
+    assert [result.step for result in found] == list(range(1, count + 1))
+    list(whole.steps(whole.attach(forest_of("treelstm")), [[at % 6] for at in range(count)], SGD))
+    for name, value in session.read_arrays().items():
+        assert np.array_equal(value, whole.read_arrays()[name])
+    outputs = session.predictions(data, batches(OSError("the disk")))
+    assert len([next(outputs) for _ in range(count)]) == count
+    with pytest.raises(OSError, match="the disk"):
+        next(outputs)
+    with pytest.raises(KeyboardInterrupt):
+        list(session.steps(data, batches(KeyboardInterrupt()), SGD))
+    assert count == 70 or session.steps_done == count
+
+
+def test_batches_of_who_breaks_off_are_his_own():
+    session = small_session("treelstm")
+    batches = ([at % 6] for at in range(200))
+    for _ in session.steps(session.attach(forest_of("treelstm")), batches, SGD):
+        break
+    assert next(batches)

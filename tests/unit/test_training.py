@@ -304,8 +304,8 @@ def test_what_cannot_be_resumed(command, workplace, line, message):
     "more, message",
     [
         ("--momentum 0.5", "adagrad has no momentum; these have: momentum, nesterov"),
-        ("--optimizer adam --beta1 1", "the beta1 is 1, expected at least 0 and below 1"),
-        ("--weight-decay -1", "the weight decay is -1, expected a number of at least 0"),
+        ("--optimizer adam --beta1 1", "--beta1: found 1, expected a number of at least 0 and below 1"),
+        ("--weight-decay -1", "--weight-decay: found -1, expected a number of at least 0"),
         ("--patience 2", "patience counts epochs without a better score on the dev set, and there is none"),
         ("--dev dev.jsonl --patience 0", "--patience: found 0, expected 1 or more"),
         ("--save-every 0", "--save-every: found 0, expected 1 or more"),

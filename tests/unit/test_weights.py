@@ -329,7 +329,7 @@ def test_the_commands(command, workplace) -> None:
     Path("left/metrics.jsonl").write_text("")  # what a full disk leaves
     assert command(f"{start} --vocabulary vocab=words.txt --run-dir left").code == 0
     again = command(f"{start} --run-dir", str(folder))
-    assert again.code == 2 and "holds a run already" in again.error
+    assert again.code == 2 and f"holds a run already\n  dnc run --resume {folder} goes" in again.error
 
 
 def test_words_of_which_none_stands_for_others(command, workplace) -> None:

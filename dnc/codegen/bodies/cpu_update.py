@@ -49,13 +49,13 @@ def norm(worker: Worker, first: Expr, count: Expr, _chunks: Expr, first_norm: Ex
 
 
 def reduce(worker: Worker, base: Expr, rows: Expr, stride: Expr, result: Expr) -> None:
-    """The last worker sums a column of records into a word of the results."""
+    """The last worker sums a column of records into a word of the results; of many a float would lose some."""
     with when(worker.number == worker.grid - 1):
         at = let("column", wide(base) * 4)
-        found = local("sum", "float32", T.float32(0.0))
+        found = local("sum", "float64", T.float64(0.0))
         with loop("row", rows) as row:
-            put(found, 0, found[0] + worker.pool[at + wide(row) * wide(stride)])
-        put(worker.pool, worker.access.base(isa.RESULTS) + wide(result), found[0])
+            put(found, 0, found[0] + T.Cast("float64", worker.pool[at + wide(row) * wide(stride)]))
+        put(worker.pool, worker.access.base(isa.RESULTS) + wide(result), T.Cast("float32", found[0]))
 
 
 def _scale(worker: Worker, norms: Expr) -> tuple[Expr, Expr]:

@@ -343,3 +343,20 @@ def test_batches_that_do_not_fit_together(tmp_path, monkeypatch):
         for batch, want in zip(batches, expected, strict=True):
             assert_same_bits(learned(net, batch), want)
     assert all(launches_of(net, batch) == 0 for batch in together)
+
+
+def test_an_error_of_who_gives_batches_comes_behind_them(tmp_path):
+    net, data, _ = opened("treelstm", tmp_path)
+
+    def batches():
+        yield from ([at % 7] for at in range(10))
+        raise OSError("the disk")
+
+    found = net.batches(batches())
+    assert [next(found).samples for _ in range(10)] == [1] * 10
+    with pytest.raises(OSError, match="the disk"):
+        next(found)
+    found = net.batches([[0], data[:2], [1], [99]])
+    assert [next(found).samples for _ in range(3)] == [1, 2, 1]
+    with pytest.raises(DiagnosticError, match="holds sample 99"):
+        next(found)
