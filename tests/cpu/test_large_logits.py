@@ -38,3 +38,20 @@ def test_losses_of_large_logits(tmp_path, top):
     some = y.astype("f4").astype("f8")
     divergence = sum(t * (np.log(t) - v) for t, v in zip(some, wanted, strict=True) if t > 0)
     np.testing.assert_allclose(found.metrics["entropy"], divergence, rtol=1e-6, atol=2e-7)
+
+
+def test_many_losses_lose_nothing(tmp_path):
+    """20,000 losses that are alike: added up one behind the other, a float's last bit is 4e-3 at the end."""
+    text = """
+model Many(vocab, classes = 5)
+struct Word = Word(form: token<vocab>, tag: class<classes>)
+param V: table[vocab, classes] = zeros
+loss sum(w in all(Word)) cross_entropy(V[w.form], w.tag)
+"""
+    (tmp_path / "model.dn").write_text(text)
+    compile_model(tmp_path / "model.dn", tmp_path / "build", ("cpu",))
+    words = [{"form": "a", "tag": number % 5} for number in range(20_000)]
+    model = dnc.load(tmp_path / "build", "cpu")
+    model.attach(words)
+    found = model.evaluate()
+    np.testing.assert_allclose(found.loss, np.log(5), rtol=2e-7)
