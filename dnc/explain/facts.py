@@ -14,11 +14,12 @@ import attrs
 from dnc.ir.isa import layout
 from dnc.ir.lean import MOST_ROWS, has_lean
 from dnc.ir.machine import Machine, machine
+from dnc.ir.phases import Phases
 from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, UNIT, Placement, Plan, unit_range
 from dnc.ir.program import BACKWARD, EARLY, FORWARD, LEVEL, ROOT, STACK, TABLE
 from dnc.passes.plan_weights import Slice, most_registers, slices
 from dnc.runtime.encoder.modes import Modes
-from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Phases, Step, sequence
+from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
 
 DOING = {TRAIN: "training", EVALUATE: "evaluation", PREDICT: "prediction"}
 # Where a parameter is that no placement names.

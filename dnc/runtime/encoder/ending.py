@@ -13,12 +13,13 @@ import numpy as np
 
 from dnc.ir import isa
 from dnc.ir.forest import Ints
+from dnc.ir.phases import Phases
 from dnc.ir.program import FORWARD, LEVEL, Program, Stage, StateInput
 from dnc.runtime.encoder.assign import Assignment
 from dnc.runtime.encoder.lists import Group
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
-from dnc.runtime.phases import Phases, Step, prediction_of, results_of
+from dnc.runtime.phases import Step, prediction_of, results_of
 from dnc.runtime.prepared import Prepared
 
 # Levels of a window: a replica goes on for half a window and a level or two behind its last word. On a CPU,
