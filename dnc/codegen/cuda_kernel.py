@@ -312,7 +312,7 @@ class Kernel:
         return both(opcode == self.number(isa.REPLICA_BARRIER), self.tiling.cluster > 1)
 
     def _cases(self, region: int) -> dict[int, Callable[[], None]]:
-        """The bodies of a region by opcode, without levels that look ahead; in the last one others stop all."""
+        """The bodies of a region by opcode, without levels that look ahead; the last one stops for others."""
         cases: dict[int, Callable[[], None]] = {
             self.number(isa.END): lambda: put(self.opcode, 0, FINISHED),
             self.number(isa.REPLICA_BARRIER): self._replica_barrier,
