@@ -19,9 +19,8 @@ from dnc.codegen.bodies.cuda_resident import resident
 from dnc.codegen.cuda_levels import run_levels
 from dnc.codegen.emit import Expr, any_of, both, either, put, when
 from dnc.ir import isa
-from dnc.ir.machine import weight_registers
-from dnc.ir.plan import REGISTER, Placement, Plan, weights_of_register
-from dnc.ir.regions import FRONT
+from dnc.ir.plan import REGISTER, Placement, Plan
+from dnc.ir.regions import FRONT, register_range, uses_registers
 
 if TYPE_CHECKING:
     from dnc.codegen.cuda_kernel import Kernel
@@ -29,15 +28,7 @@ if TYPE_CHECKING:
 
 def registers(plan: Plan) -> int:
     """How many registers of a thread hold weights."""
-    assert plan.tiling is not None
-    workers, packed = plan.tiling.workers, weights_of_register(plan.precision)
-    return max(
-        (
-            p.slot + weight_registers(p.gates * p.share(workers), p.columns, packed)
-            for p in _in_registers(plan)
-        ),
-        default=0,
-    )
+    return max((register_range(plan, p).stop for p in _in_registers(plan)), default=0)
 
 
 def _in_registers(plan: Plan) -> list[Placement]:
@@ -47,7 +38,8 @@ def _in_registers(plan: Plan) -> list[Placement]:
 def load_early(kernel: Kernel) -> None:
     """Loads registers that more than recursions use, in front of everything."""
     if kernel.regions.with_registers(kernel.plan) - _loading(kernel):
-        _load(kernel)
+        for placement in _in_registers(kernel.plan):
+            _load(kernel, placement)
 
 
 def run_region(kernel: Kernel, region: int) -> None:
@@ -57,7 +49,7 @@ def run_region(kernel: Kernel, region: int) -> None:
         last += 1  # an opcode that does not exist
     with when(kernel.opcode[0] <= last):
         if region in _loading(kernel):
-            _enter(kernel)
+            _enter(kernel, region)
         with T.While(_stays(kernel, region, last)):
             level = cuda_ahead.level_segments(kernel.plan, region)
             if level:
@@ -88,15 +80,15 @@ def _stays(kernel: Kernel, region: int, last: int) -> Expr:
     return both(inside, tirx.Not(crosses))
 
 
-def _enter(kernel: Kernel) -> None:
-    """Loads registers, between the two halves of a barrier of the cluster if one is at hand."""
+def _enter(kernel: Kernel, region: int) -> None:
+    """Loads registers of a region, between the two halves of a barrier of the cluster if one is at hand."""
     if kernel.tiling.cluster == 1:
-        _load(kernel)
+        _load_for(kernel, region)
         return
     barrier = kernel.number(isa.REPLICA_BARRIER)
     with when(kernel.opcode[0] == barrier):
         sync.cluster_arrive()
-    _load(kernel)
+    _load_for(kernel, region)
     # The opcode is read again: weights leave no register for it.
     with when(kernel.window[kernel.place()] == barrier):
         sync.cluster_wait()
@@ -105,6 +97,13 @@ def _enter(kernel: Kernel) -> None:
     put(kernel.opcode, 0, kernel.fetch())
 
 
-def _load(kernel: Kernel) -> None:
+def _load_for(kernel: Kernel, region: int) -> None:
+    """Loads what the segments of a region multiply by."""
+    segments = [each for each in kernel.plan.segments if kernel.regions.of_segment(each) == region]
     for placement in _in_registers(kernel.plan):
-        resident(kernel.worker.holding(placement), placement).load()
+        if any(uses_registers(segment, {(placement.parameter, placement.units)}) for segment in segments):
+            _load(kernel, placement)
+
+
+def _load(kernel: Kernel, placement: Placement) -> None:
+    resident(kernel.worker.holding(placement), placement).load()

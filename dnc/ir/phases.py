@@ -52,6 +52,10 @@ class Phases:
         """The one that a stage runs in."""
         return stage.turn if stage.direction == FORWARD else self.starts + self.behind - 2 + stage.turn
 
+    def stratum(self, phase: int) -> int:
+        """The one of a phase with levels; of others the one in front of which, forwards, they stand."""
+        return min(phase, self.count - 1 - phase) // 2
+
     def has_levels(self, phase: int) -> bool:
         """Whether what runs in it runs level by level."""
         return phase % 2 == (phase < self.starts)

@@ -8,12 +8,13 @@ nor has what stands between levels, where that streams weights: such products ne
 
 from __future__ import annotations
 
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import attrs
 
+from dnc.ir.machine import weight_registers
 from dnc.ir.phases import FIRST, Phases
-from dnc.ir.plan import REGISTER, STREAMED, UNIT, Plan, Segment
+from dnc.ir.plan import REGISTER, STREAMED, UNIT, Placement, Plan, Segment, weights_of_register
 from dnc.ir.program import FORWARD, LEVEL
 from dnc.ir.types import INDEX
 from dnc.ir.uses import product_parameters
@@ -45,15 +46,18 @@ class Regions:
     @classmethod
     def of(cls, plan: Plan) -> Regions:
         """Those of a plan."""
-        phases, apart = Phases.of(plan.program), _are_apart(plan)
+        phases, reused = Phases.of(plan.program), are_reused(plan)
+        apart = reused or _are_apart(plan)
         last = phases.count - 1
         used = {phases.of_stage(stage) for stage in plan.program.stages}
 
-        def loop(phase: int) -> int:
+        def loop(phase: int) -> tuple[int, ...]:
             """The same for phases that share a loop, if they are neighbours."""
             if phase in (FIRST, last):
-                return phase
-            return -1 - phases.has_levels(phase) if apart else -1
+                return (phase,)
+            if not apart or not phases.has_levels(phase):
+                return ()
+            return -1, phases.stratum(phase) if reused else 0
 
         runs = [list(run) for _, run in groupby(sorted({FIRST, last} | used), loop)]
         of_phase = {phase: number for number, run in enumerate(runs, FRONT) for phase in run}
@@ -80,9 +84,24 @@ def in_registers(plan: Plan) -> set[tuple[str, int]]:
     return {(p.parameter, p.units) for p in plan.placements if p.residency == REGISTER}
 
 
+def register_range(plan: Plan, placement: Placement) -> range:
+    """The registers of a thread that hold a slice."""
+    assert plan.tiling is not None
+    rows = placement.gates * placement.share(plan.tiling.workers)
+    count = weight_registers(rows, placement.columns, weights_of_register(plan.precision))
+    return range(placement.slot, placement.slot + count)
+
+
 def uses_registers(segment: Segment, held: set[tuple[str, int]]) -> bool:
     """Whether a segment multiplies by weights in registers."""
     return any((parameter, segment.units) in held for parameter in product_parameters(segment))
+
+
+def are_reused(plan: Plan) -> bool:
+    """Whether recursions have the same registers, each for weights of its own."""
+    ranges = [register_range(plan, p) for p in plan.placements if p.residency == REGISTER]
+    ends = sorted(ranges, key=lambda each: each.start)
+    return any(one.stop > other.start for one, other in pairwise(ends))
 
 
 def _are_apart(plan: Plan) -> bool:

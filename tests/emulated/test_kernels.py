@@ -56,6 +56,11 @@ CASES: dict[str, Case] = {
         {"hidden": 32, "embed": 8, "vocab": 6000},
         {"cluster": 4},
     ),
+    "registers of two recursions": (
+        "encoder_decoder",
+        {"hidden": 32, "embed": 8, "targets": 20},
+        {"cluster": 4, "registers": 16},
+    ),
     "runs of many workers": (
         "treelstm",
         {"hidden": 72, "embed": 24, "vocab": 11},

@@ -126,6 +126,12 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         {"hidden": 32, "embed": 20, "targets": 12000},
         PlanOptions(cluster=8),
     ),
+    # Two recursions that have the same registers.
+    "strata-registers": (
+        "encoder_decoder",
+        {"hidden": 64, "embed": 20, "targets": 30},
+        PlanOptions(cluster=8, registers=16),
+    ),
     # Recursions behind each other: pushed states, polled ones, directions apart in both.
     "strata": ("encoder_decoder", {"hidden": 32, "embed": 20, "targets": 300}, PlanOptions(cluster=8)),
     "strata-chip": (

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from dnc.compiler import PlanOptions, make_plan, transform
+from dnc.diagnostics import Source
+from dnc.frontend.build import load_program
 from dnc.ir.phases import Phases
-from dnc.ir.plan import Plan
+from dnc.ir.plan import REGISTER, Plan
 from dnc.ir.program import LEVEL
-from dnc.ir.regions import FRONT, Regions
+from dnc.ir.regions import FRONT, Regions, register_range
 from tests.support.plans import plan_of
 
 TARGETS = {"targets": 12_000, "hidden": 64, "embed": 64}
@@ -46,7 +49,7 @@ def test_three_loops_will_do_where_products_between_levels_stay_on_the_chip() ->
 
 def test_levels_are_apart_from_a_product_that_streams() -> None:
     """In front, levels of both recursions, logits and their gradients, levels backward, behind."""
-    plan = plan_of("encoder_decoder", TARGETS)
+    plan = plan_of("encoder_decoder", TARGETS, cluster=8)
     regions = Regions.of(plan)
     assert regions.apart and regions.behind == FRONT + 4
     held = regions.with_registers(plan)
@@ -71,3 +74,33 @@ def test_a_recursion_that_may_be_left_is_not_apart() -> None:
     """What stands behind it runs within it, window by window."""
     plan = plan_of("../tests/support/decoder", {"hidden": 64, "embed": 20})
     assert not Regions.of(plan).apart and plan.opcode("leave").region == FRONT + 1
+
+
+def test_recursions_have_the_same_registers() -> None:
+    """Both matrices would take 256 of 160: each recursion has them for its own, in a loop of its own."""
+    plan = plan_of("encoder_decoder", {"targets": 12_000, "hidden": 256, "embed": 256}, cluster=8)
+    places = {p.parameter: p for p in plan.placements}
+    assert register_range(plan, places["Us"]) == register_range(plan, places["Ut"]) == range(128)
+    regions = Regions.of(plan)
+    assert regions.of_stage["encode"] + 1 == regions.of_stage["decode"]
+    assert regions.of_stage["decode.grad"] + 1 == regions.of_stage["encode.grad"]
+    assert regions.behind == FRONT + 6
+
+
+def test_what_another_recursion_uses_too_keeps_its_registers() -> None:
+    """A matrix of both recursions has registers that no other has; each of the others has the rest."""
+    text = """
+model Both(vocab, width = 128)
+struct Word = Word(form: token<vocab>)
+struct Text = Text(words: [Word], others: [Other], label: class<3>)
+struct Other = Other(form: token<vocab>)
+param E: table[vocab, width], A: [width, width], B: [width, width], C: [width, width], V: [3, width]
+fn one(w: Word) -> [width] = tanh(A @ one(w.prev) + B @ tanh(one(w.prev)) + E[w.form])
+fn old(o: Other) -> [width] = two(o.prev) else one(o.parent.words.last)
+fn two(o: Other) -> [width] = tanh(A @ old(o) + C @ tanh(two(o.prev)) + E[o.form])
+loss sum(t in all(Text)) cross_entropy(V @ two(t.others.last), t.label)
+"""
+    program = transform(load_program(Source("both.dn", text), {})[0], PlanOptions())
+    plan = make_plan(program, "sm_90a", PlanOptions(cluster=8, registers=16))
+    ranges = {p.parameter: register_range(plan, p) for p in plan.placements if p.residency == REGISTER}
+    assert ranges["B"] == ranges["C"] and not set(ranges["A"]) & set(ranges["B"])
