@@ -1,4 +1,4 @@
-"""Losses of large logits: what is small beside the largest one is not lost in it."""
+"""Losses of large logits, and sums of many: what is small beside the largest one is not lost in it."""
 
 from __future__ import annotations
 
@@ -55,3 +55,21 @@ loss sum(w in all(Word)) cross_entropy(V[w.form], w.tag)
     model.attach(words)
     found = model.evaluate()
     np.testing.assert_allclose(found.loss, np.log(5), rtol=2e-7)
+
+
+def test_gradients_of_many_rows_lose_little(tmp_path):
+    """20,000 rows that give a bias the same: one behind the other, a float loses 1e-4 of their sum."""
+    text = """
+model Many(width = 3)
+struct Row = Row(x: vector<width>)
+param b: [width] = zeros, W: [width, width] = zeros
+loss sum(r in all(Row)) sum(r.x * b) + sum(W @ r.x)
+"""
+    (tmp_path / "model.dn").write_text(text)
+    compile_model(tmp_path / "model.dn", tmp_path / "build", ("cpu",))
+    model = dnc.load(tmp_path / "build", "cpu")
+    model.configure(optimizer="sgd", learning_rate=1.0)
+    model.step([{"x": [1.1, 0.3, -0.7]}] * 20_000)
+    found = model.parameters()
+    np.testing.assert_allclose(found["b"], [-1.1, -0.3, 0.7], rtol=5e-6)
+    np.testing.assert_allclose(found["W"], [[-1.1, -0.3, 0.7]] * 3, rtol=5e-6)

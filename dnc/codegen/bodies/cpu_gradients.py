@@ -85,7 +85,7 @@ def _copy_deltas(worker: Worker, gradient: DenseGradient, start: Expr, count: Ex
 def _vector_block(
     worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr], block: Expr, base: Expr
 ) -> None:
-    """Sums the deltas of 64 elements over all rows."""
+    """Sums the deltas of 64 elements over all rows: those of a chunk, then the chunks, as matrices do."""
     first = let("first_row", block * BLOCK)
     own = let("own", smaller(gradient.rows - first, BLOCK))
     shape = worker.plan.program.parameter(gradient.parameter).type.shape
@@ -93,10 +93,14 @@ def _vector_block(
     def element(i: Expr) -> None:
         index = shift(first, i)
         zero = T.float32(0.0) if index is None else alike(T.float32(0.0), index)[0]
-        summed = local("summed", _float_type(index), zero)
-        with loop("vertex", fields["rows"]) as vertex:
-            read = worker.access.reader(gradient.delta, fields["row"] + vertex)
-            put(summed, 0, summed[0] + read(index))
+        summed, part = (local(name, _float_type(index), zero) for name in ("summed", "part"))
+        with loop("chunk", tirx.truncdiv(fields["rows"] + (CHUNK - 1), CHUNK)) as chunk:
+            start = let("start", chunk * CHUNK)
+            put(part, 0, zero)
+            with loop("vertex", smaller(fields["rows"] - start, CHUNK)) as vertex:
+                read = worker.access.reader(gradient.delta, fields["row"] + start + vertex)
+                put(part, 0, part[0] + read(index))
+            put(summed, 0, summed[0] + part[0])
         place = index if len(shape) < 2 else worker.access.flat_position(gradient.parameter, index)
         _write(worker, shift(base, place), let("total", summed[0]), fields["accumulate"])
 

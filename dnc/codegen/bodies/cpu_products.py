@@ -176,9 +176,6 @@ def _define_gradient(functions: Functions, source: str) -> None:
                 for j in range(registers)
             ]
             sums = [accumulator(zeros()) for _ in at]
-            with when(add != 0):
-                for register, position in zip(sums, at, strict=True):
-                    T.buffer_store(register, load(pool, position), [0])
             with loop("v", count) as v:
                 d = let("d", row + wide(v) * BLOCK)
                 x = let("x", worker.places[v] + wide(column))
@@ -187,6 +184,9 @@ def _define_gradient(functions: Functions, source: str) -> None:
                     value = let("value", tirx.Broadcast(inputs[x + c], LANES))
                     for j, delta in enumerate(deltas):
                         multiply_add(sums[c * registers + j], delta, value)
+            with when(add != 0):  # at the end: so a sum of many rows loses little
+                for register, position in zip(sums, at, strict=True):
+                    T.buffer_store(register, register[0] + load(pool, position), [0])
             for register, position in zip(sums, at, strict=True):
                 store(pool, position, register[0])
 
