@@ -71,11 +71,6 @@ class Phases:
         """The one in which gradients start."""
         return self.behind + 1
 
-    @property
-    def last_levels(self) -> int:
-        """The one of the last recursion, forwards."""
-        return self.behind - 1
-
     def of_stage(self, stage: Stage) -> int:
         """The one that a stage runs in."""
         return stage.turn if stage.direction == FORWARD else self.starts + self.behind - 2 + stage.turn
@@ -87,6 +82,11 @@ class Phases:
     def from_last(self, phase: int) -> bool:
         """Whether its levels run from the last to the first."""
         return phase >= self.starts and self.has_levels(phase)
+
+    def last_levels(self, steps: Iterable[Step]) -> int:
+        """The one of the last recursion, forwards, that steps of a mode are of; FIRST if there is none."""
+        forwards = [step.phase for step in steps if step.phase < self.behind]
+        return max(filter(self.has_levels, forwards), default=FIRST)
 
 
 @attrs.frozen
