@@ -43,12 +43,15 @@ def predict_to_file(model: Model, data: str | Path, path: str | Path) -> int:
 def plain(value: Any, words: Sequence[str] | None = None) -> Any:
     """An output as JSON: numbers with the digits that a float32 holds, classes as in the data.
 
-    words: the labels of the classes; None, or a class that the training data lack: its number.
+    words: the labels of the classes; None, or a class that the training data lack: its number. A class that
+    is absent is null.
     """
     if value is None:
         return None
     if value.ndim:
         return [plain(each, words) for each in value]
     if np.issubdtype(value.dtype, np.integer):
-        return words[value] if words is not None and 0 <= value < len(words) else int(value)
+        if value < 0:
+            return None
+        return words[value] if words is not None and value < len(words) else int(value)
     return float(f"{value:.8g}")

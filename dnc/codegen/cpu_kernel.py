@@ -28,6 +28,7 @@ from dnc.codegen.emit import Expr, both, dispatch, let, local, locals_in, named,
 from dnc.codegen.stamps import CPU_CLOCK, CpuStamps
 from dnc.ir import isa
 from dnc.ir.plan import UNIT, Plan, TableGradient
+from dnc.ir.regions import generates
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
 # Indices into `isa.ABORT_EXCHANGES`.
@@ -162,7 +163,7 @@ class Kernel:
         cases[self.plan.opcode(isa.END).number] = self._end
         cases[self.plan.opcode(isa.REPLICA_BARRIER).number] = self._replica_barrier
         cases[self.plan.opcode(isa.GRID_BARRIER).number] = self._grid_barrier
-        if isa.generates(self.plan):
+        if generates(self.plan):
             cases[self.plan.opcode(isa.LEAVE).number] = self._leave
         cases[len(self.plan.opcodes)] = self._unknown
         return cases

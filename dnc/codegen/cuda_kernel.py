@@ -39,7 +39,7 @@ from dnc.codegen.bodies.cuda_worker import (
     vector_slots,
 )
 from dnc.codegen.cuda_levels import run_segment
-from dnc.codegen.cuda_regions import load_early, register_regions, registers, run_region
+from dnc.codegen.cuda_regions import load_early, registers, run_region
 from dnc.codegen.emit import (
     Expr,
     any_of,
@@ -59,6 +59,7 @@ from dnc.ir import isa, lean
 from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import SHARED, Plan, Segment
 from dnc.ir.program import LEVEL
+from dnc.ir.regions import Regions
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 from dnc.ir.uses import lends
 
@@ -91,7 +92,7 @@ class Kernel:
     def __init__(self, plan: Plan, traced: bool = False, is_lean: bool = False) -> None:
         self.plan, self.traced, self.is_lean = lean.lean_plan(plan) if is_lean else plan, traced, is_lean
         assert self.plan.tiling is not None
-        self.tiling = self.plan.tiling
+        self.tiling, self.regions = self.plan.tiling, Regions.of(self.plan)
         self.shape = kernel_shape(plan)
         self.stamps: CudaStamps | None = None
 
@@ -108,7 +109,7 @@ class Kernel:
             finish_shared(self.worker)
             if self._sending():
                 sync.cluster_wait()  # now others may push
-            for region in isa.REGIONS:
+            for region in self.regions.numbers:
                 run_region(self, region)
             self._close()
         return builder.get()
@@ -311,17 +312,14 @@ class Kernel:
         return both(opcode == self.number(isa.REPLICA_BARRIER), self.tiling.cluster > 1)
 
     def _cases(self, region: int) -> dict[int, Callable[[], None]]:
-        """The bodies of a region by opcode, but for those of levels that look ahead; in the last region an
-        opcode beyond the set stops the launch."""
+        """The bodies of a region by opcode, without levels that look ahead; the last one stops for others."""
         cases: dict[int, Callable[[], None]] = {
             self.number(isa.END): lambda: put(self.opcode, 0, FINISHED),
             self.number(isa.REPLICA_BARRIER): self._replica_barrier,
             self.number(isa.GRID_BARRIER): self._grid_barrier,
         }
         level = cuda_ahead.level_segments(self.plan, region)
-        if region == isa.WITHIN and isa.generates(self.plan):
-            cases[self.number(isa.LEAVE)] = self._leave
-        if region == isa.BEHIND:
+        if region == self.regions.behind:
             for table in ("", *(table.parameter for table in self.plan.table_gradients)):
                 opcodes = isa.optimizers_of(self.plan, table)
                 if opcodes:
@@ -347,6 +345,8 @@ class Kernel:
         dense = {gradient.name: gradient for gradient in plan.dense_gradients}
         tables = {table.parameter: table for table in plan.table_gradients}
         sums = isa.sum_opcodes(plan)
+        if name == isa.LEAVE:
+            return self._leave
         if name in segments:
             return partial(self._run_segment, segments[name], fields)
         if name in dense:
@@ -391,7 +391,7 @@ class Kernel:
 
     def worker_of(self, segment: Segment) -> Worker:
         """The worker for a segment: what it knows of the wavefronts and of the registers."""
-        crowded = isa.segment_region(self.plan, segment) in register_regions(self.plan)
+        crowded = self.regions.of_segment(segment) in self.regions.with_registers(self.plan)
         worker = self.worker.among_weights(crowded)
         if self.plan.program.stage(segment.stage).placement == LEVEL:
             return attrs.evolve(worker, few=True)

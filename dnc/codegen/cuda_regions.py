@@ -1,8 +1,8 @@
-"""Regions on CUDA: loops over the instructions in front of the recursion, within it and behind it.
+"""Regions on CUDA: a loop over the instructions of each (`dnc/ir/regions.py`).
 
-In: a kernel under construction. Out: statements that run a region's instructions. Mostly the recursion alone
-uses weights in registers: then they are loaded in front of its loop, so that the other loops have the
-registers for themselves, and while they come a barrier of the cluster waits, if that is what comes first.
+In: a kernel under construction. Out: statements that run a region's instructions. Mostly recursions alone
+use weights in registers: then they are loaded in front of the loops of these, so that the other loops have
+the registers for themselves, and while they come a barrier of the cluster waits, if that is what comes first.
 """
 
 from __future__ import annotations
@@ -19,36 +19,16 @@ from dnc.codegen.bodies.cuda_resident import resident
 from dnc.codegen.cuda_levels import run_levels
 from dnc.codegen.emit import Expr, any_of, both, either, put, when
 from dnc.ir import isa
-from dnc.ir.machine import weight_registers
-from dnc.ir.plan import REGISTER, Placement, Plan, weights_of_register
-from dnc.ir.uses import product_parameters
+from dnc.ir.plan import REGISTER, Placement, Plan
+from dnc.ir.regions import FRONT, register_range, uses_registers
 
 if TYPE_CHECKING:
     from dnc.codegen.cuda_kernel import Kernel
 
 
-def register_regions(plan: Plan) -> set[int]:
-    """The regions whose instructions use weights in registers."""
-    held = {(p.parameter, p.units) for p in _in_registers(plan)}
-    return {
-        isa.segment_region(plan, segment)
-        for segment in plan.segments
-        for parameter in product_parameters(segment)
-        if (parameter, segment.units) in held
-    }
-
-
 def registers(plan: Plan) -> int:
     """How many registers of a thread hold weights."""
-    assert plan.tiling is not None
-    workers, packed = plan.tiling.workers, weights_of_register(plan.precision)
-    return max(
-        (
-            p.slot + weight_registers(p.gates * p.share(workers), p.columns, packed)
-            for p in _in_registers(plan)
-        ),
-        default=0,
-    )
+    return max((register_range(plan, p).stop for p in _in_registers(plan)), default=0)
 
 
 def _in_registers(plan: Plan) -> list[Placement]:
@@ -56,19 +36,20 @@ def _in_registers(plan: Plan) -> list[Placement]:
 
 
 def load_early(kernel: Kernel) -> None:
-    """Loads registers that more than the recursion uses, in front of everything."""
-    if register_regions(kernel.plan) - {isa.WITHIN}:
-        _load(kernel)
+    """Loads registers that more than recursions use, in front of everything."""
+    if kernel.regions.with_registers(kernel.plan) - _loading(kernel):
+        for placement in _in_registers(kernel.plan):
+            _load(kernel, placement)
 
 
 def run_region(kernel: Kernel, region: int) -> None:
     """The loop over the instructions of a region."""
     last = max(opcode.number for opcode in kernel.plan.opcodes if opcode.region <= region)
-    if region == isa.REGIONS[-1]:
+    if region == kernel.regions.behind:
         last += 1  # an opcode that does not exist
     with when(kernel.opcode[0] <= last):
-        if region == isa.WITHIN and _loads_within(kernel):
-            _enter(kernel)
+        if region in _loading(kernel):
+            _enter(kernel, region)
         with T.While(_stays(kernel, region, last)):
             level = cuda_ahead.level_segments(kernel.plan, region)
             if level:
@@ -78,34 +59,36 @@ def run_region(kernel: Kernel, region: int) -> None:
                 kernel.instruction(region)
 
 
-def _loads_within(kernel: Kernel) -> bool:
-    return register_regions(kernel.plan) == {isa.WITHIN}
+def _loading(kernel: Kernel) -> set[int]:
+    """The regions in front of whose loops registers are loaded: none where these are always there."""
+    found = kernel.regions.with_registers(kernel.plan)
+    return set() if found & {FRONT, kernel.regions.behind} else found
 
 
 def _stays(kernel: Kernel, region: int, last: int) -> Expr:
     """Whether the instruction at hand is the region's; a barrier of the cluster that is the last one in front
-    of the recursion is not.
+    of a region that loads registers is not.
 
     Where the barrier is the last word of the window, what is read behind it is an instruction in front of it,
     so it runs as any other: the load waits behind it.
     """
     inside = kernel.opcode[0] <= last
-    if region != isa.BEFORE or not _loads_within(kernel) or kernel.tiling.cluster == 1:
+    if region + 1 not in _loading(kernel) or kernel.tiling.cluster == 1:
         return inside
     behind = kernel.window[kernel.place_of(kernel.at[0] + 1)]
     crosses = both(kernel.opcode[0] == kernel.number(isa.REPLICA_BARRIER), behind > last)
     return both(inside, tirx.Not(crosses))
 
 
-def _enter(kernel: Kernel) -> None:
-    """Loads registers, between the two halves of a barrier of the cluster if one is at hand."""
+def _enter(kernel: Kernel, region: int) -> None:
+    """Loads registers of a region, between the two halves of a barrier of the cluster if one is at hand."""
     if kernel.tiling.cluster == 1:
-        _load(kernel)
+        _load_for(kernel, region)
         return
     barrier = kernel.number(isa.REPLICA_BARRIER)
     with when(kernel.opcode[0] == barrier):
         sync.cluster_arrive()
-    _load(kernel)
+    _load_for(kernel, region)
     # The opcode is read again: weights leave no register for it.
     with when(kernel.window[kernel.place()] == barrier):
         sync.cluster_wait()
@@ -114,6 +97,13 @@ def _enter(kernel: Kernel) -> None:
     put(kernel.opcode, 0, kernel.fetch())
 
 
-def _load(kernel: Kernel) -> None:
+def _load_for(kernel: Kernel, region: int) -> None:
+    """Loads what the segments of a region multiply by."""
+    segments = [each for each in kernel.plan.segments if kernel.regions.of_segment(each) == region]
     for placement in _in_registers(kernel.plan):
-        resident(kernel.worker.holding(placement), placement).load()
+        if any(uses_registers(segment, {(placement.parameter, placement.units)}) for segment in segments):
+            _load(kernel, placement)
+
+
+def _load(kernel: Kernel, placement: Placement) -> None:
+    resident(kernel.worker.holding(placement), placement).load()

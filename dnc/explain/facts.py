@@ -14,11 +14,13 @@ import attrs
 from dnc.ir.isa import layout
 from dnc.ir.lean import MOST_ROWS, has_lean
 from dnc.ir.machine import Machine, machine
+from dnc.ir.phases import Phases
 from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, UNIT, Placement, Plan, unit_range
 from dnc.ir.program import BACKWARD, EARLY, FORWARD, LEVEL, ROOT, STACK, TABLE
+from dnc.ir.regions import are_reused
 from dnc.passes.plan_weights import Slice, most_registers, slices
 from dnc.runtime.encoder.modes import Modes
-from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Phases, Step, sequence
+from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
 
 DOING = {TRAIN: "training", EVALUATE: "evaluation", PREDICT: "prediction"}
 # Where a parameter is that no placement names.
@@ -71,12 +73,15 @@ class WeightFacts:
 
 @attrs.frozen
 class Block:
-    """A piece of a worker's registers (counted a thread) or shared memory (bytes)."""
+    """A piece of a worker's registers (counted a thread) or shared memory (bytes). turn: of so many `turns`
+    the one that it is there in, where recursions have the same registers one behind the other."""
 
     name: str
     first: int
     size: int
     is_weight: bool = True
+    turn: int = 0
+    turns: int = 1
 
 
 @attrs.frozen
@@ -100,7 +105,7 @@ class OnChip:
     @property
     def registers_used(self) -> int:
         """Registers a thread that hold weights."""
-        return sum(block.size for block in self.register_blocks)
+        return max((block.first + block.size for block in self.register_blocks), default=0)
 
     @property
     def shared_used(self) -> int:
@@ -322,12 +327,14 @@ def _on_chip(plan: Plan, chip: Machine) -> OnChip:
     workers, found = plan.tiling.workers, {_key(piece): piece for piece in slices(plan)}
     window = plan.tiling.window * 4
     tables = -(-layout(plan).queues_at // 32) * 128
+    turns = plan.program.strata if are_reused(plan) else 1
     registers, shared = [], [Block("window of the schedule", 0, window, False)]
     shared.append(Block("tables of the schedule", window, tables, False))
     for place in plan.placements:
         if place.residency == REGISTER:
             piece = found[place.parameter, place.units, place.gates, place.repeated]
-            registers.append(Block(place.parameter, place.slot, piece.registers(workers)))
+            alone = (min(piece.strata), turns) if turns > 1 and len(piece.strata) == 1 else (0, 1)
+            registers.append(Block(place.parameter, place.slot, piece.registers(workers), True, *alone))
         elif place.residency == SHARED:
             first = window + tables + place.slot * 4
             shared.append(Block(place.parameter, first, place.bytes_per_worker))
@@ -368,7 +375,7 @@ def _phase_names(plan: Plan) -> Iterator[str]:
     for phase in range(phases.count):
         direction = FORWARD if phase < phases.starts else BACKWARD
         # Recursions are numbered as they run forwards.
-        behind = (phase if direction == FORWARD else phases.count - 1 - phase) // 2
+        behind = phases.stratum(phase)
         if phases.has_levels(phase):
             where = "a level of " + (f"recursion {behind + 1}" if several else "the recursion")
         elif 0 < behind < phases.strata:

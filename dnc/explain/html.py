@@ -137,15 +137,17 @@ def picture(chip: OnChip) -> Picture:
         )
         for blocks, left, scale, unit, size in bars:
             for block in blocks:
+                part = bar / block.turns
+                is_large = block.turns == 1 and height == TALL and block.size * scale > 40
                 found.append(
                     Rectangle(
                         round(left + block.first * scale, 2),
-                        y,
+                        round(y + block.turn * part, 2),
                         round(max(block.size * scale, 0.5), 2),
-                        bar,
+                        round(part, 2),
                         colours.get(block.name, OTHER),
                         _title(block, worker, unit, size),
-                        block.name if block.is_weight and height == TALL and block.size * scale > 40 else "",
+                        block.name if block.is_weight and is_large else "",
                     )
                 )
     width = LABEL + REGISTERS + GAP + SHARED
@@ -156,6 +158,8 @@ def picture(chip: OnChip) -> Picture:
 def _title(block: Block, worker: WorkerMap, unit: str, size: int) -> str:
     amount = f"{block.size / size:,.0f} {unit}{'s' if unit == 'register' and block.size != 1 else ''}"
     text = f"worker {worker.rank}: {block.name}, {amount}" + (" a thread" if unit == "register" else "")
+    if block.turns > 1:
+        text += f", during recursion {block.turn + 1}"
     for parameter, begin, end in worker.rows:
         if block.is_weight and parameter == block.name:
             text += f", units {begin} to {end - 1}" if begin < end else ", no units"

@@ -243,13 +243,16 @@ def neighbours(
     children: dict[str, dict[str, Ints]],
     lists: dict[str, dict[str, tuple[Ints, Ints]]],
     sizes: dict[str, int],
+    positions: Mapping[str, Ints] | None = None,
 ) -> dict[str, tuple[Ints, Ints, Ints]]:
     """previous, next and parent of every vertex, from the declared fields.
 
-    The parent is the vertex of `parent_struct` that refers to a vertex (the first one in table
-    order where several do); previous and next are the neighbours in the list that holds it.
+    The parent is the vertex of `parent_struct` that refers to a vertex (the first one in the order of
+    the data where several do); previous and next are the neighbours in the list that holds it.
+    positions: where vertices stood in the data, for structs where tables have another order.
     """
     parents = {name: parent_struct(structs, name) for name in structs}
+    places = {name: np.arange(size, dtype=np.int32) for name, size in sizes.items()} | dict(positions or {})
     found = {
         name: (np.full(sizes[name], -1, np.int32), np.full(sizes[name], -1, np.int32)) for name in structs
     }
@@ -271,10 +274,14 @@ def neighbours(
                 used = np.flatnonzero(children[name][field] >= 0).astype(np.int32)
                 refers = children[name][field][used]
             if parents[target] == name:
-                np.minimum.at(above[target], refers, used)
+                np.minimum.at(above[target], refers, places[name][used])
+    rows = {
+        name: np.append(np.argsort(places[parent or name]), -1).astype(np.int32)
+        for name, parent in parents.items()
+    }
     return {
-        name: (previous, after, np.where(above[name] == _NONE, np.int32(-1), above[name]))
-        for name, (previous, after) in found.items()
+        name: (*both, rows[name][np.minimum(above[name], len(rows[name]) - 1)])
+        for name, both in found.items()
     }
 
 

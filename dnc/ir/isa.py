@@ -25,14 +25,13 @@ from dnc.ir.plan import (
     TF32X3,
     Opcode,
     Plan,
-    Segment,
     SlotsAddress,
     TableGradient,
     TableProduct,
     padded,
 )
-from dnc.ir.program import BACKWARD, EARLY, FORWARD, LATE, LEVEL, TABLE, Parameter
-from dnc.ir.types import INDEX
+from dnc.ir.program import TABLE, Parameter
+from dnc.ir.regions import ANYWHERE, FRONT, Regions, generates
 
 INSTRUCTION_WORDS = 8
 VERSION = 7
@@ -104,13 +103,6 @@ MOST_CHUNKS = 8
 NOP, END, REPLICA_BARRIER, GRID_BARRIER = "nop", "end", "replica_barrier", "grid_barrier"
 NORM, REDUCE, FOLLOW, OUTER = "norm", "reduce", "follow", "outer"
 LEAVE = "leave"
-
-# A queue goes through the regions in order. BEFORE: forward stages that do not wait for a recursion.
-# WITHIN: all recursions, and what stands between two or between directions. BEHIND: backward stages that no
-# recursion waits for, weight gradients, results, updates. Opcodes are numbered region by
-# region, so a kernel has a loop for each, and keeps weights in registers WITHIN only.
-ANYWHERE, BEFORE, WITHIN, BEHIND = 0, 1, 2, 3
-REGIONS = (BEFORE, WITHIN, BEHIND)
 
 # `ordinal` counts the barriers of one kind in a queue, from 1: a counter has been passed when every
 # worker has added one for each of them.
@@ -231,47 +223,30 @@ def table_base(parameter: str) -> str:
 
 def opcodes(plan: Plan) -> tuple[Opcode, ...]:
     """The instruction set of a plan: the fixed instructions, then the model's own, region by region."""
+    regions = Regions.of(plan)
+    behind = regions.behind
     named: list[tuple[str, tuple[str, ...], int]] = [
         (NOP, (), ANYWHERE),
         (END, (), ANYWHERE),
         (REPLICA_BARRIER, BARRIER_FIELDS, ANYWHERE),
         (GRID_BARRIER, BARRIER_FIELDS, ANYWHERE),
     ]
-    named += [(segment.name, SEGMENT_FIELDS, segment_region(plan, segment)) for segment in plan.segments]
-    named += [(LEAVE, LEAVE_FIELDS, WITHIN)] if generates(plan) else []
-    named += [(NORM, NORM_FIELDS, BEHIND)] if plan.trains else []
-    named.append((REDUCE, REDUCE_FIELDS, BEHIND))
+    named += [(segment.name, SEGMENT_FIELDS, regions.of_segment(segment)) for segment in plan.segments]
+    named += [(LEAVE, LEAVE_FIELDS, FRONT + 1)] if generates(plan) else []  # levels are not apart there
+    named += [(NORM, NORM_FIELDS, behind)] if plan.trains else []
+    named.append((REDUCE, REDUCE_FIELDS, behind))
     if plan.trains:
-        named += [(optimizer, UPDATE_FIELDS, BEHIND) for optimizer in OPTIMIZERS]
+        named += [(optimizer, UPDATE_FIELDS, behind) for optimizer in OPTIMIZERS]
     if running_floats(plan):
-        named.append((FOLLOW, FOLLOW_FIELDS, BEHIND))
+        named.append((FOLLOW, FOLLOW_FIELDS, behind))
     for table in plan.table_gradients:
-        named += [(f"{name} {table.parameter}", TABLE_UPDATE_FIELDS, BEHIND) for name in OPTIMIZERS]
-    named += [(gradient.name, DENSE_GRADIENT_FIELDS, BEHIND) for gradient in plan.dense_gradients]
-    named += [(OUTER, OUTER_FIELDS, BEHIND)] if has_outer(plan) else []
-    named += [(name, SUM_FIELDS, BEHIND) for name in sum_opcodes(plan)]
-    named += [(f"gradient {table.parameter}", table_fields(table), BEHIND) for table in plan.table_gradients]
+        named += [(f"{name} {table.parameter}", TABLE_UPDATE_FIELDS, behind) for name in OPTIMIZERS]
+    named += [(gradient.name, DENSE_GRADIENT_FIELDS, behind) for gradient in plan.dense_gradients]
+    named += [(OUTER, OUTER_FIELDS, behind)] if has_outer(plan) else []
+    named += [(name, SUM_FIELDS, behind) for name in sum_opcodes(plan)]
+    named += [(f"gradient {table.parameter}", table_fields(table), behind) for table in plan.table_gradients]
     named.sort(key=lambda item: item[2])
     return tuple(Opcode(name, number, fields, region) for number, (name, fields, region) in enumerate(named))
-
-
-def generates(plan: Plan) -> bool:
-    """Whether the recursion chooses classes: only then may a schedule `leave` it, behind the last word."""
-    return any(
-        op.result.type == INDEX
-        for stage in plan.program.stages
-        if stage.placement == LEVEL and stage.direction == FORWARD
-        for op in stage.cell.ops
-    )
-
-
-def segment_region(plan: Plan, segment: Segment) -> int:
-    """The region that a segment's instructions stand in."""
-    stage = plan.program.stage(segment.stage)
-    if stage.stratum == 0 and stage.placement == EARLY and stage.direction == FORWARD:
-        return BEFORE
-    is_behind = stage.stratum == 0 and stage.placement == LATE and stage.direction == BACKWARD
-    return BEHIND if is_behind else WITHIN
 
 
 def header_names(plan: Plan) -> tuple[str, ...]:

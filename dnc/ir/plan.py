@@ -379,7 +379,7 @@ class Tiling:
 class Opcode:
     """One instruction of the model's set; `fields` name its words after the opcode.
 
-    `region` says in which part of a launch it may stand (`dnc.ir.isa.REGIONS`).
+    `region` says in which part of a launch it may stand (`dnc/ir/regions.py`).
     """
 
     name: str

@@ -3,7 +3,8 @@
 In: a plan with segments and a tiling. Out: the plan with a `Placement` for every slice. Weights
 of the recursion come first, the ones read most per byte before the others, or the large ones where
 then more of them fit; registers before shared memory; what fits neither is STREAMED from the L2 cache
-at every use. Nothing is too large.
+at every use. Nothing is too large. Recursions that run one behind the other may have the same registers,
+each with its own weights, where more of them are held then.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dnc.ir.plan import (
     weights_of_register,
 )
 from dnc.ir.program import LEVEL, STACK, ParameterInput
+from dnc.ir.regions import generates
 from dnc.ir.remarks import Remarks
 from dnc.ir.uses import uses_of
 
@@ -45,7 +47,7 @@ def most_registers(chip: Machine, precision: str, cluster: int = 0) -> int:
 @attrs.frozen
 class Slice:
     """A parameter as the unit segments use it: rows = gates * units. packed: weights of a register. repeated:
-    every worker has all units."""
+    every worker has all units. strata: those whose recursions use it; outside: whether anything else does."""
 
     parameter: str
     units: int
@@ -55,6 +57,8 @@ class Slice:
     stacked: bool = False
     packed: int = 1
     repeated: bool = False
+    strata: frozenset[int] = frozenset()
+    outside: bool = False
 
     def rows(self, workers: int) -> int:
         """Rows that one worker holds."""
@@ -77,15 +81,19 @@ def slices(plan: Plan) -> tuple[Slice, ...]:
     for segment in plan.segments:
         if segment.mapping != UNIT:
             continue
-        recursive = plan.program.stage(segment.stage).placement == LEVEL
+        stage = plan.program.stage(segment.stage)
+        recursive = stage.placement == LEVEL
         for parameter, repeated in uses_of(segment):
             rows, columns = plan.program.parameter(parameter).type.shape
             key = (parameter, segment.units, rows // segment.units, repeated)
-            before = found.get(key)
-            recursive_too = recursive or (before is not None and before.recursive)
             stacked = plan.program.parameter(parameter).kind == STACK
-            found[key] = Slice(
-                parameter, segment.units, key[2], columns, recursive_too, stacked, packed, repeated
+            known = Slice(parameter, segment.units, key[2], columns, False, stacked, packed, repeated)
+            before = found.get(key, known)
+            found[key] = attrs.evolve(
+                before,
+                recursive=before.recursive or recursive,
+                strata=before.strata | ({stage.stratum} if recursive else set()),
+                outside=before.outside or not recursive,
             )
             uses[key] = uses.get(key, 0) + 1
     order = sorted(found, key=lambda key: (not found[key].recursive, -uses[key], found[key].columns))
@@ -143,7 +151,14 @@ class PlanWeights:
         offered = most if self.limit is None else min(self.limit, most)
         pieces = slices(plan)
         large_first = sorted(pieces, key=lambda piece: (not piece.recursive, -piece.words(workers)))
-        found = min((self._filled(order, workers, offered) for order in (pieces, large_first)), key=_streamed)
+        orders = pieces, large_first
+
+        def filled(reuse: bool) -> list[_Filled]:
+            return min((self._filled(order, workers, offered, reuse) for order in orders), key=_streamed)
+
+        found = filled(False)
+        if plan.program.strata > 1 and not generates(plan):
+            found = min(found, filled(True), key=lambda each: (_streamed(each), _not_in_registers(each)))
         for piece, placement, missing in found:
             if piece.recursive and placement.residency != REGISTER and self.residency is None:
                 stage, span = _use(plan, piece.parameter)
@@ -154,19 +169,22 @@ class PlanWeights:
             remarks = (*remarks, bound)
         return attrs.evolve(plan, placements=tuple(placement for _, placement, _ in found), remarks=remarks)
 
-    def _filled(
-        self, pieces: Sequence[Slice], workers: int, offered: int
-    ) -> list[tuple[Slice, Placement, str]]:
-        """The places of slices in their order, and what was missing where one is not in registers."""
-        registers, shared = _Memory(offered), _Memory((self.machine.shared_bytes - STAGING_BYTES) // 4)
+    def _filled(self, pieces: Sequence[Slice], workers: int, offered: int, reuse: bool) -> list[_Filled]:
+        """The places of slices in their order, and what was missing where one is not in registers.
+
+        reuse: every recursion has all registers, for what it alone uses.
+        """
+        registers = _Registers(offered, reuse)
+        shared = _Memory((self.machine.shared_bytes - STAGING_BYTES) // 4)
         found = []
         for piece in pieces:
+            registers.choose(piece)
             placement = self._place(piece, workers, registers, shared)
             missing = _missing(piece, placement.residency, workers, registers, shared)
             found.append((piece, placement, missing))
         return found
 
-    def _place(self, piece: Slice, workers: int, registers: _Memory, shared: _Memory) -> Placement:
+    def _place(self, piece: Slice, workers: int, registers: _Registers, shared: _Memory) -> Placement:
         """Takes the place of a slice: registers before shared memory, and neither for a stack."""
         need, words = piece.registers(workers), piece.words(workers)
         kind = "the recursion reads it at every level" if piece.recursive else "read once a batch"
@@ -203,18 +221,22 @@ class PlanWeights:
         )
 
 
-def _streamed(found: list[tuple[Slice, Placement, str]]) -> int:
-    """Bytes a worker that a level of the recursion streams."""
-    return sum(
-        placement.bytes_per_worker
-        for piece, placement, _ in found
-        if piece.recursive and placement.residency == STREAMED
-    )
+_Filled = tuple[Slice, Placement, str]
+
+
+def _streamed(found: list[_Filled]) -> int:
+    """Bytes a worker that levels of recursions stream."""
+    return sum(p.bytes_per_worker for piece, p, _ in found if piece.recursive and p.residency == STREAMED)
+
+
+def _not_in_registers(found: list[_Filled]) -> int:
+    """Bytes a worker of recursions that are elsewhere."""
+    return sum(p.bytes_per_worker for piece, p, _ in found if piece.recursive and p.residency != REGISTER)
 
 
 @attrs.define
 class _Memory:
-    """Registers of a thread or words of a worker, given out from the first on."""
+    """Words of a worker, given out from the first on."""
 
     size: int
     used: int = 0
@@ -229,11 +251,42 @@ class _Memory:
         return self.used - count
 
 
+class _Registers:
+    """Registers of a thread, given out from the first on: to all, or, with `reuse`, by stratum."""
+
+    def __init__(self, size: int, reuse: bool) -> None:
+        self.size, self._reuse = size, reuse
+        self._used: dict[int | None, int] = {}
+        self._strata: frozenset[int] | None = None
+
+    def choose(self, piece: Slice) -> None:
+        """Those for a slice, from here on."""
+        self._strata = piece.strata if self._reuse and piece.strata and not piece.outside else None
+
+    def _first(self) -> int:
+        """The first one that no other slice has meanwhile."""
+        whose = [used for stratum, used in self._used.items() if self._shared_with(stratum)]
+        return max(whose, default=0)
+
+    def _shared_with(self, stratum: int | None) -> bool:
+        return stratum is None or self._strata is None or stratum in self._strata
+
+    @property
+    def free(self) -> int:
+        return self.size - self._first()
+
+    def take(self, count: int) -> int:
+        """The first of `count`."""
+        first = self._first()
+        self._used |= dict.fromkeys(self._strata or (None,), first + count)
+        return first
+
+
 def _size(words: int) -> str:
     return f"{words * 4 / 1024:.0f} KiB"
 
 
-def _missing(piece: Slice, residency: str, workers: int, registers: _Memory, shared: _Memory) -> str:
+def _missing(piece: Slice, residency: str, workers: int, registers: _Registers, shared: _Memory) -> str:
     """Where a weight of the recursion is kept instead of in registers, and what was missing."""
     kept = "kept in shared memory, not in registers" if residency == SHARED else "not kept on the chip"
     if piece.stacked:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir import isa
+from dnc.ir.regions import generates
 from dnc.runtime.phases import results_of
 from dnc.runtime.schedule import Schedule
 
@@ -22,7 +23,7 @@ Ints = NDArray[Any]
 def exit_problem(schedule: Schedule, queues: list[Ints], workers: int) -> str | None:
     """What is wrong with the first bad `leave` of a schedule; None if there is no such."""
     plan = schedule.plan
-    if not isa.generates(plan):
+    if not generates(plan):
         return None
     number = {opcode.name: opcode.number for opcode in plan.opcodes}
     for replica, queue in enumerate(queues):

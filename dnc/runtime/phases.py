@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
+from dnc.ir.phases import Phases
 from dnc.ir.plan import VERTEX, BufferAddress, Plan, Result, Segment
-from dnc.ir.program import BACKWARD, FORWARD, LEVEL, Program, Stage
+from dnc.ir.program import BACKWARD, LEVEL, Stage
 from dnc.ir.reads import producers, stage_producers
 
 # FORWARD_ONLY: what another net sees of a batch before it hands back gradients.
@@ -36,57 +37,6 @@ def results_of(plan: Plan, mode: str) -> tuple[Result, ...]:
     return tuple(
         result for result in plan.results if result.kind in RESULT_KINDS[kind] and name in ("", result.name)
     )
-
-
-FIRST = 0  # the phase before all recursions
-
-
-@attrs.frozen
-class Phases:
-    """The phases of a program with so many recursions behind each other, by number.
-
-    Forward, what stands before a recursion and its levels, of every stratum, then what stands behind the last
-    one; backward the same from the end.
-    """
-
-    strata: int = 1
-
-    @classmethod
-    def of(cls, program: Program) -> Phases:
-        """Those of a program."""
-        return cls(program.strata)
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return 2 * self.starts
-
-    @property
-    def behind(self) -> int:
-        """The one behind all recursions."""
-        return 2 * self.strata
-
-    @property
-    def starts(self) -> int:
-        """The one in which gradients start."""
-        return self.behind + 1
-
-    def of_stage(self, stage: Stage) -> int:
-        """The one that a stage runs in."""
-        return stage.turn if stage.direction == FORWARD else self.starts + self.behind - 2 + stage.turn
-
-    def has_levels(self, phase: int) -> bool:
-        """Whether what runs in it runs level by level."""
-        return phase % 2 == (phase < self.starts)
-
-    def from_last(self, phase: int) -> bool:
-        """Whether its levels run from the last to the first."""
-        return phase >= self.starts and self.has_levels(phase)
-
-    def last_levels(self, steps: Iterable[Step]) -> int:
-        """The one of the last recursion, forwards, that steps of a mode are of; FIRST if there is none."""
-        forwards = [step.phase for step in steps if step.phase < self.behind]
-        return max(filter(self.has_levels, forwards), default=FIRST)
 
 
 @attrs.frozen

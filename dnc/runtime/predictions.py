@@ -15,9 +15,25 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from dnc.ir.cell import Value
 from dnc.ir.forest import Ints, path_struct
 from dnc.ir.plan import Plan, Result
-from dnc.ir.program import ROOT, DeclaredOutput, FieldInput, MetricOutput, Output, Program, Stage
+from dnc.ir.program import (
+    ROOT,
+    DeclaredOutput,
+    FieldInput,
+    Input,
+    MetricOutput,
+    Output,
+    ParameterInput,
+    Program,
+    SavedInput,
+    SavedOutput,
+    Stage,
+    StateInput,
+    StateOutput,
+    TableInput,
+)
 from dnc.ir.structure import CLASS, Dimension
 from dnc.ir.types import TensorType
 from dnc.runtime.backend import Backend
@@ -142,7 +158,8 @@ def named_classes(program: Program, vocabularies: Mapping[str, Vocabulary]) -> d
     """The words behind the numbers of outputs that are classes or tokens, by output.
 
     `argmax` chooses among as many classes as its vector has elements; where exactly one dimension
-    of classes has that size, its labels are meant. Outputs without an entry are numbers in the data.
+    of classes has that size, its labels are meant, and of several that of the rows of the parameters
+    that the vector is made of. Outputs without an entry are numbers in the data.
     """
     return {
         output.output: words
@@ -158,7 +175,7 @@ def class_count(program: Program, vocabularies: Mapping[str, Vocabulary], output
             if isinstance(each, DeclaredOutput) and each.output == output:
                 vector, dimension = _vector(stage, position), _dimension(program, stage, position)
                 if vector is not None or dimension is None:
-                    return None if vector is None else vector.size
+                    return None if vector is None else _elements(vector)
                 known = vocabularies.get(dimension.name)
                 return dimension.size if known is None else known.size
     return None
@@ -202,15 +219,54 @@ def _dimension(program: Program, stage: Stage, position: int) -> Dimension | Non
         for field in struct.fields.values()
         if field.kind == CLASS and field.dimension is not None
     }
-    fitting = [each for each in classes if vector.shape == (each.size,)]
+    fitting = [each for each in classes if _elements(vector) == each.size]
+    if len(fitting) > 1:
+        rows = _rows(program, stage, vector, set())
+        fitting = [each for each in fitting if each.name in rows]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _vector(stage: Stage, position: int) -> TensorType | None:
+def _rows(program: Program, stage: Stage, value: Value, seen: set[tuple[str, str]]) -> set[str]:
+    """The dimensions that the elements of a vector are of, as the parameters say that it is made of."""
+    if (stage.name, value.name) in seen:
+        return set()
+    seen.add((stage.name, value.name))
+    for given, source in zip(stage.cell.inputs, stage.inputs, strict=True):
+        if given == value:
+            return _rows_of_input(program, stage, source, seen)
+    op = next(op for op in stage.cell.ops if op.result == value)
+    alike = op.operands[:1] if op.opcode == "matmul" else [e for e in op.operands if e.type == value.type]
+    return {name for each in alike for name in _rows(program, stage, each, seen)}
+
+
+def _rows_of_input(program: Program, stage: Stage, source: Input, seen: set[tuple[str, str]]) -> set[str]:
+    if isinstance(source, ParameterInput | TableInput):
+        parameter = program.parameter(source.parameter)
+        chosen = isinstance(source, TableInput) or bool(source.field)
+        return {parameter.dimensions[1 if chosen else 0].name}
+    found: set[str] = set()
+    for other in program.stages:
+        for value, output in zip(other.cell.results, other.outputs, strict=True):
+            match source:
+                case StateInput():
+                    same = (other.function, output) == (source.function, StateOutput(source.component))
+                case SavedInput():
+                    same = (other.name, output) == (source.stage, SavedOutput(source.name))
+                case _:
+                    same = False
+            if same:
+                found |= _rows(program, other, value, seen)
+    return found
+
+
+def _elements(vector: Value) -> int:
+    assert isinstance(vector.type, TensorType)
+    return vector.type.size
+
+
+def _vector(stage: Stage, position: int) -> Value | None:
     """What `argmax` chooses from, where that makes the result at `position`."""
     for op in stage.cell.ops:
         if op.result == stage.cell.results[position] and op.opcode == "argmax":
-            vector = op.operands[0].type
-            assert isinstance(vector, TensorType)
-            return vector
+            return op.operands[0]
     return None

@@ -51,6 +51,16 @@ CASES: dict[str, Case] = {
         {"hidden": 16, "embed": 8, "vocab": 1028},
         {"cluster": 4, "residency": "streamed"},
     ),
+    "levels apart from a product that streams": (
+        "language_model",
+        {"hidden": 32, "embed": 8, "vocab": 6000},
+        {"cluster": 4},
+    ),
+    "registers of two recursions": (
+        "encoder_decoder",
+        {"hidden": 32, "embed": 8, "targets": 20},
+        {"cluster": 4, "registers": 16},
+    ),
     "runs of many workers": (
         "treelstm",
         {"hidden": 72, "embed": 24, "vocab": 11},

@@ -115,6 +115,23 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "childsum": ("childsum", {"hidden": 24, "embed": 20}, PlanOptions()),
     "decoder": ("../tests/support/decoder", {"hidden": 24, "embed": 20}, PlanOptions(cluster=8)),
     "decoder-chip": ("../tests/support/decoder", {}, PlanOptions(cluster=0)),
+    # Levels have loops apart from a product that streams its weights, of one recursion and of two.
+    "language_model-apart": (
+        "language_model",
+        {"hidden": 40, "embed": 20, "vocab": 12000},
+        PlanOptions(cluster=8),
+    ),
+    "strata-apart": (
+        "encoder_decoder",
+        {"hidden": 32, "embed": 20, "targets": 12000},
+        PlanOptions(cluster=8),
+    ),
+    # Two recursions that have the same registers.
+    "strata-registers": (
+        "encoder_decoder",
+        {"hidden": 64, "embed": 20, "targets": 30},
+        PlanOptions(cluster=8, registers=16),
+    ),
     # Recursions behind each other: pushed states, polled ones, directions apart in both.
     "strata": ("encoder_decoder", {"hidden": 32, "embed": 20, "targets": 300}, PlanOptions(cluster=8)),
     "strata-chip": (

@@ -247,6 +247,7 @@ param E: table[vocab, width], V: [tags, width]
 fn scores(w: Word) = V @ E[w.form]
 loss sum(w in all(Word)) cross_entropy(scores(w), w.tag)
 output tags = [argmax(scores(w)) for w in all(Word)], forms = [w.form for w in all(Word)]
+output after = [w.next.tag for w in all(Word)]
 """
 
 
@@ -261,9 +262,11 @@ def test_predictions_speak_the_language_of_the_data(command, workplace):
     assert json.loads((workplace / "out.jsonl").read_text()) == {
         "tags": ["Det", "Noun"],
         "forms": ["a", "dog"],
+        "after": ["Noun", None],
     }
     model = dnc.load("tagger", "vm", checkpoint="r/last.safetensors")
-    assert model.predict("words.jsonl")["forms"][0].tolist() == [1, 2]
+    found = model.predict("words.jsonl")
+    assert found["forms"][0].tolist() == [1, 2] and found["after"][0].tolist() == [1, -1]
 
 
 def test_outputs_of_vertices_are_in_the_order_of_the_file(command, workplace):

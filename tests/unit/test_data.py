@@ -114,6 +114,27 @@ def test_shared_vertex_and_missing_optional_child() -> None:
     assert gate.data["target"].tolist() == [[0.5], [1], [-2]]
 
 
+def test_parent_of_a_shared_vertex_is_the_first_in_the_file() -> None:
+    """Also where the file has parents before their children, and the tables another order."""
+    sample = {
+        "Gate": {
+            "arm": ["Join", "Join", "Source", "Join", "Source"],
+            "x": [[row, 0] for row in range(5)],
+            "target": [0, 0, 0, 0, 0],
+            "a": [3, 4, None, 2, None],
+            "b": [1, 2, None, 4, None],
+        },
+        "root": 0,
+    }
+    later = {"Gate": {key: column[2:3] for key, column in sample["Gate"].items()}, "root": 0}
+    gate = read_samples([later, sample], GATES).forest.tables["Gate"]
+    parents = {
+        x: gate.data["x"][at, 0] if at >= 0 else None
+        for x, at in zip(gate.data["x"][:, 0].tolist(), gate.parent.tolist(), strict=True)
+    }
+    assert parents == {0: None, 1: 0, 2: 1, 3: 0, 4: 1}
+
+
 @pytest.mark.parametrize("missing", [{}, {"b": None}])
 def test_optional_child_may_be_null_or_left_out(missing: dict) -> None:
     source = {"x": [1, 2], "target": 0}

@@ -112,11 +112,13 @@ def test_the_map(name: str, target: str) -> None:
     chip = gather(plan).on_chip
     assert chip is not None and plan.tiling is not None and len(chip.workers) == plan.tiling.workers
     for blocks, room in ((chip.register_blocks, chip.registers), (chip.shared_blocks, chip.shared)):
-        at = 0
-        for block in sorted(blocks, key=lambda block: block.first):
-            assert at <= block.first and block.size >= 0
-            at = block.first + block.size
-        assert at <= room
+        for turn in range(max((block.turns for block in blocks), default=1)):
+            at = 0
+            there = [block for block in blocks if block.turns == 1 or block.turn == turn]
+            for block in sorted(there, key=lambda block: block.first):
+                assert at <= block.first and block.size >= 0
+                at = block.first + block.size
+            assert at <= room
     held = {b.name for b in (*chip.register_blocks, *chip.shared_blocks) if b.is_weight}
     assert held == {p.parameter for p in plan.placements if p.residency in ("register", "shared")}
     for place in plan.placements:

@@ -12,12 +12,12 @@ from dnc.diagnostics import Source
 from dnc.explain.facts import gather
 from dnc.frontend.build import load_program
 from dnc.ir import isa
+from dnc.ir.phases import Phases
 from dnc.ir.plan import Plan
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.encoder.parts import replicas_of_sample
-from dnc.runtime.phases import Phases
 from dnc.runtime.pool import static_pool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.reference_vm import MachineError, ReferenceVM

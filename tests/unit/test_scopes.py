@@ -13,12 +13,13 @@ from dnc.compiler import PlanOptions, make_plan, transform
 from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
 from dnc.ir import isa
+from dnc.ir.phases import Phases
 from dnc.ir.plan import Plan
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.data.reader import read_samples
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.modes import Modes
-from dnc.runtime.phases import Phases, _joined, sequence
+from dnc.runtime.phases import _joined, sequence
 from dnc.runtime.pool import static_pool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.reference_vm import MachineError, ReferenceVM

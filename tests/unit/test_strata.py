@@ -12,11 +12,12 @@ from dnc.diagnostics import DiagnosticError, Source
 from dnc.explain.facts import gather, levels
 from dnc.frontend.build import load_program
 from dnc.ir.parser import parse_program
+from dnc.ir.phases import Phases
 from dnc.ir.printer import print_program
 from dnc.ir.program import FORWARD, LEVEL, Program
 from dnc.ir.verifier import verify
 from dnc.runtime.backend import VMBackend
-from dnc.runtime.phases import Phases, sequence
+from dnc.runtime.phases import sequence
 from dnc.runtime.prepared import prepare
 from tests.support.executors import (
     Bench,

@@ -49,7 +49,7 @@ def norm(worker: Worker, first: Expr, count: Expr, _chunks: Expr, first_norm: Ex
 
 
 def reduce(worker: Worker, base: Expr, rows: Expr, stride: Expr, result: Expr) -> None:
-    """The last worker sums a column of records into a word of the results; of many a float would lose some."""
+    """The last worker sums a column of records, in 64 bits, into a word of the results."""
     with when(worker.number == worker.grid - 1):
         at = let("column", wide(base) * 4)
         found = local("sum", "float64", T.float64(0.0))

@@ -69,11 +69,9 @@ def _lists(segment: Segment) -> Iterator[str]:
 
 def level_segments(plan: Plan, region: int) -> dict[int, Segment]:
     """By opcode the segments of a region whose words are copied ahead."""
-    return {
-        plan.opcode(segment.name).number: segment
-        for segment in plan.segments
-        if isa.segment_region(plan, segment) == region and near_lists(plan, segment)
-    }
+    segments = {segment.name: segment for segment in plan.segments if near_lists(plan, segment)}
+    found = (opcode for opcode in plan.opcodes if opcode.region == region)
+    return {opcode.number: segments[opcode.name] for opcode in found if opcode.name in segments}
 
 
 def near_rows(plan: Plan) -> int:

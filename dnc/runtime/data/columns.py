@@ -208,7 +208,7 @@ def assemble(columns: Columns, converted: dict[tuple[str, int, str], Any]) -> Fo
                 moves = np.append(rank[target_of(table.struct, field.name)], np.int32(-1))
                 children[name][field.name] = moves[full]
     sizes = {name: len(rows) for name, rows in order.items()}
-    near = neighbours(structs, children, lists, sizes)
+    near = neighbours(structs, children, lists, sizes, file_positions(columns))
     tables = {}
     for name, table in columns.structs.items():
         begin = np.asarray([*table.begin, sizes[name]], np.int32)

@@ -21,6 +21,7 @@ from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
 from dnc.ir.optimizers import Update
 from dnc.ir.plan import Buffer, ChildrenList, OperandList, Plan, Result, TableGradient, padded
+from dnc.ir.regions import generates
 from dnc.runtime.encoder.alike import Alike
 from dnc.runtime.encoder.assign import Assignment, Burdens, assign
 from dnc.runtime.encoder.awaited import encode_awaited
@@ -264,7 +265,7 @@ class Encoder:
 
     def _late_levels(self, known: Mode, ending: Ending | None) -> dict[str, Ints]:
         """Levels of the rows behind the recursion, by space; nothing if it is not left before its end."""
-        if ending is None or not isa.generates(self.plan):
+        if ending is None or not generates(self.plan):
             return {}
         return late_levels(self.prepared, known.columns.steps)
 

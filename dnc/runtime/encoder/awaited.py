@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dnc.ir import isa
+from dnc.ir.phases import FIRST
 from dnc.ir.plan import Plan
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers, Words
-from dnc.runtime.phases import FIRST, Step
+from dnc.runtime.phases import Step
 
 
 def encode_awaited(

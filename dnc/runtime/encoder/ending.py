@@ -13,12 +13,13 @@ import numpy as np
 
 from dnc.ir import isa
 from dnc.ir.forest import Ints
+from dnc.ir.phases import Phases
 from dnc.ir.program import Program, Stage, StateInput
 from dnc.runtime.encoder.assign import Assignment
 from dnc.runtime.encoder.lists import Group
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
-from dnc.runtime.phases import Phases, Step, prediction_of, results_of
+from dnc.runtime.phases import Step, prediction_of, results_of
 from dnc.runtime.prepared import Prepared
 
 # Levels of a window: a replica goes on for half a window and a level or two behind its last word. On a CPU,
@@ -82,7 +83,7 @@ def late_levels(prepared: Prepared, steps: tuple[Step, ...]) -> dict[str, Ints]:
     stands behind it is in front of another recursion, which the mode does not run.
     """
     program, forest, phases = prepared.plan.program, prepared.forest, Phases.of(prepared.plan.program)
-    last = phases.last_levels(steps)
+    last = phases.last_levels(step.phase for step in steps)
     stages = _of_phase(program, steps, phases.behind)
     spaces = {step.segment.space for step in steps if phases.has_levels(step.phase)}
     if any(last < step.phase < phases.behind for step in steps) or spaces & {s.space for s in stages}:
@@ -160,7 +161,7 @@ def exits(
     key = np.repeat(np.arange(lists), np.diff(np.append(starts, len(sample)))) * count + window
     known = np.searchsorted(key, np.arange(lists * count).reshape(lists, count), side="right").T
     # By replica the last level: what can still be left out.
-    inside = Phases.of(prepared.plan.program).last_levels(steps)
+    inside = Phases.of(prepared.plan.program).last_levels(step.phase for step in steps)
     leveled = {step.segment.space for step in steps if step.phase == inside}
     last = np.zeros(assigned.replicas, np.int64)
     for found in (found for name, found in rows.items() if name in leveled):

@@ -17,13 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir.forest import Ints
+from dnc.ir.phases import Phases
 from dnc.ir.plan import Plan
 from dnc.ir.program import LEVEL, Program
 from dnc.ir.reads import parts_of_recursions, stage_producers
 from dnc.runtime.encoder.assign import Assignment, Burdens, Price, assign, assigned, joined, owners
 from dnc.runtime.encoder.scopes import Sharing
 from dnc.runtime.encoder.words import Numbers
-from dnc.runtime.phases import FORWARD_ONLY, Phases, Step, sequence
+from dnc.runtime.phases import FORWARD_ONLY, Step, sequence
 from dnc.runtime.prepared import SpaceRows
 
 

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from dnc.ir import isa
 from dnc.ir.forest import Ints
+from dnc.ir.phases import Phases
 from dnc.ir.plan import Plan
 from dnc.runtime.encoder.ending import Exits
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.scopes import Scopes
 from dnc.runtime.encoder.words import Numbers, Spread, Words
-from dnc.runtime.phases import Phases, Step
+from dnc.runtime.phases import Step
 
 WIDTH = isa.INSTRUCTION_WORDS
 MOST_GRIDS = 256  # that are kept
@@ -49,7 +50,7 @@ class Columns:
 
     def __init__(self, plan: Plan, steps: tuple[Step, ...]) -> None:
         self.steps, self.phases = steps, Phases.of(plan.program)
-        self.last_levels = self.phases.last_levels(steps)
+        self.last_levels = self.phases.last_levels(step.phase for step in steps)
         self.fronts = tuple(dict.fromkeys(self._front(step) for step in steps))
         numbers = {opcode.name: opcode.number for opcode in plan.opcodes}
         self.opcodes = [numbers[step.segment.name] for step in steps]

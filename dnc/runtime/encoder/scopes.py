@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from dnc.ir.costs import GRID, Costs, nanoseconds
 from dnc.ir.machine import machine
+from dnc.ir.phases import Phases
 from dnc.ir.plan import Plan
 from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.assign import segment_prices
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
-from dnc.runtime.phases import Phases, Step
+from dnc.runtime.phases import Step
 
 FEWEST = 32
 """Rows that an instruction outside the recursion takes as long for as for one: an H200 took 6.6 us for two
