@@ -226,14 +226,14 @@ def _why(plan: Plan, chip: Machine) -> Iterator[str]:
             f"A batch is one call of compiled code: {what} of all its samples are a list of instructions "
             "that the cores go through. Nothing comes back to Python between two levels."
         )
-    recursions = [[steps for steps in both if steps] for both in levels(plan) if any(both)]
-    for number, both in enumerate(recursions, 1):
+    recursions = [(number, both) for number, both in enumerate(levels(plan), 1) if any(both)]
+    for number, both in recursions:
         meetings = sum(map(exchange_count, both))
         cells = [step.segment for steps in both for step in steps]
         parts = sum(len(s.products) + len(s.transposed) + len(s.cell.ops) for s in cells)
-        ways = "forward and backward" if len(both) > 1 else "forward"
+        ways = "forward and backward" if all(both) else "forward"
         spaces = ", ".join(dict.fromkeys(segment.space for segment in cells))
-        which = "the recursion" if len(recursions) == 1 else f"recursion {number} ({spaces})"
+        which = "the recursion" if plan.program.strata == 1 else f"recursion {number} ({spaces})"
         found = counted(len(cells), "instruction"), counted(meetings, "exchange")
         level = f"{found[0]} and {found[1]} between workers, for all vertices of a replica at once"
         if not chip.is_gpu:  # most replicas are one core, which waits for nobody
@@ -262,7 +262,8 @@ def _why(plan: Plan, chip: Machine) -> Iterator[str]:
     ]
     if early and recursions:
         names = ", ".join(dict.fromkeys(early))
-        yield f"What does not wait for the recursion runs once for all vertices, in front of it: {names}."
+        which = "the recursion" if plan.program.strata == 1 else "a recursion"
+        yield f"What does not wait for {which} runs once for all vertices, in front of it: {names}."
     if has_lean(plan):
         yield (
             f"Small batches, of at most {MOST_ROWS} rows a product and replica, have a kernel of their own, "

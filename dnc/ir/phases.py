@@ -6,6 +6,8 @@ order in which phases run.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import attrs
 
 from dnc.ir.program import FORWARD, Program, Stage
@@ -43,11 +45,6 @@ class Phases:
         """The one in which gradients start."""
         return self.behind + 1
 
-    @property
-    def last_levels(self) -> int:
-        """The one of the last recursion, forwards."""
-        return self.behind - 1
-
     def of_stage(self, stage: Stage) -> int:
         """The one that a stage runs in."""
         return stage.turn if stage.direction == FORWARD else self.starts + self.behind - 2 + stage.turn
@@ -63,3 +60,8 @@ class Phases:
     def from_last(self, phase: int) -> bool:
         """Whether its levels run from the last to the first."""
         return phase >= self.starts and self.has_levels(phase)
+
+    def last_levels(self, used: Iterable[int]) -> int:
+        """Of phases that a mode uses the one of the last recursion, forwards; FIRST if there is none."""
+        forwards = [phase for phase in used if phase < self.behind]
+        return max(filter(self.has_levels, forwards), default=FIRST)

@@ -133,6 +133,10 @@ def place(program: Program) -> Program:
     return attrs.evolve(program, stages=tuple(stages))
 
 
+# Stages that read each other.
+_Recursion = frozenset[str]
+
+
 def _strata(program: Program, depends: dict[str, frozenset[str]]) -> dict[str, int]:
     """The strata of recursive stages. A recursion over other structs than one that it reads, as that of a
     sentence's words over letters, comes behind that; over the same structs, as a layer over the one below,
@@ -140,21 +144,43 @@ def _strata(program: Program, depends: dict[str, frozenset[str]]) -> dict[str, i
     space_struct = {space.name: space.struct for space in program.spaces}
     struct = {stage.name: space_struct[stage.space] for stage in program.stages}
     recursive = [name for name, found in depends.items() if name in found]
-    # Of every recursive stage those of its recursion: it reads them and they read it.
     whole = {
         name: frozenset(other for other in recursive if other in depends[name] and name in depends[other])
         for name in recursive
     }
-    structs = {stages: {struct[name] for name in stages} for stages in set(whole.values())}
-    found: dict[frozenset[str], int] = {}
+    structs = {stages: {struct[name] for name in stages} for stages in whole.values()}
+    found: dict[_Recursion, int] = {}
+    below: dict[_Recursion, set[_Recursion]] = {}
     # Whatever a recursion reads depends on less than it does.
     for name in sorted(recursive, key=lambda name: len(depends[name])):
         own = whole[name]
         if own not in found:
-            below = {whole[other] for other in depends[name] if other in whole} - {own}
-            least = [found[each] + structs[each].isdisjoint(structs[own]) for each in below]
+            below[own] = {whole[other] for other in depends[name] if other in whole} - {own}
+            least = [found[each] + structs[each].isdisjoint(structs[own]) for each in below[own]]
             found[own] = max(least, default=0)
-    return {name: found[stages] for name, stages in whole.items()}
+    together = _together(found, below, structs)
+    return {name: together[stages] for name, stages in whole.items()}
+
+
+def _together(
+    first: dict[_Recursion, int],
+    below: dict[_Recursion, set[_Recursion]],
+    structs: dict[_Recursion, set[str]],
+) -> dict[_Recursion, int]:
+    """The strata of recursions that may begin in their first one, what they read first: each in the last one
+    in which others go on over the same structs, if what is behind it can stay behind it.
+
+    So words that read letters one way, and none the other way, go on both ways at once, with fewer levels.
+    """
+    found = dict(first)
+    for own in reversed(first):  # what reads it has its stratum
+        above = [each for each in first if own in below[each]]
+        latest = min(
+            (found[each] - (first[each] > first[own]) for each in above), default=max(first.values())
+        )
+        others = {found[each] for each in first if each != own and structs[each] & structs[own]}
+        found[own] = max((at for at in others if first[own] <= at <= latest), default=first[own])
+    return found
 
 
 class _Turns:

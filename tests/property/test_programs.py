@@ -17,11 +17,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from dnc.codegen.cpu_kernel import build_cpu
+from dnc.passes.hoist import hoist
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cpu_backend import CpuBackend
 from tests.support.executors import OnGrid
 from tests.support.forests import SHAPES
-from tests.support.programs import SMALL_WIDTHS, WIDTHS, programs
+from tests.support.programs import SMALL_WIDTHS, WIDTHS, program_of, programs
 from tests.support.programs.campaign import BATCH, GRIDS, Tally, check_on_cpu
 from tests.support.programs.check import (
     OPTIONAL_PASSES,
@@ -29,6 +30,7 @@ from tests.support.programs.check import (
     Unsuitable,
     check_differences,
     check_inference,
+    load,
     prepare,
     run,
 )
@@ -78,6 +80,7 @@ cases = st.builds(
     apart=st.booleans(),
     alike=st.booleans(),
     added=st.booleans(),
+    shared=st.booleans(),
     parts=st.booleans(),
     repeat=st.sampled_from((None, True, False)),
 )
@@ -126,6 +129,11 @@ def test_cpu_kernels_of_one_module(first: int) -> None:
     tally = Tally("cpu")
     check_on_cpu(range(first, min(first + BATCH, COUNT // 5 + 1)), tally)
     assert not tally.failures and tally.agreed
+
+
+def test_recursions_of_some_feed_others() -> None:
+    found = [hoist(load(program_of(seed))).strata for seed in range(80)]
+    assert sum(strata > 1 for strata in found) >= 4
 
 
 def test_rounding_adds_up_where_vertices_are_alike() -> None:

@@ -25,6 +25,7 @@ from dnc.runtime.pool import StaticPool, load_parameters, read_array, static_poo
 from dnc.runtime.predictions import collect, collect_gradients, read_columns
 from dnc.runtime.prepared import prepare
 from dnc.runtime.schedule import Schedule
+from dnc.runtime.verifier import verify
 
 Array = np.ndarray[Any, Any]
 
@@ -72,7 +73,7 @@ class Bench:
     def launch(
         self, mode: str, hyper: Hyper = Hyper(), grid: tuple[int, int] | None = None
     ) -> tuple[Any, Array]:
-        """Encodes everything, loads parameters, launches; the schedule and its results."""
+        """Encodes everything, verifies it, loads parameters, launches; the schedule and its results."""
         replicas, workers = grid or self.backend.grid(self.forest.samples)
         schedule = self.encoder.encode(
             self.samples,
@@ -82,6 +83,7 @@ class Bench:
             update=hyper.update(),
             noise=NOISE if mode == TRAIN else NONE,
         )
+        verify(schedule)
         self.load(schedule.static_words + schedule.activations)
         self.backend.launch([schedule], 0)
         return schedule, self.backend.finish(0)[0]

@@ -78,6 +78,11 @@ TURNED = """
 fn back(w: Target) -> [hidden] = next(chosen(w), back(w.next))
 output turned = [argmax(V @ back(w)) for w in all(Target)]
 """
+# A recursion over the other list that waits for that of the words; they do not need it.
+AGAIN = """
+fn again(w: Source) -> [hidden] = next({}, again(w.prev))
+output again = [again(w) for w in all(Source)]
+"""
 OTHER = "output read = [argmax(encode(w)) for w in all(Source)]\n"
 
 
@@ -85,6 +90,26 @@ def test_words_that_are_made_in_two_steps(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("tests.support.endings.OUTPUT", "further")
     left, total = check_endings(bench((2, 3), 5, text=BEHIND))
     assert 0 < left < total
+
+
+def test_what_waits_for_the_words_and_is_not_asked_for_changes_nothing() -> None:
+    text = AGAIN.format("F[argmax(scores(w.parent.target.last))]")
+    own = bench((2, 3), 5, text=text)
+    assert own.program.strata == 3
+    left, total = check_endings(own)
+    assert 0 < left < total and left == check_endings(bench((2, 3), 5))[0]
+
+
+def test_nothing_is_left_where_words_stand_between_two_recursions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.support.endings.OUTPUT", "between")
+    text = AGAIN.format("some(w.parent.target.last)") + (
+        "fn some(w: Target) -> [embed] = F[argmax(scores(w))] + F[argmax(scores(w.prev))]\n"
+        "output between = [argmax(V @ tanh(W @ some(w))) for w in all(Target)]\n"
+    )
+    own = bench((2, 3), 5, text=text)
+    assert own.program.stage("some").when == "early 2"
+    assert not len(exits_of(encoded(own, 1)))
+    assert check_endings(own)[0] == 0
 
 
 def test_nothing_is_left_where_words_come_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:

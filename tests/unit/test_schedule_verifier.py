@@ -4,6 +4,9 @@ import attrs
 import numpy as np
 import pytest
 
+from dnc.compiler import PlanOptions, make_plan, transform
+from dnc.diagnostics import Source
+from dnc.frontend.build import load_program
 from dnc.ir import isa
 from dnc.ir.plan import GatherList, SlotList, TableList
 from dnc.runtime.backend import VMBackend
@@ -133,3 +136,17 @@ def test_buffers_that_overlap_are_refused(schedule):
     words[WHERE.bases_at + WHERE.bases[isa.NORMS]] = bases[isa.NORMS]
     with pytest.raises(ScheduleError, match="inside"):
         verify(attrs.evolve(schedule, words=words, bases=bases))
+
+
+def test_a_result_of_no_row_lies_where_the_next_one_does():
+    text = "model M\nstruct A = Left() | Right()\nparam p: [3]\n"
+    text += "loss sum(a in all(A.Left)) sum(p)\nloss sum(a in all(A.Right)) sum(p * p)\n"
+    program = transform(load_program(Source("m.dn", text), {})[0], PlanOptions())
+    plan = make_plan(program, "cpu", PlanOptions())
+    forest = ForestGrower(program, 0).grow(12, 1)
+    arms = forest.tables["A"].arm
+    bench = Bench(program, plan, VMBackend(plan, 1, 2), forest)
+    for arm in (0, 1):
+        schedule = bench.encoder.encode(np.flatnonzero(arms == arm), replicas=1, workers=2)
+        assert sorted(rows for _, rows in schedule.results.values()) == [0, np.count_nonzero(arms == arm)]
+        verify(schedule)

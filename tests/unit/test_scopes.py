@@ -9,10 +9,14 @@ import attrs
 import numpy as np
 import pytest
 
+from dnc.compiler import PlanOptions, make_plan, transform
+from dnc.diagnostics import Source
+from dnc.frontend.build import load_program
 from dnc.ir import isa
 from dnc.ir.phases import Phases
 from dnc.ir.plan import Plan
 from dnc.runtime.backend import VMBackend
+from dnc.runtime.data.reader import read_samples
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.phases import _joined, sequence
@@ -37,6 +41,16 @@ from tests.support.plans import plan_of
 
 LARGE = {"vocab": 11, "hidden": 256, "embed": 256}
 SMALL = {"vocab": 11, "hidden": 32, "embed": 8}
+WORDS = """
+model Words(vocab = 9, width = 512)
+struct Letter = Letter(form: token<vocab>)
+struct Word = Word(letters: [Letter])
+struct Text = Text(words: [Word])
+param E: table[vocab, width], A: [width, width], B: [width, width], C: [width, width], D: [width, width]
+fn letter(c: Letter) -> [width] = tanh(A @ letter(c.prev) + E[c.form])
+fn word(w: Word) -> [width] = tanh(B @ word(w.prev) + D @ tanh(C @ letter(w.letters.last)))
+loss sum(w in all(Word)) sum(word(w))
+"""
 
 
 @cache
@@ -111,6 +125,20 @@ def test_stacks_are_not_shared_out() -> None:
     sharing, steps = Modes(plan).mode("train").sharing, sequence(plan, "train")
     chosen = {step.segment.space for step in steps if step.phase in sharing.phases}
     assert not any(plan.program.selectors(space) for space in chosen)
+
+
+@pytest.mark.parametrize("shapes, shares", [([(20, 10), (80, 10)], True), ([(3, 60), (80, 2)], False)])
+def test_nobody_waits_who_has_more_to_do_behind(shapes: list[tuple[int, int]], shares: bool) -> None:
+    """Words stand between two recursions. A sample with few long ones, and one with many short ones."""
+    program = transform(load_program(Source("words.dn", WORDS), {})[0], PlanOptions())
+    plan = make_plan(program, "sm_90a", PlanOptions(cluster=8))
+    samples = [{"words": [{"letters": [{"form": 1}] * letters}] * words} for words, letters in shapes]
+    forest = read_samples(samples, program).forest
+    encoder = Encoder(prepare(plan, forest), static_pool(plan, rows_of(plan), 1 << 21))
+    schedule = encoder.encode(np.arange(2), replicas=2, workers=8)
+    verify(schedule)
+    (_, one), (_, other) = instructions(schedule, 8, "word.pre/0")
+    assert (abs(one - other) <= 1) == shares
 
 
 def test_batches_of_a_group_choose_for_themselves() -> None:

@@ -78,6 +78,35 @@ def test_a_product_that_waits_for_no_recursion_is_in_front_of_all() -> None:
     assert (found["encode"], found["decode"], found["decode.pre"]) == ("level", "level 1", "early")
 
 
+# Of two layers over words, both ways, only those one way read letters.
+ONE_WAY = (
+    TEXT[: TEXT.index("fn upper")]
+    + """
+fn upper(w: Word) -> [width] = tanh(C @ upper(w.prev) + X @ word(w))
+fn turned(w: Word) -> [width] = tanh(D @ turned(w.next) + X @ E[w.letters.first.form])
+fn above(w: Word) -> [width] = tanh(C @ above(w.next) + X @ turned(w))
+loss sum(t in all(Word)) sum(Y @ (upper(t) + above(t)))
+"""
+)
+# What letters feed is an output alone: training runs nothing of the first stratum.
+OUTPUT = ONE_WAY.replace("upper(t) + above(t)", "above(t)") + "output up = [upper(w) for w in all(Word)]\n"
+
+
+def test_recursions_over_the_same_structs_go_on_together() -> None:
+    found = strata(program_of(ONE_WAY))
+    assert [found[name] for name in ("letter", "word", "upper", "turned", "above")] == [
+        "level",
+        *("level 1",) * 4,
+    ]
+
+
+def test_what_a_later_stratum_reads_stays_in_front_of_it() -> None:
+    """A sentence's words wait for those of another recursion, and so do not put off what that reads."""
+    text = ONE_WAY + "fn last(w: Word) -> [width] = tanh(A @ last(w.prev) + B @ turned(w) + word(w))\n"
+    found = strata(program_of(text + "loss sum(w in all(Word)) sum(last(w))\n"))
+    assert (found["turned"], found["last"], found["last.pre"]) == ("level", "level 1", "early 1")
+
+
 def test_gradients_come_last_to_first() -> None:
     program = program_of(TEXT)
     phases = Phases.of(program)
@@ -140,11 +169,15 @@ def test_without_hoist_there_is_one() -> None:
     assert program_of(TEXT, "hoist").strata == 1
 
 
-@pytest.mark.parametrize("without", [(), ("hoist",)])
-def test_values(without: tuple[str, ...]) -> None:
-    plan = make_plan(program_of(TEXT, *without), "sm_90a", PlanOptions(workers=4, cluster=4))
-    for seed, (samples, grid) in enumerate(((1, (3, 4)), (5, (2, 4)), (9, (7, 4)))):
-        forest = ForestGrower(plan.program, seed).grow(samples, 40, "random")
+# Samples and grids.
+SIZES = ((1, (3, 4)), (5, (2, 4)), (9, (7, 4)))
+
+
+@pytest.mark.parametrize("text, without", [(TEXT, ()), (TEXT, ("hoist",)), (ONE_WAY, ()), (OUTPUT, ())])
+def test_values(text: str, without: tuple[str, ...]) -> None:
+    plan = make_plan(program_of(text, *without), "sm_90a", PlanOptions(workers=4, cluster=4))
+    for seed, (samples, grid) in enumerate(SIZES if text == TEXT else SIZES[1:2]):
+        forest = ForestGrower(plan.program, seed).grow(samples, 24, "random")
         backend: Any = OnGrid(VMBackend(plan, *grid, seed), grid)
         bench = Bench(plan.program, plan, backend, forest, seed)
         for shared in (None, True):
@@ -178,3 +211,10 @@ def test_explain_tells_recursions_apart() -> None:
     names = [exchange.phase for exchange in facts.exchanges]
     assert "forward, between recursions 1 and 2" in names and "backward, a level of recursion 3" in names
     assert any("A level of recursion 2 (word, upper), forward and backward" in line for line in facts.why)
+
+
+def test_explain_numbers_recursions_alike_where_training_does_not_run_the_first() -> None:
+    facts = gather(make_plan(program_of(OUTPUT), "sm_90a", PlanOptions()))
+    named = [exchange.phase for exchange in facts.exchanges if "a level" in exchange.phase]
+    assert named == ["forward, a level of recursion 2", "backward, a level of recursion 2"]
+    assert any("A level of recursion 2 (turned, above), forward and backward" in line for line in facts.why)

@@ -193,8 +193,9 @@ class Encoder:
         optimizer = updates[0].optimizer if guest is None else None
         behind = Batches(group, replicas * workers, optimizer, part, decisions)
         closing, results, sharers = tail.encode(mode, behind)
-        awaited = encode_awaited(self.plan, known.columns.steps, rows, replicas, body)
-        left = exits(group, assigned, self.prepared, ending, late) if ending and late else None
+        steps = known.columns.steps
+        awaited = encode_awaited(self.plan, steps, rows, replicas, body)
+        left = exits(group, assigned, self.prepared, ending, steps, late) if ending and late else None
         scopes = None if left else known.scopes(rows, replicas, assigned.apart)
         queues = encode_queues(known.columns, rows, replicas, workers, closing, body, left, scopes)
         samples = assigned.spread.counts

@@ -14,7 +14,7 @@ import numpy as np
 from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.phases import Phases
-from dnc.ir.program import FORWARD, LEVEL, Program, Stage, StateInput
+from dnc.ir.program import Program, Stage, StateInput
 from dnc.runtime.encoder.assign import Assignment
 from dnc.runtime.encoder.lists import Group
 from dnc.runtime.encoder.rows import Rows
@@ -76,18 +76,19 @@ def _by_window(rows: Rows) -> Rows:
 
 
 def late_levels(prepared: Prepared, steps: tuple[Step, ...]) -> dict[str, Ints]:
-    """Of every space of steps behind the last recursion the level of it, by row, at which all is there that
-    they read.
+    """Of every space of steps behind the mode's last recursion the level of it, by row, at which all is there
+    that they read.
 
-    Nothing where a space has levels of its own: part of it runs within the recursion.
+    Nothing where a space has levels of its own: part of it runs within the recursion. Nor where some of what
+    stands behind it is in front of another recursion, which the mode does not run.
     """
-    program, forest = prepared.plan.program, prepared.forest
-    behind = Phases.of(program).behind
-    stages = [program.stage(name) for name in {s.segment.stage: None for s in steps if s.phase == behind}]
-    leveled = _leveled(program)
-    if {stage.space for stage in stages} & {stage.space for stage in leveled}:
+    program, forest, phases = prepared.plan.program, prepared.forest, Phases.of(prepared.plan.program)
+    last = phases.last_levels(step.phase for step in steps)
+    stages = _of_phase(program, steps, phases.behind)
+    spaces = {step.segment.space for step in steps if phases.has_levels(step.phase)}
+    if any(last < step.phase < phases.behind for step in steps) or spaces & {s.space for s in stages}:
         return {}
-    leveled = _last(leveled)
+    leveled = _of_phase(program, steps, last)
     of_calls = {
         stage.function: np.full(len(forest.tables[program.space(stage.space).struct]) + 1, -1, np.int32)
         for stage in (*leveled, *stages)
@@ -121,22 +122,22 @@ def late_levels(prepared: Prepared, steps: tuple[Step, ...]) -> dict[str, Ints]:
     return found
 
 
-def _leveled(program: Program) -> list[Stage]:
-    """The stages of all recursions."""
-    return [s for s in program.stages if (s.placement, s.direction) == (LEVEL, FORWARD)]
-
-
-def _last(leveled: list[Stage]) -> list[Stage]:
-    """Those of the last recursion."""
-    return [stage for stage in leveled if stage.stratum == max(other.stratum for other in leveled)]
+def _of_phase(program: Program, steps: tuple[Step, ...], phase: int) -> list[Stage]:
+    """The stages that run in a phase."""
+    return [program.stage(name) for name in {s.segment.stage: None for s in steps if s.phase == phase}]
 
 
 def exits(
-    group: Group, assigned: Assignment, prepared: Prepared, ending: Ending, levels: dict[str, Ints]
+    group: Group,
+    assigned: Assignment,
+    prepared: Prepared,
+    ending: Ending,
+    steps: tuple[Step, ...],
+    levels: dict[str, Ints],
 ) -> Exits | None:
     """The tests of one batch, their lists appended to the words; None where they are of no use.
 
-    levels: what `late_levels` found.
+    steps: those of the ending's mode. levels: what `late_levels` found.
     """
     (result,) = results_of(prepared.plan, ending.mode)
     if result.space not in levels:  # made before the recursion
@@ -160,7 +161,8 @@ def exits(
     key = np.repeat(np.arange(lists), np.diff(np.append(starts, len(sample)))) * count + window
     known = np.searchsorted(key, np.arange(lists * count).reshape(lists, count), side="right").T
     # By replica the last level: what can still be left out.
-    leveled = {stage.space for stage in _last(_leveled(prepared.plan.program))}
+    inside = Phases.of(prepared.plan.program).last_levels(step.phase for step in steps)
+    leveled = {step.segment.space for step in steps if step.phase == inside}
     last = np.zeros(assigned.replicas, np.int64)
     for found in (found for name, found in rows.items() if name in leveled):
         depth = found.counts.shape[3]

@@ -50,6 +50,7 @@ class Columns:
 
     def __init__(self, plan: Plan, steps: tuple[Step, ...]) -> None:
         self.steps, self.phases = steps, Phases.of(plan.program)
+        self.last_levels = self.phases.last_levels(step.phase for step in steps)
         self.fronts = tuple(dict.fromkeys(self._front(step) for step in steps))
         numbers = {opcode.name: opcode.number for opcode in plan.opcodes}
         self.opcodes = [numbers[step.segment.name] for step in steps]
@@ -203,10 +204,10 @@ def _of_steps(mode: Columns, rows: Mapping[str, Rows], exits: Exits | None) -> I
     for turn, (step, opcode) in enumerate(zip(mode.steps, mode.opcodes, strict=True)):
         if step.phase == mode.phases.behind:
             owner, level, start, count = exits.windows(rows[step.segment.space])
-            place = mode.place(mode.phases.last_levels, level, step.step, depth)
+            place = mode.place(mode.last_levels, level, step.step, depth)
             others.append(_same(owner, place, turn, opcode, start, count))
     # Of what stands at one place a test comes first: without an exchange of its own.
-    place = mode.place(mode.phases.last_levels, exits.level, 0, depth)
+    place = mode.place(mode.last_levels, exits.level, 0, depth)
     return made.joined(*others, _same(exits.owner, place, -1, mode.leave, number, number * 0))
 
 

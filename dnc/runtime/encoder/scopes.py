@@ -89,12 +89,17 @@ class Sharing:
             return None  # whatever else the replicas have to do
         levels = np.stack([_busy_levels(rows[space]) for space in self._spaces]).reshape(spaces, -1)
         others = (self._row @ flat + self._fixed @ levels).reshape(shape)
-        total = np.where(self._free[:, None, None], phases, others).sum(axis=0)
+        times = np.where(self._free[:, None, None], phases, others)
         found = np.zeros((batches, self.count), np.bool_)
-        for phase in self.phases:
-            less = total - phases[phase]
-            found[:, phase] = total.max(axis=1) - less.max(axis=1) > least[phase]
-            total = np.where(found[:, phase, None], less + even[phase][:, None], total)
+        # What replicas have to do since they last met, and what is still to come. Who has little of the one
+        # waits in front of a phase that is shared out, even if there is more of the other.
+        since, ahead = np.zeros((batches, used)), times.sum(axis=0)
+        for phase, own in enumerate(times):
+            ahead -= own
+            if phase in self.phases:
+                apart = since.max(axis=1) + ahead.max(axis=1) + least[phase]
+                found[:, phase] = (since + own + ahead).max(axis=1) > apart
+            since = np.where(found[:, phase, None], 0.0, since + own)
         return found if found.any() else None
 
 

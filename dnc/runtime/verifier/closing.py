@@ -9,7 +9,7 @@ from __future__ import annotations
 from dnc.ir import cutting, isa
 from dnc.ir.isa import float_bits
 from dnc.ir.optimizers import OPTIMIZERS
-from dnc.ir.plan import DenseGradient
+from dnc.ir.plan import DenseGradient, Result
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.verifier.text import Ints, Text, need
 
@@ -34,11 +34,10 @@ class Closing:
         norm_groups = iter(isa.norm_groups(self.text.plan))
         norms, sums, updated = isa.norm_count(self.text.plan), [], list[tuple[int, int, int]]()
         norms_before = 0
-        buffers = {
-            self.text.bases[r.buffer]: r
-            for r in self.text.plan.results
-            if r.kind in ("loss", "metric") and r.buffer in self.text.bases
-        }
+        buffers = dict[int, list[Result]]()  # one without rows begins where the next one does
+        for result in self.text.plan.results:
+            if result.kind in ("loss", "metric") and result.buffer in self.text.bases:
+                buffers.setdefault(self.text.bases[result.buffer], []).append(result)
         rows_of = list(zip(names, tail.tolist(), strict=True))
         chunks = dict[str, int]()  # by parameter
         self.summed = dict.fromkeys(dense, 0)
@@ -85,12 +84,12 @@ class Closing:
                 )
                 norms += fields["tokens"] * isa.table_norms(tables[name])
             elif name == isa.REDUCE:
-                result = buffers.get(fields["base"])
-                need(result, f"a sum over address {fields['base']}, where no result is")
-                assert result is not None
-                right = (self.text.rows[result.space], self.text.buffers[result.buffer].width)
+                there = buffers.get(fields["base"], [])
+                need(there, f"a sum over address {fields['base']}, where no result is")
+                right = [(self.text.rows[r.space], self.text.buffers[r.buffer].width) for r in there]
                 found = (fields["rows"], fields["stride"])
-                need(found == right, f"the sum of '{result.name}': (rows, stride) {found}, expected {right}")
+                message = f"the sum of '{there[-1].name}': (rows, stride) {found}, expected {right[-1]}"
+                need(found in right, message)
                 sums.append(fields["result"])
             elif name == isa.NORM:
                 need(not outer, f"'{name}' beside '{isa.OUTER}'")

@@ -49,7 +49,7 @@ def body(draft: Draft, scope: Scope, result: Shape | State, bounded: bool) -> st
     """` = expression` or a block that returns `result`."""
     if not isinstance(result, State) and not draft.chance(40):
         return f" = {_last(draft, scope, result, bounded)}"
-    if isinstance(result, State) and scope.cells and draft.chance(60):
+    if isinstance(result, State) and scope.cells and not scope.reads and draft.chance(60):
         return f" = {_state_call(draft, scope, result)}"
     lines = []
     for _ in range(draft.pick((0, 1, 2))):
@@ -77,7 +77,21 @@ def body(draft: Draft, scope: Scope, result: Shape | State, bounded: bool) -> st
 
 def _last(draft: Draft, scope: Scope, shape: Shape, bounded: bool) -> str:
     value = Expressions(draft, scope).value(shape)
+    for function in scope.reads:
+        known = ((one, text) for one, texts in scope.values.items() for text in texts)
+        calls = [(one, text) for one, text in known if f"{function.name}(" in text]
+        if calls:
+            value = f"({value} + {_as(draft, shape, *draft.pick(calls))})"
     return draft.pick(BOUNDED).format(value) if bounded else value
+
+
+def _as(draft: Draft, shape: Shape, given: Shape, text: str) -> str:
+    """A value of one shape as one of another, by a parameter."""
+    if len(shape) == len(given) == 1:
+        return f"{draft.parameter((*shape, *given))} @ {text}"
+    if shape == given:
+        return text
+    return f"{draft.parameter(shape)} * mean({text})" if shape else f"mean({text})"
 
 
 def _state_call(draft: Draft, scope: Scope, state: State) -> str:
@@ -115,15 +129,40 @@ def add_functions(draft: Draft, groups: int) -> None:
                 draft.table((draft.width(),))
                 if draft.chance(15):
                     draft.table((draft.narrow(), draft.narrow()))
+    ways = {name: found for name in draft.structs if (found := _ways(draft, name))}
+    if len(ways) > 1 and groups > 1 and draft.chance(45):
+        _add_strata(draft, ways, draft.count(2, max(groups, 3)))
+        return
     for _ in range(draft.count(1, groups)):
-        _add_group(draft)
+        struct = draft.pick(list(draft.structs))
+        _add_group(draft, struct, draft.pick((CHILDREN, *links(draft, struct), None)))
 
 
-def _add_group(draft: Draft) -> None:
-    """A function, or two that call each other, with one way that their recursion goes."""
-    struct = draft.pick(list(draft.structs))
-    ways: list[str | None] = [CHILDREN, *links(draft, struct), None]
-    way = draft.pick(ways)
+def _ways(draft: Draft, struct: str) -> list[str]:
+    """The ways that a recursion over a struct alone can go."""
+    holds_own = any(field.target == struct for arm in draft.structs[struct].arms.values() for field in arm)
+    return [*links(draft, struct), *([CHILDREN] if holds_own else [])]
+
+
+def _add_strata(draft: Draft, ways: dict[str, list[str]], count: int) -> None:
+    """Recursions over several structs, each of which reads some before it, and a loss that reads the last."""
+    names = list(ways)
+    first = draft.count(0, len(names) - 1)
+    for number in range(count):
+        # Mostly another struct than the one before.
+        struct = draft.pick(names) if draft.chance(30) else names[(first + number) % len(names)]
+        before = draft.functions[-1:] if draft.chance(60) else draft.functions[-2:]
+        _add_group(draft, struct, draft.pick(ways[struct]), tuple(before))
+    last = draft.functions[-1]
+    text = f"{last.name}(t)" + (f".{last.result.components[0][0]}" if isinstance(last.result, State) else "")
+    draft.lines.append(f"loss sum(t in all({last.struct})) sum({text} * {text})")
+
+
+def _add_group(
+    draft: Draft, struct: str, way: str | None, reads: tuple[Callable_, ...] | None = None
+) -> None:
+    """A function, or two that call each other, with one way that their recursion goes. reads: functions that
+    every one calls where it can; then it calls those of its group as well."""
     structs = [struct]
     if way is not None and draft.chance(20):
         structs.append(draft.pick(list(draft.structs)) if way == CHILDREN else struct)
@@ -133,11 +172,12 @@ def _add_group(draft: Draft) -> None:
         group.append(Callable_(draft.name("f"), result, struct=each))
     for number, function in enumerate(group):
         later = tuple(group[number + 1 :]) if way is not None else ()
-        _write_function(draft, function, Group(tuple(group), way, later))
+        called = () if reads is None else (*reads, *group)
+        _write_function(draft, function, Group(tuple(group), way, later), called)
     draft.functions += group
 
 
-def _write_function(draft: Draft, function: Callable_, group: Group) -> None:
+def _write_function(draft: Draft, function: Callable_, group: Group, reads: tuple[Callable_, ...]) -> None:
     arms, recursive = draft.structs[function.struct].arms, group.way is not None
     shown = f" -> {draft.type_text(function.result)}"
     if not recursive and not isinstance(function.result, State) and draft.chance(50):
@@ -145,11 +185,11 @@ def _write_function(draft: Draft, function: Callable_, group: Group) -> None:
     head = f"fn {function.name}(t: {function.struct}){shown}"
 
     def scope_of(names: Sequence[str], bound: Sequence[Field] = ()) -> Scope:
-        scope = Scope(draft, follows=True)
+        scope = Scope(draft, follows=True, reads=reads)
         scope.add_vertex("t", function.struct, names, bound, group)
         return scope
 
-    if len(arms) == 1 or draft.chance(25):
+    if len(arms) == 1 or (reads and isinstance(function.result, State)) or draft.chance(25):
         text = body(draft, scope_of(tuple(arms)), function.result, recursive)
         draft.lines.append(head + text)
         return

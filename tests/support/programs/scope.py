@@ -42,7 +42,8 @@ class Group:
 @attrs.define
 class Scope:
     """Texts that may be read, by what they are; `elements`: of the children `k` in a list; `indices`:
-    of the vertex itself, which select from stacks. follows: running parameters may be moved."""
+    of the vertex itself, which select from stacks. follows: running parameters may be moved. reads: functions
+    that the value of a body calls, where it can."""
 
     draft: Draft
     values: dict[Shape, list[str]] = attrs.field(factory=dict)
@@ -52,6 +53,7 @@ class Scope:
     cells: bool = True
     indices: list[str] = attrs.field(factory=list)
     follows: bool = False
+    reads: tuple[Callable_, ...] = ()
 
     def add(self, text: str, type: Shape | State, times: int = 1) -> None:
         """Makes a value or a state readable; it is chosen `times` as often as others."""
