@@ -7,8 +7,9 @@ import pytest
 from dnc.api.calibration import fit
 from dnc.api.ranking import Work, candidate_lines, kernel_of, rank, some_batches
 from dnc.compiler import PlanOptions, digest, make_plan, read_program, settled, transform
-from dnc.diagnostics import DiagnosticError
+from dnc.diagnostics import DiagnosticError, Source
 from dnc.explain.facts import replicas_of
+from dnc.frontend.build import load_program
 from dnc.ir import isa
 from dnc.ir.costs import CLUSTER, EXCHANGE, FLOP, INSTRUCTION, LAUNCH, NAMES, Costs, nanoseconds
 from dnc.ir.machine import MACHINES, Constants, machine
@@ -206,11 +207,36 @@ def test_a_choice_knows_how_many_registers_weights_may_take():
         assert all(p.residency != STREAMED for p in plan.placements if p.parameter in ("Uf", "Ub"))
 
 
+TWO_SIZES = """
+model Sizes(vocab, large = 256, small = 64, classes = 3)
+struct Word = Word(form: token<vocab>, tag: class<classes>)
+struct Text = Text(words: [Word])
+state S = (h: [large], c: [large])
+state L = (h: [small], c: [small])
+param E: table[vocab, large], F: table[vocab, small], V: [classes, 2 * large + 2 * small]
+param Ua: [4 * large, large], Ub: [4 * large, large], Ra: [4 * small, small], Rb: [4 * small, small]
+cell big(U: [4 * large, large], x: [large], s: S) -> S:
+    i, o, u, f = split(U @ s.h, 4)
+    c = sigmoid(i) * tanh(u + x) + sigmoid(f) * s.c
+    h = sigmoid(o) * tanh(c)
+cell little(U: [4 * small, small], x: [small], s: L) -> L:
+    i, o, u, f = split(U @ s.h, 4)
+    c = sigmoid(i) * tanh(u + x) + sigmoid(f) * s.c
+    h = sigmoid(o) * tanh(c)
+fn a(w: Word) -> S = big(Ua, E[w.form], a(w.prev))
+fn b(w: Word) -> S = big(Ub, E[w.form], b(w.next))
+fn c(w: Word) -> L = little(Ra, F[w.form], c(w.prev))
+fn d(w: Word) -> L = little(Rb, F[w.form], d(w.next))
+loss sum(w in all(Word)) cross_entropy(V @ concat(a(w).h, b(w).h, c(w).h, d(w).h), w.tag)
+"""
+
+
 def test_large_weights_go_first_where_small_ones_would_be_in_their_way():
     """Two small matrices would leave 96 of 128 registers, where a large one takes all."""
-    plan = plan_of("char_tagger", {"hidden": 256, "half": 64, "char": 64}, registers=128, cluster=8)
+    program = transform(load_program(Source("sizes.dn", TWO_SIZES), {})[0])
+    plan = make_plan(program, GPU, PlanOptions(registers=128, cluster=8))
     found = {p.parameter: p.residency for p in plan.placements}
-    assert [found[name] for name in ("Uf", "Ub", "Ur", "Ul")] == [REGISTER, SHARED, SHARED, SHARED]
+    assert [found[name] for name in ("Ua", "Ub", "Ra", "Rb")] == [REGISTER, SHARED, SHARED, SHARED]
 
 
 def test_a_choice_does_not_depend_on_constants_measured_later():
