@@ -157,7 +157,7 @@ class PlanWeights:
             return min((self._filled(order, workers, offered, reuse) for order in orders), key=_streamed)
 
         found = filled(False)
-        if plan.program.strata > 1 and not generates(plan):
+        if self._may_reuse(plan, pieces):
             found = min(found, filled(True), key=lambda each: (_streamed(each), _not_in_registers(each)))
         for piece, placement, missing in found:
             if piece.recursive and placement.residency != REGISTER and self.residency is None:
@@ -168,6 +168,12 @@ class PlanWeights:
             bound = f"weights: at most {offered} registers a thread; with more the kernel would spill"
             remarks = (*remarks, bound)
         return attrs.evolve(plan, placements=tuple(placement for _, placement, _ in found), remarks=remarks)
+
+    def _may_reuse(self, plan: Plan, pieces: Sequence[Slice]) -> bool:
+        """Whether recursions may have the same registers: not where anything else multiplies by what is in
+        registers, which then has to be there all the time, nor where a recursion may be left."""
+        elsewhere = self.residency is not None or any(piece.recursive and piece.outside for piece in pieces)
+        return plan.program.strata > 1 and not elsewhere and not generates(plan)
 
     def _filled(self, pieces: Sequence[Slice], workers: int, offered: int, reuse: bool) -> list[_Filled]:
         """The places of slices in their order, and what was missing where one is not in registers.
@@ -261,7 +267,7 @@ class _Registers:
 
     def choose(self, piece: Slice) -> None:
         """Those for a slice, from here on."""
-        self._strata = piece.strata if self._reuse and piece.strata and not piece.outside else None
+        self._strata = piece.strata if self._reuse and piece.strata else None
 
     def _first(self) -> int:
         """The first one that no other slice has meanwhile."""

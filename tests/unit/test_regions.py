@@ -10,7 +10,7 @@ from dnc.frontend.build import load_program
 from dnc.ir.phases import Phases
 from dnc.ir.plan import REGISTER, Plan
 from dnc.ir.program import LEVEL
-from dnc.ir.regions import FRONT, Regions, register_range
+from dnc.ir.regions import FRONT, Regions, are_reused, register_range
 from tests.support.plans import plan_of
 
 TARGETS = {"targets": 12_000, "hidden": 64, "embed": 64}
@@ -85,6 +85,27 @@ def test_recursions_have_the_same_registers() -> None:
     assert regions.of_stage["encode"] + 1 == regions.of_stage["decode"]
     assert regions.of_stage["decode.grad"] + 1 == regions.of_stage["encode.grad"]
     assert regions.behind == FRONT + 6
+
+
+SHARED_WITH_AN_ENCODING = """
+model Outside(vocab, width = 128)
+struct Word = Word(form: token<vocab>)
+struct Other = Other(form: token<vocab>)
+struct Text = Text(words: [Word], others: [Other], label: class<3>)
+param E: table[vocab, width], A: [width, width], C: [width, width], V: [3, width]
+fn one(w: Word) -> [width] = tanh(A @ one(w.prev) + E[w.form])
+fn two(o: Other) -> [width] = tanh(C @ (two(o.prev) else one(o.parent.words.last)) + A @ E[o.form])
+loss sum(t in all(Text)) cross_entropy(V @ two(t.others.last), t.label)
+"""
+
+
+@pytest.mark.parametrize("options", [{}, {"residency": "register"}])
+def test_nothing_is_reused_where_weights_have_to_be_there_all_the_time(options: dict[str, str]) -> None:
+    """A is multiplied by in front of the recursions, too."""
+    program = transform(load_program(Source("outside.dn", SHARED_WITH_AN_ENCODING), {})[0], PlanOptions())
+    plan = make_plan(program, "sm_90a", PlanOptions(cluster=8, registers=16, **options))
+    assert any(p.residency == REGISTER for p in plan.placements)
+    assert plan.program.strata == 2 and not are_reused(plan)
 
 
 def test_what_another_recursion_uses_too_keeps_its_registers() -> None:
