@@ -103,7 +103,7 @@ loss sum(t in all(Text)) cross_entropy(V @ two(t.others.last), t.label)
 def test_nothing_is_reused_where_weights_have_to_be_there_all_the_time(options: dict[str, str]) -> None:
     """A is multiplied by in front of the recursions, too."""
     program = transform(load_program(Source("outside.dn", SHARED_WITH_AN_ENCODING), {})[0], PlanOptions())
-    plan = make_plan(program, "sm_90a", PlanOptions(cluster=8, registers=16, **options))
+    plan = make_plan(program, "sm_90a", PlanOptions(cluster=8, registers=8, **options))
     assert any(p.residency == REGISTER for p in plan.placements)
     assert plan.program.strata == 2 and not are_reused(plan)
 
