@@ -61,6 +61,11 @@ CASES: dict[str, Case] = {
         {"hidden": 32, "embed": 8, "targets": 20},
         {"cluster": 4, "registers": 16},
     ),
+    "levels that push in front of some that do not": (
+        "tree_to_sequence",
+        {"hidden": 32, "embed": 8, "targets": 20},
+        {"cluster": 4},
+    ),
     "runs of many workers": (
         "treelstm",
         {"hidden": 72, "embed": 24, "vocab": 11},

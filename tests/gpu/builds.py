@@ -126,6 +126,12 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         {"hidden": 32, "embed": 20, "targets": 12000},
         PlanOptions(cluster=8),
     ),
+    # Levels that push, and behind them some that do not.
+    "strata-tree": (
+        "tree_to_sequence",
+        {"hidden": 32, "embed": 20, "targets": 300},
+        PlanOptions(cluster=8),
+    ),
     # Two recursions that have the same registers.
     "strata-registers": (
         "encoder_decoder",

@@ -224,19 +224,25 @@ def known_of(plan: Plan, ahead: Ahead, window: Any, entry: Expr, level: Mapping[
 
 
 def look_ahead(worker: Worker, window: Any, level: Mapping[int, Segment]) -> None:
-    """The look; the instruction at hand is one of `level`. Where it pushes, when levels take less time, one
-    warp notes the next one, while another copies words of lists."""
-
+    """The look; the instruction at hand is one of `level`. In a plan that pushes, where levels take less
+    time, one warp notes the next one, while another copies words of lists."""
+    copies = _copying(worker.plan)
     with when(worker.warp == LOOKING):
         looking = _here(worker)
         behind = _behind(looking, window, level)
         _note(looking, behind)
-        if worker.push is None:
+        if copies == LOOKING:
             _copy_ahead(looking, behind, level)
-    if worker.push is not None:
-        with when(worker.warp == COPYING):
+    if copies != LOOKING:
+        with when(worker.warp == copies):
             copying = _here(worker)
             _copy_ahead(copying, _behind(copying, window, level), level)
+
+
+def _copying(plan: Plan) -> int:
+    """The warp that copies, one for all segments: only it can wait for what it has begun, and what a level
+    has begun the next one reads, which may be of another segment."""
+    return COPYING if plan.pushes else LOOKING
 
 
 def _here(worker: Worker) -> Worker:
@@ -313,7 +319,7 @@ def lists_at_hand(worker: Worker, segment: Segment, begin: Expr, row: Expr, rows
 
     unknown = (T.bitwise_and(ahead.known, KNOWN) if ahead.pushes else ahead.known) == 0
     with when(both(T.bitwise_and(begin, most - 1) == 0, any_of(begin > 0, unknown))):
-        with when(worker.warp == (LOOKING if worker.push is None else COPYING)):
+        with when(worker.warp == _copying(worker.plan)):
             _copy(worker, segment, let("copy_to", first()), row + begin, rows - begin)
         cuda.copy_commit()
         cuda.copy_wait(0)
