@@ -107,7 +107,7 @@ def are_reused(plan: Plan) -> bool:
 def _are_apart(plan: Plan) -> bool:
     """Whether levels have loops apart from what stands between them.
 
-    Weights are then loaded anew for every one, some microseconds each. It is for products between levels
+    Weights are then loaded anew for every one. It is for products between levels
     that stream their weights: with the registers they run in tiles. Not where a recursion is left before its
     end, as what stands behind runs within it.
     """
