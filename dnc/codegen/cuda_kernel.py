@@ -391,7 +391,7 @@ class Kernel:
 
     def worker_of(self, segment: Segment) -> Worker:
         """The worker for a segment: what it knows of the wavefronts and of the registers."""
-        crowded = self.regions.of_segment(segment) in self.regions.with_registers(self.plan)
+        crowded = self.regions.of_segment(segment) in self.regions.with_registers
         worker = self.worker.among_weights(crowded)
         if self.plan.program.stage(segment.stage).placement == LEVEL:
             return attrs.evolve(worker, few=True)

@@ -37,7 +37,7 @@ def _in_registers(plan: Plan) -> list[Placement]:
 
 def load_early(kernel: Kernel) -> None:
     """Loads registers that more than recursions use, in front of everything."""
-    if kernel.regions.with_registers(kernel.plan) - _loading(kernel):
+    if kernel.regions.with_registers - _loading(kernel):
         for placement in _in_registers(kernel.plan):
             _load(kernel, placement)
 
@@ -59,10 +59,10 @@ def run_region(kernel: Kernel, region: int) -> None:
                 kernel.instruction(region)
 
 
-def _loading(kernel: Kernel) -> set[int]:
+def _loading(kernel: Kernel) -> frozenset[int]:
     """The regions in front of whose loops registers are loaded: none where these are always there."""
-    found = kernel.regions.with_registers(kernel.plan)
-    return set() if found & {FRONT, kernel.regions.behind} else found
+    found = kernel.regions.with_registers
+    return frozenset() if found & {FRONT, kernel.regions.behind} else found
 
 
 def _stays(kernel: Kernel, region: int, last: int) -> Expr:

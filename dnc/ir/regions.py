@@ -36,12 +36,14 @@ def generates(plan: Plan) -> bool:
 class Regions:
     """of_stage: the region of every stage. behind: the one behind all recursions; the one in front is FRONT.
 
-    apart: whether levels have loops apart from what stands between them.
+    apart: whether levels have loops apart from what stands between them. with_registers: those whose
+    instructions use weights in registers.
     """
 
     of_stage: dict[str, int]
     behind: int
     apart: bool
+    with_registers: frozenset[int]
 
     @classmethod
     def of(cls, plan: Plan) -> Regions:
@@ -62,7 +64,9 @@ class Regions:
         runs = [list(run) for _, run in groupby(sorted({FIRST, last} | used), loop)]
         of_phase = {phase: number for number, run in enumerate(runs, FRONT) for phase in run}
         of_stage = {stage.name: of_phase[phases.of_stage(stage)] for stage in plan.program.stages}
-        return cls(of_stage, of_phase[last], apart)
+        held = in_registers(plan)
+        using = {of_stage[each.stage] for each in plan.segments if uses_registers(each, held)}
+        return cls(of_stage, of_phase[last], apart, frozenset(using))
 
     @property
     def numbers(self) -> range:
@@ -72,11 +76,6 @@ class Regions:
     def of_segment(self, segment: Segment) -> int:
         """The region that a segment's instructions stand in."""
         return self.of_stage[segment.stage]
-
-    def with_registers(self, plan: Plan) -> set[int]:
-        """Those whose instructions use weights in registers."""
-        held = in_registers(plan)
-        return {self.of_segment(segment) for segment in plan.segments if uses_registers(segment, held)}
 
 
 def in_registers(plan: Plan) -> set[tuple[str, int]]:

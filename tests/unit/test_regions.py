@@ -44,7 +44,7 @@ def test_a_queue_goes_through_them_in_order(example: str, settings: dict[str, in
 def test_three_loops_will_do_where_products_between_levels_stay_on_the_chip() -> None:
     plan = plan_of("treelstm", {"hidden": 64, "embed": 64})
     regions = Regions.of(plan)
-    assert not regions.apart and regions.behind == 3 and regions.with_registers(plan) == {FRONT + 1}
+    assert not regions.apart and regions.behind == 3 and regions.with_registers == {FRONT + 1}
 
 
 def test_levels_are_apart_from_a_product_that_streams() -> None:
@@ -52,7 +52,7 @@ def test_levels_are_apart_from_a_product_that_streams() -> None:
     plan = plan_of("encoder_decoder", TARGETS, cluster=8)
     regions = Regions.of(plan)
     assert regions.apart and regions.behind == FRONT + 4
-    held = regions.with_registers(plan)
+    held = regions.with_registers
     assert held == {FRONT + 1, FRONT + 3}
     for stage in plan.program.stages:
         assert (stage.placement == LEVEL) == (regions.of_stage[stage.name] in held)
