@@ -17,7 +17,7 @@ from dnc.ir.noise import NONE, step_noise
 from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import Plan
 from dnc.ir.program import ROOT, DeclaredOutput, Program
-from dnc.runtime.backend import Backend
+from dnc.runtime.backend import Backend, VMBackend
 from dnc.runtime.encoder import Encoder, Part
 from dnc.runtime.measurements import Measurements
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN
@@ -26,6 +26,7 @@ from dnc.runtime.predictions import collect, collect_gradients, read_columns
 from dnc.runtime.prepared import prepare
 from dnc.runtime.schedule import Schedule
 from dnc.runtime.verifier import verify
+from tests.support.forests import ForestGrower
 
 Array = np.ndarray[Any, Any]
 
@@ -260,3 +261,19 @@ def check_outputs(bench: Bench, tolerance: float = 2e-5) -> None:
                 assert relative(shown, wanted) <= tolerance or np.allclose(shown, wanted, atol=1e-6), (
                     output.output
                 )
+
+
+def bench_on_vm(plan: Plan, samples: int, vertices: int, grid: tuple[int, int], seed: int) -> Bench:
+    """A bench of random samples of so many vertices at most, on the reference VM as replicas x workers."""
+    forest = ForestGrower(plan.program, seed).grow(samples, vertices, "random")
+    backend: Any = OnGrid(VMBackend(plan, *grid, seed), grid)
+    return Bench(plan.program, plan, backend, forest, seed)
+
+
+def check_all(bench: Bench) -> None:
+    """Training, evaluation, declared outputs, and, of more than one sample, a group of batches."""
+    check_training(bench)
+    check_evaluation(bench)
+    check_outputs(bench)
+    if bench.forest.samples > 1:
+        check_group(bench)

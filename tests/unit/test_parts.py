@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,6 @@ from dnc.frontend.build import load_program
 from dnc.ir import isa
 from dnc.ir.phases import Phases
 from dnc.ir.plan import Plan
-from dnc.runtime.backend import VMBackend
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.encoder.parts import replicas_of_sample
@@ -23,14 +20,7 @@ from dnc.runtime.prepared import prepare
 from dnc.runtime.reference_vm import MachineError, ReferenceVM
 from dnc.runtime.schedule import Schedule, queue
 from dnc.runtime.verifier import verify
-from tests.support.executors import (
-    Bench,
-    OnGrid,
-    check_evaluation,
-    check_group,
-    check_outputs,
-    check_training,
-)
+from tests.support.executors import bench_on_vm, check_all
 from tests.support.forced import forced
 from tests.support.forests import ForestGrower
 from tests.support.meetings import without_first_meeting
@@ -165,16 +155,10 @@ def test_batches_of_a_group_choose_for_themselves() -> None:
 @pytest.mark.parametrize("plan", [plan_of("bilstm_tagger", {"hidden": 32}), three()])
 def test_values_are_the_same(plan: Plan) -> None:
     for seed, (samples, grid) in enumerate(((1, (3, 4)), (5, (2, 8)), (9, (7, 2)), (3, (4, 1)))):
-        forest = ForestGrower(plan.program, seed).grow(samples, 7, "random")
-        backend: Any = OnGrid(VMBackend(plan, *grid, seed), grid)
-        bench = Bench(plan.program, plan, backend, forest, seed)
+        bench = bench_on_vm(plan, samples, 7, grid, seed)
         for shared in (None, True):
             with forced(parts=True, shared=shared):
-                check_training(bench)
-                check_evaluation(bench)
-                check_outputs(bench)
-                if samples > 1:
-                    check_group(bench)
+                check_all(bench)
 
 
 def test_a_replica_that_does_not_wait_is_found() -> None:

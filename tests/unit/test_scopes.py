@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import attrs
 import numpy as np
@@ -15,7 +14,6 @@ from dnc.frontend.build import load_program
 from dnc.ir import isa
 from dnc.ir.phases import Phases
 from dnc.ir.plan import Plan
-from dnc.runtime.backend import VMBackend
 from dnc.runtime.data.reader import read_samples
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.modes import Modes
@@ -26,8 +24,7 @@ from dnc.runtime.reference_vm import MachineError, ReferenceVM
 from dnc.runtime.schedule import Schedule, queue
 from dnc.runtime.verifier import ScheduleError, verify
 from tests.support.executors import (
-    Bench,
-    OnGrid,
+    bench_on_vm,
     check_evaluation,
     check_group,
     check_outputs,
@@ -222,9 +219,7 @@ def test_a_replica_that_does_not_wait_is_found() -> None:
 def test_values_are_the_same(name: str, settings: dict[str, int]) -> None:
     plan = plan_named(name, **settings)
     for seed, (samples, grid) in enumerate(((1, (3, 4)), (5, (2, 8)), (3, (4, 1)))):
-        forest = ForestGrower(plan.program, seed).grow(samples, 7, "random")
-        backend: Any = OnGrid(VMBackend(plan, *grid, seed), grid)
-        bench = Bench(plan.program, plan, backend, forest, seed)
+        bench = bench_on_vm(plan, samples, 7, grid, seed)
         with forced(shared=True):
             check_training(bench)
             check_evaluation(bench)

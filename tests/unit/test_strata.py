@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -16,17 +14,9 @@ from dnc.ir.phases import Phases
 from dnc.ir.printer import print_program
 from dnc.ir.program import FORWARD, LEVEL, Program
 from dnc.ir.verifier import verify
-from dnc.runtime.backend import VMBackend
 from dnc.runtime.phases import sequence
 from dnc.runtime.prepared import prepare
-from tests.support.executors import (
-    Bench,
-    OnGrid,
-    check_evaluation,
-    check_group,
-    check_outputs,
-    check_training,
-)
+from tests.support.executors import bench_on_vm, check_all
 from tests.support.forced import forced
 from tests.support.forests import ForestGrower
 from tests.support.plans import plan_of
@@ -177,28 +167,18 @@ SIZES = ((1, (3, 4)), (5, (2, 4)), (9, (7, 4)))
 def test_values(text: str, without: tuple[str, ...]) -> None:
     plan = make_plan(program_of(text, *without), "sm_90a", PlanOptions(workers=4, cluster=4))
     for seed, (samples, grid) in enumerate(SIZES if text == TEXT else SIZES[1:2]):
-        forest = ForestGrower(plan.program, seed).grow(samples, 24, "random")
-        backend: Any = OnGrid(VMBackend(plan, *grid, seed), grid)
-        bench = Bench(plan.program, plan, backend, forest, seed)
+        bench = bench_on_vm(plan, samples, 24, grid, seed)
         for shared in (None, True):
             with forced(shared=shared):
-                check_training(bench)
-                check_evaluation(bench)
-                check_outputs(bench)
-                if samples > 1:
-                    check_group(bench)
+                check_all(bench)
 
 
 def test_values_with_directions_apart() -> None:
     plan = plan_of("char_tagger", {"hidden": 12, "half": 8, "char": 4, "mlp": 8})
     for seed, (samples, grid) in enumerate(((1, (3, 4)), (5, (2, 4)), (9, (7, 2)))):
-        forest = ForestGrower(plan.program, seed).grow(samples, 30, "random")
-        backend: Any = OnGrid(VMBackend(plan, *grid, seed), grid)
-        bench = Bench(plan.program, plan, backend, forest, seed)
+        bench = bench_on_vm(plan, samples, 30, grid, seed)
         with forced(parts=True):
-            check_training(bench)
-            check_evaluation(bench)
-            check_outputs(bench)
+            check_all(bench)
 
 
 # ---- what people read ----------------------------------------------------------------------------------
