@@ -9,6 +9,8 @@ expressions for every kind of address of `dnc.ir.plan`. Guaranteed: the position
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import attrs
@@ -17,12 +19,14 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.emit import (
     Expr,
     either,
+    fixed,
     floats,
     let,
     local,
     loop,
     put,
     shift,
+    smaller,
     when,
     wide,
 )
@@ -40,9 +44,11 @@ from dnc.ir.plan import (
     RepeatedAddress,
     SeedAddress,
     SlotsAddress,
-    Store,
 )
 from dnc.ir.program import STACK
+
+# (position of the first, words to the next, how many, the last one that there is) -> what they are, all there
+PollRuns = Callable[[Expr, int, int, Expr], list[Expr]]
 
 
 @attrs.frozen(eq=False)
@@ -73,7 +79,7 @@ class Access:
     what a reader finds in every run, where several threads do that together. gathered: reads the sum of the
     runs of a row's only slot, zeros if that is not the case, where this was made before. repeated: the reader
     of a repeated value in a row, where there are such. runs_together: of many, whose loads are under way
-    together. publish: writes an element, or four, that others poll.
+    together. publish: writes an element, or four, that others poll. polls: waits for runs of polled sums.
     """
 
     plan: Plan
@@ -87,10 +93,11 @@ class Access:
     near: NearLists | None = None
     added: bool | None = None
     arrived: Callable[[Expr, int], tuple[Expr, Callable[[Expr, Expr], Expr]]] | None = None
-    add_runs: Callable[[Callable[[Expr], Expr]], Expr] | None = None
+    add_runs: Callable[[Runs], Expr] | None = None
     gathered: Callable[[SlotsAddress], Expr] | None = None
     repeated: Callable[[RepeatedAddress, Expr], Callable[[Expr], Expr]] | None = None
     publish: Callable[[Expr, Sequence[Expr]], None] | None = None
+    polls: PollRuns | None = None
     layout: isa.Layout = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -157,9 +164,10 @@ class Access:
             return self.base(buffer) + (wide(row) * self.workers + self.rank) * found.width
         return self.base(buffer) + wide(row) * found.width
 
-    def is_polled(self, store: Store) -> bool:
-        """Whether others poll what is stored."""
-        return any((each.buffer, each.offset) == (store.buffer, store.offset) for each in self.plan.polled)
+    def is_polled(self, buffer: str, offset: int) -> bool:
+        """Whether others poll what is stored there."""
+        polled = (each for each in self.plan.polled if each.buffer == buffer)
+        return any(each.partial or each.offset == offset for each in polled)
 
     def reader(self, address: Address, row: Expr) -> Callable[[Expr], Expr]:
         """Emits what depends on the row only; the answer reads element i (any number of times).
@@ -209,11 +217,12 @@ class Access:
         at = let("record", base + address.offset)
 
         def summed(i: Expr) -> Expr:
+            runs = Runs(attrs.evolve(self, polls=None), at, i, buffer.width)
             if self.add_runs is not None:
-                return self.add_runs(lambda run: self.pool[shift(at + wide(run) * buffer.width, i)])
+                return self.add_runs(runs)
             total = local("total", *floats(0.0, i))
             with loop("run", self.workers, unroll=None) as run:  # independent loads
-                put(total, 0, total[0] + self.pool[shift(at + wide(run) * buffer.width, i)])
+                put(total, 0, total[0] + runs.read(run))
             return let("summed", total[0])
 
         return summed
@@ -240,17 +249,18 @@ class Access:
         def one_run() -> None:
             put(total, 0, total[0] + self.pool[shift(at, i)])
 
-        def read(run: Expr) -> Expr:
-            return self.pool[shift(at + wide(run) * address.width, i)]
+        runs = Runs(self, at, i, address.width)
 
         def from_pool() -> None:
             if self.add_runs is not None:
-                put(total, 0, total[0] + self.add_runs(read))
+                put(total, 0, total[0] + self.add_runs(runs))
+            elif self.polls is not None:
+                self._add_polled(total, runs)
             elif self.eager and self.workers > MOST_RUNS:
-                self.add_in_parts(total, i, read)
+                self.add_in_parts(total, i, runs.read)
             else:
                 with loop("run", self.workers, unroll=None) as run:  # independent loads
-                    put(total, 0, total[0] + read(run))
+                    put(total, 0, total[0] + runs.read(run))
 
         self.runs(total, place, i, address, one_run, from_pool)
 
@@ -292,6 +302,23 @@ class Access:
                         put(some, 0, some[0] + read(run))
                 else:
                     put(some, 0, some[0] + read(run))
+            put(total, 0, total[0] + some[0])
+
+    def _add_polled(self, total: Any, runs: Runs) -> None:
+        """The same of runs that are polled, with the same bits."""
+        parts, last = parts_of(self.workers), self.workers - 1
+        if self.runs_together == MOST_RUNS and parts <= FEW_PARTS:
+            found = runs.some(0, self.workers, last)
+            for begin in range(0, self.workers, MOST_RUNS):
+                put(total, 0, total[0] + reduce(add, found[begin : begin + MOST_RUNS]))
+            return
+        with loop("part", parts) as part:
+            some = local("some", "float32", T.float32(0.0))
+            with loop("of_part", MOST_RUNS // self.runs_together) as number:
+                first = let("first_run", part * MOST_RUNS + number * self.runs_together)
+                for k, value in enumerate(runs.some(first, self.runs_together, last)):
+                    there = first + k < self.workers
+                    put(some, 0, some[0] + T.Select(there, value, T.float32(0.0)))
             put(total, 0, total[0] + some[0])
 
     def bounds(self, name: str, row: Expr) -> tuple[Expr, Expr]:
@@ -342,6 +369,27 @@ class Access:
         """How many entries of a ragged list stand before those of `row`."""
         at = self.list_at(name)
         return self.words[at + row] - self.words[at]
+
+
+@attrs.frozen(eq=False)
+class Runs:
+    """Element i of the runs of a partial slot or record, which begins at `at`, `width` words a run."""
+
+    access: Access
+    at: Expr
+    i: Expr
+    width: int
+
+    def read(self, run: Expr) -> Expr:
+        """That of a run; nobody waits for it."""
+        return self.access.pool[shift(self.at + wide(run) * self.width, self.i)]
+
+    def some(self, first: Expr, count: int, last: Expr) -> list[Expr]:
+        """Those of `count` runs, under way together; behind the `last` one that of this one."""
+        if self.access.polls is None:
+            return [let("run", self.read(smaller(first + k, last))) for k in range(count)]
+        at = fixed("first_at", self.at + wide(first) * self.width + self.i, "int64")
+        return self.access.polls(at, self.width, count, last - first)
 
 
 @attrs.frozen(eq=False)

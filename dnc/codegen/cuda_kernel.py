@@ -150,7 +150,7 @@ class Kernel:
         table_words, weight_words = -(-layout.queues_at // 32) * 32, self._shared_words()
         fixed_words, ahead_words = self.tiling.window + table_words, cuda_ahead.ahead_words(self.plan)
         reduction_words = cuda_reduce.WORDS if self.plan.reduced else 0
-        state_words = STATE_WORDS + (QUAD if lends(self.plan) and self.plan.polled else 0)
+        state_words = STATE_WORDS + (QUAD if self.plan.polled else 0)
         behind_words = ahead_words + state_words + reduction_words
         staging_words = self.shape.shared_bytes // 4 - fixed_words - weight_words - behind_words
         self.window = make_view(shared, "window", 0, self.tiling.window, "int32")
@@ -178,7 +178,7 @@ class Kernel:
         if self.lent is not None:
             self.held = make_view(shared, "held", state + 5 + cuda_update.SCALE_WORDS, 1, "int32")
         if self.plan.polled:
-            self.given_up = make_view(shared, "given_up", state + state_words - 1, 1, "int32")
+            self.given_up = make_view(shared, "given_up", state + STATE_WORDS, 2, "int32")
         ahead = make_view(shared, "ahead", state + state_words, ahead_words, "int32")
         total = self.shape.shared_bytes // 4
         reductions = None
@@ -208,6 +208,7 @@ class Kernel:
                 put(self.held, 0, 0)
             if self.plan.polled:
                 put(self.given_up, 0, 0)
+                put(self.given_up, 1, 0)
             put(scale, 0, T.float32(cuda_update.UNKNOWN))
             cuda_ahead.clear(self.worker)
             put(self.queue, 0, words[layout.queues_at + number])
@@ -436,35 +437,31 @@ class Kernel:
     def _replica_counter(self) -> Expr:
         return (isa.SYNC_REPLICAS + self.replica) * isa.SYNC_STRIDE
 
-    def pass_by(self) -> Expr:
-        """Counts as passing the replica's barrier, a counter, but waits for this worker's threads alone: who
-        reads what others write polls it. Nonzero: aborted."""
+    def pass_by(self, level: Expr) -> Expr:
+        """Counts as passing the replica's barrier, a counter, and waits for nobody: who reads what others
+        write polls it. Nonzero: a thread gave up in the level, which a block barrier ended."""
         sync.arrive(T.address_of(self.counters[self._replica_counter() + self.zero[0]]))
-        T.evaluate(T.cuda.cta_sync())
-        return self.aborted[0]
+        return self.given_up[T.bitwise_and(level, 1)]
 
-    def poll(self, source: Expr, waits: Expr, values: list[Expr]) -> Expr:
-        """Polls four floats of the pool, see `sync.arrived`."""
-        return sync.arrived(
-            T.address_of(self.worker.pool[source]),
-            T.cast(waits, "int32"),
-            values,
-            self._waiter(self.at[0], REPLICA),
-        )
+    def waiter(self) -> sync.Waiter:
+        """This worker, which polls for the instruction at hand."""
+        return self._waiter(self.at[0], REPLICA)
 
     def _waiter(self, at: Expr, exchange: int) -> sync.Waiter:
         """This worker, at an instruction."""
         record = T.address_of(self.counters[self.record[0]])
         return sync.Waiter(record, self.limit_us, self.worker.number, at, exchange)
 
-    def give_up(self) -> None:
-        """What is polled has not come in time, says any thread: the launch ends behind the next barrier."""
-        put(self.given_up, 0, 1)
+    def give_up(self, level: Expr) -> None:
+        """What is polled has not come in time, says any thread: the launch ends behind the next barrier.
+        level: its number; threads may be in two levels that follow each other."""
+        put(self.given_up, T.bitwise_and(level, 1), 1)
 
     def note_given_up(self) -> None:
         """In front of a block barrier, so that all threads see the same."""
         if self.plan.polled:
-            with when(both(self.worker.thread == 0, self.given_up[0] != 0)):
+            gave_up = T.bitwise_or(self.given_up[0], self.given_up[1])
+            with when(both(self.worker.thread == 0, gave_up != 0)):
                 put(self.aborted, 0, self.at[0] + 1)
 
     def _grid_barrier(self) -> None:

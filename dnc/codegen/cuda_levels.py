@@ -50,7 +50,7 @@ def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) ->
     kernel.hold()
     opcode, polled = kernel.plan.opcode(segment.name), polled_of(kernel.plan, segment)
     box = cuda_segments.level_mailbox(kernel.worker_of(segment), segment)
-    ahead = attrs.evolve(kernel.worker.ahead, pushes=box is not None)
+    ahead = attrs.evolve(kernel.worker.ahead, pushes=box is not None, polls=bool(polled))
     known = cuda_ahead.known_of(kernel.plan, ahead, kernel.window, kernel.entry[0], level)
     fields = [local("level", "int32", value) for value in (*kernel.values(opcode.fields), known)]
     if box is not None:
@@ -61,9 +61,10 @@ def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) ->
         worker = _looking(kernel, segment, level, attrs.evolve(ahead, known=known))
         if box is not None:
             worker = attrs.evolve(worker, push=cuda_ahead.pushing(worker, segment, box, row, rows))
-        if polled is not None:
-            most = cuda_segments.narrow_rows(worker, segment, most_polled(segment))
-            awaits = Awaited(worker, polled, most, kernel.poll, kernel.give_up)
+        if polled:
+            most = cuda_segments.narrow_rows(worker, segment, most_polled(worker, segment))
+            give_up = partial(kernel.give_up, worker.ahead.level)
+            awaits = Awaited(worker, polled, most, kernel.waiter, give_up)
             worker = attrs.evolve(worker, awaits=awaits)
         run_segment(worker, segment, row, rows)
         following, values = worker.ahead.next()
@@ -74,7 +75,7 @@ def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) ->
             by_data = None
             if worker.awaits is not None:
                 by_data = both(following == opcode.number, worker.awaits.by_data(values[1]))
-            aborted = _pass_barrier(kernel, worker.push, values[-1], by_data)
+            aborted = _pass_barrier(kernel, worker, values[-1], by_data)
             put(kernel.opcode, 0, following)
             if aborted is not None:
                 with when(aborted != 0):  # what follows is fetched, and so skipped
@@ -97,24 +98,19 @@ def _looking(kernel: Kernel, segment: Segment, level: dict[int, Segment], ahead:
     return attrs.evolve(kernel.worker_of(segment), ahead=attrs.evolve(ahead, look=look))
 
 
-def _pass_barrier(
-    kernel: Kernel, push: Push | None, pushed: Expr, by_data: Expr | None = None
-) -> Expr | None:
+def _pass_barrier(kernel: Kernel, worker: Worker, pushed: Expr, by_data: Expr | None) -> Expr | None:
     """Waits at the replica's barrier, which follows; or for what others push, where the next level has rows
     of it. As `Kernel.meet`. by_data: whether the next level polls what it reads, and nobody waits here."""
-    kernel.advance(1)
-    kernel.stamp(0)
-    kernel.stamp(1)
-    kernel.advance(1)
-    aborted = None
+    _skip_barrier(kernel)
+    push, aborted = worker.push, None
     if by_data is not None:
-        kernel.note_given_up()
         failed = local("failed", "int32", 0)
-        either(
-            by_data,
-            lambda: put(failed, 0, kernel.pass_by()),
-            lambda: put(failed, 0, T.bitwise_or(kernel.meet(kernel.at[0] - 1), kernel.aborted[0])),
-        )
+
+        def meet() -> None:
+            kernel.note_given_up()
+            put(failed, 0, T.bitwise_or(kernel.meet(kernel.at[0] - 1), kernel.aborted[0]))
+
+        either(by_data, lambda: put(failed, 0, kernel.pass_by(worker.ahead.level)), meet)
         aborted = failed[0]
     elif push is None:
         aborted = kernel.meet(kernel.at[0] - 1)
@@ -125,6 +121,17 @@ def _pass_barrier(
     kernel.stamp(0)
     kernel.stamp(1)
     return aborted
+
+
+def _skip_barrier(kernel: Kernel) -> None:
+    """The instruction behind the barrier that follows is at hand."""
+    if kernel.stamps is None:
+        kernel.advance(2)
+        return
+    kernel.advance(1)
+    kernel.stamp(0)
+    kernel.stamp(1)
+    kernel.advance(1)
 
 
 def _go_on(kernel: Kernel, push: Push | None) -> None:

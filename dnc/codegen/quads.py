@@ -125,7 +125,7 @@ class UnitQuad:
         for gate, quad in enumerate(zip(*self.values(store.value), strict=True)):
             at = first.access.record(store.buffer, first.row) + store.offset
             place = at + first.element(store.value, gate)
-            if first.access.is_polled(store):
+            if first.access.is_polled(store.buffer, store.offset):
                 assert first.access.publish is not None
                 first.access.publish(place, quad)
             else:

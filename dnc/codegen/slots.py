@@ -69,8 +69,9 @@ class SlotsReader:
         if not self.access.eager:
             return lambda: self._in_order(i)
         partial = self.address.partial
-        # Threads that add up runs together wait for these: first other loads start, and sums come behind.
-        apart = None if self.access.add_runs is None and self.access.gathered is None else partial
+        # Threads that add up runs together, or poll them, wait: first other loads start, sums come behind.
+        waited = (self.access.add_runs, self.access.gathered, self.access.polls)
+        apart = partial if any(way is not None for way in waited) else None
         single = {
             name: self._single(head, i, name == partial) for name, head in self.heads.items() if name != apart
         }

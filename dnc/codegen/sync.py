@@ -122,6 +122,32 @@ __device__ __forceinline__ int dnc_arrived(
     "int32",
 )
 
+_RUNS_ARRIVED = Primitive(
+    "dnc_runs_arrived",
+    f"""
+__device__ __forceinline__ int dnc_runs_arrived(
+    const float* from, int stride, int last, int waits, unsigned* abort, unsigned limit_us, int worker,
+    int instruction, int exchange, int count, float* values) {{
+  int failed = 0;
+  unsigned seen;
+  unsigned long long now, start = 0;
+  for (unsigned polls = 1;; ++polls) {{
+    bool missing = false;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {{
+      asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];"
+                   : "=f"(values[i]) : "l"(from + (long long)(i < last ? i : last) * stride) : "memory");
+    }}
+#pragma unroll
+    for (int i = 0; i < count; ++i) missing |= __float_as_uint(values[i]) == {NOT_YET:#x}u;
+    if (!waits || !missing) break;
+{_give_up("1")}  }}
+  return failed;
+}}
+""",
+    "int32",
+)
+
 _CLUSTER_ARRIVE = Primitive(
     "dnc_cluster_arrive",
     """
@@ -261,6 +287,14 @@ def arrived(
     """Read four floats again, which were read into ``values``, until all are there, if it ``waits`` for them;
     nonzero: aborted."""
     return _ARRIVED(source, waits, *waiter, *values)
+
+
+def runs_arrived(
+    source: Any, stride: int, last: Any, waits: Any, waiter: Waiter, values: Any, count: int
+) -> Any:
+    """Read ``count`` floats, ``stride`` apart, the last one again for those behind it, into ``values``; if it
+    ``waits`` for them until all are there; nonzero: aborted."""
+    return _RUNS_ARRIVED(source, stride, last, waits, *waiter, count, values)
 
 
 def wait(counter: Any, target: Any, waiter: Waiter) -> Any:

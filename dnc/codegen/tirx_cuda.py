@@ -35,6 +35,13 @@ _MATH_CONSTANTS = """\
 #define CUDART_NAN_F __int_as_float(0x7fffffff)
 """
 _RUNTIME_HEADERS = re.compile(r"#ifdef __CUDACC_RTC__\n.*?\n#else\n.*?\n#endif\n", re.DOTALL)
+# The address of shared memory, kept in a register: left alone, the compiler works it out again in every block
+# of code, which begins with reading the number of the processor in its cluster.
+_SHARED = "extern __shared__ __align__(128) uchar shared_ptr[];"
+_KEPT_SHARED = """extern __shared__ __align__(128) uchar dnc_shared[];
+  uint dnc_shared_at = (uint)__cvta_generic_to_shared(dnc_shared);
+  asm volatile("" : "+r"(dnc_shared_at));
+  uchar* const shared_ptr = (uchar*)__cvta_shared_to_generic(dnc_shared_at);"""
 _BARE_EXPRESSION = re.compile(r"^ *\(+int\)(?:blockIdx|threadIdx)\.[xyz]\);\n", re.MULTILINE)
 
 
@@ -68,6 +75,7 @@ def emit_cuda(kernel: tirx.PrimFunc, arch: str) -> CudaSource:
     text = _strip_headers(built.mod.imports[0].inspect_source())
     # One worker per multiprocessor: without the 1 the compiler may spill to make room for two.
     text = re.sub(r"__launch_bounds__\((\d+)\)", r"__launch_bounds__(\1, 1)", text)
+    text = text.replace(_SHARED, _KEPT_SHARED)
     if "__restrict__" in text:
         raise CodegenError(f"{symbol}: __restrict__ in the emitted text")
     return CudaSource(text, symbol, parameters)

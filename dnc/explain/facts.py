@@ -419,7 +419,8 @@ def _pushes(plan: Plan) -> Iterator[str]:
 
 
 def _polls(plan: Plan) -> Iterator[str]:
-    return (f"states of {polled.segment}" for polled in plan.polled)
+    kinds = ((polled.segment, "partial sums" if polled.partial else "states") for polled in plan.polled)
+    return (f"{kind} of {segment}" for segment, kind in dict.fromkeys(kinds))
 
 
 def _parts(plan: Plan) -> Iterator[str]:

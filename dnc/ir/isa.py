@@ -34,7 +34,7 @@ from dnc.ir.program import TABLE, Parameter
 from dnc.ir.regions import ANYWHERE, FRONT, Regions, generates
 
 INSTRUCTION_WORDS = 8
-VERSION = 7
+VERSION = 8
 
 # How many runs a record of a reduced buffer has: as many as workers, or one, which they have added up.
 RUNS = "runs"
@@ -57,9 +57,10 @@ HEADER = (
     *COEFFICIENTS,
 )
 
-# How many records of the polled buffer a launch sets to "not yet" before the recursion; 0: no level polls.
-# Where a list is that says whose they are: of every replica its first one, then where those of the last end.
-AWAITED, AWAITED_FROM = "awaited", "awaited_from"
+# How many records of polled states a launch sets to "not yet" before the recursion, and how many of polled
+# partial sums; 0: no level polls those. Where a list is that says whose they are: of every replica its first
+# one, then where those of the last end.
+AWAITED, AWAITED_SUMS, AWAITED_FROM = "awaited", "awaited_sums", "awaited_from"
 # How many workers share out the tiles of `outer` instructions: those with the first numbers.
 SHARERS = "sharers"
 
@@ -252,7 +253,8 @@ def opcodes(plan: Plan) -> tuple[Opcode, ...]:
 def header_names(plan: Plan) -> tuple[str, ...]:
     """Names of the header's words, in order; the last ones are there where the plan has `outer` instructions,
     levels that poll."""
-    some = ((SHARERS, has_outer(plan)), (AWAITED, plan.polled), (AWAITED_FROM, plan.polled))
+    some = [(SHARERS, has_outer(plan)), (AWAITED, plan.polled), (AWAITED_FROM, plan.polled)]
+    some.append((AWAITED_SUMS, any(each.partial for each in plan.polled)))
     return (*HEADER, *(name for name, is_there in some if is_there))
 
 

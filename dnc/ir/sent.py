@@ -23,15 +23,25 @@ class Pushed:
 
 @attrs.frozen
 class Polled:
-    """States that say by themselves that they have come: `width` units from `offset` on in the records of
-    `buffer`, which a segment of a level writes and the next levels read as operands. Until they are written
-    they are `NOT_YET`, which no state is."""
+    """What says by itself that it has come: `width` units from `offset` on in the records of `buffer`, which
+    a segment of a level writes. They are states, which the next levels read as operands, or partial sums, all
+    of a record, whose runs the next levels' cells add up. Until they are written they are `NOT_YET`, which
+    none of them is."""
 
     segment: str
     buffer: str
     offset: int
     width: int
+    partial: bool = False
 
 
 # The bits of minus zero: a float that is no state, as zeros are written without a sign.
 NOT_YET = 0x80000000
+
+# Runs of partial sums that a worker's threads wait for in a level that polls, at most.
+MOST_SUMS = 2048
+
+
+def most_sums(share: int, workers: int) -> int:
+    """Rows of a level that polls partial sums, at most, where each of so many workers has `share` units."""
+    return MOST_SUMS // (share * workers)

@@ -93,8 +93,11 @@ def _written(segment: Segment) -> set[str]:
     return {store.buffer for store in segment.stores}
 
 
-def asked_of(plan: Plan, segment: Segment) -> Iterator[_Asked]:
-    """What a level reads of the one before that others made; NotEnough if that is more than can be sent."""
+def asked_of(plan: Plan, segment: Segment, all_sums: bool = True) -> Iterator[_Asked]:
+    """What a level reads of the one before that others made; NotEnough if that is more than can be sent.
+
+    all_sums: of partial sums, a row's load has to read all that its users' products leave in a record.
+    """
     written = _written(segment)
     summed = segment.summed
     if not all(_is_copied(plan, product, written) for product in segment.products):
@@ -117,7 +120,8 @@ def asked_of(plan: Plan, segment: Segment) -> Iterator[_Asked]:
             for buffer in _slots(plan, address.plain) & written:
                 _check_own(segment, buffer, address.offset, load.value)
             for buffer in sorted(_slots(plan, address.partial) & summed):
-                _check_sums(segment, buffer, address.offset, load.value)
+                if all_sums:
+                    _check_sums(segment, buffer, address.offset, load.value)
                 yield buffer, address.offset, None
         elif isinstance(address, BufferAddress | EntriesAddress) and address.buffer in written | summed:
             raise NotEnough

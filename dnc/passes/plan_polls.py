@@ -8,7 +8,9 @@ whoever needs one reads it until it is something else. Barriers stay in the sche
 levels have many rows (`MOST_QUADS` in `codegen/bodies/cuda_polls.py`).
 
 It is done for states that are operands of the segment's own products, if the segment is alone in its levels,
-has its weights on the chip, and reads nothing else that other workers made a level before.
+has its weights on the chip, and reads nothing else that other workers made a level before. And, on the same
+terms, for the partial sums that the recursion's way back adds up; these are as many as there are workers, so
+whether it pays to set them to minus zero is decided batch by batch (`runtime/encoder/awaited.py`).
 """
 
 from __future__ import annotations
@@ -36,8 +38,12 @@ class PlanPolls:
         if tiling.cluster > 1 or tiling.workers == 1 or not _begins_early(plan):
             return plan
         found = [polled for segment in plan.segments for polled in _of(plan, segment)]
-        # A schedule says of one buffer which records are awaited: of several recursions the one behind all.
-        return attrs.evolve(plan, polled=tuple(found[-1:]))
+        # A schedule says of one space which rows are awaited: of several recursions that of the last one.
+        states = [polled for polled in found if not polled.partial][-1:]
+        spaces = {plan.buffer(polled.buffer).space for polled in states}
+        sums = [each for each in found if each.partial and plan.buffer(each.buffer).space in spaces]
+        own = [each for each in sums if each.segment == sums[0].segment]
+        return attrs.evolve(plan, polled=(*states, *own))
 
 
 def _begins_early(plan: Plan) -> bool:
@@ -48,17 +54,21 @@ def _begins_early(plan: Plan) -> bool:
 def _of(plan: Plan, segment: Segment) -> list[Polled]:
     if segment.mapping != UNIT or levels_of(plan, segment) != [segment] or segment.repeated:
         return []
-    if plan.program.stage(segment.stage).direction != FORWARD or len(segment.products) != 1:
+    forward = plan.program.stage(segment.stage).direction == FORWARD
+    if forward and len(segment.products) != 1:
         return []
     placed = shared_out(plan, segment, product_parameters(segment))
     if any(place.residency == STREAMED for place in placed):
         return []
     try:
-        asked = dict.fromkeys(asked_of(plan, segment))
+        asked = list(asked_of(plan, segment, all_sums=False))
     except NotEnough:
         return []
+    asked = list(dict.fromkeys(asked))
+    if not forward and all(value is None for *_, value in asked):
+        return [Polled(segment.name, name, 0, plan.buffer(name).width, partial=True) for name, *_ in asked]
     return [
         Polled(segment.name, buffer, offset, width_of(value))
-        for buffer, offset, value in (asked if len(asked) == 1 else ())
+        for buffer, offset, value in (asked if forward and len(asked) == 1 else ())
         if value is not None
     ]

@@ -1,4 +1,4 @@
-"""Levels that wait for states by looking at them (`dnc/passes/plan_polls.py`)."""
+"""Levels that wait for states, or partial sums, by looking at them (`dnc/passes/plan_polls.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.awaited import awaited_of
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Spread
-from dnc.runtime.phases import sequence
+from dnc.runtime.phases import EVALUATE, sequence
 from dnc.runtime.pool import static_pool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.verifier import ScheduleError, verify
@@ -36,10 +36,25 @@ def polled(plan: Plan) -> list[tuple[str, str, int, int]]:
 
 
 def test_states_over_the_whole_chip_are_polled() -> None:
-    assert polled(plan_of("treelstm", TREE, **CHIP)) == [("encode.Node/0", "encode.Node:state", 0, 64)]
+    assert polled(plan_of("treelstm", TREE, mode="infer", **CHIP)) == [
+        ("encode.Node/0", "encode.Node:state", 0, 64)
+    ]
     assert polled(plan_of("lstm_classifier", {"hidden": 64}, mode="infer", **CHIP)) == [
         ("forward/0", "forward:state", 0, 64)
     ]
+
+
+def test_so_are_the_partial_sums_of_the_way_back() -> None:
+    """All that the recursion's own products leave: of a tree for both children."""
+    for example, settings, buffers in (
+        ("lstm_classifier", {"hidden": 64}, ["forward.grad>forward.h@prev#0"]),
+        ("treelstm", TREE, ["encode.Node.grad>encode.h@left#0", "encode.Node.grad>encode.h@right#1"]),
+    ):
+        plan = plan_of(example, settings, **CHIP)
+        sums = [each for each in plan.polled if each.partial]
+        assert [each.buffer for each in sums] == buffers
+        assert all(plan.buffer(each.buffer).partial and each.width == 64 for each in sums)
+        assert len(plan.polled) == len(sums) + 1
 
 
 @pytest.mark.parametrize(
@@ -56,7 +71,7 @@ def test_states_over_the_whole_chip_are_polled() -> None:
 )
 def test_nothing_is_polled(example: str, settings: dict[str, int], options: dict[str, Any]) -> None:
     plan = plan_of(example, settings, **options)
-    assert not plan.polled and isa.AWAITED not in isa.layout(plan).header
+    assert not plan.polled and not {isa.AWAITED, isa.AWAITED_SUMS} & set(isa.layout(plan).header)
 
 
 ODD = """
@@ -136,11 +151,30 @@ def test_nothing_is_awaited_where_nothing_stands_before_the_recursion() -> None:
     assert awaited_of(plan, [step for step in steps if step.phase > 0], rows) is None
 
 
+def test_sums_are_awaited_where_narrow_levels_gain_more_than_setting_them_costs() -> None:
+    """They are as many as workers: batches with wide levels wait at barriers on the way back."""
+    plan = plan_of("lstm_classifier", {"hidden": 512, "embed": 8}, **CHIP, workers=132)
+    at = isa.layout(plan).header[isa.AWAITED_SUMS]
+    forest = ForestGrower(plan.program, 3).grow(64, 40, "random")
+    encoder = Encoder(prepare(plan, forest), static_pool(plan, rows_of(plan), 1 << 26))
+    narrow, wide = (encoder.encode(np.arange(count), replicas=1, workers=132) for count in (1, 64))
+    for schedule in (narrow, wide):
+        verify(schedule)
+    assert narrow.words[at] == narrow.rows["forward"] and wide.words[at] == 0
+    evaluation = encoder.encode(np.arange(1), replicas=1, workers=132, mode=EVALUATE)
+    assert evaluation.words[at] == 0 < evaluation.words[isa.layout(plan).header[isa.AWAITED]]
+
+
 def test_the_verifier_knows_what_may_be_awaited() -> None:
     plan = plan_of("treelstm", TREE, **CHIP)
     header = isa.layout(plan).header
     schedule = encoder_of(plan).encode(np.arange(6), replicas=2, workers=8)
-    for wrong, message in ((isa.AWAITED, "are awaited; there are"), ("first", "replica 0 awaits other rows")):
+    total = "are awaited; there are"
+    for wrong, message in (
+        (isa.AWAITED, total),
+        (isa.AWAITED_SUMS, total),
+        ("first", "replica 0 awaits other rows"),
+    ):
         words = schedule.words.copy()
         words[header[wrong] if wrong in header else words[header[isa.AWAITED_FROM]] + 1] -= 1
         with pytest.raises(ScheduleError, match=message):
@@ -149,13 +183,13 @@ def test_the_verifier_knows_what_may_be_awaited() -> None:
 
 def test_kernels_publish_what_is_polled_and_never_a_minus_zero() -> None:
     """One by one where levels are narrow, and four at a time where they are not."""
-    names = ("dnc_publish(", "dnc_arrived(", "dnc_publish4(")
+    names = ("dnc_publish(", "dnc_arrived(", "dnc_publish4(", "dnc_runs_arrived(")
     for without in ((), ("polls",)):
         plan = plan_of("treelstm", TREE, **CHIP, workers=2, without=without)
         source = emit_source(plan)["kernel.cu"].decode()
-        assert [name in source for name in names] == [not without] * 3
+        assert [name in source for name in names] == [not without] * len(names)
 
 
 def test_explain_says_what_is_polled() -> None:
     plan = plan_of("treelstm", TREE, **CHIP)
-    assert gather(plan).polls == ("states of encode.Node/0",)
+    assert gather(plan).polls == ("states of encode.Node/0", "partial sums of encode.Node.grad/0")

@@ -38,8 +38,9 @@ WIDE_ROWS = 4 * LANES  # a power of 2
 LOOKING, COPYING = WARPS - 1, WARPS - 2  # warps that look ahead: of few cells they have none
 TURNS = 4  # instructions whose words are kept, in turn: at hand, the next, the one being copied, a power of 2
 # Behind the owners of the turns: twice the next instruction (opcode, row, rows, what is known), and then the
-# first row and the rows that are pushed to it (see `cuda_push`): a level that pushes is not over for all
-# threads when the next begins. Then the turn of the next level that may push, signals of two words, lists.
+# first row and the rows that are pushed to it (see `cuda_push`): a level that pushes, or one behind which
+# another polls, is not over for all threads when the next begins. Then the turn of the next level that may
+# push, signals of two words, lists.
 NEXT, NEXT_WORDS, PUSHED = TURNS, 6, 4
 TURN = NEXT + 2 * NEXT_WORDS
 SIGNAL = TURN + 2
@@ -96,20 +97,27 @@ class Ahead:
     for all threads where levels begin and end.
 
     look: emits the looks ahead, where the instruction at hand is one of a level; known: of that, whether the
-    words of its first tile are there (KNOWN). Where it pushes, also whether the same segment stands behind
-    the next barrier (FOLLOWED), and in the bits above its turn for pushes and its place in the queue.
+    words of its first tile are there (KNOWN). Where it pushes or polls, its place in the queue is in the
+    upper bits; where it pushes, so are its turn for that, and whether the same segment stands behind the
+    next barrier (FOLLOWED).
     """
 
     memory: Any
     place: Any
     known: Expr = 0
     pushes: bool = False
+    polls: bool = False
     look: Callable[[Worker], None] | None = None
 
     @property
     def at(self) -> Expr:
         """Where the instruction at hand stands in the queue."""
-        return T.shift_right(self.known, AT_BIT) if self.pushes else self.place[0]
+        return T.shift_right(self.known, AT_BIT) if self.carries else self.place[0]
+
+    @property
+    def carries(self) -> bool:
+        """Whether what is known has more than one bit."""
+        return self.pushes or self.polls
 
     def turn(self, at: Expr) -> Expr:
         """The turn of an instruction: its place is even or odd as the first of its level."""
@@ -126,7 +134,15 @@ class Ahead:
 
     def next_at(self) -> Expr:
         """Where the next instruction is noted."""
-        return NEXT + (T.bitwise_and(self.turn_of_pushes, 1) * NEXT_WORDS if self.pushes else 0)
+        if not self.carries:
+            return NEXT
+        turn = self.turn_of_pushes if self.pushes else self.level
+        return NEXT + T.bitwise_and(turn, 1) * NEXT_WORDS
+
+    @property
+    def level(self) -> Expr:
+        """A number of the level at hand: of the next one, one more."""
+        return self.at // 2
 
     def next(self) -> tuple[Expr, list[Expr]]:
         """The opcode of the level's instruction behind the next barrier, below zero where that is not so, or
@@ -216,8 +232,10 @@ def _opcode_behind(plan: Plan, window: Any, entry: Expr, count: int, level: Mapp
 def known_of(plan: Plan, ahead: Ahead, window: Any, entry: Expr, level: Mapping[int, Segment]) -> Expr:
     """What is known of an instruction that was fetched, at word `entry` of the window."""
     at = ahead.place[0]
-    if not ahead.pushes:
+    if not ahead.carries:
         return ahead.has(at)
+    if not ahead.pushes:
+        return ahead.has(at) + T.shift_left(at, AT_BIT)
     same = _opcode_behind(plan, window, entry, 1, level) == window[entry]
     turn = T.shift_left(ahead.memory[TURN], TURN_BIT)
     return ahead.has(at) + T.Select(same, FOLLOWED, 0) + turn + T.shift_left(at, AT_BIT)
@@ -262,9 +280,11 @@ def _note(worker: Worker, behind: _Behind) -> None:
     row, rows = behind.fields(worker, 1)
     with when(worker.lane == 0):
         known = ahead.has(ahead.at + 2)
+        if ahead.carries:
+            known = known + T.shift_left(ahead.at + 2, AT_BIT)
         if push is not None:
             known = known + T.Select(both(first >= 0, behind.second == first), FOLLOWED, 0)
-            known = known + T.shift_left(ahead.at + 2, AT_BIT) + T.shift_left(push.next_turn, TURN_BIT)
+            known = known + T.shift_left(push.next_turn, TURN_BIT)
         for place, value in enumerate((first, row, rows, known)):
             put(ahead.memory, ahead.next_at() + place, value)
         if push is not None:
@@ -317,7 +337,7 @@ def lists_at_hand(worker: Worker, segment: Segment, begin: Expr, row: Expr, rows
     def first() -> Expr:
         return WORDS + ahead.turn(ahead.at) * turn_words(worker.plan)
 
-    unknown = (T.bitwise_and(ahead.known, KNOWN) if ahead.pushes else ahead.known) == 0
+    unknown = (T.bitwise_and(ahead.known, KNOWN) if ahead.carries else ahead.known) == 0
     with when(both(T.bitwise_and(begin, most - 1) == 0, any_of(begin > 0, unknown))):
         with when(worker.warp == _copying(worker.plan)):
             _copy(worker, segment, let("copy_to", first()), row + begin, rows - begin)

@@ -179,6 +179,8 @@ def quad_cells(tile: UnitTile) -> None:
 
 
 def _quad_cells(tile: UnitTile) -> None:
+    access = attrs.evolve(tile.worker.access, polls=None)  # levels that poll are too narrow to come here
+    tile = attrs.evolve(tile, worker=attrs.evolve(tile.worker, access=access))
     worker, units = tile.worker, tile.units
     quads = units // QUAD
     with stride_loop("cell", worker.thread, tile.count * quads, THREADS) as item:

@@ -102,7 +102,8 @@ def stage_operand(
             else:
                 stage(count, 1, worker)
 
-        far, awaits = attrs.evolve(worker, push=None), worker.awaits
+        far = attrs.evolve(worker, push=None)
+        awaits = None if worker.awaits is None or worker.awaits.sums else worker.awaits
         if awaits is not None:
             with when(tirx.Not(awaits.by_data(count))):
                 stage_all(far)
@@ -119,7 +120,7 @@ def stage_operand(
         if awaits is not None:
             with when(awaits.by_data(count)):
                 rows = fixed("polled_rows", T.Select(count <= NARROW, count, rounded))
-                awaits.stage(StagedRows(pieces, first, count, rows, at))
+                awaits.stage(worker, StagedRows(pieces, first, count, rows, at))
         cuda.copy_wait(0)
     else:
         rows = let("staged", rounded)

@@ -1,52 +1,54 @@
-"""Polled states on CUDA: levels of a replica that is no cluster, which wait for what they read, not for all.
+"""Polls on CUDA: levels of a replica that is no cluster, which wait for what they read, not for all workers.
 
-In: the operands of a level with few rows. Out: statements that read them until all are there, into the
-staging area. What is "not yet" is minus zero (`ir.sent.NOT_YET`); the kernel writes it before the recursion,
-in front of the barrier that ends what stands there, and no state is ever written as such. See
-`passes/plan_polls.py`.
+In: a level with few rows, which polls states that are its operands, or partial sums that its cells add up.
+Out: statements that read them until all are there. What is "not yet" is minus zero (`ir.sent.NOT_YET`); the
+kernel writes it before the recursion, in front of the barrier that ends what stands there, and neither
+states nor sums are ever written as such. See `passes/plan_polls.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 
 import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
+from dnc.codegen import sync
 from dnc.codegen.bodies.cuda_operands import StagedRows, quad_places
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, both, fixed, let, local, put, quad_at, stride_loop, when, wide
+from dnc.codegen.emit import Expr, any_of, both, fixed, let, local, put, quad_at, stride_loop, when, wide
 from dnc.codegen.quads import QUAD
 from dnc.ir import isa
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import Plan, Polled, Segment
-from dnc.ir.sent import NOT_YET
+from dnc.ir.plan import Plan, Polled, Segment, unit_share
+from dnc.ir.sent import NOT_YET, most_sums
 
 # Quads of operands of a level that polls, a thread. Whoever polls is in the way of stores: with five,
 # launches of an RNN of 1,152 units took 1,284 us, and 1,116 with barriers and copies.
 MOST_QUADS = 2
 
-# (position of the four floats, whether they are waited for, their places) -> nonzero where that was given up
-Poll = Callable[[Expr, Expr, list[Expr]], Expr]
+
+def polled_of(plan: Plan, segment: Segment) -> tuple[Polled, ...]:
+    """What the levels of a segment poll: states of a buffer, or partial sums of some."""
+    return tuple(polled for polled in plan.polled if polled.segment == segment.name)
 
 
-def polled_of(plan: Plan, segment: Segment) -> Polled | None:
-    """What the levels of a segment poll; None if nothing."""
-    return next((polled for polled in plan.polled if polled.segment == segment.name), None)
-
-
-def most_polled(segment: Segment) -> int:
-    """Rows of a level that polls, at most, for what its operands are."""
+def most_polled(worker: Worker, segment: Segment) -> int:
+    """Rows of a level that polls, at most, for what its operands are, or how many runs it adds up."""
+    if polled_of(worker.plan, segment)[0].partial:
+        return most_sums(unit_share(segment.units, worker.workers), worker.workers)
     return MOST_QUADS * THREADS * QUAD // sum(piece.width for piece in segment.products[0].pieces)
 
 
 def unset(worker: Worker) -> None:
-    """At the beginning of a launch, by the workers of every replica: none of its states has come."""
+    """At the beginning of a launch, by the workers of every replica: nothing that is polled has come."""
     access, workers = worker.access, worker.workers
     for polled in worker.plan.polled:
-        with when(access.header(isa.AWAITED) > 0):
-            quads, width = polled.width // QUAD, worker.plan.buffer(polled.buffer).width
+        with when(access.header(_awaited(polled)) > 0):
+            runs = workers if polled.partial else 1
+            quads, width = polled.width * runs // QUAD, worker.plan.buffer(polled.buffer).width * runs
             records = access.header(isa.AWAITED_FROM) + worker.number // workers
             low, end = (let(name, worker.words[records + i]) for i, name in enumerate(("low", "end")))
             first = access.base(polled.buffer) + polled.offset + wide(low) * width
@@ -61,24 +63,40 @@ def unset(worker: Worker) -> None:
 
 @attrs.frozen(eq=False)
 class Awaited:
-    """What a level polls, of `most` rows at most. poll: waits for four floats. give_up: what a thread says
-    that waited in vain."""
+    """What a level polls, of `most` rows at most. waiter: who waits. give_up: what a thread says that waited
+    in vain."""
 
     worker: Worker
-    polled: Polled
+    polled: tuple[Polled, ...]
     most: int
-    poll: Poll
+    waiter: Callable[[], sync.Waiter]
     give_up: Callable[[], None]
 
     def by_data(self, rows: Expr) -> Expr:
         """Whether a level of so many rows polls: the same for all workers."""
-        return both(self.worker.access.header(isa.AWAITED) > 0, rows <= self.most)
+        return both(self._records > 0, rows <= self.most)
 
-    def stage(self, staged: StagedRows) -> None:
+    @property
+    def sums(self) -> bool:
+        """Whether cells poll partial sums, and not products their operands."""
+        return self.polled[0].partial
+
+    @property
+    def _records(self) -> Expr:
+        return self.worker.access.header(_awaited(self.polled[0]))
+
+    def _are_awaited(self, at: Expr) -> Expr:
+        """Whether what stands at a position of the pool is waited for."""
+        found = []
+        for polled in self.polled:
+            width = self.worker.plan.buffer(polled.buffer).width
+            low = fixed("polled_from", self.worker.access.base(polled.buffer), "int64")
+            words = wide(self._records) * (width * self.worker.workers if self.sums else width)
+            found.append(both(at >= low, at < low + words))
+        return reduce(any_of, found)
+
+    def stage(self, worker: Worker, staged: StagedRows) -> None:
         """Reads operands as `start_quads` copies them; all that a thread reads is under way together."""
-        worker, buffer = self.worker, self.polled.buffer
-        low = fixed("polled_from", worker.access.base(buffer), "int64")
-        words = wide(worker.access.header(isa.AWAITED)) * worker.plan.buffer(buffer).width
         failed = local("failed", "int32", 0)
         total = let("quads", staged.rows * staged.quads)
         with stride_loop("item", worker.thread, total, THREADS * MOST_QUADS) as item:
@@ -88,9 +106,29 @@ class Awaited:
             for place, values in zip(places, parts, strict=True):
                 T.evaluate(cuda.LOAD4_RELAXED(T.address_of(worker.pool[place.source]), *values))
             for part, (place, values) in enumerate(zip(places, parts, strict=True)):
-                waits = both(place.source >= low, place.source < low + words)
-                put(failed, 0, T.bitwise_or(failed[0], self.poll(place.source, waits, values)))
+                source, waits = T.address_of(worker.pool[place.source]), self._are_awaited(place.source)
+                vain = sync.arrived(source, T.cast(waits, "int32"), values, self.waiter())
+                put(failed, 0, T.bitwise_or(failed[0], vain))
                 with when(item + part * THREADS < total):
                     T.buffer_store(worker.staging, read[quad_at(QUAD * part)], [quad_at(place.to)])
         with when(failed[0] != 0):
             self.give_up()
+
+    def polling(self, worker: Worker, rows: Expr) -> Worker:
+        """A worker of a level of so many rows, whose cells wait for the runs of polled sums."""
+
+        def poll(at: Expr, stride: int, count: int, last: Expr) -> list[Expr]:
+            values = local("runs", "float32", T.float32(0.0), count)
+            waits = T.cast(both(self.by_data(rows), self._are_awaited(at)), "int32")
+            source, first = T.address_of(worker.pool[at]), T.address_of(values[0])
+            vain = sync.runs_arrived(source, stride, last, waits, self.waiter(), first, count)
+            with when(vain != 0):
+                self.give_up()
+            return [values[i] for i in range(count)]
+
+        return attrs.evolve(worker, access=attrs.evolve(worker.access, polls=poll))
+
+
+def _awaited(polled: Polled) -> str:
+    """The word of the header that says how many records are awaited."""
+    return isa.AWAITED_SUMS if polled.partial else isa.AWAITED

@@ -9,13 +9,14 @@ however many lanes there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
+from dnc.codegen.access import Runs
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop
@@ -63,22 +64,26 @@ class Sharing:
     width: int
     together: int
 
-    def sum(self, read: Callable[[Expr], Expr]) -> Expr:
-        """The sum of read(run) over all runs, on every lane. A group adds up `MOST_RUNS` at a time."""
+    def sum(self, runs: Runs) -> Expr:
+        """The sum of all runs, on every lane. A group adds up `MOST_RUNS` at a time."""
         total = local("runs", "float32", T.float32(0.0))
         with stride_loop("first_part", 0, parts_of(self.runs), self.groups * self.together) as begin:
             parts = [fixed("part", begin + self.group + self.groups * k) for k in range(self.together)]
-            loaded = [self._load(part, read) for part in parts]
+            loaded = [self._load(part, runs) for part in parts]
             for part, held in zip(parts, loaded, strict=True):
                 self._add(total, part, held)
         return let("summed", total[0])
 
-    def _load(self, part: Expr, read: Callable[[Expr], Expr]) -> list[Expr]:
+    def _load(self, part: Expr, runs: Runs) -> list[Expr]:
         """The runs of a part, or of one that there is."""
         near = part
         if self._may_miss:
             near = fixed("near_part", smaller(part, parts_of(self.runs) - 1))
-        return [let("run", self._read(near * MOST_RUNS + number, read)) for number in range(MOST_RUNS)]
+        first = let("first_run", near * MOST_RUNS)
+        found = runs.some(first, MOST_RUNS, self.runs - 1)
+        if self.runs % MOST_RUNS == 0:
+            return found
+        return [T.Select(first + k < self.runs, value, T.float32(0.0)) for k, value in enumerate(found)]
 
     @property
     def _may_miss(self) -> bool:
@@ -98,12 +103,6 @@ class Sharing:
             lane = self.first + self.own + T.Select(there, group * self.width, 0)
             other = let("other", T.cuda._shfl_sync(self.mask, own, lane, LANES))
             put(total, 0, total[0] + T.Select(there, other, T.float32(0.0)))
-
-    def _read(self, run: Expr, read: Callable[[Expr], Expr]) -> Expr:
-        """What a run has; zero behind the last one."""
-        if self.runs % MOST_RUNS == 0:
-            return read(run)
-        return T.Select(run < self.runs, read(smaller(run, self.runs - 1)), T.float32(0.0))
 
 
 def _together(worker: Worker, groups: int) -> int:

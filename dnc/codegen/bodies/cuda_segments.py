@@ -266,10 +266,13 @@ def _transposed(tile: UnitTile, begin: Expr, rows: Expr) -> None:
 
 
 def _cells(tile: UnitTile, early: EarlyLoads, quads: bool) -> None:
-    """Cells with a unit a thread; quads: or with four, where these are many."""
-    one_unit, four = partial(_unit_cells, tile, early), partial(quad_cells, tile)
+    """Cells with a unit a thread; quads: or with four, where these are many, too many for polls."""
+    near, awaits = tile, tile.worker.awaits
+    if awaits is not None and awaits.sums:
+        near = attrs.evolve(tile, worker=awaits.polling(tile.worker, tile.count))
+    one_unit, four = partial(_unit_cells, near, early), partial(quad_cells, near)
     if shares_runs(tile.worker, tile.segment):
-        (four if quads else partial(shared_cells, tile))()
+        (four if quads else partial(shared_cells, near))()
     elif quads:
         either(tile.count * tile.units <= ROUNDS * THREADS, one_unit, four)
     elif goes_in_pairs(tile):

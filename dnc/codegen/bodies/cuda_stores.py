@@ -30,6 +30,16 @@ def store_columns(
     """
     value, width = let("value", values), lanes(values)
     push = worker.push
+
+    def write(at: Expr, one: Expr) -> None:
+        if not worker.access.is_polled(buffer, offset):
+            T.buffer_store(worker.pool, one, [at if lanes(one) == 1 else place(at)])
+            return
+        assert worker.access.publish is not None
+        parts = [one] if lanes(one) == 1 else [lane4(one, i) for i in range(lanes(one))]
+        for i in range(0, len(parts), 4 if len(parts) == 4 else 1):
+            worker.access.publish(at + i, parts[i : i + 4] if len(parts) == 4 else [parts[i]])
+
     for buffer, offset, low, high in product.stores:
         at = worker.access.record(buffer, row) + (offset - low) + column
         sent = push.sums(buffer) if push is not None else []
@@ -38,7 +48,7 @@ def store_columns(
                 if worker.reduction is not None:
                     worker.reduction.send(buffer, offset, row, column - low, value)
                     continue
-                T.buffer_store(worker.pool, value, [place(at)])
+                write(at, value)
                 for item in sent:
                     with when(push.sends):
                         push.send_sums(item, row, column - low, value)
@@ -46,7 +56,7 @@ def store_columns(
             for i in range(width):
                 with when(both(column + i >= low, column + i < high)):
                     one = value if width == 1 else lane4(value, i)
-                    put(worker.pool, at + i, one)
+                    write(at + i, one)
                     for item in sent:
                         with when(push.sends):
                             push.send_sums(item, row, column + i - low, one)

@@ -1,13 +1,14 @@
 """Transposed products with weights in shared memory or L2 on CUDA: partial sums over the worker's rows.
 
 In: a tile whose deltas are staged. Out: statements that store the partial sums, for the workers of a
-replica to add up. Rows are spread over the warps, whose sums are added up through staging in a fixed
-order; or every thread has a column, over all rows.
+replica to add up. For few vertices every thread has four neighbouring columns, over all rows; of the columns
+that are too few for all threads, several warps have some rows each, whose sums are added up through staging
+in a fixed order. For many vertices a thread has a column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import attrs
@@ -16,10 +17,11 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_stores import store_columns
-from dnc.codegen.bodies.cuda_weights import ChunkReader, chunk_reader, weight_place
-from dnc.codegen.bodies.cuda_worker import CHUNK, chunks, rows_per_warp
+from dnc.codegen.bodies.cuda_weights import weight_place
 from dnc.codegen.emit import (
     Expr,
+    both,
+    by_size,
     either,
     fixed,
     lane4,
@@ -33,33 +35,50 @@ from dnc.codegen.emit import (
     when,
 )
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import STREAMED, Placement, TransposedProduct, unit_share
+from dnc.ir.plan import STREAMED, Placement, TransposedProduct, padded, unit_share
 
-COLUMN_GROUP = 4  # chunks that are summed over the warps at a time, for several vertices
-MOST_SUMS = 32  # that a thread holds
 COLUMN_VERTICES = 16  # vertices whose sums a thread holds that has a column to itself
 ROWS_TOGETHER = 2  # rows whose weights such a thread loads together
-LOADS_AHEAD = 16  # of weights of several rows, which a thread starts together where registers hold none
-FEW = 4  # vertices for which it is not worth giving every thread a column
+QUAD_ROWS = 4  # the same for a thread with four columns
+LOADS_AHEAD = 16  # of weights, which a thread with four columns starts together where registers hold none
+QUAD_STEPS = (1, 2, 4)  # vertices that such a thread sums together
+FEW = QUAD_STEPS[-1]  # vertices up to which threads have four columns
 
 
-def vertices_together(columns: int, tile: int) -> int:
-    """Vertices that are summed together."""
-    return min(tile, max(1, MOST_SUMS // (4 * min(COLUMN_GROUP, chunks(columns)))))
+@attrs.frozen
+class _Spread:
+    """How the quads of a row are spread over the threads.
+
+    whole: quads of a thread, over all rows. rest: those behind, for which warps are divided into `parts` of
+    `warps`; every part has some of the rows, and a lane a quad.
+    """
+
+    whole: int
+    rest: int
+
+    @property
+    def warps(self) -> int:
+        """Warps of a part."""
+        return -(-self.rest // LANES)
+
+    @property
+    def parts(self) -> int:
+        """Parts of the rows."""
+        return WARPS // self.warps if self.rest else 1
+
+    @property
+    def scratch(self) -> int:
+        """Words that the sums of all parts take, for a vertex."""
+        return 4 * self.rest * self.parts if self.parts > 1 else 0
 
 
-def _chunks_together(columns: int, vertices: int) -> int:
-    """Chunks that are summed over the warps at a time: of one vertex all that a thread has sums for, in
-    groups of about the same size."""
-    most = MOST_SUMS // 4 if vertices == 1 else COLUMN_GROUP
-    every = chunks(columns)
-    return -(-every // -(-every // most))
+def _spread(columns: int) -> _Spread:
+    return _Spread(*divmod(padded(columns) // 4, THREADS))
 
 
 def scratch_words(columns: int, tile: int, buffers: int) -> int:
-    """Staging that `transposed` needs for the sums of the warps."""
-    sizes = {1, vertices_together(columns, tile)}
-    return buffers * WARPS * CHUNK * max(size * _chunks_together(columns, size) for size in sizes)
+    """Staging that `transposed` needs for the sums of the parts."""
+    return buffers * min(tile, FEW) * _spread(columns).scratch
 
 
 @attrs.frozen(eq=False)
@@ -81,25 +100,32 @@ class _Sums:
         staging = self.tile.staging
         return staging.deltas[self.product.delta].place(row, vertex)
 
+    def deltas(self, row: Expr, first: Expr, count: int) -> list[Expr]:
+        """Those of neighbouring vertices."""
+        staging, at = self.tile.worker.staging, self.delta_at(row, first)
+        if count % 4 or self.tile.staging.tile % 4:
+            return [let("delta", staging[at + v]) for v in range(count)]
+        quads = [let("delta", staging[quad_at(at + quad)]) for quad in range(0, count, 4)]
+        return [lane4(quad, i) for quad in quads for i in range(4)]
+
 
 def transposed(tile: UnitTile, product: TransposedProduct) -> None:
-    """Partial sums over the worker's rows for all vertices of a tile, a few at a time.
+    """Partial sums over the worker's rows for all vertices of a tile.
 
-    `scratch_words` of staging from 0 on are for the sums of the warps. Barriers inside; ends with one.
+    `scratch_words` of staging from 0 on are for the sums of parts of the rows. Ends with a barrier.
     """
-    placement = tile.placement(product)
-    sums = _Sums(tile, product, placement, tile.weights_at(product))
+    sums = _Sums(tile, product, tile.placement(product), tile.weights_at(product))
 
-    def by_rows(step: int) -> Callable[[], None]:
-        return lambda: _by_rows(sums, step)
+    size = tile.staging.tile
+    steps = sorted({min(size, step) for step in QUAD_STEPS})
 
-    step = vertices_together(placement.columns, tile.staging.tile)
-    if tile.staging.tile % 4 == 0 and tile.staging.tile > FEW:
-        either(tile.count <= FEW, by_rows(step), lambda: _by_columns(sums))
-    elif step > 1:
-        either(tile.count == 1, by_rows(1), by_rows(step))
+    def few() -> None:
+        by_size(tile.count, [(step, partial(_by_quads, sums, step)) for step in steps])
+
+    if size % 4 == 0 and size > FEW:
+        either(tile.count <= FEW, few, lambda: _by_columns(sums))
     else:
-        by_rows(1)()
+        few()
 
 
 def _by_columns(sums: _Sums) -> None:
@@ -112,84 +138,98 @@ def _by_columns(sums: _Sums) -> None:
         totals = local("sums", "float32", T.float32(0.0), step)
         with loop("row", sums.rows, unroll=ROWS_TOGETHER) as row:
             weight = let("weight", weights[place(row, column)])
-            for quad in range(0, step, 4):
-                delta = let("delta", worker.staging[quad_at(sums.delta_at(row, first) + quad)])
-                for i in range(4):
-                    put(totals, quad + i, cuda.fma(weight, lane4(delta, i), totals[quad + i]))
+            for v, delta in enumerate(sums.deltas(row, first, step)):
+                put(totals, v, cuda.fma(weight, delta, totals[v]))
         for v in range(step):
             with when(first + v < tile.count):
                 store_columns(worker, sums.product, tile.first + first + v, column, totals[v], lambda at: at)
     worker.synchronize()
 
 
-def _by_rows(sums: _Sums, step: int) -> None:
-    """Rows spread over the warps, whose sums are added up through staging.
+def _by_quads(sums: _Sums, step: int) -> None:
+    """Four columns a thread, for `step` vertices at a time.
 
-    With two buffers a warp goes on to the next sums while others still add up the last ones.
+    With two buffers a warp goes on to the next vertices while others still add up the last ones.
     """
     tile, worker, buffers = sums.tile, sums.tile.worker, sums.tile.staging.buffers
-    weights = chunk_reader(worker, sums.placement, sums.weights_at)
-    all_chunks = chunks(sums.placement.columns)
-    together = _chunks_together(sums.placement.columns, step)
-    groups = -(-all_chunks // together)
-    size = WARPS * step * together * CHUNK
+    spread = _spread(sums.placement.columns)
+    size = step * spread.scratch
     with stride_loop("first", 0, tile.count, step) as first:
-        for number, begin in enumerate(range(0, all_chunks, together)):
-            group = range(begin, min(begin + together, all_chunks))
-            scratch = fixed("scratch", (first // step * groups + number) % buffers * size)
-            _sum_of_warp(sums, weights, group, step, first, scratch)
+        scratch = fixed("scratch", first // step % buffers * size)
+        if spread.rest:
+            _sum_rest(sums, spread, step, first, scratch)
+        if spread.whole:
+            with stride_loop("quad", worker.thread, spread.whole * THREADS, THREADS) as quad:
+                totals = _sum_rows(sums, quad, 0, sums.rows, step, first)
+                for v in range(step):
+                    _store(sums, first + v, quad, totals[quad_at(4 * v)])
+        if size:
             worker.synchronize()
-            _add_warps(sums, group, step, first, scratch)
+            _add_parts(sums, spread, step, first, scratch)
             if buffers == 1:
                 worker.synchronize()
-    if buffers > 1:
+    if not size or buffers > 1:
         worker.synchronize()
 
 
-def _sum_of_warp(
-    sums: _Sums, weights: ChunkReader, group: range, step: int, first: Expr, scratch: Expr
-) -> None:
-    """The warp's sums over its rows of a group of chunks, for `step` vertices, into scratch."""
-    worker, width = sums.tile.worker, len(group)
-    rows = rows_per_warp(sums.placement, worker.workers)
-    totals = local("sums", "float32", T.float32(0.0), step * width * 4)
-
-    def add_row(row: Any) -> None:
-        index = worker.warp * rows + row
-        near = T.min(index, sums.rows - 1)
-        delta = []
-        for v in range(step):
-            found = worker.staging[sums.delta_at(near, first) + v]
-            delta.append(let("delta", T.Select(index < sums.rows, found, T.float32(0.0))))
-        for chunk in range(width):
-            weight = weights(row, group.start + chunk)
-            for v in range(step):
-                for i in range(4):
-                    at = (v * width + chunk) * 4 + i
-                    put(totals, at, cuda.fma(weight[i], delta[v], totals[at]))
-
+def _sum_rows(sums: _Sums, quad: Expr, begin: Expr, count: int, step: int, first: Expr) -> Any:
+    """Sums of `count` rows from `begin` on in a quad of columns, for `step` vertices."""
+    worker = sums.tile.worker
+    weights, place = weight_place(worker, sums.placement, sums.weights_at)
+    totals = local("sums", "float32", T.float32(0.0), 4 * step)
     ahead = sums.placement.residency == STREAMED and not worker.crowded
-    with loop("row", rows, unroll=LOADS_AHEAD // width if ahead else False) as row:
-        add_row(row)
-    for v in range(step):
-        for chunk in range(width):
-            at = scratch + (worker.warp * step + v) * width * CHUNK + chunk * CHUNK + worker.lane * 4
-            value = totals[quad_at((v * width + chunk) * 4)]
-            T.buffer_store(worker.staging, value, [quad_at(at)])
+    with loop("row", count, unroll=LOADS_AHEAD if ahead else QUAD_ROWS) as own:
+        row, deltas = begin + own, []
+        if isinstance(begin, int):
+            deltas = sums.deltas(row, first, step)
+        else:  # the last part may have fewer
+            near = T.min(row, sums.rows - 1)
+            found = sums.deltas(near, first, step)
+            deltas = [T.Select(row < sums.rows, delta, T.float32(0.0)) for delta in found]
+            row = near
+        weight = let("weight", weights[quad_at(place(row, 4 * quad))])
+        for v, delta in enumerate(deltas):
+            for i in range(4):
+                put(totals, 4 * v + i, cuda.fma(lane4(weight, i), delta, totals[4 * v + i]))
+    return totals
 
 
-def _add_warps(sums: _Sums, group: range, step: int, first: Expr, scratch: Expr) -> None:
-    """Adds up what the warps left in scratch, in their order, and stores it."""
-    tile, worker, quads = sums.tile, sums.tile.worker, len(group) * LANES
-    with stride_loop("item", worker.thread, step * quads, THREADS) as item:
-        vertex = fixed("vertex", item // quads)
-        column = fixed("column", (item - vertex * quads) * 4)
+def _store(sums: _Sums, vertex: Expr, quad: Expr, values: Expr) -> None:
+    """Stores four columns of a vertex, if there is such a one."""
+    with when(vertex < sums.tile.count):
+        store_columns(sums.tile.worker, sums.product, sums.tile.first + vertex, 4 * quad, values)
+
+
+def _sum_rest(sums: _Sums, spread: _Spread, step: int, first: Expr, scratch: Expr) -> None:
+    """The quads that are too few for all threads: stored, or a part's sums of them left in scratch."""
+    worker, before = sums.tile.worker, spread.whole * THREADS
+    if spread.parts == 1:
+        with when(worker.thread < spread.rest):
+            quad = before + worker.thread
+            totals = _sum_rows(sums, quad, 0, sums.rows, step, first)
+            for v in range(step):
+                _store(sums, first + v, quad, totals[quad_at(4 * v)])
+        return
+    part = fixed("part", worker.warp // spread.warps)
+    own = fixed("own", worker.thread - part * (spread.warps * LANES))
+    rows = -(-sums.rows // spread.parts)
+    with when(both(part < spread.parts, own < spread.rest)):
+        totals = _sum_rows(sums, before + own, part * rows, rows, step, first)
+        for v in range(step):
+            at = scratch + ((part * step + v) * spread.rest + own) * 4
+            T.buffer_store(worker.staging, totals[quad_at(4 * v)], [quad_at(at)])
+
+
+def _add_parts(sums: _Sums, spread: _Spread, step: int, first: Expr, scratch: Expr) -> None:
+    """Adds up what the parts left in scratch, in their order, and stores it."""
+    worker = sums.tile.worker
+    with stride_loop("item", worker.thread, step * spread.rest, THREADS) as item:
+        vertex = fixed("vertex", item // spread.rest)
         total = named("total", T.alloc_local((4,), "float32"))
-        for warp in range(WARPS):
-            at = scratch + (warp * step + vertex) * (quads * 4) + column
+        for part in range(spread.parts):
+            at = scratch + (part * (step * spread.rest) + item) * 4
             found = let("found", worker.staging[quad_at(at)])
             for i in range(4):
-                put(total, i, lane4(found, i) if warp == 0 else total[i] + lane4(found, i))
-        with when(first + vertex < tile.count):
-            row = tile.first + first + vertex
-            store_columns(worker, sums.product, row, group.start * CHUNK + column, total[quad_at(0)])
+                put(total, i, lane4(found, i) if part == 0 else total[i] + lane4(found, i))
+        quad = spread.whole * THREADS + item - vertex * spread.rest
+        _store(sums, first + vertex, quad, total[quad_at(0)])

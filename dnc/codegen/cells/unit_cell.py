@@ -155,7 +155,7 @@ class UnitCell:
             element = self.element(store.value, gate)
             if store.children is None:
                 at = self.access.record(store.buffer, self.row) + store.offset
-                if self.access.is_polled(store):
+                if self.access.is_polled(store.buffer, store.offset):
                     assert self.access.publish is not None
                     self.access.publish(shift(at, element), (found,))
                 else:

@@ -1,8 +1,9 @@
-"""Awaited states: which records of the polled buffer every replica sets to "not yet", a batch.
+"""What is awaited: which rows' records of polled buffers every replica sets to "not yet", a batch.
 
 In: a plan, the steps of a mode, the rows of its spaces. Out: words of the header, and the list that they lead
 to. No level polls where a replica begins with the recursion, as no barrier would part setting and writing;
-nor where its records do not lie side by side.
+nor where its records do not lie side by side. Partial sums, as many as workers, are awaited where narrow
+levels gain more than setting all of them costs.
 """
 
 from __future__ import annotations
@@ -10,27 +11,41 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dnc.ir import isa
 from dnc.ir.phases import FIRST
-from dnc.ir.plan import Plan
+from dnc.ir.plan import Plan, unit_share
+from dnc.ir.sent import most_sums
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers, Words
 from dnc.runtime.phases import Step
 
+# Floats of partial sums that are set to "not yet" in the time that a narrow level gains, about 1 us.
+FLOATS_A_LEVEL = 500_000
+
+Flags = NDArray[np.bool_]
+
 
 def encode_awaited(
-    plan: Plan, steps: Sequence[Step], rows: Mapping[str, Rows], replicas: int, body: Words
+    plan: Plan,
+    steps: Sequence[Step],
+    rows: Mapping[str, Rows],
+    replicas: int,
+    workers: int,
+    body: Words,
 ) -> dict[str, int | Numbers]:
     """Appends the list; the header's words that say so, by name."""
     records = awaited_of(plan, steps, rows)
     if records is None:
         return {}
+    sums = records.sum(axis=1) * _awaits_sums(plan, steps, rows, workers)
     firsts = np.zeros((len(records), replicas + 1), np.int32)
     ends = records.cumsum(axis=1)
     firsts[:, 1 : ends.shape[1] + 1] = ends
     firsts[:, ends.shape[1] + 1 :] = ends[:, -1:]
-    return {isa.AWAITED: ends[:, -1], isa.AWAITED_FROM: body.add(firsts)}
+    found: dict[str, int | Numbers] = {isa.AWAITED: ends[:, -1], isa.AWAITED_FROM: body.add(firsts)}
+    return found | ({isa.AWAITED_SUMS: sums} if any(each.partial for each in plan.polled) else {})
 
 
 def awaited_of(plan: Plan, steps: Sequence[Step], rows: Mapping[str, Rows]) -> Numbers | None:
@@ -47,3 +62,16 @@ def awaited_of(plan: Plan, steps: Sequence[Step], rows: Mapping[str, Rows]) -> N
     if found.shape[1] > 1 and found.shape[2] > 1:  # rows that select from stacks lie together
         waits[:] = False
     return own * waits[:, None] if waits.any() else None
+
+
+def _awaits_sums(plan: Plan, steps: Sequence[Step], rows: Mapping[str, Rows], workers: int) -> Flags:
+    """Of every batch whether it awaits partial sums."""
+    segments = {step.segment.name: step.segment for step in steps}
+    polled = [each for each in plan.polled if each.partial and each.segment in segments]
+    if not polled:
+        return np.zeros(1, np.bool_)
+    counts = rows[plan.buffer(polled[0].buffer).space].counts.sum(axis=1)
+    most = most_sums(unit_share(segments[polled[0].segment].units, workers), workers)
+    narrow = ((counts > 0) & (counts <= most)).sum(axis=2)
+    floats = counts.sum(axis=(1, 2)) * workers * sum(each.width for each in polled)
+    return np.asarray(floats <= narrow.max(axis=1) * FLOATS_A_LEVEL)

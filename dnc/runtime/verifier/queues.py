@@ -92,9 +92,12 @@ class Queues:
 
     def _polls(self, queues: list[Ints]) -> None:
         """Every replica awaits its own rows, all of them, and an exchange stands before the first."""
-        awaited, plan = self.text.awaited, self.text.plan
+        plan = self.text.plan
         meetings = [self.text.number[name] for name in (isa.REPLICA_BARRIER, isa.GRID_BARRIER)]
-        for polled in plan.polled if awaited else ():
+        for polled in plan.polled:
+            awaited = self.text.awaited[polled.partial]
+            if not awaited:
+                continue
             total = self.text.rows[plan.buffer(polled.buffer).space]
             need(awaited == total, f"{awaited} rows of '{polled.buffer}' are awaited; there are {total}")
             firsts = self.text.part(self.text.awaited_from, len(queues) + 1, isa.AWAITED_FROM)

@@ -61,7 +61,10 @@ class Text:
         )
         self.sharers = field.get(isa.SHARERS, self.grid)
         need(0 < self.sharers <= self.grid, f"{self.sharers} of {self.grid} workers share tiles of gradients")
-        self.awaited, self.awaited_from = field.get(isa.AWAITED, 0), field.get(isa.AWAITED_FROM, 0)
+        self.awaited = {
+            sums: field.get(isa.AWAITED_SUMS if sums else isa.AWAITED, 0) for sums in (False, True)
+        }
+        self.awaited_from = field.get(isa.AWAITED_FROM, 0)
         for name in ("bases", "lists", "queues"):
             right = int(getattr(where, f"{name}_at"))
             need(field[name] == right, f"the table of {name} is said to be at {field[name]}, not {right}")

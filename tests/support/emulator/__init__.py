@@ -54,7 +54,7 @@ def translated(text: str, parameters: list[str]) -> str:
     front = _ONE_LINE.sub("", front)
     functions = [*_TVM.findall(front), *short, *_FUNCTION.findall(front)]
     plain = [function for function in functions if "asm" not in function]
-    shared = re.compile(r"extern __shared__ __align__\(\d+\) uchar shared_ptr\[\];")
+    shared = re.compile(r"extern __shared__ .*?uchar\* const shared_ptr = [^;]*;", re.DOTALL)
     kernel = shared.sub("unsigned char* shared_ptr = here->block->shared;", f'extern "C" __global__{kernel}')
     given = ", ".join(ARGUMENTS[name] for name in parameters)
     return "\n".join(

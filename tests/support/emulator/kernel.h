@@ -295,21 +295,35 @@ static inline void dnc_publish(float* to, float value) {
 static inline void dnc_publish4(float* to, float a, float b, float c, float d) {
   dnc_publish(to, a), dnc_publish(to + 1, b), dnc_publish(to + 2, c), dnc_publish(to + 3, d);
 }
-static inline int dnc_arrived(const float* from, int waits, unsigned* aborted, unsigned, int worker,
-                              int instruction, int exchange, float& a, float& b, float& c, float& d) {
+// Waits for neighbouring floats; nonzero: in vain.
+static inline int poll(const float* from, int count, unsigned* aborted, int worker, int instruction,
+                       int exchange) {
   auto came = [&] {
-    return std::none_of(from, from + 4, [](float x) { return __float_as_uint(x) == 0x80000000u; });
+    return std::none_of(from, from + count, [](float x) { return __float_as_uint(x) == 0x80000000u; });
   };
   int polls = 0;
-  if (waits) wait_until([&] {
+  wait_until([&] {
     if (lost < 0) return came();  // for ever, so that one sees it if nothing comes
     return ++steps, came() || *(volatile unsigned*)aborted || ++polls > MOST_POLLS;
   });
-  if (waits && !came()) {
-    if (!*aborted) aborted[0] = worker + 1, aborted[1] = instruction, aborted[2] = exchange, aborted[3] = 1;
-    return 1;
-  }
+  if (came()) return 0;
+  if (!*aborted) aborted[0] = worker + 1, aborted[1] = instruction, aborted[2] = exchange, aborted[3] = 1;
+  return 1;
+}
+static inline int dnc_arrived(const float* from, int waits, unsigned* aborted, unsigned, int worker,
+                              int instruction, int exchange, float& a, float& b, float& c, float& d) {
+  if (waits && poll(from, 4, aborted, worker, instruction, exchange)) return 1;
   dnc_load4_relaxed(from, a, b, c, d);
+  return 0;
+}
+static inline int dnc_runs_arrived(const float* from, int stride, int last, int waits, unsigned* aborted,
+                                   unsigned, int worker, int instruction, int exchange, int count,
+                                   float* values) {
+  auto run = [&](int i) { return from + (long)(i < last ? i : last) * stride; };
+  for (int i = 0; i < count; ++i) {  // one after another: nothing that has come is taken back
+    if (waits && poll(run(i), 1, aborted, worker, instruction, exchange)) return 1;
+    values[i] = *run(i);
+  }
   return 0;
 }
 static inline void dnc_cluster_arrive() {
