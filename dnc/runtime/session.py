@@ -366,7 +366,7 @@ class Session:
         chosen = np.asarray(samples, np.int32)
         self._check_samples(data, chosen)
         update, noise = self._updates([hyper])[0], None if noisy else NONE
-        schedules = self.encode(data, self._once(chosen), TRAIN, update, noise=noise)
+        schedules = self.encode(data, chosen, TRAIN, update, noise=noise)
         if len(schedules) > 1:
             raise fail("the batch does not fit into memory at once; take fewer samples")
         batch = BatchSums(self.steps_done + 1, len(chosen), 1)
@@ -384,7 +384,7 @@ class Session:
         fit into one launch.
         """
         self._check_samples(data, samples)
-        schedules = self.encode(data, self._once(samples), mode, guest=guest, noise=noise)
+        schedules = self.encode(data, samples, mode, guest=guest, noise=noise)
         if len(schedules) > 1:
             raise fail("the batch does not fit into memory at once; take fewer samples")
         return schedules[0]
@@ -414,11 +414,6 @@ class Session:
     ) -> list[Floats]:
         """One launch to its end, behind all that is under way; then words of the pool: (first, count)."""
         return self.launches.run(schedule, reads, fill)
-
-    def _once(self, samples: Ints) -> Ints:
-        if not are_distinct(samples):
-            raise fail("a sample occurs twice in the batch, and its gradients would be handed out as one")
-        return samples
 
     def distinct(self, data: Encoder, samples: Sequence[int] | Ints) -> tuple[Encoder, Ints]:
         """The batch's data and sample numbers; a sample that occurs twice gets vertices of its own."""

@@ -54,6 +54,16 @@ class Dataset:
             self._orders[space] = order_of(self.forest, self.positions.get(space.struct), space)
         return self._orders[space]
 
+    def select(self, samples: Ints) -> Dataset:
+        """The samples of these numbers, in this order, as a data set (one may occur twice)."""
+        positions = {}
+        for name, found in self.positions.items():
+            begin = self.forest.tables[name].begin
+            positions[name] = np.concatenate([found[begin[at] : begin[at + 1]] for at in samples])
+        lines = tuple(self.lines[at] for at in samples)
+        forest = self.forest.select(samples)
+        return Dataset(forest, self.vocabularies, len(samples), self.path, lines, positions)
+
     def digest(self) -> str:
         """What the same samples have in common, wherever they were read from."""
         found = hashlib.sha256()

@@ -50,7 +50,6 @@ def test_wrong_batches(both):
     net, _ = both
     x = torch.zeros(2, 3)
     for batch, message in (
-        ([0, 0], "a sample occurs twice in the batch"),
         ([7], r"a batch holds sample 7; the data have 0\.\.2"),
         ([], "a batch holds no samples"),
         ([{"label": 9}, {"label": 1}], "is 9, but class<classes> has 0"),
