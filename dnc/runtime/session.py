@@ -33,7 +33,7 @@ from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.encoder.processes import default_count
 from dnc.runtime.launches import Launches
-from dnc.runtime.memory import MEGABYTE, Memory
+from dnc.runtime.memory import Memory, too_little
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import load_parameters, read_array
 from dnc.runtime.predictions import Gradients, collect_gradients
@@ -479,8 +479,8 @@ class Session:
                 need = self.memory.pool.words + problem.activations
                 if parts == len(samples):
                     raise fail(
-                        f"{self.backend.name}: a batch of one sample needs {need * 4 / MEGABYTE:,.2f} MiB; "
-                        f"{self.memory.most() * 4 / MEGABYTE:,.2f} MiB are there"
+                        f"{self.backend.name}: a batch of one sample needs "
+                        f"{too_little(need, self.memory.most())}"
                     ) from None
                 room = max(self.memory.most() - self.memory.pool.words, 1)
                 parts = min(len(samples), max(parts + 1, parts * problem.activations // room))
