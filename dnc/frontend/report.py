@@ -12,11 +12,6 @@ from collections.abc import Iterable
 from dnc.diagnostics import Diagnostic, Span
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 argument`, `2 arguments`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 class Report:
     """A list of diagnostics that only grows."""
 

@@ -120,7 +120,7 @@ def test_a_sample_that_repeats_has_vectors_of_its_own(model):
         ({"Tree.y": []}, "the pulled vector 'Tree.y' is unknown; the program has: Tree.x"),
         (
             {"Tree.x": [np.zeros((1, 3))]},
-            "the pulled vector 'Tree.x' has 1 arrays, expected one for each of 2",
+            "the pulled vector 'Tree.x' has 1 array, expected 2, one a sample",
         ),
         (
             {"Tree.x": [np.zeros((1, 3)), np.zeros((2, 4))]},
