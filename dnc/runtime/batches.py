@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import attrs
 import numpy as np
 
+from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
 from dnc.runtime.data import Dataset
 from dnc.runtime.encoder import Encoder
@@ -157,6 +158,13 @@ def _distinct_batches(group: list[Ints]) -> int:
             break
         count += 1
     return max(count, 1)
+
+
+def filled(batch: Sequence[int] | Ints) -> Sequence[int] | Ints:
+    """The batch; DiagnosticError where it holds no samples."""
+    if not len(batch):
+        raise fail("a batch holds no samples")
+    return batch
 
 
 def are_distinct(samples: Ints) -> bool:

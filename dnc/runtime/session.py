@@ -25,7 +25,7 @@ from dnc.ir.plan import NoiseList, Plan
 from dnc.runtime.ahead import Ahead
 from dnc.runtime.answers import Answers
 from dnc.runtime.backend import Backend, Fill
-from dnc.runtime.batches import MOST_SAMPLES, Drawn, Groups, are_distinct, full_group, parts_of
+from dnc.runtime.batches import MOST_SAMPLES, Drawn, Groups, are_distinct, filled, full_group, parts_of
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.encoder.guest import Guest
@@ -166,7 +166,7 @@ class Session:
         hyper: the same for all batches, or what it is for the step of that number (counted from 1).
         Small batches are encoded and copied several at a time; each is a launch of its own.
         """
-        drawn = Drawn(batches)
+        drawn = Drawn(map(filled, batches))
         results = self.launches.unless_retired(self.stretches(data, [drawn], hyper))
         return drawn.through(each for each in results if each is not None)
 
@@ -349,7 +349,7 @@ class Session:
         self, data: Encoder, batches: Iterable[Sequence[int] | Ints]
     ) -> Iterator[dict[str, list[Any]]]:
         """The same for one batch after another; some batches late, as in `steps`."""
-        drawn = Drawn(batches)
+        drawn = Drawn(map(filled, batches))
         return drawn.through(self.launches.unless_retired(self.answers.predictions(data, drawn)))
 
     # ---- values and gradients of others -----------------------------------------------------------
@@ -424,8 +424,7 @@ class Session:
         return self.attach(data.prepared.forest.select(chosen)), np.arange(len(chosen), dtype=np.int32)
 
     def _check_samples(self, data: Encoder, chosen: Ints) -> None:
-        if not chosen.size:
-            raise fail("a batch holds no samples")
+        filled(chosen.reshape(-1))
         least, most = int(chosen.min()), int(chosen.max())
         if least < 0 or most >= data.prepared.samples:
             wrong = least if least < 0 else most
