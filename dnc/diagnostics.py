@@ -90,6 +90,11 @@ def fail(message: str, *notes: str) -> DiagnosticError:
     return DiagnosticError(Diagnostic(message, notes=tuple(notes)))
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 argument`, `2 arguments`, `3,000 arguments`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def check_path(path: object, what: str) -> None:
     """DiagnosticError unless `path` can be one. what: whose it is, as "a build"."""
     if not isinstance(path, str | os.PathLike) or path == "":

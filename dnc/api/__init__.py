@@ -12,7 +12,7 @@ from pathlib import Path
 from dnc.api.arguments import Batch, Data, check_whole
 from dnc.api.first_values import start_by_name
 from dnc.api.model import Model
-from dnc.api.outputs import predict_to_file
+from dnc.api.outputs import predict_lines, predict_to_file
 from dnc.api.passes import Optimized, run_passes
 from dnc.api.reports import DataCheck, check_data, explain_build
 from dnc.api.runs import draw_run, find_checkpoint, run_of
@@ -58,6 +58,7 @@ __all__ = [
     "import_file",
     "load",
     "machine_of",
+    "predict_lines",
     "predict_to_file",
     "rate_schedule",
     "read_config",

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dnc.diagnostics import fail
 from dnc.runtime.data import Dataset
-from dnc.runtime.data.lines import load, objects
+from dnc.runtime.data.lines import EMPTY_FILE, load, objects
 from dnc.runtime.data.problems import ProblemList
 from dnc.runtime.outside import pulled_fields
 from dnc.runtime.phases import PREDICT, RESULT_KINDS
@@ -93,7 +93,7 @@ def read_structures(path: str | Path) -> list[dict[str, Any]]:
     found = [sample for _, sample in objects(load(path), problems)]
     problems.check()
     if not found:
-        raise fail(f"{path}: the file is empty, expected one sample a line")
+        raise fail(f"{path}: {EMPTY_FILE}")
     return found
 
 

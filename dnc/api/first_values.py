@@ -19,6 +19,7 @@ from dnc.ir.program import TABLE
 from dnc.runtime.checkpoint import stored_vocabularies
 from dnc.runtime.data import read
 from dnc.runtime.initialize import shapes
+from dnc.runtime.memory import MEGABYTE, too_little
 from dnc.runtime.pool import static_pool
 from dnc.runtime.tensors import read_tensors
 
@@ -34,11 +35,10 @@ def check_memory(model: Model, rows: dict[str, int]) -> None:
     if need > have:
         sizes = shapes(model.program, rows)
         largest = max(sizes, key=lambda name: math.prod(sizes[name]))
-        mib = 2**20 / 4
+        size = math.prod(sizes[largest]) * 4 / MEGABYTE
         raise fail(
-            f"{model.backend.name}: the parameters with their gradients need {need / mib:,.1f} MiB; "
-            f"{have / mib:,.1f} MiB are there",
-            f"the largest is {largest} {list(sizes[largest])}: {math.prod(sizes[largest]) / mib:,.1f} MiB",
+            f"{model.backend.name}: the parameters with their gradients need {too_little(need, have)}",
+            f"the largest is {largest} {list(sizes[largest])}: {size:,.1f} MiB",
         )
 
 

@@ -1,6 +1,6 @@
-"""The declared outputs of a model as lines of JSON in a file.
+"""The declared outputs of a model as lines of JSON, in a file.
 
-In: a model and data. Out: a file with a line a sample, in order. Guaranteed: the file is written whole
+In: a model and data. Out: a line a sample, in order. Guaranteed: the file is written whole
 or not at all, and never over the data, into a build, or over what a run goes on from.
 """
 
@@ -23,21 +23,26 @@ from dnc.runtime.run_folder import check_result
 def predict_to_file(model: Model, data: str | Path, path: str | Path) -> int:
     """Writes the outputs for every sample of `data` as a line of JSON; how many lines."""
     check_result(path, data)
+    lines = predict_lines(model, data)
+    try:
+        write_atomically(Path(path), lines)
+    except OSError as error:
+        raise fail(f"{path}: cannot be written: {error.strerror}") from None
+    return len(lines)
+
+
+def predict_lines(model: Model, data: str | Path) -> list[bytes]:
+    """The outputs for every sample of `data` as a line of JSON."""
     if not any(result.kind == "output" for result in model.plan.results):
         raise fail(f"model {model.build.model} declares no output")
     outputs = model.predict(data)
     count = len(next(iter(outputs.values())))
     words = named_classes(model.program, model.vocabularies or {})
-    lines = (
+    return [
         msgspec.json.encode({name: plain(values[at], words.get(name)) for name, values in outputs.items()})
         + b"\n"
         for at in range(count)
-    )
-    try:
-        write_atomically(Path(path), lines)
-    except OSError as error:
-        raise fail(f"{path}: cannot be written: {error.strerror}") from None
-    return count
+    ]
 
 
 def plain(value: Any, words: Sequence[str] | None = None) -> Any:

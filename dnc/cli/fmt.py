@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dnc.cli.pipes import STDIN, piped, put
+from dnc.cli.pipes import PIPE, piped, put
 from dnc.diagnostics import DiagnosticError, fail
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def fmt(
     """Format programs in place."""
     from dnc.editing import format_paths
 
-    if STDIN in paths:
+    if PIPE in paths:
         if len(paths) > 1:
             raise fail("found '-' and other paths, expected '-' alone: it stands for standard input")
         return _tell([_format_pipe(quiet=check or diff)], check, diff, False)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from dnc.cli.options import Settings, names_of, settings_of
-from dnc.cli.pipes import STDIN, piped, put
+from dnc.cli.pipes import PIPE, piped, put
 from dnc.diagnostics import fail
 
 
@@ -35,9 +35,9 @@ def opt(
     if out is not None:
         api.check_result(out, file)
     result = api.run_passes(
-        "<stdin>" if file == STDIN else Path(file),
+        "<stdin>" if file == PIPE else Path(file),
         passes,
-        text=piped() if file == STDIN else None,
+        text=piped() if file == PIPE else None,
         settings=settings_of(settings),
         target=api.machine_of(target),
     )

@@ -6,7 +6,7 @@ import sys
 
 from dnc.diagnostics import fail
 
-STDIN = "-"  # as it is typed: ./- is a file
+PIPE = "-"  # as it is typed: ./- is a file
 
 
 def piped() -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dnc.diagnostics import fail
+from dnc.cli.pipes import PIPE, put
+from dnc.diagnostics import counted, fail
 
 if TYPE_CHECKING:
     from dnc.api import Model, RunConfig
@@ -66,7 +67,10 @@ def run(
         Path | None, typer.Option(help="Go on with the run in this folder.", metavar="RUN")
     ] = None,
     eval_: Annotated[bool, typer.Option("--eval", help="Only measure loss and metrics.")] = False,
-    predict: Annotated[Path | None, typer.Option(help="Only write the outputs there, JSONL.")] = None,
+    predict: Annotated[
+        str | None,
+        typer.Option(help="Only write the outputs there, JSONL; - is standard output.", metavar="<path>"),
+    ] = None,
     weights: Annotated[Path | None, typer.Option(help="Take weights by name, safetensors.")] = None,
     embeddings: Annotated[
         list[str] | None,
@@ -131,9 +135,10 @@ def run(
     if wanted.data is None:
         raise fail("Missing option '--data' (see dnc run --help)")
     vectors = map(Path, (wanted.embeddings or {}).values())
-    tracing = _tracing(trace, trace_batches, wanted, predict, checkpoint, run_dir, resume, config, *vectors)
-    if predict is not None:
-        api.check_result(predict, wanted.data, checkpoint, wanted.weights, config)
+    out = None if predict is None or predict == PIPE else Path(predict)
+    tracing = _tracing(trace, trace_batches, wanted, out, checkpoint, run_dir, resume, config, *vectors)
+    if out is not None:
+        api.check_result(out, wanted.data, checkpoint, wanted.weights, config)
     if measuring:
         return _measure(wanted, predict, checkpoint, run_dir, tracing)
     same_data = resume is not None and data is None
@@ -201,26 +206,27 @@ def _tell_trace(model: Model, tracing: tuple[Path, int] | None) -> None:
 
 def _measure(
     config: RunConfig,
-    predict: Path | None,
+    predict: str | None,
     checkpoint: Path | None,
     run_dir: Path | None,
     tracing: tuple[Path, int] | None,
 ) -> int:
-    """Loss and metrics on standard output, or the outputs into a file."""
+    """Loss and metrics on standard output, or the outputs there or into a file."""
     from dnc import api
 
     assert config.build is not None and config.data is not None
     if checkpoint is None and (config.weights is None or run_dir is not None):
         checkpoint = api.find_checkpoint(config.build, run_dir)
-    if predict is not None:
+    if predict not in (None, PIPE):
         api.check_result(predict, checkpoint)
     model = _open(config, tracing)
     _start(model, config, checkpoint, False)
     if predict is None:
         _evaluate(model, Path(config.data))
+    elif predict == PIPE:
+        put(b"".join(api.predict_lines(model, config.data)).decode())
     else:
-        lines = api.predict_to_file(model, config.data, predict)
-        _say(f"wrote {predict}: {lines} lines")
+        _say(f"wrote {predict}: {counted(api.predict_to_file(model, config.data, predict), 'line')}")
     _tell_trace(model, tracing)
     return 0
 

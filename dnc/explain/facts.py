@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import attrs
 
+from dnc.diagnostics import counted
 from dnc.ir.isa import layout
 from dnc.ir.lean import MOST_ROWS, has_lean
 from dnc.ir.machine import Machine, machine
@@ -269,11 +270,6 @@ def _why(plan: Plan, chip: Machine) -> Iterator[str]:
             f"Small batches, of at most {MOST_ROWS} rows a product and replica, have a kernel of their own, "
             "without the code that only many rows need."
         )
-
-
-def counted(count: int, what: str) -> str:
-    """So many of something, in words."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _stages(plan: Plan) -> Iterator[StageFacts]:

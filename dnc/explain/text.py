@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from dnc.diagnostics import counted
 from dnc.explain.facts import (
     IN_MEMORY,
     IN_TABLE,
     PlanFacts,
     StageFacts,
     WeightFacts,
-    counted,
     mode_of,
     replicas_of,
 )

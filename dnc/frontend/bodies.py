@@ -6,12 +6,11 @@ Guaranteed: every name is assigned once, and every component of a returned state
 
 from __future__ import annotations
 
-from dnc.diagnostics import Span
+from dnc.diagnostics import Span, counted
 from dnc.frontend import syntax, typed
 from dnc.frontend.calls import Names
 from dnc.frontend.expressions import Expressions
 from dnc.frontend.operations import apply
-from dnc.frontend.report import counted
 from dnc.frontend.typed import Expression, Let, Local, Record, State, Type, describe
 from dnc.ir.types import TensorType
 

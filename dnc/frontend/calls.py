@@ -11,10 +11,10 @@ from typing import Protocol
 
 import attrs
 
+from dnc.diagnostics import counted
 from dnc.frontend import syntax, typed
 from dnc.frontend.declarations import BUILTINS, Declarations
 from dnc.frontend.operations import apply, no_value
-from dnc.frontend.report import counted
 from dnc.frontend.structs import LINKS
 from dnc.frontend.typed import Expression, Index, Vertex, VertexList, VertexUse, describe
 from dnc.frontend.vertices import whole

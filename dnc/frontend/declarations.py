@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 import attrs
 
-from dnc.diagnostics import Span
+from dnc.diagnostics import Span, counted
 from dnc.frontend import syntax
 from dnc.frontend.dimensions import Dimensions, text
 from dnc.frontend.initializers import initializer
 from dnc.frontend.observer import SILENT, Observer
-from dnc.frontend.report import Report, counted
+from dnc.frontend.report import Report
 from dnc.frontend.structs import check_structs
 from dnc.frontend.typed import Parameter, State, Type, Vertex
 from dnc.ir.opdef import SURFACE

@@ -6,7 +6,7 @@ None is passed on silently, so that one mistake is reported once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import attrs
 
@@ -15,6 +15,7 @@ from dnc.frontend import syntax, typed
 from dnc.frontend.calls import Calls, Names, Signatures
 from dnc.frontend.declarations import Declarations
 from dnc.frontend.operations import apply
+from dnc.frontend.syntax_walk import walk
 from dnc.frontend.typed import Expression, Index, State, VertexUse, describe
 from dnc.frontend.vertices import step
 from dnc.ir.program import STACK, TABLE
@@ -35,7 +36,10 @@ class Expressions:
 
     def check(self, expression: syntax.Expression, names: Names) -> Expression | None:
         """The typed expression; None after a mistake."""
+        before = self.report.count
         found = self._check(expression, names)
+        if found is None:
+            self.report.explain(before, self._hidden(expression, names))
         self.declarations.observer.expression(expression, names, found)
         return found
 
@@ -59,6 +63,17 @@ class Expressions:
                 return self.calls.comprehension(expression, names)
             case syntax.Fallback():
                 return self.calls.fallback(expression, names)
+
+    def _hidden(self, expression: syntax.Expression, names: Names) -> Iterator[str]:
+        """Notes on names in an expression that could be meant as parameters."""
+        used = [each.text for each in walk(expression) if isinstance(each, syntax.Name)]
+        for name in dict.fromkeys(used):
+            found = names.get(name)
+            if found is not None and name in self.declarations.parameters:
+                place = f"line {found.span.line}, column {found.span.column}"
+                is_field = isinstance(found, typed.FieldUse) or (isinstance(found, VertexUse) and found.path)
+                field = ", or leave the field to '...'" if is_field else ""
+                yield f"'{name}' of {place} hides the parameter '{name}'; rename one of them{field}"
 
     def _number(self, number: syntax.Number) -> Expression | None:
         long = len(number.text) > LONGEST_NUMBER

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import attrs
 
+from dnc.diagnostics import counted
 from dnc.frontend import syntax
-from dnc.frontend.report import Report, counted
+from dnc.frontend.report import Report
 from dnc.ir.program import STACK, TABLE, Initializer
 from dnc.ir.structure import Dimension
 from dnc.ir.types import fits_float

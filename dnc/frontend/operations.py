@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from dnc.diagnostics import Span
-from dnc.frontend.report import Report, counted
+from dnc.diagnostics import Span, counted
+from dnc.frontend.report import Report
 from dnc.frontend.typed import Apply, Expression, Index, State, Type, Vertex, VertexList, describe, ir_type
 from dnc.ir.builder import infer_type
 from dnc.ir.cell import Attribute

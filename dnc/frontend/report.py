@@ -9,12 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+import attrs
+
 from dnc.diagnostics import Diagnostic, Span
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 argument`, `2 arguments`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 class Report:
@@ -22,6 +19,20 @@ class Report:
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, int, int], Diagnostic] = {}
+        self._explained = 0
+
+    @property
+    def count(self) -> int:
+        """How many findings there are."""
+        return len(self._found)
+
+    def explain(self, since: int, notes: Iterable[str]) -> None:
+        """Adds notes to what was found since there were so many findings, unless it was explained before."""
+        since, self._explained = max(since, self._explained), self.count
+        if since < self.count:
+            added = tuple(notes)
+            for key in list(self._found)[since:]:
+                self._found[key] = attrs.evolve(self._found[key], notes=(*self._found[key].notes, *added))
 
     def error(self, message: str, span: Span | None, *notes: str) -> None:
         """A mistake."""

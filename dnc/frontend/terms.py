@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import attrs
 
+from dnc.diagnostics import counted
 from dnc.frontend import syntax
 from dnc.frontend.declarations import Declarations
 from dnc.frontend.expressions import Expressions
 from dnc.frontend.operations import apply, same_classes
-from dnc.frontend.report import counted
 from dnc.frontend.typed import Expression, Index, Term, Vertex, VertexUse, describe
 from dnc.frontend.vertices import whole
 from dnc.ir import measures

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import attrs
 
-from dnc.diagnostics import Diagnostic, DiagnosticError
+from dnc.diagnostics import Diagnostic, DiagnosticError, counted
 from dnc.frontend import syntax, typed
 from dnc.frontend.bodies import Body
 from dnc.frontend.calls import Names, Signatures
@@ -20,7 +20,7 @@ from dnc.frontend.matches import match_arms
 from dnc.frontend.observer import SILENT, Observer
 from dnc.frontend.oddities import warn_of_oddities
 from dnc.frontend.recursion import check_recursion
-from dnc.frontend.report import Report, counted
+from dnc.frontend.report import Report
 from dnc.frontend.terms import check_terms, with_pushes
 from dnc.frontend.typed import CheckedModel, Expression, Local, State, Type, Vertex, VertexUse, describe
 from dnc.frontend.unused import warn_unused

@@ -1,19 +1,22 @@
 """Which stages a stage reads, and the parts of recursions that do not read each other.
 
-In: a program. Out: names of stages; of every space of a recursion the number of its part, by stratum.
+In: a program. Out: stages, or their names; of every space of a recursion the number of its part, by stratum.
 Guaranteed: what one part makes no level of another one of the stratum waits for, forwards or backwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from dnc.ir.cell import Value
 from dnc.ir.program import (
     LEVEL,
     GradientInput,
     Input,
+    Output,
     Program,
     SavedInput,
+    SavedOutput,
     SlotOutput,
     Stage,
     StateInput,
@@ -28,25 +31,28 @@ def stage_producers(program: Program, stage: Stage) -> set[str]:
 
 def producers(program: Program, inputs: Iterable[Input]) -> set[str]:
     """Names of the stages that make what some inputs read."""
-    found: set[str] = set()
-    for bound in inputs:
-        if isinstance(bound, SavedInput):
-            found.add(bound.stage)
-        elif isinstance(bound, StateInput):
-            found.update(
-                other.name
-                for other in program.stages
-                if other.function == bound.function
-                and any(isinstance(output, StateOutput) for output in other.outputs)
+    return {stage.name for bound in inputs for stage, _ in makers(program, bound)}
+
+
+def makers(program: Program, bound: Input) -> Iterator[tuple[Stage, Value]]:
+    """The stages that make what an input reads, each with the result of its cell that it is."""
+    for stage in program.stages:
+        for value, output in zip(stage.cell.results, stage.outputs, strict=True):
+            if _is_read(stage, output, bound):
+                yield stage, value
+
+
+def _is_read(stage: Stage, output: Output, bound: Input) -> bool:
+    match bound:
+        case SavedInput(name, saved):
+            return stage.name == name and output == SavedOutput(saved)
+        case StateInput(function, component):
+            return stage.function == function and output == StateOutput(component)
+        case GradientInput(function, component):
+            return isinstance(output, SlotOutput) and (
+                (output.function, output.component) == (function, component)
             )
-        elif isinstance(bound, GradientInput):
-            for other in program.stages:
-                for output in other.outputs:
-                    if isinstance(output, SlotOutput) and (
-                        (output.function, output.component) == (bound.function, bound.component)
-                    ):
-                        found.add(other.name)
-    return found
+    return False
 
 
 def parts_of_recursions(program: Program) -> list[dict[str, int]]:

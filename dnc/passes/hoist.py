@@ -31,6 +31,7 @@ from dnc.ir.program import (
     StateOutput,
     TableInput,
 )
+from dnc.ir.reads import stage_producers
 from dnc.ir.remarks import Remarks
 from dnc.ir.structure import unless_path
 from dnc.ir.transform import prune
@@ -72,25 +73,9 @@ def hoist(program: Program) -> Program:
     return Hoist()(program)
 
 
-def _producers(program: Program, source: Input) -> list[str]:
-    """The stages that make what `source` reads."""
-    if isinstance(source, SavedInput):
-        return [source.stage]
-    if isinstance(source, StateInput):
-        return [
-            stage.name
-            for stage in program.stages
-            if stage.function == source.function and StateOutput(source.component) in stage.outputs
-        ]
-    return []
-
-
 def reachable(program: Program) -> dict[str, frozenset[str]]:
     """For every stage the stages it depends on, transitively; itself only if it is recursive."""
-    direct = {
-        stage.name: {name for source in stage.inputs for name in _producers(program, source)}
-        for stage in program.stages
-    }
+    direct = {stage.name: stage_producers(program, stage) for stage in program.stages}
     closed: dict[str, frozenset[str]] = {}
     for name in direct:
         found: set[str] = set()

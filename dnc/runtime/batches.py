@@ -12,7 +12,9 @@ from typing import Generic, TypeVar
 import attrs
 import numpy as np
 
+from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
+from dnc.runtime.data import Dataset
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.tail import WHOLE, Part
 from dnc.runtime.phases import TRAIN
@@ -158,10 +160,24 @@ def _distinct_batches(group: list[Ints]) -> int:
     return max(count, 1)
 
 
+def filled(batch: Sequence[int] | Ints) -> Sequence[int] | Ints:
+    """The batch; DiagnosticError where it holds no samples."""
+    if not len(batch):
+        raise fail("a batch holds no samples")
+    return batch
+
+
 def are_distinct(samples: Ints) -> bool:
     """Whether no sample occurs twice."""
     ordered = np.sort(samples)
     return not (ordered[1:] == ordered[:-1]).any()
+
+
+def distinct(dataset: Dataset, samples: Ints) -> tuple[Dataset, Ints]:
+    """The data of a batch and its sample numbers; where one occurs twice, data in which each is a sample."""
+    if are_distinct(samples):
+        return dataset, samples
+    return dataset.select(samples), np.arange(len(samples), dtype=np.int32)
 
 
 def parts_of(data: Encoder, samples: Ints, mode: str, parts: int) -> Iterator[tuple[Ints, Part]]:

@@ -24,6 +24,15 @@ LITTLE = 16  # such a part of the memory that there is
 MEGABYTE = 2**20
 
 
+def too_little(need: int, have: int) -> str:
+    """Words that are wanted, and fewer that are there, in MiB, with the digits that tell them apart."""
+    for digits in range(1, 7):
+        wanted, there = (f"{words * 4 / MEGABYTE:,.{digits}f} MiB" for words in (need, have))
+        if wanted != there:
+            break
+    return f"{wanted}; {there} are there"
+
+
 class Memory:
     """See the module. `limit`: the most words to take, None for what the device has."""
 
@@ -37,8 +46,7 @@ class Memory:
         have = self.most()
         if self.words > have:
             raise fail(
-                f"{backend.name}: the parameters with their gradients need "
-                f"{self.words * 4 / MEGABYTE:,.1f} MiB; {have * 4 / MEGABYTE:,.1f} MiB are there"
+                f"{backend.name}: the parameters with their gradients need {too_little(self.words, have)}"
             )
         backend.allocate(self.words)
 
@@ -77,8 +85,7 @@ class Memory:
             if not self._replaced(pool):
                 raise fail(
                     f"{self.backend.name}: the parameters with their gradients and what the optimizer keeps "
-                    f"need {pool.words * 4 / MEGABYTE:,.1f} MiB; "
-                    f"{self.most() * 4 / MEGABYTE:,.1f} MiB are there"
+                    f"need {too_little(pool.words, self.most())}"
                 )
         if self.pool.states:
             first = self.pool.bases[STATES[0]]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import counted, fail
 from dnc.ir.forest import Ints
 from dnc.ir.program import ROOT, DeclaredOutput, Program, Space
 from dnc.ir.structure import OUTSIDE
@@ -62,9 +62,8 @@ def hand_in(
         if not isinstance(arrays, Sequence) and not hasattr(arrays, "__array__"):
             raise fail(f"the {what} '{name}' is {type(arrays).__name__}, expected a list of arrays")
         if len(arrays) != len(samples):
-            raise fail(
-                f"the {what} '{name}' has {len(arrays)} arrays, expected one for each of {len(samples)}"
-            )
+            has = counted(len(arrays), "array")
+            raise fail(f"the {what} '{name}' has {has}, expected {len(samples)}, one a sample")
         column: NDArray[Any] = dataset.forest.tables[space.struct].data[field]
         order, width = dataset.order(space), column.shape[1]
         handed = []

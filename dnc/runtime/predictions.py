@@ -8,6 +8,7 @@ for; within a sample that of its vertices in the data: for flat samples the orde
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,20 +23,16 @@ from dnc.ir.program import (
     ROOT,
     DeclaredOutput,
     FieldInput,
-    Input,
     MetricOutput,
     Output,
     ParameterInput,
     Program,
-    SavedInput,
-    SavedOutput,
     Stage,
-    StateInput,
-    StateOutput,
     TableInput,
 )
+from dnc.ir.reads import makers
 from dnc.ir.structure import CLASS, Dimension
-from dnc.ir.types import TensorType
+from dnc.ir.types import ListType, TensorType
 from dnc.runtime.backend import Backend
 from dnc.runtime.data import Dataset, Vocabulary
 from dnc.runtime.encoder import Encoder
@@ -157,9 +154,9 @@ def in_file_order(
 def named_classes(program: Program, vocabularies: Mapping[str, Vocabulary]) -> dict[str, tuple[str, ...]]:
     """The words behind the numbers of outputs that are classes or tokens, by output.
 
-    `argmax` chooses among as many classes as its vector has elements; where exactly one dimension
-    of classes has that size, its labels are meant, and of several that of the rows of the parameters
-    that the vector is made of. Outputs without an entry are numbers in the data.
+    `argmax` chooses among as many classes as its vector has elements; the labels of a dimension of classes
+    are meant where it has that size, and the parameters that the vector is made of are declared with it, or
+    with numbers alone. Where that is none or several, the output has no entry: it is numbers, as in the data.
     """
     return {
         output.output: words
@@ -219,44 +216,45 @@ def _dimension(program: Program, stage: Stage, position: int) -> Dimension | Non
         for field in struct.fields.values()
         if field.kind == CLASS and field.dimension is not None
     }
+    names = _names(program, stage, vector)
     fitting = [each for each in classes if _elements(vector) == each.size]
-    if len(fitting) > 1:
-        rows = _rows(program, stage, vector, set())
-        fitting = [each for each in fitting if each.name in rows]
+    fitting = [each for each in fitting if not names or each.name in names]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _rows(program: Program, stage: Stage, value: Value, seen: set[tuple[str, str]]) -> set[str]:
-    """The dimensions that the elements of a vector are of, as the parameters say that it is made of."""
-    if (stage.name, value.name) in seen:
-        return set()
-    seen.add((stage.name, value.name))
-    for given, source in zip(stage.cell.inputs, stage.inputs, strict=True):
-        if given == value:
-            return _rows_of_input(program, stage, source, seen)
-    op = next(op for op in stage.cell.ops if op.result == value)
-    alike = op.operands[:1] if op.opcode == "matmul" else [e for e in op.operands if e.type == value.type]
-    return {name for each in alike for name in _rows(program, stage, each, seen)}
+def _names(program: Program, stage: Stage, vector: Value) -> set[str]:
+    """The dimensions with which parameters are declared that the elements of a vector are made of.
 
-
-def _rows_of_input(program: Program, stage: Stage, source: Input, seen: set[tuple[str, str]]) -> set[str]:
-    if isinstance(source, ParameterInput | TableInput):
-        parameter = program.parameter(source.parameter)
-        chosen = isinstance(source, TableInput) or bool(source.field)
-        return {parameter.dimensions[1 if chosen else 0].name}
-    found: set[str] = set()
-    for other in program.stages:
-        for value, output in zip(other.cell.results, other.outputs, strict=True):
-            match source:
-                case StateInput():
-                    same = (other.function, output) == (source.function, StateOutput(source.component))
-                case SavedInput():
-                    same = (other.name, output) == (source.stage, SavedOutput(source.name))
-                case _:
-                    same = False
-            if same:
-                found |= _rows(program, other, value, seen)
+    What is read of other stages is followed there; of a matrix, its rows (axis 0) or its columns count.
+    """
+    todo, found = [(stage, vector, 0)], set[str]()
+    seen = set[tuple[str, str, int]]()
+    while todo:
+        stage, value, axis = todo.pop()
+        if (stage.name, value.name, axis) in seen:
+            continue
+        seen.add((stage.name, value.name, axis))
+        source = dict(zip(stage.cell.inputs, stage.inputs, strict=True)).get(value)
+        if isinstance(source, ParameterInput | TableInput):
+            is_chosen = isinstance(source, TableInput) or bool(source.field)
+            size = program.parameter(source.parameter).dimensions[axis + is_chosen].name
+            found.update(re.findall(r"[A-Za-z_]\w*", size))
+        elif source is not None:
+            todo += [(other, made, axis) for other, made in makers(program, source)]
+        else:
+            op = next(op for op in stage.cell.ops if op.result == value)
+            operands = op.operands
+            if op.opcode == "matmul":
+                operands = (operands[axis],)
+            elif op.opcode == "row":
+                operands, axis = operands[:1], 1
+            todo += [(stage, each, axis) for each in operands if _shape(each)]
     return found
+
+
+def _shape(value: Value) -> tuple[int, ...]:
+    """That of a tensor, or of the elements of a list."""
+    return value.type.element.shape if isinstance(value.type, ListType) else value.type.shape
 
 
 def _elements(vector: Value) -> int:

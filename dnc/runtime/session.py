@@ -25,7 +25,7 @@ from dnc.ir.plan import NoiseList, Plan
 from dnc.runtime.ahead import Ahead
 from dnc.runtime.answers import Answers
 from dnc.runtime.backend import Backend, Fill
-from dnc.runtime.batches import MOST_SAMPLES, Drawn, Groups, are_distinct, full_group, parts_of
+from dnc.runtime.batches import MOST_SAMPLES, Drawn, Groups, are_distinct, filled, full_group, parts_of
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.encoder.guest import Guest
@@ -33,7 +33,7 @@ from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.encoder.processes import default_count
 from dnc.runtime.launches import Launches
-from dnc.runtime.memory import MEGABYTE, Memory
+from dnc.runtime.memory import Memory, too_little
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import load_parameters, read_array
 from dnc.runtime.predictions import Gradients, collect_gradients
@@ -166,7 +166,7 @@ class Session:
         hyper: the same for all batches, or what it is for the step of that number (counted from 1).
         Small batches are encoded and copied several at a time; each is a launch of its own.
         """
-        drawn = Drawn(batches)
+        drawn = Drawn(map(filled, batches))
         results = self.launches.unless_retired(self.stretches(data, [drawn], hyper))
         return drawn.through(each for each in results if each is not None)
 
@@ -349,7 +349,7 @@ class Session:
         self, data: Encoder, batches: Iterable[Sequence[int] | Ints]
     ) -> Iterator[dict[str, list[Any]]]:
         """The same for one batch after another; some batches late, as in `steps`."""
-        drawn = Drawn(batches)
+        drawn = Drawn(map(filled, batches))
         return drawn.through(self.launches.unless_retired(self.answers.predictions(data, drawn)))
 
     # ---- values and gradients of others -----------------------------------------------------------
@@ -366,7 +366,7 @@ class Session:
         chosen = np.asarray(samples, np.int32)
         self._check_samples(data, chosen)
         update, noise = self._updates([hyper])[0], None if noisy else NONE
-        schedules = self.encode(data, self._once(chosen), TRAIN, update, noise=noise)
+        schedules = self.encode(data, chosen, TRAIN, update, noise=noise)
         if len(schedules) > 1:
             raise fail("the batch does not fit into memory at once; take fewer samples")
         batch = BatchSums(self.steps_done + 1, len(chosen), 1)
@@ -384,7 +384,7 @@ class Session:
         fit into one launch.
         """
         self._check_samples(data, samples)
-        schedules = self.encode(data, self._once(samples), mode, guest=guest, noise=noise)
+        schedules = self.encode(data, samples, mode, guest=guest, noise=noise)
         if len(schedules) > 1:
             raise fail("the batch does not fit into memory at once; take fewer samples")
         return schedules[0]
@@ -415,11 +415,6 @@ class Session:
         """One launch to its end, behind all that is under way; then words of the pool: (first, count)."""
         return self.launches.run(schedule, reads, fill)
 
-    def _once(self, samples: Ints) -> Ints:
-        if not are_distinct(samples):
-            raise fail("a sample occurs twice in the batch, and its gradients would be handed out as one")
-        return samples
-
     def distinct(self, data: Encoder, samples: Sequence[int] | Ints) -> tuple[Encoder, Ints]:
         """The batch's data and sample numbers; a sample that occurs twice gets vertices of its own."""
         chosen = np.asarray(samples, np.int32)
@@ -429,8 +424,7 @@ class Session:
         return self.attach(data.prepared.forest.select(chosen)), np.arange(len(chosen), dtype=np.int32)
 
     def _check_samples(self, data: Encoder, chosen: Ints) -> None:
-        if not chosen.size:
-            raise fail("a batch holds no samples")
+        filled(chosen.reshape(-1))
         least, most = int(chosen.min()), int(chosen.max())
         if least < 0 or most >= data.prepared.samples:
             wrong = least if least < 0 else most
@@ -484,8 +478,8 @@ class Session:
                 need = self.memory.pool.words + problem.activations
                 if parts == len(samples):
                     raise fail(
-                        f"{self.backend.name}: a batch of one sample needs {need * 4 / MEGABYTE:,.2f} MiB; "
-                        f"{self.memory.most() * 4 / MEGABYTE:,.2f} MiB are there"
+                        f"{self.backend.name}: a batch of one sample needs "
+                        f"{too_little(need, self.memory.most())}"
                     ) from None
                 room = max(self.memory.most() - self.memory.pool.words, 1)
                 parts = min(len(samples), max(parts + 1, parts * problem.activations // room))

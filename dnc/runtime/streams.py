@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import counted, fail
 from dnc.ir.forest import Forest, Ints
 from dnc.ir.program import Program
 from dnc.ir.states import state_layout
@@ -102,7 +102,8 @@ class Stream:
         """
         field, state = self.carried.field, self._state or self._start(len(samples))
         if len(samples) != len(state.elements):
-            raise fail(f"found {len(samples)} chunks, expected one for each of {len(state.elements)} streams")
+            given = counted(len(samples), "chunk")
+            raise fail(f"found {given}, expected {len(state.elements)}, one a stream")
         chunks: list[Sample] = []
         for number, (sample, before) in enumerate(zip(samples, state.elements, strict=True), 1):
             own = sample.get(field) if isinstance(sample, Mapping) else None

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import counted, fail
 from dnc.ir.forest import Ints
 
 Vectors: TypeAlias = Tensor | Sequence[Tensor]
@@ -51,10 +51,10 @@ def _checked(name: str, given: Vectors, sizes: Ints, width: int, device: torch.d
     if given.shape != (count, width):
         found, wanted = f"is {list(given.shape)}", f"{[count, width]}"
         if given.shape[1:] == (width,):
-            found, wanted = f"has {len(given)} rows", f"{count}"
+            found, wanted = f"has {counted(len(given), 'row')}", f"{count}"
         raise fail(
-            f"the pulled vector '{name}' {found}, expected {wanted}: the batch of {len(sizes)} samples has "
-            f"{count} vertices with that field, and each of them a vector"
+            f"the pulled vector '{name}' {found}, expected {wanted}: a row for every vertex with that "
+            f"field in the batch of {counted(len(sizes), 'sample')}"
         )
     return _as_float(given)
 
@@ -65,7 +65,7 @@ def _joined(name: str, given: Sequence[Tensor], sizes: Ints, width: int, device:
         found = type(given).__name__
         raise fail(f"the pulled vector '{name}' is {found}, expected a tensor or a list of them")
     if len(given) != len(sizes):
-        found = f"{len(given)} tensors, expected one for each of {len(sizes)}"
+        found = f"{counted(len(given), 'tensor')}, expected {len(sizes)}, one a sample"
         raise fail(f"the pulled vector '{name}' has {found}")
     for number, (each, size) in enumerate(zip(given, sizes, strict=True), 1):
         whose = f"the pulled vector '{name}' of sample {number}"

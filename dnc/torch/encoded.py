@@ -28,7 +28,7 @@ from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE, vertex_keys
 from dnc.ir.plan import NoiseList, Plan
 from dnc.runtime.ahead import Ahead
-from dnc.runtime.batches import Drawn, are_distinct, groups
+from dnc.runtime.batches import Drawn, distinct, groups
 from dnc.runtime.data import Dataset
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.job import Job
@@ -230,12 +230,15 @@ class BatchEncoder:
         if numbers:
             if self.attached is None:
                 raise fail("no data were attached when the encoder was made: call attach(data) before")
-            samples = sample_numbers(batch, self.attached[0].samples)
-            return _Samples(*self.attached, samples, samples)
-        dataset = self.read(batch)
+            batch = sample_numbers(batch, self.attached[0].samples)
+            dataset, samples = distinct(self.attached[0], batch)
+            if dataset is self.attached[0]:
+                return _Samples(*self.attached, samples, batch)
+        else:
+            dataset = self.read(batch)
+            samples = np.arange(dataset.samples, dtype=np.int32)
         own = Encoder(prepare(self.plan, dataset.forest), self.pool, self.modes)
-        every = np.arange(dataset.samples, dtype=np.int32)
-        return _Samples(dataset, own, Sharing(self.plan, dataset), every, batch)
+        return _Samples(dataset, own, Sharing(self.plan, dataset), samples, batch)
 
     def _encoded(self, found: _Samples) -> Encoded:
         """A batch, encoded here; without schedules where they do not fit."""
@@ -273,8 +276,6 @@ class BatchEncoder:
         """By mode what there is to encode; nothing for batches that are encoded when they come."""
         batches = np.stack([found.samples for found in group])
         count = batches.shape[1]
-        if not all(map(are_distinct, batches)):
-            return {}
         none = np.full(len(batches), NONE, np.uint32)
         return {
             mode: Job(batches, grids[count - 1], [], none, self.pool, 0, None, mode, shares=True)

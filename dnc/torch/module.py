@@ -25,6 +25,7 @@ from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
 from dnc.ir.structure import CLASS, TOKEN
+from dnc.runtime.batches import distinct
 from dnc.runtime.data import Dataset, Vocabulary, vocabularies_from_json, vocabularies_to_json
 from dnc.runtime.outside import pulled_fields, pushed_values
 from dnc.runtime.phases import PREDICT
@@ -239,7 +240,7 @@ class Module(nn.Module):
         dataset, samples = self.dnc.batch_of(given, labels_required)
         if not len(samples):
             raise fail("a batch holds no samples")
-        return dataset, samples
+        return distinct(dataset, samples)
 
     def _sizes(self, data: tuple[Dataset, Ints] | Encoded) -> Mapping[str, Ints]:
         if isinstance(data, Encoded):

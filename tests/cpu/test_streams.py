@@ -212,7 +212,7 @@ def test_a_failed_step_changes_nothing(builds: Path) -> None:
         ({"words": [{"from": 1}]}, "form"),
         ({"words": [{"form": 99}]}, "99"),
         ({"Word": {"form": [1]}, "Sentence": {"words": [[0]]}, "root": 0}, "expected an object with 'words'"),
-        ([{"words": [{"form": 1}]}] * 2, "found 2 chunks, expected one for each of 1 streams"),
+        ([{"words": [{"form": 1}]}] * 2, "found 2 chunks, expected 1, one a stream"),
         ([], "found 0 chunks"),
         ("words", "found str, expected a chunk"),
         ([3], "chunk 1: expected an object with 'words'"),

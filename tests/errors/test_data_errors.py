@@ -35,6 +35,10 @@ ENDS = program(
     struct("Sentence", Sentence=[children("words", "Word"), label()]),
     reads={"Sentence": [("words", "last")], "Word": [("prev",)]},
 )
+TAGGED = program(
+    struct("Word", Word=[token("form"), label("tag", Dimension("tags", 5))]),
+    struct("Sentence", Sentence=[children("words", "Word"), label()]),
+)
 LEAF = '{"word": "a", "label": 2}'
 ARMS = "Leaf expects 'word', 'label'; Node expects 'left', 'right', 'label'"
 
@@ -436,6 +440,59 @@ def test_the_same_in_several_lines(tmp_path: Path) -> None:
         f"{path}:2: error: a sample must be an object, found an array (and in lines 4..5, 7)",
         f"{path}:6:2: error: broken JSON: the line ends too early; a sample is a line",
     ]
+
+
+@pytest.mark.parametrize(
+    ("tags", "message"),
+    [
+        ((1, 9, 8, 7), "words[1].tag is 9, but class<tags> has 0..4"),
+        ((1, 1.5, [], {}), "words[1].tag must be a number or a label, found a fractional number"),
+        ((1, None, None, 1), "words[1]: Word: field 'tag' is missing"),
+        (("X", 3, 4, 5), "words[1].tag holds a string elsewhere in this file, found a number"),
+        ((3, "X", "Y", "Z"), "words[1].tag holds a number elsewhere in this file, found a string"),
+    ],
+)
+def test_of_several_wrong_vertices_the_first(tags: tuple, message: str) -> None:
+    words = [{"form": "a", "tag": tag} for tag in tags]
+    with pytest.raises(DiagnosticError) as caught:
+        read_samples([{"words": words, "label": 0}] * 2, TAGGED)
+    assert str(caught.value).split(" (and")[0] == f"samples:1: error: {message}"
+
+
+def test_of_several_wrong_vectors_the_first() -> None:
+    for wrong, message in (
+        ([[1, 2]] * 2, "must be a list of 3 numbers, found 2"),
+        ([[1, 2, "a"], [1, 2, None]], "must be a list of 3 numbers, found a string in it"),
+        ([[1, 2, 1e300], [1, 2, 2e300]], "is 1e+300, too large for 32-bit floats"),
+    ):
+        frames = [{"x": x, "energy": 1} for x in ([1, 2, 3], *wrong)]
+        with pytest.raises(DiagnosticError) as caught:
+            read_samples([{"frames": frames, "label": 1}], SPEECH)
+        assert str(caught.value) == f"samples:1: error: frames[1].x {message}"
+
+
+def test_of_several_wrong_subtrees_the_first() -> None:
+    wrong = {"left": {"word": "a", "label": 2}, "right": {"word": 1.5, "label": 2}, "label": 2}
+    with pytest.raises(DiagnosticError) as caught:
+        read_samples([{"left": wrong, "right": wrong, "label": 2}], TREE)
+    assert str(caught.value).startswith("samples:1: error: left.right.word must be a word or a number")
+    with pytest.raises(DiagnosticError) as caught:
+        read_samples([{"left": {"left": 3}, "right": {"wrod": "a"}, "label": 2}], TREE)
+    assert str(caught.value).startswith("samples:1: error: left: ")
+
+
+def test_labels_that_are_unknown_and_how_many_there_are() -> None:
+    known = read_samples([{"form": "a", "tag": "Noun"}], program(WORD)).vocabularies
+    with pytest.raises(DiagnosticError, match=r"which is no label of 'tags'; it has 1 label$"):
+        read_samples([{"form": "a", "tag": "?"}], program(WORD), known)
+
+
+def test_no_samples() -> None:
+    """Where there is no file, none is empty."""
+    for nothing in ([], iter(())):
+        with pytest.raises(DiagnosticError) as caught:
+            read_samples(nothing, TREE)
+        assert str(caught.value) == "samples: error: there are none, expected one or more"
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,16 @@ def test_predictions_need_no_labels_and_keep_the_order(command, workplace):
         assert each["label"] == int(np.argmax(each["p"]))
 
 
+def test_predictions_on_standard_output(command, workplace):
+    """They alone, and no file: a file with that name is ./-"""
+    command(TRAIN)
+    run = "run build --data dev.jsonl --device vm --predict"
+    done = command(f"{run} -")
+    assert done.code == 0 and len(done.events) == 5 and "wrote -" not in done.error
+    assert not (workplace / "-").exists()
+    assert command(f"{run} ./-").out == "" and (workplace / "-").read_text() == done.out
+
+
 def test_predictions_into_a_pipe_and_through_a_link(command, workplace):
     command(TRAIN)
     os.mkfifo("pipe")

@@ -98,6 +98,21 @@ def test_a_batch_in_another_order_and_again(model):
     assert np.array_equal(turned[0], first[2]) and np.array_equal(turned[1], first[0])
 
 
+def test_a_sample_that_repeats_has_vectors_of_its_own(model):
+    random = np.random.default_rng(1)
+    pulled = {"Tree.x": [random.normal(size=(2, WIDTH)) for _ in range(2)]}
+    found = []
+    start = model.parameters()
+    for batch in ([1, 1], [TREES[1], TREES[1]]):
+        model.set_parameters(start)
+        states = model.forward(batch, pulled)["sentence"]
+        gradients = model.backward({"sentence": [np.ones(HIDDEN), np.full(HIDDEN, 2.0)]})[1]["Tree.x"]
+        found.append([*states, *gradients, *model.parameters().values()])
+    assert not np.array_equal(found[0][0], found[0][1])
+    for numbered, listed in zip(*found, strict=True):
+        assert np.array_equal(numbered, listed)
+
+
 @pytest.mark.parametrize(
     ("pulled", "message"),
     [
@@ -105,7 +120,7 @@ def test_a_batch_in_another_order_and_again(model):
         ({"Tree.y": []}, "the pulled vector 'Tree.y' is unknown; the program has: Tree.x"),
         (
             {"Tree.x": [np.zeros((1, 3))]},
-            "the pulled vector 'Tree.x' has 1 arrays, expected one for each of 2",
+            "the pulled vector 'Tree.x' has 1 array, expected 2, one a sample",
         ),
         (
             {"Tree.x": [np.zeros((1, 3)), np.zeros((2, 4))]},

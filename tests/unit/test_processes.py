@@ -329,6 +329,25 @@ def test_a_step_that_is_not_finite_ends_the_steps():
         list(session.steps(data, [[0], [99]], SGD))
 
 
+@pytest.mark.parametrize("encoders", [2, 0])
+def test_batches_before_an_empty_one_are_run(encoders):
+    """Also those that were taken ahead, and those that are in a group with it."""
+    session = small_session("treelstm", 2, 2, encoders=encoders)
+    data = session.attach(forest_of("treelstm"))
+    (with_processes if encoders else first_steps)(session, data)
+    first, size = session.steps_done, 4
+    for run in (
+        lambda batches: session.steps(data, batches, SGD),
+        lambda each: session.predictions(data, each),
+    ):
+        batches, found = [*batches_of(1, 4), *batches_of(size, 4)], []
+        with pytest.raises(DiagnosticError, match="a batch holds no samples"):
+            for result in run([*batches, [], [0]]):
+                found.append(result)
+        assert len(found) == len(batches)
+    assert session.steps_done - first == 4 * (SAMPLES + SAMPLES // size)
+
+
 def job_of(session, samples):
     return Job(
         np.array([samples], np.int32),

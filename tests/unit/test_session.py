@@ -1,5 +1,6 @@
 """Sessions on the reference VM against the interpreter."""
 
+import re
 from contextlib import contextmanager
 
 import attrs
@@ -9,6 +10,8 @@ import pytest
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.interpreter import interpret
 from dnc.ir.optimizers import Hyper
+from dnc.runtime.backend import VMBackend
+from dnc.runtime.memory import Memory, too_little
 from dnc.runtime.results import NotFinite
 from tests.support.forests import ForestGrower
 from tests.support.models import rows_of, small_plan, small_session
@@ -147,6 +150,19 @@ def test_a_sample_that_does_not_fit_is_refused():
 def test_parameters_that_do_not_fit_are_refused():
     with pytest.raises(DiagnosticError, match="the parameters with their gradients need"):
         small_session("treelstm", memory=100)
+
+
+@pytest.mark.parametrize("lack", [1, 1000])
+def test_what_is_needed_and_what_there_is_are_told_apart(lack):
+    """Both have as many digits as that takes."""
+    plan = small_plan("treelstm")
+    need = Memory(plan, VMBackend(plan, 1, 1), rows_of(plan)).words
+    told = too_little(need, need - lack)
+    wanted, there = re.fullmatch(r"([0-9.]+) MiB; ([0-9.]+) MiB are there", told).groups()
+    assert float(wanted) > float(there) and len(wanted) == len(there)
+    assert too_little(2**20, 2**19) == "4.0 MiB; 2.0 MiB are there"
+    with pytest.raises(DiagnosticError, match=f"gradients need {re.escape(told)}"):
+        small_session("treelstm", memory=need - lack)
 
 
 def test_growth_keeps_parameters_and_optimizer_state():

@@ -71,6 +71,14 @@ class Columns:
         vertex = f"{struct}[{row - table.begin[sample]}]" if flat else self._way(struct, row)
         return self.lines[sample], vertex
 
+    def order_of(self, struct: str, arm: int, positions: Sequence[int]) -> list[tuple[int, int]]:
+        """What sorts vertices of an arm as they stand in the file: the sample, and the place in it."""
+        table = self.structs[struct]
+        rows = np.flatnonzero(np.asarray(table.arms) == arm)[positions]
+        samples = np.searchsorted(table.begin, rows, side="right") - 1
+        flat = np.isin(samples, list(table.order))
+        return list(zip(samples.tolist(), np.where(flat, rows, -rows).tolist(), strict=True))
+
     def _way(self, struct: str, row: int) -> str:
         steps = list[str]()
         while (above := self._above(struct, row)) is not None:

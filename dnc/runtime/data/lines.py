@@ -18,6 +18,7 @@ import msgspec
 from dnc.diagnostics import check_path, unreadable
 from dnc.runtime.data.problems import Problem, ProblemList, file_problem, kind_of, shortened
 
+EMPTY_FILE = "the file is empty, expected one sample a line"
 _MARK = b"\xef\xbb\xbf"  # some editors start a UTF-8 file with it
 _FOREIGN = {
     b"\x1f\x8b": "is compressed with gzip; unpack it first",

@@ -1,7 +1,7 @@
 """The nested form: a sample is an object whose children are objects inside it.
 
 In: a decoded JSON object. Out: its vertices in `Columns`. Guaranteed: no recursion, one look at
-every vertex; a null counts as a missing key; a mistake is reported with the way to its vertex.
+every vertex; a null counts as a missing key; the first mistake is reported with the way to its vertex.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class NestedReader:
         holder = [0]
         root = self.readers[self.columns.layout.root]
         stack: list[tuple[dict[str, Any], _Reader, list[int], int]] = [(sample, root, holder, 0)]
-        value = sample
-        try:
-            while stack:
-                value, reader, column, at = stack.pop()
+        wrong: tuple[Any, Problem] | None = None
+        while stack:
+            value, reader, column, at = stack.pop()
+            try:
                 plan = reader.plans.get(tuple(value))
                 if plan is None or None in value.values():
                     plan = reader.plan(value)
@@ -115,9 +115,11 @@ class NestedReader:
                         stack.append((child, link.target, link.column, at))
                     else:
                         raise Problem(f"field '{link.key}' {_expected(link)}, found {kind_of(child)}")
-        except Problem as problem:
-            way = _way(sample, value)
-            raise Problem(f"{way}: {problem.message}" if way else problem.message) from None
+            except Problem as problem:
+                wrong = value, problem  # what comes later here stands before it in the file
+        if wrong is not None:
+            way, message = _way(sample, wrong[0]), wrong[1].message
+            raise Problem(f"{way}: {message}" if way else message)
         self.columns.roots.append(holder[0])
 
     def _check_list(self, reader: _Reader, link: _Link, elements: Any) -> None:

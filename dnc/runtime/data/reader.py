@@ -24,7 +24,7 @@ from dnc.ir.structure import OUTSIDE
 from dnc.runtime.data.columns import Columns, assemble, empty_columns, file_positions
 from dnc.runtime.data.flat import is_flat, read_flat
 from dnc.runtime.data.layout import Layout, field_names
-from dnc.runtime.data.lines import load, objects
+from dnc.runtime.data.lines import EMPTY_FILE, load, objects
 from dnc.runtime.data.nested import nested_reader
 from dnc.runtime.data.order import Order, order_of
 from dnc.runtime.data.problems import MOST_SHOWN, Problem, ProblemList, kind_of
@@ -53,6 +53,16 @@ class Dataset:
         if space not in self._orders:
             self._orders[space] = order_of(self.forest, self.positions.get(space.struct), space)
         return self._orders[space]
+
+    def select(self, samples: Ints) -> Dataset:
+        """The samples of these numbers, in this order, as a data set (one may occur twice)."""
+        positions = {}
+        for name, found in self.positions.items():
+            begin = self.forest.tables[name].begin
+            positions[name] = np.concatenate([found[begin[at] : begin[at + 1]] for at in samples])
+        lines = tuple(self.lines[at] for at in samples)
+        forest = self.forest.select(samples)
+        return Dataset(forest, self.vocabularies, len(samples), self.path, lines, positions)
 
     def digest(self) -> str:
         """What the same samples have in common, wherever they were read from."""
@@ -85,7 +95,7 @@ def read(
     problems = ProblemList(str(path))
     samples = objects(load(path), problems)
     layout = layout_of(program, labels_required)
-    return _read(samples, problems, program, vocabularies, layout, min_count)
+    return _read(samples, problems, program, vocabularies, layout, min_count, EMPTY_FILE)
 
 
 def read_samples(
@@ -106,7 +116,8 @@ def read_samples(
     problems = ProblemList(name)
     plain = _plain_samples(samples, problems)
     layout = layout or layout_of(program, labels_required)
-    return _read(plain, problems, program, vocabularies, layout, min_count)
+    nothing = "there are none, expected one or more"
+    return _read(plain, problems, program, vocabularies, layout, min_count, nothing)
 
 
 def _plain_samples(samples: Iterable[Any], problems: ProblemList) -> Iterator[tuple[int, Any]]:
@@ -141,12 +152,14 @@ def _read(
     vocabularies: Mapping[str, Vocabulary] | None,
     layout: Layout,
     min_count: int,
+    nothing: str,
 ) -> Dataset:
+    """nothing: what is said where there are no samples."""
     with _no_cycles():
         columns = _collect(samples, problems, layout)
     problems.check()
     if not columns.lines:
-        problems.add("the file is empty, expected one sample a line")
+        problems.add(nothing)
         problems.check()
     converted, known = convert(columns, vocabularies, min_count, problems)
     problems.check()

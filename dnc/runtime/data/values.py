@@ -8,13 +8,14 @@ that may be missing).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
 import attrs
 import numpy as np
 
+from dnc.diagnostics import counted
 from dnc.ir.structure import CLASS, SELECTOR, TOKEN, VECTOR, Dimension, Field
 from dnc.runtime.data.columns import Columns
 from dnc.runtime.data.problems import ProblemList, kind_of, shown, suggestion
@@ -32,6 +33,11 @@ class _Column:
     field: Field
     values: list[Any]
 
+    @property
+    def present(self) -> list[bool]:
+        """Of every entry whether it is there."""
+        return [each is not None for each in self.values]
+
 
 @attrs.frozen(eq=False)
 class _Conversion:
@@ -46,16 +52,22 @@ class _Conversion:
         what = f"{vertex}.{column.field.name}" if vertex else f"field '{column.field.name}'"
         self.problems.add(f"{what} {message}", line)
 
-    def first(self, column: _Column, accepted: tuple[type, ...], expected: str) -> bool:
+    def report_first(self, column: _Column, accepted: tuple[type, ...], expected: str) -> bool:
         """Report the first entry whose type is not accepted; whether there was one."""
         found = set(map(type, column.values)).difference(accepted)
         if not found:
             return False
-        position = next(at for at, each in enumerate(column.values) if type(each) in found)
+        position = self.first(column, (type(each) in found for each in column.values))
         value = column.values[position]
         text = "is missing" if value is None else f"{expected}, found {kind_of(value)}"
         self.report(column, position, text)
         return True
+
+    def first(self, column: _Column, wrong: Iterable[Any]) -> int:
+        """The position of the entry that stands first in the file, of those that are wrong; there is one."""
+        positions = [at for at, each in enumerate(wrong) if each]
+        places = self.columns.order_of(*column.key[:2], positions)
+        return min(zip(places, positions, strict=True))[1]
 
 
 def convert(
@@ -73,7 +85,9 @@ def convert(
                 if field.kind == VECTOR:
                     converted[column.key] = _vectors(conversion, column)
                 elif field.kind == SELECTOR and field.dimension is not None:
-                    if not conversion.first(column, (int,), "must be a number, which selects from a stack"):
+                    if not conversion.report_first(
+                        column, (int,), "must be a number, which selects from a stack"
+                    ):
                         converted[column.key] = _numbers(conversion, column, field.dimension, None)
                 elif field.kind in (TOKEN, CLASS) and field.dimension is not None:
                     dimensions.setdefault(field.dimension.name, []).append(column)
@@ -81,7 +95,7 @@ def convert(
     known = dict(vocabularies or {})
     for name, group in dimensions.items():
         good = [column for column in group if not _mistyped(conversion, column)]
-        strings = _is_text(good)
+        strings = _is_text(conversion, good)
         if len(good) < len(group) or _mixed(conversion, good, strings):
             continue
         vocabulary = known.get(name)
@@ -101,22 +115,30 @@ def _mistyped(conversion: _Conversion, column: _Column) -> bool:
     token = column.field.kind == TOKEN
     may_miss = conversion.columns.layout.may_miss(column.key[0], column.field)
     accepted = (int, str, type(None)) if may_miss else (int, str)
-    return conversion.first(
+    return conversion.report_first(
         column, accepted, "must be a word or a number" if token else "must be a number or a label"
     )
 
 
-def _is_text(group: list[_Column]) -> bool:
-    """Whether a dimension's values are strings: the first one decides."""
-    first = (each for column in group for each in column.values if each is not None)
-    return type(next(first, 0)) is str
+def _is_text(conversion: _Conversion, group: list[_Column]) -> bool:
+    """Whether a dimension's values are strings; where numbers are among them, the first one decides."""
+    kinds = set(map(type, chain.from_iterable(column.values for column in group))) - {type(None)}
+    if len(kinds) < 2:
+        return str in kinds
+    firsts = []
+    for column in group:
+        if any(column.present):
+            position = conversion.first(column, column.present)
+            (place,) = conversion.columns.order_of(*column.key[:2], [position])
+            firsts.append((place, type(column.values[position]) is str))
+    return min(firsts)[1]
 
 
 def _mixed(conversion: _Conversion, group: list[_Column], strings: bool) -> bool:
     wanted, expected = (str, "a string") if strings else (int, "a number")
     found = False
     for column in group:
-        if conversion.first(column, (wanted, type(None)), f"holds {expected} elsewhere in this file"):
+        if conversion.report_first(column, (wanted, type(None)), f"holds {expected} elsewhere in this file"):
             found = True
     return found
 
@@ -148,17 +170,16 @@ def _build(
             f"the rarest is {shown(rarest)}"
         )
         column = next(column for column in group if rarest in column.values)
-        conversion.report(column, column.values.index(rarest), text)
+        conversion.report(column, conversion.first(column, (each == rarest for each in column.values)), text)
     return built
 
 
 def _strings(conversion: _Conversion, column: _Column, name: str, vocabulary: Vocabulary | None) -> Any:
     if vocabulary is None or vocabulary.words is None:
         text = f"is a string, but the model knows '{name}' as numbers"
-        first = next((at for at, each in enumerate(column.values) if each is not None), None)
-        if first is None:  # of several arms not all have one
+        if not any(column.present):  # of several arms not all have one
             return np.full(len(column.values), -1, np.int32)
-        conversion.report(column, first, text)
+        conversion.report(column, conversion.first(column, column.present), text)
         return None
     index = vocabulary.index
     if vocabulary.unknown:
@@ -170,14 +191,15 @@ def _strings(conversion: _Conversion, column: _Column, name: str, vocabulary: Vo
         )
     token = column.field.kind == TOKEN
     if token or conversion.columns.layout.labels_required:
-        for position, each in enumerate(column.values):
-            if each is not None and each not in index:
-                what = "word" if token else "label"
-                hint = suggestion(each, index) or f"; it has {len(index)} {what}s"
-                why = ", and none of them stands for others" if token else ""
-                text = f"is {shown(each)}, which is no {what} of '{name}'{why}{hint}"
-                conversion.report(column, position, text)
-                return None
+        strange = set(column.values).difference(index, (None,))
+        if strange:
+            position = conversion.first(column, (each in strange for each in column.values))
+            found, what = column.values[position], "word" if token else "label"
+            hint = suggestion(found, index) or f"; it has {counted(len(index), what)}"
+            why = ", and none of them stands for others" if token else ""
+            text = f"is {shown(found)}, which is no {what} of '{name}'{why}{hint}"
+            conversion.report(column, position, text)
+            return None
     return np.fromiter((index.get(each, -1) for each in column.values), np.int32, len(column.values))
 
 
@@ -188,15 +210,18 @@ def _numbers(
     present = [each for each in column.values if each is not None]
     if vocabulary is not None and vocabulary.words is not None and present:
         text = f"is a number, but the model knows '{dimension.name}' as strings"
-        conversion.report(column, column.values.index(present[0]), text)
+        conversion.report(column, conversion.first(column, column.present), text)
         return None
     size = dimension.size if vocabulary is None else vocabulary.size
     limit = min(_LARGEST if size is None else size, _LARGEST)
     if present and not (min(present) >= 0 and max(present) < limit):
-        bad = next(each for each in present if not 0 <= each < limit)
+        position = conversion.first(
+            column, (each is not None and not 0 <= each < limit for each in column.values)
+        )
+        bad = column.values[position]
         limits = "starts at 0" if bad < 0 else f"has 0..{limit - 1}"
         text = f"is {shown(bad)}, but {column.field.kind}<{dimension.name}> {limits}"
-        conversion.report(column, column.values.index(bad), text)
+        conversion.report(column, position, text)
         return None
     return np.asarray(values, np.int32)
 
@@ -208,20 +233,21 @@ def _vectors(conversion: _Conversion, column: _Column) -> Any:
         values = [([0.0] * width if width else 0.0) if each is None else each for each in values]
         column = attrs.evolve(column, values=values)
     if width == 0:
-        if conversion.first(column, (int, float), "must be a number"):
+        if conversion.report_first(column, (int, float), "must be a number"):
             return None
         rows: list[list[Any]] = [[each] for each in values]
     else:
-        if conversion.first(column, (list,), f"must be a list of {width} numbers"):
+        if conversion.report_first(column, (list,), f"must be a list of {width} numbers"):
             return None
         if set(map(len, values)).difference((width,)):
-            at = next(at for at, each in enumerate(values) if len(each) != width)
+            at = conversion.first(column, (len(each) != width for each in values))
             conversion.report(column, at, f"must be a list of {width} numbers, found {len(values[at])}")
             return None
         rows = values
     bad = set(map(type, chain.from_iterable(rows))).difference((int, float))
     if bad:
-        at, wrong = next((at, each) for at, row in enumerate(rows) for each in row if type(each) in bad)
+        at = conversion.first(column, (not bad.isdisjoint(map(type, row)) for row in rows))
+        wrong = next(each for each in rows[at] if type(each) in bad)
         conversion.report(column, at, f"must be a list of {width} numbers, found {kind_of(wrong)} in it")
         return None
     wide = np.zeros((len(rows), max(width, 1)), np.float64)
@@ -233,8 +259,9 @@ def _vectors(conversion: _Conversion, column: _Column) -> Any:
     with np.errstate(over="ignore"):
         narrow = wide.astype(np.float32)
     if not np.isfinite(narrow).all():
-        at, where = (int(number) for number in np.argwhere(~np.isfinite(narrow))[0])
-        wrong = rows[at][where]
+        is_finite = np.isfinite(narrow)
+        at = conversion.first(column, (not each.all() for each in is_finite))
+        wrong = rows[at][int(np.argmin(is_finite[at]))]
         known = isinstance(wrong, int) or np.isfinite(wrong)
         text = (
             f"is {shown(wrong)}, too large for 32-bit floats" if known else f"is {wrong}, numbers are finite"

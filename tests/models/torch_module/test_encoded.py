@@ -235,6 +235,24 @@ def test_memory_that_grew_and_batches_that_are_larger(tmp_path):
     assert_same_bits(learned(net, batch), expected)
 
 
+@pytest.mark.parametrize("name", ["treelstm", "token_vectors"])
+def test_samples_that_repeat(name, tmp_path):
+    """Numbers of which some are there twice are a list of these samples; each has vectors of its own."""
+    net, data, _ = opened(name, tmp_path)
+    batch = [5, 5, 6, 5]
+    samples = [data[number] for number in batch]
+    assert net.sizes(batch) == net.sizes(samples)
+    vectors = sum(net.sizes(batch).get("Tree.x", []))
+    pulled = torch.randn(vectors, net._pulled["Tree.x"]).requires_grad_() if vectors else None
+    expected = learned(net, samples, pulled)
+    for each in (batch, np.array(batch), net.encoder(4)(batch), *net.batches([batch])):
+        assert_same_bits(learned(net, each, pulled), expected)
+    shuffled = [[0, 1], batch, [2, 3], [1, 0]]
+    for each, encoded in zip(shuffled, net.batches(shuffled), strict=True):
+        assert net.sizes(encoded) == net.sizes(each)
+    assert_same_bits(net.predict(batch, pulled), net.predict(samples, pulled))
+
+
 def test_there_is_memory_for_an_encoder(tmp_path):
     net, _, _ = opened("treelstm", tmp_path, samples=40)
     encode = net.encoder(20)
@@ -258,8 +276,6 @@ def test_mistakes(tmp_path):
     with pytest.raises(DiagnosticError, match="encoded for 'prediction', without their labels"):
         net(predicts([{"word": 1}]))
     assert torch.equal(net(predicts([1]))["loss"], net([1])["loss"])  # what is attached has labels
-    with pytest.raises(DiagnosticError, match="a sample occurs twice in the batch"):
-        net(encode([1, 1]))
     for samples in (0, 1.5, True):
         with pytest.raises(DiagnosticError, match=r"samples is .*, expected"):
             net.encoder(samples)

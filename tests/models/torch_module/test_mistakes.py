@@ -22,12 +22,12 @@ from tests.support.models import EXAMPLES  # noqa: E402
         ({"Tree.y": torch.zeros(3, 3)}, "the pulled vector 'Tree.y' is unknown; the program has: Tree.x"),
         (
             torch.zeros(3, 2),
-            r"the pulled vector 'Tree.x' is \[3, 2\], expected \[3, 3\]: the batch of 2 samples has",
+            r"the pulled vector 'Tree.x' is \[3, 2\], expected \[3, 3\]: a row for every vertex with",
         ),
         (torch.zeros(3, 3).double(), "the pulled vector 'Tree.x' is torch.float64, expected torch.float32"),
         (torch.zeros(3, 3).to_sparse(), "the pulled vector 'Tree.x' is torch.sparse_coo, expected a dense"),
         (torch.zeros(3, 3, device="meta"), "the pulled vector 'Tree.x' is on meta, expected cpu"),
-        ([torch.zeros(1, 3)], "the pulled vector 'Tree.x' has 1 tensors, expected one for each of 2"),
+        ([torch.zeros(1, 3)], "the pulled vector 'Tree.x' has 1 tensor, expected 2, one a sample"),
         (
             [torch.zeros(1, 3), torch.zeros(1, 3)],
             r"the pulled vector 'Tree.x' of sample 2 is \[1, 3\], expected \[2, 3\]",
@@ -35,7 +35,7 @@ from tests.support.models import EXAMPLES  # noqa: E402
         ([torch.zeros(1, 3), [1.0]], "the pulled vector 'Tree.x' of sample 2 is list, expected a tensor"),
         (
             torch.zeros(4, 3),
-            "the pulled vector 'Tree.x' has 4 rows, expected 3: the batch of 2",
+            "the pulled vector 'Tree.x' has 4 rows, expected 3: .* in the batch of 2 samples",
         ),
         (3, "the pulled vector 'Tree.x' is int, expected a tensor or a list of them"),
     ],
@@ -50,7 +50,6 @@ def test_wrong_batches(both):
     net, _ = both
     x = torch.zeros(2, 3)
     for batch, message in (
-        ([0, 0], "a sample occurs twice in the batch"),
         ([7], r"a batch holds sample 7; the data have 0\.\.2"),
         ([], "a batch holds no samples"),
         ([{"label": 9}, {"label": 1}], "is 9, but class<classes> has 0"),
