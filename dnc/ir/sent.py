@@ -8,6 +8,7 @@ from __future__ import annotations
 import attrs
 
 from dnc.ir.cell import Value
+from dnc.ir.machine import THREADS
 
 
 @attrs.frozen
@@ -38,10 +39,11 @@ class Polled:
 # The bits of minus zero: a float that is no state, as zeros are written without a sign.
 NOT_YET = 0x80000000
 
-# Runs of partial sums that a worker's threads wait for in a level that polls, at most.
-MOST_SUMS = 2048
+# Runs of partial sums that a worker's threads wait for in a level that polls, and cells: one a thread, in two
+# rounds; of more a thread has four at a time, which nobody waits for.
+MOST_SUMS, MOST_CELLS = 4096, 2 * THREADS
 
 
 def most_sums(share: int, workers: int) -> int:
     """Rows of a level that polls partial sums, at most, where each of so many workers has `share` units."""
-    return MOST_SUMS // (share * workers)
+    return min(MOST_SUMS // workers, MOST_CELLS) // share

@@ -27,8 +27,9 @@ from dnc.ir.cell import Value
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import BufferAddress, ChildrenAddress, GatherAddress, Load, ParameterAddress, Plan, Segment
 from dnc.ir.repeated import staged_operand
+from dnc.ir.sent import MOST_CELLS
 
-ROUNDS = 2  # of cells with a unit a thread, which are faster than one of cells with four
+ROUNDS = MOST_CELLS // THREADS  # of cells with a unit a thread: faster than one of cells with four
 MOST_EARLY = 6  # registers of loads that are not through lists, with those that are: more would be spilled
 
 

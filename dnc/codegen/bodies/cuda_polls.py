@@ -25,9 +25,10 @@ from dnc.ir.machine import THREADS
 from dnc.ir.plan import Plan, Polled, Segment, unit_share
 from dnc.ir.sent import NOT_YET, most_sums
 
-# Quads of operands of a level that polls, a thread. Whoever polls is in the way of stores: with five,
-# launches of an RNN of 1,152 units took 1,284 us, and 1,116 with barriers and copies.
-MOST_QUADS = 2
+# Quads of operands of a level that polls, a thread, and how many of these are under way together. Whoever
+# polls is in the way of stores: with five, launches of an RNN of 1,152 units took 1,284 us, and 1,116 with
+# barriers and copies.
+MOST_QUADS, TOGETHER = 3, 2
 
 
 def polled_of(plan: Plan, segment: Segment) -> tuple[Polled, ...]:
@@ -96,20 +97,21 @@ class Awaited:
         return reduce(any_of, found)
 
     def stage(self, worker: Worker, staged: StagedRows) -> None:
-        """Reads operands as `start_quads` copies them; all that a thread reads is under way together."""
+        """Reads operands as `start_quads` copies them."""
         failed = local("failed", "int32", 0)
         total = let("quads", staged.rows * staged.quads)
-        with stride_loop("item", worker.thread, total, THREADS * MOST_QUADS) as item:
-            places = quad_places(worker, staged, item, MOST_QUADS)
-            read = local("read", "float32", T.float32(0.0), QUAD * MOST_QUADS)
-            parts = [[read[QUAD * part + i] for i in range(QUAD)] for part in range(MOST_QUADS)]
-            for place, values in zip(places, parts, strict=True):
-                T.evaluate(cuda.LOAD4_RELAXED(T.address_of(worker.pool[place.source]), *values))
+        with stride_loop("item", worker.thread, total, THREADS * TOGETHER) as item:
+            places = quad_places(worker, staged, item, TOGETHER)
+            read = local("read", "float32", T.float32(0.0), QUAD * TOGETHER)
+            parts = [[read[QUAD * part + i] for i in range(QUAD)] for part in range(TOGETHER)]
             for part, (place, values) in enumerate(zip(places, parts, strict=True)):
-                source, waits = T.address_of(worker.pool[place.source]), self._are_awaited(place.source)
-                vain = sync.arrived(source, T.cast(waits, "int32"), values, self.waiter())
-                put(failed, 0, T.bitwise_or(failed[0], vain))
                 with when(item + part * THREADS < total):
+                    T.evaluate(cuda.LOAD4_RELAXED(T.address_of(worker.pool[place.source]), *values))
+            for part, (place, values) in enumerate(zip(places, parts, strict=True)):
+                with when(item + part * THREADS < total):
+                    source, waits = T.address_of(worker.pool[place.source]), self._are_awaited(place.source)
+                    vain = sync.arrived(source, T.cast(waits, "int32"), values, self.waiter())
+                    put(failed, 0, T.bitwise_or(failed[0], vain))
                     T.buffer_store(worker.staging, read[quad_at(QUAD * part)], [quad_at(place.to)])
         with when(failed[0] != 0):
             self.give_up()

@@ -21,7 +21,6 @@ from dnc.codegen.emit import (
     Expr,
     both,
     by_size,
-    either,
     lane4,
     let,
     local,
@@ -56,11 +55,11 @@ def forward(tile: UnitTile, product: Product, group: int) -> None:
 
     if group == 1:
         by(1)()
-    elif tile.placement(product).residency == STREAMED:  # weights come once for all vertices
-        sizes = sorted({1, NARROW, group, most_streamed(tile.worker)})
-        by_size(tile.count, [(size, by(size)) for size in sizes])
-    else:
-        either(tile.count <= NARROW, by(1), by(group))
+        return
+    sizes = {1, NARROW, group}  # for so many vertices weights come once
+    if tile.placement(product).residency == STREAMED:
+        sizes.add(most_streamed(tile.worker))
+    by_size(tile.count, [(size, by(size)) for size in sorted(sizes)])
 
 
 def most_streamed(worker: Worker) -> int:
