@@ -9,7 +9,8 @@ however many lanes there are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import attrs
@@ -67,42 +68,30 @@ class Sharing:
     def sum(self, runs: Runs) -> Expr:
         """The sum of all runs, on every lane. A group adds up `MOST_RUNS` at a time."""
         total = local("runs", "float32", T.float32(0.0))
-        with stride_loop("first_part", 0, parts_of(self.runs), self.groups * self.together) as begin:
-            parts = [fixed("part", begin + self.group + self.groups * k) for k in range(self.together)]
-            loaded = [self._load(part, runs) for part in parts]
-            for part, held in zip(parts, loaded, strict=True):
-                self._add(total, part, held)
+        step, size = self.groups * self.together, self.together * MOST_RUNS
+        with stride_loop("first_part", 0, parts_of(self.runs), step) as begin:
+            first = let("first_run", (begin + self.group * self.together) * MOST_RUNS)
+            found = runs.some(first, size, self.runs - 1)
+            if self._may_miss:
+                found = [T.Select(first + k < self.runs, run, T.float32(0.0)) for k, run in enumerate(found)]
+            parts = [found[k : k + MOST_RUNS] for k in range(0, size, MOST_RUNS)]
+            own = [let("own_sum", reduce(add, part)) for part in parts]
+            for group in range(self.most):
+                for part in own:
+                    self._add(total, group, part)
         return let("summed", total[0])
-
-    def _load(self, part: Expr, runs: Runs) -> list[Expr]:
-        """The runs of a part, or of one that there is."""
-        near = part
-        if self._may_miss:
-            near = fixed("near_part", smaller(part, parts_of(self.runs) - 1))
-        first = let("first_run", near * MOST_RUNS)
-        found = runs.some(first, MOST_RUNS, self.runs - 1)
-        if self.runs % MOST_RUNS == 0:
-            return found
-        return [T.Select(first + k < self.runs, value, T.float32(0.0)) for k, value in enumerate(found)]
 
     @property
     def _may_miss(self) -> bool:
-        """Whether a group may have no part in a round."""
-        return parts_of(self.runs) % self.most > 0 or self.together > 1
+        """Whether a group may have fewer runs in a round."""
+        return self.runs % MOST_RUNS > 0 or parts_of(self.runs) % self.most > 0 or self.together > 1
 
-    def _add(self, total: Any, part: Expr, held: Sequence[Expr]) -> None:
-        """Adds what all groups have of their parts."""
-        own = held[0]
-        for value in held[1:]:
-            own = own + value
-        if self._may_miss:
-            own = T.Select(part < parts_of(self.runs), own, T.float32(0.0))
-        own = let("own_sum", own)
-        for group in range(self.most):
-            there = group < self.groups
-            lane = self.first + self.own + T.Select(there, group * self.width, 0)
-            other = let("other", T.cuda._shfl_sync(self.mask, own, lane, LANES))
-            put(total, 0, total[0] + T.Select(there, other, T.float32(0.0)))
+    def _add(self, total: Any, group: int, own: Expr) -> None:
+        """Adds what a group has of a part, if there is such a one."""
+        there = group < self.groups
+        lane = self.first + self.own + T.Select(there, group * self.width, 0)
+        other = let("other", T.cuda._shfl_sync(self.mask, own, lane, LANES))
+        put(total, 0, total[0] + T.Select(there, other, T.float32(0.0)))
 
 
 def _together(worker: Worker, groups: int) -> int:
