@@ -23,7 +23,7 @@ from dnc.runtime.interrupts import Interrupts
 from dnc.runtime.phases import RESULT_KINDS, TRAIN
 from dnc.runtime.rates import RateSchedule
 from dnc.runtime.run_config import RunConfig, with_values
-from dnc.runtime.run_folder import RunFolder, new_run
+from dnc.runtime.run_folder import RunFolder, check_free, new_run
 from dnc.runtime.trainer import Event, Trainer, TrainOptions
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def train(
         tensorboard_library()
     _check_model(model, epochs, batch)
     if resumed is not None and checkpoint_place(resumed)[1] != model.position.step:
+        check_free(Path(resumed).parent)  # who has written another checkpoint since this one was loaded
         raise fail(f"{resumed}: the model is not where this checkpoint is; load it with Model.restore")
     dataset = model.attach(data)
     samples = dataset.digest()
