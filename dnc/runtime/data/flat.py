@@ -21,10 +21,13 @@ from dnc.runtime.data.problems import Problem, kind_of, names, shortened, shown,
 
 
 def is_flat(sample: Mapping[str, Any], layout: Layout) -> bool:
-    """Whether a sample is in flat form: its keys are structs and "root", not the root's fields."""
-    if any(key in layout.structs and key not in layout.root_fields for key in sample):
-        return True
-    return ROOT in sample and not any(key in layout.root_fields for key in sample)
+    """Whether a sample is in flat form: its keys are structs and "root", not the root's fields.
+
+    One with mistakes may have some of both; "root" decides then, and a struct where no field is the root's.
+    """
+    structs = any(key in layout.structs and key not in layout.root_fields for key in sample)
+    fields = any(key in layout.root_fields for key in sample)
+    return (structs or not fields) if ROOT in sample else (structs and not fields)
 
 
 @attrs.frozen(eq=False)
