@@ -15,10 +15,10 @@ from dnc.frontend import syntax, typed
 from dnc.frontend.declarations import BUILTINS, Declarations
 from dnc.frontend.operations import apply, no_value
 from dnc.frontend.report import counted
-from dnc.frontend.structs import LINKS
 from dnc.frontend.typed import Expression, Index, Vertex, VertexList, VertexUse, describe
 from dnc.frontend.vertices import whole
 from dnc.ir.program import TABLE
+from dnc.ir.structure import LINKS
 from dnc.ir.types import SCALAR, TensorType
 
 Names = Mapping[str, Expression | None]

@@ -13,16 +13,13 @@ from dnc.frontend import syntax
 from dnc.frontend.dimensions import Dimensions, text
 from dnc.frontend.report import Report
 from dnc.ir.structure import (
+    ARM,
     CHILD,
     CLASS,
-    FIRST,
-    LAST,
+    LINKS,
     LIST,
-    NEXT,
     OPTIONAL,
     OUTSIDE,
-    PARENT,
-    PREVIOUS,
     SELECTOR,
     TOKEN,
     VECTOR,
@@ -32,7 +29,6 @@ from dnc.ir.structure import (
     Struct,
 )
 
-LINKS = (PREVIOUS, NEXT, PARENT, FIRST, LAST)
 PULLED = "pulled"
 INDEXED_KINDS = (TOKEN, CLASS, SELECTOR, VECTOR, PULLED)
 
@@ -114,6 +110,11 @@ class _Structs:
         name, kind = declared.name.text, declared.kind
         if name in LINKS:
             self._error(f"'{name}' is a link that every vertex has and cannot be a field", declared.name)
+            return None
+        if name == ARM:
+            self._error(
+                f"'{name}' is the key of a vertex's arm in data files and cannot be a field", declared.name
+            )
             return None
         if declared.form == "indexed":
             return self._indexed(declared)

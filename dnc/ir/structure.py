@@ -22,6 +22,8 @@ VERTEX_KINDS = (CHILD, OPTIONAL, LIST)
 # Steps that exist without a declaration: neighbours in the list that holds a vertex, the vertex
 # that refers to it, and the ends of a list.
 PREVIOUS, NEXT, PARENT, FIRST, LAST = "prev", "next", "parent", "first", "last"
+LINKS = (PREVIOUS, NEXT, PARENT, FIRST, LAST)
+ARM = "arm"  # the key in data files that names the arm of a vertex; no field is called so
 
 Path = tuple[str, ...]
 """Steps from a vertex: () is the vertex itself, ("left",), ("words", "last"), ("prev",)."""
