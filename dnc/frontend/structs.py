@@ -20,6 +20,7 @@ from dnc.ir.structure import (
     LIST,
     OPTIONAL,
     OUTSIDE,
+    ROOT,
     SELECTOR,
     TOKEN,
     VECTOR,
@@ -76,6 +77,8 @@ class _Structs:
         self.report.error(message, at.span, *notes)
 
     def struct(self, declared: syntax.StructDeclaration) -> Struct:
+        if declared.name.text == ROOT:
+            self._error(f"'{ROOT}' is the root of a sample and cannot be a struct", declared.name)
         arms: dict[str, Arm] = {}
         seen: dict[str, Field] = {}
         for arm in declared.arms:

@@ -23,7 +23,8 @@ VERTEX_KINDS = (CHILD, OPTIONAL, LIST)
 # that refers to it, and the ends of a list.
 PREVIOUS, NEXT, PARENT, FIRST, LAST = "prev", "next", "parent", "first", "last"
 LINKS = (PREVIOUS, NEXT, PARENT, FIRST, LAST)
-ARM = "arm"  # the key in data files that names the arm of a vertex; no field is called so
+# Keys of data files: a vertex's arm, so that no field is called so; a flat sample's root, so no struct is.
+ARM, ROOT = "arm", "root"
 
 Path = tuple[str, ...]
 """Steps from a vertex: () is the vertex itself, ("left",), ("words", "last"), ("prev",)."""

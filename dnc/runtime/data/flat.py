@@ -13,10 +13,10 @@ from typing import Any
 
 import attrs
 
-from dnc.ir.structure import ARM, DATA_KINDS, LIST, Field, Struct
+from dnc.ir.structure import ARM, DATA_KINDS, LIST, ROOT, Field, Struct
 from dnc.runtime.data.columns import Columns
 from dnc.runtime.data.graph import Edges, post_order
-from dnc.runtime.data.layout import ROOT, Layout, field_names, unknown_field
+from dnc.runtime.data.layout import Layout, field_names, unknown_field
 from dnc.runtime.data.problems import Problem, kind_of, names, shortened, shown, suggestion
 
 
