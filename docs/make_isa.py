@@ -83,6 +83,8 @@ HEADER = {
     "recursion; its levels then wait for states by looking at them; 0: at barriers (only in plans that poll)",
     "awaited_from": "offset of a list: of every replica its first such record, then where those of the last "
     "one end",
+    "awaited_sums": "the same rows' records of partial sums, all runs of them, which the levels on the way back "
+    "then wait for; 0: at barriers (only in plans that poll sums)",
 }
 PLACES = {
     "@parameters": "all parameters: trained dense ones, trained tables, frozen ones",
@@ -240,7 +242,7 @@ def blocks() -> dict[str, str]:
             [
                 (word, f"`{name}`", text)
                 for word, (name, text) in enumerate(
-                    meanings("header", (*isa.HEADER, isa.SHARERS, isa.AWAITED, isa.AWAITED_FROM), HEADER)
+                    meanings("header", (*isa.HEADER, isa.SHARERS, isa.AWAITED, isa.AWAITED_FROM, isa.AWAITED_SUMS), HEADER)
                 )
             ],
         ),

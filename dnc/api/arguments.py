@@ -84,6 +84,13 @@ def sample_numbers(batch: Any, samples: int) -> NDArray[np.int32]:
     return numbers.astype(np.int32)
 
 
+def by_name(values: Any) -> Mapping[str, Any]:
+    """Arrays by the names of parameters; DiagnosticError for anything else."""
+    if not isinstance(values, Mapping):
+        raise fail(f"found {type(values).__name__}, expected arrays by the names of parameters")
+    return values
+
+
 def as_array(name: str, value: Any) -> NDArray[Any]:
     """A parameter's new values, from anything that NumPy or DLPack understands."""
     try:

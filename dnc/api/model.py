@@ -22,6 +22,7 @@ from dnc.api.arguments import (
     Data,
     are_numbers,
     as_array,
+    by_name,
     check_whole,
     sample_numbers,
     with_settings,
@@ -44,7 +45,7 @@ from dnc.runtime.embeddings import Embeddings, read_embeddings, table_of
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.initialize import check_finite, initialize, load_weights, shapes
 from dnc.runtime.measurements import class_metrics
-from dnc.runtime.outside import Arrays, hand_back, hand_in, pulled_fields, pushed_values
+from dnc.runtime.outside import Arrays, check_unaided, hand_back, hand_in, pulled_fields, pushed_values
 from dnc.runtime.phases import EVALUATE, RESULT_KINDS
 from dnc.runtime.predictions import has_file_order, in_file_order, metric_classes
 from dnc.runtime.predictor import MOST_SAMPLES, Predictor
@@ -255,7 +256,7 @@ class Model:
         """Replaces parameters by name; arrays of NumPy or anything that speaks DLPack."""
         expected = shapes(self.program, self.session.memory.table_rows)
         arrays: dict[str, Floats] = {}
-        for name, value in values.items():
+        for name, value in by_name(values).items():
             if name not in expected:
                 raise fail(f"no parameter is called {name}; known: {', '.join(expected)}")
             array = as_array(name, value)
@@ -344,6 +345,7 @@ class Model:
         before made no update because its gradient was not finite.
         """
         self.check_trains()
+        check_unaided(self.program, "step")
         data, numbers = self.batch_of(batch, labels_required=True)
         try:
             result = self.session.step(self.encoder(data), numbers, self.hyper)
@@ -360,6 +362,7 @@ class Model:
         """
         self.check_trains()
         self.turn.check_still("steps")
+        check_unaided(self.program, "steps")
         data = self._training_data()
         numbers = (sample_numbers(batch, data.samples) for batch in batches)
         try:
@@ -384,6 +387,7 @@ class Model:
             raise fail("there are no samples to evaluate")
         if not any(result.kind in RESULT_KINDS[EVALUATE] for result in self.plan.results):
             raise fail("there is nothing to evaluate: the program has neither a loss nor a metric")
+        check_unaided(self.program, "evaluate")
         return self.session.evaluate(self.encoder(dataset), numbers)
 
     @in_turn
@@ -393,8 +397,8 @@ class Model:
         An output of many vertices is an array in the order of the data: that of the file for flat
         samples, children before parents for nested ones.
         """
-        dataset, numbers = self.batch_of(batch, labels_required=False)
-        return self._predict(dataset, numbers)
+        check_unaided(self.program, "predict")
+        return self._predict(*self.batch_of(batch, labels_required=False))
 
     @stream_in_turn
     def predictions(
@@ -407,6 +411,7 @@ class Model:
         several at a time, on a GPU in other processes. For samples without labels attach what
         `read(..., labels_required=False)` returns.
         """
+        check_unaided(self.program, "predictions")
         data = self._training_data()
         ordered = has_file_order(self.plan, data)
         for numbers, found in self._numbered(data, batches):

@@ -20,10 +20,11 @@ from dnc.runtime.checkpoint import Course, checkpoint_place
 from dnc.runtime.curves import TensorBoard, tensorboard_library
 from dnc.runtime.data import Dataset
 from dnc.runtime.interrupts import Interrupts
+from dnc.runtime.outside import check_unaided
 from dnc.runtime.phases import RESULT_KINDS, TRAIN
 from dnc.runtime.rates import RateSchedule
 from dnc.runtime.run_config import RunConfig, with_values
-from dnc.runtime.run_folder import RunFolder, new_run
+from dnc.runtime.run_folder import RunFolder, check_free, new_run
 from dnc.runtime.trainer import Event, Trainer, TrainOptions
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def train(
         tensorboard_library()
     _check_model(model, epochs, batch)
     if resumed is not None and checkpoint_place(resumed)[1] != model.position.step:
+        check_free(Path(resumed).parent)  # who has written another checkpoint since this one was loaded
         raise fail(f"{resumed}: the model is not where this checkpoint is; load it with Model.restore")
     dataset = model.attach(data)
     samples = dataset.digest()
@@ -164,6 +166,7 @@ def _check_model(model: Model, epochs: int, batch: int) -> None:
     """DiagnosticError where a model cannot be trained so, or not from where it is."""
     if not any(result.kind in RESULT_KINDS[TRAIN] for result in model.plan.results):
         raise fail("the program has no loss of its own: train it with forward and backward")
+    check_unaided(model.program, "train")
     if model.position.epoch >= epochs:
         raise fail(
             f"nothing to train: {model.position.epoch} of {epochs} epochs are done",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,8 @@ MEASURING = (
 """Options that --eval and --predict look at; all others are for training."""
 STARTING = ("weights", "seed", "min_count")
 """Those that a configuration has for the beginning of training: there they count if they are given."""
+BEGINNING = ("weights", "embeddings", "min_count")
+"""What a run begins with: its checkpoint has all of that, so that they mean nothing to a run that goes on."""
 
 
 def run(
@@ -130,6 +133,8 @@ def run(
     texts = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     wanted = api.with_values(base, **texts)
     api.check_options(wanted)
+    if resume is not None and last is not None:
+        _refuse_beginning(base, wanted, resume)
     if wanted.build is None:
         raise fail("Missing argument 'build' (see dnc run --help)")
     if wanted.data is None:
@@ -143,6 +148,27 @@ def run(
         return _measure(wanted, predict, checkpoint, run_dir, tracing)
     same_data = resume is not None and data is None
     return _train(wanted, checkpoint or last, resume or run_dir, resume is not None, same_data, tracing)
+
+
+def _refuse_beginning(begun: RunConfig, wanted: RunConfig, run: Path) -> None:
+    """DiagnosticError if an option asks for another beginning than a run has had."""
+    for name in BEGINNING:
+        if _beginning(wanted, name) != _beginning(begun, name):
+            raise fail(
+                f"--resume and --{name.replace('_', '-')} exclude each other: {run} has begun already",
+                "another run begins with it: without --resume, with another --run-dir",
+            )
+
+
+def _beginning(config: RunConfig, name: str) -> object:
+    """What a configuration says of the beginning, comparable: paths from wherever they count."""
+    match getattr(config, name):
+        case str(path):
+            return os.path.abspath(path)
+        case dict(paths):
+            return {table: os.path.abspath(path) for table, path in paths.items()}
+        case value:
+            return value or 1
 
 
 def _refuse_training(given: Mapping[str, object], mode: str) -> None:

@@ -314,7 +314,7 @@ class Access:
             return
         with loop("part", parts) as part:
             some = local("some", "float32", T.float32(0.0))
-            with loop("of_part", MOST_RUNS // self.runs_together) as number:
+            with loop("of_part", -(-min(self.workers, MOST_RUNS) // self.runs_together)) as number:
                 first = let("first_run", part * MOST_RUNS + number * self.runs_together)
                 for k, value in enumerate(runs.some(first, self.runs_together, last)):
                     there = first + k < self.workers

@@ -15,8 +15,8 @@ from dnc.diagnostics import Span
 from dnc.editing.analysis import Analysis
 from dnc.frontend import syntax, typed
 from dnc.frontend.declarations import BUILTINS
-from dnc.frontend.structs import LINKS
 from dnc.frontend.syntax_walk import walk
+from dnc.ir.structure import LINKS
 
 
 @attrs.frozen

@@ -15,10 +15,10 @@ from dnc.diagnostics import counted
 from dnc.frontend import syntax, typed
 from dnc.frontend.declarations import BUILTINS, Declarations
 from dnc.frontend.operations import apply, no_value
-from dnc.frontend.structs import LINKS
 from dnc.frontend.typed import Expression, Index, Vertex, VertexList, VertexUse, describe
 from dnc.frontend.vertices import whole
 from dnc.ir.program import TABLE
+from dnc.ir.structure import LINKS
 from dnc.ir.types import SCALAR, TensorType
 
 Names = Mapping[str, Expression | None]
@@ -32,6 +32,8 @@ CALLS_ELSEWHERE = {
     **dict.fromkeys(("mse", "mse_loss", "l2"), "the squared difference is squared_error(a, b)"),
     **dict.fromkeys(("chunk", "unpack"), "equal parts are a, b = split(x, 2)"),
     **dict.fromkeys(("embedding", "embed", "lookup"), "a row of a table is E[token]"),
+    "len": "nothing has the length of a list; mean(f(x) for x in list) divides by it",
+    "pow": "write x * x",
 }
 """What other languages call what this one has."""
 

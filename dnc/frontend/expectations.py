@@ -55,14 +55,26 @@ def explain_character(line: str, column: int) -> str:
         "&": "",
     }
     hint = hints.get(character, "")
+    if line[column - 1 : column + 1] == "!=":
+        hint = "; write 1 - (a == b)"
     if not character.isascii():
         hint = "; outside comments a program is plain ASCII"
     return f"found {shown}, which is no part of the language{hint}"
 
 
-def explain_token(token: Any, accepted: set[str], texts: Mapping[str, str]) -> str:
-    """`found X, expected Y` for a token that fits nowhere; `texts` are those of the terminals."""
+OPERATORS_ELSEWHERE = {
+    "**": "there are no powers; write x * x",
+    **{f"{operator}=": "every name is assigned once: y = x + 1" for operator in "+-*/@"},
+}
+"""What is said of two characters of which the second one fits nowhere."""
+
+
+def explain_token(token: Any, line: str, accepted: set[str], texts: Mapping[str, str]) -> str:
+    """`found X, expected Y` for a token that fits nowhere in its line; `texts` are those of the terminals."""
     text = str(token)
+    pair = line[max(token.column - 2, 0) : token.column] if token.column else ""
+    if pair in OPERATORS_ELSEWHERE and text == pair[1:]:
+        return f"found '{pair}'; {OPERATORS_ELSEWHERE[pair]}"
     found = {
         "_NEWLINE": "the end of the line",
         "_INDENT": "an indentation",

@@ -145,7 +145,7 @@ def _explain(source: Source, line: int, text: str, error: Any) -> Diagnostic:
         bracket = text.split("\n")[row][column]
         return Diagnostic(f"'{bracket}' is never closed", Span(source, line + row, column + 1))
     accepted = error.interactive_parser.accepts()
-    message = explain_token(token, accepted, terminal_texts())
+    message = explain_token(token, source.line_text(token.line), accepted, terminal_texts())
     first = source.line_text(token.line).split()[:1]
     if first == ["return"] and token.type not in ("$END", "_NEWLINE"):
         column = source.line_text(token.line).index("return") + 1

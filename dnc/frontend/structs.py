@@ -13,16 +13,14 @@ from dnc.frontend import syntax
 from dnc.frontend.dimensions import Dimensions, text
 from dnc.frontend.report import Report
 from dnc.ir.structure import (
+    ARM,
     CHILD,
     CLASS,
-    FIRST,
-    LAST,
+    LINKS,
     LIST,
-    NEXT,
     OPTIONAL,
     OUTSIDE,
-    PARENT,
-    PREVIOUS,
+    ROOT,
     SELECTOR,
     TOKEN,
     VECTOR,
@@ -32,7 +30,6 @@ from dnc.ir.structure import (
     Struct,
 )
 
-LINKS = (PREVIOUS, NEXT, PARENT, FIRST, LAST)
 PULLED = "pulled"
 INDEXED_KINDS = (TOKEN, CLASS, SELECTOR, VECTOR, PULLED)
 
@@ -80,6 +77,8 @@ class _Structs:
         self.report.error(message, at.span, *notes)
 
     def struct(self, declared: syntax.StructDeclaration) -> Struct:
+        if declared.name.text == ROOT:
+            self._error(f"'{ROOT}' is the root of a sample and cannot be a struct", declared.name)
         arms: dict[str, Arm] = {}
         seen: dict[str, Field] = {}
         for arm in declared.arms:
@@ -114,6 +113,11 @@ class _Structs:
         name, kind = declared.name.text, declared.kind
         if name in LINKS:
             self._error(f"'{name}' is a link that every vertex has and cannot be a field", declared.name)
+            return None
+        if name == ARM:
+            self._error(
+                f"'{name}' is the key of a vertex's arm in data files and cannot be a field", declared.name
+            )
             return None
         if declared.form == "indexed":
             return self._indexed(declared)

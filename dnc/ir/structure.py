@@ -22,6 +22,9 @@ VERTEX_KINDS = (CHILD, OPTIONAL, LIST)
 # Steps that exist without a declaration: neighbours in the list that holds a vertex, the vertex
 # that refers to it, and the ends of a list.
 PREVIOUS, NEXT, PARENT, FIRST, LAST = "prev", "next", "parent", "first", "last"
+LINKS = (PREVIOUS, NEXT, PARENT, FIRST, LAST)
+# Keys of data files: a vertex's arm, so that no field is called so; a flat sample's root, so no struct is.
+ARM, ROOT = "arm", "root"
 
 Path = tuple[str, ...]
 """Steps from a vertex: () is the vertex itself, ("left",), ("words", "last"), ("prev",)."""

@@ -45,6 +45,16 @@ def pushed_values(program: Program) -> dict[str, tuple[Space, str]]:
     }
 
 
+def check_unaided(program: Program, what: str) -> None:
+    """DiagnosticError where a program pulls vectors, of which `what` is handed none."""
+    names = tuple(pulled_fields(program))
+    if names:
+        raise fail(
+            f"{what}: the program pulls {', '.join(names)}, which is not in the data",
+            "vectors are handed in with Model.forward, and trained on with Model.backward behind it",
+        )
+
+
 def hand_in(
     dataset: Dataset, samples: Ints, places: Mapping[str, tuple[Space, str]], given: Arrays, what: str
 ) -> None:
@@ -52,6 +62,8 @@ def hand_in(
 
     Nothing is filled in at a place where an array is refused.
     """
+    if not isinstance(given, Mapping):
+        raise fail(f"found {type(given).__name__}, expected a {what} by name")
     unknown = sorted(set(given) - set(places))
     missing = sorted(set(places) - set(given))
     if unknown or missing:

@@ -175,6 +175,12 @@ def _locked(folder: Path) -> int | None:
     return handle
 
 
+def check_free(run: str | Path) -> None:
+    """DiagnosticError if another process trains in the folder of a run."""
+    with suppress(OSError):  # there is none, or it cannot be opened: then nobody does
+        _close(_locked(Path(run)))
+
+
 def check_folder(run: str | Path) -> None:
     """DiagnosticError where something else than a folder has the place of a run."""
     check_path(run, "a run folder")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from pathlib import Path
 
 import pytest
 
+from dnc.diagnostics import Source
+from dnc.frontend.parser import parse
 from tests.support.pages import Block, Page, blocks, needs
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +43,17 @@ def test_page(name, tmp_path, monkeypatch, kernels):
             page.run(block)
     if page.skipped and len(page.skipped) == len(found):
         pytest.skip("; ".join(page.skipped))
+
+
+DECLARED = re.compile(
+    r"(?<!`)`((?:(?:frozen|running) )?(?:param|state|cell|fn|output|metric|push) [^`]*[=:][^`]*)`(?!`)"
+)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_declarations_inside_of_sentences_have_a_right_form(name):
+    for declared in DECLARED.findall(PAGES[name].read_text()):
+        parse(Source(name, f"model M(d = 1)\n{declared}\n"))
 
 
 # ---- the runner itself ---------------------------------------------------------------------------

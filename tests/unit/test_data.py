@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import attrs
@@ -273,3 +274,21 @@ def test_summary() -> None:
         "  depth of Tree: mean 1.0, at most 2",
         "  vocab: 4 words, <unk> included",
     ]
+
+
+@pytest.mark.parametrize(
+    "sample, message",
+    [
+        ({"Word": [{"form": "a"}], "label": 1}, "Sentence has no field 'Word'; did you mean 'words'?"),
+        (
+            {"Word": {"form": ["a"]}, "Sentence": {}, "label": 1, "root": 0},
+            "the program has no struct 'label'",
+        ),
+        ({"Word": {"form": ["a"]}, "Sentence": {}}, "'root' is missing"),
+        ({"root": 0, "labels": 1}, "the program has no struct 'labels'"),
+    ],
+)
+def test_a_sample_is_in_the_form_that_its_other_keys_have(sample: dict, message: str) -> None:
+    """A field with the name of a struct made a nested sample a flat one, whose keys were no structs."""
+    with pytest.raises(DiagnosticError, match=re.escape(f"samples:1: error: {message}")):
+        read_samples([sample], SENTENCE)

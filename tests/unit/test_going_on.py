@@ -174,6 +174,29 @@ def test_other_data_between_two_epochs_are_meant_or_refused(command, workplace, 
     assert done.code == 0 and "other_samples" not in done.events[0]
 
 
+@pytest.mark.parametrize("option", ["--weights w.safetensors", "--embeddings E=no.txt", "--min-count 2"])
+def test_a_run_that_goes_on_has_begun(command, workplace, option):
+    """What it would begin with was passed over in silence, and written to run.toml."""
+    assert command("run build --data train.jsonl --device vm --batch 4 --run-dir r").code == 0
+    Path("w.safetensors").write_bytes(Path("r/last.safetensors").read_bytes())
+    before = {path: path.read_bytes() for path in Path("r").iterdir()}
+    done = command(f"run --resume r --epochs 2 {option}")
+    assert done.code == 2 and {path: path.read_bytes() for path in Path("r").iterdir()} == before
+    assert f"--resume and {option.split()[0]} exclude each other: r has begun already" in done.error
+
+
+def test_the_first_command_of_a_run_goes_on_with_it(command, workplace):
+    """With the weights that it began with, from wherever their path counts."""
+    assert command("run build --data train.jsonl --device vm --batch 4 --run-dir first").code == 0
+    begun = "--weights first/last.safetensors --min-count 1 --device vm"
+    assert (
+        command(f"run build --data train.jsonl {begun} --checkpoint first/last.safetensors --epochs 2").code
+        == 0
+    )
+    [run] = Path("runs").iterdir()
+    assert command(f"run --resume {run} {begun} --epochs 3").code == 0
+
+
 def test_a_person_is_told_of_other_data(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     with Progress(7, 2) as progress:

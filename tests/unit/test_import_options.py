@@ -43,6 +43,14 @@ def test_fields_are_renamed_or_left_out(tmp_path: Path) -> None:
             {"fields": {"form": "a b"}},
             "--fields: found 'a b' for form, expected the name of a field",
         ),
+        *(
+            (
+                "tagged",
+                {"fields": {"form": name}},
+                f"--fields: no field of a program can be called '{name}', as form would be",
+            )
+            for name in ("arm", "prev")
+        ),
         ("tagged", {"fields": {"form": "tag"}}, "--fields: form and tag are both called 'tag'"),
         (
             "tagged",

@@ -113,9 +113,33 @@ def test_a_sample_that_repeats_has_vectors_of_its_own(model):
         assert np.array_equal(numbered, listed)
 
 
+@pytest.mark.parametrize("name", ["predict", "evaluate", "step", "steps", "predictions", "train"])
+def test_what_hands_in_nothing_is_refused(tmp_path, name):
+    """It computed with zeros, or with what the last forward had been handed."""
+    text = (EXAMPLES / "token_vectors.dn").read_text() + "\nloss sum(t in root) sum(encode(t).h)\n"
+    (tmp_path / "own_loss.dn").write_text(text)
+    sizes = {"width": WIDTH, "hidden": HIDDEN}
+    compile_model(tmp_path / "own_loss.dn", tmp_path / "build", ("cpu",), sizes)
+    model = dnc.load(tmp_path / "build", "vm")
+    model.attach(TREES)
+    calls = {
+        "steps": lambda: list(model.steps([[0, 1]])),
+        "predictions": lambda: list(model.predictions([[0, 1]])),
+        "train": lambda: model.train(TREES),
+    }
+    model.forward([0, 1, 2], Net().pulled())
+    with pytest.raises(DiagnosticError) as caught:
+        calls.get(name, lambda: getattr(model, name)([0, 1]))()
+    assert str(caught.value) == (
+        f"error: {name}: the program pulls Tree.x, which is not in the data\n"
+        "  vectors are handed in with Model.forward, and trained on with Model.backward behind it"
+    )
+
+
 @pytest.mark.parametrize(
     ("pulled", "message"),
     [
+        (3, "found int, expected a pulled vector by name"),
         ({}, "the pulled vector 'Tree.x' is missing; the program has: Tree.x"),
         ({"Tree.y": []}, "the pulled vector 'Tree.y' is unknown; the program has: Tree.x"),
         (

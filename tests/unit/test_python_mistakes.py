@@ -49,6 +49,16 @@ def test_what_is_no_name_of_a_table(workplace):
             model.load_embeddings(name, "vectors.txt")
 
 
+def test_what_is_no_parameters_by_name(workplace):
+    model = dnc.load("build", "vm")
+    model.attach("train.jsonl")
+    for values, found in ((None, "NoneType"), ([1], "list")):
+        with pytest.raises(
+            dnc.DiagnosticError, match=f"found {found}, expected arrays by the names of param"
+        ):
+            model.set_parameters(values)
+
+
 def test_batches_of_nothing(workplace):
     """Whether data are attached or not, the batch is what is wrong."""
     model = dnc.load("build", "vm")

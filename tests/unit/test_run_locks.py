@@ -36,6 +36,26 @@ sys.stdin.read()
     assert command("run build --resume r --epochs 2 --device vm").code == 0
 
 
+def test_whoever_trains_has_written_another_checkpoint_meanwhile(workplace):
+    """Which was told as a model that is not where its checkpoint is, as if that had not been loaded."""
+    dnc.load("build", device="vm").train("train.jsonl", epochs=1, run_dir="r")
+    late = dnc.load("build", device="vm", checkpoint="r/last.safetensors")
+    first = dnc.load("build", device="vm", checkpoint="r/last.safetensors")
+    known = {"epochs": 3, "run_dir": "r", "resumed": "r/last.safetensors"}
+    told = []
+
+    def report(event):
+        if event["event"] == "epoch" and event["epoch"] == 3:  # the checkpoint is that of epoch 2 by now
+            with pytest.raises(dnc.DiagnosticError) as caught:
+                late.train("train.jsonl", **known)
+            told.append(str(caught.value))
+
+    first.train("train.jsonl", **known, report=report)
+    assert told == ["error: r: another process trains in it"]
+    with pytest.raises(dnc.DiagnosticError, match="the model is not where this checkpoint is"):
+        late.train("train.jsonl", **known)
+
+
 def test_a_folder_that_is_closed_or_gone_is_free(workplace):
     folder = RunFolder("r")
     with pytest.raises(dnc.DiagnosticError, match="another process trains in it"):

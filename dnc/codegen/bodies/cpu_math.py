@@ -67,11 +67,15 @@ def sigmoid(x: Expr) -> Expr:
 
 
 def tanh(x: Expr) -> Expr:
-    """Hyperbolic tangent: an odd rational function, the identity near zero."""
+    """Hyperbolic tangent: an odd rational function, the identity near zero, and 1 or -1 where that is nearer
+    than what the function ends with: saturated cells have no gradient."""
     c = _bind(_clamp(x, -7.90531110763549805, 7.90531110763549805))
     square = _bind(c * c)
     ratio = _bind(c * _horner(square, _TANH_P) / _horner(square, _TANH_Q))
-    return _bind(tirx.Select(tirx.abs(x) < _like(x, 4e-4), x, ratio))
+    one = _like(x, 1.0)
+    signed = tirx.Select(x > _like(x, 0.0), one, _like(x, 0.0) - one)
+    ended = _bind(tirx.Select(tirx.abs(x) > _like(x, 8.3178), signed, ratio))
+    return _bind(tirx.Select(tirx.abs(x) < _like(x, 4e-4), x, ended))
 
 
 def log(x: Expr) -> Expr:

@@ -7,6 +7,7 @@ buffers of the plan, one access each where the buffers' parts allow it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -30,17 +31,8 @@ def store_columns(
     """
     value, width = let("value", values), lanes(values)
     push = worker.push
-
-    def write(at: Expr, one: Expr) -> None:
-        if not worker.access.is_polled(buffer, offset):
-            T.buffer_store(worker.pool, one, [at if lanes(one) == 1 else place(at)])
-            return
-        assert worker.access.publish is not None
-        parts = [one] if lanes(one) == 1 else [lane4(one, i) for i in range(lanes(one))]
-        for i in range(0, len(parts), 4 if len(parts) == 4 else 1):
-            worker.access.publish(at + i, parts[i : i + 4] if len(parts) == 4 else [parts[i]])
-
     for buffer, offset, low, high in product.stores:
+        write = partial(_publish if worker.access.is_polled(buffer, offset) else _store, worker, place)
         at = worker.access.record(buffer, row) + (offset - low) + column
         sent = push.sums(buffer) if push is not None else []
         if low % width == high % width == offset % width == 0:
@@ -60,6 +52,19 @@ def store_columns(
                     for item in sent:
                         with when(push.sends):
                             push.send_sums(item, row, column + i - low, one)
+
+
+def _store(worker: Worker, place: Place, at: Expr, value: Expr) -> None:
+    """Writes a vector to where `place` says that it is, or an element."""
+    T.buffer_store(worker.pool, value, [at if lanes(value) == 1 else place(at)])
+
+
+def _publish(worker: Worker, _place: Place, at: Expr, value: Expr) -> None:
+    """The same of what others poll."""
+    assert worker.access.publish is not None
+    elements = [value] if lanes(value) == 1 else [lane4(value, i) for i in range(lanes(value))]
+    for i, some in enumerate([elements] if len(elements) == 4 else [[one] for one in elements]):
+        worker.access.publish(at + i, some)
 
 
 def copied_quad(sums: Any, first: Expr) -> Expr:

@@ -12,8 +12,8 @@ import msgspec
 
 from dnc.diagnostics import fail
 from dnc.ir.program import Program
-from dnc.ir.structure import CHILD, LIST, TOKEN, VECTOR, VERTEX_KINDS, Arm, Field
-from dnc.runtime.data.layout import ARM, ROOT, Layout, field_names
+from dnc.ir.structure import ARM, CHILD, LIST, ROOT, TOKEN, VECTOR, VERTEX_KINDS, Arm, Field
+from dnc.runtime.data.layout import Layout, field_names
 from dnc.runtime.data.problems import Problem
 from dnc.runtime.data.usage import layout_of, reachable
 

@@ -13,18 +13,21 @@ from typing import Any
 
 import attrs
 
-from dnc.ir.structure import DATA_KINDS, LIST, Field, Struct
+from dnc.ir.structure import ARM, DATA_KINDS, LIST, ROOT, Field, Struct
 from dnc.runtime.data.columns import Columns
 from dnc.runtime.data.graph import Edges, post_order
-from dnc.runtime.data.layout import ARM, ROOT, Layout, field_names, unknown_field
+from dnc.runtime.data.layout import Layout, field_names, unknown_field
 from dnc.runtime.data.problems import Problem, kind_of, names, shortened, shown, suggestion
 
 
 def is_flat(sample: Mapping[str, Any], layout: Layout) -> bool:
-    """Whether a sample is in flat form: its keys are structs and "root", not the root's fields."""
-    if any(key in layout.structs and key not in layout.root_fields for key in sample):
-        return True
-    return ROOT in sample and not any(key in layout.root_fields for key in sample)
+    """Whether a sample is in flat form: its keys are structs and "root", not the root's fields.
+
+    One with mistakes may have some of both; "root" decides then, and a struct where no field is the root's.
+    """
+    structs = any(key in layout.structs and key not in layout.root_fields for key in sample)
+    fields = any(key in layout.root_fields for key in sample)
+    return (structs or not fields) if ROOT in sample else (structs and not fields)
 
 
 @attrs.frozen(eq=False)

@@ -14,9 +14,6 @@ import attrs
 from dnc.ir.structure import CLASS, OPTIONAL, OUTSIDE, Arm, Field, Struct
 from dnc.runtime.data.problems import Problem, names, shortened, shown, suggestion
 
-ARM, ROOT = "arm", "root"
-"""The keys with a meaning of their own: the arm of an object, the root of a flat sample."""
-
 
 @attrs.frozen(eq=False)
 class Layout:

@@ -11,9 +11,9 @@ from typing import Any
 
 import attrs
 
-from dnc.ir.structure import DATA_KINDS, LIST, OPTIONAL
+from dnc.ir.structure import ARM, DATA_KINDS, LIST, OPTIONAL
 from dnc.runtime.data.columns import Columns, StructColumns
-from dnc.runtime.data.layout import ARM, Layout
+from dnc.runtime.data.layout import Layout
 from dnc.runtime.data.problems import Problem, kind_of
 
 

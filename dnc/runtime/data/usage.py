@@ -19,8 +19,8 @@ from dnc.ir.program import (
     StateInput,
     TableInput,
 )
-from dnc.ir.structure import CLASS, FIRST, LAST, LIST, NEXT, PREVIOUS, VECTOR, VERTEX_KINDS, Struct
-from dnc.runtime.data.layout import ARM, Layout, in_data
+from dnc.ir.structure import ARM, CLASS, FIRST, LAST, LIST, NEXT, PREVIOUS, VECTOR, VERTEX_KINDS, Struct
+from dnc.runtime.data.layout import Layout, in_data
 
 
 def reachable(structs: dict[str, Struct], start: str) -> set[str]:
