@@ -443,9 +443,9 @@ class Kernel:
         sync.arrive(T.address_of(self.counters[self._replica_counter() + self.zero[0]]))
         return self.given_up[T.bitwise_and(level, 1)]
 
-    def waiter(self) -> sync.Waiter:
-        """This worker, which polls for the instruction at hand."""
-        return self._waiter(self.at[0], REPLICA)
+    def waiter(self, at: Expr) -> sync.Waiter:
+        """This worker, which polls for an instruction."""
+        return self._waiter(at, REPLICA)
 
     def _waiter(self, at: Expr, exchange: int) -> sync.Waiter:
         """This worker, at an instruction."""

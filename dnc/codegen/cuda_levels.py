@@ -63,8 +63,9 @@ def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) ->
             worker = attrs.evolve(worker, push=cuda_ahead.pushing(worker, segment, box, row, rows))
         if polled:
             most = cuda_segments.narrow_rows(worker, segment, most_polled(worker, segment))
+            waiter = partial(kernel.waiter, worker.ahead.at)
             give_up = partial(kernel.give_up, worker.ahead.level)
-            awaits = Awaited(worker, polled, most, kernel.waiter, give_up)
+            awaits = Awaited(worker, polled, most, waiter, give_up)
             worker = attrs.evolve(worker, awaits=awaits)
         run_segment(worker, segment, row, rows)
         following, values = worker.ahead.next()
