@@ -26,7 +26,7 @@ from dnc.runtime.encoder.words import Numbers
 from dnc.runtime.phases import TRAIN
 
 # Of so many vertices on, with this share of tokens at most, deltas are added up before products.
-MANY_DELTAS, FEWER_TOKENS = 1000, 0.75
+MANY_DELTAS, FEWER_TOKENS = 500, 0.75
 
 # A field of an instruction: a number, or the name of a value that depends on the batch.
 Field = int | str
