@@ -17,6 +17,8 @@ import tvm
 from tvm import tirx
 from tvm.tirx import compilation_pipeline
 
+from dnc.codegen.nvrtc import LACKING
+
 PIPELINE = "dnc_cuda"
 DEVICE_KERNEL = 2  # tvm::CallingConv::kDeviceKernelLaunch
 
@@ -36,12 +38,18 @@ _MATH_CONSTANTS = """\
 """
 _RUNTIME_HEADERS = re.compile(r"#ifdef __CUDACC_RTC__\n.*?\n#else\n.*?\n#endif\n", re.DOTALL)
 # The address of shared memory, kept in a register: left alone, the compiler works it out again in every block
-# of code, which begins with reading the number of the processor in its cluster.
+# of code, which begins with reading the number of the processor in its cluster. But not in kernels that lack
+# that register (`nvrtc.LACKING`).
 _SHARED = "extern __shared__ __align__(128) uchar shared_ptr[];"
-_KEPT_SHARED = """extern __shared__ __align__(128) uchar dnc_shared[];
+_KEPT_SHARED = f"""
+#ifdef {LACKING}
+  {_SHARED}
+#else
+  extern __shared__ __align__(128) uchar dnc_shared[];
   uint dnc_shared_at = (uint)__cvta_generic_to_shared(dnc_shared);
   asm volatile("" : "+r"(dnc_shared_at));
-  uchar* const shared_ptr = (uchar*)__cvta_shared_to_generic(dnc_shared_at);"""
+  uchar* const shared_ptr = (uchar*)__cvta_shared_to_generic(dnc_shared_at);
+#endif"""
 _BARE_EXPRESSION = re.compile(r"^ *\(+int\)(?:blockIdx|threadIdx)\.[xyz]\);\n", re.MULTILINE)
 
 

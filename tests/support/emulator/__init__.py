@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dnc.codegen.cuda_files import emit_source
+from dnc.codegen.nvrtc import LACKING
 from dnc.ir.plan import Plan
 from dnc.runtime.cuda_backend import CudaBackend
 from dnc.runtime.cuda_driver import LaunchShape
@@ -54,7 +55,7 @@ def translated(text: str, parameters: list[str]) -> str:
     front = _ONE_LINE.sub("", front)
     functions = [*_TVM.findall(front), *short, *_FUNCTION.findall(front)]
     plain = [function for function in functions if "asm" not in function]
-    shared = re.compile(r"extern __shared__ .*?uchar\* const shared_ptr = [^;]*;", re.DOTALL)
+    shared = re.compile(rf"#ifdef {LACKING}\n.*?#endif", re.DOTALL)
     kernel = shared.sub("unsigned char* shared_ptr = here->block->shared;", f'extern "C" __global__{kernel}')
     given = ", ".join(ARGUMENTS[name] for name in parameters)
     return "\n".join(
