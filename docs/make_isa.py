@@ -56,6 +56,8 @@ output words = [argmax(run(w)) for w in all(Word)]
 """
 
 # What the words mean; the keys must be exactly those of the code.
+# Words that some plans have.
+SOME = (isa.SHARERS, isa.AWAITED, isa.AWAITED_FROM, isa.AWAITED_SUMS)
 HEADER = {
     "version": "version of this layout",
     "words": "length of the schedule",
@@ -83,8 +85,8 @@ HEADER = {
     "recursion; its levels then wait for states by looking at them; 0: at barriers (only in plans that poll)",
     "awaited_from": "offset of a list: of every replica its first such record, then where those of the last "
     "one end",
-    "awaited_sums": "the same rows' records of partial sums, all runs of them, which the levels on the way back "
-    "then wait for; 0: at barriers (only in plans that poll sums)",
+    "awaited_sums": "the same rows' records of partial sums, all runs of them, which the levels on the way "
+    "back then wait for; 0: at barriers (only in plans that poll sums)",
 }
 PLACES = {
     "@parameters": "all parameters: trained dense ones, trained tables, frozen ones",
@@ -241,9 +243,7 @@ def blocks() -> dict[str, str]:
             ("word", "field", "meaning"),
             [
                 (word, f"`{name}`", text)
-                for word, (name, text) in enumerate(
-                    meanings("header", (*isa.HEADER, isa.SHARERS, isa.AWAITED, isa.AWAITED_FROM, isa.AWAITED_SUMS), HEADER)
-                )
+                for word, (name, text) in enumerate(meanings("header", (*isa.HEADER, *SOME), HEADER))
             ],
         ),
         "places": table(

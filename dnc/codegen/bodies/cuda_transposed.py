@@ -115,7 +115,6 @@ def transposed(tile: UnitTile, product: TransposedProduct) -> None:
     `scratch_words` of staging from 0 on are for the sums of parts of the rows. Ends with a barrier.
     """
     sums = _Sums(tile, product, tile.placement(product), tile.weights_at(product))
-
     size = tile.staging.tile
     steps = sorted({min(size, step) for step in QUAD_STEPS})
 
@@ -160,9 +159,7 @@ def _by_quads(sums: _Sums, step: int) -> None:
             _sum_rest(sums, spread, step, first, scratch)
         if spread.whole:
             with stride_loop("quad", worker.thread, spread.whole * THREADS, THREADS) as quad:
-                totals = _sum_rows(sums, quad, 0, sums.rows, step, first)
-                for v in range(step):
-                    _store(sums, first + v, quad, totals[quad_at(4 * v)])
+                _store(sums, first, step, quad, _sum_rows(sums, quad, 0, sums.rows, step, first))
         if size:
             worker.synchronize()
             _add_parts(sums, spread, step, first, scratch)
@@ -178,26 +175,26 @@ def _sum_rows(sums: _Sums, quad: Expr, begin: Expr, count: int, step: int, first
     weights, place = weight_place(worker, sums.placement, sums.weights_at)
     totals = local("sums", "float32", T.float32(0.0), 4 * step)
     ahead = sums.placement.residency == STREAMED and not worker.crowded
+    is_part = not isinstance(begin, int)  # the last one may have fewer rows
     with loop("row", count, unroll=LOADS_AHEAD if ahead else QUAD_ROWS) as own:
-        row, deltas = begin + own, []
-        if isinstance(begin, int):
-            deltas = sums.deltas(row, first, step)
-        else:  # the last part may have fewer
-            near = T.min(row, sums.rows - 1)
-            found = sums.deltas(near, first, step)
-            deltas = [T.Select(row < sums.rows, delta, T.float32(0.0)) for delta in found]
-            row = near
-        weight = let("weight", weights[quad_at(place(row, 4 * quad))])
+        row = begin + own
+        near = T.min(row, sums.rows - 1) if is_part else row
+        deltas = sums.deltas(near, first, step)
+        if is_part:
+            deltas = [T.Select(row < sums.rows, delta, T.float32(0.0)) for delta in deltas]
+        weight = let("weight", weights[quad_at(place(near, 4 * quad))])
         for v, delta in enumerate(deltas):
             for i in range(4):
                 put(totals, 4 * v + i, cuda.fma(lane4(weight, i), delta, totals[4 * v + i]))
     return totals
 
 
-def _store(sums: _Sums, vertex: Expr, quad: Expr, values: Expr) -> None:
-    """Stores four columns of a vertex, if there is such a one."""
-    with when(vertex < sums.tile.count):
-        store_columns(sums.tile.worker, sums.product, sums.tile.first + vertex, 4 * quad, values)
+def _store(sums: _Sums, first: Expr, step: int, quad: Expr, totals: Any) -> None:
+    """Stores four columns of `step` vertices, of those that there are."""
+    for v in range(step):
+        with when(first + v < sums.tile.count):
+            row, values = sums.tile.first + (first + v), totals[quad_at(4 * v)]
+            store_columns(sums.tile.worker, sums.product, row, 4 * quad, values)
 
 
 def _sum_rest(sums: _Sums, spread: _Spread, step: int, first: Expr, scratch: Expr) -> None:
@@ -206,9 +203,7 @@ def _sum_rest(sums: _Sums, spread: _Spread, step: int, first: Expr, scratch: Exp
     if spread.parts == 1:
         with when(worker.thread < spread.rest):
             quad = before + worker.thread
-            totals = _sum_rows(sums, quad, 0, sums.rows, step, first)
-            for v in range(step):
-                _store(sums, first + v, quad, totals[quad_at(4 * v)])
+            _store(sums, first, step, quad, _sum_rows(sums, quad, 0, sums.rows, step, first))
         return
     part = fixed("part", worker.warp // spread.warps)
     own = fixed("own", worker.thread - part * (spread.warps * LANES))
@@ -232,4 +227,4 @@ def _add_parts(sums: _Sums, spread: _Spread, step: int, first: Expr, scratch: Ex
             for i in range(4):
                 put(total, i, lane4(found, i) if part == 0 else total[i] + lane4(found, i))
         quad = spread.whole * THREADS + item - vertex * spread.rest
-        _store(sums, first + vertex, quad, total[quad_at(0)])
+        _store(sums, first + vertex, 1, quad, total)

@@ -51,7 +51,8 @@ def encode_awaited(
 def awaited_of(plan: Plan, steps: Sequence[Step], rows: Mapping[str, Rows]) -> Numbers | None:
     """Records of the polled buffer, [batches, replicas that have samples]; None if no batch awaits any."""
     runs = {step.segment.name for step in steps}
-    spaces = [plan.buffer(polled.buffer).space for polled in plan.polled if polled.segment in runs]
+    states = [polled for polled in plan.polled if polled.segment in runs and not polled.partial]
+    spaces = [plan.buffer(polled.buffer).space for polled in states]
     early = {step.segment.space for step in steps if step.phase == FIRST}
     if not early or not spaces or spaces[0] not in rows:
         return None
