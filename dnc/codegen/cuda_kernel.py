@@ -443,11 +443,7 @@ class Kernel:
         sync.arrive(T.address_of(self.counters[self._replica_counter() + self.zero[0]]))
         return self.given_up[T.bitwise_and(level, 1)]
 
-    def waiter(self, at: Expr) -> sync.Waiter:
-        """This worker, which polls for an instruction."""
-        return self._waiter(at, REPLICA)
-
-    def _waiter(self, at: Expr, exchange: int) -> sync.Waiter:
+    def waiter(self, at: Expr, exchange: int = REPLICA) -> sync.Waiter:
         """This worker, at an instruction."""
         record = T.address_of(self.counters[self.record[0]])
         return sync.Waiter(record, self.limit_us, self.worker.number, at, exchange)
@@ -473,7 +469,7 @@ class Kernel:
         sync.signal(address)
         ordinal = self.worker.field("ordinal", self.place_of(at), self.window, isa.BARRIER_FIELDS)
         target = T.cast(ordinal * arrivals, "uint32")
-        failed = let("failed", sync.wait(address, target, self._waiter(at, exchange)))
+        failed = let("failed", sync.wait(address, target, self.waiter(at, exchange)))
         with when(both(failed != 0, self.worker.thread == 0)):
             put(self.aborted, 0, at + 1)
         return failed
