@@ -23,6 +23,7 @@ from dnc.ir.plan import FP32, PRECISIONS, REGISTER, Plan, WeightFormat
 from dnc.ir.plan_text import print_plan
 from dnc.ir.printer import print_program
 from dnc.ir.program import Program
+from dnc.ir.regions import registers_taken
 from dnc.ir.remarks import Remark, Remarks
 from dnc.kernel_cache import cached_kernels
 from dnc.machine_constants import known_constants
@@ -47,6 +48,10 @@ DEFAULT_GPU = "sm_90a"
 FUSE = "fuse"
 # What a build can do: train, evaluate and predict; or evaluate and predict only.
 TRAIN, INFER = MODES = ("train", "infer")
+
+
+# Registers for weights that a kernel does without in turn, as long as it spills.
+FEWER = (16, 32, 64, 96, 128, 160)
 
 
 @attrs.frozen
@@ -134,7 +139,7 @@ def select_tiles(options: PlanOptions, target: Machine, constants: Constants | N
         options.tile,
         constants,
         options.batch,
-        PlanWeights(target, options.residency, options.registers),
+        PlanWeights(target, options.residency, options.registers, options.batch),
     )
 
 
@@ -407,18 +412,21 @@ def compile_target(
     budgets: list[int | None] = [options.registers]
     if whole.is_gpu and options.registers is None:
         most = most_registers(whole, options.precision)
-        budgets += [most - 32 * step for step in range(1, most // 32 + 1)]
+        budgets += [most - fewer for fewer in FEWER if most >= fewer]
     best: tuple[int, PlanOptions, Plan, dict[str, bytes], Remarks] | None = None
+    taken = 0
     for registers in budgets:
+        if best is not None and registers is not None and registers >= taken:
+            continue  # the plan would be the same
         tried = attrs.evolve(options, registers=registers)
         said = Remarks(target_name(target))
         plan = make_plan(program, target, tried, attrs.evolve(show, remarks=said), constants)
         files, known = cached_kernels(plan, digest(plan))
         cached = cached and known
-        outside = spilled(files) if whole.is_gpu else 0
+        outside, taken = spilled(files) if whole.is_gpu else 0, registers_taken(plan)
         if best is None or outside < best[0]:
             best = outside, tried, plan, files, said
-        if not outside or all(place.residency != REGISTER for place in plan.placements):
+        if not outside or not taken:
             break
     assert best is not None
     _, tried, plan, files, said = best

@@ -77,7 +77,7 @@ class Access:
     nearer than the schedule. arrived: whether the partial slot at an address, and
     with an offset, is nearer than the pool, and then the reader of element i of a run. add_runs: adds up
     what a reader finds in every run, where several threads do that together. gathered: reads the sum of the
-    runs of a row's only slot, zeros if that is not the case, where this was made before. repeated: the reader
+    partial slots of a row, all their runs, where this was made before. repeated: the reader
     of a repeated value in a row, where there are such. runs_together: of many, whose loads are under way
     together. publish: writes an element, or four, that others poll. polls: waits for runs of polled sums.
     """

@@ -39,7 +39,7 @@ from dnc.codegen.bodies.cuda_worker import (
     vector_slots,
 )
 from dnc.codegen.cuda_levels import run_segment
-from dnc.codegen.cuda_regions import load_early, registers, run_region
+from dnc.codegen.cuda_regions import load_early, run_region
 from dnc.codegen.emit import (
     Expr,
     any_of,
@@ -59,7 +59,7 @@ from dnc.ir import isa, lean
 from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import SHARED, Plan, Segment
 from dnc.ir.program import LEVEL
-from dnc.ir.regions import Regions
+from dnc.ir.regions import Regions, registers_taken
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 from dnc.ir.uses import lends
 
@@ -184,7 +184,7 @@ class Kernel:
         reductions = None
         if reduction_words:
             reductions = make_view(shared, "reductions", total - reduction_words, reduction_words, "int32")
-        held = named("resident", T.alloc_local((max(registers(self.plan), 1),), "float32"))
+        held = named("resident", T.alloc_local((max(registers_taken(self.plan), 1),), "float32"))
         self.opcode, self.entry = local("opcode", "int32", 0), local("entry", "int32", 0)
         workers = self.tiling.workers
         rank, self.replica = let("rank", number % workers), let("replica", number // workers)
@@ -232,10 +232,9 @@ class Kernel:
         return self._matrix_words() if lends(self.plan) else 0
 
     def _matrix_words(self) -> int:
-        return max(
-            (p.slot + p.bytes_per_worker // 4 for p in self.plan.placements if p.residency == SHARED),
-            default=0,
-        )
+        placed = self.plan.placements
+        whole = (p.slot + p.bytes_per_worker // 4 for p in placed if p.residency == SHARED)
+        return max((*whole, *(p.rest.stop for p in placed)), default=0)
 
     # ---- the loop -------------------------------------------------------------------------------
 

@@ -20,15 +20,10 @@ from dnc.codegen.cuda_levels import run_levels
 from dnc.codegen.emit import Expr, any_of, both, either, put, when
 from dnc.ir import isa
 from dnc.ir.plan import REGISTER, Placement, Plan
-from dnc.ir.regions import FRONT, register_range, uses_registers
+from dnc.ir.regions import FRONT, uses_registers
 
 if TYPE_CHECKING:
     from dnc.codegen.cuda_kernel import Kernel
-
-
-def registers(plan: Plan) -> int:
-    """How many registers of a thread hold weights."""
-    return max((register_range(plan, p).stop for p in _in_registers(plan)), default=0)
 
 
 def _in_registers(plan: Plan) -> list[Placement]:

@@ -43,6 +43,18 @@ def parts_of(runs: int) -> int:
     return -(-runs // MOST_RUNS)
 
 
+def each_slot(words: Any, head: Expr, body: Callable[[Expr], None]) -> None:
+    """Emits the body, once, for the place of every slot of a list in order."""
+    count = local("slots", "int32", T.Select(head < 0, 1, 0))
+    with when(head > 0):
+        put(count, 0, words[head])
+    with stride_loop("slot", 0, count[0], 1) as slot:
+        place = local("place", "int32", -1 - head)  # a list with one slot is that slot's place
+        with when(head > 0):
+            put(place, 0, words[head + 1 + slot])
+        body(let("slot_at", place[0]))
+
+
 @attrs.frozen(eq=False)
 class SlotsReader:
     """The gradient slots of a row: heads of its lists, by name."""
@@ -96,8 +108,6 @@ class SlotsReader:
             self._add_list(found, head, i, True)
         else:
             put(found, 0, self.access.gathered(self.address))
-            with when(head > 0):
-                self._several(found, head, i, True)
         return found[0]
 
     def _single(self, head: Expr, i: Expr, partial: bool) -> Expr:

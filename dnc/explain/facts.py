@@ -246,6 +246,8 @@ def _why(plan: Plan, chip: Machine) -> Iterator[str]:
     kept: dict[str, list[str]] = {}
     for place in plan.placements:
         kept.setdefault(place.residency, []).append(place.parameter)
+        if place.rest:
+            kept.setdefault(SHARED, []).append(f"the rest of {place.parameter}")
     places = [(REGISTER, "registers"), (SHARED, "shared memory")]
     stay = [f"{', '.join(dict.fromkeys(kept[key]))} in {name}" for key, name in places if key in kept]
     if stay:
@@ -330,7 +332,10 @@ def _on_chip(plan: Plan, chip: Machine) -> OnChip:
         if place.residency == REGISTER:
             piece = found[place.parameter, place.units, place.gates, place.repeated]
             alone = (min(piece.strata), turns) if turns > 1 and len(piece.strata) == 1 else (0, 1)
-            registers.append(Block(place.parameter, place.slot, piece.registers(workers), True, *alone))
+            held, rest = place.registers, place.rest
+            registers.append(Block(place.parameter, held.start, len(held), True, *alone))
+            if rest:
+                shared.append(Block(place.parameter, window + tables + rest.start * 4, len(rest) * 4))
         elif place.residency == SHARED:
             first = window + tables + place.slot * 4
             shared.append(Block(place.parameter, first, place.bytes_per_worker))
@@ -341,7 +346,7 @@ def _on_chip(plan: Plan, chip: Machine) -> OnChip:
         for rank in range(workers)
     )
     return OnChip(
-        most_registers(chip, plan.precision, plan.tiling.cluster),
+        most_registers(chip, plan.precision),
         chip.shared_bytes,
         tuple(registers),
         tuple(shared),

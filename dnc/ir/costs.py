@@ -80,7 +80,8 @@ class Costs:
         if self.on_gpu and self.tiling.cluster == 1 and workers > 1:
             self._far = min(FAR, max(1.0, workers / FAR_WORKERS))
         self._streamed = {_key(p) for p in plan.placements if p.residency == STREAMED or not self.on_gpu}
-        self._shared = {_key(p) for p in plan.placements if p.residency == SHARED}
+        self._shared = {_key(p): 1.0 for p in plan.placements if p.residency == SHARED}
+        self._shared |= {_key(p): 4.0 * len(p.rest) / p.bytes_per_worker for p in plan.placements if p.rest}
         self._partial = {buffer.name for buffer in plan.buffers if buffer.partial}
         self._width = {buffer.name: buffer.width for buffer in plan.buffers}
         self._segments = {segment.name: self._segment(segment) for segment in plan.segments}
@@ -180,8 +181,9 @@ class Costs:
             share.row[flop] += 2.0 * own * columns * (REPEATED if repeated else 1.0)
             if (product.parameter, segment.units, repeated) in self._streamed:
                 share.tile[BYTE] += 4.0 * own * columns
-            elif (product.parameter, segment.units, repeated) in self._shared:
-                share.few[SHARED_BYTE] += 4.0 * own * columns
+            else:
+                key = product.parameter, segment.units, repeated
+                share.few[SHARED_BYTE] += 4.0 * own * columns * self._shared.get(key, 0.0)
             if isinstance(product, TransposedProduct):
                 share.row[BYTE] += 4.0 * columns * self._far
             else:

@@ -341,8 +341,9 @@ class Placement:
     """Where the slice of a parameter that a worker needs lives, and why.
 
     `units` and `gates` say which rows belong together (rows = gates * units); `columns` is K.
-    `slot` is the first register of a REGISTER slice, or the first word of a SHARED one. repeated: every
-    worker has all units, for a product that is repeated.
+    `slot` is the first word of a SHARED slice. `registers` are those of a thread that hold a REGISTER one;
+    what they have no room for is in the words `rest` of shared memory. repeated: every worker has all units,
+    for a product that is repeated.
     """
 
     parameter: str
@@ -354,6 +355,8 @@ class Placement:
     bytes_per_worker: int
     reason: str
     repeated: bool = False
+    registers: range = range(0)
+    rest: range = range(0)
 
     def share(self, workers: int) -> int:
         """Units of a worker, at most."""
@@ -365,7 +368,8 @@ class Tiling:
     """Sizes that the kernel is built for.
 
     workers: of a replica. threads: of a worker. cluster: CTAs of a cluster (1 = none). tile:
-    vertices worked on at a time. window: words of the schedule held on chip.
+    vertices worked on at a time. window: words of the schedule held on chip. splits: whether weights that
+    would come from L2 at every level are in registers and shared memory together, if these have room.
     """
 
     workers: int
@@ -373,6 +377,7 @@ class Tiling:
     cluster: int
     tile: int
     window: int
+    splits: bool = False
 
 
 @attrs.frozen

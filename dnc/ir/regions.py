@@ -12,9 +12,8 @@ from itertools import groupby, pairwise
 
 import attrs
 
-from dnc.ir.machine import weight_registers
 from dnc.ir.phases import FIRST, Phases
-from dnc.ir.plan import REGISTER, STREAMED, UNIT, Placement, Plan, Segment, weights_of_register
+from dnc.ir.plan import REGISTER, STREAMED, UNIT, Plan, Segment
 from dnc.ir.program import FORWARD, LEVEL
 from dnc.ir.types import INDEX
 from dnc.ir.uses import product_parameters
@@ -83,12 +82,9 @@ def in_registers(plan: Plan) -> set[tuple[str, int]]:
     return {(p.parameter, p.units) for p in plan.placements if p.residency == REGISTER}
 
 
-def register_range(plan: Plan, placement: Placement) -> range:
-    """The registers of a thread that hold a slice."""
-    assert plan.tiling is not None
-    rows = placement.gates * placement.share(plan.tiling.workers)
-    count = weight_registers(rows, placement.columns, weights_of_register(plan.precision))
-    return range(placement.slot, placement.slot + count)
+def registers_taken(plan: Plan) -> int:
+    """Registers of a thread that hold weights."""
+    return max((place.registers.stop for place in plan.placements), default=0)
 
 
 def uses_registers(segment: Segment, held: set[tuple[str, int]]) -> bool:
@@ -98,7 +94,7 @@ def uses_registers(segment: Segment, held: set[tuple[str, int]]) -> bool:
 
 def are_reused(plan: Plan) -> bool:
     """Whether recursions have the same registers, each for weights of its own."""
-    ranges = [register_range(plan, p) for p in plan.placements if p.residency == REGISTER]
+    ranges = [place.registers for place in plan.placements if place.registers]
     ends = sorted(ranges, key=lambda each: each.start)
     return any(one.stop > other.start for one, other in pairwise(ends))
 

@@ -10,12 +10,14 @@ each with its own weights, where more of them are held then.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import attrs
 
 from dnc.diagnostics import Span
-from dnc.ir.machine import Machine, weight_registers
+from dnc.ir.machine import THREADS, Machine, weight_registers
 from dnc.ir.plan import (
+    FP32,
     REGISTER,
     SHARED,
     STREAMED,
@@ -32,16 +34,17 @@ from dnc.ir.remarks import Remarks
 from dnc.ir.uses import uses_of
 
 MOST_PACKED = 96  # registers that hold two weights each: with 120 of them kernels spill
-MOST_APART = 96  # where a replica is no cluster, and cells add up more workers' runs: with 128 kernels spill
+# Registers where a replica is no cluster and a level of it has more rows than these: launches of a language
+# model, whose products of many rows then are no tiles, took 6,150 us with 128 registers, and 5,460 with none.
+MOST_APART, FEW_ROWS = 96, 2
 # Of shared memory, kept for the schedule's window and tables, what is looked up ahead, and staging: a tile of
-# a weight gradient takes 50 KiB.
-STAGING_BYTES = 62 * 1024
+# a weight gradient takes 50 KiB. Where levels have few rows, tiles are small.
+STAGING_BYTES, STAGING_OF_FEW = 62 * 1024, 46 * 1024
 
 
-def most_registers(chip: Machine, precision: str, cluster: int = 0) -> int:
-    """Registers of a thread that weights may take. cluster: 1 where a replica is known to be none."""
-    most = min(chip.registers, MOST_PACKED) if weights_of_register(precision) > 1 else chip.registers
-    return min(most, MOST_APART) if cluster == 1 else most
+def most_registers(chip: Machine, precision: str) -> int:
+    """Registers of a thread that weights may take."""
+    return min(chip.registers, MOST_PACKED) if weights_of_register(precision) > 1 else chip.registers
 
 
 @attrs.frozen
@@ -118,12 +121,15 @@ def _use(plan: Plan, parameter: str) -> tuple[str, Span | None]:
 class PlanWeights:
     """Places slices on `machine`; `residency` forces one for all (for tests), if it fits.
 
-    limit: the most registers for weights, if fewer than the machine has to offer.
+    limit: the most registers for weights, if fewer than the machine has to offer. batch: samples of a batch,
+    None where that is not known. Where levels have few rows, what is in shared memory is read for each of
+    them, so as much as there is room for is in registers, of a slice that does not fit as a whole, too.
     """
 
     machine: Machine
     residency: str | None = attrs.field(default=None)
     limit: int | None = None
+    batch: int | None = None
     name: str = attrs.field(default="plan-weights", init=False)
     optional: bool = attrs.field(default=False, init=False)
 
@@ -146,15 +152,22 @@ class PlanWeights:
                 for s in slices(plan)
             )
             return attrs.evolve(plan, placements=made)
-        workers = plan.tiling.workers
-        most = most_registers(self.machine, plan.precision, plan.tiling.cluster)
+        workers, cluster = plan.tiling.workers, plan.tiling.cluster
+        rows = self.batch and -(-self.batch // self.machine.replicas(workers, cluster))
+        few = rows is not None and rows <= FEW_ROWS
+        most = most_registers(self.machine, plan.precision)
+        if cluster == 1 and not (few or plan.tiling.splits):
+            most = min(most, MOST_APART)
         offered = most if self.limit is None else min(self.limit, most)
+        fp32 = plan.precision == FP32
+        splits = fp32 and (few or plan.tiling.splits)
         pieces = slices(plan)
         large_first = sorted(pieces, key=lambda piece: (not piece.recursive, -piece.words(workers)))
         orders = pieces, large_first
 
         def filled(reuse: bool) -> list[_Filled]:
-            return min((self._filled(order, workers, offered, reuse) for order in orders), key=_streamed)
+            rooms = (self._room(offered, reuse, splits, few and fp32) for _ in orders)
+            return min(map(partial(self._filled, workers), orders, rooms), key=_streamed)
 
         found = filled(False)
         if self._may_reuse(plan, pieces):
@@ -175,36 +188,47 @@ class PlanWeights:
         elsewhere = self.residency is not None or any(piece.recursive and piece.outside for piece in pieces)
         return plan.program.strata > 1 and not elsewhere and not generates(plan)
 
-    def _filled(self, pieces: Sequence[Slice], workers: int, offered: int, reuse: bool) -> list[_Filled]:
-        """The places of slices in their order, and what was missing where one is not in registers.
+    def _room(self, registers: int, reuse: bool, splits: bool, first: bool) -> _Room:
+        """What a worker has room for."""
+        words = (self.machine.shared_bytes - (STAGING_OF_FEW if splits else STAGING_BYTES)) // 4
+        return _Room(_Registers(registers, reuse), _Memory(words), splits, first)
 
-        reuse: every recursion has all registers, for what it alone uses.
-        """
-        registers = _Registers(offered, reuse)
-        shared = _Memory((self.machine.shared_bytes - STAGING_BYTES) // 4)
+    def _filled(self, workers: int, pieces: Sequence[Slice], room: _Room) -> list[_Filled]:
+        """The places of slices in their order, and what was missing where one is not in registers."""
         found = []
         for piece in pieces:
-            registers.choose(piece)
-            placement = self._place(piece, workers, registers, shared)
-            missing = _missing(piece, placement.residency, workers, registers, shared)
+            room.registers.choose(piece)
+            placement = self._place(piece, workers, room)
+            missing = _missing(piece, placement.residency, workers, room.registers, room.shared)
             found.append((piece, placement, missing))
         return found
 
-    def _place(self, piece: Slice, workers: int, registers: _Registers, shared: _Memory) -> Placement:
+    def _place(self, piece: Slice, workers: int, room: _Room) -> Placement:
         """Takes the place of a slice: registers before shared memory, and neither for a stack."""
+        registers, shared = room.registers, room.shared
         need, words = piece.registers(workers), piece.words(workers)
         kind = "the recursion reads it at every level" if piece.recursive else "read once a batch"
         in_registers = self.residency == REGISTER or (piece.recursive and self.residency is None)
         kind += ", whole by every worker" if piece.repeated else ""
         size, free = f"{_size(words)} a worker", f"{shared.free * 4 // 1024} KiB"
+        slot, held, rest = 0, range(0), range(0)
+        own = registers.free // 4 * 4  # of 8 rows and 16 columns a thread has four weights
+        other = (need - own) * THREADS
+        splits = in_registers and room.splits and own and other <= shared.free and not piece.stacked
         if in_registers and need <= registers.free and not piece.stacked:
             reason = f"{kind}; {need} registers a thread, {registers.free} were free"
-            residency, slot = REGISTER, registers.take(need)
+            residency, held = REGISTER, registers.take(need)
+        elif splits and (room.first or words > shared.free):
+            reason = (
+                f"{kind}; {own} of {need} registers a thread, the rest in {_size(other)} of shared memory"
+            )
+            residency, held = REGISTER, registers.take(own)
+            rest = range(shared.take(other), shared.used)
         elif self.residency != STREAMED and words <= shared.free and not piece.stacked:
             reason = f"{kind}; {size}, {free} were free"
             residency, slot = SHARED, shared.take(words)
         else:
-            residency, slot = STREAMED, 0
+            residency = STREAMED
             if self.residency == STREAMED:
                 reason = "asked for"
             elif piece.stacked:
@@ -224,7 +248,20 @@ class PlanWeights:
             words * 4,
             reason,
             piece.repeated,
+            held,
+            rest,
         )
+
+
+@attrs.frozen
+class _Room:
+    """Of a worker. splits: a slice without room in either may be in registers, as far as there are such, and
+    in shared memory; first: even one that has room in shared memory."""
+
+    registers: _Registers
+    shared: _Memory
+    splits: bool
+    first: bool
 
 
 _Filled = tuple[Slice, Placement, str]
@@ -258,7 +295,8 @@ class _Memory:
 
 
 class _Registers:
-    """Registers of a thread, given out from the first on: to all, or, with `reuse`, by stratum."""
+    """Registers of a thread, given out from the first on: to all, or, with `reuse`, by stratum, as every
+    recursion has all of them for what it alone uses."""
 
     def __init__(self, size: int, reuse: bool) -> None:
         self.size, self._reuse = size, reuse
@@ -281,11 +319,11 @@ class _Registers:
     def free(self) -> int:
         return self.size - self._first()
 
-    def take(self, count: int) -> int:
-        """The first of `count`."""
+    def take(self, count: int) -> range:
+        """So many of them."""
         first = self._first()
         self._used |= dict.fromkeys(self._strata or (None,), first + count)
-        return first
+        return range(first, first + count)
 
 
 def _size(words: int) -> str:

@@ -58,6 +58,10 @@ class Ranked:
         """In ns, that of a wavefront of so many rows beside the first."""
         return self.level_ns + further * self.vertex_ns
 
+    def time_of(self, batch: int) -> float:
+        """In ns, that of a wavefront with a row of each of so many samples, which replicas share."""
+        return self.time((-(-batch // self.replicas) - 1) * self.replicas)
+
 
 def _count(_: object, field: attrs.Attribute[Any], value: int | None) -> None:
     if value is not None and value < 1:
@@ -111,7 +115,7 @@ class SelectTiles:
 
     def expected(self, ranked: Ranked) -> float:
         """The time by which a choice is made, in ns."""
-        return ranked.time(NOMINAL_ROWS if self.batch is None else self.batch - 1)
+        return ranked.time(NOMINAL_ROWS) if self.batch is None else ranked.time_of(self.batch)
 
     def _ranked(self, plan: Plan) -> list[Ranked]:
         return sorted(self.candidates(plan), key=self.expected)
@@ -130,21 +134,31 @@ class SelectTiles:
         sizes = self.machine.cluster_sizes if self.cluster else self.machine.clusters
         options = [(size, size) for size in sizes] + [(self.workers or chip, 1)]
         wanted = None if self.cluster is None else max(self.cluster, 1)
-        found = [self._cost(plan, *option) for option in options if wanted in (None, option[1])]
+        asked = [option for option in options if wanted in (None, option[1])]
+        found = [each for option in asked for each in self._ways(plan, *option)]
         return found if self.cluster is not None else [*found, *self._beside(plan, found)]
+
+    def _ways(self, plan: Plan, workers: int, cluster: int) -> list[Ranked]:
+        """A tiling as it is, and, where weights of the recursion would be streamed, with those on the chip
+        that registers and shared memory have room for together."""
+        plain = self._cost(plan, workers, cluster, False)
+        if plain.keeps:
+            return [plain]
+        split = self._cost(plan, workers, cluster, True)
+        return [plain, split] if split.keeps else [plain]
 
     def _beside(self, plan: Plan, others: Sequence[Ranked]) -> list[Ranked]:
         """Replicas without clusters, some on a chip, where these keep what clusters have to stream."""
         clusters = [each for each in others if each.tiling.cluster > 1]
-        if not clusters or any(each.keeps for each in clusters):
+        if not clusters or (self.batch is None and any(each.keeps for each in clusters)):
             return []
         sizes = [self.machine.processors // count for count in BESIDE]
-        found = [self._cost(plan, workers, 1) for workers in sizes if _shares_evenly(plan, workers)]
-        return [each for each in found if each.keeps]
+        even = [workers for workers in sizes if _shares_evenly(plan, workers)]
+        return [each for workers in even for each in self._ways(plan, workers, 1) if each.keeps]
 
-    def _cost(self, plan: Plan, workers: int, cluster: int) -> Ranked:
+    def _cost(self, plan: Plan, workers: int, cluster: int, splits: bool) -> Ranked:
         tile = self.tile or VERTICES_PER_TILE
-        tiling = Tiling(workers, self.machine.threads, cluster, tile, self.window)
+        tiling = Tiling(workers, self.machine.threads, cluster, tile, self.window, splits)
         placed = self.weights(attrs.evolve(plan, tiling=tiling))
         replicas = self.machine.replicas(workers, cluster)
         costs = Costs(placed, replicas, workers)

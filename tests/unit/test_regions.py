@@ -10,7 +10,7 @@ from dnc.frontend.build import load_program
 from dnc.ir.phases import Phases
 from dnc.ir.plan import REGISTER, Plan
 from dnc.ir.program import LEVEL
-from dnc.ir.regions import FRONT, Regions, are_reused, register_range
+from dnc.ir.regions import FRONT, Regions, are_reused
 from tests.support.plans import plan_of
 
 TARGETS = {"targets": 12_000, "hidden": 64, "embed": 64}
@@ -80,7 +80,7 @@ def test_recursions_have_the_same_registers() -> None:
     """Both matrices would take 256 of 160: each recursion has them for its own, in a loop of its own."""
     plan = plan_of("encoder_decoder", {"targets": 12_000, "hidden": 256, "embed": 256}, cluster=8)
     places = {p.parameter: p for p in plan.placements}
-    assert register_range(plan, places["Us"]) == register_range(plan, places["Ut"]) == range(128)
+    assert places["Us"].registers == places["Ut"].registers == range(128)
     regions = Regions.of(plan)
     assert regions.of_stage["encode"] + 1 == regions.of_stage["decode"]
     assert regions.of_stage["decode.grad"] + 1 == regions.of_stage["encode.grad"]
@@ -123,5 +123,5 @@ loss sum(t in all(Text)) cross_entropy(V @ two(t.others.last), t.label)
 """
     program = transform(load_program(Source("both.dn", text), {})[0], PlanOptions())
     plan = make_plan(program, "sm_90a", PlanOptions(cluster=8, registers=16))
-    ranges = {p.parameter: register_range(plan, p) for p in plan.placements if p.residency == REGISTER}
+    ranges = {p.parameter: p.registers for p in plan.placements if p.residency == REGISTER}
     assert ranges["B"] == ranges["C"] and not set(ranges["A"]) & set(ranges["B"])

@@ -3,21 +3,21 @@
 In: a segment without products, and the fields of its instruction. Out: the body of the instruction. Without
 a product no unit is a certain worker's: a warp takes 128 neighbouring units, so what it reads of a run lies
 side by side, and all workers share the blocks. The fewer there are, the more warps add up the runs of one,
-each some parts of them. Guaranteed: the sums, and so the bits, are those of `Access.add_in_parts`. Needs an
-exchange in front of the segment and one behind it, which stand between any two steps.
+each some parts of them. Guaranteed: the runs of a slot are added up in the order of `Access.add_in_parts`.
+Needs an exchange in front of the segment and one behind it, which stand between any two steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 import attrs
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.bodies.cuda_runs import is_partial
+from dnc.codegen.bodies.cuda_runs import slots_of_runs
 from dnc.codegen.bodies.cuda_wide_cells import no_product
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.cells import tensor
 from dnc.codegen.emit import (
     Expr,
     both,
@@ -33,7 +33,7 @@ from dnc.codegen.emit import (
     wide,
 )
 from dnc.codegen.quads import QUAD, UnitQuad, fits_quads
-from dnc.codegen.slots import MOST_RUNS, parts_of
+from dnc.codegen.slots import MOST_RUNS, each_slot, parts_of
 from dnc.ir.machine import LANES, WARPS
 from dnc.ir.plan import Segment, SlotsAddress
 
@@ -42,16 +42,11 @@ BLOCK = LANES * QUAD  # units
 
 def takes_blocks(worker: Worker, segment: Segment) -> bool:
     """Whether a segment's cells run this way."""
-    partial = [load for load in segment.loads if is_partial(worker.plan, load.address)]
     return (
         worker.workers > MOST_RUNS
         and not (segment.products or segment.transposed)
         and fits_quads(segment, QUAD)
-        and len(partial) > 0
-        and all(
-            isinstance(load.address, SlotsAddress) and tensor(load.value).size == segment.units
-            for load in partial
-        )
+        and bool(slots_of_runs(worker, segment))
     )
 
 
@@ -91,8 +86,7 @@ class _Runs:
 
     def __init__(self, worker: Worker, segment: Segment, slot: Expr) -> None:
         self.worker = worker
-        loads = [load.address for load in segment.loads if is_partial(worker.plan, load.address)]
-        self.addresses: Sequence[SlotsAddress] = tuple(dict.fromkeys(loads))  # type: ignore[arg-type]
+        self.addresses = slots_of_runs(worker, segment)
         self.parts = parts_of(worker.workers)
         words = self.parts * BLOCK
         worker.stage(WARPS * len(self.addresses) * words)
@@ -102,21 +96,20 @@ class _Runs:
         return quad_at(self.first + (self.addresses.index(address) * self.parts + part) * BLOCK)
 
     def add_up(self, row: Expr, unit: Expr, helper: Expr, helpers: Expr) -> None:
-        """Of a slot that is the only one of a row's list: every `helpers`-th part from the `helper`-th on."""
+        """Of all slots of a row's list: every `helpers`-th part from the `helper`-th on."""
         access = self.worker.access
         for address in self.addresses:
             assert address.partial is not None
             head = let("head", access.row_word(address.partial, row))
-            at = fixed("runs_at", wide(-1 - head) * 4 + address.offset + unit, "int64")
             with stride_loop("part", helper, self.parts, helpers) as part:
                 total = local("some", *_zeros())
-                with when(head < 0):
-                    self._add_part(total, part, at, address.width)
+                each_slot(access.words, head, partial(self._add_slot, total, address, unit, part))
                 T.buffer_store(self.worker.staging, total[0], [self._place(address, part)])
 
-    def _add_part(self, total: object, part: Expr, at: Expr, width: int) -> None:
+    def _add_slot(self, total: object, address: SlotsAddress, unit: Expr, part: Expr, place: Expr) -> None:
         """Adds the runs of a part; all are loaded before the first one is added."""
-        pool, runs = self.worker.pool, self.worker.workers
+        pool, runs, width = self.worker.pool, self.worker.workers, address.width
+        at = fixed("runs_at", wide(place) * 4 + address.offset + unit, "int64")
         first = fixed("part_at", at + wide(part) * (MOST_RUNS * width), "int64")
 
         def add(count: int) -> Callable[[], None]:

@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_operands import NARROW
-from dnc.codegen.bodies.cuda_runs import shares_runs, sharing
+from dnc.codegen.bodies.cuda_runs import StagedParts, shares_runs, sharing, vertices_together
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
 from dnc.codegen.cells import Started, UnitCell, tensor
 from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, store_four, stride_loop, when
@@ -105,11 +105,35 @@ class EarlyLoads:
 
 def unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
     """Cells with a thread per vertex and unit."""
+    _one_unit(tile, early, 0, tile.count, None)
+
+
+def gathered_cells(tile: UnitTile, early: EarlyLoads) -> None:
+    """The same, of vertices for which all threads add up runs of partial sums in front of the cells, some
+    vertices after another. Barriers inside, none at the end."""
+    worker = tile.worker
+    parts = StagedParts(tile, vertices_together(worker, tile.segment, tile.staging.tile))
+    with stride_loop("staged", 0, tile.count, parts.vertices) as begin:
+        count = let("together", smaller(tile.count - begin, parts.vertices))
+        parts.add_up(begin, count)
+        worker.synchronize()
+        _one_unit(tile, early, begin, count, parts)
+        with when(begin + parts.vertices < tile.count):
+            worker.synchronize()
+
+
+def _one_unit(tile: UnitTile, early: EarlyLoads, begin: Expr, count: Expr, parts: StagedParts | None) -> None:
+    """Cells of `count` vertices of a tile from `begin` on. parts: what was added up for them."""
     worker, units = tile.worker.here(), tile.units
-    with stride_loop("cell", worker.thread, tile.count * units, THREADS) as item:
-        vertex = fixed("vertex", item // units)
-        own = fixed("own", item - vertex * units)
-        cell = _unit_cell(tile, vertex, own)
+    with stride_loop("cell", worker.thread, count * units, THREADS) as item:
+        number = fixed("number", item // units)
+        vertex = begin + number
+        own = fixed("own", item - number * units)
+        near = tile
+        if parts is not None:
+            access = attrs.evolve(tile.worker.access, gathered=parts.reader(number, own))
+            near = attrs.evolve(tile, worker=attrs.evolve(tile.worker, access=access))
+        cell = _unit_cell(near, vertex, own)
 
         def body() -> None:
             early.give(cell)
@@ -174,12 +198,13 @@ def quad_cells(tile: UnitTile) -> None:
     more of these."""
     if shares_runs(tile.worker, tile.segment):
         few = tile.count * tile.units <= ROUNDS * THREADS
-        either(few, partial(shared_cells, tile), partial(_quad_cells, tile))
+        either(few, partial(shared_cells, tile), partial(cells_in_quads, tile))
     else:
-        _quad_cells(tile)
+        cells_in_quads(tile)
 
 
-def _quad_cells(tile: UnitTile) -> None:
+def cells_in_quads(tile: UnitTile) -> None:
+    """Cells with a thread per vertex and four units."""
     access = attrs.evolve(tile.worker.access, polls=None)  # levels that poll are too narrow to come here
     tile = attrs.evolve(tile, worker=attrs.evolve(tile.worker, access=access))
     worker, units = tile.worker, tile.units

@@ -17,8 +17,8 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import vertex_words
 from dnc.codegen.bodies.cuda_tensor import cores_of, keep
 from dnc.codegen.bodies.cuda_worker import Worker, source_row
-from dnc.codegen.emit import Expr, fixed, let, local, put, quad_at, smaller
-from dnc.ir.machine import LANES, WARPS
+from dnc.codegen.emit import Expr, fixed, lane4, let, local, put, quad_at, smaller
+from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import Placement, padded, unit_share, weights_of_register
 
 BAND, STRIP = 8, 16  # rows and columns that a warp holds with four registers a lane
@@ -30,10 +30,12 @@ TOGETHER = 20  # bands and vertices that a warp sums at a time, beside the weigh
 class Resident:
     """The registers of a slice: lane 4 `group` + `own` holds row `group` of every band, and of every strip
     of its warp four neighbouring columns from 4 `own` on, as words that `cuda_tensor.keep` makes. Rows and
-    columns that do not exist are zero."""
+    columns that do not exist are zero. What registers have no room for, of the last bands, a thread has in
+    shared memory, where nobody else reads it."""
 
     worker: Worker
     placement: Placement
+    thread: Expr
     warp: Expr
     group: Expr
     own: Expr
@@ -62,9 +64,25 @@ class Resident:
         """A register."""
         return self.worker.registers[self.slot(band, strip) + i]
 
+    def weights(self, band: int, strip: int) -> list[Expr]:
+        """The words of a band and strip, wherever they are."""
+        if self._is_near(band, strip):
+            return [self.word(band, strip, i) for i in range(self.words)]
+        value = let("weight", self.worker.shared_weights[quad_at(self._rest(band, strip))])
+        return [lane4(value, i) for i in range(self.words)]
+
     def slot(self, band: int, strip: int) -> int:
         """The first of the registers."""
-        return self.placement.slot + (band * self.strips + strip) * self.words
+        return self.placement.registers.start + (band * self.strips + strip) * self.words
+
+    def _is_near(self, band: int, strip: int) -> bool:
+        """Whether registers hold a band and strip."""
+        return self.slot(band, strip) < self.placement.registers.stop
+
+    def _rest(self, band: int, strip: int) -> Expr:
+        """Where shared memory does: what a warp reads lies side by side."""
+        number = (self.slot(band, strip) - self.placement.registers.stop) // self.words
+        return self.placement.rest.start + (number * THREADS + self.thread) * self.words
 
     def column(self, strip: Any) -> Expr:
         """The first column of a strip that the lane holds."""
@@ -90,6 +108,9 @@ class Resident:
                 there = valid * (self.column(strip) < columns)
                 at = fixed("from", T.Select(there != 0, first + strip * STRIP, T.int64(0)), "int64")
                 self._fill(band, strip, T.address_of(self.worker.pool[at]))
+        if self.placement.rest:
+            cuda.copy_commit()
+            cuda.copy_wait(0)
 
     @property
     def _is_full(self) -> bool:
@@ -104,8 +125,12 @@ class Resident:
 
     def _fill(self, band: int, strip: int, source: Expr) -> None:
         """Loads four weights."""
+        if not self._is_near(band, strip):
+            target = T.address_of(self.worker.shared_weights[self._rest(band, strip)])
+            cuda.copy4_async(target, source, True)
+            return
         if self.words == 4:
-            T.evaluate(cuda.LOAD4_RELAXED(source, *(self.word(band, strip, i) for i in range(4))))
+            T.evaluate(cuda.LOAD4_RELAXED(source, *self.weights(band, strip)))
             return
         loaded = local("loaded", "float32", T.float32(0.0), 4)
         numbers = [loaded[i] for i in range(4)]
@@ -118,7 +143,7 @@ def resident(worker: Worker, placement: Placement) -> Resident:
     """The registers of a slice, as this thread sees them."""
     thread = let("thread_here", cuda.THREAD_HERE())
     lane, warp = let("lane_here", thread % LANES), let("warp_here", thread // LANES)
-    return Resident(worker, placement, warp, let("group", lane // 4), let("own_lane", lane % 4))
+    return Resident(worker, placement, thread, warp, let("group", lane // 4), let("own_lane", lane % 4))
 
 
 def strips(columns: int) -> int:

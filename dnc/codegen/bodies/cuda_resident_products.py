@@ -88,17 +88,19 @@ def _by(block: Block, vertices: int) -> None:
 def _sum(block: Block, bands: range, vertex: Expr, vertices: int) -> None:
     """The sums of a warp, of some bands and vertices."""
     held, size = block.slice, len(bands) * vertices
+    worker = held.worker.here() if held.placement.rest else held.worker
     sums = local("sums", "float32", T.float32(0.0), size)
-    turns = _turns(held.worker, vertices)
-    turned = [vertex + v for v in _turned(held.worker, vertices, OWN_LANES)]
+    turns = _turns(worker, vertices)
+    turned = [vertex + v for v in _turned(worker, vertices, OWN_LANES)]
     for strip in range(held.strips):
+        weights = [held.weights(band, strip) for band in bands]
         for v in range(vertices):
             x = block.operand(turned[v], strip)
-            for number, band in enumerate(bands):
+            for number, own in enumerate(weights):
                 at = v * len(bands) + number if turns else number * vertices + v
                 for i in range(4):
-                    put(sums, at, cuda.fma(held.word(band, strip, i), lane4(x, i), sums[at]))
-    owned = cuda.warp_reduce_scatter(sums, size, held.worker.lane, OWN_LANES, parted=turns)
+                    put(sums, at, cuda.fma(own[i], lane4(x, i), sums[at]))
+    owned = cuda.warp_reduce_scatter(sums, size, worker.lane, OWN_LANES, parted=turns)
     for slot in range(owned.slots):
         with when(owned.valid[slot]):
             index = let("index", owned.first + slot)
@@ -166,9 +168,11 @@ def _columns(
 ) -> None:
     """Sums of the columns of some strips, for `vertices` vertices from `first` on."""
     # Where sums go more than one way, what follows from the lane would be kept for all of them, and spilled:
-    # beside code for tensor cores, or that keeps times, even where this costs time.
+    # beside code for tensor cores, or that keeps times, even where this costs time. Registers are short, too,
+    # where they do not hold a whole slice.
     ways = tile.worker.plan.reduced and (tile.worker.traced or uses_cores(tile.worker.plan))
-    worker = tile.worker.here() if tile.worker.push is not None or ways else tile.worker
+    short = tile.worker.push is not None or ways or held.placement.rest
+    worker = tile.worker.here() if short else tile.worker
     plane = tile.staging.deltas[product.delta]
     width = 1 << (len(some) - 1).bit_length()  # so that what a lane has in the end are neighbours
     size = vertices * width * 4
@@ -179,10 +183,11 @@ def _columns(
         row = let("row", held.near(band * BAND + held.group))
         delta = [let("delta", worker.staging[plane.place(row, first + v)]) for v in turned]
         for number, strip in enumerate(some):
+            weights = held.weights(band, strip)
             for v in range(vertices):
                 for i in range(4):
                     at = (v * width + number) * 4 + i
-                    put(sums, at, cuda.fma(held.word(band, strip, i), delta[v], sums[at]))
+                    put(sums, at, cuda.fma(weights[i], delta[v], sums[at]))
     owned = cuda.warp_reduce_scatter(sums, size, worker.lane, GROUP_LANES, parted=turns)
     index = let("index", owned.first)
     vertex = let("vertex", first + index // (4 * width))

@@ -1,15 +1,17 @@
-"""Runs of partial sums on CUDA: added up by lanes of a warp together, where a worker has few units.
+"""Runs of partial sums on CUDA: added up by several threads together, where cells are few.
 
-In: a tile of a segment that reads partial sums of more workers than a thread loads at once. Out: which lanes
-share a vertex, and `Sharing.sum`, which all of these call. A replica over the whole chip leaves as many runs
-as it has workers, and to each of them a few units: with a thread a unit, most threads would wait for the few
-that load one run behind another. Guaranteed: the runs are added up in the order of `Access.add_in_parts`,
-however many lanes there are.
+In: a tile of a segment that reads partial sums of more workers than a thread loads at once. A replica that is
+no cluster leaves as many runs as it has workers, and to each of them some units: with a thread a unit, most
+threads would wait for the few that load one run behind another. Out, for tiles of a few vertices:
+`StagedParts`, the sums of parts of the runs, which all threads of a worker make in front of the cells. For
+wide ones: which lanes share a vertex, and `Sharing.sum`, which all of these call. Guaranteed: the runs of a
+slot are added up in the order of `Access.add_in_parts`, however many threads there are.
 """
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Callable
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
@@ -18,12 +20,16 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.access import Runs
+from dnc.codegen.bodies.cuda_operands import NARROW
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop
-from dnc.codegen.slots import FEW_PARTS, MOST_RUNS, parts_of
+from dnc.codegen.cells import tensor
+from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop, wide
+from dnc.codegen.slots import FEW_PARTS, MOST_RUNS, each_slot, parts_of
 from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import Address, BufferAddress, Plan, Segment, SlotsAddress, unit_share
+
+MOST_STAGED = 1024  # sums of parts that are staged together
 
 
 def shares_runs(worker: Worker, segment: Segment) -> bool:
@@ -34,11 +40,87 @@ def shares_runs(worker: Worker, segment: Segment) -> bool:
     return any(is_partial(worker.plan, load.address) for load in segment.loads)
 
 
+def slots_of_runs(worker: Worker, segment: Segment) -> tuple[SlotsAddress, ...]:
+    """The slots of which a segment's cells add up many runs, an element for every unit: none where cells read
+    partial sums in any other way as well."""
+    partial = [load for load in segment.loads if is_partial(worker.plan, load.address)]
+    addresses = tuple(load.address for load in partial if isinstance(load.address, SlotsAddress))
+    one_each = all(tensor(load.value).size == segment.units for load in partial)
+    return tuple(dict.fromkeys(addresses)) if one_each and len(addresses) == len(partial) else ()
+
+
 def is_partial(plan: Plan, address: Address) -> bool:
     """Whether an address is one of partial sums."""
     if isinstance(address, BufferAddress):
         return plan.buffer(address.buffer).partial
     return isinstance(address, SlotsAddress) and address.partial is not None
+
+
+def vertices_together(worker: Worker, segment: Segment, tile: int) -> int:
+    """Vertices of a tile whose parts are staged together: a few; 0 if a thread has all runs of a unit."""
+    addresses, parts = slots_of_runs(worker, segment), parts_of(worker.workers)
+    if parts == 1 or not addresses or (parts <= FEW_PARTS and not worker.crowded):
+        return 0
+    words = unit_share(segment.units, worker.workers) * parts * len(addresses)
+    return min(tile, max(NARROW, MOST_STAGED // words))
+
+
+def staged_words(worker: Worker, segment: Segment, tile: int) -> int:
+    """Staging that the parts take, from 0 on."""
+    words = unit_share(segment.units, worker.workers) * parts_of(worker.workers)
+    return vertices_together(worker, segment, tile) * words * len(slots_of_runs(worker, segment))
+
+
+@attrs.frozen(eq=False)
+class StagedParts:
+    """The sums of all parts of the runs that some vertices of a tile read, in staging:
+    [address][vertex][part][unit]. Where products have operands, these are done with."""
+
+    tile: UnitTile
+    vertices: int
+
+    def add_up(self, begin: Expr, count: Expr) -> None:
+        """For the vertices from `begin` on: a thread has a part of a unit's runs, one slot after another."""
+        tile, worker = self.tile, self.tile.worker.here()
+        units, parts, last = tile.units, parts_of(worker.workers), tile.segment.units - 1
+        for number, address in enumerate(slots_of_runs(worker, tile.segment)):
+            assert address.partial is not None
+            with stride_loop("item", worker.thread, count * (units * parts), THREADS) as item:
+                group = fixed("group", item // units)
+                unit = fixed("unit", smaller(tile.first_unit + (item - group * units), last))
+                vertex = fixed("vertex", group // parts)
+                head = let("head", worker.access.row_word(address.partial, tile.first + begin + vertex))
+                first = let("first_run", (group - vertex * parts) * MOST_RUNS)
+                total = local("part", "float32", T.float32(0.0))
+                each_slot(worker.words, head, partial(self._add_slot, total, address, unit, first))
+                put(worker.staging, self._first(number) + item, total[0])
+
+    def _add_slot(self, total: Any, address: SlotsAddress, unit: Expr, first: Expr, place: Expr) -> None:
+        """Adds the runs of a part, from `first` on; all are under way before the first one is added."""
+        access, workers = self.tile.worker.access, self.tile.worker.workers
+        runs = Runs(access, let("at", wide(place) * 4 + address.offset), unit, address.width)
+        found = runs.some(first, MOST_RUNS, workers - 1)
+        if workers % MOST_RUNS:
+            found = [T.Select(first + k < workers, run, T.float32(0.0)) for k, run in enumerate(found)]
+        put(total, 0, total[0] + reduce(add, found))
+
+    def reader(self, vertex: Expr, own: Expr) -> Callable[[SlotsAddress], Expr]:
+        """What adds up the parts of a unit of the worker, and a vertex of those that are staged."""
+        tile, parts = self.tile, parts_of(self.tile.worker.workers)
+        addresses = slots_of_runs(tile.worker, tile.segment)
+
+        def gathered(address: SlotsAddress) -> Expr:
+            first = self._first(addresses.index(address)) + vertex * (parts * tile.units) + own
+            total = local("gathered", "float32", T.float32(0.0))
+            for part in range(parts):
+                put(total, 0, total[0] + tile.worker.staging[first + part * tile.units])
+            return total[0]
+
+        return gathered
+
+    def _first(self, number: int) -> int:
+        """The first word of an address."""
+        return number * self.vertices * parts_of(self.tile.worker.workers) * self.tile.units
 
 
 @attrs.frozen(eq=False)

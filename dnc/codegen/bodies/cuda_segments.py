@@ -19,6 +19,8 @@ from dnc.codegen.bodies.cuda_blocks import cells_by_blocks, takes_blocks
 from dnc.codegen.bodies.cuda_cells import (
     ROUNDS,
     EarlyLoads,
+    cells_in_quads,
+    gathered_cells,
     goes_in_pairs,
     paired_cells,
     quad_cells,
@@ -33,7 +35,7 @@ from dnc.codegen.bodies.cuda_resident import BLOCK, scratch_words
 from dnc.codegen.bodies.cuda_resident_products import forward as forward_resident
 from dnc.codegen.bodies.cuda_resident_products import transposed as transposed_resident
 from dnc.codegen.bodies.cuda_resident_tensor import turned_words
-from dnc.codegen.bodies.cuda_runs import shares_runs
+from dnc.codegen.bodies.cuda_runs import shares_runs, staged_words, vertices_together
 from dnc.codegen.bodies.cuda_staging import (
     Plane,
     Staging,
@@ -45,6 +47,7 @@ from dnc.codegen.bodies.cuda_staging import (
     operand_columns,
     rows_of,
 )
+from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_transposed import FEW, transposed
 from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
@@ -271,7 +274,13 @@ def _cells(tile: UnitTile, early: EarlyLoads, quads: bool) -> None:
     if awaits is not None and awaits.sums:
         near = attrs.evolve(tile, worker=awaits.polling(tile.worker, tile.count))
     one_unit, four = partial(_unit_cells, near, early), partial(quad_cells, near)
-    if shares_runs(tile.worker, tile.segment):
+    if vertices_together(tile.worker, tile.segment, tile.staging.tile):
+        gathered = partial(gathered_cells, near, early)
+        if quads:
+            either(tile.count * tile.units <= ROUNDS * THREADS, gathered, partial(cells_in_quads, near))
+        else:
+            gathered()
+    elif shares_runs(tile.worker, tile.segment):
         (four if quads else partial(shared_cells, near))()
     elif quads:
         either(tile.count * tile.units <= ROUNDS * THREADS, one_unit, four)
@@ -329,7 +338,11 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, block: int, buff
     scratch of products in front."""
     if segment.repeated:
         return _staging_with_repeated(worker, segment, tile, block, buffers)
-    units, taken = unit_share(segment.units, worker.workers), max(tile, BLOCK // 2)
+    units, taken = unit_share(segment.units, worker.workers), tile
+    if uses_cores(worker.plan):
+        taken = max(tile, BLOCK // 2)  # these take so many at a time
+    else:
+        block = min(block, tile)
 
     def in_registers(product: Product | TransposedProduct) -> bool:
         return worker.placement(product.parameter, segment.units).residency == REGISTER
@@ -344,7 +357,7 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, block: int, buff
     operand = max((operand_stride(operand_columns(product)) for product in segment.products), default=0)
     operands = taken * operand
     sums = [scratch_words(rows_of(product.result, segment, units), block) for product in held]
-    front = operands + buffers * max(sums, default=0)
+    front = max(operands + buffers * max(sums, default=0), staged_words(worker, segment, tile))
     for turned in segment.transposed:
         rows = rows_of(turned.delta, segment, units)
         held_words = turned_words(rows, worker.plan)
