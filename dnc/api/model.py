@@ -157,12 +157,9 @@ class Model:
                 raise fail(f"{data.path} was read with another vocabulary; read it with this model")
             return data
         if isinstance(data, str | Path):
+            vocabularies = self.vocabularies
             return read(
-                data,
-                self.program,
-                self.vocabularies,
-                labels_required=labels_required,
-                min_count=min_count,
+                data, self.program, vocabularies, labels_required=labels_required, min_count=min_count
             )
         if not isinstance(data, Iterable):
             raise fail(f"found {type(data).__name__}, expected a path, a data set, or samples")
@@ -188,9 +185,10 @@ class Model:
         if batch is None or are_numbers(batch):
             if batch is not None and not len(batch) and self._attached is None:  # type: ignore[arg-type]
                 raise fail("a batch holds no samples")
-            data = self._training_data()
+            data = self._training_data(labels_required)
             return data, sample_numbers(batch, data.samples)
         data = self._read(batch, labels_required)  # type: ignore[arg-type]
+        data.check_labels(labels_required)
         if self.vocabularies is None:
             if data.vocabularies and data is not batch:
                 raise fail(NO_VOCABULARY)  # a batch is too little to make one of
@@ -202,9 +200,10 @@ class Model:
         """What sample numbers mean samples of."""
         return self._attached
 
-    def _training_data(self) -> Dataset:
+    def _training_data(self, labels_required: bool = True) -> Dataset:
         if self._attached is None:
             raise fail("no data are attached: call attach(data) first, or pass samples")
+        self._attached.check_labels(labels_required)
         return self._attached
 
     # ---- parameters -----------------------------------------------------------------------------
@@ -412,7 +411,7 @@ class Model:
         `read(..., labels_required=False)` returns.
         """
         check_unaided(self.program, "predictions")
-        data = self._training_data()
+        data = self._training_data(False)
         ordered = has_file_order(self.plan, data)
         for numbers, found in self._numbered(data, batches):
             yield in_file_order(found, self.plan, data, numbers) if ordered else found
@@ -486,6 +485,7 @@ class Model:
         if self._forwarded is None:
             raise fail("backward needs a batch: call forward first")
         dataset, numbers, noisy = self._forwarded
+        dataset.check_labels(any(result.kind == "loss" for result in self.plan.results))
         hand_in(dataset, numbers, pushed_values(self.program), pushed or {}, "gradient of")
         try:
             result, found = self.session.backward(self.encoder(dataset), numbers, self.hyper, noisy)

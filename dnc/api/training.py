@@ -90,6 +90,9 @@ def train(
         )
     encoder = model.encoder(dataset)
     measures = None if dev is None else model.read(dev)
+    for each in (dataset, measures):
+        if each is not None:
+            each.check_labels()
     measured = None if measures is None else model.encoder(measures)
     course = model.course if measures is None else model.course.on(measures.digest())
     options = TrainOptions(

@@ -8,7 +8,7 @@ nothing that one before it left there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from uuid import uuid4
@@ -25,6 +25,7 @@ from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE, step_noise
 from dnc.ir.plan import Result, padded
+from dnc.ir.program import TABLE
 from dnc.runtime.ahead import Ahead
 from dnc.runtime.data import Dataset, layout_of, read_samples
 from dnc.runtime.encoder import DoesNotFit, Encoder
@@ -35,7 +36,7 @@ from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import StaticPool
 from dnc.runtime.schedule import Schedule
 from dnc.runtime.session import Session
-from dnc.runtime.sharing import GRADIENT, Sharing
+from dnc.runtime.sharing import Sharing
 from dnc.torch import memory
 from dnc.torch.encoded import PREDICTION, PURPOSES, TRAINING, BatchEncoder, Encoded
 from dnc.torch.memory import Memory
@@ -104,7 +105,7 @@ class Launches:
         for result in plan.results:
             if result.kind != "metric":
                 self._results.setdefault(result.name, []).append(result)
-        self.gradients_of = [name for name, found in self._results.items() if found[0].kind == GRADIENT]
+        self.pulled = frozenset(pulled_fields(model.program))
         places = {**pulled_fields(model.program), **pushed_values(model.program)}
         self._places = {name: (space.struct, field) for name, (space, field) in places.items()}
         self._running = [p.name for p in model.program.parameters if p.running]
@@ -289,6 +290,14 @@ class Launches:
         """Results by name: rows of all samples, one sample after another."""
         return {name: self._value(launched, self._results[name]) for name in names}
 
+    def vectors(self, launched: Launched, names: Set[str]) -> dict[str, Tensor]:
+        """Gradients by pulled fields, zeros by one that nothing depends on."""
+        found = self.values(launched, (name for name in names if name in self._results))
+        for name in names - found.keys():
+            handed = launched.guest.handed[self._places[name]]
+            found[name] = self.memory.floats.new_zeros(handed.rows, handed.width)
+        return found
+
     def _value(self, launched: Launched, results: Sequence[Result]) -> Tensor:
         """The value of a name: where arms have results of their own, the sum of these."""
         total = self._result(launched, results[0])
@@ -333,7 +342,8 @@ class Gradients:
         self._is_over = False
 
     def _table_rows(self) -> dict[str, Rows]:
-        """Of every table the gradients of the rows that are touched, where they lie."""
+        """Of every table the gradients of the rows that are touched, where they lie: of no rows, where what
+        is learned from does not depend on it."""
         schedule, pool = self._launched.schedule, self._launches.memory
         found = {}
         for name, (at, counts) in self._launched.guest.touched.items():
@@ -342,6 +352,9 @@ class Gradients:
             first = schedule.bases[isa.table_base(name)] * 4
             rows = pool.floats.as_strided((count, size), (padded(size), 1), first)
             found[name] = rows, pool.words.narrow(0, schedule.address * 4 + at, count)
+        for name, place in pool.places.items():
+            if place.parameter.kind == TABLE and name not in found:
+                found[name] = pool.floats.new_zeros(0, place.parameter.row_size), pool.words.new_zeros(0)
         return found
 
     def rescue(self) -> None:
@@ -349,7 +362,7 @@ class Gradients:
         if self._copies is None and not self._is_over:
             places = self._table_rows().items()
             tables = {name: (rows.clone(), numbers.clone()) for name, (rows, numbers) in places}
-            vectors = self._launches.values(self._launched, self._launches.gradients_of)
+            vectors = self._launches.vectors(self._launched, self._launches.pulled)
             dense = self._launches.memory.gradients(self._launched.arena).clone()
             self._copies = dense, tables, vectors
 
@@ -370,7 +383,7 @@ class Gradients:
         pool, found = self._launches.memory, dict[str, Tensor]()
         if self._copies is None:
             dense, tables = pool.gradients(self._launched.arena), self._table_rows()
-            vectors = self._launches.values(self._launched, pulled)
+            vectors = self._launches.vectors(self._launched, frozenset(pulled))
         else:
             dense, tables, vectors = self._copies
         if scale is not None and scale.device.type == "cpu" and scale.item() == 1:

@@ -235,6 +235,8 @@ class Module(nn.Module):
                     f"the samples were encoded for '{PREDICTION}', without their labels: use an encoder for "
                     f"'{TRAINING}' or '{VALUES}'"
                 )
+            if labels_required and batch.encoder.attached is not None and are_numbers(batch.batch):
+                batch.encoder.attached[0].check_labels()
             return batch
         given: Samples | None = batch.numpy(force=True) if isinstance(batch, Tensor) else batch
         dataset, samples = self.dnc.batch_of(given, labels_required)

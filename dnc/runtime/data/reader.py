@@ -18,9 +18,10 @@ import attrs
 import msgspec
 import numpy as np
 
+from dnc.diagnostics import fail
 from dnc.ir.forest import Forest, Ints, program_structs
 from dnc.ir.program import Program, Space
-from dnc.ir.structure import OUTSIDE
+from dnc.ir.structure import CLASS, OUTSIDE
 from dnc.runtime.data.columns import Columns, assemble, empty_columns, file_positions
 from dnc.runtime.data.flat import is_flat, read_flat
 from dnc.runtime.data.layout import Layout, field_names
@@ -37,7 +38,8 @@ from dnc.runtime.data.vocabulary import Vocabulary
 class Dataset:
     """Samples as one forest. lines: the line of the file that each sample stood in.
 
-    positions: see `file_positions`.
+    positions: see `file_positions`. unlabelled: of data that may lack what is to be predicted, their layout.
+    lacks: what they lack for sure, "" for none that is known.
     """
 
     forest: Forest
@@ -46,6 +48,9 @@ class Dataset:
     path: str
     lines: tuple[int, ...]
     positions: dict[str, Ints] = attrs.field(factory=dict)
+    unlabelled: Layout | None = None
+    lacks: str = ""
+    _missing: list[str] = attrs.field(factory=list, init=False, repr=False)
     _orders: dict[Space, Order] = attrs.field(factory=dict, init=False, repr=False)
 
     def order(self, space: Space) -> Order:
@@ -62,7 +67,18 @@ class Dataset:
             positions[name] = np.concatenate([found[begin[at] : begin[at + 1]] for at in samples])
         lines = tuple(self.lines[at] for at in samples)
         forest = self.forest.select(samples)
-        return Dataset(forest, self.vocabularies, len(samples), self.path, lines, positions)
+        known = (self.vocabularies, len(samples), self.path, lines, positions, self.unlabelled, self.lacks)
+        return Dataset(forest, *known)
+
+    def check_labels(self, needed: bool = True) -> None:
+        """DiagnosticError where something is missing that is to be predicted, if it is needed: to learn from,
+        to measure."""
+        if self.unlabelled is None or not needed:
+            return
+        if not self._missing:
+            self._missing.append(self.lacks or _missing_class(self.forest, self.unlabelled))
+        if self._missing[0]:
+            raise fail(f"{self.path}: was read without labels, and {self._missing[0]}")
 
     def digest(self) -> str:
         """What the same samples have in common, wherever they were read from."""
@@ -167,7 +183,32 @@ def _read(
     if layout.labels_required:
         _check_roots(forest, columns, problems)
     lines, positions = tuple(columns.lines), file_positions(columns)
-    return Dataset(forest, known, forest.samples, problems.path, lines, positions)
+    found = Dataset(forest, known, forest.samples, problems.path, lines, positions)
+    if layout.labels_required:
+        return found
+    return attrs.evolve(found, unlabelled=layout, lacks=_missing_vector(columns))
+
+
+def _missing_vector(columns: Columns) -> str:
+    """Which vector is missing of those that only losses and metrics read; "" if none is."""
+    for struct, field in sorted(columns.layout.targets):
+        for own in columns.structs[struct].columns:
+            if None in own.values.get(field, ()):
+                return f"{own.arm.name}: field '{field}' is missing"
+    return ""
+
+
+def _missing_class(forest: Forest, layout: Layout) -> str:
+    """Which class is missing that is needed to learn and to measure; "" if none is."""
+    needed = attrs.evolve(layout, labels_required=True)
+    for name, struct in layout.structs.items():
+        table = forest.tables[name]
+        for index, arm in enumerate(struct.arms):
+            for field in (field for field in arm.fields if field.kind == CLASS):
+                rows = forest.roots if needed.may_miss(name, field) else np.arange(len(table))
+                if (table.data[field.name][rows[table.arm[rows] == index]] < 0).any():
+                    return f"{arm.name}: field '{field.name}' is missing"
+    return ""
 
 
 def _check_roots(forest: Forest, columns: Columns, problems: ProblemList) -> None:

@@ -13,14 +13,20 @@ from dnc.ir.program import (
     BACKWARD,
     ROOT,
     FieldInput,
+    FollowOutput,
     LossOutput,
     MetricOutput,
     Program,
+    SavedOutput,
     StateInput,
     TableInput,
 )
+from dnc.ir.reads import stage_producers
 from dnc.ir.structure import ARM, CLASS, FIRST, LAST, LIST, NEXT, PREVIOUS, VECTOR, VERTEX_KINDS, Struct
 from dnc.runtime.data.layout import Layout, in_data
+
+BESIDE = (SavedOutput, FollowOutput)
+"""What a stage of any kind may have beside its own outputs."""
 
 
 def reachable(structs: dict[str, Struct], start: str) -> set[str]:
@@ -52,14 +58,32 @@ def _targets(program: Program, structs: dict[str, Struct]) -> frozenset[tuple[st
     """The vectors that only stages of losses and metrics read."""
     start = {space.name: space.struct for space in program.spaces}
     read: dict[bool, set[tuple[str, str]]] = {False: set(), True: set()}
+    others = _beside_judges(program)
     for stage in program.stages:
-        judges = all(isinstance(output, (LossOutput, MetricOutput)) for output in stage.outputs)
         for source in stage.inputs:
             if isinstance(source, FieldInput) and stage.direction != BACKWARD:
                 struct = path_struct(structs, start[stage.space], source.path)
                 if structs[struct].fields[source.field].kind == VECTOR:
-                    read[judges].add((struct, source.field))
+                    read[stage.name not in others].add((struct, source.field))
     return frozenset(read[True] - read[False])
+
+
+def _beside_judges(program: Program) -> set[str]:
+    """The stages of functions and outputs, and those that make something for them. What stages of losses and
+    metrics keep for gradients, or hand on to running parameters, makes them no others."""
+    forward = [stage for stage in program.stages if stage.direction != BACKWARD]
+    work = [
+        stage.name
+        for stage in forward
+        if not all(isinstance(each, (LossOutput, MetricOutput, *BESIDE)) for each in stage.outputs)
+    ]
+    found: set[str] = set()
+    while work:
+        name = work.pop()
+        if name not in found:
+            found.add(name)
+            work += stage_producers(program, program.stage(name))
+    return found
 
 
 def _root_labels(program: Program, structs: dict[str, Struct]) -> frozenset[str]:

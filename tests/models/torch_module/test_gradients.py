@@ -333,3 +333,35 @@ def test_a_launch_makes_gradients_and_no_update(tmp_path, monkeypatch):
             np.testing.assert_allclose(
                 getattr(net, name).grad.numpy(), before[name] - value, rtol=1e-4, atol=1e-5
             )
+
+
+MEASURED = """model Measured(words = 9, width = 3)
+struct A = A(form: token<words>, x: vector<width>, y: pulled<width>, z: pulled<width>)
+param E: table[words, width] = normal(1), F: table[words, width] = normal(1), W: [width, width]
+fn f(a: A) -> [width] = tanh(W @ (E[a.form] + a.x))
+fn g(a: A) -> [width] = F[a.form] * a.y
+loss sum(a in root) sum(f(a) * f(a))
+metric m = mean(a in root) sum(g(a))
+output o = g(root)
+"""
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("more", ["", "push top = f(root)\n"])
+def test_what_nothing_learned_from_depends_on_has_zeros(tmp_path, more, sparse):
+    """A table that a metric reads alone, a vector that an output reads alone, one that nothing reads."""
+    (tmp_path / "m.dn").write_text(MEASURED + more)
+    compile_model(tmp_path / "m.dn", tmp_path / "build", ("cpu",))
+    data = [{"form": 4, "x": [1, 0, 2]}, {"form": 8, "x": [0, 1, 0]}]
+    net = dnc.torch.Module(tmp_path / "build", data, device="vm", sparse=sparse)
+    for late in (False, True):
+        net.zero_grad()
+        vectors = {name: torch.randn(2, 3, requires_grad=True) for name in ("A.y", "A.z")}
+        found = net([0, 1], vectors)
+        if late:  # gradients that wait are copied before another launch
+            net([1], {name: torch.randn(1, 3) for name in vectors})
+        sum(each.sum() for each in found.values()).backward()
+        assert all(torch.equal(each.grad, torch.zeros(2, 3)) for each in vectors.values())
+        assert net.F.grad.is_sparse == sparse and not net.F.grad.to_dense().any()
+        assert net.F.grad.shape == net.F.shape
+        assert net.E.grad.to_dense()[[4, 8]].all() and net.W.grad.any()

@@ -90,3 +90,14 @@ def test_data_are_read_as_anywhere(tmp_path):
     assert net.attach(tmp_path / "dev.jsonl").samples == 3
     with pytest.raises(DiagnosticError, match=r"sample 3; the data have 0\.\.2"):
         net([3])
+
+
+def test_nothing_is_learned_from_data_without_labels(both):
+    net, data = both
+    net.attach(net.dnc.read([{}, data[0]], labels_required=False))
+    x = torch.zeros(1, 3)
+    assert net.predict([0], x)["label"].shape == (1,)
+    (encoded,) = net.batches([[0]])
+    for batch in ([0], [1], encoded):
+        with pytest.raises(DiagnosticError, match="without labels, and Leaf: field 'label' is missing"):
+            net(batch, x)
