@@ -65,7 +65,8 @@ class PlanOptions:
     mode: one of MODES. precision: of products on a GPU, one of `plan.PRECISIONS`.
     tile: vertices worked on at a time. batch: samples of a batch that the plan is made for, where it is not
     to serve batches of all sizes. repeat: whether every worker makes what a product needs whole, where that
-    saves an exchange (None: where that is expected to be faster).
+    saves an exchange (None: where that is expected to be faster). splits: whether weights that would be
+    streamed at every level are in registers and shared memory together (None: where that is clearly faster).
     """
 
     without: tuple[str, ...] = ()
@@ -79,6 +80,7 @@ class PlanOptions:
     tile: int | None = None
     batch: int | None = None
     repeat: bool | None = None
+    splits: bool | None = None
 
 
 @attrs.frozen
@@ -140,6 +142,7 @@ def select_tiles(options: PlanOptions, target: Machine, constants: Constants | N
         constants,
         options.batch,
         PlanWeights(target, options.residency, options.registers, options.batch),
+        options.splits,
     )
 
 
@@ -442,8 +445,9 @@ def settled(options: PlanOptions, plan: Plan) -> PlanOptions:
     options = attrs.evolve(options, repeat=any(segment.repeated for segment in plan.segments))
     if not machine(plan.target).is_gpu:
         return options
-    cluster = plan.tiling.cluster if plan.tiling.cluster > 1 else 0
-    return attrs.evolve(options, cluster=cluster, workers=plan.tiling.workers)
+    tiling = plan.tiling
+    cluster = tiling.cluster if tiling.cluster > 1 else 0
+    return attrs.evolve(options, cluster=cluster, workers=tiling.workers, splits=tiling.splits)
 
 
 def build_plan(build: Build, target: str) -> Plan:

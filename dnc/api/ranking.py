@@ -128,6 +128,7 @@ def kernel_of(options: PlanOptions, candidate: Candidate, chip: Machine) -> Plan
         workers=candidate.workers,
         tile=candidate.tile,
         registers=candidate.registers,
+        splits=None,
     )
 
 

@@ -36,6 +36,9 @@ BESIDE = (2, 3, 4, 5)
 # Rows with which such replicas still have to be fastest, where nobody says how large batches are: two that
 # keep 10 MiB took 8 % less than clusters for a batch of 32, and 18 % more for one of 128.
 MANY_ROWS = 2 * NOMINAL_ROWS
+# What weights that are split are thought to cost more: they take shared memory from products outside the
+# recursion, which a wavefront does not count. A language model took a quarter more with them.
+SPLIT = 1.5
 
 
 @attrs.frozen
@@ -56,7 +59,7 @@ class Ranked:
 
     def time(self, further: int) -> float:
         """In ns, that of a wavefront of so many rows beside the first."""
-        return self.level_ns + further * self.vertex_ns
+        return (self.level_ns + further * self.vertex_ns) * (SPLIT if self.tiling.splits else 1.0)
 
     def time_of(self, batch: int) -> float:
         """In ns, that of a wavefront with a row of each of so many samples, which replicas share."""
@@ -81,6 +84,7 @@ class SelectTiles:
     `window` is the number of words of the schedule held on chip. `workers`: of a replica that is no
     cluster. `tile`: vertices worked on at a time. `constants`: measured ones, None for the machine's own.
     `batch`: samples of a batch, None where that is not known. `weights`: places them in every candidate.
+    `splits`: whether they may be in registers and shared memory together; None: both ways are candidates.
     """
 
     machine: Machine
@@ -91,6 +95,7 @@ class SelectTiles:
     constants: Constants | None = None
     batch: int | None = attrs.field(default=None, validator=_count)
     weights: PlanWeights = attrs.Factory(lambda self: PlanWeights(self.machine), takes_self=True)
+    splits: bool | None = None
     name: str = attrs.field(default="select-tiles", init=False)
     optional: bool = attrs.field(default=False, init=False)
 
@@ -125,8 +130,10 @@ class SelectTiles:
             return ranked[0]
         most = min((c.time(MANY_ROWS) for c in ranked if not c.beside), default=math.inf)
         fit = [c for c in ranked if not c.beside or c.time(MANY_ROWS) <= most]
+        if fit[0].tiling.splits:
+            return fit[0]
         near = [c for c in fit if self.expected(c) <= NEAR * self.expected(fit[0])]
-        return min(near, key=lambda c: c.vertex_ns)
+        return min((c for c in near if not c.tiling.splits), key=lambda c: c.vertex_ns)
 
     def candidates(self, plan: Plan) -> list[Ranked]:
         """Every tiling the machine allows, or the one that was asked for, with its cost."""
@@ -141,6 +148,8 @@ class SelectTiles:
     def _ways(self, plan: Plan, workers: int, cluster: int) -> list[Ranked]:
         """A tiling as it is, and, where weights of the recursion would be streamed, with those on the chip
         that registers and shared memory have room for together."""
+        if self.splits is not None:
+            return [self._cost(plan, workers, cluster, self.splits)]
         plain = self._cost(plan, workers, cluster, False)
         if plain.keeps:
             return [plain]
@@ -149,7 +158,7 @@ class SelectTiles:
 
     def _beside(self, plan: Plan, others: Sequence[Ranked]) -> list[Ranked]:
         """Replicas without clusters, some on a chip, where these keep what clusters have to stream."""
-        clusters = [each for each in others if each.tiling.cluster > 1]
+        clusters = [each for each in others if each.tiling.cluster > 1 and not each.tiling.splits]
         if not clusters or (self.batch is None and any(each.keeps for each in clusters)):
             return []
         sizes = [self.machine.processors // count for count in BESIDE]

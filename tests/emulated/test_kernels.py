@@ -76,6 +76,11 @@ CASES: dict[str, Case] = {
         {"hidden": 38, "embed": 24, "vocab": 11},
         {"cluster": 0, "workers": 18, "residency": "shared"},
     ),
+    "weights in registers and shared memory": (
+        "treelstm",
+        {"hidden": 38, "embed": 24, "vocab": 11},
+        {"batch": 1, "registers": 4},
+    ),
     "sums of many columns over the warps": (
         "treelstm",
         {"hidden": 520, "embed": 8, "vocab": 11},

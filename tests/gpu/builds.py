@@ -106,6 +106,11 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         PlanOptions(cluster=0, workers=33, residency="shared"),
     ),
     "treelstm-chip-512": ("treelstm", {"hidden": 512, "embed": 512}, PlanOptions(batch=1)),
+    # Weights in registers and shared memory together, of levels with few rows and with many: rows, columns and
+    # units that fill neither; a slice of a recursion beside another that registers hold.
+    "treelstm-512-split": ("treelstm", {"hidden": 512, "embed": 512}, PlanOptions()),
+    "treelstm-split": ("treelstm", {"hidden": 150, "embed": 20}, PlanOptions(batch=1, registers=20)),
+    "childsum-split": ("childsum", {"hidden": 72, "embed": 20}, PlanOptions(batch=1, registers=4)),
     # Partial sums that a cluster adds up, of vertices with several parents.
     "td_lstm-tf32x3": (
         "td_lstm",
