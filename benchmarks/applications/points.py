@@ -64,6 +64,7 @@ _TF32 = {1: 12_000, 8: 60_000, 32: 150_000, 128: 350_000, 256: 450_000}
 TREES = (
     Point("tree-512", BATCHES, SST, "TreeLstm", rates={1: 8_000, 128: 60_000}),
     Point("tree-512-batch-1", (1, 8), SST, rates={1: 8_000}),
+    Point("tree-1024-batch-1", (1, 8), SST),
     Point("tree-256-tf32", WIDE_BATCHES, SST, rates=_TF32),
     Point("tree-256-tf32x3", WIDE_BATCHES, SST, rates=_FP32),
     Point("tree-512-tf32x3", BATCHES, SST, rates={1: 8_000, 128: 60_000}),
@@ -170,6 +171,7 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
             yield f"{name}-{precision}", attrs.evolve(recipe, options=options)
     yield "tree-256-bf16", _tree(256, precision="bf16")
     yield "tree-512-batch-1", _tree(512, batch=1)
+    yield "tree-1024-batch-1", _tree(1024, batch=1)
     yield "tree-512-bf16", _tree(512, precision="bf16")
     for name, options in VARIANTS.items():
         for size in ABLATED:
