@@ -38,8 +38,8 @@ MOST_PACKED = 96  # registers that hold two weights each: with 120 of them kerne
 # model, whose products of many rows then are no tiles, took 6,150 us with 128 registers, and 5,460 with none.
 MOST_APART, FEW_ROWS = 96, 2
 # Of shared memory, kept for the schedule's window and tables, what is looked up ahead, and staging: a tile of
-# a weight gradient takes 50 KiB. Where levels have few rows, tiles are small.
-STAGING_BYTES, STAGING_OF_FEW = 62 * 1024, 46 * 1024
+# a weight gradient takes 50 KiB. The rest of a slice that is split may have 16 KiB of it, for smaller tiles.
+STAGING_BYTES, LENT_BYTES = 62 * 1024, 16 * 1024
 
 
 def most_registers(chip: Machine, precision: str) -> int:
@@ -190,7 +190,7 @@ class PlanWeights:
 
     def _room(self, registers: int, reuse: bool, splits: bool, first: bool) -> _Room:
         """What a worker has room for."""
-        words = (self.machine.shared_bytes - (STAGING_OF_FEW if splits else STAGING_BYTES)) // 4
+        words = (self.machine.shared_bytes - STAGING_BYTES) // 4
         return _Room(_Registers(registers, reuse), _Memory(words), splits, first)
 
     def _filled(self, workers: int, pieces: Sequence[Slice], room: _Room) -> list[_Filled]:
@@ -214,7 +214,8 @@ class PlanWeights:
         slot, held, rest = 0, range(0), range(0)
         own = registers.free // 4 * 4  # of 8 rows and 16 columns a thread has four weights
         other = (need - own) * THREADS
-        splits = in_registers and room.splits and own and other <= shared.free and not piece.stacked
+        fits = own and other <= shared.free + LENT_BYTES // 4
+        splits = in_registers and room.splits and fits and not piece.stacked
         if in_registers and need <= registers.free and not piece.stacked:
             reason = f"{kind}; {need} registers a thread, {registers.free} were free"
             residency, held = REGISTER, registers.take(need)
@@ -286,7 +287,7 @@ class _Memory:
 
     @property
     def free(self) -> int:
-        return self.size - self.used
+        return max(0, self.size - self.used)
 
     def take(self, count: int) -> int:
         """The first of `count`."""

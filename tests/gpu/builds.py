@@ -106,8 +106,8 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         PlanOptions(cluster=0, workers=33, residency="shared"),
     ),
     "treelstm-chip-512": ("treelstm", {"hidden": 512, "embed": 512}, PlanOptions(batch=1)),
-    # Weights in registers and shared memory together, of levels with few rows and with many: rows, columns and
-    # units that fill neither; a slice of a recursion beside another that registers hold.
+    # Weights in registers and shared memory together, of levels with many rows and with few: rows and columns
+    # that fill neither; a slice of a recursion beside others.
     "treelstm-512-split": ("treelstm", {"hidden": 512, "embed": 512}, PlanOptions()),
     "treelstm-split": ("treelstm", {"hidden": 150, "embed": 20}, PlanOptions(batch=1, registers=20)),
     "childsum-split": ("childsum", {"hidden": 72, "embed": 20}, PlanOptions(batch=1, registers=4)),
