@@ -275,7 +275,8 @@ def _streamed(found: list[_Filled]) -> int:
 
 def _not_in_registers(found: list[_Filled]) -> int:
     """Bytes a worker of recursions that are elsewhere."""
-    return sum(p.bytes_per_worker for piece, p, _ in found if piece.recursive and p.residency != REGISTER)
+    recursive = [place for piece, place, _ in found if piece.recursive]
+    return sum(4 * len(p.rest) if p.residency == REGISTER else p.bytes_per_worker for p in recursive)
 
 
 @attrs.define
