@@ -34,8 +34,8 @@ from dnc.ir.remarks import Remarks
 from dnc.ir.uses import uses_of
 
 MOST_PACKED = 96  # registers that hold two weights each: with 120 of them kernels spill
-# Registers where a replica is no cluster and a level of it has more rows than these: launches of a language
-# model, whose products of many rows then are no tiles, took 6,150 us with 128 registers, and 5,460 with none.
+# Registers where a replica is no cluster and a level of it has more rows than these: launches whose products
+# of 16 rows then were no tiles took 6,150 us with 128 registers, and 5,460 with none.
 MOST_APART, FEW_ROWS = 96, 2
 # Of shared memory, kept for the schedule's window and tables, what is looked up ahead, and staging: a tile of
 # a weight gradient takes 50 KiB. The rest of a slice that is split may have 16 KiB of it, for smaller tiles.
