@@ -99,10 +99,12 @@ VARIANTS = (
     *(Variant(added=added) for added in (True, False)),
     *(Variant(shared=shared) for shared in (True, False)),
     *(Variant(parts=parts) for parts in (True, False)),
+    *(Variant(PlanOptions(batch=1, registers=registers)) for registers in (4, 8)),
+    Variant(PlanOptions(batch=1, registers=8, cluster=0, workers=40)),
 )
-"""Every variant of an instruction in turn: where weights are and how they are multiplied, how states travel,
-tiles, how gradients are made, whether rows are few or not, partial sums, what the grid shares
-out, and whether parts of the recursion are apart."""
+"""Every variant of an instruction in turn: where weights are (also in two places), how they are multiplied,
+how states travel, tiles, how gradients are made, whether rows are few or not, partial sums, what the grid
+shares out, and whether parts of the recursion are apart."""
 
 
 def forced_on(seed: int) -> Variant:
@@ -267,6 +269,8 @@ def _checked(folder: Path, seed: int) -> tuple[int, list[str], str]:
     assert tiling is not None
     variants = [f"cluster {tiling.cluster}" if tiling.cluster > 1 else "whole chip", plan.precision]
     variants += {f"weights {placement.residency}" for placement in plan.placements}
+    if any(placement.rest for placement in plan.placements):
+        variants.append("weights split")
     if (few := forced_on(seed).few) is not None:
         variants.append("few rows" if few else "many rows")
         variants.append("deltas added up apart" if forced_on(seed).apart else "deltas with the product")
