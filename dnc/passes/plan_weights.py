@@ -2,15 +2,15 @@
 
 In: a plan with segments and a tiling. Out: the plan with a `Placement` for every slice. Weights
 of the recursion come first, the ones read most per byte before the others, or the large ones where
-then more of them fit; registers before shared memory; what fits neither is STREAMED from the L2 cache
-at every use. Nothing is too large. Recursions that run one behind the other may have the same registers,
-each with its own weights, where more of them are held then.
+then more of them fit; registers before shared memory; what fits neither is split between them, where the
+tiling or small batches ask for that, or STREAMED from the L2 cache at every use. Nothing is too large.
+Recursions that run one behind the other may have the same registers, each with its own weights, where more
+of them are held then.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import attrs
 
@@ -159,15 +159,18 @@ class PlanWeights:
         if cluster == 1 and not (few or plan.tiling.splits):
             most = min(most, MOST_APART)
         offered = most if self.limit is None else min(self.limit, most)
-        fp32 = plan.precision == FP32
-        splits = fp32 and (few or plan.tiling.splits)
+        may_split = plan.precision == FP32
+        splits, first = may_split and (few or plan.tiling.splits), may_split and few
         pieces = slices(plan)
         large_first = sorted(pieces, key=lambda piece: (not piece.recursive, -piece.words(workers)))
         orders = pieces, large_first
 
+        def room(reuse: bool) -> _Room:
+            words = (self.machine.shared_bytes - STAGING_BYTES) // 4
+            return _Room(_Registers(offered, reuse), _Memory(words), splits, first)
+
         def filled(reuse: bool) -> list[_Filled]:
-            rooms = (self._room(offered, reuse, splits, few and fp32) for _ in orders)
-            return min(map(partial(self._filled, workers), orders, rooms), key=_streamed)
+            return min((self._filled(order, workers, room(reuse)) for order in orders), key=_streamed)
 
         found = filled(False)
         if self._may_reuse(plan, pieces):
@@ -188,12 +191,7 @@ class PlanWeights:
         elsewhere = self.residency is not None or any(piece.recursive and piece.outside for piece in pieces)
         return plan.program.strata > 1 and not elsewhere and not generates(plan)
 
-    def _room(self, registers: int, reuse: bool, splits: bool, first: bool) -> _Room:
-        """What a worker has room for."""
-        words = (self.machine.shared_bytes - STAGING_BYTES) // 4
-        return _Room(_Registers(registers, reuse), _Memory(words), splits, first)
-
-    def _filled(self, workers: int, pieces: Sequence[Slice], room: _Room) -> list[_Filled]:
+    def _filled(self, pieces: Sequence[Slice], workers: int, room: _Room) -> list[_Filled]:
         """The places of slices in their order, and what was missing where one is not in registers."""
         found = []
         for piece in pieces:
@@ -214,7 +212,7 @@ class PlanWeights:
         slot, held, rest = 0, range(0), range(0)
         own = registers.free // 4 * 4  # of 8 rows and 16 columns a thread has four weights
         other = (need - own) * THREADS
-        fits = own and other <= shared.free + LENT_BYTES // 4
+        fits = own > 0 and other <= shared.free + LENT_BYTES // 4
         splits = in_registers and room.splits and fits and not piece.stacked
         if in_registers and need <= registers.free and not piece.stacked:
             reason = f"{kind}; {need} registers a thread, {registers.free} were free"
@@ -256,8 +254,8 @@ class PlanWeights:
 
 @attrs.frozen
 class _Room:
-    """Of a worker. splits: a slice without room in either may be in registers, as far as there are such, and
-    in shared memory; first: even one that has room in shared memory."""
+    """What a worker has room for. splits: a slice without room in either may be in registers, as far as there
+    are such, and in shared memory; first: even one that has room in shared memory."""
 
     registers: _Registers
     shared: _Memory

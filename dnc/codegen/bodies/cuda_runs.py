@@ -61,14 +61,18 @@ def vertices_together(worker: Worker, segment: Segment, tile: int) -> int:
     addresses, parts = slots_of_runs(worker, segment), parts_of(worker.workers)
     if parts == 1 or not addresses or (parts <= FEW_PARTS and not worker.crowded):
         return 0
-    words = unit_share(segment.units, worker.workers) * parts * len(addresses)
-    return min(tile, max(NARROW, MOST_STAGED // words))
+    return min(tile, max(NARROW, MOST_STAGED // _words(worker, segment)))
 
 
 def staged_words(worker: Worker, segment: Segment, tile: int) -> int:
     """Staging that the parts take, from 0 on."""
-    words = unit_share(segment.units, worker.workers) * parts_of(worker.workers)
-    return vertices_together(worker, segment, tile) * words * len(slots_of_runs(worker, segment))
+    return vertices_together(worker, segment, tile) * _words(worker, segment)
+
+
+def _words(worker: Worker, segment: Segment) -> int:
+    """The same for a vertex."""
+    addresses = len(slots_of_runs(worker, segment))
+    return addresses * parts_of(worker.workers) * unit_share(segment.units, worker.workers)
 
 
 @attrs.frozen(eq=False)
