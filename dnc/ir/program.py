@@ -12,11 +12,14 @@ by (function, vertex) and evaluated once.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TypeAlias
 
 import attrs
 
 from dnc.diagnostics import Span
-from dnc.ir.cell import Cell
+from dnc.ir.cell import Cell, Value
 from dnc.ir.structure import Dimension, Path, Struct
 from dnc.ir.types import TensorType
 
@@ -351,6 +354,10 @@ class WeightGradient:
     field: str = ""
 
 
+# A `SavedOutput` by the stage and the name, a `StateOutput` and a `SlotOutput` by function and component.
+Made: TypeAlias = tuple[type, str | None, str]
+
+
 @attrs.frozen
 class Program:
     """A whole model. `stages` are in an order in which, level aside, producers come first."""
@@ -364,6 +371,25 @@ class Program:
     spaces: tuple[Space, ...]
     stages: tuple[Stage, ...]
     weight_gradients: tuple[WeightGradient, ...] = ()
+
+    @cached_property
+    def made(self) -> Mapping[Made, tuple[tuple[Stage, Value], ...]]:
+        """What stages make that others read, each with the result of its cell that it is."""
+        found: dict[Made, tuple[tuple[Stage, Value], ...]] = {}
+        for stage in self.stages:
+            for value, output in zip(stage.cell.results, stage.outputs, strict=True):
+                key: Made
+                match output:
+                    case SavedOutput(name):
+                        key = (SavedOutput, stage.name, name)
+                    case StateOutput(component):
+                        key = (StateOutput, stage.function, component)
+                    case SlotOutput(function, component):
+                        key = (SlotOutput, function, component)
+                    case _:
+                        continue
+                found[key] = (*found.get(key, ()), (stage, value))
+        return found
 
     @property
     def strata(self) -> int:

@@ -6,14 +6,13 @@ Guaranteed: what one part makes no level of another one of the stratum waits for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from dnc.ir.cell import Value
 from dnc.ir.program import (
     LEVEL,
     GradientInput,
     Input,
-    Output,
     Program,
     SavedInput,
     SavedOutput,
@@ -34,25 +33,16 @@ def producers(program: Program, inputs: Iterable[Input]) -> set[str]:
     return {stage.name for bound in inputs for stage, _ in makers(program, bound)}
 
 
-def makers(program: Program, bound: Input) -> Iterator[tuple[Stage, Value]]:
+def makers(program: Program, bound: Input) -> tuple[tuple[Stage, Value], ...]:
     """The stages that make what an input reads, each with the result of its cell that it is."""
-    for stage in program.stages:
-        for value, output in zip(stage.cell.results, stage.outputs, strict=True):
-            if _is_read(stage, output, bound):
-                yield stage, value
-
-
-def _is_read(stage: Stage, output: Output, bound: Input) -> bool:
     match bound:
-        case SavedInput(name, saved):
-            return stage.name == name and output == SavedOutput(saved)
+        case SavedInput(stage, name):
+            return program.made.get((SavedOutput, stage, name), ())
         case StateInput(function, component):
-            return stage.function == function and output == StateOutput(component)
+            return program.made.get((StateOutput, function, component), ())
         case GradientInput(function, component):
-            return isinstance(output, SlotOutput) and (
-                (output.function, output.component) == (function, component)
-            )
-    return False
+            return program.made.get((SlotOutput, function, component), ())
+    return ()
 
 
 def parts_of_recursions(program: Program) -> list[dict[str, int]]:

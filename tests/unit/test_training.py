@@ -7,7 +7,6 @@ import math
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 import tomllib
@@ -26,8 +25,9 @@ from dnc.runtime.rates import RateSchedule, rate_schedule
 from dnc.runtime.results import Evaluation
 from dnc.runtime.run_folder import RunFolder
 from dnc.runtime.trainer import Trainer, TrainOptions
-from tests.support.command_line import TREE, command, finished_build, workplace
+from tests.support.command_line import command, finished_build, workplace
 from tests.support.forests import ForestGrower
+from tests.support.forked import Command
 from tests.support.models import small_plan, small_session
 
 __all__ = ["command", "finished_build", "workplace"]
@@ -353,16 +353,7 @@ def test_a_killed_run_resumes_to_the_same_bits(workplace):
     rest = f"--dev dev.jsonl --batch 1 --epochs {8 + KILLS} --save-every 2 --optimizer adam --schedule cosine"
     first = f"run build --data train.jsonl --device vm {rest}".split()
 
-    def start(*line):
-        environment = {**os.environ, "PYTHONPATH": str(TREE.parents[1])}
-        return subprocess.Popen(
-            [sys.executable, "-m", "dnc", *line],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    with start(*first, "--run-dir", "whole") as whole:
+    with Command(*first, "--run-dir", "whole") as whole:
         whole.stdout.readline()
         begin = time.perf_counter()
         whole.communicate()
@@ -373,7 +364,7 @@ def test_a_killed_run_resumes_to_the_same_bits(workplace):
         folder = workplace / f"killed{number}"
         again, running = [*first, "--run-dir", folder.name], None
         while running is None or running.returncode == -signal.SIGKILL:
-            with start(*again) as running:
+            with Command(*again) as running:
                 if killed < KILLS:
                     if choice.random() < 0.8:  # else somewhere in the start
                         running.stdout.readline()

@@ -20,7 +20,7 @@ from dnc.runtime.reference_vm.gradients import (
     token_sums,
     update,
 )
-from dnc.runtime.reference_vm.memory import Array, CheckedMemory, Finish, MachineError, Worker
+from dnc.runtime.reference_vm.memory import Array, CheckedMemory, Finish, MachineError, Worker, stamp
 from dnc.runtime.reference_vm.segments import unit_segment, vertex_segment
 from dnc.runtime.schedule import list_words, queue
 
@@ -58,8 +58,9 @@ class ReferenceVM:
         total = self.replicas * self.per_replica
         self.zero_words = self.base(isa.PARAMETERS)
         self.memory = CheckedMemory(pool, activations, total)
-        self.replica_epoch = np.zeros(self.replicas, np.int64)
-        self.grid_epoch = 0
+        # Stamps of now, and of the last barriers: of every replica, and of all workers.
+        self.now = self.since_grid = stamp(1)
+        self.since = [self.now] * self.replicas
         self.workers = [
             Worker(n, n // self.per_replica, n % self.per_replica, queue(words, plan, n))
             for n in range(total)
@@ -73,7 +74,8 @@ class ReferenceVM:
             number = int(self.random.choice(ready))
             if self._advance(self.workers[number]):
                 running.discard(number)
-            self._release()
+            if self.workers[number].waiting is not None:
+                self._release()
 
     def _advance(self, worker: Worker) -> bool:
         """Executes one instruction; True when the worker has ended."""
@@ -113,13 +115,15 @@ class ReferenceVM:
             mine = [w for w in self.workers if w.replica == replica]
             if mine and all(w.waiting == isa.REPLICA_BARRIER for w in mine):
                 self._pass(mine)
-                self.replica_epoch[replica] += 1
+                self.now += stamp(1)
+                self.since[replica] = self.now
             elif mine and all(w.waiting == REDUCTION for w in mine):
                 self._add_up(mine)
         if all(w.waiting == isa.GRID_BARRIER for w in self.workers):
             self._pass(self.workers)
-            self.replica_epoch += 1
-            self.grid_epoch += 1
+            self.now += stamp(1)
+            self.since_grid = self.now
+            self.since = [self.now] * self.replicas
 
     def _add_up(self, workers: list[Worker]) -> None:
         """All workers of a replica have what the others sent; each adds up its share. It is no barrier."""
@@ -137,10 +141,6 @@ class ReferenceVM:
         for worker in workers:
             worker.waiting = None
             worker.counter += 1
-
-    def epochs(self, worker: Worker) -> tuple[int, int]:
-        """The epochs in which a worker's accesses happen."""
-        return int(self.replica_epoch[worker.replica]), self.grid_epoch
 
     def error(self, worker: Worker, what: str) -> MachineError:
         """An error with its place."""

@@ -23,6 +23,11 @@ class MachineError(Exception):
     """An execution that a real machine may not perform: a race, a bad address, a deadlock."""
 
 
+def stamp(time: int) -> int:
+    """The stamp of worker 0 at a time; those of the others follow."""
+    return time << 20
+
+
 # Ends an instruction, given what the workers of the replica have sent, by rank.
 Finish = Callable[[list[dict[Any, Array]]], None]
 
@@ -45,46 +50,32 @@ class Worker:
 
 
 class CheckedMemory:
-    """The pool with a log of who touched each word last, and in which epoch, if there are several workers."""
+    """The pool with a log of who wrote and who read each word last, and when, if there are several workers.
+
+    A stamp is a time and a worker's number; times grow with every barrier. 0: nobody yet.
+    """
 
     def __init__(self, words: Array, static: int, workers: int) -> None:
         self.words, self.alone = words, workers == 1
-        self.written = np.zeros(len(words), bool)
-        self.written[:static] = True
-        size = 0 if self.alone else len(words)
-        self.writer = np.full(size, -1, np.int32)
-        self.write_epoch = np.zeros((2, size), np.int32)
-        self.reader = np.full(size, -1, np.int32)
-        self.read_epoch = np.zeros((2, size), np.int32)
+        self.wrote = np.zeros(len(words), np.int64)
+        self.wrote[:static] = 1  # before the first time
+        self.has_read = np.zeros(0 if self.alone else len(words), np.int64)
 
-    def _check(self, at: Array, machine: ReferenceVM, worker: Worker, write: bool) -> None:
-        if len(at) == 0:
-            return
+    def _check_inside(self, at: Array, machine: ReferenceVM, worker: Worker) -> None:
         lowest, highest = int(np.minimum.reduce(at)), int(np.maximum.reduce(at))
         if lowest < 0 or highest >= len(self.words):
             raise machine.error(worker, f"address {lowest}..{highest} outside the pool")
-        if not write and not np.logical_and.reduce(self.written[at]):
-            bad = int(at[~self.written[at]][0])
-            raise machine.error(worker, f"word {bad} is read before anything was written there")
-        if write and lowest < machine.zero_words:
-            raise machine.error(worker, f"word {lowest} of the row of zeros is overwritten")
-        if self.alone:
-            return
-        self._ordered(at, self.writer, self.write_epoch, machine, worker, "written")
-        if write:
-            self._ordered(at, self.reader, self.read_epoch, machine, worker, "read")
 
-    def _ordered(
-        self, at: Array, who: Array, epochs: Array, machine: ReferenceVM, worker: Worker, verb: str
+    def _check_ordered(
+        self, at: Array, stamps: Array, machine: ReferenceVM, worker: Worker, verb: str
     ) -> None:
-        other = who[at]
-        foreign = other != worker.number
-        foreign &= other >= 0
-        if not np.logical_or.reduce(foreign):
+        """MachineError if some stamps are of other workers, and no barrier of both came since."""
+        of_replica, of_grid = machine.since[worker.replica], machine.since_grid
+        if np.maximum.reduce(stamps) < of_grid:
             return
-        same = other // machine.per_replica == worker.replica
-        replica_now, grid_now = machine.epochs(worker)
-        raced = foreign & np.where(same, epochs[0, at] == replica_now, epochs[1, at] == grid_now)
+        other = stamps & (stamp(1) - 1)
+        since = np.where(other // machine.per_replica == worker.replica, of_replica, of_grid)
+        raced = (stamps >= since) & (other != worker.number)
         if raced.any():
             bad = int(np.flatnonzero(raced)[0])
             raise machine.error(
@@ -94,18 +85,27 @@ class CheckedMemory:
     def read(self, at: Array, machine: ReferenceVM, worker: Worker) -> Array:
         """The words at some places, in float64; MachineError if that is not allowed now."""
         flat = at.ravel()
-        self._check(flat, machine, worker, write=False)
-        if not self.alone:
-            self.reader[flat] = worker.number
-            self.read_epoch[0, flat], self.read_epoch[1, flat] = machine.epochs(worker)
+        if len(flat):
+            self._check_inside(flat, machine, worker)
+            stamps = self.wrote[flat]
+            if not np.minimum.reduce(stamps):
+                bad = int(flat[stamps == 0][0])
+                raise machine.error(worker, f"word {bad} is read before anything was written there")
+            if not self.alone:
+                self._check_ordered(flat, stamps, machine, worker, "written")
+                self.has_read[flat] = machine.now + worker.number
         return self.words[at].astype(np.float64)
 
     def write(self, at: Array, values: Array, machine: ReferenceVM, worker: Worker) -> None:
         """Changes the words at some places; MachineError if that is not allowed now."""
         flat = at.ravel()
-        self._check(flat, machine, worker, write=True)
-        self.words[flat] = np.broadcast_to(values, at.shape).astype(np.float32).ravel()
-        self.written[flat] = True
+        if not len(flat):
+            return
+        self._check_inside(flat, machine, worker)
+        if (lowest := int(np.minimum.reduce(flat))) < machine.zero_words:
+            raise machine.error(worker, f"word {lowest} of the row of zeros is overwritten")
         if not self.alone:
-            self.writer[flat] = worker.number
-            self.write_epoch[0, flat], self.write_epoch[1, flat] = machine.epochs(worker)
+            self._check_ordered(flat, self.wrote[flat], machine, worker, "written")
+            self._check_ordered(flat, self.has_read[flat], machine, worker, "read")
+        self.words[flat] = np.broadcast_to(values, at.shape).astype(np.float32).ravel()
+        self.wrote[flat] = machine.now + worker.number

@@ -85,9 +85,8 @@ def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker
     if isinstance(address, BufferAddress):
         buffer = vm.buffers[address.buffer]
         runs = vm.runs_of(address.buffer)
-        first = vm.base(address.buffer) + row * buffer.width * runs + address.offset + index
-        parts = [vm.read(first + run * buffer.width, worker) for run in range(runs)]
-        return np.add.reduce(parts)
+        first = vm.base(address.buffer) + row * buffer.width * runs + address.offset
+        return added_up(vm, first, runs, buffer.width, index, worker)
     if isinstance(address, GatherAddress):
         record = vm.word(vm.list(address.list) + row, worker) * 4
         return vm.read(record + address.offset + index, worker)
@@ -103,8 +102,7 @@ def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker
             total = total + vm.read(at + address.offset + index, worker)
         runs = vm.runs if address.partial in vm.reduced else vm.per_replica
         for at in slots(vm, address.partial, row, worker) if address.partial else ():
-            for run in range(runs):
-                total = total + vm.read(at + run * address.width + address.offset + index, worker)
+            total = total + added_up(vm, at + address.offset, runs, address.width, index, worker)
         return total
     if isinstance(address, IndexAddress):
         return np.array([vm.word(vm.list(address.list) + row, worker)])
@@ -112,6 +110,14 @@ def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker
         return worker.repeated[address.value][address.offset + index]
     assert isinstance(address, SeedAddress)
     return np.array([vm.floats[vm.layout.header["loss_scale"]]], np.float64)
+
+
+def added_up(vm: ReferenceVM, first: int, runs: int, width: int, index: Array, worker: Worker) -> Array:
+    """Elements `index` of a record of so many runs: their sum, in order."""
+    if runs == 1:
+        return vm.read(first + index, worker)
+    total: Array = np.add.reduce(vm.read(first + np.arange(runs)[:, None] * width + index, worker))
+    return total
 
 
 def weights_at(vm: ReferenceVM, parameter: str, select: str | None, row: int, worker: Worker) -> int:

@@ -6,6 +6,7 @@ operations come from the op table.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from dnc.runtime.reference_vm.operands import (
 
 if TYPE_CHECKING:
     from dnc.runtime.reference_vm.machine import ReferenceVM
+
+FIRST = np.zeros(1, np.int64)  # the element of a scalar
 
 
 def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worker: Worker) -> Finish | None:
@@ -56,12 +59,12 @@ def _units(
     check_selected(vm, {select for _, select in used}, first, rows, worker)
     matrices = {use: load_matrix(vm, *use, first, worker) for use in sorted(used, key=str) if rows}
 
-    def index(value: Value) -> Array:
-        width = width_of(value)
-        if not shape_of(value):
-            return np.zeros(1, np.int64)
-        gates = width // segment.units
+    @cache
+    def of_gates(gates: int) -> Array:
         return (np.arange(gates)[:, None] * segment.units + own).ravel()
+
+    def index(value: Value) -> Array:
+        return of_gates(width_of(value) // segment.units) if shape_of(value) else FIRST
 
     values: dict[Value, Any] = {}
     for row in range(first, first + rows):
