@@ -334,7 +334,7 @@ class Between:
         def step(batch: Any) -> None:
             optimizer.zero_grad()
             encoded = isinstance(batch, dnc.torch.Encoded)
-            vertices = batch.sizes["Tree.x"].sum() if encoded else self.sizes[batch].sum()
+            vertices = sum(batch.sizes["Tree.x"]) if encoded else self.sizes[batch].sum()
             own = x[: int(vertices)].detach().requires_grad_()
             found = self.net(batch, own)["sentence"]
             torch.autograd.backward(found, g[: len(found)])

@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import sync
 from dnc.codegen.bodies import cuda_ahead, cuda_reduce, cuda_segments, cuda_vertices
-from dnc.codegen.bodies.cuda_polls import Awaited, most_polled, polled_of
+from dnc.codegen.bodies.cuda_polls import Awaited, busy_warps, most_polled, polled_of
 from dnc.codegen.bodies.cuda_push import Push
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, both, dispatch, either, local, put, when
@@ -65,7 +65,7 @@ def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) ->
             most = cuda_segments.narrow_rows(worker, segment, most_polled(worker, segment))
             waiter = partial(kernel.waiter, worker.ahead.at)
             give_up = partial(kernel.give_up, worker.ahead.level)
-            awaits = Awaited(worker, polled, most, waiter, give_up)
+            awaits = Awaited(worker, polled, most, waiter, give_up, busy_warps(worker, segment))
             worker = attrs.evolve(worker, awaits=awaits)
         run_segment(worker, segment, row, rows)
         following, values = worker.ahead.next()

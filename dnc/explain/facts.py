@@ -438,7 +438,7 @@ def _reductions(plan: Plan) -> Iterator[str]:
 def _cost(plan: Plan, chip: Machine) -> Iterator[str]:
     yield from plan.remarks
     if not chip.is_gpu:
-        yield "CPU: chosen by the size of the batch when it runs"
+        yield "none on a CPU, where the grid is chosen by the size of the batch when it runs"
         return
     assert plan.tiling is not None
     workers = plan.tiling.workers

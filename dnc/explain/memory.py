@@ -38,6 +38,12 @@ class MemoryFacts:
     samples: str
 
     @property
+    def reach(self) -> str:
+        """What is said where more memory would be of no use."""
+        beyond = self.memory * SHARE > LARGEST_POOL
+        return f" (addresses reach {LARGEST_POOL / 2**30:.0f} GiB)" if beyond else ""
+
+    @property
     def vertex(self) -> float:
         """Bytes of activations a vertex."""
         return self.sample / max(self.vertices, 1.0)

@@ -107,7 +107,8 @@ def _memory(facts: PlanFacts, memory: MemoryFacts) -> Iterator[str]:
         f"{memory.vertex:,.0f} a vertex; {memory.schedule:,.0f} bytes of schedule"
     )
     yield f"  parameters with gradients: {memory.parameters / 2**20:,.2f} MiB"
-    yield f"  largest batch in {memory.memory / 2**30:,.1f} GiB: {memory.largest:,} such samples"
+    samples = f"{memory.largest:,} such samples{memory.reach}"
+    yield f"  largest batch in {memory.memory / 2**30:,.1f} GiB: {samples}"
 
 
 def explain_schedule(plan: Plan, forest: Forest, table_rows: dict[str, int], batch: int) -> str:

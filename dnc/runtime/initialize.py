@@ -108,7 +108,8 @@ def check_finite(values: Mapping[str, NDArray[np.generic]], where: str, *notes: 
     """DiagnosticError that names the arrays which hold infinities or NaN."""
     broken = [name for name, value in values.items() if not np.isfinite(value).all()]
     if broken:
-        raise fail(f"{where}: {', '.join(broken)} hold numbers that are not finite", *notes)
+        hold = "holds" if len(broken) == 1 else "hold"
+        raise fail(f"{where}: {', '.join(broken)} {hold} numbers that are not finite", *notes)
 
 
 def _difference(program: Program, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> str:

@@ -38,7 +38,9 @@ def _by_field(pulled: Pulled, fields: tuple[str, ...]) -> Mapping[str, Vectors]:
     if isinstance(pulled, Mapping):
         return pulled
     if len(fields) != 1:
-        found = ", ".join(fields) or "none"
+        if not fields:
+            raise fail("found vectors to pull; the program pulls none")
+        found = ", ".join(fields)
         raise fail(f"found vectors without a name; the program pulls {found}: hand them in by name")
     return {fields[0]: pulled}
 

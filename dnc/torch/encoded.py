@@ -82,13 +82,19 @@ class Encoded:
     pool: StaticPool
 
     def __repr__(self) -> str:
-        modes = ", ".join(self.schedules) or "nothing: it is encoded when it comes"
+        of = {mode: purpose for purpose, taken in PURPOSES.items() for mode in reversed(taken)}
+        modes = ", ".join(of[mode] for mode in self.schedules) or "nothing: it is encoded when it comes"
         return f"<{self.samples} samples of {self.encoder.plan.program.name}, encoded for {modes}>"
 
     @property
-    def sizes(self) -> Mapping[str, Ints]:
+    def counts(self) -> Mapping[str, Ints]:
         """Rows of every sample, by pulled field and by output."""
         return self._count()
+
+    @property
+    def sizes(self) -> dict[str, list[int]]:
+        """The same as `Module.sizes` has it, for torch.split."""
+        return {name: each.tolist() for name, each in self.counts.items()}
 
     def schedule(self, mode: str, pool: StaticPool, words: int, noise: int) -> Schedule | None:
         """The schedule of a mode with some noise, if it is there and suits a pool of so many words."""
@@ -104,7 +110,7 @@ class Encoded:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled without what the encoder has: plan, positions, the numbers of all vertices."""
         light = {mode: schedule.bare() for mode, schedule in self.schedules.items()}
-        rest = (self.batch, self.samples, self.sizes, light, self.noises, self.pool)
+        rest = (self.batch, self.samples, self.counts, light, self.noises, self.pool)
         return _received, (self.encoder.key, *rest)
 
 
@@ -112,7 +118,7 @@ def _received(
     key: str,
     batch: Any,
     samples: int,
-    sizes: Mapping[str, Ints],
+    counts: Mapping[str, Ints],
     schedules: Mapping[str, Schedule],
     noises: Mapping[str, NoiseWords],
     pool: StaticPool,
@@ -122,7 +128,7 @@ def _received(
         raise fail("found a batch whose encoder is gone: keep what `encoder` returned while it is in use")
     plan = encoder.plan
     whole = {mode: attrs.evolve(schedule, plan=plan) for mode, schedule in schedules.items()}
-    return Encoded(encoder, batch, samples, lambda: sizes, whole, noises, pool)
+    return Encoded(encoder, batch, samples, lambda: counts, whole, noises, pool)
 
 
 @attrs.frozen(eq=False)

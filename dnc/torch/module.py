@@ -141,7 +141,7 @@ class Module(nn.Module):
     @in_turn
     def sizes(self, batch: Given = None) -> dict[str, list[int]]:
         """How many rows every sample has, by pulled field and by output: for torch.split."""
-        return {name: each.tolist() for name, each in self._sizes(self._batch(batch, False)).items()}
+        return {name: each.tolist() for name, each in self._counts(self._batch(batch, False)).items()}
 
     @in_turn
     def encoder(self, samples: int, purpose: str = TRAINING) -> BatchEncoder:
@@ -244,16 +244,16 @@ class Module(nn.Module):
             raise fail("a batch holds no samples")
         return distinct(dataset, samples)
 
-    def _sizes(self, data: tuple[Dataset, Ints] | Encoded) -> Mapping[str, Ints]:
+    def _counts(self, data: tuple[Dataset, Ints] | Encoded) -> Mapping[str, Ints]:
         if isinstance(data, Encoded):
-            return data.sizes
+            return data.counts
         dataset, samples = data
         return self._launches.sharing(dataset).counts(samples)
 
     def _check(self, data: tuple[Dataset, Ints] | Encoded, pulled: Pulled) -> dict[str, Tensor]:
         if not self._pulled and pulled is None:
             return {}
-        known = self._sizes(data)
+        known = self._counts(data)
         sizes = {name: known[name] for name in self._pulled}
         return check_pulled(pulled, sizes, self._pulled, self._memory.device)
 

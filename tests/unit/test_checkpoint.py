@@ -85,7 +85,7 @@ def test_weights_by_name(tmp_path):
     [
         ({"V": np.ones((5, 3), np.float32)}, r"V is \[5, 3\], expected \[5, 4\]"),
         ({"v": np.ones((5, 4), np.float32)}, "no parameter is called v; known: E, W, b_w, U, b_u, V, b_v"),
-        ({"V": np.full((5, 4), np.nan, np.float32)}, "V hold numbers that are not finite"),
+        ({"V": np.full((5, 4), np.nan, np.float32)}, "V holds numbers that are not finite"),
         ({"optimizer/V": np.ones((5, 4), np.float32)}, "holds no weights"),
     ],
 )
@@ -118,7 +118,7 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
     save_checkpoint(path, checkpoint())
     before = path.read_bytes()
     broken = {**VALUES, "V": np.full((5, 4), np.nan, np.float32)}
-    with pytest.raises(DiagnosticError, match="V hold numbers that are not finite"):
+    with pytest.raises(DiagnosticError, match="V holds numbers that are not finite"):
         save_checkpoint(path, attrs.evolve(checkpoint(), weights=broken))
     assert path.read_bytes() == before
 
@@ -165,7 +165,7 @@ def test_every_setting_of_every_optimizer_reads_back(tmp_path):
             "no parameter is called optimizer/squares/X",
         ),
         ({"optimizer_state": {"squares": {}, "mean": {}}}, "adagrad keeps no 'mean'"),
-        ({"weights": {**VALUES, "V": np.full((5, 4), np.nan)}}, "V hold numbers that are not finite"),
+        ({"weights": {**VALUES, "V": np.full((5, 4), np.nan)}}, "V holds numbers that are not finite"),
         ({"optimizer_state": {"squares": VALUES}}, "the optimizer's squares hold negative numbers"),
     ],
 )

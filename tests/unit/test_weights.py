@@ -432,7 +432,7 @@ def test_words_as_json_and_from_another_run(command, workplace) -> None:
             "error: cut.toml: parameters.W.gates: 2 parts are wanted, but W has 3 * hidden rows\n",
         ),
         ("m.safetensors", "m.safetensors: nothing for W [12, 4]: no tensor has this name, and the map says"),
-        ("inf.safetensors --map map.toml", "inf.safetensors: E hold numbers that are not finite"),
+        ("inf.safetensors --map map.toml", "inf.safetensors: E holds numbers that are not finite"),
         ("m.safetensors --map map.toml --run-dir build/run", "build/run: lies in the build"),
     ],
 )

@@ -105,44 +105,60 @@ class EarlyLoads:
 
 def unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
     """Cells with a thread per vertex and unit."""
-    _one_unit(tile, early, 0, tile.count, None)
-
-
-def gathered_cells(tile: UnitTile, early: EarlyLoads) -> None:
-    """The same, of vertices for which all threads add up runs of partial sums in front of the cells, some
-    vertices after another. Barriers inside, none at the end."""
-    worker = tile.worker
-    parts = StagedParts(tile, vertices_together(worker, tile.segment, tile.staging.tile))
-    with stride_loop("staged", 0, tile.count, parts.vertices) as begin:
-        count = let("together", smaller(tile.count - begin, parts.vertices))
-        parts.add_up(begin, count)
-        worker.synchronize()
-        _one_unit(tile, early, begin, count, parts)
-        with when(begin + parts.vertices < tile.count):
-            worker.synchronize()
-
-
-def _one_unit(tile: UnitTile, early: EarlyLoads, begin: Expr, count: Expr, parts: StagedParts | None) -> None:
-    """Cells of `count` vertices of a tile from `begin` on. parts: what was added up for them."""
     worker, units = tile.worker.here(), tile.units
-    with stride_loop("cell", worker.thread, count * units, THREADS) as item:
-        number = fixed("number", item // units)
-        vertex = begin + number
-        own = fixed("own", item - number * units)
-        near = tile
-        if parts is not None:
-            access = attrs.evolve(tile.worker.access, gathered=parts.reader(number, own))
-            near = attrs.evolve(tile, worker=attrs.evolve(tile.worker, access=access))
-        cell = _unit_cell(near, vertex, own)
+    with stride_loop("cell", worker.thread, tile.count * units, THREADS) as item:
+        vertex = fixed("vertex", item // units)
+        own = fixed("own", item - vertex * units)
+        cell = _unit_cell(tile, vertex, own)
 
         def body() -> None:
             early.give(cell)
             cell.run()
-            cell.store()
-            _push_states(tile, cell, vertex)
-            stage_deltas(tile, [cell], own, vertex)
+            _end_cell(tile, cell, own, vertex)
 
         inside_or_zeros(tile, cell.unit, body, own, 1, vertex)
+
+
+def gathered_cells(tile: UnitTile, early: EarlyLoads) -> None:
+    """The same, of vertices for which all threads add up runs of partial sums in front of the cells, some
+    vertices after another. What else cells read is under way meanwhile: the first threads have cells, and
+    the last ones runs, while these are few. A thread without a cell loads what one with it does. Barriers
+    inside, none at the end."""
+    worker, units = tile.worker, tile.units
+    parts = StagedParts(tile, vertices_together(worker, tile.segment, tile.staging.tile))
+    with stride_loop("staged", 0, tile.count, parts.vertices) as begin:
+        count = let("together", smaller(tile.count - begin, parts.vertices))
+        parts.add_up(begin, count)
+        here = worker.here()
+        item = fixed(
+            "item", smaller(here.thread, count * units - 1)
+        )  # without a cell: what another one loads
+        number = fixed("number", item // units)
+        vertex, own = begin + number, fixed("own", item - number * units)
+        access = attrs.evolve(worker.access, gathered=parts.reader(number, own))
+        cell = _unit_cell(attrs.evolve(tile, worker=attrs.evolve(worker, access=access)), vertex, own)
+        unit = cell.unit
+        if tile.units_end is not None:
+            cell.unit = fixed("near", smaller(unit, tile.units_end - 1))
+        early.give(cell)
+        finish = cell.start()
+        worker.synchronize()
+
+        def body(finish: Callable[[], None] = finish, cell: UnitCell = cell) -> None:
+            finish()
+            _end_cell(tile, cell, own, vertex)
+
+        with when(here.thread < count * units):
+            inside_or_zeros(tile, unit, body, own, 1, vertex)
+        with when(begin + parts.vertices < tile.count):
+            worker.synchronize()
+
+
+def _end_cell(tile: UnitTile, cell: UnitCell, own: Expr, vertex: Expr) -> None:
+    """Stores and sends what a cell has made."""
+    cell.store()
+    _push_states(tile, cell, vertex)
+    stage_deltas(tile, [cell], own, vertex)
 
 
 def goes_in_pairs(tile: UnitTile) -> bool:

@@ -161,11 +161,13 @@ class QuadPlace:
     near: Expr
 
 
-def quad_places(worker: Worker, staged: StagedRows, item: Expr, together: int) -> list[QuadPlace]:
-    """Those of the quads `item`, `item` + THREADS, ..., `together` of them."""
+def quad_places(
+    worker: Worker, staged: StagedRows, item: Expr, together: int, step: Expr = THREADS
+) -> list[QuadPlace]:
+    """Those of the quads `item`, `item` + step, ..., `together` of them."""
     pieces, places = staged.pieces, []
     for part in range(together):
-        index = fixed("index", item + part * THREADS) if part else item
+        index = fixed("index", item + part * step) if part else item
         vertex = fixed("vertex", index // staged.quads)
         element = fixed("element", (index - vertex * staged.quads) * 4)
         near = let("near", staged.first + smaller(vertex, staged.count - 1))

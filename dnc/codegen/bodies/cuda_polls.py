@@ -16,12 +16,14 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen import sync
+from dnc.codegen.bodies.cuda_ahead import LOOKING
 from dnc.codegen.bodies.cuda_operands import StagedRows, quad_places
+from dnc.codegen.bodies.cuda_runs import cell_warps
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, any_of, both, fixed, let, local, put, quad_at, stride_loop, when, wide
 from dnc.codegen.quads import QUAD
 from dnc.ir import isa
-from dnc.ir.machine import THREADS
+from dnc.ir.machine import LANES, THREADS
 from dnc.ir.plan import Plan, Polled, Segment, unit_share
 from dnc.ir.sent import NOT_YET, most_sums
 
@@ -29,11 +31,21 @@ from dnc.ir.sent import NOT_YET, most_sums
 # polls is in the way of stores: with five, launches of an RNN of 1,152 units took 1,284 us, and 1,116 with
 # barriers and copies.
 MOST_QUADS, TOGETHER = 3, 2
+MOST_BUSY = 3  # warps that have cells while others poll
 
 
 def polled_of(plan: Plan, segment: Segment) -> tuple[Polled, ...]:
     """What the levels of a segment poll: states of a buffer, or partial sums of some."""
     return tuple(polled for polled in plan.polled if polled.segment == segment.name)
+
+
+def busy_warps(worker: Worker, segment: Segment) -> int:
+    """Warps that have the cells of a row of a segment, while others poll operands of the next level; 0 where
+    all wait for each other."""
+    polls_operands = not polled_of(worker.plan, segment)[0].partial
+    ends_with_cells = not (segment.repeated or segment.transposed)
+    busy = cell_warps(worker, segment)
+    return busy if polls_operands and ends_with_cells and busy <= MOST_BUSY else 0
 
 
 def most_polled(worker: Worker, segment: Segment) -> int:
@@ -65,13 +77,14 @@ def unset(worker: Worker) -> None:
 @attrs.frozen(eq=False)
 class Awaited:
     """What a level polls, of `most` rows at most. waiter: who waits. give_up: what a thread says that waited
-    in vain."""
+    in vain. busy: `busy_warps`."""
 
     worker: Worker
     polled: tuple[Polled, ...]
     most: int
     waiter: Callable[[], sync.Waiter]
     give_up: Callable[[], None]
+    busy: int
 
     def by_data(self, rows: Expr) -> Expr:
         """Whether a level of so many rows polls: the same for all workers."""
@@ -100,15 +113,20 @@ class Awaited:
         """Reads operands as `start_quads` copies them."""
         failed = local("failed", "int32", 0)
         total = let("quads", staged.rows * staged.quads)
-        with stride_loop("item", worker.thread, total, THREADS * TOGETHER) as item:
-            places = quad_places(worker, staged, item, TOGETHER)
+        own, threads = worker.thread, THREADS
+        if self.busy:  # a row is polled by those that neither have cells of the last one nor look ahead
+            own = T.bitwise_and(own - self.busy * LANES, THREADS - 1)
+            threads = fixed("pollers", T.Select(staged.rows <= 1, (LOOKING - self.busy) * LANES, THREADS))
+        begin = T.Select(own < threads, own, total) if self.busy else own
+        with stride_loop("item", begin, total, threads * TOGETHER) as item:
+            places = quad_places(worker, staged, item, TOGETHER, threads)
             read = local("read", "float32", T.float32(0.0), QUAD * TOGETHER)
             parts = [[read[QUAD * part + i] for i in range(QUAD)] for part in range(TOGETHER)]
             for part, (place, values) in enumerate(zip(places, parts, strict=True)):
-                with when(item + part * THREADS < total):
+                with when(item + part * threads < total):
                     T.evaluate(cuda.LOAD4_RELAXED(T.address_of(worker.pool[place.source]), *values))
             for part, (place, values) in enumerate(zip(places, parts, strict=True)):
-                with when(item + part * THREADS < total):
+                with when(item + part * threads < total):
                     source, waits = T.address_of(worker.pool[place.source]), self._are_awaited(place.source)
                     vain = sync.arrived(source, T.cast(waits, "int32"), values, self.waiter())
                     put(failed, 0, T.bitwise_or(failed[0], vain))

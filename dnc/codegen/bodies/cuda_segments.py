@@ -179,6 +179,7 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
     staging = choose_staging(worker, segment)
     whole, rest = repeated_parts(segment)
     size = staging.tile
+    polls_ahead = _polls_ahead(worker)
     with stride_loop("tile", 0, rows, size) as begin:
         first = let("first", row + begin)
         count = let("count", smaller(rows - begin, size))
@@ -190,14 +191,24 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
         ahead = _starts_ahead(tile)
         # A tile's operands are under way, but for those of the first one whose words are near.
         started = T.bitwise_and(begin, near_rows(worker.plan) - 1) > 0 if ahead else None
+        if polls_ahead:
+            _look(worker, begin)
         _products(tile, (early,), started)
-        _look(worker, begin)
+        if not polls_ahead:
+            _look(worker, begin)
         if ahead:
             _start_next(tile, begin + size, rows)
         many = size % 4 == 0 and size * tile.units > ROUNDS * THREADS
         _cells(tile, early, many and fits_quads(rest, tile.units))
-        worker.synchronize()
+        # Warps without cells may go on to the next level, and stage beside the sums that cells read.
+        with when(begin + size < rows) if polls_ahead else nullcontext():
+            worker.synchronize()
         _transposed(tile, begin, rows)
+
+
+def _polls_ahead(worker: Worker) -> bool:
+    """Whether operands of a level are polled while cells of the level before are under way."""
+    return worker.awaits is not None and worker.awaits.busy > 0
 
 
 def _repeat(tile: UnitTile, whole: Segment, staging: Staging, early: EarlyLoads) -> UnitTile:
@@ -388,16 +399,19 @@ def _products(tile: UnitTile, early: tuple[EarlyLoads, ...], started: Expr | Non
     """Sums of all products of the segment, for several vertices at a time where tiles are large. started:
     whether operands are under way; None: never."""
     first = tile.segment.products[0].pieces if tile.segment.products else ()
-    group = _group(tile)
+    group, behind = _group(tile), _polls_ahead(tile.worker)
+
+    def start() -> None:
+        for loads in early:
+            loads.start()
 
     def stage(pieces: tuple[Piece, ...]) -> None:
-        def meanwhile() -> None:
-            for loads in early if pieces == first else ():
-                loads.start()
-
+        meanwhile = start if pieces == first and not behind else None
         stage_operand(tile.worker, pieces, tile.first, tile.count, group, 0, meanwhile, started)
 
     def multiply(product: Product) -> None:
+        if behind:  # the barrier before is that behind the cells of the last level, whose values these read
+            start()
         if tile.placement(product).residency == REGISTER:
             forward_resident(tile, product)
         else:

@@ -9,7 +9,7 @@ known; rows and words agree in number.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -64,7 +64,17 @@ def read_vocabularies(
                 f"the vocabulary of '{name}' has {made.size:,} entries; the build has {dimension.size:,}"
             )
         found[name] = made
+    _check_unknown(unknown, [found[name] for name in given if name in tokens])
     return found
+
+
+def _check_unknown(unknown: str, given: Sequence[Vocabulary]) -> None:
+    """DiagnosticError if a word was named that no words which were given have."""
+    if unknown != UNKNOWN and given and not any(each.unknown for each in given):
+        known = [word for each in given for word in each.words or ()]
+        where = names(each.dimension for each in given)
+        hint = suggestion(unknown, known)
+        raise fail(f"'{unknown}', which is to stand for all others, is not among the words of {where}{hint}")
 
 
 def token_dimensions(program: Program) -> set[str]:

@@ -306,7 +306,7 @@ def test_mistakes(tmp_path):
     with pytest.raises(DiagnosticError, match="parameter U is None, expected"):
         net.U = None
         net([1])
-    assert repr(encode([1])) == "<1 samples of TreeLSTM, encoded for train>"
+    assert repr(encode([1])) == "<1 samples of TreeLSTM, encoded for training>"
     assert repr(encode) == "<encoder of batches of TreeLSTM>"
     sent = pickle.dumps(encode([1]))
     del encode
