@@ -76,10 +76,11 @@ class Access:
     added: whether the runs of reduced buffers were added up, where that is known. near: what of the lists is
     nearer than the schedule. arrived: whether the partial slot at an address, and
     with an offset, is nearer than the pool, and then the reader of element i of a run. add_runs: adds up
-    what a reader finds in every run, where several threads do that together. gathered: reads the sum of the
-    partial slots of a row, all their runs, where this was made before. repeated: the reader
-    of a repeated value in a row, where there are such. runs_together: of many, whose loads are under way
-    together. publish: writes an element, or four, that others poll. polls: waits for runs of polled sums.
+    what a reader finds in every run, where several threads do that together. gathered, alone: read the
+    sum of a row's partial slots, all their runs, and its only plain slot, where they are there already.
+    repeated: the reader of a repeated value in a row, where there are such. runs_together: of many, whose
+    loads are under way together. publish: writes an element, or four, that others poll. polls: waits for
+    runs of polled sums.
     """
 
     plan: Plan
@@ -95,6 +96,7 @@ class Access:
     arrived: Callable[[Expr, int], tuple[Expr, Callable[[Expr, Expr], Expr]]] | None = None
     add_runs: Callable[[Runs], Expr] | None = None
     gathered: Callable[[SlotsAddress], Expr] | None = None
+    alone: Callable[[SlotsAddress], Expr | None] | None = None
     repeated: Callable[[RepeatedAddress, Expr], Callable[[Expr], Expr]] | None = None
     publish: Callable[[Expr, Sequence[Expr]], None] | None = None
     polls: PollRuns | None = None

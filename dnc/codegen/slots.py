@@ -84,9 +84,7 @@ class SlotsReader:
         # Threads that add up runs together, or poll them, wait: first other loads start, sums come behind.
         waited = (self.access.add_runs, self.access.gathered, self.access.polls)
         apart = partial if any(way is not None for way in waited) else None
-        single = {
-            name: self._single(head, i, name == partial) for name, head in self.heads.items() if name != apart
-        }
+        single = {name: self._only(name, i) for name in self.heads if name != apart}
 
         def add_up() -> Expr:
             total = local("total", *floats(0.0, i))
@@ -100,6 +98,18 @@ class SlotsReader:
             return let("summed", total[0])
 
         return add_up
+
+    def plain(self, i: Expr) -> Expr:
+        """The only plain slot, under way: zeros where there is none or more than one."""
+        assert self.address.plain is not None
+        head = self.heads[self.address.plain]
+        return self._if_single(head, wide(let("place", -1 - head)) * 4 + self.address.offset, i)
+
+    def _only(self, name: str, i: Expr) -> Expr:
+        """The only slot of a list, which may be there already."""
+        partial, alone = name == self.address.partial, self.access.alone
+        there = alone(self.address) if alone is not None and not partial else None
+        return self._single(self.heads[name], i, partial) if there is None else there
 
     def _partial(self, head: Expr, i: Expr) -> Expr:
         """The sum of a list's partial slots, whose runs were, or are, added up together."""
@@ -117,9 +127,7 @@ class SlotsReader:
         total = local("single", *floats(0.0, i))
 
         def read(place: Expr) -> Expr:
-            at = place + (i if lanes(i) == 1 else i.base)
-            source = T.Select(head < 0, at, T.int64(0))
-            return self.access.pool[source if lanes(i) == 1 else quad_at(source)]
+            return self._if_single(head, place, i)
 
         def add(place: Expr) -> None:
             put(total, 0, total[0] + read(place))
@@ -136,6 +144,12 @@ class SlotsReader:
         else:
             add(at)
         return total[0]
+
+    def _if_single(self, head: Expr, place: Expr, i: Expr) -> Expr:
+        """Element i of what lies at a place; zeros where a list has not one slot."""
+        at = place + (i if lanes(i) == 1 else i.base)
+        source = T.Select(head < 0, at, T.int64(0))
+        return self.access.pool[source if lanes(i) == 1 else quad_at(source)]
 
     def _several(self, total: Any, head: Expr, i: Expr, partial: bool) -> None:
         """Adds the slots of a list that stands elsewhere in the schedule."""

@@ -76,6 +76,11 @@ CASES: dict[str, Case] = {
         {"hidden": 38, "embed": 24, "vocab": 11},
         {"cluster": 0, "workers": 18, "residency": "shared"},
     ),
+    "cells that read little beside runs of many workers": (
+        "../benchmarks/applications/rnn",
+        {"hidden": 72, "embed": 24},
+        {"cluster": 0, "workers": 18},
+    ),
     "weights in registers and shared memory": (
         "treelstm",
         {"hidden": 38, "embed": 24, "vocab": 11},

@@ -111,6 +111,12 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "treelstm-512-split": ("treelstm", {"hidden": 512, "embed": 512}, PlanOptions()),
     "treelstm-split": ("treelstm", {"hidden": 150, "embed": 20}, PlanOptions(batch=1, registers=20)),
     "childsum-split": ("childsum", {"hidden": 72, "embed": 20}, PlanOptions(batch=1, registers=4)),
+    # Operands that are polled while others have cells, which read little beside their runs.
+    "rnn-runs": (
+        "../benchmarks/applications/rnn",
+        {"hidden": 150, "embed": 20},
+        PlanOptions(cluster=0, workers=33),
+    ),
     # Partial sums that a cluster adds up, of vertices with several parents.
     "td_lstm-tf32x3": (
         "td_lstm",

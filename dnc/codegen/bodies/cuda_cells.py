@@ -18,14 +18,30 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_operands import NARROW
-from dnc.codegen.bodies.cuda_runs import StagedParts, shares_runs, sharing, vertices_together
+from dnc.codegen.bodies.cuda_runs import (
+    StagedParts,
+    shares_runs,
+    sharing,
+    vertices_together,
+)
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
 from dnc.codegen.cells import Started, UnitCell, tensor
 from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, store_four, stride_loop, when
 from dnc.codegen.quads import QUAD, UnitQuad
+from dnc.codegen.slots import SlotsReader
 from dnc.ir.cell import Value
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import BufferAddress, ChildrenAddress, GatherAddress, Load, ParameterAddress, Plan, Segment
+from dnc.ir.plan import (
+    Address,
+    BufferAddress,
+    ChildrenAddress,
+    GatherAddress,
+    Load,
+    ParameterAddress,
+    Plan,
+    Segment,
+    SlotsAddress,
+)
 from dnc.ir.repeated import staged_operand
 from dnc.ir.sent import MOST_CELLS
 
@@ -47,13 +63,29 @@ def early_loads(plan: Plan, segment: Segment) -> list[Load]:
     return chosen
 
 
+def _plain_slots(segment: Segment) -> list[SlotsAddress]:
+    """Where cells read plain slots, an element for every unit."""
+    addresses = [load.address for load in segment.loads if tensor(load.value).size == segment.units]
+    return [at for at in dict.fromkeys(addresses) if isinstance(at, SlotsAddress) and at.plain is not None]
+
+
+def _are_all(segment: Segment, early: Sequence[Address]) -> bool:
+    """Whether cells read nothing else, but vectors of parameters, and runs of partial sums."""
+
+    def is_other(address: Address) -> bool:
+        runs_alone = isinstance(address, SlotsAddress) and address.plain is None
+        return not (address in early or runs_alone or isinstance(address, ParameterAddress))
+
+    return not any(is_other(load.address) for load in segment.loads)
+
+
 def _gates(segment: Segment, load: Load) -> int:
     return max(1, tensor(load.value).size // segment.units)
 
 
 class EarlyLoads:
     """What the cells of a few vertices load through lists, or a little of their own rows: under way
-    during the products.
+    during the products, or while runs of partial sums come; then with the plain slots beside these.
 
     All loads would take more registers than there are. A thread without a cell loads what one with it
     does, and throws it away.
@@ -63,12 +95,19 @@ class EarlyLoads:
         """Emits where they read, so that this is known when `start` comes. most: so many vertices leave every
         thread one cell at most."""
         self.held: dict[Value, Any] = {}
+        self.slots: dict[SlotsAddress, Any] = {}
         self.started = False
         segment, units = tile.segment, tile.units
         chosen = [load for load in early_loads(tile.worker.plan, segment) if not _is_staged(tile, load)]
-        if not segment.products or not chosen or most * units > THREADS:
+        by_parts = vertices_together(tile.worker, segment, tile.staging.tile) > 0
+        if not (segment.products or by_parts) or not chosen or most * units > THREADS:
             return
-        if shares_runs(tile.worker, segment):
+        if by_parts:
+            plain = _plain_slots(segment)
+            if not _are_all(segment, [*(load.address for load in chosen), *plain]):
+                return  # cells would wait for the others all the same
+            self.slots = {at: local("alone", "float32", T.float32(0.0)) for at in plain}
+        elif shares_runs(tile.worker, segment):
             return  # other threads have the cells
         for load in chosen:
             self.held[load.value] = local("early", "float32", T.float32(0.0), _gates(segment, load))
@@ -79,86 +118,87 @@ class EarlyLoads:
         if units * tile.worker.workers > segment.units:
             cell = attrs.evolve(cell, unit=let("near", smaller(cell.unit, segment.units - 1)), values={})
         self._reads = {load.value: cell.load(load) for load in chosen}
+        self._slots = {address: cell.access.slots(address, cell.row) for address in self.slots}
+        self._unit = cell.unit
 
     def start(self) -> None:
         """Emits the loads, once."""
         if self.held and not self.started:
             self.started = True
             with when(self.few):
-                self._keep(self._reads)
+                self._keep(self._reads, self._slots, self._unit)
 
-    def _keep(self, reads: Mapping[Value, Callable[[], Started]]) -> None:
+    def _keep(
+        self,
+        reads: Mapping[Value, Callable[[], Started]],
+        slots: Mapping[SlotsAddress, SlotsReader],
+        unit: Expr,
+    ) -> None:
+        for address, reader in slots.items():
+            put(self.slots[address], 0, reader.plain(unit))
         for value, start in reads.items():
             for gate, found in enumerate(start()()):
                 put(self.held[value], gate, found)
+
+    def alone(self, address: SlotsAddress) -> Expr | None:
+        """The only plain slot, in a cell that was given what is loaded, if that is there."""
+        return self.slots[address][0] if address in self.slots else None
 
     def give(self, cell: UnitCell) -> None:
         """Loads what is not there yet, and hands it to the cell."""
         if self.held:
             with when(tirx.Not(self.few)):
-                self._keep(
-                    {load.value: cell.load(load) for load in cell.segment.loads if load.value in self.held}
-                )
+                reads = {
+                    load.value: cell.load(load) for load in cell.segment.loads if load.value in self.held
+                }
+                slots = {address: cell.access.slots(address, cell.row) for address in self.slots}
+                self._keep(reads, slots, cell.unit)
             for value, held in self.held.items():
                 cell.values[value] = [held[gate] for gate in range(cell.gates(value))]
 
 
 def unit_cells(tile: UnitTile, early: EarlyLoads) -> None:
     """Cells with a thread per vertex and unit."""
-    worker, units = tile.worker.here(), tile.units
-    with stride_loop("cell", worker.thread, tile.count * units, THREADS) as item:
-        vertex = fixed("vertex", item // units)
-        own = fixed("own", item - vertex * units)
-        cell = _unit_cell(tile, vertex, own)
-
-        def body() -> None:
-            early.give(cell)
-            cell.run()
-            _end_cell(tile, cell, own, vertex)
-
-        inside_or_zeros(tile, cell.unit, body, own, 1, vertex)
+    _one_unit(tile, early, 0, tile.count, None)
 
 
 def gathered_cells(tile: UnitTile, early: EarlyLoads) -> None:
     """The same, of vertices for which all threads add up runs of partial sums in front of the cells, some
-    vertices after another. What else cells read is under way meanwhile: the first threads have cells, and
-    the last ones runs, while these are few. A thread without a cell loads what one with it does. Barriers
-    inside, none at the end."""
-    worker, units = tile.worker, tile.units
+    vertices after another. Barriers inside, none at the end."""
+    worker = tile.worker
     parts = StagedParts(tile, vertices_together(worker, tile.segment, tile.staging.tile))
+    early.start()
     with stride_loop("staged", 0, tile.count, parts.vertices) as begin:
         count = let("together", smaller(tile.count - begin, parts.vertices))
         parts.add_up(begin, count)
-        here = worker.here()
-        item = fixed(
-            "item", smaller(here.thread, count * units - 1)
-        )  # without a cell: what another one loads
-        number = fixed("number", item // units)
-        vertex, own = begin + number, fixed("own", item - number * units)
-        access = attrs.evolve(worker.access, gathered=parts.reader(number, own))
-        cell = _unit_cell(attrs.evolve(tile, worker=attrs.evolve(worker, access=access)), vertex, own)
-        unit = cell.unit
-        if tile.units_end is not None:
-            cell.unit = fixed("near", smaller(unit, tile.units_end - 1))
-        early.give(cell)
-        finish = cell.start()
         worker.synchronize()
-
-        def body(finish: Callable[[], None] = finish, cell: UnitCell = cell) -> None:
-            finish()
-            _end_cell(tile, cell, own, vertex)
-
-        with when(here.thread < count * units):
-            inside_or_zeros(tile, unit, body, own, 1, vertex)
+        _one_unit(tile, early, begin, count, parts)
         with when(begin + parts.vertices < tile.count):
             worker.synchronize()
 
 
-def _end_cell(tile: UnitTile, cell: UnitCell, own: Expr, vertex: Expr) -> None:
-    """Stores and sends what a cell has made."""
-    cell.store()
-    _push_states(tile, cell, vertex)
-    stage_deltas(tile, [cell], own, vertex)
+def _one_unit(tile: UnitTile, early: EarlyLoads, begin: Expr, count: Expr, parts: StagedParts | None) -> None:
+    """Cells of `count` vertices of a tile from `begin` on. parts: what was added up for them."""
+    worker, units = tile.worker.here(), tile.units
+    with stride_loop("cell", worker.thread, count * units, THREADS) as item:
+        number = fixed("number", item // units)
+        vertex = begin + number
+        own = fixed("own", item - number * units)
+        near = tile
+        if parts is not None:
+            gathered = parts.reader(number, own)
+            access = attrs.evolve(tile.worker.access, gathered=gathered, alone=early.alone)
+            near = attrs.evolve(tile, worker=attrs.evolve(tile.worker, access=access))
+        cell = _unit_cell(near, vertex, own)
+
+        def body() -> None:
+            early.give(cell)
+            cell.run()
+            cell.store()
+            _push_states(tile, cell, vertex)
+            stage_deltas(tile, [cell], own, vertex)
+
+        inside_or_zeros(tile, cell.unit, body, own, 1, vertex)
 
 
 def goes_in_pairs(tile: UnitTile) -> bool:

@@ -57,13 +57,11 @@ def is_partial(plan: Plan, address: Address) -> bool:
 
 
 def vertices_together(worker: Worker, segment: Segment, tile: int) -> int:
-    """Vertices of a tile whose parts are staged together, so few that a thread has one cell; 0 if a thread
-    has all runs of a unit."""
+    """Vertices of a tile whose parts are staged together: a few; 0 if a thread has all runs of a unit."""
     addresses, parts = slots_of_runs(worker, segment), parts_of(worker.workers)
     if parts == 1 or not addresses or (parts <= FEW_PARTS and not worker.crowded):
         return 0
-    cells = THREADS // unit_share(segment.units, worker.workers)
-    return min(tile, cells, max(NARROW, MOST_STAGED // _words(worker, segment)))
+    return min(tile, max(NARROW, MOST_STAGED // _words(worker, segment)))
 
 
 def staged_words(worker: Worker, segment: Segment, tile: int) -> int:
@@ -91,14 +89,12 @@ class StagedParts:
     vertices: int
 
     def add_up(self, begin: Expr, count: Expr) -> None:
-        """For vertices from `begin` on: a thread has a part of a unit's runs, one slot after another. Those
-        that have the cells of a vertex come last."""
+        """For the vertices from `begin` on: a thread has a part of a unit's runs, one slot after another."""
         tile, worker = self.tile, self.tile.worker.here()
-        thread = T.bitwise_and(worker.thread - cell_warps(worker, tile.segment) * LANES, THREADS - 1)
         units, parts, last = tile.units, parts_of(worker.workers), tile.segment.units - 1
         for number, address in enumerate(slots_of_runs(worker, tile.segment)):
             assert address.partial is not None
-            with stride_loop("item", thread, count * (units * parts), THREADS) as item:
+            with stride_loop("item", worker.thread, count * (units * parts), THREADS) as item:
                 group = fixed("group", item // units)
                 unit = fixed("unit", smaller(tile.first_unit + (item - group * units), last))
                 vertex = fixed("vertex", group // parts)
