@@ -162,7 +162,7 @@ class QuadPlace:
 
 
 def quad_places(
-    worker: Worker, staged: StagedRows, item: Expr, together: int, step: Expr = THREADS
+    worker: Worker, staged: StagedRows, item: Expr, together: int, step: int = THREADS
 ) -> list[QuadPlace]:
     """Those of the quads `item`, `item` + step, ..., `together` of them."""
     pieces, places = staged.pieces, []

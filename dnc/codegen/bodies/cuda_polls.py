@@ -113,11 +113,10 @@ class Awaited:
         """Reads operands as `start_quads` copies them."""
         failed = local("failed", "int32", 0)
         total = let("quads", staged.rows * staged.quads)
-        own, threads = worker.thread, THREADS
-        if self.busy:  # a row is polled by those that neither have cells of the last one nor look ahead
-            own = T.bitwise_and(own - self.busy * LANES, THREADS - 1)
-            threads = fixed("pollers", T.Select(staged.rows <= 1, (LOOKING - self.busy) * LANES, THREADS))
-        begin = T.Select(own < threads, own, total) if self.busy else own
+        begin, threads = worker.thread, THREADS
+        if self.busy:  # warps that neither have cells of the level before nor look ahead
+            own, threads = worker.thread - self.busy * LANES, (LOOKING - self.busy) * LANES
+            begin = T.Select(both(own >= 0, own < threads), own, total)
         with stride_loop("item", begin, total, threads * TOGETHER) as item:
             places = quad_places(worker, staged, item, TOGETHER, threads)
             read = local("read", "float32", T.float32(0.0), QUAD * TOGETHER)

@@ -61,6 +61,7 @@ from dnc.ir.plan import (
     REGISTER,
     SHARED,
     STREAMED,
+    GatherAddress,
     Piece,
     Product,
     RepeatedAddress,
@@ -399,7 +400,8 @@ def _products(tile: UnitTile, early: tuple[EarlyLoads, ...], started: Expr | Non
     """Sums of all products of the segment, for several vertices at a time where tiles are large. started:
     whether operands are under way; None: never."""
     first = tile.segment.products[0].pieces if tile.segment.products else ()
-    group, behind = _group(tile), _polls_ahead(tile.worker)
+    through_lists = any(isinstance(load.address, GatherAddress) for load in tile.segment.loads)
+    group, behind = _group(tile), _polls_ahead(tile.worker) and through_lists
 
     def start() -> None:
         for loads in early:
