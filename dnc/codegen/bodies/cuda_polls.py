@@ -24,7 +24,7 @@ from dnc.codegen.emit import Expr, any_of, both, fixed, let, local, put, quad_at
 from dnc.codegen.quads import QUAD
 from dnc.ir import isa
 from dnc.ir.machine import LANES, THREADS
-from dnc.ir.plan import Plan, Polled, Segment, unit_share
+from dnc.ir.plan import ChildrenAddress, GatherAddress, Plan, Polled, Segment, unit_share
 from dnc.ir.sent import NOT_YET, most_sums
 
 # Quads of operands of a level that polls, a thread, and how many of these are under way together. Whoever
@@ -41,11 +41,12 @@ def polled_of(plan: Plan, segment: Segment) -> tuple[Polled, ...]:
 
 def busy_warps(worker: Worker, segment: Segment) -> int:
     """Warps that have the cells of a row of a segment, while others poll operands of the next level; 0 where
-    all wait for each other."""
+    all wait for each other, as what cells read through lists other threads wrote in the level before."""
     polls_operands = not polled_of(worker.plan, segment)[0].partial
     ends_with_cells = not (segment.repeated or segment.transposed)
+    alone = not any(isinstance(load.address, GatherAddress | ChildrenAddress) for load in segment.loads)
     busy = cell_warps(worker, segment)
-    return busy if polls_operands and ends_with_cells and busy <= MOST_BUSY else 0
+    return busy if polls_operands and ends_with_cells and alone and busy <= MOST_BUSY else 0
 
 
 def most_polled(worker: Worker, segment: Segment) -> int:

@@ -61,7 +61,6 @@ from dnc.ir.plan import (
     REGISTER,
     SHARED,
     STREAMED,
-    GatherAddress,
     Piece,
     Product,
     RepeatedAddress,
@@ -180,7 +179,7 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
     staging = choose_staging(worker, segment)
     whole, rest = repeated_parts(segment)
     size = staging.tile
-    polls_ahead = _polls_ahead(worker)
+    polls_ahead = worker.awaits is not None and worker.awaits.busy > 0
     with stride_loop("tile", 0, rows, size) as begin:
         first = let("first", row + begin)
         count = let("count", smaller(rows - begin, size))
@@ -205,11 +204,6 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
         with when(begin + size < rows) if polls_ahead else nullcontext():
             worker.synchronize()
         _transposed(tile, begin, rows)
-
-
-def _polls_ahead(worker: Worker) -> bool:
-    """Whether operands of a level are polled while cells of the level before are under way."""
-    return worker.awaits is not None and worker.awaits.busy > 0
 
 
 def _repeat(tile: UnitTile, whole: Segment, staging: Staging, early: EarlyLoads) -> UnitTile:
@@ -400,20 +394,16 @@ def _products(tile: UnitTile, early: tuple[EarlyLoads, ...], started: Expr | Non
     """Sums of all products of the segment, for several vertices at a time where tiles are large. started:
     whether operands are under way; None: never."""
     first = tile.segment.products[0].pieces if tile.segment.products else ()
-    through_lists = any(isinstance(load.address, GatherAddress) for load in tile.segment.loads)
-    group, behind = _group(tile), _polls_ahead(tile.worker) and through_lists
-
-    def start() -> None:
-        for loads in early:
-            loads.start()
+    group = _group(tile)
 
     def stage(pieces: tuple[Piece, ...]) -> None:
-        meanwhile = start if pieces == first and not behind else None
+        def meanwhile() -> None:
+            for loads in early if pieces == first else ():
+                loads.start()
+
         stage_operand(tile.worker, pieces, tile.first, tile.count, group, 0, meanwhile, started)
 
     def multiply(product: Product) -> None:
-        if behind:  # the barrier before is that behind the cells of the last level, whose values these read
-            start()
         if tile.placement(product).residency == REGISTER:
             forward_resident(tile, product)
         else:
