@@ -185,6 +185,10 @@ def test_command_line(command, workplace):
     assert "#target-2" in page.links and "The product" not in page.text
     text = command("explain build --memory 0.001").out
     assert "largest batch in 0.0 GiB: " in text and "a made-up sample: " in text
+    assert (
+        "reach" not in text
+        and " such samples (addresses reach 32 GiB)" in command("explain build --memory 80").out
+    )
 
 
 @pytest.mark.parametrize(

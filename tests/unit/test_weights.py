@@ -410,6 +410,10 @@ def test_words_as_json_and_from_another_run(command, workplace) -> None:
             "twice.txt: 'a' is in it more than once",
         ),
         (
+            "m.safetensors --vocabulary vocab=one.txt --unknown UKN",
+            "'UKN', which is to stand for all others, is not among the words of 'vocab'; did you mean 'UNK'?",
+        ),
+        (
             "m.safetensors --vocabulary vocab=two.json --unknown a",
             "two.json: holds '<unk>' beside 'a', and only one can stand for all others",
         ),
@@ -443,6 +447,7 @@ def test_mistakes_on_the_command_line(command, workplace, arguments: str, messag
     save_file({"U": np.zeros((20, 8), np.float32)}, "rest.safetensors")
     Path("empty.txt").write_text("")
     Path("twice.txt").write_text("a\nb\na\n")
+    Path("one.txt").write_text("bad\nUNK\ngood\n")
     Path("gap.json").write_text('{"a": 0, "b": 2}')
     Path("no.json").write_text("3")
     Path("cut.toml").write_text('[parameters]\nW = { from = "W", gates = "o i -> i o" }\n')

@@ -249,7 +249,7 @@ def test_samples_that_repeat(name, tmp_path):
         assert_same_bits(learned(net, each, pulled), expected)
     shuffled = [[0, 1], batch, [2, 3], [1, 0]]
     for each, encoded in zip(shuffled, net.batches(shuffled), strict=True):
-        assert net.sizes(encoded) == net.sizes(each)
+        assert encoded.sizes == net.sizes(encoded) == net.sizes(each)
     assert_same_bits(net.predict(batch, pulled), net.predict(samples, pulled))
 
 

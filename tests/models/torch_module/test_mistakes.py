@@ -73,6 +73,9 @@ def test_wrong_modules(tmp_path):
         dnc.torch.Module(tmp_path / "none")
     with pytest.raises(DiagnosticError, match="has no kernels for a GPU"):
         dnc.torch.Module(tmp_path / "build", device="cuda")
+    net = dnc.torch.Module(tmp_path / "build", [{"word": "good", "label": 3}], device="vm")
+    with pytest.raises(DiagnosticError, match="found vectors to pull; the program pulls none"):
+        net([0], torch.zeros(1, 4))
     text = "model M\nstruct A = A(x: pulled<2>)\nparam {}: [2, 2]\npush y = {} @ root.x\n"
     (tmp_path / "m.dn").write_text(text.format("training", "training"))
     compile_model(tmp_path / "m.dn", tmp_path / "m", ("cpu",))
