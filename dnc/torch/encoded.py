@@ -82,7 +82,7 @@ class Encoded:
     pool: StaticPool
 
     def __repr__(self) -> str:
-        of = {mode: purpose for purpose, taken in PURPOSES.items() for mode in reversed(taken)}
+        of = {taken[-1]: purpose for purpose, taken in PURPOSES.items()}
         modes = ", ".join(of[mode] for mode in self.schedules) or "nothing: it is encoded when it comes"
         return f"<{self.samples} samples of {self.encoder.plan.program.name}, encoded for {modes}>"
 

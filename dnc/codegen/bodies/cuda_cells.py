@@ -18,12 +18,7 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_operands import NARROW
-from dnc.codegen.bodies.cuda_runs import (
-    StagedParts,
-    shares_runs,
-    sharing,
-    vertices_together,
-)
+from dnc.codegen.bodies.cuda_runs import StagedParts, shares_runs, sharing, vertices_together
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
 from dnc.codegen.cells import Started, UnitCell, tensor
 from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, store_four, stride_loop, when
