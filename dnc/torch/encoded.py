@@ -66,6 +66,11 @@ class Room(Protocol):
         """Makes room for what does not fit, if it can."""
 
 
+def as_lists(counts: Mapping[str, Ints]) -> dict[str, list[int]]:
+    """Rows of every sample, by field or output, for torch.split."""
+    return {name: each.tolist() for name, each in counts.items()}
+
+
 @attrs.frozen(eq=False, repr=False)
 class Encoded:
     """A batch with its schedules by mode, for one layout of the pool; the schedules may be missing.
@@ -94,7 +99,7 @@ class Encoded:
     @property
     def sizes(self) -> dict[str, list[int]]:
         """The same as `Module.sizes` has it, for torch.split."""
-        return {name: each.tolist() for name, each in self.counts.items()}
+        return as_lists(self.counts)
 
     def schedule(self, mode: str, pool: StaticPool, words: int, noise: int) -> Schedule | None:
         """The schedule of a mode with some noise, if it is there and suits a pool of so many words."""

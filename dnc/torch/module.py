@@ -32,7 +32,7 @@ from dnc.runtime.phases import PREDICT
 from dnc.torch import memory
 from dnc.torch.arguments import Pulled, check_pulled
 from dnc.torch.autograd import LOSS, Batch, Call
-from dnc.torch.encoded import PREDICTION, PURPOSES, TRAINING, VALUES, BatchEncoder, Encoded
+from dnc.torch.encoded import PREDICTION, PURPOSES, TRAINING, VALUES, BatchEncoder, Encoded, as_lists
 from dnc.torch.launches import BatchOf, Launches
 from dnc.torch.memory import Memory
 
@@ -141,7 +141,7 @@ class Module(nn.Module):
     @in_turn
     def sizes(self, batch: Given = None) -> dict[str, list[int]]:
         """How many rows every sample has, by pulled field and by output: for torch.split."""
-        return {name: each.tolist() for name, each in self._counts(self._batch(batch, False)).items()}
+        return as_lists(self._counts(self._batch(batch, False)))
 
     @in_turn
     def encoder(self, samples: int, purpose: str = TRAINING) -> BatchEncoder:

@@ -8,10 +8,10 @@ runs of partial sums, several lanes have the same one (`cuda_runs.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 from tvm import tirx
@@ -23,7 +23,6 @@ from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
 from dnc.codegen.cells import Started, UnitCell, tensor
 from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, store_four, stride_loop, when
 from dnc.codegen.quads import QUAD, UnitQuad
-from dnc.codegen.slots import SlotsReader
 from dnc.ir.cell import Value
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import (
@@ -78,6 +77,10 @@ def _gates(segment: Segment, load: Load) -> int:
     return max(1, tensor(load.value).size // segment.units)
 
 
+# By value, or by where plain slots are: emits the reads, and its answer what is read, gate by gate.
+_Reads: TypeAlias = dict[Value | SlotsAddress, Callable[[], Started]]
+
+
 class EarlyLoads:
     """What the cells of a few vertices load through lists, or a little of their own rows: under way
     during the products, or while runs of partial sums come; then with the plain slots beside these.
@@ -89,21 +92,21 @@ class EarlyLoads:
     def __init__(self, tile: UnitTile, most: int = NARROW) -> None:
         """Emits where they read, so that this is known when `start` comes. most: so many vertices leave every
         thread one cell at most."""
-        self.held: dict[Value, Any] = {}
-        self.slots: dict[SlotsAddress, Any] = {}
+        self.held: dict[Value | SlotsAddress, Any] = {}
         self.started = False
-        segment, units = tile.segment, tile.units
+        segment, units, plain = tile.segment, tile.units, list[SlotsAddress]()
         chosen = [load for load in early_loads(tile.worker.plan, segment) if not _is_staged(tile, load)]
-        by_parts = vertices_together(tile.worker, segment, tile.staging.tile) > 0
-        if not (segment.products or by_parts) or not chosen or most * units > THREADS:
+        if not chosen or most * units > THREADS:
             return
-        if by_parts:
+        if not segment.products:
             plain = _plain_slots(segment)
-            if not _are_all(segment, [*(load.address for load in chosen), *plain]):
-                return  # cells would wait for the others all the same
-            self.slots = {at: local("alone", "float32", T.float32(0.0)) for at in plain}
+            by_parts = vertices_together(tile.worker, segment, tile.staging.tile) > 0
+            if not by_parts or not _are_all(segment, [*(load.address for load in chosen), *plain]):
+                return  # cells wait for nothing, or for the others all the same
         elif shares_runs(tile.worker, segment):
             return  # other threads have the cells
+        for address in plain:
+            self.held[address] = local("alone", "float32", T.float32(0.0))
         for load in chosen:
             self.held[load.value] = local("early", "float32", T.float32(0.0), _gates(segment, load))
         self.few = tile.count <= most
@@ -112,44 +115,50 @@ class EarlyLoads:
         cell = _unit_cell(tile, let("vertex", item // units), own)
         if units * tile.worker.workers > segment.units:
             cell = attrs.evolve(cell, unit=let("near", smaller(cell.unit, segment.units - 1)), values={})
-        self._reads = {load.value: cell.load(load) for load in chosen}
-        self._slots = {address: cell.access.slots(address, cell.row) for address in self.slots}
-        self._unit = cell.unit
+        self._reads = self._places(cell, chosen)
 
     def start(self) -> None:
         """Emits the loads, once."""
         if self.held and not self.started:
             self.started = True
             with when(self.few):
-                self._keep(self._reads, self._slots, self._unit)
+                self._keep(self._reads)
 
-    def _keep(
-        self,
-        reads: Mapping[Value, Callable[[], Started]],
-        slots: Mapping[SlotsAddress, SlotsReader],
-        unit: Expr,
-    ) -> None:
-        for address, reader in slots.items():
-            put(self.slots[address], 0, reader.plain(unit))
-        for value, start in reads.items():
+    def _places(self, cell: UnitCell, loads: Sequence[Load]) -> _Reads:
+        """Emits where a cell reads what is held; plain slots first."""
+        reads: _Reads = {load.value: cell.load(load) for load in loads}
+        slots: _Reads = {key: _plain_slot(cell, key) for key in self.held if isinstance(key, SlotsAddress)}
+        return slots | reads
+
+    def _keep(self, reads: _Reads) -> None:
+        for key, start in reads.items():
             for gate, found in enumerate(start()()):
-                put(self.held[value], gate, found)
+                put(self.held[key], gate, found)
 
     def alone(self, address: SlotsAddress) -> Expr | None:
         """The only plain slot, in a cell that was given what is loaded, if that is there."""
-        return self.slots[address][0] if address in self.slots else None
+        return self.held[address][0] if address in self.held else None
 
     def give(self, cell: UnitCell) -> None:
         """Loads what is not there yet, and hands it to the cell."""
         if self.held:
+            loads = [load for load in cell.segment.loads if load.value in self.held]
             with when(tirx.Not(self.few)):
-                reads = {
-                    load.value: cell.load(load) for load in cell.segment.loads if load.value in self.held
-                }
-                slots = {address: cell.access.slots(address, cell.row) for address in self.slots}
-                self._keep(reads, slots, cell.unit)
-            for value, held in self.held.items():
-                cell.values[value] = [held[gate] for gate in range(cell.gates(value))]
+                self._keep(self._places(cell, loads))
+            for load in loads:
+                held = self.held[load.value]
+                cell.values[load.value] = [held[gate] for gate in range(cell.gates(load.value))]
+
+
+def _plain_slot(cell: UnitCell, address: SlotsAddress) -> Callable[[], Started]:
+    """Emits where the only plain slot of a cell's unit is; as `UnitCell.load`."""
+    slots = cell.access.slots(address, cell.row)
+
+    def start() -> Started:
+        found = slots.plain(cell.unit)
+        return lambda: [found]
+
+    return start
 
 
 def unit_cells(tile: UnitTile, early: EarlyLoads) -> None:

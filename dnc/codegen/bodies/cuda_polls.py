@@ -18,7 +18,6 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen import sync
 from dnc.codegen.bodies.cuda_ahead import LOOKING
 from dnc.codegen.bodies.cuda_operands import StagedRows, quad_places
-from dnc.codegen.bodies.cuda_runs import cell_warps
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, any_of, both, fixed, let, local, put, quad_at, stride_loop, when, wide
 from dnc.codegen.quads import QUAD
@@ -45,7 +44,7 @@ def busy_warps(worker: Worker, segment: Segment) -> int:
     polls_operands = not polled_of(worker.plan, segment)[0].partial
     ends_with_cells = not (segment.repeated or segment.transposed)
     alone = not any(isinstance(load.address, GatherAddress | ChildrenAddress) for load in segment.loads)
-    busy = cell_warps(worker, segment)
+    busy = -(-unit_share(segment.units, worker.workers) // LANES)
     return busy if polls_operands and ends_with_cells and alone and busy <= MOST_BUSY else 0
 
 

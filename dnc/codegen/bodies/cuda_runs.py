@@ -75,11 +75,6 @@ def _words(worker: Worker, segment: Segment) -> int:
     return addresses * parts_of(worker.workers) * unit_share(segment.units, worker.workers)
 
 
-def cell_warps(worker: Worker, segment: Segment) -> int:
-    """Warps that have the cells of a vertex."""
-    return -(-unit_share(segment.units, worker.workers) // LANES)
-
-
 @attrs.frozen(eq=False)
 class StagedParts:
     """The sums of all parts of the runs that some vertices of a tile read, in staging:

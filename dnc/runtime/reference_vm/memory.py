@@ -61,10 +61,12 @@ class CheckedMemory:
         self.wrote[:static] = 1  # before the first time
         self.has_read = np.zeros(0 if self.alone else len(words), np.int64)
 
-    def _check_inside(self, at: Array, machine: ReferenceVM, worker: Worker) -> None:
+    def _check_inside(self, at: Array, machine: ReferenceVM, worker: Worker) -> int:
+        """The lowest address; MachineError if one is outside the pool."""
         lowest, highest = int(np.minimum.reduce(at)), int(np.maximum.reduce(at))
         if lowest < 0 or highest >= len(self.words):
             raise machine.error(worker, f"address {lowest}..{highest} outside the pool")
+        return lowest
 
     def _check_ordered(
         self, at: Array, stamps: Array, machine: ReferenceVM, worker: Worker, verb: str
@@ -101,8 +103,8 @@ class CheckedMemory:
         flat = at.ravel()
         if not len(flat):
             return
-        self._check_inside(flat, machine, worker)
-        if (lowest := int(np.minimum.reduce(flat))) < machine.zero_words:
+        lowest = self._check_inside(flat, machine, worker)
+        if lowest < machine.zero_words:
             raise machine.error(worker, f"word {lowest} of the row of zeros is overwritten")
         if not self.alone:
             self._check_ordered(flat, self.wrote[flat], machine, worker, "written")
