@@ -39,7 +39,7 @@ from dnc.codegen.bodies.cuda_worker import (
     vector_slots,
 )
 from dnc.codegen.cuda_levels import run_segment
-from dnc.codegen.cuda_regions import load_early, run_region
+from dnc.codegen.cuda_regions import run_region
 from dnc.codegen.emit import (
     Expr,
     any_of,
@@ -104,7 +104,6 @@ class Kernel:
             if self._sending():
                 sync.cluster_arrive()
             start_shared(self.worker)
-            load_early(self)
             put(self.opcode, 0, self.fetch())
             finish_shared(self.worker)
             if self._sending():

@@ -1,8 +1,8 @@
 """Regions on CUDA: a loop over the instructions of each (`dnc/ir/regions.py`).
 
-In: a kernel under construction. Out: statements that run a region's instructions. Mostly recursions alone
-use weights in registers: then they are loaded in front of the loops of these, so that the other loops have
-the registers for themselves, and while they come a barrier of the cluster waits, if that is what comes first.
+In: a kernel under construction. Out: statements that run a region's instructions. Weights in registers are
+loaded in front of the loops that use them, mostly those of recursions, so that the other loops have the
+registers for themselves; while they come a barrier of the cluster waits, if that is what comes first.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import sync
 from dnc.codegen.bodies import cuda_ahead
-from dnc.codegen.bodies.cuda_resident import resident
+from dnc.codegen.bodies.cuda_resident import Resident
+from dnc.codegen.bodies.cuda_turned import Turned
 from dnc.codegen.cuda_levels import run_levels
 from dnc.codegen.emit import Expr, any_of, both, either, put, when
 from dnc.ir import isa
 from dnc.ir.plan import REGISTER, Placement, Plan
-from dnc.ir.regions import FRONT, uses_registers
+from dnc.ir.regions import uses_registers
 
 if TYPE_CHECKING:
     from dnc.codegen.cuda_kernel import Kernel
@@ -30,20 +31,13 @@ def _in_registers(plan: Plan) -> list[Placement]:
     return [p for p in plan.placements if p.residency == REGISTER]
 
 
-def load_early(kernel: Kernel) -> None:
-    """Loads registers that more than recursions use, in front of everything."""
-    if kernel.regions.with_registers - _loading(kernel):
-        for placement in _in_registers(kernel.plan):
-            _load(kernel, placement)
-
-
 def run_region(kernel: Kernel, region: int) -> None:
     """The loop over the instructions of a region."""
     last = max(opcode.number for opcode in kernel.plan.opcodes if opcode.region <= region)
     if region == kernel.regions.behind:
         last += 1  # an opcode that does not exist
     with when(kernel.opcode[0] <= last):
-        if region in _loading(kernel):
+        if region in kernel.regions.with_registers:
             _enter(kernel, region)
         with T.While(_stays(kernel, region, last)):
             level = cuda_ahead.level_segments(kernel.plan, region)
@@ -54,12 +48,6 @@ def run_region(kernel: Kernel, region: int) -> None:
                 kernel.instruction(region)
 
 
-def _loading(kernel: Kernel) -> frozenset[int]:
-    """The regions in front of whose loops registers are loaded: none where these are always there."""
-    found = kernel.regions.with_registers
-    return frozenset() if found & {FRONT, kernel.regions.behind} else found
-
-
 def _stays(kernel: Kernel, region: int, last: int) -> Expr:
     """Whether the instruction at hand is the region's; a barrier of the cluster that is the last one in front
     of a region that loads registers is not.
@@ -68,7 +56,7 @@ def _stays(kernel: Kernel, region: int, last: int) -> Expr:
     so it runs as any other: the load waits behind it.
     """
     inside = kernel.opcode[0] <= last
-    if region + 1 not in _loading(kernel) or kernel.tiling.cluster == 1:
+    if region + 1 not in kernel.regions.with_registers or kernel.tiling.cluster == 1:
         return inside
     behind = kernel.window[kernel.place_of(kernel.at[0] + 1)]
     crosses = both(kernel.opcode[0] == kernel.number(isa.REPLICA_BARRIER), behind > last)
@@ -97,8 +85,5 @@ def _load_for(kernel: Kernel, region: int) -> None:
     segments = [each for each in kernel.plan.segments if kernel.regions.of_segment(each) == region]
     for placement in _in_registers(kernel.plan):
         if any(uses_registers(segment, {(placement.parameter, placement.units)}) for segment in segments):
-            _load(kernel, placement)
-
-
-def _load(kernel: Kernel, placement: Placement) -> None:
-    resident(kernel.worker.holding(placement), placement).load()
+            held = Turned if region in kernel.regions.turned else Resident
+            held.of(kernel.worker.holding(placement), placement).load()

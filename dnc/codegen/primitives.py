@@ -34,23 +34,26 @@ class Primitive:
         return T.cuda.func_call(self.name, *arguments, source_code=self.source, return_type=self.returns)
 
 
-def _load4(name: str, instruction: str) -> Primitive:
+def _load(name: str, instruction: str, count: int) -> Primitive:
+    into = "abcd"[:count]
     return Primitive(
         name,
         f"""
 __device__ __forceinline__ void {name}(
-    const float* from, float& a, float& b, float& c, float& d) {{
-  asm volatile("{instruction} {{%0, %1, %2, %3}}, [%4];"
-               : "=f"(a), "=f"(b), "=f"(c), "=f"(d) : "l"(from) : "memory");
+    const float* from, {", ".join(f"float& {one}" for one in into)}) {{
+  asm volatile("{instruction} {{{", ".join(f"%{i}" for i in range(count))}}}, [%{count}];"
+               : {", ".join(f'"=f"({one})' for one in into)} : "l"(from) : "memory");
 }}
 """,
     )
 
 
 # Global memory, 16 bytes: seen at L2, never served by a stale line of L1.
-LOAD4_RELAXED = _load4("dnc_load4_relaxed", "ld.relaxed.gpu.global.v4.f32")
-# The same for data that no other worker writes during this launch, L1 allowed.
-LOAD4_WEAK = _load4("dnc_load4_weak", "ld.global.v4.f32")
+LOAD4_RELAXED = _load("dnc_load4_relaxed", "ld.relaxed.gpu.global.v4.f32", 4)
+# The same for 8 bytes.
+LOAD2_RELAXED = _load("dnc_load2_relaxed", "ld.relaxed.gpu.global.v2.f32", 2)
+# The same as the first for data that no other worker writes during this launch, L1 allowed.
+LOAD4_WEAK = _load("dnc_load4_weak", "ld.global.v4.f32", 4)
 
 # 1 / (1 + exp(-x)) without a branch: a division has one for numbers near the ends of the range, and no load
 # of a cell is moved across it. Here there are none of these, so the step rounds as the division would.
@@ -105,19 +108,19 @@ __device__ __forceinline__ void dnc_split_tf32(float x, float& large, float& res
 """,
 )
 
-# The same for weights in registers, worked out where it stands: the compiler would do it once, before the
-# loops, and keep the results in registers that there are not.
-ROUND_TF32_HERE = Primitive(
-    "dnc_round_tf32_here",
+# The nearest number with 10 bits of mantissa alone, for who reads all bits, too.
+NEAREST_TF32 = Primitive(
+    "dnc_nearest_tf32",
     """
-__device__ __forceinline__ float dnc_round_tf32_here(float x) {
-  int rounded;
-  asm volatile("add.s32 %0, %1, 0x1000;" : "=r"(rounded) : "r"(__float_as_int(x)));
-  return __int_as_float(rounded);
+__device__ __forceinline__ float dnc_nearest_tf32(float x) {
+  return __int_as_float((__float_as_int(x) + 0x1000) & 0xffffe000);
 }
 """,
     "float32",
 )
+
+# A number as the sum of two, worked out where it stands: the compiler would do it once for a weight in a
+# register, before the loops, and keep the results in registers that there are not.
 SPLIT_TF32_HERE = Primitive(
     "dnc_split_tf32_here",
     """
@@ -163,20 +166,6 @@ __device__ __forceinline__ float dnc_pack_bf16(float low, float high) {
   unsigned packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return __uint_as_float(packed);
-}
-""",
-    "float32",
-)
-
-# The word that a lane has when 8 x 8 numbers of a warp are turned: of two in row g, columns 2 t and 2 t + 1,
-# those in column g, rows 2 t and 2 t + 1. Worked out where it stands.
-TURN_BF16_HERE = Primitive(
-    "dnc_turn_bf16_here",
-    """
-__device__ __forceinline__ float dnc_turn_bf16_here(float word) {
-  unsigned turned;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(__float_as_uint(word)));
-  return __uint_as_float(turned);
 }
 """,
     "float32",

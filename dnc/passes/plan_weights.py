@@ -28,7 +28,7 @@ from dnc.ir.plan import (
     unit_share,
     weights_of_register,
 )
-from dnc.ir.program import LEVEL, STACK, ParameterInput
+from dnc.ir.program import FORWARD, LEVEL, STACK, ParameterInput
 from dnc.ir.regions import generates
 from dnc.ir.remarks import Remarks
 from dnc.ir.uses import uses_of
@@ -50,7 +50,9 @@ def most_registers(chip: Machine, precision: str) -> int:
 @attrs.frozen
 class Slice:
     """A parameter as the unit segments use it: rows = gates * units. packed: weights of a register. repeated:
-    every worker has all units. strata: those whose recursions use it; outside: whether anything else does."""
+    every worker has all units. strata: those whose recursions use it; outside: whether anything else does.
+    turns: whether it is multiplied both ways in one direction of the program, so that no order of it in
+    registers would do."""
 
     parameter: str
     units: int
@@ -62,6 +64,12 @@ class Slice:
     repeated: bool = False
     strata: frozenset[int] = frozenset()
     outside: bool = False
+    turns: bool = False
+
+    @property
+    def fits_registers(self) -> bool:
+        """Whether registers can hold it, if there are as many."""
+        return not (self.stacked or self.turns)
 
     def rows(self, workers: int) -> int:
         """Rows that one worker holds."""
@@ -86,6 +94,8 @@ def slices(plan: Plan) -> tuple[Slice, ...]:
             continue
         stage = plan.program.stage(segment.stage)
         recursive = stage.placement == LEVEL
+        other_way = segment.transposed if stage.direction == FORWARD else segment.products
+        turning = {product.parameter for product in other_way}
         for parameter, repeated in uses_of(segment):
             rows, columns = plan.program.parameter(parameter).type.shape
             key = (parameter, segment.units, rows // segment.units, repeated)
@@ -97,6 +107,7 @@ def slices(plan: Plan) -> tuple[Slice, ...]:
                 recursive=before.recursive or recursive,
                 strata=before.strata | ({stage.stratum} if recursive else set()),
                 outside=before.outside or not recursive,
+                turns=before.turns or parameter in turning,
             )
             uses[key] = uses.get(key, 0) + 1
     order = sorted(found, key=lambda key: (not found[key].recursive, -uses[key], found[key].columns))
@@ -213,8 +224,8 @@ class PlanWeights:
         own = registers.free // 4 * 4  # of 8 rows and 16 columns a thread has four weights
         other = (need - own) * THREADS
         fits = own > 0 and other <= shared.free + LENT_BYTES // 4
-        splits = in_registers and room.splits and fits and not piece.stacked
-        if in_registers and need <= registers.free and not piece.stacked:
+        splits = in_registers and room.splits and fits and piece.fits_registers
+        if in_registers and need <= registers.free and piece.fits_registers:
             reason = f"{kind}; {need} registers a thread, {registers.free} were free"
             residency, held = REGISTER, registers.take(need)
         elif splits and (room.first or words > shared.free):
@@ -335,6 +346,8 @@ def _missing(piece: Slice, residency: str, workers: int, registers: _Registers, 
     kept = "kept in shared memory, not in registers" if residency == SHARED else "not kept on the chip"
     if piece.stacked:
         return f"{kept}: it is a stack, of which the rows of an instruction choose one"
+    if piece.turns:
+        return f"{kept}: it is multiplied both as it is and transposed in one direction of the program"
     missing = f"it takes {piece.registers(workers)} registers a thread, and {registers.free} are free"
     if residency == STREAMED:
         missing += f"; or {_size(piece.words(workers))} a worker, and {shared.free * 4 // 1024} KiB are free"

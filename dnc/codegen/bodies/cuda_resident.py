@@ -2,36 +2,40 @@
 
 In: a placement. Out: `Resident`, which loads the slice and names its registers, and `Block`, the vertices
 that are multiplied together. A warp has all rows of some columns: in the forward direction warps add up
-what they have, in the other every warp has whole sums of its own columns. The registers of a strip are
-also what tensor cores read, without another copy; where they read 16 bits, a register holds two weights.
+what they have, in the other every warp has whole sums of its own columns, and the slice lies otherwise
+(`cuda_turned.py`). The registers are also what tensor cores read, without another copy; where they read 16
+bits, a register holds two weights.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import vertex_words
-from dnc.codegen.bodies.cuda_tensor import cores_of, keep
+from dnc.codegen.bodies.cuda_tensor import cores_of, packs, uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker, source_row
-from dnc.codegen.emit import Expr, fixed, lane4, let, local, put, quad_at, smaller
+from dnc.codegen.emit import Expr, either, fixed, lane4, let, local, put, quad_at, smaller
 from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import Placement, padded, unit_share, weights_of_register
+from dnc.ir.program import LEVEL
 
 BAND, STRIP = 8, 16  # rows and columns that a warp holds with four registers a lane
 BLOCK = 16  # vertices whose sums lie side by side before they are added up, or half as many
+OWN_LANES = (2, 1)  # bits by which lanes differ whose sums are added up
 TOGETHER = 20  # bands and vertices that a warp sums at a time, beside the weights
 
 
 @attrs.frozen(eq=False)
-class Resident:
-    """The registers of a slice: lane 4 `group` + `own` holds row `group` of every band, and of every strip
-    of its warp four neighbouring columns from 4 `own` on, as words that `cuda_tensor.keep` makes. Rows and
-    columns that do not exist are zero. What registers have no room for, of the last bands, a thread has in
-    shared memory, where nobody else reads it."""
+class Held:
+    """The registers of a slice, blocks of 8 rows and 16 columns of a warp after another: four weights of
+    each a lane, as words that `Cores.hold` makes. Rows and columns that do not exist are zero. What
+    registers have no room for, of the last bands, a thread has in shared memory, where nobody else reads
+    it. A lane is 4 `group` + `own`."""
 
     worker: Worker
     placement: Placement
@@ -39,6 +43,13 @@ class Resident:
     warp: Expr
     group: Expr
     own: Expr
+
+    @classmethod
+    def of(cls, worker: Worker, placement: Placement) -> Self:
+        """The registers of a slice, as this thread sees them."""
+        thread = let("thread_here", cuda.THREAD_HERE())
+        lane, warp = let("lane_here", thread % LANES), let("warp_here", thread // LANES)
+        return cls(worker, placement, thread, warp, let("group", lane // 4), let("own_lane", lane % 4))
 
     @property
     def rows(self) -> int:
@@ -66,54 +77,30 @@ class Resident:
 
     def weights(self, band: int, strip: int) -> list[Expr]:
         """The words of a band and strip, wherever they are."""
-        if self._is_near(band, strip):
+        if self.is_near(band, strip):
             return [self.word(band, strip, i) for i in range(self.words)]
-        value = let("weight", self.worker.shared_weights[quad_at(self._rest(band, strip))])
+        value = let("weight", self.worker.shared_weights[quad_at(self.rest(band, strip))])
         return [lane4(value, i) for i in range(self.words)]
 
     def slot(self, band: int, strip: int) -> int:
         """The first of the registers."""
         return self.placement.registers.start + (band * self.strips + strip) * self.words
 
-    def _is_near(self, band: int, strip: int) -> bool:
+    def is_near(self, band: int, strip: int) -> bool:
         """Whether registers hold a band and strip."""
         return self.slot(band, strip) < self.placement.registers.stop
 
-    def _rest(self, band: int, strip: int) -> Expr:
+    def rest(self, band: int, strip: int) -> Expr:
         """Where shared memory does: what a warp reads lies side by side."""
         number = (self.slot(band, strip) - self.placement.registers.stop) // self.words
         return self.placement.rest.start + (number * THREADS + self.thread) * self.words
-
-    def column(self, strip: Any) -> Expr:
-        """The first column of a strip that the lane holds."""
-        return (self.warp * self.strips + strip) * STRIP + self.own * 4
 
     def near(self, row: Expr) -> Expr:
         """A row of a band, or the last one where there is none: its weights are zero."""
         return row if self.rows % BAND == 0 else smaller(row, self.rows - 1)
 
-    def load(self) -> None:
-        """Fills the registers."""
-        columns = padded(self.placement.columns)
-        base = let("weights", self.worker.access.base(self.placement.parameter))
-        for band in range(self.bands):
-            source, valid = source_row(self.worker, self.placement, band * BAND + self.group)
-            first = base + source * columns + self.column(0)
-            if self._is_full:  # one address a band: code that runs once a launch is slow to come
-                at = fixed("from", first, "int64")
-                for strip in range(self.strips):
-                    self._fill(band, strip, T.address_of(self.worker.pool[at + strip * STRIP]))
-                continue
-            for strip in range(self.strips):
-                there = valid * (self.column(strip) < columns)
-                at = fixed("from", T.Select(there != 0, first + strip * STRIP, T.int64(0)), "int64")
-                self._fill(band, strip, T.address_of(self.worker.pool[at]))
-        if self.placement.rest:
-            cuda.copy_commit()
-            cuda.copy_wait(0)
-
     @property
-    def _is_full(self) -> bool:
+    def is_full(self) -> bool:
         """All rows and columns that the registers can hold exist, on every worker."""
         share = unit_share(self.placement.units, self.worker.workers) * self.worker.workers
         columns = self.strips * STRIP * WARPS
@@ -123,27 +110,90 @@ class Resident:
             and padded(self.placement.columns) == columns
         )
 
-    def _fill(self, band: int, strip: int, source: Expr) -> None:
-        """Loads four weights."""
-        if not self._is_near(band, strip):
-            target = T.address_of(self.worker.shared_weights[self._rest(band, strip)])
+    def fill(self, band: int, strip: int, source: Expr) -> None:
+        """Loads the words of a band and strip, of four weights side by side."""
+        if not self.is_near(band, strip):
+            target = T.address_of(self.worker.shared_weights[self.rest(band, strip)])
             cuda.copy4_async(target, source, True)
-            return
-        if self.words == 4:
+        elif not uses_cores(self.worker.plan):
             T.evaluate(cuda.LOAD4_RELAXED(source, *self.weights(band, strip)))
-            return
-        loaded = local("loaded", "float32", T.float32(0.0), 4)
-        numbers = [loaded[i] for i in range(4)]
-        T.evaluate(cuda.LOAD4_RELAXED(source, *numbers))
-        for i, word in enumerate(keep(cores_of(self.worker.plan), numbers)):
-            put(self.worker.registers, self.slot(band, strip) + i, word)
+        else:
+            self.keep(self.slot(band, strip), loaded4(source))
+
+    def keep(self, slot: int, numbers: list[Expr]) -> None:
+        """Puts numbers into the words from `slot` on."""
+        if uses_cores(self.worker.plan):
+            cores = cores_of(self.worker.plan)
+            numbers = [cores.hold(own) for own in packs(cores, numbers)]
+        for i, word in enumerate(numbers):
+            put(self.worker.registers, slot + i, word)
+
+    def close(self) -> None:
+        """Waits for what comes into shared memory: nobody else reads it."""
+        if self.placement.rest:
+            cuda.copy_commit()
+            cuda.copy_wait(0)
 
 
-def resident(worker: Worker, placement: Placement) -> Resident:
-    """The registers of a slice, as this thread sees them."""
-    thread = let("thread_here", cuda.THREAD_HERE())
-    lane, warp = let("lane_here", thread % LANES), let("warp_here", thread // LANES)
-    return Resident(worker, placement, thread, warp, let("group", lane // 4), let("own_lane", lane % 4))
+def loaded4(source: Expr) -> list[Expr]:
+    """Four numbers from an address of the pool."""
+    loaded = local("loaded", "float32", T.float32(0.0), 4)
+    numbers = [loaded[i] for i in range(4)]
+    T.evaluate(cuda.LOAD4_RELAXED(source, *numbers))
+    return numbers
+
+
+@attrs.frozen(eq=False)
+class Resident(Held):
+    """The slice as products read it: a lane holds row `group` of every band, and of every strip of its warp
+    four neighbouring columns from 4 `own` on."""
+
+    def column(self, strip: Any) -> Expr:
+        """The first column of a strip that the lane holds."""
+        return (self.warp * self.strips + strip) * STRIP + self.own * 4
+
+    def load(self) -> None:
+        """Fills the registers."""
+        columns = padded(self.placement.columns)
+        base = let("weights", self.worker.access.base(self.placement.parameter))
+        for band in range(self.bands):
+            source, valid = source_row(self.worker, self.placement, band * BAND + self.group)
+            first = base + source * columns + self.column(0)
+            if self.is_full:  # one address a band: code that runs once a launch is slow to come
+                at = fixed("from", first, "int64")
+                for strip in range(self.strips):
+                    self.fill(band, strip, T.address_of(self.worker.pool[at + strip * STRIP]))
+                continue
+            for strip in range(self.strips):
+                there = valid * (self.column(strip) < columns)
+                at = fixed("from", T.Select(there != 0, first + strip * STRIP, T.int64(0)), "int64")
+                self.fill(band, strip, T.address_of(self.worker.pool[at]))
+        self.close()
+
+
+def by_count(count: Expr, least: int, few: Callable[[], None], many: Callable[[], None]) -> None:
+    """`many` from `least` vertices on, which is always if that is 1; never if it is 0."""
+    if least > 1:
+        either(count < least, few, many)
+    else:
+        (many if least else few)()
+
+
+def turns(worker: Worker, vertices: int) -> bool:
+    """Whether some lanes sum the second of two vertices first. Beside tensor cores, or in a recursion of more
+    than one cell and its gradient, it would take registers that are not there."""
+    plan = worker.plan
+    levels = [segment for segment in plan.segments if plan.program.stage(segment.stage).placement == LEVEL]
+    return vertices == 2 and len(levels) <= 2 and not uses_cores(plan)
+
+
+def in_turn(worker: Worker, vertices: int) -> list[Expr]:
+    """The vertices in the order in which a lane sums them: where they turn, those with the first bit of
+    OWN_LANES begin with the second, which they keep when sums are exchanged."""
+    if not turns(worker, vertices):
+        return list(range(vertices))
+    upper = fixed("upper", worker.lane // OWN_LANES[0] % 2)
+    return [upper, 1 - upper]
 
 
 def strips(columns: int) -> int:

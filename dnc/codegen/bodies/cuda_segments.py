@@ -33,8 +33,6 @@ from dnc.codegen.bodies.cuda_push import MOST_ROWS, Mailbox, mailbox, sent_by
 from dnc.codegen.bodies.cuda_reduce import Reduction, box_words, shares
 from dnc.codegen.bodies.cuda_resident import BLOCK, scratch_words
 from dnc.codegen.bodies.cuda_resident_products import forward as forward_resident
-from dnc.codegen.bodies.cuda_resident_products import transposed as transposed_resident
-from dnc.codegen.bodies.cuda_resident_tensor import turned_words
 from dnc.codegen.bodies.cuda_runs import shares_runs, staged_words, vertices_together
 from dnc.codegen.bodies.cuda_staging import (
     Plane,
@@ -50,6 +48,7 @@ from dnc.codegen.bodies.cuda_staging import (
 from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_transposed import FEW, transposed
 from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
+from dnc.codegen.bodies.cuda_turned import transposed as transposed_resident
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
 from dnc.codegen.bodies.cuda_wide_cells import cells_alone, cells_together
 from dnc.codegen.bodies.cuda_worker import Worker, rows_per_warp
@@ -365,10 +364,8 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, block: int, buff
     sums = [scratch_words(rows_of(product.result, segment, units), block) for product in held]
     front = max(operands + buffers * max(sums, default=0), staged_words(worker, segment, tile))
     for turned in segment.transposed:
-        rows = rows_of(turned.delta, segment, units)
-        held_words = turned_words(rows, worker.plan)
-        words = held_words if in_registers(turned) else transposed_words(turned.columns, tile, buffers)
-        front = max(front, words)
+        if not in_registers(turned):
+            front = max(front, transposed_words(turned.columns, tile, buffers))
     found = lay_out(segment, units, tile, front, plane)
     box = -(-found.words // 4) * 4
     words = box + (box_words(worker.plan, segment, tile) if worker.access.added else 0)

@@ -36,7 +36,7 @@ Terms = list[Expr]  # of which a word is the sum, the largest first
 class Cores(Protocol):
     """Tensor cores at a precision.
 
-    packed: numbers of a word, and of a register that holds weights. bands: of weights in registers, that a
+    packed: numbers of a word, and of a register that holds weights. bands: of weights in registers that a
     warp sums at a time for two blocks of vertices. product, transposed: vertices from which on one with
     weights in registers is faster than FMAs, of which there are none if it is 1; 0: it never is.
     """
@@ -49,8 +49,14 @@ class Cores(Protocol):
     def keep(self, numbers: Sequence[Expr]) -> Expr:
         """`packed` numbers in 4 bytes."""
 
-    def terms(self, kept: Expr, here: bool = False) -> Terms:
-        """What tensor cores read for them; `here`: it is made in this place, and never kept."""
+    def terms(self, kept: Expr) -> Terms:
+        """What tensor cores read for them."""
+
+    def hold(self, numbers: Sequence[Expr]) -> Expr:
+        """`packed` numbers as a register holds them, for FMAs to read, too, if these are there."""
+
+    def held(self, register: Expr) -> Terms:
+        """What tensor cores read for a register that holds weights: made in this place, and never kept."""
 
     def nothing(self) -> Terms:
         """The same for numbers that are zero."""
@@ -68,9 +74,17 @@ class Tf32:
         """As it is."""
         return numbers[0]
 
-    def terms(self, kept: Expr, here: bool = False) -> Terms:
+    def terms(self, kept: Expr) -> Terms:
         """The nearest one."""
-        return [let("tf32", (cuda.ROUND_TF32_HERE if here else cuda.ROUND_TF32)(kept))]
+        return [let("tf32", cuda.ROUND_TF32(kept))]
+
+    def hold(self, numbers: Sequence[Expr]) -> Expr:
+        """The nearest one."""
+        return let("tf32", cuda.NEAREST_TF32(numbers[0]))
+
+    def held(self, register: Expr) -> Terms:
+        """As it is."""
+        return [register]
 
     def nothing(self) -> Terms:
         """Zero."""
@@ -86,10 +100,22 @@ class Tf32x3(Tf32):
 
     packed, bands, product, transposed = 1, 6, 5, 0
 
-    def terms(self, kept: Expr, here: bool = False) -> Terms:
+    def terms(self, kept: Expr) -> Terms:
         """The nearest one, and the nearest to the rest."""
+        return self._split(cuda.SPLIT_TF32, kept)
+
+    def hold(self, numbers: Sequence[Expr]) -> Expr:
+        """As it is: there is no place to keep both."""
+        return numbers[0]
+
+    def held(self, register: Expr) -> Terms:
+        """The same as `terms`."""
+        return self._split(cuda.SPLIT_TF32_HERE, register)
+
+    @staticmethod
+    def _split(primitive: cuda.Primitive, number: Expr) -> Terms:
         made = local("terms", "float32", T.float32(0.0), 2)
-        T.evaluate((cuda.SPLIT_TF32_HERE if here else cuda.SPLIT_TF32)(kept, made[0], made[1]))
+        T.evaluate(primitive(number, made[0], made[1]))
         return [made[0], made[1]]
 
     def nothing(self) -> Terms:
@@ -111,9 +137,17 @@ class Bf16:
         """The nearest ones."""
         return let("bf16", cuda.PACK_BF16(*numbers))
 
-    def terms(self, kept: Expr, here: bool = False) -> Terms:
+    def terms(self, kept: Expr) -> Terms:
         """As they are."""
         return [kept]
+
+    def hold(self, numbers: Sequence[Expr]) -> Expr:
+        """The nearest ones."""
+        return self.keep(numbers)
+
+    def held(self, register: Expr) -> Terms:
+        """As they are."""
+        return [register]
 
     def nothing(self) -> Terms:
         """Zero and zero."""
@@ -138,15 +172,15 @@ def cores_of(plan: Plan) -> Cores:
     return _CORES[plan.precision]
 
 
-def keep(cores: Cores, numbers: Sequence[Expr]) -> list[Expr]:
-    """Numbers in as many words as they need: of four in two words the first and third are one."""
+def packs(cores: Cores, numbers: Sequence[Expr]) -> list[Sequence[Expr]]:
+    """The numbers of every word that they need: of four in two words the first and third are one."""
     size = len(numbers) // cores.packed
-    return [cores.keep(numbers[i::size]) for i in range(size)]
+    return [numbers[i::size] for i in range(size)]
 
 
 def words(cores: Cores, numbers: Sequence[Expr]) -> list[Terms]:
     """What tensor cores read for a lane's numbers: those of k = t, then as many of k = t + 4."""
-    return [cores.terms(word) for word in keep(cores, numbers)]
+    return [cores.terms(cores.keep(own)) for own in packs(cores, numbers)]
 
 
 def join(parts: Iterable[list[Terms]]) -> list[Terms]:

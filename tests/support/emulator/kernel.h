@@ -180,7 +180,6 @@ static inline void dnc_keep_in_banks(float, float, float, float, int never) {
   if (never < 0) abort();
 }
 static inline float dnc_sigmoid(float x) { return 1.0f / (1.0f + expf(x < -87.0f ? 87.0f : -x)); }
-static inline float dnc_round_tf32_here(float x) { return __int_as_float(__float_as_int(x) + 0x1000); }
 static inline void dnc_split_tf32_here(float x, float& large, float& rest) {
   large = __int_as_float((__float_as_int(x) + 0x1000) & 0xffffe000);
   rest = x - large;
@@ -188,6 +187,7 @@ static inline void dnc_split_tf32_here(float x, float& large, float& rest) {
 static inline void dnc_load4_relaxed(const float* from, float& a, float& b, float& c, float& d) {
   a = from[0], b = from[1], c = from[2], d = from[3];
 }
+static inline void dnc_load2_relaxed(const float* from, float& a, float& b) { a = from[0], b = from[1]; }
 static inline void dnc_load4_weak(const float* from, float& a, float& b, float& c, float& d) {
   dnc_load4_relaxed(from, a, b, c, d);
 }
@@ -229,17 +229,6 @@ static inline float dnc_pack_bf16(float low, float high) {
 static inline float half_of(uint32_t word, int half) {
   return bits_as<float>(half ? word & 0xffff0000u : word << 16);
 }
-static inline float dnc_turn_bf16_here(float word) {
-  uint32_t own = bits_as<uint32_t>(word), turned = 0;
-  const Exchange& all = exchange(~0u, &own, 1);
-  int row = here->number % LANES / 4, pair = here->number % 4;
-  for (int half = 0; half < 2; ++half) {
-    uint32_t from = all.found[(2 * pair + half) * 4 + row / 2][0];
-    turned |= (from >> (row % 2 * 16) & 0xffff) << (half * 16);
-  }
-  return bits_as<float>(turned);
-}
-
 // d += a b of a warp. left(row, k), right(k, column): the numbers that all lanes have given.
 template <int DEPTH, class Left, class Right>
 static inline void add_products(float* const (&d)[4], Left left, Right right) {
