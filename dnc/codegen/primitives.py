@@ -108,19 +108,19 @@ __device__ __forceinline__ void dnc_split_tf32(float x, float& large, float& res
 """,
 )
 
-# The nearest number with 10 bits of mantissa alone, for who reads all bits, too.
-NEAREST_TF32 = Primitive(
-    "dnc_nearest_tf32",
+# The same for weights in registers, worked out where it stands: the compiler would do it once, before the
+# loops, and keep the results in registers that there are not.
+ROUND_TF32_HERE = Primitive(
+    "dnc_round_tf32_here",
     """
-__device__ __forceinline__ float dnc_nearest_tf32(float x) {
-  return __int_as_float((__float_as_int(x) + 0x1000) & 0xffffe000);
+__device__ __forceinline__ float dnc_round_tf32_here(float x) {
+  int rounded;
+  asm volatile("add.s32 %0, %1, 0x1000;" : "=r"(rounded) : "r"(__float_as_int(x)));
+  return __int_as_float(rounded);
 }
 """,
     "float32",
 )
-
-# A number as the sum of two, worked out where it stands: the compiler would do it once for a weight in a
-# register, before the loops, and keep the results in registers that there are not.
 SPLIT_TF32_HERE = Primitive(
     "dnc_split_tf32_here",
     """

@@ -33,7 +33,7 @@ TOGETHER = 20  # bands and vertices that a warp sums at a time, beside the weigh
 @attrs.frozen(eq=False)
 class Held:
     """The registers of a slice, blocks of 8 rows and 16 columns of a warp after another: four weights of
-    each a lane, as words that `Cores.hold` makes. Rows and columns that do not exist are zero. What
+    each a lane, as words that `Cores.keep` makes. Rows and columns that do not exist are zero. What
     registers have no room for, of the last bands, a thread has in shared memory, where nobody else reads
     it. A lane is 4 `group` + `own`."""
 
@@ -115,7 +115,7 @@ class Held:
         if not self.is_near(band, strip):
             target = T.address_of(self.worker.shared_weights[self.rest(band, strip)])
             cuda.copy4_async(target, source, True)
-        elif not uses_cores(self.worker.plan):
+        elif self.words == 4:
             T.evaluate(cuda.LOAD4_RELAXED(source, *self.weights(band, strip)))
         else:
             self.keep(self.slot(band, strip), loaded4(source))
@@ -124,7 +124,7 @@ class Held:
         """Puts numbers into the words from `slot` on."""
         if uses_cores(self.worker.plan):
             cores = cores_of(self.worker.plan)
-            numbers = [cores.hold(own) for own in packs(cores, numbers)]
+            numbers = [cores.keep(own) for own in packs(cores, numbers)]
         for i, word in enumerate(numbers):
             put(self.worker.registers, slot + i, word)
 

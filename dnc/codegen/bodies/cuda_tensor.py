@@ -52,11 +52,8 @@ class Cores(Protocol):
     def terms(self, kept: Expr) -> Terms:
         """What tensor cores read for them."""
 
-    def hold(self, numbers: Sequence[Expr]) -> Expr:
-        """`packed` numbers as a register holds them, for FMAs to read, too, if these are there."""
-
-    def held(self, register: Expr) -> Terms:
-        """What tensor cores read for a register that holds weights: made in this place, and never kept."""
+    def held(self, kept: Expr) -> Terms:
+        """The same for a register of weights: made in this place every time, as there is none to keep it."""
 
     def nothing(self) -> Terms:
         """The same for numbers that are zero."""
@@ -78,13 +75,9 @@ class Tf32:
         """The nearest one."""
         return [let("tf32", cuda.ROUND_TF32(kept))]
 
-    def hold(self, numbers: Sequence[Expr]) -> Expr:
-        """The nearest one."""
-        return let("tf32", cuda.NEAREST_TF32(numbers[0]))
-
-    def held(self, register: Expr) -> Terms:
-        """As it is."""
-        return [register]
+    def held(self, kept: Expr) -> Terms:
+        """The same."""
+        return [let("tf32", cuda.ROUND_TF32_HERE(kept))]
 
     def nothing(self) -> Terms:
         """Zero."""
@@ -104,13 +97,9 @@ class Tf32x3(Tf32):
         """The nearest one, and the nearest to the rest."""
         return self._split(cuda.SPLIT_TF32, kept)
 
-    def hold(self, numbers: Sequence[Expr]) -> Expr:
-        """As it is: there is no place to keep both."""
-        return numbers[0]
-
-    def held(self, register: Expr) -> Terms:
-        """The same as `terms`."""
-        return self._split(cuda.SPLIT_TF32_HERE, register)
+    def held(self, kept: Expr) -> Terms:
+        """The same."""
+        return self._split(cuda.SPLIT_TF32_HERE, kept)
 
     @staticmethod
     def _split(primitive: cuda.Primitive, number: Expr) -> Terms:
@@ -141,13 +130,9 @@ class Bf16:
         """As they are."""
         return [kept]
 
-    def hold(self, numbers: Sequence[Expr]) -> Expr:
-        """The nearest ones."""
-        return self.keep(numbers)
-
-    def held(self, register: Expr) -> Terms:
+    def held(self, kept: Expr) -> Terms:
         """As they are."""
-        return [register]
+        return [kept]
 
     def nothing(self) -> Terms:
         """Zero and zero."""

@@ -34,8 +34,7 @@ from dnc.codegen.emit import Expr, both, either, fixed, lane4, let, local, put, 
 from dnc.ir.plan import TransposedProduct, padded, unit_share
 
 TOGETHER = 4  # blocks of columns that a warp sums at a time
-MOST_BLOCKS = (4, 2, 1)  # of 8 vertices that tensor cores multiply together
-MOST_SUMS = 32  # of a lane, where there is a choice
+MOST_SUMS = 32  # of a lane on tensor cores
 
 
 @attrs.frozen
@@ -216,24 +215,19 @@ class _Sums:
     # ---- tensor cores ---------------------------------------------------------------------------
 
     def many(self) -> None:
-        """For 8 vertices at a time, or as many times 8 as there is room for sums."""
-        tile = self.tile
-        lane_columns = 2 * self.held.strips
-
-        def fits(across: int) -> bool:
-            return across * ACROSS <= tile.staging.tile and across * 2 * lane_columns <= MOST_SUMS
-
-        most = next(filter(fits, MOST_BLOCKS), 1)
-        if most == 1:
-            self._many(1)
+        """For 8 vertices at a time, or twice as many."""
+        by_eight = partial(self._many, 1)
+        if self.tile.staging.tile < 2 * ACROSS:
+            by_eight()
         else:
-            either(tile.count <= ACROSS, partial(self._many, 1), partial(self._many, most))
+            either(self.tile.count <= ACROSS, by_eight, partial(self._many, 2))
 
     def _many(self, across: int) -> None:
+        blocks = self.held.blocks
+        some = MOST_SUMS // (8 * across)
         with stride_loop("first", 0, self.tile.count, across * ACROSS) as first:
-            some = len(self.held.blocks) if across > 1 else MOST_SUMS // 8
-            for begin in range(0, len(self.held.blocks), some):
-                self._many_columns(self.held.blocks[begin : begin + some], first, across)
+            for begin in range(0, len(blocks), some):
+                self._many_columns(blocks[begin : begin + some], first, across)
 
     def _many_columns(self, blocks: list[_Columns], first: Expr, across: int) -> None:
         """For some blocks of columns, and `across` times 8 vertices from `first` on."""
@@ -243,10 +237,8 @@ class _Sums:
         sums = local("sums", "float32", T.float32(0.0), across * 2 * width)
         for band in range(0, held.bands, cores.packed):
             bands = range(band, band + cores.packed)
-            deltas = [
-                [word for each in bands for word in self._words(each, first + number * ACROSS + held.group)]
-                for number in range(across)
-            ]
+            vertices = [first + number * ACROSS + held.group for number in range(across)]
+            deltas = [[word for each in bands for word in self._words(each, v)] for v in vertices]
             for block in blocks:
                 for i in range(0, block.width, 2):
                     low, high = (
@@ -261,7 +253,8 @@ class _Sums:
                         cores.multiply([sums[place] for place in places], weights, deltas[number])
         for number in range(across):
             for k in range(2):
-                vertex = let("vertex", first + number * ACROSS + 2 * held.own + k)
+                begin = fixed("begin_here", cuda.NUMBER_HERE(first))
+                vertex = let("vertex", begin + number * ACROSS + 2 * held.own + k)
                 with when(vertex < tile.count):
                     for block in blocks:
                         at = (number * 2 + k) * width + block.first - start

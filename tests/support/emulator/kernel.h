@@ -180,6 +180,7 @@ static inline void dnc_keep_in_banks(float, float, float, float, int never) {
   if (never < 0) abort();
 }
 static inline float dnc_sigmoid(float x) { return 1.0f / (1.0f + expf(x < -87.0f ? 87.0f : -x)); }
+static inline float dnc_round_tf32_here(float x) { return __int_as_float(__float_as_int(x) + 0x1000); }
 static inline void dnc_split_tf32_here(float x, float& large, float& rest) {
   large = __int_as_float((__float_as_int(x) + 0x1000) & 0xffffe000);
   rest = x - large;
