@@ -36,15 +36,13 @@ class Regions:
     """of_stage: the region of every stage. behind: the one behind all recursions; the one in front is FRONT.
 
     apart: whether levels have loops apart from what stands between them. with_registers: those whose
-    instructions use weights in registers. turned: those of gradients, whose products are transposed: they
-    have the same weights in another order.
+    instructions use weights in registers.
     """
 
     of_stage: dict[str, int]
     behind: int
     apart: bool
     with_registers: frozenset[int]
-    turned: frozenset[int]
 
     @classmethod
     def of(cls, plan: Plan) -> Regions:
@@ -58,9 +56,7 @@ class Regions:
             """The same for phases that share a loop, if they are neighbours."""
             if phase in (FIRST, last):
                 return (phase,)
-            if not apart:
-                return (-1, phase >= phases.starts)
-            if not phases.has_levels(phase):
+            if not apart or not phases.has_levels(phase):
                 return ()
             return -1, phases.stratum(phase) if reused else 0
 
@@ -69,8 +65,7 @@ class Regions:
         of_stage = {stage.name: of_phase[phases.of_stage(stage)] for stage in plan.program.stages}
         held = in_registers(plan)
         using = {of_stage[each.stage] for each in plan.segments if uses_registers(each, held)}
-        turned = {region for phase, region in of_phase.items() if phase >= phases.starts}
-        return cls(of_stage, of_phase[last], apart, frozenset(using), frozenset(turned & using))
+        return cls(of_stage, of_phase[last], apart, frozenset(using))
 
     @property
     def numbers(self) -> range:
@@ -107,9 +102,9 @@ def are_reused(plan: Plan) -> bool:
 def _are_apart(plan: Plan) -> bool:
     """Whether levels have loops apart from what stands between them.
 
-    Weights are then loaded anew for every one, as they are anyway where gradients read them in another order.
-    It is for products between levels that stream their weights, too: with the registers they run in tiles.
-    Not where a recursion is left before its end, as what stands behind runs within it.
+    Weights are then loaded anew for every one. It is for products between levels
+    that stream their weights: with the registers they run in tiles. Not where a recursion is left before its
+    end, as what stands behind runs within it.
     """
     held = in_registers(plan)
     if not held or generates(plan):
@@ -119,10 +114,7 @@ def _are_apart(plan: Plan) -> bool:
     found = False
     for segment in plan.segments:
         stage = plan.program.stage(segment.stage)
-        if segment.mapping != UNIT:
-            continue
-        if stage.placement == LEVEL:
-            found |= bool(segment.transposed) and uses_registers(segment, held)
+        if stage.placement == LEVEL or segment.mapping != UNIT:
             continue
         if uses_registers(segment, held):
             return False

@@ -19,7 +19,7 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import vertex_words
 from dnc.codegen.bodies.cuda_tensor import cores_of, packs, uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker, source_row
-from dnc.codegen.emit import Expr, either, fixed, lane4, let, local, put, quad_at, smaller
+from dnc.codegen.emit import Expr, either, fixed, lane4, let, local, put, quad_at
 from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import Placement, padded, unit_share, weights_of_register
 from dnc.ir.program import LEVEL
@@ -94,10 +94,6 @@ class Held:
         """Where shared memory does: what a warp reads lies side by side."""
         number = (self.slot(band, strip) - self.placement.registers.stop) // self.words
         return self.placement.rest.start + (number * THREADS + self.thread) * self.words
-
-    def near(self, row: Expr) -> Expr:
-        """A row of a band, or the last one where there is none: its weights are zero."""
-        return row if self.rows % BAND == 0 else smaller(row, self.rows - 1)
 
     @property
     def is_full(self) -> bool:

@@ -30,7 +30,20 @@ from dnc.codegen.bodies.cuda_staging import Plane, UnitTile
 from dnc.codegen.bodies.cuda_stores import store_columns
 from dnc.codegen.bodies.cuda_tensor import ACROSS, Terms, cores_of, pair_at, uses_cores, words
 from dnc.codegen.bodies.cuda_worker import source_row
-from dnc.codegen.emit import Expr, both, either, fixed, lane4, let, local, put, smaller, stride_loop, when
+from dnc.codegen.emit import (
+    Expr,
+    both,
+    either,
+    fixed,
+    lane4,
+    let,
+    local,
+    put,
+    quad_at,
+    smaller,
+    stride_loop,
+    when,
+)
 from dnc.ir.plan import TransposedProduct, padded, unit_share
 
 TOGETHER = 4  # blocks of columns that a warp sums at a time
@@ -161,14 +174,16 @@ class _Sums:
         return self.tile.staging.deltas[self.product.delta]
 
     def deltas(self, band: int, vertex: Expr) -> list[Expr]:
-        """Those of a vertex and the lane's rows of a band."""
+        """Those of a vertex and the lane's rows of a band; where there are none, of the last ones: their
+        weights are zero."""
         held, plane, memory = self.held, self.plane, self.held.worker.staging
-        row = band * BAND + 2 * held.own
+        row, is_whole = band * BAND + 2 * held.own, (band + 1) * BAND <= held.rows
         if plane.row == 1 and held.rows % 2 == 0:
-            near = row if (band + 1) * BAND <= held.rows else smaller(row, held.rows - 2)
+            near = row if is_whole else smaller(row, held.rows - 2)
             two = let("delta", memory[pair_at(plane.place(near, vertex))])
             return [lane4(two, i) for i in range(2)]
-        return [let("delta", memory[plane.place(held.near(row + i), vertex)]) for i in range(2)]
+        rows = [row + i if is_whole else smaller(row + i, held.rows - 1) for i in range(2)]
+        return [let("delta", memory[plane.place(near, vertex)]) for near in rows]
 
     # ---- FMAs -----------------------------------------------------------------------------------
 
@@ -183,7 +198,7 @@ class _Sums:
 
     def _few_columns(self, blocks: list[_Columns], first: Expr, vertices: int) -> None:
         """For some blocks of columns, all of one width, and `vertices` vertices from `first` on."""
-        held = self.held
+        held, first = self.held, fixed("first_here", cuda.NUMBER_HERE(first))
         # So many that what a lane ends with are neighbours.
         count, width = 1 << (len(blocks) - 1).bit_length(), blocks[0].width
         size = vertices * count * width
@@ -269,10 +284,7 @@ class _Sums:
 
     def _store(self, vertex: Expr, column: Expr, sums: Expr, at: int, width: int) -> None:
         """Stores so many columns of a vertex of the tile."""
-        whole: dict[int, Callable[[Expr], Expr]] = {1: lambda at: at, 2: pair_at}
+        whole: dict[int, Callable[[Expr], Expr]] = {1: lambda at: at, 2: pair_at, 4: quad_at}
         value = sums[at] if width == 1 else sums[tirx.Ramp(at, 1, width)]
         row = self.tile.first + vertex
-        if width in whole:
-            store_columns(self.tile.worker, self.product, row, column, value, whole[width])
-        else:
-            store_columns(self.tile.worker, self.product, row, column, value)
+        store_columns(self.tile.worker, self.product, row, column, value, whole[width])
