@@ -38,7 +38,6 @@ from dnc.codegen.bodies.cuda_worker import (
     start_shared,
     vector_slots,
 )
-from dnc.codegen.cuda_held import turn
 from dnc.codegen.cuda_levels import run_segment
 from dnc.codegen.cuda_regions import run_region
 from dnc.codegen.emit import (
@@ -175,8 +174,8 @@ class Kernel:
         self.at = make_view(shared, "at", state + 3, 1, "int32")
         self.record = make_view(shared, "record", state + 4, 1, "int32")
         scale = make_view(shared, "scale", state + 5, cuda_update.SCALE_WORDS)
-        # Whether weights that are lent are there, or whether those in registers lie as gradients read them.
-        self.held = self.turned = make_view(shared, "held", state + 5 + cuda_update.SCALE_WORDS, 1, "int32")
+        if self.lent is not None:
+            self.held = make_view(shared, "held", state + 5 + cuda_update.SCALE_WORDS, 1, "int32")
         if self.plan.polled:
             self.given_up = make_view(shared, "given_up", state + STATE_WORDS, 2, "int32")
         ahead = make_view(shared, "ahead", state + state_words, ahead_words, "int32")
@@ -204,7 +203,8 @@ class Kernel:
             put(self.zero, 0, 0)
             put(self.record, 0, isa.SYNC_ABORT * isa.SYNC_STRIDE)
             put(self.at, 0, 0)
-            put(self.held, 0, 0)
+            if self.lent is not None:
+                put(self.held, 0, 0)
             if self.plan.polled:
                 put(self.given_up, 0, 0)
                 put(self.given_up, 1, 0)
@@ -377,7 +377,6 @@ class Kernel:
         elif self.lent is not None:
             with when(self.worker.here().thread == 0):
                 put(self.held, 0, 0)
-        turn(self, segment)
         run_segment(self.worker_of(segment), segment, *self.values(fields))
 
     def hold(self) -> None:

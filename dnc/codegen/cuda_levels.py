@@ -18,7 +18,6 @@ from dnc.codegen.bodies import cuda_ahead, cuda_reduce, cuda_segments, cuda_vert
 from dnc.codegen.bodies.cuda_polls import Awaited, busy_warps, most_polled, polled_of
 from dnc.codegen.bodies.cuda_push import Push
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.cuda_held import turn
 from dnc.codegen.emit import Expr, both, dispatch, either, local, put, when
 from dnc.ir import isa
 from dnc.ir.plan import UNIT, Segment, SlotsAddress
@@ -49,7 +48,6 @@ def run_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None
 def _same_levels(kernel: Kernel, level: dict[int, Segment], segment: Segment) -> None:
     """The same instruction, level after level."""
     kernel.hold()
-    turn(kernel, segment)
     opcode, polled = kernel.plan.opcode(segment.name), polled_of(kernel.plan, segment)
     box = cuda_segments.level_mailbox(kernel.worker_of(segment), segment)
     ahead = attrs.evolve(kernel.worker.ahead, pushes=box is not None, polls=bool(polled))

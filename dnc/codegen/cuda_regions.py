@@ -15,13 +15,20 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import sync
 from dnc.codegen.bodies import cuda_ahead
-from dnc.codegen.cuda_held import load_for
+from dnc.codegen.bodies.cuda_resident import Resident
+from dnc.codegen.bodies.cuda_turned import Turned
 from dnc.codegen.cuda_levels import run_levels
 from dnc.codegen.emit import Expr, any_of, both, either, put, when
 from dnc.ir import isa
+from dnc.ir.plan import REGISTER, Placement, Plan
+from dnc.ir.regions import uses_registers
 
 if TYPE_CHECKING:
     from dnc.codegen.cuda_kernel import Kernel
+
+
+def _in_registers(plan: Plan) -> list[Placement]:
+    return [p for p in plan.placements if p.residency == REGISTER]
 
 
 def run_region(kernel: Kernel, region: int) -> None:
@@ -59,15 +66,24 @@ def _stays(kernel: Kernel, region: int, last: int) -> Expr:
 def _enter(kernel: Kernel, region: int) -> None:
     """Loads registers of a region, between the two halves of a barrier of the cluster if one is at hand."""
     if kernel.tiling.cluster == 1:
-        load_for(kernel, region)
+        _load_for(kernel, region)
         return
     barrier = kernel.number(isa.REPLICA_BARRIER)
     with when(kernel.opcode[0] == barrier):
         sync.cluster_arrive()
-    load_for(kernel, region)
+    _load_for(kernel, region)
     # The opcode is read again: weights leave no register for it.
     with when(kernel.window[kernel.place()] == barrier):
         sync.cluster_wait()
         T.evaluate(T.cuda.cta_sync())  # all threads have read where they are
         kernel.advance(1)
     put(kernel.opcode, 0, kernel.fetch())
+
+
+def _load_for(kernel: Kernel, region: int) -> None:
+    """Loads what the segments of a region multiply by."""
+    segments = [each for each in kernel.plan.segments if kernel.regions.of_segment(each) == region]
+    for placement in _in_registers(kernel.plan):
+        if any(uses_registers(segment, {(placement.parameter, placement.units)}) for segment in segments):
+            held = Turned if region in kernel.regions.turned else Resident
+            held.of(kernel.worker.holding(placement), placement).load()

@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 import attrs
 
 from dnc.ir.phases import FIRST, Phases
-from dnc.ir.plan import REGISTER, STREAMED, UNIT, Plan, Segment
+from dnc.ir.plan import BF16, REGISTER, STREAMED, TF32, UNIT, Plan, Segment
 from dnc.ir.program import FORWARD, LEVEL
 from dnc.ir.types import INDEX
 from dnc.ir.uses import product_parameters
@@ -36,18 +36,20 @@ class Regions:
     """of_stage: the region of every stage. behind: the one behind all recursions; the one in front is FRONT.
 
     apart: whether levels have loops apart from what stands between them. with_registers: those whose
-    instructions use weights in registers.
+    instructions use weights in registers. turned: those of them that have these in the order of gradients,
+    whose products are transposed (see `turns`).
     """
 
     of_stage: dict[str, int]
     behind: int
     apart: bool
     with_registers: frozenset[int]
+    turned: frozenset[int]
 
     @classmethod
     def of(cls, plan: Plan) -> Regions:
         """Those of a plan."""
-        phases, reused = Phases.of(plan.program), are_reused(plan)
+        phases, reused, turned = Phases.of(plan.program), are_reused(plan), turns(plan)
         apart = reused or _are_apart(plan)
         last = phases.count - 1
         used = {phases.of_stage(stage) for stage in plan.program.stages}
@@ -56,7 +58,9 @@ class Regions:
             """The same for phases that share a loop, if they are neighbours."""
             if phase in (FIRST, last):
                 return (phase,)
-            if not apart or not phases.has_levels(phase):
+            if not apart:
+                return (-1, phase >= phases.starts) if turned else ()
+            if not phases.has_levels(phase):
                 return ()
             return -1, phases.stratum(phase) if reused else 0
 
@@ -65,7 +69,8 @@ class Regions:
         of_stage = {stage.name: of_phase[phases.of_stage(stage)] for stage in plan.program.stages}
         held = in_registers(plan)
         using = {of_stage[each.stage] for each in plan.segments if uses_registers(each, held)}
-        return cls(of_stage, of_phase[last], apart, frozenset(using))
+        back = {region for phase, region in of_phase.items() if turned and phase >= phases.starts}
+        return cls(of_stage, of_phase[last], apart, frozenset(using), frozenset(back & using))
 
     @property
     def numbers(self) -> range:
@@ -75,6 +80,12 @@ class Regions:
     def of_segment(self, segment: Segment) -> int:
         """The region that a segment's instructions stand in."""
         return self.of_stage[segment.stage]
+
+
+def turns(plan: Plan) -> bool:
+    """Whether gradients read weights in registers in another order than what they are the gradients of: where
+    tensor cores multiply both ways. A region of gradients then loads them anew."""
+    return plan.precision in (TF32, BF16)
 
 
 def in_registers(plan: Plan) -> set[tuple[str, int]]:
@@ -102,9 +113,9 @@ def are_reused(plan: Plan) -> bool:
 def _are_apart(plan: Plan) -> bool:
     """Whether levels have loops apart from what stands between them.
 
-    Weights are then loaded anew for every one. It is for products between levels
-    that stream their weights: with the registers they run in tiles. Not where a recursion is left before its
-    end, as what stands behind runs within it.
+    Weights are then loaded anew for every one, as they are anyway where gradients read them in another order.
+    It is for products between levels that stream their weights, too: with the registers they run in tiles.
+    Not where a recursion is left before its end, as what stands behind runs within it.
     """
     held = in_registers(plan)
     if not held or generates(plan):
@@ -114,7 +125,10 @@ def _are_apart(plan: Plan) -> bool:
     found = False
     for segment in plan.segments:
         stage = plan.program.stage(segment.stage)
-        if stage.placement == LEVEL or segment.mapping != UNIT:
+        if segment.mapping != UNIT:
+            continue
+        if stage.placement == LEVEL:
+            found |= turns(plan) and bool(segment.transposed) and uses_registers(segment, held)
             continue
         if uses_registers(segment, held):
             return False

@@ -9,7 +9,6 @@ bits, a register holds two weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Self
 
 import attrs
@@ -19,14 +18,12 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import vertex_words
 from dnc.codegen.bodies.cuda_tensor import cores_of, packs, uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker, source_row
-from dnc.codegen.emit import Expr, either, fixed, lane4, let, local, put, quad_at
+from dnc.codegen.emit import Expr, fixed, lane4, let, local, put, quad_at, smaller
 from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import Placement, padded, unit_share, weights_of_register
-from dnc.ir.program import LEVEL
 
 BAND, STRIP = 8, 16  # rows and columns that a warp holds with four registers a lane
 BLOCK = 16  # vertices whose sums lie side by side before they are added up, or half as many
-OWN_LANES = (2, 1)  # bits by which lanes differ whose sums are added up
 TOGETHER = 20  # bands and vertices that a warp sums at a time, beside the weights
 
 
@@ -94,6 +91,10 @@ class Held:
         """Where shared memory does: what a warp reads lies side by side."""
         number = (self.slot(band, strip) - self.placement.registers.stop) // self.words
         return self.placement.rest.start + (number * THREADS + self.thread) * self.words
+
+    def near(self, row: Expr) -> Expr:
+        """A row of a band, or the last one where there is none: its weights are zero."""
+        return row if self.rows % BAND == 0 else smaller(row, self.rows - 1)
 
     @property
     def is_full(self) -> bool:
@@ -165,31 +166,6 @@ class Resident(Held):
                 at = fixed("from", T.Select(there != 0, first + strip * STRIP, T.int64(0)), "int64")
                 self.fill(band, strip, T.address_of(self.worker.pool[at]))
         self.close()
-
-
-def by_count(count: Expr, least: int, few: Callable[[], None], many: Callable[[], None]) -> None:
-    """`many` from `least` vertices on, which is always if that is 1; never if it is 0."""
-    if least > 1:
-        either(count < least, few, many)
-    else:
-        (many if least else few)()
-
-
-def turns(worker: Worker, vertices: int) -> bool:
-    """Whether some lanes sum the second of two vertices first. Beside tensor cores, or in a recursion of more
-    than one cell and its gradient, it would take registers that are not there."""
-    plan = worker.plan
-    levels = [segment for segment in plan.segments if plan.program.stage(segment.stage).placement == LEVEL]
-    return vertices == 2 and len(levels) <= 2 and not uses_cores(plan)
-
-
-def in_turn(worker: Worker, vertices: int) -> list[Expr]:
-    """The vertices in the order in which a lane sums them: where they turn, those with the first bit of
-    OWN_LANES begin with the second, which they keep when sums are exchanged."""
-    if not turns(worker, vertices):
-        return list(range(vertices))
-    upper = fixed("upper", worker.lane // OWN_LANES[0] % 2)
-    return [upper, 1 - upper]
 
 
 def strips(columns: int) -> int:

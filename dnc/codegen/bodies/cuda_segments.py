@@ -33,6 +33,7 @@ from dnc.codegen.bodies.cuda_push import MOST_ROWS, Mailbox, mailbox, sent_by
 from dnc.codegen.bodies.cuda_reduce import Reduction, box_words, shares
 from dnc.codegen.bodies.cuda_resident import BLOCK, scratch_words
 from dnc.codegen.bodies.cuda_resident_products import forward as forward_resident
+from dnc.codegen.bodies.cuda_resident_products import transposed as transposed_resident
 from dnc.codegen.bodies.cuda_runs import shares_runs, staged_words, vertices_together
 from dnc.codegen.bodies.cuda_staging import (
     Plane,
@@ -48,7 +49,7 @@ from dnc.codegen.bodies.cuda_staging import (
 from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_transposed import FEW, transposed
 from dnc.codegen.bodies.cuda_transposed import scratch_words as transposed_words
-from dnc.codegen.bodies.cuda_turned import transposed as transposed_resident
+from dnc.codegen.bodies.cuda_turned import transposed as transposed_turned
 from dnc.codegen.bodies.cuda_wide import wide_segment, wide_staging
 from dnc.codegen.bodies.cuda_wide_cells import cells_alone, cells_together
 from dnc.codegen.bodies.cuda_worker import Worker, rows_per_warp
@@ -67,6 +68,7 @@ from dnc.ir.plan import (
     TransposedProduct,
     unit_share,
 )
+from dnc.ir.regions import turns
 from dnc.ir.repeated import repeated_parts
 from dnc.ir.uses import product_parameters
 
@@ -265,10 +267,12 @@ def _transposed(tile: UnitTile, begin: Expr, rows: Expr) -> None:
         reduction.open()
         tile = attrs.evolve(tile, worker=attrs.evolve(tile.worker, reduction=reduction))
     for product in tile.segment.transposed:
-        if tile.placement(product).residency == REGISTER:
-            transposed_resident(tile, product)
-        else:
+        if tile.placement(product).residency != REGISTER:
             transposed(tile, product)
+        elif turns(tile.worker.plan):
+            transposed_turned(tile, product)
+        else:
+            transposed_resident(tile, product)
     if reduction is not None:
         reduction.close()
 

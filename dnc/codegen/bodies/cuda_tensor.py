@@ -37,14 +37,13 @@ class Cores(Protocol):
     """Tensor cores at a precision.
 
     packed: numbers of a word, and of a register that holds weights. bands: of weights in registers that a
-    warp sums at a time for two blocks of vertices. product, transposed: vertices from which on one with
-    weights in registers is faster than FMAs, of which there are none if it is 1; 0: it never is.
+    warp sums at a time for two blocks of vertices. product: vertices from which on one with weights in
+    registers is faster than FMAs, of which there are none if it is 1.
     """
 
     packed: int
     bands: int
     product: int
-    transposed: int
 
     def keep(self, numbers: Sequence[Expr]) -> Expr:
         """`packed` numbers in 4 bytes."""
@@ -65,7 +64,7 @@ class Cores(Protocol):
 class Tf32:
     """A number is one of 10 bits."""
 
-    packed, bands, product, transposed = 1, 10, 2, 4
+    packed, bands, product = 1, 10, 2
 
     def keep(self, numbers: Sequence[Expr]) -> Expr:
         """As it is."""
@@ -91,7 +90,7 @@ class Tf32:
 class Tf32x3(Tf32):
     """A number is the sum of two of 10 bits."""
 
-    packed, bands, product, transposed = 1, 6, 5, 0
+    packed, bands, product = 1, 6, 5
 
     def terms(self, kept: Expr) -> Terms:
         """The nearest one, and the nearest to the rest."""
@@ -120,7 +119,7 @@ class Tf32x3(Tf32):
 class Bf16:
     """Two numbers of 7 bits are one word."""
 
-    packed, bands, product, transposed = weights_of_register(BF16), 10, 1, 1
+    packed, bands, product = weights_of_register(BF16), 10, 1
 
     def keep(self, numbers: Sequence[Expr]) -> Expr:
         """The nearest ones."""

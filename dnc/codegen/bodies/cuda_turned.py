@@ -1,9 +1,8 @@
-"""Transposed products on CUDA with weights in registers: partial sums over the worker's rows.
+"""Transposed products on CUDA's tensor cores with weights in registers: partial sums over the worker's rows.
 
 In: a tile whose deltas are staged. Out: `Turned`, the slice as these products read it, and statements that
-store the partial sums. A lane has neighbouring rows of every band, for 8 columns of two strips, so that
-sums go over the four lanes of a group, and tensor cores find the columns where they look for rows. A few
-vertices, and all of them where sums are in float32 throughout, run on FMAs.
+store the partial sums. A lane has neighbouring rows of every band, for eight columns of two strips: so
+tensor cores find the columns where they look for rows.
 """
 
 from __future__ import annotations
@@ -18,27 +17,21 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_resident import (
     BAND,
-    OWN_LANES,
     STRIP,
     Held,
-    by_count,
-    in_turn,
     loaded4,
-    turns,
 )
 from dnc.codegen.bodies.cuda_staging import Plane, UnitTile
 from dnc.codegen.bodies.cuda_stores import store_columns
-from dnc.codegen.bodies.cuda_tensor import ACROSS, Terms, cores_of, pair_at, uses_cores, words
+from dnc.codegen.bodies.cuda_tensor import ACROSS, Terms, cores_of, pair_at, words
 from dnc.codegen.bodies.cuda_worker import source_row
 from dnc.codegen.emit import (
     Expr,
-    both,
     either,
     fixed,
     lane4,
     let,
     local,
-    put,
     quad_at,
     smaller,
     stride_loop,
@@ -46,8 +39,7 @@ from dnc.codegen.emit import (
 )
 from dnc.ir.plan import TransposedProduct, padded, unit_share
 
-TOGETHER = 4  # blocks of columns that a warp sums at a time
-MOST_SUMS = 32  # of a lane on tensor cores
+MOST_SUMS = 32  # of a lane
 
 
 @attrs.frozen
@@ -85,12 +77,6 @@ class Turned(Held):
         at = range(start + i, start + 2 * block.width // cores.packed, block.width)
         return [cores.held(self.worker.registers[slot]) for slot in at]
 
-    def numbers(self, band: int, block: _Columns) -> list[list[Expr]]:
-        """[j][i]: the weight of row j and column i, in float32."""
-        strips = range(block.strip, block.strip + block.width // 2)
-        found = [weight for strip in strips for weight in self.weights(band, strip)]
-        return [found[: block.width], found[block.width :]]
-
     def load(self) -> None:
         """Fills the registers."""
         columns = padded(self.placement.columns)
@@ -107,7 +93,6 @@ class Turned(Held):
                 rows.append((fixed("from", base + source * columns, "int64"), valid))
             for block in self.blocks:
                 self._load(band, block, rows)
-        self.close()
 
     def _load(self, band: int, block: _Columns, rows: list[tuple[Expr, Expr]]) -> None:
         """Loads a block of columns of two rows: of each where it begins, and whether it is there."""
@@ -116,20 +101,14 @@ class Turned(Held):
             there = (valid * (column < padded(self.placement.columns))) != 0
             at = first + column if self.is_full else T.Select(there, first + column, T.int64(0))
             sources.append(fixed("from", at, "int64"))
-        pool, packed = self.worker.pool, self.words < 4
-        if block.width == 4 and not packed:
-            for j, at in enumerate(sources):
-                self.fill(band, block.strip + j, T.address_of(pool[at]))
-        elif self.is_near(band, block.strip):
-            found = [self._loaded(T.address_of(pool[at]), block.width) for at in sources]
-            # Of two numbers a word, neighbours are those of one column.
-            self.keep(self.slot(band, block.strip), [number for row in found for number in row])
+        addresses = [T.address_of(self.worker.pool[at]) for at in sources]
+        if block.width == 4 and self.words == 4:
+            for j, address in enumerate(addresses):
+                self.fill(band, block.strip + j, address)
         else:
-            rest = self.rest(band, block.strip)
-            for j, at in enumerate(sources):
-                for i in range(block.width):
-                    target = T.address_of(self.worker.shared_weights[rest + 2 * j + i])
-                    cuda.copy1_async(target, T.address_of(pool[at + i]))
+            # Of two numbers a word, neighbours are those of one column.
+            numbers = [number for address in addresses for number in self._loaded(address, block.width)]
+            self.keep(self.slot(band, block.strip), numbers)
 
     def _loaded(self, source: Expr, count: int) -> list[Expr]:
         """Two or four numbers."""
@@ -142,22 +121,13 @@ class Turned(Held):
 
 def transposed(tile: UnitTile, product: TransposedProduct) -> None:
     """Partial sums over the worker's rows for all vertices of a tile. Ends with a barrier."""
-    worker = tile.worker
-    # Where sums go more than one way, what follows from the lane would be kept for all of them, and spilled:
-    # beside code for tensor cores, or that keeps times, even where this costs time. Registers are short, too,
-    # where they do not hold a whole slice.
-    placement = tile.placement(product)
-    ways = worker.plan.reduced and (worker.traced or uses_cores(worker.plan))
-    short = worker.push is not None or ways or placement.rest
-    held = Turned.of(worker.here() if short else worker, placement)
-    own = _Sums(tile, product, held)
-    two = partial(own.few, min(2, tile.staging.tile))
-    narrow = partial(either, tile.count == 1, partial(own.few, 1), two)
-    if uses_cores(worker.plan) and cores_of(worker.plan).transposed:
-        by_count(tile.count, cores_of(worker.plan).transposed, narrow, own.many)
+    sums = _Sums(tile, product, Turned.of(tile.worker, tile.placement(product)))
+    by_eight = partial(sums.make, 1)
+    if tile.staging.tile < 2 * ACROSS:
+        by_eight()
     else:
-        narrow()
-    worker.synchronize()
+        either(tile.count <= ACROSS, by_eight, partial(sums.make, 2))
+    tile.worker.synchronize()
 
 
 @attrs.frozen(eq=False)
@@ -185,66 +155,15 @@ class _Sums:
         rows = [row + i if is_whole else smaller(row + i, held.rows - 1) for i in range(2)]
         return [let("delta", memory[plane.place(near, vertex)]) for near in rows]
 
-    # ---- FMAs -----------------------------------------------------------------------------------
-
-    def few(self, vertices: int) -> None:
-        """For so many vertices at a time."""
-        whole = [block for block in self.held.blocks if block.width == 4]
-        some = [whole[begin : begin + TOGETHER] for begin in range(0, len(whole), TOGETHER)]
-        some += [[block] for block in self.held.blocks if block.width < 4]
-        with stride_loop("first", 0, self.tile.count, vertices) as first:
-            for blocks in some:
-                self._few_columns(blocks, first, vertices)
-
-    def _few_columns(self, blocks: list[_Columns], first: Expr, vertices: int) -> None:
-        """For some blocks of columns, all of one width, and `vertices` vertices from `first` on."""
-        held, first = self.held, fixed("first_here", cuda.NUMBER_HERE(first))
-        # So many that what a lane ends with are neighbours.
-        count, width = 1 << (len(blocks) - 1).bit_length(), blocks[0].width
-        size = vertices * count * width
-        sums = local("sums", "float32", T.float32(0.0), size)
-        turn = turns(held.worker, vertices)
-        order = in_turn(held.worker, vertices)
-        for band in range(held.bands):
-            deltas = [self.deltas(band, first + v) for v in order]
-            for number, block in enumerate(blocks):
-                weights = held.numbers(band, block)
-                for v in range(vertices):
-                    for j in range(2):
-                        for i in range(width):
-                            at = (v * count + number) * width + i
-                            put(sums, at, cuda.fma(weights[j][i], deltas[v][j], sums[at]))
-        owned = cuda.warp_reduce_scatter(sums, size, held.worker.lane, OWN_LANES, parted=turn)
-        step = min(owned.slots, width)
-        for slot in range(0, owned.slots, step):
-            index = let("index", owned.first + slot)
-            vertex = let("vertex", first + index // (count * width))
-            number = let("number", index // width % count)
-            there = both(owned.valid[slot], vertex < self.tile.count)
-            if count > len(blocks):
-                there = both(there, number < len(blocks))
-            column = let("column", held.column(blocks[0]) + number * (2 * STRIP) + index % width)
-            with when(there):
-                self._store(vertex, column, sums, slot, step)
-
-    # ---- tensor cores ---------------------------------------------------------------------------
-
-    def many(self) -> None:
-        """For 8 vertices at a time, or twice as many."""
-        by_eight = partial(self._many, 1)
-        if self.tile.staging.tile < 2 * ACROSS:
-            by_eight()
-        else:
-            either(self.tile.count <= ACROSS, by_eight, partial(self._many, 2))
-
-    def _many(self, across: int) -> None:
+    def make(self, across: int) -> None:
+        """For `across` times 8 vertices at a time."""
         blocks = self.held.blocks
         some = MOST_SUMS // (8 * across)
         with stride_loop("first", 0, self.tile.count, across * ACROSS) as first:
             for begin in range(0, len(blocks), some):
-                self._many_columns(blocks[begin : begin + some], first, across)
+                self._columns(blocks[begin : begin + some], first, across)
 
-    def _many_columns(self, blocks: list[_Columns], first: Expr, across: int) -> None:
+    def _columns(self, blocks: list[_Columns], first: Expr, across: int) -> None:
         """For some blocks of columns, and `across` times 8 vertices from `first` on."""
         held, tile = self.held, self.tile
         cores = cores_of(held.worker.plan)
