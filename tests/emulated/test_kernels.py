@@ -32,6 +32,31 @@ Case = tuple[str, dict[str, int], dict[str, Any]]
 CASES: dict[str, Case] = {
     "weights in registers": ("treelstm", TREE, {"cluster": 4}),
     "tensor cores, bf16": ("treelstm", TREE, {"cluster": 4, "precision": "bf16"}),
+    "tensor cores, tf32, an odd number of strips, units that some workers lack": (
+        "treelstm",
+        {"hidden": 131, "embed": 8, "vocab": 11},
+        {"cluster": 4, "precision": "tf32"},
+    ),
+    "tensor cores, tf32, rows of one gate beside those of the next": (
+        "treelstm",
+        {"hidden": 70, "embed": 8, "vocab": 11},
+        {"cluster": 4, "precision": "tf32"},
+    ),
+    "tensor cores, bf16, units that some workers lack": (
+        "treelstm",
+        {"hidden": 133, "embed": 8, "vocab": 11},
+        {"cluster": 4, "precision": "bf16"},
+    ),
+    "tensor cores, registers of two recursions": (
+        "encoder_decoder",
+        {"hidden": 32, "embed": 8, "targets": 20},
+        {"cluster": 4, "registers": 16, "precision": "tf32"},
+    ),
+    "tensor cores, all weights in registers": (
+        "treelstm",
+        {"hidden": 20, "embed": 12, "vocab": 11},
+        {"cluster": 4, "precision": "tf32", "residency": "register"},
+    ),
     "tensor cores, tf32x3, weights streamed": (
         "treelstm",
         {"hidden": 48, "embed": 20, "vocab": 11},
