@@ -153,3 +153,28 @@ def test_a_process_that_was_forked_in_a_launch(build: Path, monkeypatch: pytest.
     monkeypatch.setattr(backend, "_process", -1)
     with pytest.raises(DiagnosticError, match="forked while launches were under way"):
         model.predict([0])
+
+
+@pytest.mark.parametrize("name", ["predict", "evaluate"])
+def test_an_interrupt_leaves_no_worker_that_waits(build: Path, name: str, monkeypatch) -> None:
+    """It comes when some workers have been told to begin, and others have not: those would wait in vain."""
+    model = dnc.load(build, "cpu", replicas=1, workers=2)
+    model.attach(DATA)
+    call = CALLS[name]
+    expected, backend = call(model), model.backend
+    worker = backend._threads[1]
+    submit, told = worker.submit, list[bool]()
+
+    def interrupted(*arguments: Any) -> Future[None]:
+        told.append(True)
+        if name == "predict" or len(told) > 1:  # the caller's own part comes last
+            found = submit(*arguments)
+        if len(told) == 1:
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "submit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call(model)
+    assert all(map(np.array_equal, call(model), expected))
