@@ -36,7 +36,7 @@ from dnc.ir.optimizers import DEFAULT
 from dnc.ir.plan import Plan
 from dnc.ir.program import Program
 from dnc.runtime.backend import Backend
-from dnc.runtime.batches import distinct
+from dnc.runtime.batches import distinct, filled
 from dnc.runtime.build import Build
 from dnc.runtime.carried import carried
 from dnc.runtime.checkpoint import Checkpoint, Course, Position, check_model, load_checkpoint
@@ -463,6 +463,7 @@ class Model:
         next step drops. `backward` drops what `forward` has dropped.
         """
         dataset, numbers = distinct(*self.batch_of(batch, labels_required=False))
+        filled(numbers)
         hand_in(dataset, numbers, pulled_fields(self.program), pulled or {}, "pulled vector")
         if training:
             self.check_trains()

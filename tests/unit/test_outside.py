@@ -170,6 +170,11 @@ def test_what_does_not_fit_is_refused(model, pulled, message):
         model.forward([0, 1], pulled)
 
 
+def test_a_batch_holds_samples(model):
+    with pytest.raises(DiagnosticError, match="a batch holds no samples"):
+        model.forward([], {"Tree.x": []})
+
+
 def test_backward_needs_a_forward(model):
     with pytest.raises(DiagnosticError, match="backward needs a batch: call forward first"):
         model.backward({})
