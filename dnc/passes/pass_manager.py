@@ -110,6 +110,8 @@ class PassManager(Generic[T]):
             if not names.get(name, False):
                 optional = ", ".join(name for name, is_optional in names.items() if is_optional)
                 raise fail(f"pass '{name}' cannot be left out", f"these can: {optional}")
+        if self.options.stop_after in self.options.without:
+            raise fail(f"pass '{self.options.stop_after}' is left out: nothing can stop behind it")
 
     def _check(self, value: T, when: str) -> None:
         errors = self.errors(value)

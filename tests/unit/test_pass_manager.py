@@ -51,6 +51,11 @@ def test_it_stops_and_leaves_out():
     assert run(without=("hoist",))[0] == Differentiate()(instance("tree")[0])
 
 
+def test_it_stops_behind_no_pass_that_is_left_out():
+    with pytest.raises(DiagnosticError, match="pass 'hoist' is left out: nothing can stop behind it"):
+        run(stop_after="hoist", without=("hoist",))
+
+
 def test_it_dumps(tmp_path):
     program, _ = run(dump_dir=tmp_path)
     names = sorted(path.name for path in tmp_path.iterdir())
