@@ -9,6 +9,7 @@ else the machine does strikes them alike; of every batch the fastest launch coun
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 import attrs
 import numpy as np
@@ -66,21 +67,27 @@ def measure(
     tell: Callable[[int], None] = lambda done: None,
 ) -> list[Measured]:
     """Times of all contestants. tell: called with the number of rounds that are over; the first warms up."""
-    runners: list[_Runner | str] = []
-    for each in contestants:
-        try:
-            runners.append(_Runner(work, each, open_contestant(device, each)))
-        except DiagnosticError as error:
-            runners.append(_first_line(error))
+    runners, backends = list["_Runner | str"](), list[Backend]()
     found: list[list[list[float]]] = [[] for _ in contestants]
-    for done in range(rounds + 1):
-        for at, runner in enumerate(runners):
-            if isinstance(runner, _Runner):
-                try:
-                    found[at].append(runner.round())
-                except DiagnosticError as error:
-                    runners[at] = _first_line(error)
-        tell(done)
+    try:
+        for each in contestants:
+            try:
+                backends.append(open_contestant(device, each))
+                runners.append(_Runner(work, each, backends[-1]))
+            except DiagnosticError as error:
+                runners.append(_first_line(error))
+        for done in range(rounds + 1):
+            for at, runner in enumerate(runners):
+                if isinstance(runner, _Runner):
+                    try:
+                        found[at].append(runner.round())
+                    except DiagnosticError as error:
+                        runners[at] = _first_line(error)
+            tell(done)
+    finally:
+        for backend in backends:
+            with suppress(DiagnosticError):  # of a device that has failed nothing can be given back
+                backend.close()
     return [
         Measured(None, runner)
         if isinstance(runner, str)

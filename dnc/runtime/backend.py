@@ -52,6 +52,9 @@ class Backend(Protocol):
         DiagnosticError in plain words when the device has not that much memory.
         """
 
+    def close(self) -> None:
+        """Gives the pool back, and what else it holds of the device; it is not used any more."""
+
     def capacity(self) -> int:
         """Words that a pool could have at most on this device now."""
 
@@ -136,6 +139,10 @@ class VMBackend:
     def allocate(self, words: int) -> None:
         """Makes the pool."""
         self.pool = np.zeros(words, np.float32)
+
+    def close(self) -> None:
+        """Gives the pool back."""
+        self.allocate(0)
 
     def capacity(self) -> int:
         """Words of a small test machine."""

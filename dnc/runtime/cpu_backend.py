@@ -117,6 +117,10 @@ class CpuBackend:
         self._tensor = cpu_code.vector(self._pool)
         self._views.clear()
 
+    def close(self) -> None:
+        """Gives the pool back."""
+        self.allocate(0)
+
     def write(self, at: int, values: Array) -> None:
         """Copies words into the pool, after all launches so far."""
         self._synchronize()

@@ -197,9 +197,7 @@ class CudaBackend:
     def allocate(self, words: int) -> None:
         """Makes the pool."""
         self._synchronize()
-        if self._pool is not None:
-            self._pool.free()
-            self._pool = None
+        self._free_pool()
         try:
             self._pool = self._allocate(words * 4)
             self._lanes.copies_beside = not isinstance(self._pool, LentBuffer)
@@ -207,6 +205,23 @@ class CudaBackend:
             self.device.stream.synchronize()
         except CudaError as error:
             raise fail(f"{error}: the pool of this model needs {words * 4 / 2**30:.2f} GiB") from error
+
+    def _free_pool(self) -> None:
+        if self._pool is not None:
+            self._pool.free()
+            self._pool = None
+
+    def close(self) -> None:
+        """Gives its memory back, on the GPU and what is page-locked."""
+        self._synchronize()
+        try:
+            self._free_pool()
+            for here in (*self._slots, self._direct):
+                if here is not None:
+                    here.free()
+        except CudaError as error:
+            raise fail(str(error)) from error
+        self._slots, self._direct = [None, None], None
 
     def _at(self, word: int) -> int:
         if self._pool is None:
@@ -434,8 +449,7 @@ class CudaBackend:
         here = self._direct
         if here is None or len(here.words) < words or len(here.back_words) < back + FIRST_READ:
             if here is not None:
-                here.pinned.free()
-                here.back.free()
+                here.free()
             device = self.device
             here = _Direct(
                 device.pinned(max(words * 2, 1 << 14) * 4),
@@ -455,8 +469,7 @@ class CudaBackend:
         if here is None or len(here.words) < words:
             if here is not None:
                 here.done.synchronize()
-                here.pinned.free()
-                here.back.free()
+                here.free()
             pinned = self.device.pinned(max(words, 1 << 14) * 8)
             back = self.device.pinned(MOST_LAUNCHES * RECORD * 4)
             here = _Slot(pinned, back, self.device.stream.record())
@@ -484,6 +497,12 @@ class _Slot:
         self.fetched: PinnedBuffer | None = None
         self.values = NOTHING
 
+    def free(self) -> None:
+        """Gives it back, once nothing is under way."""
+        for each in (self.pinned, self.back, self.fetched):
+            if each is not None:
+                each.free()
+
 
 class _Direct:
     """Pinned memory of launches that are waited for at once."""
@@ -491,3 +510,8 @@ class _Direct:
     def __init__(self, pinned: PinnedBuffer, back: PinnedBuffer, before: Event, after: Event) -> None:
         self.pinned, self.back, self.before, self.after = pinned, back, before, after
         self.words, self.back_words = pinned.view(np.int32), back.view(np.int32)
+
+    def free(self) -> None:
+        """Gives it back."""
+        self.pinned.free()
+        self.back.free()

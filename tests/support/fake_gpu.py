@@ -146,7 +146,7 @@ class FakeDevice:
     def __init__(self, plan: Plan) -> None:
         self.plan, self.launches, self.traced = plan, 0, list[bool]()
         self.memory = np.zeros(1 << 25, np.uint8)
-        self.used, self.held = 256, 0
+        self.used, self.held, self.locked = 256, 0, 0
         self.born = 10**17
         self.now = self.born + 12345
         self.stream = FakeStream(self)
@@ -183,7 +183,14 @@ class FakeDevice:
 
     def pinned(self, size: int) -> Any:
         """Memory of the host."""
-        return PinnedBuffer(0, np.zeros(size, np.uint8))
+        device, memory = self, np.zeros(size, np.uint8)
+        self.locked += 1
+
+        class Freed(PinnedBuffer):
+            def free(self) -> None:
+                device.locked -= 1
+
+        return Freed(memory.ctypes.data, memory)
 
     def new_stream(self) -> FakeStream:
         """The same."""

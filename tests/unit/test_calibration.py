@@ -61,6 +61,7 @@ def test_a_folder_of_builds(carried: FakeDevice, capsys) -> None:
     measured = known("sm_90a")
     assert measured is not None and measured.launches == 8  # 2 builds, 2 grids, batches of 1 and 4
     assert min(attrs.astuple(measured.constants)) >= 0
+    assert (carried.held, carried.locked) == (0, 0)  # what it was measured with
 
 
 def test_a_cache_that_cannot_be_written_is_told_first(carried: FakeDevice, capsys, tmp_path, monkeypatch):

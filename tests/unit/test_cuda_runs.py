@@ -13,7 +13,7 @@ from dnc.diagnostics import DiagnosticError
 from dnc.ir import isa
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cuda_backend import CudaBackend
-from dnc.runtime.cuda_driver import LaunchShape, PinnedBuffer
+from dnc.runtime.cuda_driver import LaunchShape
 from dnc.runtime.initialize import initialize
 from dnc.runtime.predictor import Predictor
 from dnc.runtime.reference_vm import ReferenceVM
@@ -75,10 +75,6 @@ class Device(FakeDevice):
         super().__init__(plan)
         self.stream, self.static, self.broken = Stream(self), 0, False
 
-    def pinned(self, size: int) -> Any:
-        memory = np.zeros(size, np.uint8)
-        return PinnedBuffer(memory.ctypes.data, memory)
-
     def call(self, kernel: FakeKernel, shape: LaunchShape, stream: FakeStream) -> Any:
         return Running(self, kernel, shape)
 
@@ -109,6 +105,19 @@ def test_values_of_short_runs(made) -> None:
                     assert np.array_equal(one, other), name
         kernel = session.backend.time_kernels() if turn == 0 else kernel
     assert kernel == pytest.approx([3e-6] * 4)
+
+
+def test_memory_is_given_back(made) -> None:
+    session, _, device = made
+    data, backend = session.attach(ForestGrower(session.plan.program, 1).grow(2, 4)), session.backend
+    session.reserve(data, 2)
+    device.static = session.memory.pool.words
+    list(session.predictions(data, [range(1), range(2), range(1)]))
+    assert device.locked == 6  # of both slots: what goes there, what comes back, values
+    backend._slot(0, 1 << 20)
+    assert device.locked == 5  # no values are there yet
+    backend.close()
+    assert (device.held, device.locked) == (0, 0)
 
 
 def test_no_more_replicas_than_samples(made) -> None:
