@@ -185,7 +185,6 @@ class LaunchShape:
     threads: int
     shared_bytes: int
     cluster: int = 1
-    cooperative: bool = True
 
 
 @attrs.frozen
@@ -385,11 +384,10 @@ def _launch_config(shape: LaunchShape, stream: Any) -> Any:
         cluster.value.clusterDim.x = shape.cluster
         cluster.value.clusterDim.y = cluster.value.clusterDim.z = 1
         attributes.append(cluster)
-    if shape.cooperative:
-        cooperative = driver.CUlaunchAttribute()
-        cooperative.id = kind.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-        cooperative.value.cooperative = 1
-        attributes.append(cooperative)
+    cooperative = driver.CUlaunchAttribute()
+    cooperative.id = kind.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    cooperative.value.cooperative = 1
+    attributes.append(cooperative)
     config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = shape.workers, 1, 1
     config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1

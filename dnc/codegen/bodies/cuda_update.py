@@ -231,9 +231,8 @@ def update_table(
     own = worker.stage(WARPS * PARTS_TOGETHER * COPIED * wide_part, SCRATCH)
     own = fixed("own", own + worker.warp * (PARTS_TOGETHER * COPIED * wide_part) + worker.lane * lanes)
 
-    def each(part: Expr, heads: Expr, body: Callable[[Expr, Expr, Expr, Expr], None]) -> None:
-        """The body for the parts of a round: a position in the table, one in the gradient, the element of the
-        row, the first word."""
+    def each(part: Expr, heads: Expr, body: Callable[[Expr, Expr, Expr], None]) -> None:
+        """The body for the parts of a round: a position in the table, one in the gradient, the first word."""
         number = local("number", "int32", 0)
         end = fixed("end", smaller(part + apart * PARTS_TOGETHER, count))
         with stride_loop("each", part, end, apart) as item:
@@ -242,10 +241,10 @@ def update_table(
             row = let("table_row", wide(cuda.shuffle(heads, number[0])) * 4)
             word = fixed("word", own + number[0] * (COPIED * wide_part))
             with when(column < table.width):
-                body(row + column, base + wide(token) * padded(table.width) + column, column, word)
+                body(row + column, base + wide(token) * padded(table.width) + column, word)
             put(number, 0, number[0] + 1)
 
-    def copy(row: Expr, gradient: Expr, column: Expr, word: Expr) -> None:
+    def copy(row: Expr, gradient: Expr, word: Expr) -> None:
         for number, source in enumerate((row, gradient)):
             at = fixed("copied", source, "int64")
             worker.start_copy(word + number * wide_part, at, always=True)
@@ -257,7 +256,7 @@ def update_table(
             let("shift", worker.access.base(isa.STATES[i]) - parameters) for i in range(len(optimizer.states))
         ]
 
-        def change(row: Expr, gradient: Expr, column: Expr, word: Expr) -> None:
+        def change(row: Expr, gradient: Expr, word: Expr) -> None:
             at = [
                 fixed("at", place, "int64") for place in (row, gradient, *(row + shift for shift in shifts))
             ]

@@ -165,9 +165,8 @@ class Tail:
         ends = np.cumsum([0, *(each.targets * each.runs for each in self._summed)]).tolist()
         runs_of = {key: range(*ends[at : at + 2]) for at, key in enumerate(known)}
         runs = [number for each in self._shared_out for number in runs_of[each.key]]
-        # Of all gradients the runs of rows among those of `_summed`, and the first ones of every target.
+        # Of all gradients the runs of rows among those of `_summed`.
         self._runs = np.array(runs, np.intp)
-        self._leading = self._runs[self._shapes.leading]
         # Of all targets the numbers among what `Summed.rows` says of those of `_summed`.
         ends = np.cumsum([0, *(each.targets for each in self._summed)]).tolist()
         targets_of = {key: range(*ends[at : at + 2]) for at, key in enumerate(known)}
