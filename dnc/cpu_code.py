@@ -133,7 +133,7 @@ def load(text: str, cache_folder: Path, compile_into: Callable[[Path, str], Path
         try:
             return _opened(cached)
         except RuntimeError:
-            cached.unlink()
+            cached.unlink(missing_ok=True)  # another process may have been faster
     return _opened(compile_into(cache_folder, text))
 
 

@@ -97,14 +97,14 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent))
-        for name, content in files.items():
-            (made / name).write_bytes(content)
-        index = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
-        (made / _INDEX).write_bytes(msgspec.json.encode(index))
-        shutil.rmtree(folder, ignore_errors=True)
         try:
-            made.rename(folder)
-        except OSError:  # another process was faster
+            for name, content in files.items():
+                (made / name).write_bytes(content)
+            index = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+            (made / _INDEX).write_bytes(msgspec.json.encode(index))
+            shutil.rmtree(folder, ignore_errors=True)
+            made.rename(folder)  # OSError: another process was faster
+        finally:
             shutil.rmtree(made, ignore_errors=True)
     except OSError:
         return

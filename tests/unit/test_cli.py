@@ -85,6 +85,13 @@ def test_kernels_come_from_the_cache(command, monkeypatch, workplace):
     assert len(made) == 3
 
 
+def test_what_cannot_be_kept_leaves_nothing(command, monkeypatch, workplace):
+    monkeypatch.setattr("dnc.kernel_cache._emit", lambda plan: {"k": b"1"})
+    monkeypatch.setattr("dnc.kernel_cache._INDEX", "no folder/index.json")
+    assert command(f"compile {TREE}").code == 0
+    assert not list((workplace / ".cache" / "kernels").iterdir())
+
+
 def test_looking_into_the_compiler(command, workplace):
     done = command(f"compile {TREE} -o out --stop-after hoist --time-passes")
     assert done.code == 0 and "# after hoist" in done.out and "canonicalize:" in done.out
