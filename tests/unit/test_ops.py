@@ -5,9 +5,10 @@ import pytest
 
 from dnc.ir.builder import Builder, infer_type
 from dnc.ir.interpreter import evaluate_cell
-from dnc.ir.opdef import CONSTANT, ELEMENTWISE
+from dnc.ir.opdef import CONSTANT, ELEMENTWISE, SURFACE
 from dnc.ir.ops import OPS
 from dnc.ir.types import INDEX, SCALAR, ListType, TensorType
+from tests.support.programs.values import PRODUCTIONS
 
 
 def tensor(*shape):
@@ -87,6 +88,11 @@ def sample(type, random, children=3):
 
 def test_every_entry_has_a_case():
     assert {case[0] for case in CASES} == set(OPS)
+
+
+def test_random_programs_have_every_operation_that_programs_can_call():
+    called = {name for name, entry in OPS.items() if entry.has(SURFACE)}
+    assert called - {"argmax"} <= {each.name for each in PRODUCTIONS}  # that is part of "equal"
 
 
 @pytest.mark.parametrize("case", CASES, ids=label)
