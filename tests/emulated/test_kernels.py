@@ -62,6 +62,16 @@ CASES: dict[str, Case] = {
         {"hidden": 48, "embed": 20, "vocab": 11},
         {"cluster": 4, "precision": "tf32x3", "residency": "streamed"},
     ),
+    "tensor cores, bf16, weights in shared memory": (
+        "treelstm",
+        TREE,
+        {"cluster": 4, "residency": "shared", "precision": "bf16"},
+    ),
+    "steps whose last rows are of no unit": (
+        "treelstm",
+        {"hidden": 60, "embed": 24, "vocab": 11},
+        {"cluster": 4, "residency": "streamed"},
+    ),
     "states that are pushed": ("lstm_classifier", {"hidden": 32, "embed": 20}, {"cluster": 4}),
     "matrices without a bias": ("../tests/support/unbiased", {"width": 32}, {"cluster": 4}),
     "two parts of a recursion": ("bilstm_tagger", {"hidden": 32, "embed": 20}, {"cluster": 4}),
