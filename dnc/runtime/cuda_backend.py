@@ -288,7 +288,11 @@ class CudaBackend:
         first, source, lanes = first_of(schedules), words_of(schedules), lanes_of(schedules)
         is_lean = lean_of(schedules)
         count, size = source.shape
-        here = self._slot(slot, count * size)
+        try:
+            here = self._slot(slot, count * size)
+            here.done.synchronize()  # behind an interrupt nobody may have waited for what it had
+        except CudaError as error:
+            raise fail(str(error)) from error
         here.words[: count * size].reshape(count, size)[:] = source
         sync, replicas = (int(source[0, self._header[name]]) for name in ("sync", "replicas"))
         words_at = self._at(first.address * 4)

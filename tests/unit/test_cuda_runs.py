@@ -126,6 +126,30 @@ def test_no_more_replicas_than_samples(made) -> None:
     assert backend.grid(5, False) == (2, 8)
 
 
+def test_an_interrupt_before_a_launch_is_noted(made, monkeypatch) -> None:
+    """What the slot had may still be copied from there when the next launch comes."""
+    session, _, device = made
+    data, order = session.attach(ForestGrower(session.plan.program, 1).grow(2, 4)), list[str]()
+    session.reserve(data, 2)
+    device.static = session.memory.pool.words
+    launch = session.backend.launch
+
+    def interrupted(*arguments: Any) -> None:
+        launch(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session.backend, "launch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            list(session.predictions(data, [range(2)]))
+    for kind, name in ((Stream, "upload"), (Event, "synchronize")):
+        method = getattr(kind, name)
+        noted = lambda *a, name=name, method=method: order.append(name) or method(*a)  # noqa: E731
+        monkeypatch.setattr(kind, name, noted)
+    list(session.predictions(data, [range(2)]))
+    assert order == ["synchronize", "upload", "synchronize"]
+
+
 def test_a_kernel_that_gave_up(made) -> None:
     session, _, device = made
     device.broken = True
