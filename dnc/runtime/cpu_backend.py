@@ -90,7 +90,7 @@ class CpuBackend:
     def grid(self, samples: int, trains: bool = True, lanes: int = 1) -> tuple[int, int]:
         """Replicas of one worker where there are samples for all cores; else the workers share.
 
-        Where a step of the recursion is less work than meeting over it, a prediction has one worker.
+        Where a step of the recursion is less work than meeting over it, a small batch has one worker.
         What `dnc tune` found comes before these rules, if there are as many cores.
         """
         if self._replicas or self._workers:
@@ -98,7 +98,7 @@ class CpuBackend:
         tuned = tuned_grid(self._tuned, samples) if trains == self.plan.trains else None
         if tuned is not None and math.prod(tuned) <= self.cores:
             return tuned
-        if not trains and self._is_small and samples < 2 * self.cores:
+        if self._is_small and samples < 2 * self.cores:
             return 1, 1
         return (self.cores, 1) if samples >= 2 * self.cores else (1, self.cores)
 

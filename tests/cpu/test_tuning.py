@@ -236,3 +236,12 @@ def test_a_calibration_without_a_launch_says_why(place, command, monkeypatch):
     monkeypatch.setattr("dnc.api.calibration.measure", none_runs)
     done = command("calibrate build --data train.jsonl --device cpu --rounds 1")
     assert done.code == 2 and "no launch could be timed\n  build: the device is full" in done.error
+
+
+def test_few_samples_of_a_small_model_have_one_worker(place, command):
+    """A step of its recursion is less work than meeting over it, in training as in prediction."""
+    backend = dnc.load("build", "cpu").backend
+    backend.cores = 2
+    for trains in (True, False):
+        assert backend.grid(1, trains) == backend.grid(3, trains) == (1, 1)
+        assert backend.grid(4, trains) == (2, 1)
