@@ -18,7 +18,7 @@ from dnc.ir.machine import Machine, machine
 from dnc.ir.phases import Phases
 from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, UNIT, Placement, Plan, unit_range
 from dnc.ir.program import BACKWARD, EARLY, FORWARD, LEVEL, ROOT, STACK, TABLE
-from dnc.ir.regions import are_reused
+from dnc.ir.regions import are_reused, turns
 from dnc.passes.plan_weights import Slice, most_registers, slices
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
@@ -325,13 +325,13 @@ def _on_chip(plan: Plan, chip: Machine) -> OnChip:
     workers, found = plan.tiling.workers, {_key(piece): piece for piece in slices(plan)}
     window = plan.tiling.window * 4
     tables = -(-layout(plan).queues_at // 32) * 128
-    turns = plan.program.strata if are_reused(plan) else 1
+    phases = plan.program.strata if are_reused(plan) else 1
     registers, shared = [], [Block("window of the schedule", 0, window, False)]
     shared.append(Block("tables of the schedule", window, tables, False))
     for place in plan.placements:
         if place.residency == REGISTER:
             piece = found[place.parameter, place.units, place.gates, place.repeated]
-            alone = (min(piece.strata), turns) if turns > 1 and len(piece.strata) == 1 else (0, 1)
+            alone = (min(piece.strata), phases) if phases > 1 and len(piece.strata) == 1 else (0, 1)
             held, rest = place.registers, place.rest
             registers.append(Block(place.parameter, held.start, len(held), True, *alone))
             if rest:
@@ -444,6 +444,9 @@ def _cost(plan: Plan, chip: Machine) -> Iterator[str]:
     workers = plan.tiling.workers
     held = sum(p.bytes_per_worker for p in plan.placements if p.residency != STREAMED) * workers
     yield f"L2 to SM, per replica: {held / 1024:,.0f} KiB of resident weights once a launch"
+    again = sum(p.bytes_per_worker for p in plan.placements if p.residency == REGISTER) * workers
+    if turns(plan) and plan.trains and again:
+        yield f"{again / 1024:,.0f} KiB of them once more, for gradients on tensor cores, in another order"
     uses: dict[str, int] = {}
     for segment in plan.segments:
         if plan.program.stage(segment.stage).placement == LEVEL:

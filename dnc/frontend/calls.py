@@ -32,7 +32,8 @@ CALLS_ELSEWHERE = {
     **dict.fromkeys(("mse", "mse_loss", "l2"), "the squared difference is squared_error(a, b)"),
     **dict.fromkeys(("chunk", "unpack"), "equal parts are a, b = split(x, 2)"),
     **dict.fromkeys(("embedding", "embed", "lookup"), "a row of a table is E[token]"),
-    "len": "nothing has the length of a list; mean(f(x) for x in list) divides by it",
+    "len": "nothing has the length of a list; mean(f(x) for x in list) divides by it, a sum of ones counts",
+    "max": "max is of a list, max(f(x) for x in list); of a value and 0 it is relu(x)",
     "pow": "write x * x",
 }
 """What other languages call what this one has."""

@@ -118,8 +118,8 @@ class CpuBackend:
         self._views.clear()
 
     def close(self) -> None:
-        """Gives the pool back."""
-        self.allocate(0)
+        """Gives the pool back, but for a word: nothing has no address."""
+        self.allocate(1)
 
     def write(self, at: int, values: Array) -> None:
         """Copies words into the pool, after all launches so far."""

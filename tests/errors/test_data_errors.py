@@ -87,7 +87,8 @@ LINES = {
     "deep": (
         TREE,
         '{"left":' * 100_000 + LEAF + "}" * 100_000,
-        "1: error: nested too deeply (some 1,000 levels can be read); write it in the flat form",
+        "1: error: nested too deeply (some 1,000 brackets within each other can be read, and a child in a "
+        "list has two); write it in the flat form",
     ),
     "missing_field": (TREE, '{"word": "a"}', "1: error: Leaf: field 'label' is missing"),
     "missing_child": (TREE, f'{{"left": {LEAF}, "label": 1}}', "1: error: Node: field 'right' is missing"),

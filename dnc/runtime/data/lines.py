@@ -71,7 +71,8 @@ def _decode(line: bytes) -> dict[str, Any]:
         value = msgspec.json.decode(line)
     except RecursionError:
         raise Problem(
-            "nested too deeply (some 1,000 levels can be read); write it in the flat form"
+            "nested too deeply (some 1,000 brackets within each other can be read, and a child in a list has "
+            "two); write it in the flat form"
         ) from None
     except ValueError as error:
         raise _broken(line, str(error)) from None
