@@ -58,11 +58,12 @@ class Regions:
             """The same for phases that share a loop, if they are neighbours."""
             if phase in (FIRST, last):
                 return (phase,)
+            back = int(turned and phase >= phases.starts)
             if not apart:
-                return (-1, phase >= phases.starts) if turned else ()
+                return -2, back
             if not phases.has_levels(phase):
-                return ()
-            return -1, phases.stratum(phase) if reused else 0
+                return (-2,)
+            return -1, back, phases.stratum(phase) if reused else 0
 
         runs = [list(run) for _, run in groupby(sorted({FIRST, last} | used), loop)]
         of_phase = {phase: number for number, run in enumerate(runs, FRONT) for phase in run}

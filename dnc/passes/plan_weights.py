@@ -29,7 +29,7 @@ from dnc.ir.plan import (
     weights_of_register,
 )
 from dnc.ir.program import FORWARD, LEVEL, STACK, ParameterInput
-from dnc.ir.regions import generates
+from dnc.ir.regions import generates, turns
 from dnc.ir.remarks import Remarks
 from dnc.ir.uses import uses_of
 
@@ -51,8 +51,8 @@ def most_registers(chip: Machine, precision: str) -> int:
 class Slice:
     """A parameter as the unit segments use it: rows = gates * units. packed: weights of a register. repeated:
     every worker has all units. strata: those whose recursions use it; outside: whether anything else does.
-    turns: whether it is multiplied both ways in one direction of the program, so that no order of it in
-    registers would do."""
+    both_ways: whether one direction of the program multiplies by it as it is and transposed, where these want
+    it in registers in different orders."""
 
     parameter: str
     units: int
@@ -64,12 +64,12 @@ class Slice:
     repeated: bool = False
     strata: frozenset[int] = frozenset()
     outside: bool = False
-    turns: bool = False
+    both_ways: bool = False
 
     @property
     def fits_registers(self) -> bool:
         """Whether registers can hold it, if there are as many."""
-        return not (self.stacked or self.turns)
+        return not (self.stacked or self.both_ways)
 
     def rows(self, workers: int) -> int:
         """Rows that one worker holds."""
@@ -107,7 +107,7 @@ def slices(plan: Plan) -> tuple[Slice, ...]:
                 recursive=before.recursive or recursive,
                 strata=before.strata | ({stage.stratum} if recursive else set()),
                 outside=before.outside or not recursive,
-                turns=before.turns or parameter in turning,
+                both_ways=before.both_ways or (turns(plan) and parameter in turning),
             )
             uses[key] = uses.get(key, 0) + 1
     order = sorted(found, key=lambda key: (not found[key].recursive, -uses[key], found[key].columns))
@@ -346,7 +346,7 @@ def _missing(piece: Slice, residency: str, workers: int, registers: _Registers, 
     kept = "kept in shared memory, not in registers" if residency == SHARED else "not kept on the chip"
     if piece.stacked:
         return f"{kept}: it is a stack, of which the rows of an instruction choose one"
-    if piece.turns:
+    if piece.both_ways:
         return f"{kept}: it is multiplied both as it is and transposed in one direction of the program"
     missing = f"it takes {piece.registers(workers)} registers a thread, and {registers.free} are free"
     if residency == STREAMED:

@@ -52,6 +52,16 @@ CASES: dict[str, Case] = {
         {"hidden": 32, "embed": 8, "targets": 20},
         {"cluster": 4, "registers": 16, "precision": "tf32"},
     ),
+    "all weights in registers": (
+        "treelstm",
+        {"hidden": 20, "embed": 12, "vocab": 11},
+        {"cluster": 4, "residency": "register"},
+    ),
+    "tensor cores, a recursion without a loss": (
+        "token_vectors",
+        {"hidden": 20, "width": 12},
+        {"cluster": 4, "precision": "tf32"},
+    ),
     "tensor cores, all weights in registers": (
         "treelstm",
         {"hidden": 20, "embed": 12, "vocab": 11},

@@ -9,7 +9,7 @@ from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
 from dnc.ir.phases import Phases
 from dnc.ir.plan import REGISTER, Plan
-from dnc.ir.program import LEVEL
+from dnc.ir.program import FORWARD, LEVEL
 from dnc.ir.regions import FRONT, Regions, are_reused
 from tests.support.plans import plan_of
 
@@ -125,3 +125,27 @@ loss sum(t in all(Text)) cross_entropy(V @ two(t.others.last), t.label)
     plan = make_plan(program, "sm_90a", PlanOptions(cluster=8, registers=16))
     ranges = {p.parameter: p.registers for p in plan.placements if p.residency == REGISTER}
     assert ranges["B"] == ranges["C"] and not set(ranges["A"]) & set(ranges["B"])
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("example", ["treelstm", "token_vectors", "encoder_decoder", "char_rnn"])
+@pytest.mark.parametrize("residency", [None, "register"])
+def test_on_tensor_cores_gradients_have_registers_of_their_own(
+    example: str, precision: str, residency: str | None
+) -> None:
+    settings = {"targets": 50} if example == "encoder_decoder" else {}
+    options = {"cluster": 8, "precision": precision, "residency": residency}
+    plan = plan_of(example, settings | {"hidden": 32}, **options)
+    regions = Regions.of(plan)
+    assert regions.turned and not regions.turned >= regions.with_registers
+    for stage in plan.program.stages:
+        region = regions.of_stage[stage.name]
+        if region in regions.with_registers:
+            assert (stage.direction != FORWARD) == (region in regions.turned)
+    assert regions_of_queue(plan) == sorted(regions_of_queue(plan))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32x3"])
+def test_without_them_they_have_the_same(precision: str) -> None:
+    regions = Regions.of(plan_of("treelstm", {"hidden": 32}, precision=precision))
+    assert regions.with_registers == {FRONT + 1} and not regions.turned

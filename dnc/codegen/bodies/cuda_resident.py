@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import vertex_words
-from dnc.codegen.bodies.cuda_tensor import cores_of, packs, uses_cores
+from dnc.codegen.bodies.cuda_tensor import cores_of, packs
 from dnc.codegen.bodies.cuda_worker import Worker, source_row
 from dnc.codegen.emit import Expr, fixed, lane4, let, local, put, quad_at, smaller
 from dnc.ir.machine import LANES, THREADS, WARPS
@@ -119,11 +119,9 @@ class Held:
 
     def keep(self, slot: int, numbers: list[Expr]) -> None:
         """Puts numbers into the words from `slot` on."""
-        if uses_cores(self.worker.plan):
-            cores = cores_of(self.worker.plan)
-            numbers = [cores.keep(own) for own in packs(cores, numbers)]
-        for i, word in enumerate(numbers):
-            put(self.worker.registers, slot + i, word)
+        cores = cores_of(self.worker.plan)
+        for i, own in enumerate(packs(cores, numbers)):
+            put(self.worker.registers, slot + i, cores.keep(own))
 
     def close(self) -> None:
         """Waits for what comes into shared memory: nobody else reads it."""
