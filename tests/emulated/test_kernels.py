@@ -37,26 +37,6 @@ CASES: dict[str, Case] = {
         {"hidden": 131, "embed": 8, "vocab": 11},
         {"cluster": 4, "precision": "tf32"},
     ),
-    "tensor cores, tf32, rows of one gate beside those of the next": (
-        "treelstm",
-        {"hidden": 70, "embed": 8, "vocab": 11},
-        {"cluster": 4, "precision": "tf32"},
-    ),
-    "tensor cores, bf16, units that some workers lack": (
-        "treelstm",
-        {"hidden": 133, "embed": 8, "vocab": 11},
-        {"cluster": 4, "precision": "bf16"},
-    ),
-    "tensor cores, registers of two recursions": (
-        "encoder_decoder",
-        {"hidden": 32, "embed": 8, "targets": 20},
-        {"cluster": 4, "registers": 16, "precision": "tf32"},
-    ),
-    "all weights in registers": (
-        "treelstm",
-        {"hidden": 20, "embed": 12, "vocab": 11},
-        {"cluster": 4, "residency": "register"},
-    ),
     "tensor cores, a recursion without a loss": (
         "token_vectors",
         {"hidden": 20, "width": 12},
@@ -71,16 +51,6 @@ CASES: dict[str, Case] = {
         "treelstm",
         {"hidden": 48, "embed": 20, "vocab": 11},
         {"cluster": 4, "precision": "tf32x3", "residency": "streamed"},
-    ),
-    "tensor cores, bf16, weights in shared memory": (
-        "treelstm",
-        TREE,
-        {"cluster": 4, "residency": "shared", "precision": "bf16"},
-    ),
-    "steps whose last rows are of no unit": (
-        "treelstm",
-        {"hidden": 60, "embed": 24, "vocab": 11},
-        {"cluster": 4, "residency": "streamed"},
     ),
     "states that are pushed": ("lstm_classifier", {"hidden": 32, "embed": 20}, {"cluster": 4}),
     "matrices without a bias": ("../tests/support/unbiased", {"width": 32}, {"cluster": 4}),
