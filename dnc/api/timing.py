@@ -67,7 +67,7 @@ def measure(
     tell: Callable[[int], None] = lambda done: None,
 ) -> list[Measured]:
     """Times of all contestants. tell: called with the number of rounds that are over; the first warms up."""
-    runners, backends = list["_Runner | str"](), list[Backend]()
+    runners, backends = list[_Runner | str](), list[Backend]()
     found: list[list[list[float]]] = [[] for _ in contestants]
     try:
         for each in contestants:

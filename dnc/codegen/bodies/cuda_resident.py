@@ -30,9 +30,8 @@ TOGETHER = 20  # bands and vertices that a warp sums at a time, beside the weigh
 @attrs.frozen(eq=False)
 class Held:
     """The registers of a slice, blocks of 8 rows and 16 columns of a warp after another: four weights of
-    each a lane, as words that `Cores.keep` makes. Rows and columns that do not exist are zero. What
-    registers have no room for, of the last bands, a thread has in shared memory, where nobody else reads
-    it. A lane is 4 `group` + `own`."""
+    each a lane, as words that `Cores.keep` makes. Rows and columns that do not exist are zero. A lane is
+    4 `group` + `own`."""
 
     worker: Worker
     placement: Placement
@@ -72,29 +71,9 @@ class Held:
         """A register."""
         return self.worker.registers[self.slot(band, strip) + i]
 
-    def weights(self, band: int, strip: int) -> list[Expr]:
-        """The words of a band and strip, wherever they are."""
-        if self.is_near(band, strip):
-            return [self.word(band, strip, i) for i in range(self.words)]
-        value = let("weight", self.worker.shared_weights[quad_at(self.rest(band, strip))])
-        return [lane4(value, i) for i in range(self.words)]
-
     def slot(self, band: int, strip: int) -> int:
         """The first of the registers."""
         return self.placement.registers.start + (band * self.strips + strip) * self.words
-
-    def is_near(self, band: int, strip: int) -> bool:
-        """Whether registers hold a band and strip."""
-        return self.slot(band, strip) < self.placement.registers.stop
-
-    def rest(self, band: int, strip: int) -> Expr:
-        """Where shared memory does: what a warp reads lies side by side."""
-        number = (self.slot(band, strip) - self.placement.registers.stop) // self.words
-        return self.placement.rest.start + (number * THREADS + self.thread) * self.words
-
-    def near(self, row: Expr) -> Expr:
-        """A row of a band, or the last one where there is none: its weights are zero."""
-        return row if self.rows % BAND == 0 else smaller(row, self.rows - 1)
 
     @property
     def is_full(self) -> bool:
@@ -109,13 +88,11 @@ class Held:
 
     def fill(self, band: int, strip: int, source: Expr) -> None:
         """Loads the words of a band and strip, of four weights side by side."""
-        if not self.is_near(band, strip):
-            target = T.address_of(self.worker.shared_weights[self.rest(band, strip)])
-            cuda.copy4_async(target, source, True)
-        elif self.words == 4:
-            T.evaluate(cuda.LOAD4_RELAXED(source, *self.weights(band, strip)))
+        if self.words == 4:
+            into = [self.word(band, strip, i) for i in range(self.words)]
+            T.evaluate(cuda.LOAD4_RELAXED(source, *into))
         else:
-            self.keep(self.slot(band, strip), loaded4(source))
+            self.keep(self.slot(band, strip), loaded(source, 4))
 
     def keep(self, slot: int, numbers: list[Expr]) -> None:
         """Puts numbers into the words from `slot` on."""
@@ -123,29 +100,44 @@ class Held:
         for i, own in enumerate(packs(cores, numbers)):
             put(self.worker.registers, slot + i, cores.keep(own))
 
-    def close(self) -> None:
-        """Waits for what comes into shared memory: nobody else reads it."""
-        if self.placement.rest:
-            cuda.copy_commit()
-            cuda.copy_wait(0)
 
-
-def loaded4(source: Expr) -> list[Expr]:
-    """Four numbers from an address of the pool."""
-    loaded = local("loaded", "float32", T.float32(0.0), 4)
-    numbers = [loaded[i] for i in range(4)]
-    T.evaluate(cuda.LOAD4_RELAXED(source, *numbers))
+def loaded(source: Expr, count: int) -> list[Expr]:
+    """Two or four numbers from an address of the pool."""
+    found = local("loaded", "float32", T.float32(0.0), count)
+    numbers = [found[i] for i in range(count)]
+    T.evaluate({2: cuda.LOAD2_RELAXED, 4: cuda.LOAD4_RELAXED}[count](source, *numbers))
     return numbers
 
 
 @attrs.frozen(eq=False)
 class Resident(Held):
     """The slice as products read it: a lane holds row `group` of every band, and of every strip of its warp
-    four neighbouring columns from 4 `own` on."""
+    four neighbouring columns from 4 `own` on. What registers have no room for, of the last bands, a thread
+    has in shared memory, where nobody else reads it."""
 
     def column(self, strip: Any) -> Expr:
         """The first column of a strip that the lane holds."""
         return (self.warp * self.strips + strip) * STRIP + self.own * 4
+
+    def weights(self, band: int, strip: int) -> list[Expr]:
+        """The words of a band and strip, wherever they are."""
+        if self._is_near(band, strip):
+            return [self.word(band, strip, i) for i in range(self.words)]
+        value = let("weight", self.worker.shared_weights[quad_at(self._rest(band, strip))])
+        return [lane4(value, i) for i in range(self.words)]
+
+    def _is_near(self, band: int, strip: int) -> bool:
+        """Whether registers hold a band and strip."""
+        return self.slot(band, strip) < self.placement.registers.stop
+
+    def _rest(self, band: int, strip: int) -> Expr:
+        """Where shared memory does: what a warp reads lies side by side."""
+        number = (self.slot(band, strip) - self.placement.registers.stop) // self.words
+        return self.placement.rest.start + (number * THREADS + self.thread) * self.words
+
+    def near(self, row: Expr) -> Expr:
+        """A row of a band, or the last one where there is none: its weights are zero."""
+        return row if self.rows % BAND == 0 else smaller(row, self.rows - 1)
 
     def load(self) -> None:
         """Fills the registers."""
@@ -157,13 +149,23 @@ class Resident(Held):
             if self.is_full:  # one address a band: code that runs once a launch is slow to come
                 at = fixed("from", first, "int64")
                 for strip in range(self.strips):
-                    self.fill(band, strip, T.address_of(self.worker.pool[at + strip * STRIP]))
+                    self._fill(band, strip, T.address_of(self.worker.pool[at + strip * STRIP]))
                 continue
             for strip in range(self.strips):
                 there = valid * (self.column(strip) < columns)
                 at = fixed("from", T.Select(there != 0, first + strip * STRIP, T.int64(0)), "int64")
-                self.fill(band, strip, T.address_of(self.worker.pool[at]))
-        self.close()
+                self._fill(band, strip, T.address_of(self.worker.pool[at]))
+        if self.placement.rest:
+            cuda.copy_commit()
+            cuda.copy_wait(0)
+
+    def _fill(self, band: int, strip: int, source: Expr) -> None:
+        """Loads four weights to wherever they are."""
+        if self._is_near(band, strip):
+            self.fill(band, strip, source)
+        else:
+            target = T.address_of(self.worker.shared_weights[self._rest(band, strip)])
+            cuda.copy4_async(target, source, True)
 
 
 def strips(columns: int) -> int:

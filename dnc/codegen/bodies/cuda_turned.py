@@ -7,11 +7,9 @@ tensor cores find the columns where they look for rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property, partial
 
 import attrs
-from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
@@ -19,7 +17,7 @@ from dnc.codegen.bodies.cuda_resident import (
     BAND,
     STRIP,
     Held,
-    loaded4,
+    loaded,
 )
 from dnc.codegen.bodies.cuda_staging import Plane, UnitTile
 from dnc.codegen.bodies.cuda_stores import store_columns
@@ -46,12 +44,16 @@ MOST_SUMS = 32  # of a lane
 class _Columns:
     """Neighbouring columns of a lane: four of two strips, or two of the last one where strips are odd.
 
-    strip: the first; first: where their sums are among all of the lane.
+    strip: the first.
     """
 
     strip: int
     width: int
-    first: int
+
+    @property
+    def first(self) -> int:
+        """Where their sums are among all of the lane."""
+        return 2 * self.strip
 
 
 @attrs.frozen(eq=False)
@@ -62,7 +64,7 @@ class Turned(Held):
     @cached_property
     def blocks(self) -> list[_Columns]:
         """The columns of a lane."""
-        return [_Columns(at, min(4, 2 * (self.strips - at)), 2 * at) for at in range(0, self.strips, 2)]
+        return [_Columns(at, min(4, 2 * (self.strips - at))) for at in range(0, self.strips, 2)]
 
     def column(self, block: _Columns) -> Expr:
         """The first column of a block that the lane holds."""
@@ -107,16 +109,8 @@ class Turned(Held):
                 self.fill(band, block.strip + j, address)
         else:
             # Of two numbers a word, neighbours are those of one column.
-            numbers = [number for address in addresses for number in self._loaded(address, block.width)]
+            numbers = [number for address in addresses for number in loaded(address, block.width)]
             self.keep(self.slot(band, block.strip), numbers)
-
-    def _loaded(self, source: Expr, count: int) -> list[Expr]:
-        """Two or four numbers."""
-        if count == 4:
-            return loaded4(source)
-        loaded = local("loaded", "float32", T.float32(0.0), 2)
-        T.evaluate(cuda.LOAD2_RELAXED(source, loaded[0], loaded[1]))
-        return [loaded[0], loaded[1]]
 
 
 def transposed(tile: UnitTile, product: TransposedProduct) -> None:
@@ -203,7 +197,6 @@ class _Sums:
 
     def _store(self, vertex: Expr, column: Expr, sums: Expr, at: int, width: int) -> None:
         """Stores so many columns of a vertex of the tile."""
-        whole: dict[int, Callable[[Expr], Expr]] = {1: lambda at: at, 2: pair_at, 4: quad_at}
-        value = sums[at] if width == 1 else sums[tirx.Ramp(at, 1, width)]
+        place = {2: pair_at, 4: quad_at}[width]
         row = self.tile.first + vertex
-        store_columns(self.tile.worker, self.product, row, column, value, whole[width])
+        store_columns(self.tile.worker, self.product, row, column, sums[place(at)], place)
