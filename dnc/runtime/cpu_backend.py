@@ -11,8 +11,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -170,14 +171,11 @@ class CpuBackend:
         size = run_words(longest_queue(schedules[:traced])) if traced else 0
         flat = [cpu_code.aligned_zeros(total * size, "int64") for _ in range(traced)]
         runs = [cpu_code.vector(each) for each in flat]
-        try:
+        with self._all_or_none(abort):
             futures = [
                 thread.submit(self._run, number, tensors, abort, runs, size - ANCHOR_WORDS)
                 for number, thread in enumerate(self._threads[:total])
             ]
-        except BaseException:
-            self._call_off(abort)
-            raise
         times = [each.reshape(total, size) for each in flat]
         readout = first.readout
         at, count = (0, 0) if readout is None else (readout.first, readout.count)
@@ -222,15 +220,12 @@ class CpuBackend:
         at = sync + isa.SYNC_ABORT * isa.SYNC_STRIDE
         abort = words[at : at + len(isa.ABORT_FIELDS)]
         start = time.perf_counter()
-        try:
+        with self._all_or_none(abort[None]):
             others = [
                 thread.submit(self._run, number, [tensor], abort[None], [], 0)
                 for number, thread in enumerate(self._threads[1:total], 1)
             ]
             self._run(0, [tensor], abort[None], [], 0)
-        except BaseException:
-            self._call_off(abort[None])
-            raise
         for other in others:
             other.result()
         if self._times is not None:
@@ -290,13 +285,18 @@ class CpuBackend:
             if given_up[0]:
                 return
 
-    def _call_off(self, abort: Array) -> None:
+    @contextmanager
+    def _all_or_none(self, abort: Array) -> Iterator[None]:
         """Ends launches of which an interrupt has kept some workers: the others would wait for these.
 
         As if one had given up; nobody looks at what they leave.
         """
-        abort[:, 0] = 1
-        wait([thread.submit(int) for thread in self._threads])  # behind all that they were told
+        try:
+            yield
+        except BaseException:
+            abort[:, 0] = 1
+            wait([thread.submit(int) for thread in self._threads])  # behind all that they were told
+            raise
 
     def _enter(self) -> None:
         """In a process that was forked threads are made anew: they stayed in the other one.
