@@ -25,16 +25,15 @@ from dnc.runtime.cuda_driver import (
     CudaError,
     Device,
     DeviceBuffer,
-    Event,
     Kernel,
     LaunchShape,
     LentBuffer,
-    PinnedBuffer,
     Stream,
     open_device,
     raise_on_abort,
 )
 from dnc.runtime.cuda_lanes import Lanes
+from dnc.runtime.cuda_slots import NOTHING, RECORD, Direct, Runs, Slot
 from dnc.runtime.encoder.parts import replicas_of_sample
 from dnc.runtime.encoder.readout import Readout
 from dnc.runtime.schedule import Schedule, longest_queue
@@ -43,11 +42,8 @@ from dnc.runtime.tuned import Tuned, tuned_grid
 
 # How long a worker waits for the others before the launch is given up.
 TIME_LIMIT_US = 2_000_000
-# What comes back of a launch: its results, and behind them the words up to the abort record.
-RECORD = isa.RESULT_WORDS + (isa.SYNC_ABORT + 1) * isa.SYNC_STRIDE
 MOST_LAUNCHES = 1024  # in one group
 MOST_LANES = 16
-NOTHING = np.zeros(0, np.float32)
 FIRST_READ = 16  # words before what `run` brings back: the abort record
 
 ARGUMENTS = {
@@ -108,9 +104,9 @@ class CudaBackend:
         self._allocate: Callable[[int], DeviceBuffer] = self.device.allocate
         self._idle: Callable[[], int] = lambda: 0
         self._turn = self.device.stream.record()
-        self._slots: list[_Slot | None] = [None, None]
+        self._slots: list[Slot | None] = [None, None]
         self._lanes = Lanes(self.device)
-        self._direct: _Direct | None = None
+        self._direct: Direct | None = None
         self._header, self._of_sample = isa.layout(plan).header, replicas_of_sample(plan)
         self._times: list[float] | None = None
         self._before = self.device.launches
@@ -360,7 +356,7 @@ class CudaBackend:
             raise fail(str(error)) from error
         return here.results[:, : isa.RESULT_WORDS].view(np.float32).copy()
 
-    def _values_of(self, readout: Readout, here: _Slot, stream: Stream) -> NDArray[np.float32]:
+    def _values_of(self, readout: Readout, here: Slot, stream: Stream) -> NDArray[np.float32]:
         """Where the words of a readout come to lie, behind the launches so far."""
         if here.fetched is None or here.fetched.bytes.nbytes < readout.count * 4:
             if here.fetched is not None:
@@ -374,14 +370,14 @@ class CudaBackend:
         here = self._slots[slot]
         return NOTHING if here is None else here.values
 
-    def _traced_run(self, schedule: Schedule, grid: int) -> _Runs:
+    def _traced_run(self, schedule: Schedule, grid: int) -> Runs:
         """Memory for the times of a launch."""
         words = run_words(longest_queue([schedule]))
         buffer = self.device.allocate(grid * words * 8)
         self.device.stream.fill_zero(buffer)
-        return _Runs(buffer, grid, words)
+        return Runs(buffer, grid, words)
 
-    def _traced_call(self, grid: int, runs: _Runs, is_lean: bool) -> Call:
+    def _traced_call(self, grid: int, runs: Runs, is_lean: bool) -> Call:
         if self._traced is None:
             raise fail("the traced kernel was not loaded")
         kernel = self._chosen(self._traced, is_lean)
@@ -448,14 +444,14 @@ class CudaBackend:
         self._times = [] if on else None
         return self._times
 
-    def _direct_for(self, words: int, back: int) -> _Direct:
+    def _direct_for(self, words: int, back: int) -> Direct:
         """Pinned memory for `run`: so many words there, so many back."""
         here = self._direct
         if here is None or len(here.words) < words or len(here.back_words) < back + FIRST_READ:
             if here is not None:
                 here.free()
             device = self.device
-            here = _Direct(
+            here = Direct(
                 device.pinned(max(words * 2, 1 << 14) * 4),
                 device.pinned(max((back + FIRST_READ) * 2, 1 << 12) * 4),
                 device.stream.record(),
@@ -468,7 +464,7 @@ class CudaBackend:
         """Sets launches up anew, for who has replaced `device` to look at them."""
         self._lanes.use(self.device)
 
-    def _slot(self, slot: int, words: int) -> _Slot:
+    def _slot(self, slot: int, words: int) -> Slot:
         here = self._slots[slot]
         if here is None or len(here.words) < words:
             if here is not None:
@@ -476,46 +472,6 @@ class CudaBackend:
                 here.free()
             pinned = self.device.pinned(max(words, 1 << 14) * 8)
             back = self.device.pinned(MOST_LAUNCHES * RECORD * 4)
-            here = _Slot(pinned, back, self.device.stream.record())
+            here = Slot(pinned, back, self.device.stream.record())
             self._slots[slot] = here
         return here
-
-
-@attrs.frozen
-class _Runs:
-    """Memory on the GPU for a traced launch: a run of `words` int64 words for every worker."""
-
-    buffer: DeviceBuffer
-    workers: int
-    words: int
-
-
-class _Slot:
-    """Pinned memory of one of the two groups of launches that may be under way."""
-
-    def __init__(self, pinned: PinnedBuffer, back: PinnedBuffer, done: Event) -> None:
-        self.pinned, self.back, self.done = pinned, back, done
-        self.words, self.room = pinned.view(np.int32), back.view(np.int32)
-        self.results = self.room[:0].reshape(0, RECORD)
-        self.times: list[_Runs] = []
-        self.fetched: PinnedBuffer | None = None
-        self.values = NOTHING
-
-    def free(self) -> None:
-        """Gives it back, once nothing is under way."""
-        for each in (self.pinned, self.back, self.fetched):
-            if each is not None:
-                each.free()
-
-
-class _Direct:
-    """Pinned memory of launches that are waited for at once."""
-
-    def __init__(self, pinned: PinnedBuffer, back: PinnedBuffer, before: Event, after: Event) -> None:
-        self.pinned, self.back, self.before, self.after = pinned, back, before, after
-        self.words, self.back_words = pinned.view(np.int32), back.view(np.int32)
-
-    def free(self) -> None:
-        """Gives it back."""
-        self.pinned.free()
-        self.back.free()
