@@ -463,8 +463,7 @@ class Model:
         next step drops. `backward` drops what `forward` has dropped.
         """
         dataset, numbers = distinct(*self.batch_of(batch, labels_required=False))
-        filled(numbers)
-        hand_in(dataset, numbers, pulled_fields(self.program), pulled or {}, "pulled vector")
+        hand_in(dataset, filled(numbers), pulled_fields(self.program), pulled or {}, "pulled vector")
         if training:
             self.check_trains()
             found = self.session.predict(self.encoder(dataset), numbers, noisy=True)
