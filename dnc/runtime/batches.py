@@ -6,7 +6,7 @@ twice in a group, and no batch is lost where the caller raises something behind 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Generic, TypeVar
 
 import attrs
@@ -18,6 +18,8 @@ from dnc.runtime.data import Dataset
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.tail import WHOLE, Part
 from dnc.runtime.phases import TRAIN
+
+_Batch = TypeVar("_Batch", bound=Sized)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -160,7 +162,7 @@ def _distinct_batches(group: list[Ints]) -> int:
     return max(count, 1)
 
 
-def filled(batch: Sequence[int] | Ints) -> Sequence[int] | Ints:
+def filled(batch: _Batch) -> _Batch:
     """The batch; DiagnosticError where it holds no samples."""
     if not len(batch):
         raise fail("a batch holds no samples")
