@@ -19,12 +19,13 @@ from dnc.codegen.nvrtc import spilled
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail, read_source
 from dnc.ir.isa import dense_parameters, layout
 from dnc.ir.machine import MACHINES, Constants, Machine, machine
-from dnc.ir.plan import FP32, PRECISIONS, REGISTER, Plan, WeightFormat
+from dnc.ir.plan import FP32, PRECISIONS, REGISTER, Plan, PlanTooLarge, WeightFormat
 from dnc.ir.plan_text import print_plan
 from dnc.ir.printer import print_program
 from dnc.ir.program import Program
 from dnc.ir.regions import registers_taken
 from dnc.ir.remarks import Remark, Remarks
+from dnc.ir.uses import keeps_weights
 from dnc.kernel_cache import cached_kernels
 from dnc.machine_constants import known_constants
 from dnc.passes.canonicalize import Canonicalize
@@ -37,7 +38,7 @@ from dnc.passes.pass_manager import Pass, PassManager, PassOptions, program_mana
 from dnc.passes.plan_mailboxes import PlanMailboxes
 from dnc.passes.plan_polls import PlanPolls
 from dnc.passes.plan_reductions import PlanReductions
-from dnc.passes.plan_weights import PlanWeights, most_registers
+from dnc.passes.plan_weights import PlanWeights, fewer_registers
 from dnc.passes.reassociate import Reassociate
 from dnc.passes.select_instructions import SelectInstructions
 from dnc.passes.select_tiles import NEAR, SelectTiles
@@ -50,8 +51,7 @@ FUSE = "fuse"
 TRAIN, INFER = MODES = ("train", "infer")
 
 
-# Registers for weights that a kernel does without in turn, as long as it spills.
-FEWER = (16, 32, 64, 96, 128, 160)
+FEW_BYTES = 64  # spilled by a thread: less than what levels that stream weights cost
 
 
 @attrs.frozen
@@ -367,7 +367,10 @@ def compile_model(
             make_plan(transformed, name, options, attrs.evolve(show, remarks=of_plan))
             remarks += of_plan.all()
         return CompileReport(program.name, None, warnings, (), time.perf_counter() - start, remarks)
-    made = [compile_target(transformed, name, options, show) for name in machines]
+    try:
+        made = [compile_target(transformed, name, options, show) for name in machines]
+    except PlanTooLarge as problem:
+        raise fail("no kernel has room for this program", str(problem)) from None
     remarks += tuple(remark for target in made for remark in target.remarks)
     build = Build(
         Path(out),
@@ -408,30 +411,38 @@ def compile_target(
 
     Constants that were measured decide what the options leave open. A model of many different segments
     leaves fewer registers to weights than one of a few. How many, the target's compiler says: where its
-    code spills, there is a plan with fewer weights in registers, as long as it spills less.
+    code spills, there is a plan with fewer weights in registers, as long as it spills less; but not one that
+    streams weights of the recursion for the sake of a few bytes. PlanTooLarge where no plan has room.
     """
     begin = time.perf_counter()
     whole, cached, constants = machine(target), True, known_constants(target)
     budgets: list[int | None] = [options.registers]
     if whole.is_gpu and options.registers is None:
-        most = most_registers(whole, options.precision)
-        budgets += [most - fewer for fewer in FEWER if most >= fewer]
+        budgets += fewer_registers(whole, options.precision)
     best: tuple[int, PlanOptions, Plan, dict[str, bytes], Remarks] | None = None
-    taken = 0
+    taken, problem = None, None
     for registers in budgets:
-        if best is not None and registers is not None and registers >= taken:
+        if taken is not None and registers is not None and registers >= taken:
             continue  # the plan would be the same
         tried = attrs.evolve(options, registers=registers)
         said = Remarks(target_name(target))
         plan = make_plan(program, target, tried, attrs.evolve(show, remarks=said), constants)
-        files, known = cached_kernels(plan, digest(plan))
+        if best is not None and best[0] <= FEW_BYTES and keeps_weights(best[2]) > keeps_weights(plan):
+            break
+        taken = registers_taken(plan)
+        try:
+            files, known = cached_kernels(plan, digest(plan))
+        except PlanTooLarge as error:
+            problem = error
+            continue
         cached = cached and known
-        outside, taken = spilled(files) if whole.is_gpu else 0, registers_taken(plan)
+        outside = spilled(files) if whole.is_gpu else 0
         if best is None or outside < best[0]:
             best = outside, tried, plan, files, said
         if not outside or not taken:
             break
-    assert best is not None
+    if best is None:
+        raise problem or AssertionError("a first plan is always tried")
     _, tried, plan, files, said = best
     sizes = {file: len(content) for file, content in files.items()}
     seconds = time.perf_counter() - begin

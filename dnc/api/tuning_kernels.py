@@ -15,7 +15,7 @@ from dnc.api.ranking import Ranked, describe
 from dnc.codegen.nvrtc import spilled
 from dnc.compiler import build_program, compile_target, digest, stored_plan
 from dnc.ir.machine import Machine
-from dnc.ir.plan import Plan
+from dnc.ir.plan import Plan, PlanTooLarge
 from dnc.ir.program import Program
 from dnc.runtime.build import Build, Target, write_build
 from dnc.runtime.tuned import Tuned
@@ -56,7 +56,10 @@ def kernel_for(
     if not has_compiler():
         return "no kernel in the build"
     tell(f"compiling {describe(each.candidate, chip)}")
-    made = compile_target(build_program(build), chip.name, each.options)
+    try:
+        made = compile_target(build_program(build), chip.name, each.options)
+    except PlanTooLarge as problem:
+        return f"its kernel has no room: {problem}"
     if chip.is_gpu and spilled(made.files):
         return f"its kernel spills {spilled(made.files)} bytes a thread"
     plan = made.report.plan

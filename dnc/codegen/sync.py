@@ -39,7 +39,7 @@ def _give_up(missing: str) -> str:
       asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(abort) : "memory");
       asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
       if (start == 0) start = now;
-      failed = seen != 0 || now - start > 1000ull * limit_us;
+      failed = seen != 0 || (now - start) >> 10 > limit_us;
       if (!failed) continue;
       if (seen == 0 && atomicCAS(abort, 0u, (unsigned)worker + 1u) == 0u) {{
         abort[1] = instruction, abort[2] = exchange, abort[3] = {missing};
@@ -135,8 +135,8 @@ __device__ __forceinline__ int dnc_runs_arrived(
     bool missing = false;
 #pragma unroll
     for (int i = 0; i < count; ++i) {{
-      asm volatile("ld.relaxed.gpu.global.f32 %0, [%1];"
-                   : "=f"(values[i]) : "l"(from + (long long)(i < last ? i : last) * stride) : "memory");
+      asm volatile("{{.reg .pred p; setp.le.s32 p, %2, %3; @p ld.relaxed.gpu.global.f32 %0, [%1];}}"
+                   : "+f"(values[i]) : "l"(from + (long long)i * stride), "r"(i), "r"(last) : "memory");
     }}
 #pragma unroll
     for (int i = 0; i < count; ++i) missing |= __float_as_uint(values[i]) == {NOT_YET:#x}u;

@@ -393,6 +393,10 @@ class Opcode:
     region: int
 
 
+class PlanTooLarge(Exception):
+    """A kernel has no room for what an instruction of the plan needs in shared memory."""
+
+
 # Of products: float32 throughout; or on tensor cores, with operands rounded to tf32 (10 bits of mantissa), or
 # as sums of two such numbers, which is about as exact as float32, or rounded to bf16 (7 bits). Sums are
 # float32 always.

@@ -46,3 +46,14 @@ def lends(plan: Plan) -> bool:
             used = {held[name, segment.units, repeated] for name, repeated in uses_of(segment)}
             (inside if is_level else outside).update(used)
     return {SHARED, REGISTER} & inside == {SHARED} and SHARED not in outside and STREAMED in outside
+
+
+def keeps_weights(plan: Plan) -> bool:
+    """Whether no product of the recursion streams its weights."""
+    streamed = {(p.parameter, p.units, p.repeated) for p in plan.placements if p.residency == STREAMED}
+    return not any(
+        (name, segment.units, repeated) in streamed
+        for segment in plan.segments
+        if plan.program.stage(segment.stage).placement == LEVEL
+        for name, repeated in uses_of(segment)
+    )

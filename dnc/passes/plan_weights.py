@@ -17,7 +17,6 @@ import attrs
 from dnc.diagnostics import Span
 from dnc.ir.machine import THREADS, Machine, weight_registers
 from dnc.ir.plan import (
-    FP32,
     REGISTER,
     SHARED,
     STREAMED,
@@ -37,6 +36,7 @@ MOST_PACKED = 96  # registers that hold two weights each: with 120 of them kerne
 # Registers where a replica is no cluster and a level of it has more rows than these: launches whose products
 # of 16 rows then were no tiles took 6,150 us with 128 registers, and 5,460 with none.
 MOST_APART, FEW_ROWS = 96, 2
+FEWER = (16, 32, 64, 96, 128, 160)  # registers than the most
 # Of shared memory, kept for the schedule's window and tables, what is looked up ahead, and staging: a tile of
 # a weight gradient takes 50 KiB. The rest of a slice that is split may have 16 KiB of it, for smaller tiles.
 STAGING_BYTES, LENT_BYTES = 62 * 1024, 16 * 1024
@@ -45,6 +45,12 @@ STAGING_BYTES, LENT_BYTES = 62 * 1024, 16 * 1024
 def most_registers(chip: Machine, precision: str) -> int:
     """Registers of a thread that weights may take."""
     return min(chip.registers, MOST_PACKED) if weights_of_register(precision) > 1 else chip.registers
+
+
+def fewer_registers(chip: Machine, precision: str) -> list[int]:
+    """Registers for weights that a kernel gets along with in turn, as long as it spills."""
+    most = most_registers(chip, precision)
+    return [most - fewer for fewer in FEWER if most >= fewer]
 
 
 @attrs.frozen
@@ -78,6 +84,13 @@ class Slice:
     def registers(self, workers: int) -> int:
         """Registers a thread."""
         return weight_registers(self.rows(workers), self.columns, self.packed)
+
+    def split(self, free: int) -> int:
+        """Registers that hold a part of it: of 8 rows and 16 columns, of which a thread has four weights; or
+        of all columns of 8 rows, where a register may hold weights of two neighbouring blocks of columns."""
+        strips = weight_registers(1, self.columns, self.packed) * self.packed // 4
+        whole = strips * 4 // self.packed if self.packed > 1 and strips % 2 else 4
+        return free // whole * whole
 
     def words(self, workers: int) -> int:
         """Words of shared memory a worker."""
@@ -170,15 +183,14 @@ class PlanWeights:
         if cluster == 1 and not (few or plan.tiling.splits):
             most = min(most, MOST_APART)
         offered = most if self.limit is None else min(self.limit, most)
-        may_split = plan.precision == FP32
-        splits, first = may_split and (few or plan.tiling.splits), may_split and few
+        splits = few or plan.tiling.splits
         pieces = slices(plan)
         large_first = sorted(pieces, key=lambda piece: (not piece.recursive, -piece.words(workers)))
         orders = pieces, large_first
 
         def room(reuse: bool) -> _Room:
             words = (self.machine.shared_bytes - STAGING_BYTES) // 4
-            return _Room(_Registers(offered, reuse), _Memory(words), splits, first)
+            return _Room(_Registers(offered, reuse), _Memory(words), splits, few)
 
         def filled(reuse: bool) -> list[_Filled]:
             return min((self._filled(order, workers, room(reuse)) for order in orders), key=_streamed)
@@ -221,8 +233,8 @@ class PlanWeights:
         kind += ", whole by every worker" if piece.repeated else ""
         size, free = f"{_size(words)} a worker", f"{shared.free * 4 // 1024} KiB"
         slot, held, rest = 0, range(0), range(0)
-        own = registers.free // 4 * 4  # of 8 rows and 16 columns a thread has four weights
-        other = (need - own) * THREADS
+        own = piece.split(registers.free)
+        other = (need - own) * piece.packed * THREADS
         fits = own > 0 and other <= shared.free + LENT_BYTES // 4
         splits = in_registers and room.splits and fits and piece.fits_registers
         if in_registers and need <= registers.free and piece.fits_registers:

@@ -19,9 +19,9 @@ import numpy as np
 
 from dnc.ir.costs import INSTRUCTION, NAMES, Costs, nanoseconds
 from dnc.ir.machine import Constants, Machine
-from dnc.ir.plan import STREAMED, UNIT, Plan, Tiling, unit_share
+from dnc.ir.plan import UNIT, Plan, Tiling, unit_share
 from dnc.ir.program import LEVEL
-from dnc.ir.uses import uses_of
+from dnc.ir.uses import keeps_weights
 from dnc.passes.plan_weights import PlanWeights
 
 WINDOW_WORDS = 1024
@@ -181,7 +181,7 @@ class SelectTiles:
             many += costs.segment(segment.name, np.full(1, 1.0 + NOMINAL_ROWS / replicas))
             many -= costs.segment(segment.name, np.ones(1))
         vertex = nanoseconds(many, constants) / NOMINAL_ROWS
-        return Ranked(tiling, replicas, nanoseconds(one, constants), vertex, _keeps(placed))
+        return Ranked(tiling, replicas, nanoseconds(one, constants), vertex, keeps_weights(placed))
 
 
 def _shares_evenly(plan: Plan, workers: int) -> bool:
@@ -189,14 +189,3 @@ def _shares_evenly(plan: Plan, workers: int) -> bool:
     (`bodies/cuda_runs.py`), and launches took a third more."""
     level = [s for s in plan.segments if plan.program.stage(s.stage).placement == LEVEL and s.mapping == UNIT]
     return all(segment.units % unit_share(segment.units, workers) == 0 for segment in level)
-
-
-def _keeps(plan: Plan) -> bool:
-    """Whether no product of the recursion streams its weights."""
-    streamed = {(p.parameter, p.units, p.repeated) for p in plan.placements if p.residency == STREAMED}
-    return not any(
-        (name, segment.units, repeated) in streamed
-        for segment in plan.segments
-        if plan.program.stage(segment.stage).placement == LEVEL
-        for name, repeated in uses_of(segment)
-    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
@@ -63,14 +64,39 @@ def _check(result: tuple[Any, ...], doing: str) -> Any:
 
 @attrs.frozen
 class DeviceBuffer:
-    """``size`` bytes of GPU memory at ``address``; 256-byte aligned."""
+    """``size`` bytes of GPU memory at ``address``."""
 
     address: int
     size: int
 
     def free(self) -> None:
+        """Nothing: they are a part of other memory."""
+
+
+@attrs.frozen(eq=False)
+class OwnBuffer(DeviceBuffer):
+    """GPU memory that is given back by `free`, or with the last reference to this; 256-byte aligned."""
+
+    context: Any
+    forget: Any = attrs.field(init=False, repr=False)
+
+    @forget.default
+    def _with_the_last_reference(self) -> Any:
+        found = weakref.finalize(self, _forget, self.address, self.context)
+        found.atexit = False
+        return found
+
+    def free(self) -> None:
         """Give the memory back."""
-        _check(_driver().cuMemFree(self.address), "free GPU memory")
+        if self.forget.detach():
+            _check(_driver().cuMemFree(self.address), "free GPU memory")
+
+
+def _forget(address: int, context: Any) -> None:
+    """Gives memory back in whatever thread: in another process, which a fork has made, nothing happens."""
+    if int(_driver().cuCtxPushCurrent(context)[0]) == 0:
+        _driver().cuMemFree(address)
+        _driver().cuCtxPopCurrent()
 
 
 @attrs.frozen(eq=False)
@@ -242,7 +268,7 @@ class Device:
     def allocate(self, size: int) -> DeviceBuffer:
         """Uninitialised GPU memory."""
         address = _check(_driver().cuMemAlloc(max(size, 1)), f"allocate {size} bytes on the GPU")
-        return DeviceBuffer(int(address), size)
+        return OwnBuffer(int(address), size, self.context)
 
     def free_memory(self) -> int:
         """Bytes that could be allocated now."""

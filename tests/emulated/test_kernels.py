@@ -101,6 +101,16 @@ CASES: dict[str, Case] = {
         {"hidden": 38, "embed": 24, "vocab": 11},
         {"batch": 1, "registers": 4},
     ),
+    "tensor cores, tf32, weights in registers and shared memory": (
+        "treelstm",
+        {"hidden": 131, "embed": 8, "vocab": 11},
+        {"batch": 1, "registers": 16, "precision": "tf32"},
+    ),
+    "tensor cores, bf16, weights in registers and shared memory": (
+        "treelstm",
+        {"hidden": 131, "embed": 8, "vocab": 11},
+        {"batch": 1, "registers": 14, "precision": "bf16"},
+    ),
     "sums of many columns over the warps": (
         "treelstm",
         {"hidden": 520, "embed": 8, "vocab": 11},

@@ -111,6 +111,17 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "treelstm-512-split": ("treelstm", {"hidden": 512, "embed": 512}, PlanOptions()),
     "treelstm-split": ("treelstm", {"hidden": 150, "embed": 20}, PlanOptions(batch=1, registers=20)),
     "childsum-split": ("childsum", {"hidden": 72, "embed": 20}, PlanOptions(batch=1, registers=4)),
+    "treelstm-512-split-tf32": ("treelstm", {"hidden": 512, "embed": 512}, PlanOptions(precision="tf32")),
+    "treelstm-split-tf32": (
+        "treelstm",
+        {"hidden": 150, "embed": 20},
+        PlanOptions(batch=1, registers=20, precision="tf32"),
+    ),
+    "treelstm-split-bf16": (
+        "treelstm",
+        {"hidden": 150, "embed": 20},
+        PlanOptions(batch=1, registers=14, precision="bf16"),
+    ),
     # Operands that are polled while others have cells, which read little beside their runs.
     "rnn-runs": (
         "../benchmarks/applications/rnn",

@@ -17,6 +17,7 @@ from dnc.ir.plan import REGISTER, SHARED, STREAMED
 from dnc.ir.uses import lends
 from dnc.machine_constants import Measured, known, known_constants, save
 from dnc.passes.candidates import candidates
+from dnc.passes.plan_weights import Slice
 from dnc.runtime.build import Build, Target, read_build, write_build
 from dnc.runtime.data import read_samples, table_rows
 from dnc.runtime.encoder import Encoder
@@ -192,11 +193,31 @@ def test_weights_are_split_where_that_is_clearly_faster():
     128 with them split, and 542, 875 and 1,977 with them streamed."""
     found = [tiling_of("treelstm", 512, batch=batch)[0] for batch in (1, 8, 32, 128)]
     assert found == [128, 33, 33, 16]
-    plan = plan_of("treelstm", {"hidden": 512, "embed": 512, "vocab": 10_000})
+
+
+@pytest.mark.parametrize(
+    ("precision", "registers", "packed"),
+    [("fp32", 160, 1), ("tf32", 160, 1), ("tf32x3", 160, 1), ("bf16", 96, 2)],
+)
+def test_weights_are_split_at_every_precision(precision, registers, packed):
+    settings = {"hidden": 512, "embed": 512, "vocab": 10_000}
+    plan = plan_of("treelstm", settings, precision=precision)
     assert (plan.tiling.workers, plan.tiling.cluster, plan.tiling.splits) == (33, 1, True)
     (kept,) = (place for place in plan.placements if place.parameter == "U")
-    assert kept.residency == REGISTER and kept.registers == range(160)
-    assert len(kept.registers) * 256 + len(kept.rest) == 80 * 1024  # a worker has 16 units of 5 gates
+    assert kept.residency == REGISTER and kept.registers == range(registers)
+    # A worker has 16 units of 5 gates.
+    assert len(kept.registers) * packed * 256 + len(kept.rest) == 80 * 1024
+
+
+def test_registers_of_two_weights_hold_whole_blocks_of_columns():
+    """With an odd number of blocks of 16 columns a warp, one may hold weights of two of them."""
+    found = [
+        attrs.evolve(piece, packed=2).split(14)
+        for columns in (128, 256, 384, 512)
+        for piece in [Slice("U", 64, 1, columns, True)]
+    ]
+    assert found == [14, 12, 12, 12]
+    assert [Slice("U", 64, 1, columns, True).split(14) for columns in (128, 384)] == [12, 12]
 
 
 def test_split_weights_do_not_take_the_place_of_products_outside_the_recursion():

@@ -264,12 +264,15 @@ def _copying(plan: Plan) -> int:
 
 
 def _here(worker: Worker) -> Worker:
-    """The same worker; what follows from the fields of a level that pushes is worked out in this place."""
+    """The same worker; what follows from the fields of a level that pushes or polls is worked out in this
+    place."""
     push = worker.push
-    if push is None:
+    if not worker.ahead.carries:
         return worker
     known = fixed("known_here", cuda.NUMBER_HERE(worker.ahead.known))
     here = attrs.evolve(worker, ahead=attrs.evolve(worker.ahead, known=known))
+    if push is None:
+        return here
     row, rows = (fixed("field_here", cuda.NUMBER_HERE(field)) for field in (push.row, push.rows))
     return attrs.evolve(here, push=pushing(here, push.segment, push.box, row, rows))
 

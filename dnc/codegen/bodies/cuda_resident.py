@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import vertex_words
-from dnc.codegen.bodies.cuda_tensor import cores_of, packs
+from dnc.codegen.bodies.cuda_tensor import cores_of, packs, uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker, source_row
 from dnc.codegen.emit import Expr, fixed, lane4, let, local, put, quad_at, smaller
 from dnc.ir.machine import LANES, THREADS, WARPS
@@ -30,8 +30,9 @@ TOGETHER = 20  # bands and vertices that a warp sums at a time, beside the weigh
 @attrs.frozen(eq=False)
 class Held:
     """The registers of a slice, blocks of 8 rows and 16 columns of a warp after another: four weights of
-    each a lane, as words that `Cores.keep` makes. Rows and columns that do not exist are zero. A lane is
-    4 `group` + `own`."""
+    each a lane, as words that `Cores.keep` makes. Rows and columns that do not exist are zero. What registers
+    have no room for, of the last bands, a thread has as numbers in shared memory, where nobody else reads it.
+    A lane is 4 `group` + `own`."""
 
     worker: Worker
     placement: Placement
@@ -86,19 +87,62 @@ class Held:
             and padded(self.placement.columns) == columns
         )
 
-    def fill(self, band: int, strip: int, source: Expr) -> None:
-        """Loads the words of a band and strip, of four weights side by side."""
-        if self.words == 4:
-            into = [self.word(band, strip, i) for i in range(self.words)]
-            T.evaluate(cuda.LOAD4_RELAXED(source, *into))
-        else:
-            self.keep(self.slot(band, strip), loaded(source, 4))
+    def is_near(self, band: int, strip: int) -> bool:
+        """Whether registers hold a band and strip."""
+        return self.slot(band, strip) < self.placement.registers.stop
 
-    def keep(self, slot: int, numbers: list[Expr]) -> None:
-        """Puts numbers into the words from `slot` on."""
+    def near(self, band: int, strip: int) -> list[Expr]:
+        """The registers of a band and strip."""
+        return [self.word(band, strip, i) for i in range(self.words)]
+
+    def rest(self, band: int, strip: int) -> list[Expr]:
+        """The four weights of one that shared memory holds."""
+        value = let("weight", self.worker.shared_weights[quad_at(self.rest_at(band, strip))])
+        return [lane4(value, i) for i in range(4)]
+
+    def rest_at(self, band: int, strip: int) -> Expr:
+        """Where shared memory holds one: what a warp reads lies side by side."""
+        number = (self.slot(band, strip) - self.placement.registers.stop) // self.words
+        return self.placement.rest.start + (number * THREADS + self.thread) * 4
+
+    def kept(self, numbers: list[Expr]) -> list[Expr]:
+        """The words of numbers."""
+        if self.words == 4:
+            return numbers
+        cores = cores_of(self.worker.plan)
+        return [cores.keep(own) for own in packs(cores, numbers)]
+
+    def fill(self, band: int, strip: int, source: Expr) -> None:
+        """Loads four weights side by side to a band and strip."""
+        if not self.is_near(band, strip):
+            target = T.address_of(self.worker.shared_weights[self.rest_at(band, strip)])
+            cuda.copy4_async(target, source, True)
+        elif self.words == 4:
+            T.evaluate(cuda.LOAD4_RELAXED(source, *self.near(band, strip)))
+        else:
+            self.keep(band, strip, loaded(source, 4))
+
+    def keep(self, band: int, strip: int, numbers: list[Expr]) -> None:
+        """Puts numbers into the registers from a band and strip on."""
         cores = cores_of(self.worker.plan)
         for i, own in enumerate(packs(cores, numbers)):
-            put(self.worker.registers, slot + i, cores.keep(own))
+            put(self.worker.registers, self.slot(band, strip) + i, cores.keep(own))
+
+    @property
+    def crowds(self) -> bool:
+        """Whether registers are short beside those of the slice: code for tensor cores needs some, and so do
+        weights in shared memory."""
+        return bool(self.placement.rest) and uses_cores(self.worker.plan)
+
+    def column_here(self, column: Expr) -> Expr:
+        """A column; where registers are short no address that follows from it is kept."""
+        return fixed("column_here", cuda.NUMBER_HERE(column)) if self.crowds else column
+
+    def wait(self) -> None:
+        """All that was filled is there."""
+        if self.placement.rest:
+            cuda.copy_commit()
+            cuda.copy_wait(0)
 
 
 def loaded(source: Expr, count: int) -> list[Expr]:
@@ -112,8 +156,7 @@ def loaded(source: Expr, count: int) -> list[Expr]:
 @attrs.frozen(eq=False)
 class Resident(Held):
     """The slice as products read it: a lane holds row `group` of every band, and of every strip of its warp
-    four neighbouring columns from 4 `own` on. What registers have no room for, of the last bands, a thread
-    has in shared memory, where nobody else reads it."""
+    four neighbouring columns from 4 `own` on."""
 
     def column(self, strip: Any) -> Expr:
         """The first column of a strip that the lane holds."""
@@ -121,21 +164,9 @@ class Resident(Held):
 
     def weights(self, band: int, strip: int) -> list[Expr]:
         """The words of a band and strip, wherever they are."""
-        if self._is_near(band, strip):
-            return [self.word(band, strip, i) for i in range(self.words)]
-        value = let("weight", self.worker.shared_weights[quad_at(self._rest(band, strip))])
-        return [lane4(value, i) for i in range(self.words)]
+        return self.near(band, strip) if self.is_near(band, strip) else self.kept(self.rest(band, strip))
 
-    def _is_near(self, band: int, strip: int) -> bool:
-        """Whether registers hold a band and strip."""
-        return self.slot(band, strip) < self.placement.registers.stop
-
-    def _rest(self, band: int, strip: int) -> Expr:
-        """Where shared memory does: what a warp reads lies side by side."""
-        number = (self.slot(band, strip) - self.placement.registers.stop) // self.words
-        return self.placement.rest.start + (number * THREADS + self.thread) * self.words
-
-    def near(self, row: Expr) -> Expr:
+    def row_near(self, row: Expr) -> Expr:
         """A row of a band, or the last one where there is none: its weights are zero."""
         return row if self.rows % BAND == 0 else smaller(row, self.rows - 1)
 
@@ -149,23 +180,13 @@ class Resident(Held):
             if self.is_full:  # one address a band: code that runs once a launch is slow to come
                 at = fixed("from", first, "int64")
                 for strip in range(self.strips):
-                    self._fill(band, strip, T.address_of(self.worker.pool[at + strip * STRIP]))
+                    self.fill(band, strip, T.address_of(self.worker.pool[at + strip * STRIP]))
                 continue
             for strip in range(self.strips):
                 there = valid * (self.column(strip) < columns)
                 at = fixed("from", T.Select(there != 0, first + strip * STRIP, T.int64(0)), "int64")
-                self._fill(band, strip, T.address_of(self.worker.pool[at]))
-        if self.placement.rest:
-            cuda.copy_commit()
-            cuda.copy_wait(0)
-
-    def _fill(self, band: int, strip: int, source: Expr) -> None:
-        """Loads four weights to wherever they are."""
-        if self._is_near(band, strip):
-            self.fill(band, strip, source)
-        else:
-            target = T.address_of(self.worker.shared_weights[self._rest(band, strip)])
-            cuda.copy4_async(target, source, True)
+                self.fill(band, strip, T.address_of(self.worker.pool[at]))
+        self.wait()
 
 
 def strips(columns: int) -> int:

@@ -41,6 +41,7 @@ from dnc.ir.program import LEVEL
 # Bits of a lane's number by which lanes differ that hold the same rows, and the same columns.
 OWN_LANES, GROUP_LANES = (2, 1), (16, 8, 4)
 STRIPS_TOGETHER = 4  # whose columns a warp sums at a time
+FEW_STRIPS = 2  # where registers are short
 
 
 def forward(tile: UnitTile, product: Product) -> None:
@@ -141,12 +142,13 @@ def _add_warps(tile: UnitTile, product: Product, block: Block, scratch: Expr, st
 def transposed(tile: UnitTile, product: TransposedProduct) -> None:
     """Partial sums over the worker's rows for all vertices of a tile. Ends with a barrier."""
     held = Resident.of(tile.worker, tile.placement(product))
+    together = FEW_STRIPS if held.crowds else STRIPS_TOGETHER
 
     def by(vertices: int) -> Callable[[], None]:
         def body() -> None:
             with stride_loop("first", 0, tile.count, vertices) as first:
-                for begin in range(0, held.strips, STRIPS_TOGETHER):
-                    width = min(STRIPS_TOGETHER, held.strips - begin)
+                for begin in range(0, held.strips, together):
+                    width = min(together, held.strips - begin)
                     _columns(tile, product, held, range(begin, begin + width), first, vertices)
 
         return body
@@ -172,7 +174,7 @@ def _columns(
     turns = _turns(worker, vertices)
     turned = _turned(worker, vertices, GROUP_LANES)
     for band in range(held.bands):
-        row = let("row", held.near(band * BAND + held.group))
+        row = let("row", held.row_near(band * BAND + held.group))
         delta = [let("delta", worker.staging[plane.place(row, first + v)]) for v in turned]
         for number, strip in enumerate(some):
             weights = held.weights(band, strip)
@@ -187,7 +189,7 @@ def _columns(
     there = both(owned.valid[0], vertex < tile.count)
     if width > len(some):
         there = both(there, strip < len(some))
-    column = let("column", held.column(some.start + strip) + index % 4)
+    column = let("column", held.column_here(held.column(some.start + strip) + index % 4))
     place, value = {
         1: (lambda at: at, sums[0]),
         2: (pair_at, sums[pair_at(0)]),

@@ -2,7 +2,7 @@
 
 In: a block of vertices, and the registers of a slice. Out: as in `cuda_resident.py`. A product of a warp's
 blocks of 16 x 8 words of weights with 8 vertices takes two bands and half a strip, or a whole one of two
-numbers a word: the registers lie as it wants them.
+numbers a word: the registers lie as it wants them, and so does what they have no room for.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_resident import BAND, Block, Resident
 from dnc.codegen.bodies.cuda_tensor import ACROSS, Terms, cores_of, words
-from dnc.codegen.emit import either, lane4, let, local
+from dnc.codegen.emit import Expr, either, lane4, let, local
 
 
 def forward_tensor(block: Block, most: int) -> None:
@@ -37,22 +37,29 @@ def _sums_of(block: Block, bands: range, across: int) -> None:
     held = block.slice
     cores, pairs = cores_of(held.worker.plan), range(0, len(bands), 2)
     sums = local("sums", "float32", T.float32(0.0), len(pairs) * across * 4)
+
+    def multiply(pair: int, kept: list[list[Expr]], operands: list[list[Terms]], begin: int) -> None:
+        weights = [
+            cores.held(own[begin + right]) if own else cores.nothing() for right in range(2) for own in kept
+        ]
+        for number in range(across):
+            first = (pair // 2 * across + number) * 4
+            into = [sums[first + i] for i in range(4)]
+            cores.multiply(into, weights, operands[number][begin : begin + 2])
+
     for strip in range(held.strips):
         operands = []
         for number in range(across):
             x = block.operand(number * ACROSS + held.group, strip)
             operands.append(words(cores, [lane4(x, i) for i in range(4)]))
+        near, far = _near_first(held, bands, strip)
         for begin in range(0, held.words, 2):
-            for pair in pairs:
-                weights = [
-                    _weight(held, bands.start + pair + high, strip, begin + right, bands.stop)
-                    for right in range(2)
-                    for high in range(2)
-                ]
-                for number in range(across):
-                    first = (pair // 2 * across + number) * 4
-                    into = [sums[first + i] for i in range(4)]
-                    cores.multiply(into, weights, operands[number][begin : begin + 2])
+            for pair in near:
+                multiply(pair, _kept(held, bands, pair, strip), operands, begin)
+        for pair in far:  # read once, and not needed for long
+            kept = _kept(held, bands, pair, strip)
+            for begin in range(0, held.words, 2):
+                multiply(pair, kept, operands, begin)
     for pair in pairs:
         for high in range(min(2, len(bands) - pair)):
             row = let("row", (bands.start + pair + high) * BAND + held.group)
@@ -62,7 +69,14 @@ def _sums_of(block: Block, bands: range, across: int) -> None:
                     block.leave(row, vertex, sums[(pair // 2 * across + number) * 4 + 2 * high + i])
 
 
-def _weight(held: Resident, band: int, strip: int, i: int, end: int) -> Terms:
-    """What tensor cores read of a register; zero behind the last band."""
-    cores = cores_of(held.worker.plan)
-    return cores.nothing() if band >= end else cores.held(held.word(band, strip, i))
+def _kept(held: Resident, bands: range, pair: int, strip: int) -> list[list[Expr]]:
+    """The words of two bands in a strip; none behind the last band."""
+    both = (bands.start + pair, bands.start + pair + 1)
+    return [held.weights(band, strip) if band in bands else [] for band in both]
+
+
+def _near_first(held: Resident, bands: range, strip: int) -> tuple[list[int], list[int]]:
+    """Pairs of bands that registers hold in a strip, and the others."""
+    pairs = range(0, len(bands), 2)
+    near = [pair for pair in pairs if held.is_near(bands[min(pair + 1, len(bands) - 1)], strip)]
+    return near, [pair for pair in pairs if pair not in near]

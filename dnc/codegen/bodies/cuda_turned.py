@@ -32,6 +32,7 @@ from dnc.codegen.emit import (
     local,
     quad_at,
     smaller,
+    store_four,
     stride_loop,
     when,
 )
@@ -49,6 +50,11 @@ class _Columns:
 
     strip: int
     width: int
+
+    @property
+    def strips(self) -> range:
+        """Those that they are of."""
+        return range(self.strip, self.strip + self.width // 2)
 
     @property
     def first(self) -> int:
@@ -70,14 +76,13 @@ class Turned(Held):
         """The first column of a block that the lane holds."""
         return (self.warp * self.strips + block.strip) * STRIP + self.group * block.width
 
-    def terms(self, band: int, block: _Columns, i: int) -> list[Terms]:
-        """What tensor cores read of column i of a block: of the rows of a band, one after another."""
-        cores = cores_of(self.worker.plan)
+    def weights(self, band: int, block: _Columns) -> list[Expr]:
+        """The words of a block of columns in a band, wherever they are; none behind the last band."""
         if band >= self.bands:
-            return [cores.nothing()] * (2 // cores.packed)
-        start = self.slot(band, block.strip)
-        at = range(start + i, start + 2 * block.width // cores.packed, block.width)
-        return [cores.held(self.worker.registers[slot]) for slot in at]
+            return []
+        parts = [(self.near if self.is_near(band, at) else self.rest)(band, at) for at in block.strips]
+        found = [own for part in parts for own in part]
+        return found if self.is_near(band, block.strip) else self.kept(found)
 
     def load(self) -> None:
         """Fills the registers."""
@@ -95,6 +100,7 @@ class Turned(Held):
                 rows.append((fixed("from", base + source * columns, "int64"), valid))
             for block in self.blocks:
                 self._load(band, block, rows)
+        self.wait()
 
     def _load(self, band: int, block: _Columns, rows: list[tuple[Expr, Expr]]) -> None:
         """Loads a block of columns of two rows: of each where it begins, and whether it is there."""
@@ -104,20 +110,23 @@ class Turned(Held):
             at = first + column if self.is_full else T.Select(there, first + column, T.int64(0))
             sources.append(fixed("from", at, "int64"))
         addresses = [T.address_of(self.worker.pool[at]) for at in sources]
-        if block.width == 4 and self.words == 4:
-            for j, address in enumerate(addresses):
-                self.fill(band, block.strip + j, address)
+        if block.width == 4 and (self.words == 4 or not self.is_near(band, block.strip)):
+            for strip, address in zip(block.strips, addresses, strict=True):
+                self.fill(band, strip, address)
+            return
+        # Of two numbers a word, neighbours are those of one column.
+        numbers = [number for address in addresses for number in loaded(address, block.width)]
+        if self.is_near(band, block.strip):
+            self.keep(band, block.strip, numbers)
         else:
-            # Of two numbers a word, neighbours are those of one column.
-            numbers = [number for address in addresses for number in loaded(address, block.width)]
-            self.keep(self.slot(band, block.strip), numbers)
+            store_four(self.worker.shared_weights, self.rest_at(band, block.strip), numbers)
 
 
 def transposed(tile: UnitTile, product: TransposedProduct) -> None:
     """Partial sums over the worker's rows for all vertices of a tile. Ends with a barrier."""
     sums = _Sums(tile, product, Turned.of(tile.worker, tile.placement(product)))
     by_eight = partial(sums.make, 1)
-    if tile.staging.tile < 2 * ACROSS:
+    if tile.staging.tile < 2 * ACROSS or sums.held.crowds:
         by_eight()
     else:
         either(tile.count <= ACROSS, by_eight, partial(sums.make, 2))
@@ -168,9 +177,10 @@ class _Sums:
             vertices = [first + number * ACROSS + held.group for number in range(across)]
             deltas = [[word for each in bands for word in self._words(each, v)] for v in vertices]
             for block in blocks:
+                kept = [held.weights(each, block) for each in bands]
                 for i in range(0, block.width, 2):
                     low, high = (
-                        [word for each in bands for word in held.terms(each, block, i + k)] for k in range(2)
+                        [word for own in kept for word in self._terms(own, block, i + k)] for k in range(2)
                     )
                     weights = [low[0], high[0], low[1], high[1]]
                     for number in range(across):
@@ -186,7 +196,7 @@ class _Sums:
                 with when(vertex < tile.count):
                     for block in blocks:
                         at = (number * 2 + k) * width + block.first - start
-                        self._store(vertex, held.column(block), sums, at, block.width)
+                        self._store(vertex, held.column_here(held.column(block)), sums, at, block.width)
 
     def _words(self, band: int, vertex: Expr) -> list[Terms]:
         """What tensor cores read of the deltas of a band."""
@@ -194,6 +204,12 @@ class _Sums:
         if band >= self.held.bands:
             return [cores.nothing()] * (2 // cores.packed)
         return words(cores, self.deltas(band, vertex))
+
+    def _terms(self, kept: list[Expr], block: _Columns, i: int) -> list[Terms]:
+        """What tensor cores read of column i of a block: of the rows of a band, one after another."""
+        cores = cores_of(self.held.worker.plan)
+        own = range(i, 2 * block.width // cores.packed, block.width)
+        return [cores.held(kept[at]) if kept else cores.nothing() for at in own]
 
     def _store(self, vertex: Expr, column: Expr, sums: Expr, at: int, width: int) -> None:
         """Stores so many columns of a vertex of the tile."""

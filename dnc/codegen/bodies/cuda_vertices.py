@@ -17,13 +17,13 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_worker import PlanTooLarge, Worker
+from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.cells import ANY_SIZE, Element, Four, StoreFour, VertexCell, four_of, scratch_floats
 from dnc.codegen.cells.values import tensor
 from dnc.codegen.emit import Expr, both, either, fixed, let, local, loop, put, smaller, stride_loop, when
 from dnc.codegen.quads import QUAD
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import BufferAddress, ParameterAddress, Segment, padded
+from dnc.ir.plan import BufferAddress, ParameterAddress, PlanTooLarge, Segment, padded
 from dnc.ir.types import ListType
 
 LOWEST = -3.4028234663852886e38  # of float32

@@ -20,16 +20,22 @@ from dnc.codegen.emit import Expr, fixed, let, local, named, put, smaller, strid
 from dnc.codegen.math import TirMath
 from dnc.codegen.slots import FEW_RUNS, MOST_RUNS
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import SHARED, UNIT, ParameterAddress, Placement, Plan, padded, shared_stride, unit_share
+from dnc.ir.plan import (
+    SHARED,
+    UNIT,
+    ParameterAddress,
+    Placement,
+    Plan,
+    PlanTooLarge,
+    padded,
+    shared_stride,
+    unit_share,
+)
 from dnc.ir.program import LEVEL
 from dnc.ir.repeated import repeated_parts
 from dnc.ir.uses import lends
 
 CHUNK = 4 * LANES  # columns that a warp reads with one 16-byte load a lane
-
-
-class PlanTooLarge(Exception):
-    """A segment needs more staging memory than a worker has."""
 
 
 @attrs.frozen(eq=False)
