@@ -387,7 +387,7 @@ class Runs:
         return self.access.pool[shift(self.at + wide(run) * self.width, self.i)]
 
     def some(self, first: Expr, count: int, last: Expr) -> list[Expr]:
-        """Those of `count` runs, under way together; behind the `last` one that of this one."""
+        """Those of `count` runs, under way together; behind the `last` one any numbers."""
         if self.access.polls is None:
             return [let("run", self.read(smaller(first + k, last))) for k in range(count)]
         at = fixed("first_at", self.at + wide(first) * self.width + self.i, "int64")

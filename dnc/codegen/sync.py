@@ -253,8 +253,8 @@ __device__ __forceinline__ void dnc_push{count}(
 
 
 class Waiter(NamedTuple):
-    """Who waits, and for how long at most: the address of the abort record, microseconds, and what the host
-    will name."""
+    """Who waits, and for how long at most: the address of the abort record, microseconds (of 1,024 ns), and
+    what the host will name."""
 
     abort: Any
     limit_us: Any
@@ -292,8 +292,8 @@ def arrived(
 def runs_arrived(
     source: Any, stride: int, last: Any, waits: Any, waiter: Waiter, values: Any, count: int
 ) -> Any:
-    """Read ``count`` floats, ``stride`` apart, the last one again for those behind it, into ``values``; if it
-    ``waits`` for them until all are there; nonzero: aborted."""
+    """Read ``count`` floats, ``stride`` apart, into ``values``, of those behind number ``last`` none; if it
+    ``waits`` for them until all are there; nonzero: aborted. What is not read stays: it is not minus zero."""
     return _RUNS_ARRIVED(source, stride, last, waits, *waiter, count, values)
 
 

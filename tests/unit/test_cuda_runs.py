@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from dnc.compiler import PlanOptions, make_plan
 from dnc.diagnostics import DiagnosticError
 from dnc.ir import isa
+from dnc.runtime import cuda_driver
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cuda_backend import CudaBackend
 from dnc.runtime.cuda_driver import LaunchShape
@@ -118,6 +120,33 @@ def test_memory_is_given_back(made) -> None:
     assert device.locked == 5  # no values are there yet
     backend.close()
     assert (device.held, device.locked) == (0, 0)
+
+
+def test_memory_goes_with_the_last_reference(monkeypatch) -> None:
+    freed: list[int] = []
+    driver = SimpleNamespace(
+        cuCtxPushCurrent=lambda _: (0,),
+        cuCtxPopCurrent=lambda: (0,),
+        cuMemFree=lambda address: freed.append(address) or (0,),
+    )
+    monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
+    dropped, given = cuda_driver.OwnBuffer(256, 4, "context"), cuda_driver.OwnBuffer(512, 4, "context")
+    part = cuda_driver.DeviceBuffer(256, 4)
+    part.free()
+    assert freed == []
+    given.free()
+    given.free()
+    del dropped, given
+    assert freed == [512, 256]
+
+
+def test_memory_is_left_alone_in_a_process_without_the_context(monkeypatch) -> None:
+    freed: list[int] = []
+    driver = SimpleNamespace(cuCtxPushCurrent=lambda _: (3,), cuMemFree=freed.append)
+    monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
+    found = cuda_driver.OwnBuffer(256, 4, "context")
+    del found
+    assert freed == []
 
 
 def test_no_more_replicas_than_samples(made) -> None:

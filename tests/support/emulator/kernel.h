@@ -309,10 +309,10 @@ static inline int dnc_arrived(const float* from, int waits, unsigned* aborted, u
 static inline int dnc_runs_arrived(const float* from, int stride, int last, int waits, unsigned* aborted,
                                    unsigned, int worker, int instruction, int exchange, int count,
                                    float* values) {
-  auto run = [&](int i) { return from + (long)(i < last ? i : last) * stride; };
-  for (int i = 0; i < count; ++i) {  // one after another: nothing that has come is taken back
-    if (waits && poll(run(i), 1, aborted, worker, instruction, exchange)) return 1;
-    values[i] = *run(i);
+  for (int i = 0; i < count && i <= last; ++i) {  // one after another: nothing that has come is taken back
+    const float* run = from + (long)i * stride;
+    if (waits && poll(run, 1, aborted, worker, instruction, exchange)) return 1;
+    values[i] = *run;
   }
   return 0;
 }
