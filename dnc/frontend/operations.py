@@ -89,7 +89,13 @@ def _mismatch(report: Report, text: str, symbol: str, operands: Sequence[Express
             text = text.replace("found i32[]", f"found {describe(operand.type)}") + hint
         elif symbol == "==" and isinstance(operand.type, TensorType) and operand.type.shape:
             text += "; argmax(x) gives a class"
+        elif symbol == "@" and all(_is_vector(each.type) for each in operands):
+            text += "; of two vectors it is sum(a * b)"
     report.error(f"'{symbol}': {_surface(text)}", at)
+
+
+def _is_vector(type: Type) -> bool:
+    return isinstance(type, TensorType) and len(type.shape) == 1
 
 
 def _surface(text: str) -> str:

@@ -55,7 +55,7 @@ class Stream(FakeStream):
 
 class Running(FakeCall):
     def launch(self) -> None:
-        """Runs the words that lie there on the VM; `break_at` fills in an abort record instead."""
+        """Runs the words that lie there on the VM; `broken` fills in an abort record instead."""
         device, at = self.device, self.values["words"]
         self.kernel.check(self.shape)
         count = int(device.bytes(at, 4 * len(isa.HEADER)).view(np.int32)[isa.HEADER.index("words")])

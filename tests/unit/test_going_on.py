@@ -185,6 +185,13 @@ def test_a_run_that_goes_on_has_begun(command, workplace, option):
     assert f"--resume and {option.split()[0]} exclude each other: r has begun already" in done.error
 
 
+def test_a_checkpoint_has_its_own_words(command, workplace):
+    assert command("run build --data train.jsonl --device vm --batch 4 --run-dir r").code == 0
+    done = command("run build --data train.jsonl --device vm --checkpoint r/last.safetensors --min-count 2")
+    assert done.code == 2 and not Path("runs").exists()
+    assert "--min-count and --checkpoint exclude each other: a checkpoint has its own words" in done.error
+
+
 def test_the_first_command_of_a_run_goes_on_with_it(command, workplace):
     """With the weights that it began with, from wherever their path counts."""
     assert command("run build --data train.jsonl --device vm --batch 4 --run-dir first").code == 0
