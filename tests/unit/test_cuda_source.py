@@ -74,9 +74,10 @@ def is_measured(name: str) -> bool:
 
 def of_ci() -> list[str]:
     """The cases whose kernels CI compiles, which takes minutes: those of what is measured most, and the first
-    one of every other example. `DNC_KERNELS=all` compiles all, as the machine with a GPU does."""
+    one of every other example; and the narrowest. `DNC_KERNELS=all` compiles all, as the machine with a GPU
+    does."""
     firsts = {example: name for name, (example, *_) in reversed(CASES.items())}.values()
-    return [name for name in CASES if ALL or name in firsts or is_measured(name)]
+    return [name for name in CASES if ALL or name in firsts or is_measured(name) or name in NARROW]
 
 
 KERNELS = [
