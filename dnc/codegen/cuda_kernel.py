@@ -187,6 +187,8 @@ class Kernel:
         self.opcode, self.entry = local("opcode", "int32", 0), local("entry", "int32", 0)
         workers = self.tiling.workers
         rank, self.replica = let("rank", number % workers), let("replica", number // workers)
+        if self.tiling.cluster == 1 and workers > 1:
+            rank = cuda.RANK(workers)
         access = Access(self.plan, pool, words, workers, rank, tables, eager=True)
         access = attrs.evolve(access, publish=lambda at, value: sync.publish(T.address_of(pool[at]), value))
         self.worker = Worker(

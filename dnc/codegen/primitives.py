@@ -184,6 +184,16 @@ __device__ __forceinline__ int dnc_number_here(int number) {
     "int32",
 )
 
+# The rank of a worker among so many. A remainder that TVM sees is one of 64 bits wherever an address follows
+# from it, and what it is made of stays in registers.
+RANK = Primitive(
+    "dnc_rank",
+    """
+__device__ __forceinline__ int dnc_rank(int workers) { return (int)(blockIdx.x % (unsigned)workers); }
+""",
+    "int32",
+)
+
 # The thread, read here: what follows from it is not worked out before the loops.
 THREAD_HERE = Primitive(
     "dnc_thread_here",
