@@ -2,15 +2,20 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import dnc.compiler
+from dnc.api import tuning_kernels
 from dnc.compiler import PlanOptions, compile_model, compile_target, transform
 from dnc.diagnostics import DiagnosticError, Source
 from dnc.frontend.build import load_program
+from dnc.ir.machine import machine
 from dnc.ir.plan import REGISTER, STREAMED, PlanTooLarge
 from dnc.ir.regions import registers_taken
+from dnc.passes.candidates import candidates
+from tests.support.plans import plan_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "treelstm.dn"
 SETTINGS = {"hidden": 512, "embed": 16, "vocab": 11}
@@ -61,6 +66,18 @@ def test_many_bytes_are_worse_than_weights_that_are_streamed(monkeypatch):
 def test_a_plan_without_room_is_passed_over(monkeypatch):
     target, tried = made(monkeypatch, {160: None, 144: None})
     assert tried[:2] == [160, 144] and recursive(target).residency == STREAMED
+
+
+def test_a_candidate_without_room_says_so(monkeypatch):
+    def none(*_):
+        raise PlanTooLarge("57472 bytes of staging; 44720 are there")
+
+    monkeypatch.setattr(tuning_kernels, "compile_target", none)
+    monkeypatch.setattr(tuning_kernels, "build_program", lambda build: None)
+    plan, chip = plan_of("treelstm", {"hidden": 8, "embed": 8, "vocab": 11}), machine("sm_90a")
+    each = SimpleNamespace(plan=plan, candidate=candidates(chip)[0], options=PlanOptions())
+    found = tuning_kernels.kernel_for(None, [], each, chip, lambda _: None)
+    assert found == "its kernel has no room: 57472 bytes of staging; 44720 are there"
 
 
 def test_no_plan_has_room(monkeypatch, tmp_path):
