@@ -10,10 +10,12 @@ and `sync` that of the last one; these, and `forward` with its `backward`, belon
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from threading import RLock
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from weakref import WeakSet
 
 from dnc.api.arguments import batches_of
 from dnc.diagnostics import fail
@@ -33,6 +35,11 @@ class Turn:
         self.lock = RLock()
         self._alone = False  # whether nothing but the stream that makes a value now has taken the lock
         self.moves = False  # whether a method that changes weights is under way
+        _TURNS.add(self)
+
+    def begin_anew(self) -> None:
+        """In a process that was forked: whoever had the lock has stayed in the other one."""
+        self.lock, self._alone, self.moves = RLock(), False, False
 
     def check_still(self, name: str) -> None:
         """DiagnosticError where a callback of training asks for what changes weights, or how they change."""
@@ -85,6 +92,18 @@ class Turn:
             if value is end:
                 return
             yield value  # type: ignore[misc]
+
+
+_TURNS: WeakSet[Turn] = WeakSet()
+
+
+def _begin_anew() -> None:
+    for turn in _TURNS:
+        turn.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _is_held(lock: Any) -> bool:

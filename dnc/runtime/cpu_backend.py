@@ -12,8 +12,8 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from dnc.runtime.schedule import Schedule, longest_queue
 from dnc.runtime.schedules import words_of
 from dnc.runtime.trace.timeline import CLOCK
 from dnc.runtime.tuned import Tuned, tuned_grid
+from dnc.runtime.worker_thread import Task, WorkerThread
 
 Array = NDArray[Any]
 
@@ -69,7 +70,8 @@ class CpuBackend:
         self._kernel = self._module[described["symbol"]]
         self._scratch_floats, self._places = int(described["scratch_floats"]), int(described["places"])
         self._own: list[tuple[Any, Any]] = []
-        self._threads: list[ThreadPoolExecutor] = []
+        self._threads: list[WorkerThread] = []
+        self._is_running = False  # a launch that is waited for at once
         self._replicas, self._workers, self._tuned = replicas, workers, tuned
         self._limit, self._launches = yield_limit, 0
         self._is_small = _step_floats(plan) < SHARED_FLOATS
@@ -159,7 +161,7 @@ class CpuBackend:
         last = self._slots[1 - slot]
         for here in (self._slots[slot], last):
             if here is not None and (here is not last or here.workers != total):
-                wait(here.futures)
+                here.wait()
         at = first.address * 4
         words = self._pool[at : at + len(schedules) * size].view(np.int32).reshape(len(schedules), size)
         words[:] = words_of(schedules)
@@ -171,17 +173,16 @@ class CpuBackend:
         size = run_words(longest_queue(schedules[:traced])) if traced else 0
         flat = [cpu_code.aligned_zeros(total * size, "int64") for _ in range(traced)]
         runs = [cpu_code.vector(each) for each in flat]
-        with self._all_or_none(abort):
-            futures = [
-                thread.submit(self._run, number, tensors, abort, runs, size - ANCHOR_WORDS)
-                for number, thread in enumerate(self._threads[:total])
-            ]
         times = [each.reshape(total, size) for each in flat]
         readout = first.readout
         at, count = (0, 0) if readout is None else (readout.first, readout.count)
-        self._slots[slot] = _Launches(
-            tuple(futures), abort, results, total, times, self._pool[at : at + count]
-        )
+        values = self._pool[at : at + count]
+        with self._all_or_none(abort):
+            tasks = tuple(
+                thread.submit(partial(self._run, number, tensors, abort, runs, size - ANCHOR_WORDS))
+                for number, thread in enumerate(self._threads[:total])
+            )
+            self._slots[slot] = _Launches(tasks, abort, results, total, times, values)
         self._launches += len(schedules)
 
     def finish(self, slot: int) -> NDArray[np.float32]:
@@ -190,8 +191,8 @@ class CpuBackend:
         here = self._slots[slot]
         if here is None:
             raise fail("nothing was launched")
-        for future in here.futures:
-            future.result()
+        for task in here.tasks:
+            task.result()
         for words in here.abort:
             self._check(words)
         return here.results.copy()
@@ -221,13 +222,15 @@ class CpuBackend:
         abort = words[at : at + len(isa.ABORT_FIELDS)]
         start = time.perf_counter()
         with self._all_or_none(abort[None]):
+            self._is_running = True
             others = [
-                thread.submit(self._run, number, [tensor], abort[None], [], 0)
+                thread.submit(partial(self._run, number, [tensor], abort[None], [], 0))
                 for number, thread in enumerate(self._threads[1:total], 1)
             ]
             self._run(0, [tensor], abort[None], [], 0)
-        for other in others:
-            other.result()
+            for other in others:
+                other.result()
+            self._is_running = False
         if self._times is not None:
             self._times.append(time.perf_counter() - start)
         self._launches += 1
@@ -267,8 +270,7 @@ class CpuBackend:
             scratch = cpu_code.aligned_zeros(self._scratch_floats)
             places = cpu_code.aligned_zeros(self._places, "int64")
             self._own.append((cpu_code.vector(scratch), cpu_code.vector(places)))
-            name = f"dnc-worker-{len(self._threads)}"
-            self._threads.append(ThreadPoolExecutor(1, thread_name_prefix=name))
+            self._threads.append(WorkerThread(f"dnc-worker-{len(self._threads)}"))
 
     def _run(self, worker: int, schedules: list[Any], abort: Array, runs: list[Any], stamps: int) -> None:
         """One worker's part of some launches; a launch that was given up ends them.
@@ -287,15 +289,23 @@ class CpuBackend:
 
     @contextmanager
     def _all_or_none(self, abort: Array) -> Iterator[None]:
-        """Ends launches of which an interrupt has kept some workers: the others would wait for these.
+        """Ends launches that an interrupt has kept from some workers, or from the caller: workers would wait
+        for each other, and the next launch would overwrite what they read.
 
-        As if one had given up; nobody looks at what they leave.
+        As if one had given up; nobody looks at what they leave. Further interrupts wait for that.
         """
         try:
             yield
         except BaseException:
-            abort[:, 0] = 1
-            wait([thread.submit(int) for thread in self._threads])  # behind all that they were told
+            while True:
+                try:
+                    abort[:, 0] = 1
+                    for thread in self._threads:
+                        thread.wait()
+                    self._is_running = False
+                    break
+                except KeyboardInterrupt:
+                    continue
             raise
 
     def _enter(self) -> None:
@@ -305,7 +315,7 @@ class CpuBackend:
         """
         if os.getpid() == self._process:
             return
-        if not all(future.done() for here in self._slots if here for future in here.futures):
+        if self._is_running or not all(task.done for here in self._slots if here for task in here.tasks):
             raise fail(f"{self.name}: the process was forked while launches were under way in it")
         self._threads, self._own, self._process = [], [], os.getpid()
 
@@ -313,22 +323,27 @@ class CpuBackend:
         self._enter()
         for here in self._slots:
             if here is not None:
-                wait(here.futures)
+                here.wait()
 
 
 @attrs.frozen(eq=False)
 class _Launches:
-    """Launches under way: their calls, and in the pool their abort records, results and values.
+    """Launches under way: their tasks, and in the pool their abort records, results and values.
 
     times: of those that are traced.
     """
 
-    futures: tuple[Future[None], ...]
+    tasks: tuple[Task, ...]
     abort: Array
     results: Array
     workers: int
     times: list[Times]
     values: Array
+
+    def wait(self) -> None:
+        """Until they have ended."""
+        for task in self.tasks:
+            task.wait()
 
 
 def _loaded(text: str) -> cpu_code.Module:

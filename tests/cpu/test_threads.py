@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 import dnc
 from dnc.compiler import compile_model
 from dnc.diagnostics import DiagnosticError
+from dnc.runtime.worker_thread import Task, WorkerThread
 from tests.support.models import EXAMPLES
 
 THREADS, TIMES = 3, 4
@@ -144,12 +146,46 @@ def test_a_model_goes_on_in_a_process_that_was_forked(build: Path) -> None:
     assert np.array_equal(model.predict(samples)["p"], expected)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_that_was_forked_while_another_thread_predicts(build: Path) -> None:
+    """That thread has the lock of the model, and is not there: the call is right, or refused."""
+    model = dnc.load(build, "cpu", workers=2)
+    model.attach(DATA)
+    samples, goes_on = list(range(20)), [True]
+    expected = model.predict(samples)["p"]
+
+    def predict() -> None:
+        while goes_on:
+            model.predict(samples)
+
+    others = [threading.Thread(target=predict, daemon=True) for _ in range(2)]
+    for other in others:
+        other.start()
+    codes = []
+    for _ in range(8):
+        if not (child := os.fork()):
+            signal.alarm(60)  # in place of waiting for ever
+            code = 1
+            try:
+                code = 7 if np.array_equal(model.predict(samples)["p"], expected) else 1
+            except DiagnosticError as error:
+                code = 8 if "forked while launches were under way" in str(error) else 1
+            finally:
+                os._exit(code)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    goes_on.clear()
+    for other in others:
+        other.join()
+    assert set(codes) <= {7, 8}, codes
+
+
 def test_a_process_that_was_forked_in_a_launch(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = dnc.load(build, "cpu", workers=2)
     model.attach(DATA)
     model.predict([0])
     backend: Any = model.backend
-    backend._slots[0] = SimpleNamespace(futures=(Future(),))
+    backend._slots[0] = SimpleNamespace(tasks=(SimpleNamespace(done=False),))
     monkeypatch.setattr(backend, "_process", -1)
     with pytest.raises(DiagnosticError, match="forked while launches were under way"):
         model.predict([0])
@@ -165,7 +201,7 @@ def test_an_interrupt_leaves_no_worker_that_waits(build: Path, name: str, monkey
     worker = backend._threads[1]
     submit, told = worker.submit, list[bool]()
 
-    def interrupted(*arguments: Any) -> Future[None]:
+    def interrupted(*arguments: Any) -> Task:
         told.append(True)
         if name == "predict" or len(told) > 1:  # the caller's own part comes last
             found = submit(*arguments)
@@ -178,3 +214,86 @@ def test_an_interrupt_leaves_no_worker_that_waits(build: Path, name: str, monkey
         with pytest.raises(KeyboardInterrupt):
             call(model)
     assert all(map(np.array_equal, call(model), expected))
+
+
+def interrupted_once(method: Callable[[Task], None], struck: list[bool]) -> Callable[[Task], None]:
+    """The method of a task, which an interrupt strikes the first time."""
+
+    def interrupted(task: Task) -> None:
+        if not struck:
+            struck.append(True)
+            raise KeyboardInterrupt
+        method(task)
+
+    return interrupted
+
+
+@pytest.mark.parametrize("name", ["predict", "evaluate"])
+def test_an_interrupt_while_others_end(build: Path, name: str, monkeypatch) -> None:
+    """The next call overwrote what a worker still read, and both waited for ever."""
+    model = dnc.load(build, "cpu", replicas=1, workers=2)
+    model.attach(DATA)
+    call = CALLS[name]
+    expected = call(model)
+    for method in ("wait", "result"):
+        struck = list[bool]()
+        with monkeypatch.context() as patch:
+            patch.setattr(Task, method, interrupted_once(getattr(Task, method), struck))
+            with pytest.raises(KeyboardInterrupt):
+                call(model)
+        assert struck and all(map(np.array_equal, call(model), expected))
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there is no such timer here")
+@pytest.mark.parametrize("name", ["predict", "evaluate"])
+def test_interrupts_at_random_moments(build: Path, name: str) -> None:
+    """One struck within a lock of Python's executors, and stayed there."""
+    model = dnc.load(build, "cpu", replicas=1, workers=2)
+    model.attach(DATA)
+    call = CALLS[name]
+    expected = call(model)
+    took = -time.perf_counter()
+    call(model)
+    took += time.perf_counter()
+    generator, hits = np.random.default_rng(5), 0
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for _ in range(150):
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, took * 1.2 * generator.random() + 3e-5)
+                    call(model)
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                    for _ in range(100):
+                        pass  # a signal is noticed at the end of a loop
+            except KeyboardInterrupt:
+                hits += 1
+            assert all(map(np.array_equal, call(model), expected))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert hits > 20
+
+
+def test_a_thread_runs_what_it_is_given_in_order_and_tells_how_it_ended() -> None:
+    thread, found = WorkerThread("a test"), list[int]()
+
+    def fails() -> None:
+        raise ValueError("no")
+
+    tasks = [thread.submit(partial(found.append, number)) for number in range(3)]
+    failed = thread.submit(fails)
+    thread.wait()
+    assert found == [0, 1, 2] and all(task.done for task in tasks)
+    failed.wait()
+    with pytest.raises(ValueError, match="no"):
+        failed.result()
+
+
+def test_a_thread_ends_with_the_last_reference() -> None:
+    thread = WorkerThread("one that ends")
+    thread.wait()
+    [own] = [each for each in threading.enumerate() if each.name == "one that ends"]
+    del thread
+    own.join(10)
+    assert not own.is_alive()
