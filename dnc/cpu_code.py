@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dnc.diagnostics import fail
+
 ALIGNMENT = 64  # bytes; TIRx on LLVM assumes it of every tensor, unchecked
 
 # Of `tvm/ffi/c_api.h` and `dlpack.h`.
@@ -192,9 +194,11 @@ def _library() -> ctypes.CDLL:
         library = ctypes.CDLL(first, ctypes.RTLD_GLOBAL)
         _LOADED.extend((ctypes.CDLL(runtime, ctypes.RTLD_GLOBAL), ctypes.CDLL(compiler, ctypes.RTLD_LOCAL)))
         return library
-    import tvm  # noqa: F401
-    import tvm_ffi
-
+    try:
+        import tvm  # noqa: F401
+        import tvm_ffi
+    except ModuleNotFoundError:
+        raise fail("a CPU build needs the package apache-tvm, which is not installed here") from None
     return tvm_ffi.LIB  # type: ignore[no-any-return]
 
 

@@ -108,8 +108,8 @@ def from_text(text: str) -> IRModule:
 def compile_into(cache_folder: Path, text: str, module: IRModule) -> Path:
     """Compile a module, whose text is `text`, into the cache; the file's path.
 
-    Where the cache cannot be written, as in a read-only home, the file goes into a folder of this
-    process.
+    Where the cache cannot be written, as in a read-only home or on a full disk, the file goes into a folder
+    of this process.
     """
     cached = cached_in(cache_folder, text)
     if cached.exists():
@@ -130,12 +130,15 @@ def compile_text(cache_folder: Path, text: str) -> Path:
 
 
 def _write(compiled: Any, cached: Path) -> None:
-    """The module as LLVM's text: whole or not at all, also among processes."""
+    """The module as LLVM's text: whole or not at all, also among processes.
+
+    Python writes it: LLVM ends the process where a disk is full.
+    """
+    # TVM marks private functions as exported too, which LLVM does not read back.
+    text = str(compiled.inspect_source("ll")).replace("private dllexport", "private")
     with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
         partial = Path(folder) / cached.name
-        compiled.write_to_file(str(partial), "ll")
-        # TVM marks private functions as exported too, which LLVM does not read back.
-        partial.write_text(partial.read_text().replace("private dllexport", "private"))
+        partial.write_text(text)
         os.replace(partial, cached)
 
 

@@ -134,10 +134,10 @@ class Model:
     def attach(self, data: Data, *, min_count: int = 1) -> Dataset:
         """Reads training data; sample numbers in later calls mean its samples.
 
-        The first data give the vocabulary: words that occur `min_count` times or more.
+        The first data give the vocabulary: words that occur `min_count` times. Inference needs no labels.
         """
         check_whole("min_count", min_count, 1)
-        dataset = self.read(data, min_count=min_count)
+        dataset = self.read(data, labels_required=self.plan.trains, min_count=min_count)
         self.encoder(dataset)
         self._attached = dataset
         return dataset
@@ -202,7 +202,7 @@ class Model:
 
     def _training_data(self, labels_required: bool = True) -> Dataset:
         if self._attached is None:
-            raise fail("no data are attached: call attach(data) first, or pass samples")
+            raise fail("no data are attached: call attach(data) first, or pass samples to a single call")
         self._attached.check_labels(labels_required)
         return self._attached
 
@@ -407,8 +407,8 @@ class Model:
 
         On a GPU small batches run side by side, and the last bits may be others than those of a call.
         Faster than a call for every batch: batches are encoded while those before them run, small ones
-        several at a time, on a GPU in other processes. For samples without labels attach what
-        `read(..., labels_required=False)` returns.
+        several at a time, on a GPU in other processes. For samples without labels, in a build that trains,
+        attach what `read(..., labels_required=False)` returns.
         """
         check_unaided(self.program, "predictions")
         data = self._training_data(False)

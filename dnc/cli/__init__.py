@@ -104,6 +104,10 @@ app.command("trace")(_guarded(trace))
 app.command("tune")(_guarded(tune))
 
 
+PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm", "lark": "lark"}
+"""Of a module that only compiling and CPU builds need, the package: a machine with a GPU may lack it."""
+
+
 def main() -> None:
     """The command line of this process; its exit code ends it."""
     # TVM imports PyTorch where it is installed, which takes longer than all else here; no command needs it.
@@ -135,6 +139,13 @@ def execute(arguments: list[str]) -> int:
         return stop.code
     except MemoryError:
         print("error: out of memory", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in PACKAGES:
+            raise
+        print(
+            f"error: this needs the package {PACKAGES[missing]}, which is not installed here", file=sys.stderr
+        )
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         print(f"error: {place}{error.strerror or error}", file=sys.stderr)

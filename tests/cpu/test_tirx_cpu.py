@@ -1,5 +1,7 @@
 """Compiled functions: stored as text, kept in a cache, called with tensors."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +28,7 @@ def damage(folder: Path) -> bool:
     return True
 
 
-def test_text_and_cache(tmp_path: Path):
+def small_module():
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         tirx_cpu.begin_function("kernel")
         pool = tirx_cpu.flat_argument("pool", "float32")
@@ -35,7 +37,53 @@ def test_text_and_cache(tmp_path: Path):
             cpu_sync.store_release(words, 1, cpu_sync.fetch_add(words, 0, 1))
             x = T.Bind(pool[tirx.Ramp(0, 1, 16)])
             T.buffer_store(pool, cpu_math.tanh(x), [tirx.Ramp(16, 1, 16)])
-    module = tirx_cpu.module_of(builder)
+    return tirx_cpu.module_of(builder)
+
+
+def test_a_full_disk_is_no_place_for_a_cache(tmp_path: Path, monkeypatch):
+    """LLVM ended the process, and left what it had written."""
+    module, plain = small_module(), Path.write_text
+
+    def full(path: Path, text: str) -> int:
+        if tmp_path not in path.parents:
+            return plain(path, text)
+        plain(path, text[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    found = tirx_cpu.compile_into(tmp_path / "cache", tirx_cpu.to_text(module), module)
+    assert found.exists() and tmp_path not in found.parents
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_without_tvm_a_cpu_build_says_so(tmp_path: Path):
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(('tvm', 'tvm_ffi')))\n"
+        "import dnc\n"
+        "try: dnc.load(sys.argv[1])\n"
+        "except dnc.DiagnosticError as error: print(error)"
+    )
+    compile_model(EXAMPLES / "treelstm.dn", tmp_path / "build", ("cpu",), {"embed": 8, "hidden": 8})
+    found = subprocess.run([sys.executable, "-c", code, tmp_path / "build"], capture_output=True, text=True)
+    assert found.stdout == "error: a CPU build needs the package apache-tvm, which is not installed here\n"
+
+
+@pytest.mark.parametrize(("module", "package"), [("tvm", "apache-tvm"), ("lark", "lark")])
+def test_without_what_a_command_needs_it_is_one_line(tmp_path: Path, module: str, package: str):
+    code = (
+        "import sys; sys.modules[sys.argv[1]] = None\nimport dnc.cli; sys.exit(dnc.cli.execute(sys.argv[2:]))"
+    )
+    command = ["compile", EXAMPLES / "treelstm.dn", "-o", tmp_path / "build", "--set", "embed=24,hidden=20"]
+    environment = os.environ | {"DNC_CACHE_DIR": str(tmp_path / "cache")}
+    found = subprocess.run(
+        [sys.executable, "-c", code, module, *command], capture_output=True, text=True, env=environment
+    )
+    assert found.returncode == 2
+    assert found.stderr == f"error: this needs the package {package}, which is not installed here\n"
+
+
+def test_text_and_cache(tmp_path: Path):
+    module = small_module()
     text = tirx_cpu.to_text(module)
     tvm.ir.assert_structural_equal(tirx_cpu.from_text(text), module)
     values = cpu_code.aligned_zeros(64)

@@ -74,6 +74,18 @@ def test_whatever_trains_is_refused(workplace, trained):
         assert np.array_equal(value, model.parameters()[name]), name
 
 
+def test_what_is_attached_needs_no_labels(workplace, trained):
+    model = dnc.load("infer", "vm", checkpoint="runs/first/last.safetensors")
+    samples = [{"word": "good"}, {"left": {"word": "so"}, "right": {"word": "bad"}}]
+    model.attach(samples)
+    expected = model.predict(samples)["p"]
+    assert np.array_equal([found["p"][0] for found in model.predictions([[0], [1]])], expected)
+    with pytest.raises(DiagnosticError, match="field 'label' is missing"):
+        model.evaluate()
+    with pytest.raises(DiagnosticError, match="field 'label' is missing"):
+        dnc.load("build", "vm", checkpoint="runs/first/last.safetensors").attach(samples)
+
+
 def test_explain(command, trained):
     done = command("explain infer --schedule --data dev.jsonl")
     assert done.code == 0 and "in prediction" in done.out and "adagrad" not in done.out
