@@ -48,7 +48,9 @@ def carried(plan: Plan, field: str | None = None) -> Carried:
     if not any(result.kind in RESULT_KINDS[PREDICT] for result in plan.results):
         raise fail(f"model {program.name} declares no output: there is nothing to stream")
     if field is None and len(lists) != 1:
-        found = f"{root.name} has the lists {', '.join(lists)}: name one" if lists else "it has none"
+        found = "it has none"
+        if lists:
+            found = f"{root.name} has the lists {', '.join(lists)}: name one, as field='{lists[0]}'"
         raise fail(f"a stream goes along a list of {root.name}, the root; {found}")
     if field is not None and field not in lists:
         raise fail(f"{root.name}, the root, has no list '{field}'; its lists: {', '.join(lists) or 'none'}")

@@ -76,6 +76,11 @@ LINES = {
         "1:1: error: broken JSON: found '('; dnc import ptb-trees makes JSONL of trees in brackets",
     ),
     "cut": (TREE, '{"word": "a", ', "1:14: error: broken JSON: the line ends too early; a sample is a line"),
+    "half of a character": (
+        TREE,
+        r'{"word": "\ud800"}',
+        r"1:11: error: broken JSON: \ud800 is half of a character, and the other half is missing",
+    ),
     "column_counts_characters": (
         TREE,
         '{"word": "ä", "label": 01}',

@@ -98,6 +98,9 @@ def _find_duplicate(line: bytes) -> None:
         json.loads(line, object_pairs_hook=check)
 
 
+_HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+
+
 def _broken(line: bytes, message: str) -> Problem:
     """What is wrong with a line that is not JSON."""
     text = line.decode("utf-8").rstrip()
@@ -105,6 +108,12 @@ def _broken(line: bytes, message: str) -> Problem:
         return Problem("broken JSON: found '('; dnc import ptb-trees makes JSONL of trees in brackets", 1)
     place = re.search(r" \(byte (\d+)\)$", message)
     if place is None:
+        half = _HALF.search(text)
+        if half is not None:
+            return Problem(
+                f"broken JSON: {half[0]} is half of a character, and the other half is missing",
+                half.start() + 1,
+            )
         if "truncated" in message:
             return Problem("broken JSON: the line ends too early; a sample is a line", len(text) + 1)
         return Problem(f"broken JSON: {message.split(' - at ')[0].lower()}")
