@@ -134,7 +134,7 @@ class Model:
     def attach(self, data: Data, *, min_count: int = 1) -> Dataset:
         """Reads training data; sample numbers in later calls mean its samples.
 
-        The first data give the vocabulary: words that occur `min_count` times. Inference needs no labels.
+        The first data give the vocabulary: words met `min_count` times or more. Inference needs no labels.
         """
         check_whole("min_count", min_count, 1)
         dataset = self.read(data, labels_required=self.plan.trains, min_count=min_count)

@@ -292,10 +292,11 @@ def _train(
     from dnc.cli.progress import Progress
 
     assert config.data is not None
-    if config.embeddings and checkpoint is not None and not resumes:
-        raise fail("--embeddings and --checkpoint exclude each other: a checkpoint has its own vectors")
-    if (config.min_count or 1) > 1 and checkpoint is not None and not resumes:
-        raise fail("--min-count and --checkpoint exclude each other: a checkpoint has its own words")
+    if checkpoint is not None and not resumes:
+        if config.embeddings:
+            raise fail("--embeddings and --checkpoint exclude each other: a checkpoint has its own vectors")
+        if (config.min_count or 1) > 1:
+            raise fail("--min-count and --checkpoint exclude each other: a checkpoint has its own words")
     schedule = api.rate_schedule(config.schedule, config.decay, config.decay_every, config.warmup)
     model = _open(config, tracing)
     model.check_trains()

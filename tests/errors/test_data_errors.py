@@ -76,6 +76,11 @@ LINES = {
         "1:1: error: broken JSON: found '('; dnc import ptb-trees makes JSONL of trees in brackets",
     ),
     "cut": (TREE, '{"word": "a", ', "1:14: error: broken JSON: the line ends too early; a sample is a line"),
+    "cut behind a backslash": (
+        TREE,
+        r'{"word": "\\ud800',
+        "1:18: error: broken JSON: the line ends too early; a sample is a line",
+    ),
     "half of a character": (
         TREE,
         r'{"word": "\ud800"}',

@@ -21,6 +21,10 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "treelstm.dn"
 SETTINGS = {"hidden": 512, "embed": 16, "vocab": 11}
 
 
+def has_no_room(*_):
+    raise PlanTooLarge("57472 bytes of staging; 44720 are there")
+
+
 def made(monkeypatch, spills, options=PlanOptions(precision="tf32")):
     """The target, and the registers that were tried. spills: by registers for weights the bytes that a kernel
     spills, None where it has no room; what is not there does not spill."""
@@ -30,7 +34,7 @@ def made(monkeypatch, spills, options=PlanOptions(precision="tf32")):
         taken = registers_taken(plan)
         tried.append(taken)
         if spills.get(taken, 0) is None:
-            raise PlanTooLarge("57472 bytes of staging; 44720 are there")
+            has_no_room()
         return {"kernel.json": json.dumps({"spill_stores": spills.get(taken, 0)}).encode()}, False
 
     monkeypatch.setattr(dnc.compiler, "cached_kernels", kernels)
@@ -69,10 +73,7 @@ def test_a_plan_without_room_is_passed_over(monkeypatch):
 
 
 def test_a_candidate_without_room_says_so(monkeypatch):
-    def none(*_):
-        raise PlanTooLarge("57472 bytes of staging; 44720 are there")
-
-    monkeypatch.setattr(tuning_kernels, "compile_target", none)
+    monkeypatch.setattr(tuning_kernels, "compile_target", has_no_room)
     monkeypatch.setattr(tuning_kernels, "build_program", lambda build: None)
     plan, chip = plan_of("treelstm", {"hidden": 8, "embed": 8, "vocab": 11}), machine("sm_90a")
     each = SimpleNamespace(plan=plan, candidate=candidates(chip)[0], options=PlanOptions())
@@ -81,10 +82,7 @@ def test_a_candidate_without_room_says_so(monkeypatch):
 
 
 def test_no_plan_has_room(monkeypatch, tmp_path):
-    def none(plan, _):
-        raise PlanTooLarge("57472 bytes of staging; 44720 are there")
-
-    monkeypatch.setattr(dnc.compiler, "cached_kernels", none)
+    monkeypatch.setattr(dnc.compiler, "cached_kernels", has_no_room)
     with pytest.raises(DiagnosticError, match=r"no kernel has room for this program(.|\n)*57472 bytes"):
         compile_model(EXAMPLE, tmp_path / "build", ["cuda"], SETTINGS)
     assert not (tmp_path / "build").exists()

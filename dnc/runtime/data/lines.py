@@ -98,7 +98,7 @@ def _find_duplicate(line: bytes) -> None:
         json.loads(line, object_pairs_hook=check)
 
 
-_HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
+_HALF = re.compile(r"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 
 
 def _broken(line: bytes, message: str) -> Problem:
