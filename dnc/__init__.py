@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from dnc.version import VERSION
 
 if TYPE_CHECKING:
-    from dnc.api import Model, load
+    from dnc.api import Model, as_json, load
     from dnc.diagnostics import DiagnosticError
 
 __version__ = VERSION
-__all__ = ["DiagnosticError", "Model", "load"]
+__all__ = ["DiagnosticError", "Model", "as_json", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,7 @@ import msgspec
 from dnc.codegen.nvrtc import spilled
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail, read_source
 from dnc.ir.isa import dense_parameters, layout
-from dnc.ir.machine import MACHINES, Constants, Machine, machine
+from dnc.ir.machine import MACHINES, Constants, Machine, machine, target_name
 from dnc.ir.plan import FP32, PRECISIONS, REGISTER, Plan, PlanTooLarge, WeightFormat
 from dnc.ir.plan_text import print_plan
 from dnc.ir.printer import print_program
@@ -300,11 +300,6 @@ def machine_of(target: str) -> str:
         return name
     known = ", ".join(f"cuda:{name}" for name, chip in MACHINES.items() if chip.is_gpu)
     raise fail(f"unknown target '{target}'", f"targets: cpu, cuda (= cuda:{DEFAULT_GPU}), {known}")
-
-
-def target_name(machine_name: str) -> str:
-    """The target's full name: cpu, cuda:sm_90a."""
-    return f"cuda:{machine_name}" if machine(machine_name).is_gpu else machine_name
 
 
 def read_program(

@@ -12,7 +12,7 @@ from pathlib import Path
 from dnc.api.arguments import Batch, Data, check_whole
 from dnc.api.first_values import start_by_name
 from dnc.api.model import Model
-from dnc.api.outputs import predict_lines, predict_to_file
+from dnc.api.outputs import as_json, predict_lines, predict_to_file
 from dnc.api.passes import Optimized, run_passes
 from dnc.api.reports import DataCheck, check_data, explain_build
 from dnc.api.runs import draw_run, find_checkpoint, run_of
@@ -48,6 +48,7 @@ __all__ = [
     "RunConfig",
     "Summary",
     "WorkerTime",
+    "as_json",
     "check_data",
     "check_options",
     "check_result",

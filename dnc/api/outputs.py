@@ -1,12 +1,12 @@
-"""The declared outputs of a model as lines of JSON, in a file.
+"""The declared outputs of a model as JSON: objects, lines, a file.
 
-In: a model and data. Out: a line a sample, in order. Guaranteed: the file is written whole
-or not at all, and never over the data, into a build, or over what a run goes on from.
+In: a model and data, or outputs. Out: an object or a line a sample, in order. Guaranteed: the file is written
+whole or not at all, and never over the data, into a build, or over what a run goes on from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +35,17 @@ def predict_lines(model: Model, data: str | Path) -> list[bytes]:
     """The outputs for every sample of `data` as a line of JSON."""
     if not any(result.kind == "output" for result in model.plan.results):
         raise fail(f"model {model.build.model} declares no output")
-    outputs = model.predict(data)
-    count = len(next(iter(outputs.values())))
+    return [msgspec.json.encode(each) + b"\n" for each in as_json(model, model.predict(data))]
+
+
+def as_json(model: Model, outputs: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """What `model.predict` returned as JSON has it: an object a sample, with classes as in the data.
+
+    Numbers have the digits that a float32 holds; a class that is absent is None.
+    """
     words = named_classes(model.program, model.vocabularies or {})
-    return [
-        msgspec.json.encode({name: plain(values[at], words.get(name)) for name, values in outputs.items()})
-        + b"\n"
-        for at in range(count)
-    ]
+    columns = {name: [plain(each, words.get(name)) for each in values] for name, values in outputs.items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def plain(value: Any, words: Sequence[str] | None = None) -> Any:

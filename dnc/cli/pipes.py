@@ -7,6 +7,7 @@ import sys
 from dnc.diagnostics import fail
 
 PIPE = "-"  # as it is typed: ./- is a file
+STDIN = "/dev/stdin"  # standard input, for who reads files
 
 
 def piped() -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dnc.cli.pipes import PIPE, put
+from dnc.cli.pipes import PIPE, STDIN, put
 from dnc.diagnostics import counted, fail
 
 if TYPE_CHECKING:
@@ -40,7 +40,12 @@ BEGINNING = ("weights", "embeddings", "min_count")
 
 def run(
     build: Annotated[Path | None, typer.Argument(help="The build folder; it is only read.")] = None,
-    data: Annotated[Path | None, typer.Option(help="The data, JSONL.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            help="The data, JSONL; - is standard input, for --eval and --predict.", metavar="<path>"
+        ),
+    ] = None,
     epochs: Annotated[
         int | None, typer.Option(help="Epochs in all; those before a checkpoint count too. [default: 1]")
     ] = None,
@@ -139,6 +144,11 @@ def run(
         raise fail("Missing argument 'build' (see dnc run --help)")
     if wanted.data is None:
         raise fail("Missing option '--data' (see dnc run --help)")
+    if wanted.data == PIPE:
+        if not measuring or wanted.weights is not None:
+            asking = "--weights" if measuring else "training"
+            raise fail(f"--data: - is standard input, which can be read once; {asking} reads data again")
+        wanted = api.with_values(wanted, data=STDIN)
     vectors = map(Path, (wanted.embeddings or {}).values())
     out = None if predict is None or predict == PIPE else Path(predict)
     tracing = _tracing(trace, trace_batches, wanted, out, checkpoint, run_dir, resume, config, *vectors)

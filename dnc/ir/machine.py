@@ -124,3 +124,8 @@ MACHINES = {
 def machine(name: str) -> Machine:
     """The description of an architecture; KeyError if there is none."""
     return MACHINES[name]
+
+
+def target_name(name: str) -> str:
+    """The full name of the target that an architecture is: cpu, cuda:sm_90a. KeyError as for `machine`."""
+    return f"cuda:{name}" if machine(name).is_gpu else name

@@ -26,7 +26,7 @@ import msgspec
 
 from dnc.diagnostics import Source, Span, check_path, fail
 from dnc.ir import isa
-from dnc.ir.machine import MACHINES
+from dnc.ir.machine import MACHINES, target_name
 from dnc.ir.remarks import Remark
 from dnc.runtime.json_text import decode_json
 from dnc.runtime.tuned import Tuned
@@ -317,6 +317,8 @@ def read_build(path: str | Path) -> Build:
                 f"{path}: has kernels for {each.machine}, which this dnc ({VERSION}) does not know",
                 "use the version that compiled it, or compile it again",
             )
+    if any(name != target_name(each.machine) for name, each in targets.items()):
+        raise _damaged(folder / MANIFEST)
     texts = {
         name: _checked(folder / name, manifest.files.get(name, "")).decode()
         for name in (PROGRAM, SOURCE, *({REMARKS} & manifest.files.keys()))

@@ -143,6 +143,11 @@ COMMANDS = [
         "error: build: no run of this model in runs/; train it first, or give --checkpoint",
     ),
     (f"{RUN} train.jsonl --eval --run-dir thesis", "error: thesis: holds no checkpoint"),
+    (f"{RUN} -", "error: --data: - is standard input, which can be read once; training reads data again"),
+    (
+        f"{RUN} - --eval --weights train.jsonl",
+        "error: --data: - is standard input, which can be read once; --weights reads data again",
+    ),
     (f"{RUN} train.jsonl --eval --predict out", "error: --eval and --predict exclude each other"),
     (
         f"{RUN} train.jsonl --eval --epochs 3",

@@ -308,7 +308,8 @@ def test_damaged_builds(tmp_path):
         with pytest.raises(DiagnosticError, match=r"manifest.json: the build is damaged here"):
             read_build(tmp_path / "b")
     values = json.loads(whole)
-    for targets in ({}, {"cpu": {**values["targets"]["cpu"], "files": {"../../secret": "0"}}}):
+    own = values["targets"]["cpu"]
+    for targets in ({}, {"cpu": {**own, "files": {"../../secret": "0"}}}, {"gpu": own}, {"cuda:sm_90a": own}):
         manifest.write_text(json.dumps({**values, "targets": targets}))
         with pytest.raises(DiagnosticError, match=r"manifest.json: the build is damaged here"):
             read_build(tmp_path / "b")

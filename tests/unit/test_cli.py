@@ -3,10 +3,8 @@
 import json
 import os
 import signal
-import stat
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -230,30 +228,6 @@ def test_predictions_need_no_labels_and_keep_the_order(command, workplace):
     for each in found:
         assert sum(each["p"]) == pytest.approx(1, abs=1e-5)
         assert each["label"] == int(np.argmax(each["p"]))
-
-
-def test_predictions_on_standard_output(command, workplace):
-    """They alone, and no file: a file with that name is ./-"""
-    command(TRAIN)
-    run = "run build --data dev.jsonl --device vm --predict"
-    done = command(f"{run} -")
-    assert done.code == 0 and len(done.events) == 5 and "wrote -" not in done.error
-    assert not (workplace / "-").exists()
-    assert command(f"{run} ./-").out == "" and (workplace / "-").read_text() == done.out
-
-
-def test_predictions_into_a_pipe_and_through_a_link(command, workplace):
-    command(TRAIN)
-    os.mkfifo("pipe")
-    read = []
-    reader = threading.Thread(target=lambda: read.append((workplace / "pipe").read_text()), daemon=True)
-    reader.start()
-    assert command("run build --data dev.jsonl --device vm --predict pipe").code == 0
-    reader.join(10)
-    assert stat.S_ISFIFO(os.stat("pipe").st_mode) and len(read[0].splitlines()) == 5
-    (workplace / "link").symlink_to("target.jsonl")
-    assert command("run build --data dev.jsonl --device vm --predict link").code == 0
-    assert (workplace / "link").is_symlink() and (workplace / "target.jsonl").read_text() == read[0]
 
 
 TAGGER = """model Tagger(vocab, width = 4, tags = 3)

@@ -1,0 +1,58 @@
+"""Data and predictions through pipes, and as JSON for who answers with it."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+
+import dnc.api
+
+TRAIN = "run build --data train.jsonl --device vm --batch 4"
+
+
+def test_predictions_on_standard_output(command, workplace):
+    """They alone, and no file: a file with that name is ./-"""
+    command(TRAIN)
+    run = "run build --data dev.jsonl --device vm --predict"
+    done = command(f"{run} -")
+    assert done.code == 0 and len(done.events) == 5 and "wrote -" not in done.error
+    assert not (workplace / "-").exists()
+    assert command(f"{run} ./-").out == "" and (workplace / "-").read_text() == done.out
+
+
+def test_data_from_standard_input(command, workplace):
+    command(TRAIN)
+    run = [sys.executable, "-m", "dnc", "run", "build", "--device", "vm", "--data", "-"]
+    data = (workplace / "dev.jsonl").read_bytes()
+    expected = command("run build --data dev.jsonl --device vm --predict -").out
+    assert (
+        subprocess.run([*run, "--predict", "-"], input=data, capture_output=True).stdout == expected.encode()
+    )
+    broken = subprocess.run([*run, "--eval"], input=data + b"{", capture_output=True)
+    assert broken.returncode == 2 and broken.stderr.splitlines()[-1].startswith(b"/dev/stdin:6:2: error:")
+
+
+def test_predictions_into_a_pipe_and_through_a_link(command, workplace):
+    command(TRAIN)
+    os.mkfifo("pipe")
+    read = []
+    reader = threading.Thread(target=lambda: read.append((workplace / "pipe").read_text()), daemon=True)
+    reader.start()
+    assert command("run build --data dev.jsonl --device vm --predict pipe").code == 0
+    reader.join(10)
+    assert stat.S_ISFIFO(os.stat("pipe").st_mode) and len(read[0].splitlines()) == 5
+    (workplace / "link").symlink_to("target.jsonl")
+    assert command("run build --data dev.jsonl --device vm --predict link").code == 0
+    assert (workplace / "link").is_symlink() and (workplace / "target.jsonl").read_text() == read[0]
+
+
+def test_outputs_as_json(command, workplace):
+    """As `--predict` writes them: words of classes, digits of a float32, what is absent as null."""
+    command(TRAIN)
+    lines = command("run build --data dev.jsonl --device vm --predict -").events
+    model = dnc.load("build", "vm")
+    model.restore(dnc.api.find_checkpoint("build", None))
+    found = dnc.as_json(model, model.predict("dev.jsonl"))
+    assert json.loads(json.dumps(found)) == lines and len(lines) == 5
