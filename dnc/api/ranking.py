@@ -18,6 +18,7 @@ from dnc.ir.forest import Ints
 from dnc.ir.machine import Constants, Machine, machine
 from dnc.ir.plan import Plan
 from dnc.ir.program import Program
+from dnc.ir.uses import keeps_weights
 from dnc.machine_constants import known
 from dnc.passes.candidates import Candidate, candidates
 from dnc.runtime.cores import cores
@@ -85,8 +86,15 @@ def rank(work: Work, options: PlanOptions, only: Sequence[Candidate] | None = No
     prepared: Prepared | None = None
     found, seen = list[Ranked](), set[tuple[str, int, int]]()
     kernels = {each: kernel_of(options, each, work.chip) for each in chosen}
+    keeps = dict[PlanOptions, bool]()  # whether weights of the recursion stay on the chip
     for kernel in dict.fromkeys(kernels.values()):
+        plain = attrs.evolve(kernel, splits=False)
+        if kernel.splits and keeps.get(plain):
+            continue
         plan = make_plan(work.program, work.chip.name, kernel)
+        keeps[kernel] = keeps_weights(plan)
+        if kernel.splits and plain in keeps and not keeps[kernel]:
+            continue
         prepared = prepare(plan, work.data.forest) if prepared is None else attrs.evolve(prepared, plan=plan)
         encoder = encoder_of(work, prepared)
         for each in (each for each in chosen if kernels[each] == kernel):
@@ -128,14 +136,15 @@ def kernel_of(options: PlanOptions, candidate: Candidate, chip: Machine) -> Plan
         workers=candidate.workers,
         tile=candidate.tile,
         registers=candidate.registers,
-        splits=None,
+        splits=candidate.splits,
     )
 
 
 def candidate_of(plan: Plan, options: PlanOptions, replicas: int, workers: int) -> Candidate:
     """What a build's kernel is, as a candidate for a grid."""
     assert plan.tiling is not None
-    return Candidate(workers, plan.tiling.cluster, plan.tiling.tile, options.registers, replicas)
+    tiling = plan.tiling
+    return Candidate(workers, tiling.cluster, tiling.tile, options.registers, replicas, tiling.splits)
 
 
 def describe(candidate: Candidate, chip: Machine) -> str:
@@ -144,7 +153,8 @@ def describe(candidate: Candidate, chip: Machine) -> str:
         return f"{candidate.replicas} x {candidate.workers} workers, tile {candidate.tile}"
     kind = f"cluster of {candidate.workers}" if candidate.cluster > 1 else f"{candidate.workers} workers"
     registers = "" if candidate.registers is None else f", {candidate.registers} registers for weights"
-    return f"{candidate.replicas} x {kind}, tile {candidate.tile}{registers}"
+    split = ", weights split" if candidate.splits else ""
+    return f"{candidate.replicas} x {kind}, tile {candidate.tile}{registers}{split}"
 
 
 def tuned_lines(entries: Sequence[Tuned]) -> Iterator[str]:

@@ -97,7 +97,7 @@ def show(found: Tuning, emitted: bool) -> None:
             str(way.workers),
             str(way.cluster) if way.cluster > 1 else "-",
             str(way.tile),
-            "-" if way.registers is None else str(way.registers),
+            "split" if way.splits else "-" if way.registers is None else str(way.registers),
             f"{each.predicted:,.1f}",
             "-" if each.measured is None else f"{each.measured:,.1f}",
             Text(", ".join(notes)),

@@ -15,8 +15,10 @@ from dnc.ir import cutting, isa
 from dnc.ir.machine import Constants, machine
 from dnc.ir.ops import OPS
 from dnc.ir.plan import (
+    BF16,
     SHARED,
     STREAMED,
+    TF32,
     UNIT,
     Address,
     BufferAddress,
@@ -45,6 +47,9 @@ FAR_WORKERS = 13.2  # of fewer workers one such price for so many
 # What repeated products and cells of a row cost, against their counts: so gated cells of 64 or 128 units are
 # expected to gain by them up to about as many samples as on an H200.
 REPEATED = 1.6
+# What an operation of a product takes on tensor cores, of its time otherwise: fitted to launches on an H200.
+# They work on whole blocks of vertices, and not for as few as FEW_ROWS.
+ON_CORES, BLOCK, FEW_ROWS = {TF32: 0.3, BF16: 0.3}, 8, 2
 NAMES = tuple(field.name for field in attrs.fields(Constants))
 LAUNCH, INSTRUCTION, CLUSTER, EXCHANGE, GRID, FLOP, TILED, ELEMENT, BYTE, SHARED_BYTE = range(len(NAMES))
 
@@ -58,11 +63,13 @@ def nanoseconds(counts: Counts, constants: Constants) -> float:
 class _Share:
     """What an instruction on some rows costs a worker.
 
-    row: for every row of the instruction. own: for every row of the worker's, where rows are shared out.
-    tile: for every `size` rows. few: for every SHARED_ROWS of them, once at least.
+    row: for every row of the instruction. product: the same of products, which tensor cores round up. own:
+    for every row of the worker's, where rows are shared out. tile: for every `size` rows. few: for every
+    SHARED_ROWS of them, once at least.
     """
 
     row: Counts
+    product: Counts
     own: Counts
     tile: Counts
     few: Counts
@@ -76,6 +83,7 @@ class Costs:
         assert plan.tiling is not None
         self.plan, self.replicas, self.workers = plan, replicas, workers
         self.tiling, self.on_gpu = plan.tiling, machine(plan.target).is_gpu
+        self._on_cores = ON_CORES.get(plan.precision)
         self._far = 1.0
         if self.on_gpu and self.tiling.cluster == 1 and workers > 1:
             self._far = min(FAR, max(1.0, workers / FAR_WORKERS))
@@ -111,9 +119,16 @@ class Costs:
         """Instructions of a segment, on so many rows each; without fetching them."""
         share = self._segments[name]
         found: Counts = share.row * rows.sum() + share.own * np.ceil(rows / self.workers).sum()
+        found += share.product * self._product_rows(rows).sum()
         found += share.tile * np.ceil(rows / share.size).sum()
         found += share.few * np.maximum(rows / SHARED_ROWS, 1.0).sum()
         return found
+
+    def _product_rows(self, rows: Counts) -> Counts:
+        """How many rows, without tensor cores, take as long as so many do."""
+        if self._on_cores is None:
+            return rows
+        return np.where(rows > FEW_ROWS, np.ceil(rows / BLOCK) * BLOCK * self._on_cores, rows)
 
     def exchange(self) -> Counts:
         """The workers of a replica meet."""
@@ -135,9 +150,9 @@ class Costs:
         elif name in self._gradients:
             found[TILED] = self._gradient(self._gradients[name], fields, grid)
         elif name == isa.OUTER:
-            sizes = [_outer_elements(gradient) for gradient in self.plan.dense_gradients]
-            own = np.array(sizes)[fields["gradient"].astype(int)]
-            found[TILED] = 2.0 * (own * fields["rows"]).sum() / grid
+            times = [self._outer(gradient) for gradient in self.plan.dense_gradients]
+            own = np.array(times)[fields["gradient"].astype(int)]
+            found[TILED] = (own * fields["rows"]).sum() / grid
         elif name == isa.REDUCE:
             found[ELEMENT] = fields["rows"].sum()
         elif "count" in fields:  # norm and updates of dense parameters
@@ -156,12 +171,19 @@ class Costs:
         chosen = fields["tile"].astype(int)
         size = np.array([shape.rows * shape.columns for shape in shapes])[chosen]
         tiles = np.array([cutting.tile_count(gradient, shape) for shape in shapes])[chosen]
+        time = np.array([cutting.on_cores(shape, self.plan.precision) for shape in shapes])[chosen]
         pieces = np.ceil(tiles * fields["chunks"] / grid)
-        return float((2.0 * pieces * size * fields["rows"] / fields["chunks"]).sum())
+        return float((2.0 * pieces * size * time * fields["rows"] / fields["chunks"]).sum())
+
+    def _outer(self, gradient: DenseGradient) -> float:
+        """Operations of a row of all tiles that `outer` instructions cut a gradient into."""
+        tile = cutting.outer_tile(gradient)
+        elements = cutting.outer_tiles(gradient) * tile.rows * tile.columns
+        return 2.0 * elements * cutting.on_cores(tile, self.plan.precision)
 
     def _segment(self, segment: Segment) -> _Share:
-        row, own, tile, few = np.zeros((4, len(NAMES)))
-        share = _Share(row, own, tile, few, self.tiling.tile)
+        row, product, own, tile, few = np.zeros((5, len(NAMES)))
+        share = _Share(row, product, own, tile, few, self.tiling.tile)
         if segment.mapping == UNIT:
             self._unit(segment, share)
         else:
@@ -178,7 +200,7 @@ class Costs:
             rows, columns = self.plan.program.parameter(product.parameter).type.shape
             repeated = isinstance(product, Product) and product.result in segment.repeated
             own = rows * (1.0 if repeated else fraction)
-            share.row[flop] += 2.0 * own * columns * (REPEATED if repeated else 1.0)
+            share.product[flop] += 2.0 * own * columns * (REPEATED if repeated else 1.0)
             if (product.parameter, segment.units, repeated) in self._streamed:
                 share.tile[BYTE] += 4.0 * own * columns
             else:
@@ -211,12 +233,6 @@ class Costs:
 
 def _key(placement: Placement) -> tuple[str, int, bool]:
     return placement.parameter, placement.units, placement.repeated
-
-
-def _outer_elements(gradient: DenseGradient) -> int:
-    """Elements of all tiles that `outer` instructions cut a gradient into."""
-    tile = cutting.outer_tile(gradient)
-    return cutting.outer_tiles(gradient) * tile.rows * tile.columns
 
 
 def _operations(segment: Segment) -> float:

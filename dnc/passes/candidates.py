@@ -16,6 +16,7 @@ GPU_TILES = (64, 16)
 CPU_TILES = (48, 24, 96)
 SMALLEST_CLUSTER = 8  # smaller ones keep too little of a model on the chip
 BESIDE = (2, 4)  # replicas of a GPU without clusters
+WEIGHTS = ((None, False), (None, True), (0, False))  # registers for them, and whether they are split
 FEW_WORKERS = (2, 4, 8)  # of such replicas, which keep nothing, where a sample's own levels are wide
 
 
@@ -24,7 +25,8 @@ class Candidate:
     """workers: of a replica. cluster: CTAs of a cluster, 1 for none. tile: vertices worked on at a time.
 
     registers: for weights, a thread; None for as many as the machine has to offer without spills.
-    replicas: of a launch. On a CPU kernels serve any number of workers, and have no registers for weights.
+    replicas: of a launch. splits: whether weights that would be streamed may be in registers and shared
+    memory together. On a CPU kernels serve any number of workers, and have no registers for weights.
     """
 
     workers: int
@@ -32,6 +34,7 @@ class Candidate:
     tile: int
     registers: int | None
     replicas: int
+    splits: bool = False
 
 
 def candidates(chip: Machine, cores: int = 1) -> tuple[Candidate, ...]:
@@ -51,9 +54,9 @@ def candidates(chip: Machine, cores: int = 1) -> tuple[Candidate, ...]:
     for workers, cluster in shares:
         resident = chip.replicas(workers, cluster)
         for tile in GPU_TILES:
-            for registers in (None, 0):
+            for registers, splits in WEIGHTS:
                 for replicas in replica_counts(resident):
-                    found.append(Candidate(workers, cluster, tile, registers, replicas))
+                    found.append(Candidate(workers, cluster, tile, registers, replicas, splits))
     return tuple(found)
 
 

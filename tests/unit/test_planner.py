@@ -11,10 +11,10 @@ from dnc.diagnostics import DiagnosticError, Source
 from dnc.explain.facts import replicas_of
 from dnc.frontend.build import load_program
 from dnc.ir import isa
-from dnc.ir.costs import CLUSTER, EXCHANGE, FLOP, INSTRUCTION, LAUNCH, NAMES, Costs, nanoseconds
+from dnc.ir.costs import CLUSTER, EXCHANGE, FLOP, INSTRUCTION, LAUNCH, NAMES, TILED, Costs, nanoseconds
 from dnc.ir.machine import MACHINES, Constants, machine
 from dnc.ir.plan import REGISTER, SHARED, STREAMED
-from dnc.ir.uses import lends
+from dnc.ir.uses import keeps_weights, lends
 from dnc.machine_constants import Measured, known, known_constants, save
 from dnc.passes.candidates import candidates
 from dnc.passes.plan_weights import Slice
@@ -117,6 +117,33 @@ def test_a_queue_is_counted_from_its_own_words():
     assert counts[CLUSTER] == barriers > 0 and counts[EXCHANGE] == 0
 
 
+def test_tensor_cores_work_on_blocks_of_vertices():
+    """As many as fit into a block take as long; so few that none is used take what they take without."""
+    program = small_plan("treelstm").program
+    plain, fast = (
+        make_plan(program, GPU, PlanOptions(cluster=8, precision=name)) for name in ("fp32", "tf32")
+    )
+    name = next(each.name for each in plain.segments if each.products and "Node" in each.name)
+    own, cores = (
+        [Costs(plan, 7, 8).segment(name, np.array([rows]))[FLOP] for rows in (1.0, 2.0, 3.0, 8.0, 9.0, 64.0)]
+        for plan in (plain, fast)
+    )
+    assert own == [own[0] * rows for rows in (1, 2, 3, 8, 9, 64)] and cores[:2] == own[:2]
+    assert cores[2] == cores[3] == cores[4] / 2 == cores[5] / 8 < own[3] / 2
+
+
+def test_weight_gradients_take_less_on_tensor_cores():
+    program = small_plan("treelstm").program
+    plain, fast = (
+        make_plan(program, GPU, PlanOptions(cluster=8, precision=name)) for name in ("fp32", "tf32")
+    )
+    counts = [
+        busiest(encoded(plan, data(), 8, 2, 8), Costs(plan, 2, 8), machine(GPU).constants)[TILED]
+        for plan in (plain, fast)
+    ]
+    assert 0 < counts[1] < counts[0]
+
+
 def test_products_are_shared_out_and_exchanges_are_not():
     program = small_plan("treelstm").program
     one, two, four = (
@@ -147,6 +174,18 @@ def test_ranking_is_by_predicted_time_and_names_a_kernel_once():
     assert times == sorted(times) and times[0] > 0
     keys = [(digest(each.plan), each.candidate.replicas, each.candidate.workers) for each in found]
     assert len(set(keys)) == len(keys)
+
+
+def test_weights_are_split_where_they_would_be_streamed():
+    """512 units fit into registers of no cluster; 4 fit everywhere."""
+    assert not any(each.candidate.splits for each in rank(work(), PlanOptions()))
+    _, program, _ = read_program(EXAMPLES / "treelstm.dn", {"hidden": 512, "embed": 512})
+    large = attrs.evolve(work(), program=transform(program))
+    found = {each.candidate: each.plan for each in rank(large, PlanOptions())}
+    split = [each for each in found if each.splits]
+    assert 33 in {each.workers for each in split}
+    for each in split:
+        assert keeps_weights(found[each]) and not keeps_weights(found[attrs.evolve(each, splits=False)])
 
 
 def test_dear_exchanges_favour_replicas_of_one_worker():

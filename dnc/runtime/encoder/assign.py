@@ -18,10 +18,10 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.ir.costs import Costs, nanoseconds
+from dnc.ir.costs import ON_CORES, Costs, nanoseconds
 from dnc.ir.forest import Ints
 from dnc.ir.machine import machine
-from dnc.ir.plan import BF16, TF32, Plan
+from dnc.ir.plan import Plan
 from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.words import Numbers, Spread
 from dnc.runtime.prepared import Indices, SpaceRows
@@ -30,9 +30,9 @@ MANY_ROWS = 1024.0  # of which one costs what a row costs
 FEW = 2  # samples a replica, for which an order by what they cost will do
 LAST = 2  # samples a replica that are shared out one by one, behind all others
 HALVINGS = 6  # of the range in which the end of all replicas lies
-# What an operation of a product takes on tensor cores, of its time otherwise, and how many rows that it does
-# not have a level then pays for, as they work on whole blocks of vertices: fitted to launches on an H200.
-ON_CORES, EMPTY = {TF32: 0.3, BF16: 0.3}, 6.0
+# How many rows that it does not have a level pays for on tensor cores, as these work on whole blocks of
+# vertices: fitted to launches on an H200.
+EMPTY = 5.0
 
 
 @attrs.define(eq=False)
@@ -76,7 +76,6 @@ def segment_prices(plan: Plan) -> dict[str, Price]:
     """The prices of all segments; in the recursion their workers meet behind every level."""
     assert plan.tiling is not None
     constants, costs = machine(plan.target).constants, Costs(plan, 1, plan.tiling.workers)
-    constants = attrs.evolve(constants, flop=constants.flop * ON_CORES.get(plan.precision, 1.0))
     meeting = 2 * constants.instruction + nanoseconds(costs.exchange(), constants)
     empty = EMPTY if plan.precision in ON_CORES else 0.0
     found: dict[str, Price] = {}

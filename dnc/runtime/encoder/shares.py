@@ -15,18 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir import cutting, isa
-from dnc.ir.plan import BF16, TF32, TF32X3, DenseGradient, Plan, TableGradient
+from dnc.ir.plan import DenseGradient, Plan, TableGradient
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Numbers
 
 # What tiles in chunks cost beside their rows and themselves, in cycles: the norm of all, and for every float
-# of an arena. Seen on an H200, as are costs of rows on tensor cores by precision.
+# of an arena. Seen on an H200.
 NORM, FLOAT = 26000, 0.25
 MOST_CUTS = 4096  # that are remembered
 # Of the piece of the gradient with the most work those of others are at most such a part.
 SPLITS = (0.95, 1, 1.5, 2, 3)
-CORES = {TF32: 0.28, BF16: 0.233, TF32X3: 0.58}
-LARGE, OUTER_ON_CORES = 64, 0.46  # smaller tiles than that, and those of `outer`, wait for their copies there
 VECTOR = 60  # what a row costs in a tile of `outer` that sums deltas
 # What `outer` instructions cost a worker beside its rows, in cycles: the first one of which it has tiles, any
 # other one, and every tile.
@@ -157,7 +155,7 @@ class Shapes:
         alike, floats = dict[str, list[int]](), list[int]()
         for each, shapes in found:
             absent = [NO_SHAPE] * (most - len(shapes))
-            name, on_cores = each.gradient.parameter, plan.precision in CORES
+            name = each.gradient.parameter
             for index in range(each.targets):
                 alike.setdefault("" if plan.program.parameter(name).running else name, []).append(len(counts))
                 first = known.setdefault((name, index), len(counts))
@@ -165,10 +163,10 @@ class Shapes:
                 leading.append(len(whose))
                 whose += [first] * each.runs
                 counts.append([*(cutting.tile_count(each.gradient, s) for s in shapes), *(1 for _ in absent)])
-                row = [_row(s, plan.precision) for s in shapes]
+                row = [s.row * cutting.on_cores(s, plan.precision) for s in shapes]
                 costs.append([[*row, *absent], [*(s.fixed for s in shapes), *absent]])
                 outer.append(cutting.outer_tiles(each.gradient))
-                outer_row.append(_outer_row(each.gradient, on_cores))
+                outer_row.append(_outer_row(each.gradient, plan.precision))
         self.tiles = np.array(counts, np.int64).reshape(-1, most)
         self.row, self.fixed = np.array(costs, np.float64).reshape(-1, 2, most).transpose(1, 0, 2)
         self.outer, self.outer_row = np.array(outer, np.int64), np.array(outer_row)
@@ -351,19 +349,12 @@ def _rounded(rows: Numbers) -> Numbers:
     return found
 
 
-def _row(tile: cutting.GradientTile, precision: str) -> float:
-    """What a row costs in a tile of `cutting.gradient_tiles`, in cycles."""
-    if precision not in CORES or tile == cutting.GRADIENT_BLOCK:
-        return tile.row
-    return tile.row * (CORES[precision] if tile.rows >= LARGE else OUTER_ON_CORES)
-
-
-def _outer_row(gradient: DenseGradient, on_cores: bool) -> float:
+def _outer_row(gradient: DenseGradient, precision: str) -> float:
     """What a row costs in a tile of `outer`, in cycles."""
     tile = cutting.outer_tile(gradient)
     if not gradient.pieces:
         return VECTOR
-    return tile.row * (OUTER_ON_CORES if on_cores and tile == cutting.OUTER_TILE else 1.0)
+    return tile.row * cutting.on_cores(tile, precision)
 
 
 def summed(plan: Plan, gradient: DenseGradient) -> Summed:
