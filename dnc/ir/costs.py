@@ -48,8 +48,8 @@ FAR_WORKERS = 13.2  # of fewer workers one such price for so many
 # expected to gain by them up to about as many samples as on an H200.
 REPEATED = 1.6
 # What an operation of a product takes on tensor cores, of its time otherwise: fitted to launches on an H200.
-# They work on whole blocks of vertices, and not for as few as FEW_ROWS.
-ON_CORES, BLOCK, FEW_ROWS = {TF32: 0.3, BF16: 0.3}, 8, 2
+# They work on whole blocks of vertices, which lack EMPTY on the average, and not for as few as FEW_ROWS.
+ON_CORES, EMPTY, FEW_ROWS = {TF32: 0.3, BF16: 0.3}, 3.5, 2
 NAMES = tuple(field.name for field in attrs.fields(Constants))
 LAUNCH, INSTRUCTION, CLUSTER, EXCHANGE, GRID, FLOP, TILED, ELEMENT, BYTE, SHARED_BYTE = range(len(NAMES))
 
@@ -128,7 +128,7 @@ class Costs:
         """How many rows, without tensor cores, take as long as so many do."""
         if self._on_cores is None:
             return rows
-        return np.where(rows > FEW_ROWS, np.ceil(rows / BLOCK) * BLOCK * self._on_cores, rows)
+        return np.where(rows > FEW_ROWS, (rows + EMPTY) * self._on_cores, rows)
 
     def exchange(self) -> Counts:
         """The workers of a replica meet."""

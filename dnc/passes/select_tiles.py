@@ -11,7 +11,7 @@ one of a single row, and the time of every further row, of which a batch of a kn
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -41,16 +41,25 @@ MANY_ROWS = 2 * NOMINAL_ROWS
 SPLIT = 1.5
 
 
-@attrs.frozen
+@attrs.frozen(eq=False)
 class Ranked:
-    """A tiling with its predicted time in ns for a wavefront of one row, and for every further row. keeps:
+    """A tiling with its predicted times. rows_ns: ns that a wavefront of so many rows a replica takes. keeps:
     whether all weights of the recursion stay on the chip."""
 
     tiling: Tiling
     replicas: int
-    level_ns: float
-    vertex_ns: float
+    rows_ns: Callable[[float], float]
     keeps: bool
+
+    @property
+    def level_ns(self) -> float:
+        """In ns, that of a wavefront of one row."""
+        return self.rows_ns(1.0)
+
+    @property
+    def vertex_ns(self) -> float:
+        """In ns, that of every further row, over the whole chip, as far as NOMINAL_ROWS."""
+        return (self.rows_ns(1.0 + NOMINAL_ROWS / self.replicas) - self.level_ns) / NOMINAL_ROWS
 
     @property
     def beside(self) -> bool:
@@ -59,7 +68,7 @@ class Ranked:
 
     def time(self, further: int) -> float:
         """In ns, that of a wavefront of so many rows beside the first."""
-        return (self.level_ns + further * self.vertex_ns) * (SPLIT if self.tiling.splits else 1.0)
+        return self.rows_ns(1.0 + further / self.replicas) * (SPLIT if self.tiling.splits else 1.0)
 
     def time_of(self, batch: int) -> float:
         """In ns, that of a wavefront with a row of each of so many samples, which replicas share."""
@@ -172,16 +181,16 @@ class SelectTiles:
         replicas = self.machine.replicas(workers, cluster)
         costs = Costs(placed, replicas, workers)
         constants = self.constants or self.machine.constants
-        one, many = np.zeros(len(NAMES)), np.zeros(len(NAMES))
-        for segment in placed.segments:
-            if placed.program.stage(segment.stage).placement != LEVEL:
-                continue
-            one[INSTRUCTION] += 1
-            one += costs.exchange() + costs.segment(segment.name, np.ones(1))
-            many += costs.segment(segment.name, np.full(1, 1.0 + NOMINAL_ROWS / replicas))
-            many -= costs.segment(segment.name, np.ones(1))
-        vertex = nanoseconds(many, constants) / NOMINAL_ROWS
-        return Ranked(tiling, replicas, nanoseconds(one, constants), vertex, keeps_weights(placed))
+        level = [s.name for s in placed.segments if placed.program.stage(s.stage).placement == LEVEL]
+
+        def rows_ns(rows: float) -> float:
+            found = np.zeros(len(NAMES))
+            found[INSTRUCTION] = len(level)
+            for name in level:
+                found += costs.exchange() + costs.segment(name, np.full(1, rows))
+            return nanoseconds(found, constants)
+
+        return Ranked(tiling, replicas, rows_ns, keeps_weights(placed))
 
 
 def _shares_evenly(plan: Plan, workers: int) -> bool:
