@@ -24,9 +24,10 @@ _Batch = TypeVar("_Batch", bound=Sized)
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Batches that are encoded together have at most so many samples: few in the first groups, so that the
-# device gets work soon, twice as many once every encoder has had one. And a lane has at most so many batches.
-GROUP_SAMPLES = 64
+# Batches that are encoded together have at most so many samples: few in the first group, so that the device
+# gets work soon, and as many more in every other one, as far as SOON_SAMPLES; once every encoder has had
+# SOON_ROUNDS, twice as many a round. And a lane has at most so many batches.
+GROUP_SAMPLES, SOON_SAMPLES, SOON_ROUNDS = 64, 256, 3
 MOST_SAMPLES = 1024
 GROUP_BATCHES = 32
 
@@ -88,11 +89,14 @@ class Groups:
     most: int = MOST_SAMPLES
     lanes: Callable[[int], int] = one_lane
     encoders: int = 1
-    _limit: int = attrs.field(init=False)
     _made: int = attrs.field(default=0, init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self._limit = min(GROUP_SAMPLES, self.most)
+    @property
+    def _limit(self) -> int:
+        """Samples of the next group."""
+        rounds = self._made // self.encoders - SOON_ROUNDS
+        soon = min(GROUP_SAMPLES * (1 + self._made), SOON_SAMPLES)
+        return min(soon if rounds < 0 else SOON_SAMPLES << rounds + 1, self.most)
 
     def of(self, batches: Iterable[Sequence[int] | Ints]) -> Iterator[Ints]:
         """The groups of some batches.
@@ -135,8 +139,6 @@ class Groups:
             group = group[count:]
             if not group:
                 self._made += 1
-                if self._made % self.encoders == 0:
-                    self._limit = min(2 * self._limit, self.most)
         yield from _cut(group)
 
 

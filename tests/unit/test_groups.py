@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dnc.runtime.batches import GROUP_BATCHES, GROUP_SAMPLES, MOST_SAMPLES, groups
+from dnc.runtime.batches import (
+    GROUP_BATCHES,
+    GROUP_SAMPLES,
+    MOST_SAMPLES,
+    SOON_ROUNDS,
+    SOON_SAMPLES,
+    groups,
+)
 
 
 def epoch(samples, size, seed=1):
@@ -18,13 +25,17 @@ def sizes(found):
 
 
 @pytest.mark.parametrize("encoders", [1, 3])
-def test_every_encoder_begins_with_few_samples(encoders):
-    """Else the device would wait for the first group as long as a large one takes, once an epoch."""
-    found = sizes(groups(epoch(20000, 16), encoders=encoders))
-    assert found[:encoders] == [GROUP_SAMPLES] * encoders
-    assert found[encoders : 2 * encoders] == [2 * GROUP_SAMPLES] * encoders
-    assert max(found) == GROUP_BATCHES * 16
-    assert sorted(found[:-2]) == found[:-2]
+def test_groups_grow(encoders):
+    """Else the device would wait for the first group as long as a large one takes, or for the host, for which
+    every group is work."""
+    found = sizes(groups(epoch(40000, 8), encoders=encoders))
+    soon = SOON_ROUNDS * encoders
+    steps = range(GROUP_SAMPLES, GROUP_SAMPLES * (soon + 1), GROUP_SAMPLES)
+    assert found[:soon] == [min(size, SOON_SAMPLES) for size in steps]
+    assert max(found) == GROUP_BATCHES * 8
+    found = sizes(groups(epoch(160 * 256, 256), encoders=encoders))
+    assert found[soon - 1] == 256 and found[soon : soon + encoders] == [512] * encoders
+    assert found[soon + encoders : -2] == [MOST_SAMPLES] * (len(found) - 2 - soon - encoders)
 
 
 @pytest.mark.parametrize("size", [1, 7, 32, 200, 3000])
