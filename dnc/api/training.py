@@ -17,14 +17,14 @@ from dnc.api.saving import write
 from dnc.diagnostics import fail
 from dnc.ir.optimizers import OPTIMIZERS
 from dnc.runtime.checkpoint import Course, checkpoint_place
-from dnc.runtime.curves import TensorBoard, tensorboard_library
+from dnc.runtime.curves import TensorBoard, read_events, tensorboard_library
 from dnc.runtime.data import Dataset
 from dnc.runtime.interrupts import Interrupts
 from dnc.runtime.outside import check_unaided
 from dnc.runtime.phases import RESULT_KINDS, TRAIN
 from dnc.runtime.rates import RateSchedule
 from dnc.runtime.run_config import RunConfig, with_values
-from dnc.runtime.run_folder import RunFolder, check_free, new_run
+from dnc.runtime.run_folder import CONFIG, METRICS, RunFolder, check_free, new_run
 from dnc.runtime.trainer import Event, Trainer, TrainOptions
 
 if TYPE_CHECKING:
@@ -105,16 +105,6 @@ def train(
         patience,
         save_every,
     )
-    folder = RunFolder(
-        run_dir or new_run(model.build.model),
-        resumed,
-        model.position.step,
-        again,
-        _effective(model, config or RunConfig(), data, dev, options, tensorboard),
-    )
-    assert model.vocabularies is not None
-    folder.keep_vocabularies(model.vocabularies)
-    board = TensorBoard(folder.path) if tensorboard else None
 
     def record(event: Event) -> None:
         folder.record(event)
@@ -146,6 +136,16 @@ def train(
         lambda: interrupts.asked() or stop(),
         tick,
     )
+    place, first = run_dir or new_run(model.build.model), None
+    if resumed is not None and Path(resumed).resolve().parent != Path(place).resolve():
+        first = str(resumed)
+    effective = _effective(model, config or RunConfig(), data, dev, options, tensorboard, first)
+    if trainer.exhausted() and (Path(place) / CONFIG).exists():
+        effective = None  # of what trains nothing nothing is kept
+    folder = RunFolder(place, resumed, model.position.step, again, effective)
+    assert model.vocabularies is not None
+    folder.keep_vocabularies(model.vocabularies)
+    board = TensorBoard(folder.path, read_events(folder.path / METRICS)) if tensorboard else None
     try:
         model.keep_place = keep
         with interrupts:
@@ -200,12 +200,16 @@ def _effective(
     dev: Data | None,
     options: TrainOptions,
     tensorboard: bool,
-) -> RunConfig:
-    """A configuration with what the run has chosen; data that are no file have no place in it."""
+    first: str | None,
+) -> RunConfig | None:
+    """A configuration with what the run has chosen; data that are no file have no place in it.
+
+    first: the checkpoint that it begins with, None for none, or for one that it goes on from.
+    """
     hyper, schedule = model.hyper, options.schedule
     values: dict[str, Any] = {name: getattr(hyper, name) for name in OPTIMIZERS[hyper.optimizer].settings}
     values["lr"] = values.pop("learning_rate")
-    values |= {"build": str(model.build.path), "data": _path(data), "dev": _path(dev)}
+    values |= {"build": str(model.build.path), "checkpoint": first, "data": _path(data), "dev": _path(dev)}
     values |= {"epochs": options.epochs, "batch": options.batch, "seed": options.seed}
     values |= {"patience": options.patience, "log_every": options.log_every}
     values |= {"save_every": options.save_every, "tensorboard": tensorboard or None}

@@ -24,6 +24,7 @@ MEASURING = (
     "build",
     "data",
     "weights",
+    "checkpoint",
     "seed",
     "min_count",
     "device",
@@ -32,7 +33,7 @@ MEASURING = (
     "workers",
 )
 """Options that --eval and --predict look at; all others are for training."""
-STARTING = ("weights", "seed", "min_count")
+STARTING = ("weights", "checkpoint", "seed", "min_count")
 """Those that a configuration has for the beginning of training: there they count if they are given."""
 BEGINNING = ("weights", "embeddings", "min_count")
 """What a run begins with: its checkpoint has all of that, so that they mean nothing to a run that goes on."""
@@ -119,7 +120,8 @@ def run(
         "lr": lr, "momentum": momentum, "beta1": beta1, "beta2": beta2, "epsilon": epsilon,
         "weight_decay": weight_decay, "clip": clip, "schedule": schedule, "decay": decay,
         "decay_every": decay_every, "warmup": warmup, "patience": patience, "seed": seed,
-        "min_count": min_count, "weights": weights, "embeddings": _embeddings(embeddings) or None,
+        "min_count": min_count, "weights": weights, "checkpoint": checkpoint,
+        "embeddings": _embeddings(embeddings) or None,
         "log_every": log_every, "save_every": save_every, "tensorboard": tensorboard, "device": device,
         "memory": memory, "replicas": replicas, "workers": workers,
     }  # fmt: skip
@@ -151,13 +153,14 @@ def run(
         wanted = api.with_values(wanted, data=STDIN)
     vectors = map(Path, (wanted.embeddings or {}).values())
     out = None if predict is None or predict == PIPE else Path(predict)
-    tracing = _tracing(trace, trace_batches, wanted, out, checkpoint, run_dir, resume, config, *vectors)
+    begun = None if wanted.checkpoint is None else Path(wanted.checkpoint)
+    tracing = _tracing(trace, trace_batches, wanted, out, begun, run_dir, resume, config, *vectors)
     if out is not None:
-        api.check_result(out, wanted.data, checkpoint, wanted.weights, config)
+        api.check_result(out, wanted.data, begun, wanted.weights, config)
     if measuring:
-        return _measure(wanted, predict, checkpoint, run_dir, tracing)
+        return _measure(wanted, predict, begun, run_dir, tracing)
     same_data = resume is not None and data is None
-    return _train(wanted, checkpoint or last, resume or run_dir, resume is not None, same_data, tracing)
+    return _train(wanted, last, resume or run_dir, resume is not None, same_data, tracing)
 
 
 def _refuse_beginning(begun: RunConfig, wanted: RunConfig, run: Path) -> None:
@@ -291,18 +294,20 @@ def _start(model: Model, config: RunConfig, checkpoint: Path | None, trains: boo
 
 def _train(
     config: RunConfig,
-    checkpoint: Path | None,
+    last: Path | None,
     run_dir: Path | None,
     resumes: bool,
     same_data: bool,
     tracing: tuple[Path, int] | None,
 ) -> int:
-    """Trains; the exit code."""
+    """Trains; the exit code. last: the checkpoint of the run that goes on, None where none does."""
     from dnc import api
     from dnc.cli.progress import Progress
 
     assert config.data is not None
-    if checkpoint is not None and not resumes:
+    checkpoint = last
+    if last is None and config.checkpoint is not None:
+        checkpoint = Path(config.checkpoint)
         if config.embeddings:
             raise fail("--embeddings and --checkpoint exclude each other: a checkpoint has its own vectors")
         if (config.min_count or 1) > 1:
@@ -310,9 +315,9 @@ def _train(
     schedule = api.rate_schedule(config.schedule, config.decay, config.decay_every, config.warmup)
     model = _open(config, tracing)
     model.check_trains()
-    if resumes and checkpoint is None:
+    if resumes and last is None:
         _say(f"{run_dir} has no checkpoint yet: training begins again")
-    first = api.with_values(api.RunConfig(), data=config.data) if resumes and checkpoint else config
+    first = api.with_values(api.RunConfig(), data=config.data) if last is not None else config
     _start(model, first, checkpoint, True)
     if checkpoint is not None and config.seed not in (None, model.seed):
         raise fail(f"--seed {config.seed}: the run of {checkpoint} has seed {model.seed}")

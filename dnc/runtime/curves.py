@@ -7,7 +7,7 @@ missing, `Missing` says in one line what to install.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +94,19 @@ def tensorboard_library() -> Any:
 
 
 class TensorBoard:
-    """Writes events for TensorBoard into a folder."""
+    """Writes events for TensorBoard into a folder.
 
-    def __init__(self, folder: Path) -> None:
-        self._writer = tensorboard_library().SummaryWriter(str(folder))
+    before: the run's events so far. They are written again, into a new file: of the old one a process that
+    was killed has left some out, and others are behind the checkpoint that the run goes on from.
+    """
+
+    def __init__(self, folder: Path, before: Iterable[Mapping[str, Any]] = ()) -> None:
+        library = tensorboard_library()
+        for old in folder.glob("events.out.tfevents.*"):
+            old.unlink()
+        self._writer = library.SummaryWriter(str(folder))
+        for event in before:
+            self.record(event)
 
     def record(self, event: Mapping[str, Any]) -> None:
         """Adds an event's points."""

@@ -27,11 +27,14 @@ OWN = {
     "optimizer": ("lr", "momentum", "beta1", "beta2", "epsilon", "weight_decay"),
     "schedule": ("decay", "decay_every"),
 }
-PATHS = ("build", "data", "dev", "weights")
+PATHS = ("build", "data", "dev", "weights", "checkpoint")
 WANTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 FROM_ZERO = ("seed", "warmup")
 MOST_SHOWN = 40  # letters of a value in a message
 HEAD = "# The configuration of a run. To make it again: dnc run --config {name}\n"
+OVERWRITTEN = (
+    "# The configuration of a run that began with weights in its folder, in whose place are others now.\n"
+)
 
 
 class RunConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
@@ -58,6 +61,7 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
     seed: int | None = None
     min_count: int | None = None
     weights: str | None = None
+    checkpoint: str | None = None
     embeddings: dict[str, str] | None = None
     log_every: int | None = None
     save_every: int | None = None
@@ -166,12 +170,17 @@ def _shown(value: Any) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
-def write_config(path: Path, config: RunConfig) -> None:
-    """Writes a configuration, its paths absolute; OSError where that fails."""
+def write_config(path: Path, config: RunConfig, overwrites: bool = False) -> None:
+    """Writes a configuration, its paths absolute; OSError where that fails.
+
+    overwrites: whether it, or what it takes the place of, is of a run that writes over what it began with.
+    """
     import tomli_w  # a machine that only runs a build through Python needs none
 
     values = msgspec.to_builtins(_from_folder(config, Path.cwd()))
-    text = HEAD.format(name=path.name) + tomli_w.dumps({k: v for k, v in values.items() if v is not None})
+    overwrites = overwrites or (path.exists() and path.read_bytes().startswith(OVERWRITTEN.encode()))
+    head = OVERWRITTEN if overwrites else HEAD.format(name=path.name)
+    text = head + tomli_w.dumps({k: v for k, v in values.items() if v is not None})
     write_atomically(path, [text.encode()])
 
 

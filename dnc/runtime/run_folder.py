@@ -101,7 +101,7 @@ class RunFolder:
             if own:
                 self._tidy(step)
             if config is not None:  # first of all: with it, a run that was killed can be gone on with
-                write_config(self.path / CONFIG, config)
+                write_config(self.path / CONFIG, config, own and resumed is not None and not step)
             self._metrics: TextIO = (self.path / METRICS).open("a", encoding="utf-8")
         except OSError as error:
             raise fail(f"{path}: cannot be written: {error.strerror}") from None

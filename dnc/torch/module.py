@@ -27,19 +27,21 @@ from dnc.ir.noise import NONE
 from dnc.ir.structure import CLASS, TOKEN
 from dnc.runtime.batches import distinct
 from dnc.runtime.data import Dataset, Vocabulary, vocabularies_from_json, vocabularies_to_json
+from dnc.runtime.devices import DEVICES
 from dnc.runtime.outside import pulled_fields, pushed_values
 from dnc.runtime.phases import PREDICT
 from dnc.torch import memory
 from dnc.torch.arguments import Pulled, check_pulled
 from dnc.torch.autograd import LOSS, Batch, Call
 from dnc.torch.encoded import PREDICTION, PURPOSES, TRAINING, VALUES, BatchEncoder, Encoded, as_lists
+from dnc.torch.gaps import refuse_fused_steps_on_gaps
 from dnc.torch.launches import BatchOf, Launches
 from dnc.torch.memory import Memory
 
 # What a module takes: samples, their numbers, a batch that was encoded ahead; None for all attached samples.
 Given: TypeAlias = Samples | Tensor | Encoded | None
 # Of a module what opening a build makes; a copy opens it again.
-OPENED = ("dnc", "sparse", "_memory", "_launches", "_pulled", "_outputs")
+OPENED = ("dnc", "sparse", "_memory", "_launches", "_pulled", "_outputs", "_frozen")
 
 
 class Module(nn.Module):
@@ -72,9 +74,9 @@ class Module(nn.Module):
         none; None for a few, as cores are there.
         """
         super().__init__()
-        if isinstance(device, torch.device) and device.index:
-            raise fail(f"a program runs on the first GPU, cuda:0; found {device}")
-        kind = device.type if isinstance(device, torch.device) else device
+        if not isinstance(vocabularies, Mapping | None):
+            raise fail(f"vocabularies is {vocabularies!r}, expected one by name, as `dnc.vocabularies` is")
+        kind = _device_type(device)
         model = load(build, kind, seed=seed, memory_bytes=memory_bytes, encoders=encoders)
         backend: Any = model.backend
         if hasattr(backend, "lend"):
@@ -101,8 +103,10 @@ class Module(nn.Module):
             for name, (space, field) in pulled_fields(model.program).items()
         }
         self._outputs = (*((LOSS,) if _has_loss(model) else ()), *pushed_values(model.program))
+        self._frozen = [p.name for p in model.program.parameters if not p.trained]
         self._make_parameters()
         self._memory.bring_in(self._values())
+        refuse_fused_steps_on_gaps()
 
     def _make_parameters(self) -> None:
         for name, place in self._memory.places.items():
@@ -201,6 +205,12 @@ class Module(nn.Module):
         learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if learns:
             self.dnc.check_trains()
+            for name in self._frozen:
+                if values[name].requires_grad:
+                    raise fail(
+                        f"parameter '{name}' does not learn in the program, so it has no gradient",
+                        f"leave it out: net.{name}.requires_grad_(False)",
+                    )
         noise = self._launches.noise() if self.training else NONE
         batch_of = BatchOf(data, noise, self.training)
         call = Call(self._launches, batch_of, tuple(self._pulled), values, self._outputs, self.sparse)
@@ -281,7 +291,8 @@ class Module(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not keep_vars:
             for name in self._parameters:
-                destination[prefix + name] = destination[prefix + name].clone()
+                own = destination[prefix + name]  # by columns, perhaps, or with gaps
+                destination[prefix + name] = own.clone(memory_format=torch.contiguous_format)
 
     @in_turn
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Module:
@@ -394,6 +405,20 @@ def _again(
             del module._parameters[name]
     module.draws = draws
     return module
+
+
+def _device_type(device: str | torch.device | None) -> str | None:
+    """What `load` calls a device; DiagnosticError for another GPU than the first one."""
+    if isinstance(device, str) and ":" in device:
+        try:
+            device = torch.device(device)
+        except RuntimeError:
+            raise fail(f"unknown device '{device}'; devices: {', '.join(DEVICES)}") from None
+    if not isinstance(device, torch.device):
+        return device
+    if device.index:
+        raise fail(f"a program runs on the first GPU, cuda:0; found {device}")
+    return device.type
 
 
 def _has_words(model: Model) -> bool:

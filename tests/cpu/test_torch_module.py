@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip insta
 import dnc.torch  # noqa: E402
 from benchmarks import model_data  # noqa: E402
 from dnc.compiler import compile_model  # noqa: E402
+from dnc.torch.gaps import has_gaps  # noqa: E402
 from tests.models import compare  # noqa: E402
 from tests.models.cells import Parameters, nothing_dropped  # noqa: E402
 from tests.models.differences import relative  # noqa: E402
@@ -191,3 +192,20 @@ def test_an_optimizer_trains(builds):
     net.eval()
     right = net.predict(data)["label"] == torch.tensor([sample["label"] for sample in data])
     assert right.float().mean() > 0.9
+
+
+def test_gaps_between_columns(builds):
+    """PyTorch's fused optimizers for a CPU do not see them; what is saved has none."""
+    data = [{"word": "good", "label": 3}, {"word": "bad", "label": 0}]
+    net = dnc.torch.Module(builds / "treelstm", data, device="cpu:0")
+    assert has_gaps(net.V) and not has_gaps(net.V.detach().clone())
+    net([0, 1])["loss"].backward()
+    before, gradient = net.V.detach().clone(), net.V.grad.clone()
+    for optimizer in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad):
+        with pytest.raises(dnc.DiagnosticError, match=r"a parameter of \[.*\] lies in memory with gaps"):
+            optimizer(net.parameters(), lr=0.1, fused=True).step()
+    assert torch.equal(net.V, before)
+    torch.optim.SGD(net.parameters(), lr=0.1, foreach=True).step()
+    assert torch.allclose(net.V, before - 0.1 * gradient, atol=1e-7)
+    assert all(value.is_contiguous() for value in net.state_dict().values())
+    assert torch.equal(net.state_dict()["V"], net.V)

@@ -470,3 +470,21 @@ def test_tensorboard_events(command, workplace):
     content = path.read_bytes()
     for name in (b"batch/loss", b"batch/learning_rate", b"train/loss", b"dev/accuracy"):
         assert name in content
+
+
+def test_tensorboard_events_of_a_run_that_was_killed(command, workplace):
+    """They are those of its metrics, once it has gone on: none is missing, and none is twice."""
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed (pip install dnc[tensorboard])")
+    run = f"{TRAIN} --dev dev.jsonl --log-every 1 --tensorboard"
+    assert command(f"{run} --run-dir whole").code == 0
+    assert command(f"{run} --run-dir parts --epochs 1").code == 0
+    (old,) = (workplace / "parts").glob("events.out.tfevents.*")
+    old.write_bytes(old.read_bytes()[:40])  # what a kill leaves
+    assert command("run --resume parts --epochs 2").code == 0
+    assert command("run --resume whole --epochs 2").code == 0
+    sizes = []
+    for name in ("whole", "parts"):
+        (path,) = (workplace / name).glob("events.out.tfevents.*")
+        sizes.append(path.stat().st_size)
+        assert path.read_bytes().count(b"train/loss") == 2
+    assert sizes[0] == sizes[1]

@@ -104,3 +104,28 @@ def test_nothing_is_learned_from_data_without_labels(both):
     for batch in ([0], [1], encoded):
         with pytest.raises(DiagnosticError, match="without labels, and Leaf: field 'label' is missing"):
             net(batch, x)
+
+
+def test_what_does_not_learn_in_the_program_has_no_gradient(both):
+    net, data = both
+    x = torch.zeros(2, 3)
+    net.requires_grad_(True)
+    with pytest.raises(DiagnosticError, match="parameter 'V' does not learn in the program"):
+        net(data[1:2], x)
+    with torch.no_grad():
+        net(data[1:2], x)
+    net.V.requires_grad_(False)
+    net(data[1:2], x)["loss"].backward()
+    assert net.V.grad is None and net.W.grad is not None
+
+
+def test_devices_and_vocabularies(both, tmp_path):
+    for device, message in (
+        ("cuda:1", "runs on the first GPU, cuda:0; found cuda:1"),
+        ("tape:0", "unknown device 'tape:0'; devices: cpu, cuda, vm"),
+        ("tape", "unknown device 'tape'; devices: cpu, cuda, vm"),
+    ):
+        with pytest.raises(DiagnosticError, match=message):
+            dnc.torch.Module(tmp_path / "build", device=device)
+    with pytest.raises(DiagnosticError, match="vocabularies is 3, expected one by name"):
+        dnc.torch.Module(tmp_path / "build", device="vm", vocabularies=3)
