@@ -1,8 +1,9 @@
 """Parameters that lie in memory with gaps, and the optimizers that do not see these.
 
-In: PyTorch's optimizers, before every step. Out: DiagnosticError for what would be wrong without a word. The
-kernels of fused optimizers for a CPU go through memory number by number, as many as a parameter has, whatever
-its strides are: where columns are padded they would change other numbers with other gradients.
+In: PyTorch's optimizers, before every step. Out: DiagnosticError for a fused one with such a parameter. Its
+kernel for a CPU goes through memory number by number, as many as a parameter has, whatever the strides are:
+where columns are padded it would change other numbers, with other gradients, without a word. On a GPU PyTorch
+refuses such a parameter, in words that say nothing of it.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ def refuse_fused_steps_on_gaps() -> None:
 
 
 def _check(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
-    """DiagnosticError if an optimizer is fused and a parameter on a CPU lies with gaps."""
+    """DiagnosticError if an optimizer is fused and one of its parameters lies with gaps."""
     for group in optimizer.param_groups:
         if not group.get("fused"):
             continue
         for parameter in group["params"]:
-            if parameter.device.type == "cpu" and parameter.grad is not None and has_gaps(parameter):
+            if parameter.grad is not None and has_gaps(parameter):
                 raise fail(
-                    f"a parameter of {list(parameter.shape)} lies in memory with gaps between its columns, "
-                    "which PyTorch's fused optimizers for a CPU do not see: they would change wrong numbers",
+                    f"a parameter of {list(parameter.shape)} lies in memory with gaps, as the kernel has it, "
+                    "and PyTorch's fused optimizers allow for none",
                     "make the optimizer with foreach=True, or without fused=True",
                 )
 

@@ -195,7 +195,7 @@ def test_an_optimizer_trains(builds):
 
 
 def test_gaps_between_columns(builds):
-    """PyTorch's fused optimizers for a CPU do not see them; what is saved has none."""
+    """PyTorch's fused optimizers allow for none; what is saved has none."""
     data = [{"word": "good", "label": 3}, {"word": "bad", "label": 0}]
     net = dnc.torch.Module(builds / "treelstm", data, device="cpu:0")
     assert has_gaps(net.V) and not has_gaps(net.V.detach().clone())
