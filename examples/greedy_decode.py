@@ -28,5 +28,7 @@ def greedy(model: dnc.Model, source: Sequence[str], end: str, limit: int = 50) -
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        raise SystemExit(__doc__)
     build, checkpoint, text = sys.argv[1:]
     print(" ".join(greedy(dnc.load(build, checkpoint=checkpoint), text.split(), "</s>")))

@@ -92,10 +92,10 @@ def load(
     the most memory to take; a batch that does not fit is run in parts. encoders: other processes that
     encode batches ahead of a GPU, 0 for none; None for a few, as cores are there.
     """
-    for name, value, least in (("seed", seed, 0), ("replicas", replicas, 1), ("workers", workers, 1)):
-        check_whole(name, value, least)
-    check_whole("encoders", encoders, 0)
-    check_whole("memory_bytes", memory_bytes, 1)
+    check_whole("seed", seed, 0)
+    for name, value, least in (("replicas", replicas, 1), ("workers", workers, 1), ("encoders", encoders, 0)):
+        check_whole(name, value, least, optional=True)
+    check_whole("memory_bytes", memory_bytes, 1, optional=True)
     opened = read_build(build)
     kind, target = choose(opened, device)
     plan = build_plan(opened, target)

@@ -22,9 +22,9 @@ Data = str | Path | Dataset | Sequence[Mapping[str, Any]]
 Batch = Data | Sequence[int] | NDArray[np.integer[Any]]
 
 
-def check_whole(name: str, value: object, least: int) -> None:
-    """DiagnosticError unless `value` is None or a whole number from `least` on."""
-    if value is None:
+def check_whole(name: str, value: object, least: int, *, optional: bool = False) -> None:
+    """DiagnosticError unless `value` is a whole number from `least` on, or None where that is `optional`."""
+    if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise fail(f"{name} is {value!r}, expected a whole number")

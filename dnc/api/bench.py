@@ -121,14 +121,16 @@ def measure_latency(
     made = [_call(model, [samples[at] for at in numbers], seed, prepared) for numbers in order]
     for call in made[:warmup]:
         call()
-    kernel = model.backend.time_kernels()
     encoded, seconds = model.encoded, []
-    for call in made[warmup:]:
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    alone = times(kernel) if kernel else None
-    model.backend.time_kernels(False)
+    try:
+        kernel = model.backend.time_kernels()
+        for call in made[warmup:]:
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+        alone = times(kernel) if kernel else None
+    finally:
+        model.backend.time_kernels(False)
     return Latency(
         model.build.model,
         model.device,

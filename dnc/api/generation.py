@@ -48,10 +48,8 @@ def generate(
     only one.
     DiagnosticError where the program cannot go on from its own words (`Model.stream`).
     """
-    if most is None or end is None:
-        raise fail(f"{'most' if most is None else 'end'} is None, expected a whole number")
     check_whole("most", most, 1)
-    check_whole("chunk", chunk, 1)
+    check_whole("chunk", chunk, 1, optional=True)
     stream = _stream_of(self, field)
     grows = stream.carried.field
     name = _output_of(self.plan, stream.carried, output)

@@ -14,19 +14,14 @@ import numpy as np
 from dnc.api.arguments import check_whole
 from dnc.api.turns import in_turn
 from dnc.diagnostics import fail
-from dnc.ir.program import Program
 from dnc.runtime.carried import Carried
-from dnc.runtime.data import Dataset
+from dnc.runtime.data import Dataset, has_vocabulary
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.outside import Arrays, hand_in, pulled_fields
 from dnc.runtime.streams import Sample, Stream, StreamState
 
 if TYPE_CHECKING:
     from dnc.api.model import Model
-
-
-def _has_vocabulary(program: Program) -> bool:
-    return any(field.dimension is not None for struct in program.structs for field in struct.fields.values())
 
 
 class ModelStream:
@@ -36,7 +31,7 @@ class ModelStream:
         self.model, self.carried, self.turn = model, carried, model.turn
 
         def read(samples: list[Sample]) -> Dataset:
-            if model.vocabularies is None and _has_vocabulary(model.program):
+            if model.vocabularies is None and has_vocabulary(model.program):
                 _ = model.session  # a chunk is too little to make a vocabulary of: refused in words
             return model.read(samples, labels_required=False)
 
@@ -59,8 +54,6 @@ class ModelStream:
         """
         if not isinstance(ending, Ending | None):
             raise fail(f"ending: found {type(ending).__name__}, expected an Ending")
-        if times is None:
-            raise fail("times is None, expected a whole number")
         check_whole("times", times, 1)
         single = isinstance(chunk, Mapping)
         if not single and (isinstance(chunk, str | bytes) or not isinstance(chunk, Sequence)):

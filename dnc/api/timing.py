@@ -121,12 +121,14 @@ class _Runner:
     def round(self) -> list[float]:
         """Seconds of the kernels of every batch."""
         found = []
-        for batch in self.work.batches:
-            schedules = self.session.encode(self.data, batch, self.mode, noise=NONE)
-            seconds = self.backend.time_kernels()
-            assert seconds is not None
-            for schedule in schedules:
-                self.session.run(schedule, ())
-            found.append(sum(seconds))
-        self.backend.time_kernels(False)
+        try:
+            for batch in self.work.batches:
+                schedules = self.session.encode(self.data, batch, self.mode, noise=NONE)
+                seconds = self.backend.time_kernels()
+                assert seconds is not None
+                for schedule in schedules:
+                    self.session.run(schedule, ())
+                found.append(sum(seconds))
+        finally:
+            self.backend.time_kernels(False)
         return found

@@ -68,10 +68,10 @@ def train(
             raise fail(f"{name} is {given!r}, expected a {kind.__name__}")
     if not isinstance(run_dir, str | Path | None):
         raise fail(f"run_dir is {run_dir!r}, expected a path")
-    counts = {"epochs": epochs, "batch": batch, "log_every": log_every}
-    counts |= {"patience": patience, "save_every": save_every}  # type: ignore[dict-item]
-    for name, value in counts.items():
+    for name, value in (("epochs", epochs), ("batch", batch), ("log_every", log_every)):
         check_whole(name, value, 1)
+    check_whole("patience", patience, 1, optional=True)
+    check_whole("save_every", save_every, 1, optional=True)
     if patience is not None and dev is None:
         raise fail("patience counts epochs without a better score on the dev set, and there is none")
     if tensorboard:  # before there is a folder, which the next attempt would find

@@ -49,9 +49,11 @@ class Ahead:
     @property
     def is_starting(self) -> bool:
         """Whether processes are about to help: they have still to be started, or to read the data."""
-        if not self._count:
+        try:
+            return self._count > 0 and (self._processes is None or not self._processes.ready)
+        except Lost:
+            self._give_up()
             return False
-        return self._processes is None or not self._processes.ready
 
     @property
     def has_room(self) -> bool:

@@ -359,8 +359,9 @@ class CudaBackend:
     def _values_of(self, readout: Readout, here: Slot, stream: Stream) -> NDArray[np.float32]:
         """Where the words of a readout come to lie, behind the launches so far."""
         if here.fetched is None or here.fetched.bytes.nbytes < readout.count * 4:
-            if here.fetched is not None:
-                here.fetched.free()
+            old, here.fetched = here.fetched, None  # if there is no room for the new one
+            if old is not None:
+                old.free()
             here.fetched = self.device.pinned(max(readout.count * 2, 1 << 12) * 4)
         stream.download_to(here.fetched.address, self._at(readout.first), readout.count * 4)
         return here.fetched.view(np.float32)[: readout.count]
@@ -448,6 +449,7 @@ class CudaBackend:
         """Pinned memory for `run`: so many words there, so many back."""
         here = self._direct
         if here is None or len(here.words) < words or len(here.back_words) < back + FIRST_READ:
+            self._direct = None  # if there is no room for the new one
             if here is not None:
                 here.free()
             device = self.device
@@ -469,6 +471,7 @@ class CudaBackend:
         if here is None or len(here.words) < words:
             if here is not None:
                 here.done.synchronize()
+                self._slots[slot] = None  # if there is no room for the new one
                 here.free()
             pinned = self.device.pinned(max(words, 1 << 14) * 8)
             back = self.device.pinned(MOST_LAUNCHES * RECORD * 4)

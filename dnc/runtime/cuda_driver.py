@@ -82,9 +82,7 @@ class OwnBuffer(DeviceBuffer):
 
     @forget.default
     def _with_the_last_reference(self) -> Any:
-        found = weakref.finalize(self, _forget, self.address, self.context)
-        found.atexit = False
-        return found
+        return _with_the_last_reference(self, "cuMemFree", self.address, self.context)
 
     def free(self) -> None:
         """Give the memory back."""
@@ -92,10 +90,17 @@ class OwnBuffer(DeviceBuffer):
             _check(_driver().cuMemFree(self.address), "free GPU memory")
 
 
-def _forget(address: int, context: Any) -> None:
+def _with_the_last_reference(owner: Any, call: str, address: int, context: Any) -> Any:
+    """What gives memory back by a call of the driver once nothing refers to its owner."""
+    found = weakref.finalize(owner, _forget, call, address, context)
+    found.atexit = False
+    return found
+
+
+def _forget(call: str, address: int, context: Any) -> None:
     """Gives memory back in whatever thread: in another process, which a fork has made, nothing happens."""
     if int(_driver().cuCtxPushCurrent(context)[0]) == 0:
-        _driver().cuMemFree(address)
+        getattr(_driver(), call)(address)
         _driver().cuCtxPopCurrent()
 
 
@@ -111,10 +116,19 @@ class LentBuffer(DeviceBuffer):
 
 @attrs.frozen(eq=False)
 class PinnedBuffer:
-    """Page-locked host memory; ``bytes`` is the same memory as an array of uint8."""
+    """Page-locked host memory; ``bytes`` is the same memory as an array of uint8.
+
+    It is given back by `free`, or with the last reference to this, which whoever has a view has to keep.
+    """
 
     address: int
     bytes: NDArray[np.uint8]
+    context: Any
+    forget: Any = attrs.field(init=False, repr=False)
+
+    @forget.default
+    def _with_the_last_reference(self) -> Any:
+        return _with_the_last_reference(self, "cuMemFreeHost", self.address, self.context)
 
     def view(self, dtype: DTypeLike) -> NDArray[Any]:
         """The memory as an array of ``dtype``."""
@@ -122,7 +136,8 @@ class PinnedBuffer:
 
     def free(self) -> None:
         """Give the memory back."""
-        _check(_driver().cuMemFreeHost(self.address), "free pinned memory")
+        if self.forget.detach():
+            _check(_driver().cuMemFreeHost(self.address), "free pinned memory")
 
 
 @attrs.frozen
@@ -288,7 +303,7 @@ class Device:
         """Uninitialised page-locked host memory."""
         address = int(_check(_driver().cuMemHostAlloc(size, 0), f"pin {size} bytes"))
         memory = (ctypes.c_uint8 * size).from_address(address)
-        return PinnedBuffer(address, np.ctypeslib.as_array(memory))
+        return PinnedBuffer(address, np.ctypeslib.as_array(memory), self.context)
 
     def enter(self) -> None:
         """Makes the context current in this thread."""

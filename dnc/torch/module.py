@@ -24,9 +24,8 @@ from dnc.api.turns import Turn, in_turn
 from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
-from dnc.ir.structure import CLASS, TOKEN
 from dnc.runtime.batches import distinct
-from dnc.runtime.data import Dataset, Vocabulary, vocabularies_from_json, vocabularies_to_json
+from dnc.runtime.data import Dataset, Vocabulary, has_vocabulary, vocabularies_from_json, vocabularies_to_json
 from dnc.runtime.devices import DEVICES
 from dnc.runtime.outside import pulled_fields, pushed_values
 from dnc.runtime.phases import PREDICT
@@ -88,7 +87,7 @@ class Module(nn.Module):
         elif vocabularies is not None:
             model.start(dict(vocabularies))
         elif data is None:
-            if _has_words(model):
+            if has_vocabulary(model.program):
                 raise fail(
                     f"{build}: the words of model {model.build.model} are not known",
                     "give data or a checkpoint: Module(build, 'train.jsonl'), Module(build, checkpoint=...)",
@@ -419,11 +418,6 @@ def _device_type(device: str | torch.device | None) -> str | None:
     if device.index:
         raise fail(f"a program runs on the first GPU, cuda:0; found {device}")
     return device.type
-
-
-def _has_words(model: Model) -> bool:
-    fields = [field for struct in model.program.structs for field in struct.fields.values()]
-    return any(field.kind in (TOKEN, CLASS) for field in fields)
 
 
 def _has_loss(model: Model) -> bool:

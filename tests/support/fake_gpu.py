@@ -190,7 +190,9 @@ class FakeDevice:
             def free(self) -> None:
                 device.locked -= 1
 
-        return Freed(memory.ctypes.data, memory)
+        found = Freed(memory.ctypes.data, memory, None)
+        found.forget.detach()  # there is no driver
+        return found
 
     def new_stream(self) -> FakeStream:
         """The same."""

@@ -15,7 +15,7 @@ from dnc.ir import isa
 from dnc.runtime import cuda_driver
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cuda_backend import CudaBackend
-from dnc.runtime.cuda_driver import LaunchShape
+from dnc.runtime.cuda_driver import CudaError, LaunchShape
 from dnc.runtime.initialize import initialize
 from dnc.runtime.predictor import Predictor
 from dnc.runtime.reference_vm import ReferenceVM
@@ -122,12 +122,29 @@ def test_memory_is_given_back(made) -> None:
     assert (device.held, device.locked) == (0, 0)
 
 
+def test_no_room_for_larger_page_locked_memory(made, monkeypatch) -> None:
+    """What there was has been given back, and nobody uses it any more."""
+    backend = made[0].backend
+    backend._slot(0, 1)
+    backend._direct_for(1, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(made[2]), "pinned", lambda self, size: (_ for _ in ()).throw(CudaError("no room")))
+        for grow in (lambda: backend._slot(0, 1 << 22), lambda: backend._direct_for(1 << 22, 1)):
+            with pytest.raises(CudaError, match="no room"):
+                grow()
+    assert backend._slots[0] is None and backend._direct is None
+    assert len(backend._slot(0, 1).words) and len(backend._direct_for(1, 1).words)
+    backend.close()
+    assert made[2].locked == 0
+
+
 def test_memory_goes_with_the_last_reference(monkeypatch) -> None:
     freed: list[int] = []
     driver = SimpleNamespace(
         cuCtxPushCurrent=lambda _: (0,),
         cuCtxPopCurrent=lambda: (0,),
         cuMemFree=lambda address: freed.append(address) or (0,),
+        cuMemFreeHost=lambda address: freed.append(-address) or (0,),
     )
     monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
     dropped, given = cuda_driver.OwnBuffer(256, 4, "context"), cuda_driver.OwnBuffer(512, 4, "context")
@@ -138,6 +155,10 @@ def test_memory_goes_with_the_last_reference(monkeypatch) -> None:
     given.free()
     del dropped, given
     assert freed == [512, 256]
+    pinned = [cuda_driver.PinnedBuffer(at, np.zeros(4, np.uint8), "context") for at in (768, 1024)]
+    pinned[0].free()
+    del pinned
+    assert freed == [512, 256, -768, -1024]
 
 
 def test_memory_is_left_alone_in_a_process_without_the_context(monkeypatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.optimizers import Hyper
-from dnc.runtime.ahead import GROUPS
+from dnc.runtime.ahead import GROUPS, Ahead
 from dnc.runtime.checkpoint import Position
 from dnc.runtime.encoder import DoesNotFit
 from dnc.runtime.encoder.job import Job
@@ -139,6 +139,22 @@ def test_streams_over_two_data_sets():
 
     (some, moved), (others, same) = run(2), run(0)
     assert some == others and all(np.array_equal(moved[name], same[name]) for name in moved)
+
+
+def test_a_process_that_is_lost_while_others_start():
+    """Whoever asks whether they are about to help is told that they are not."""
+    ahead = Ahead(2)
+
+    class Gone:
+        @property
+        def ready(self):
+            raise Lost("gone")
+
+        def close(self):
+            """Nothing to end."""
+
+    ahead._processes = Gone()
+    assert not ahead.is_starting and not ahead.has_room and ahead.encoders == 1
 
 
 def test_an_optimizer_that_begins_anew_between_steps_that_were_taken():

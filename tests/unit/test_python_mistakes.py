@@ -105,3 +105,15 @@ def test_sizes_that_the_program_gives_need_no_vocabulary(workplace):
     )
     compile_model("one.dn", "one", ("cpu",), {})
     assert dnc.load("one", "vm").predict([{"form": 8}])["y"][0].shape == (2,)
+
+
+def test_numbers_that_are_missing(workplace):
+    """They are told before there is a run folder."""
+    model = dnc.load("build", "vm")
+    for name in ("epochs", "batch", "log_every"):
+        with pytest.raises(dnc.DiagnosticError, match=f"{name} is None, expected a whole number"):
+            model.train("train.jsonl", run_dir="run", **{name: None})
+    assert not (workplace / "run").exists()
+    with pytest.raises(dnc.DiagnosticError, match="launches is None, expected a whole number"):
+        model.trace(None)
+    assert model.train("train.jsonl", run_dir="run", patience=None, save_every=None).exists()

@@ -106,6 +106,11 @@ def test_two_parameters_of_one_tensor(tmp_path: Path) -> None:
         ),
         ('W = { from = "w", gates = "a a -> a" }', f"{W}.gates: 'a' is stored twice"),
         (
+            'W = { from = "w", gates = "a b -> a a" }',
+            f"{W}.gates: 'a' is wanted twice, and 'b' not at all",
+        ),
+        ("W = { sum = [] }", f"{W}.sum is empty, expected an array of names or tables"),
+        (
             'W = { from = "w", gates = "ifgo" }',
             f"{W}.gates is 'ifgo', expected the stored order and the wanted one, as 'i f g o -> i o g f'",
         ),
@@ -128,7 +133,7 @@ def test_two_parameters_of_one_tensor(tmp_path: Path) -> None:
             f"{W}.sizes is 2 numbers, expected one for each of 1 parts",
         ),
         ('W = { concat = ["w"], axis = 2 }', f"{W}: there is no axis 2 in [6, 3]"),
-        ("W = { concat = [] }", f"{W}.concat is an array, expected an array of names or tables"),
+        ("W = { concat = [] }", f"{W}.concat is empty, expected an array of names or tables"),
         ('W = { sum = "w" }', f"{W}.sum is a string, expected an array of names or tables"),
         (
             'W = { from = ["w"] }',

@@ -11,6 +11,7 @@ from dnc.runtime.data.reader import Dataset, read, read_samples
 from dnc.runtime.data.usage import layout_of
 from dnc.runtime.data.vocabulary import (
     Vocabulary,
+    has_vocabulary,
     load_vocabularies,
     save_vocabularies,
     table_rows,
@@ -24,6 +25,7 @@ __all__ = [
     "Vocabulary",
     "describe",
     "examples",
+    "has_vocabulary",
     "layout_of",
     "load_vocabularies",
     "read",

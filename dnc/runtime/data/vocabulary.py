@@ -16,6 +16,7 @@ import msgspec
 
 from dnc.diagnostics import check_path
 from dnc.ir.program import TABLE, Program
+from dnc.ir.structure import CLASS, TOKEN
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.data.problems import file_problem
 from dnc.runtime.json_text import decode_json
@@ -52,10 +53,6 @@ class Vocabulary:
     def number(self, word: str) -> int | None:
         """The number of a word; that of "<unk>" for an unknown token, None for an unknown class."""
         return self.index.get(word, self.unknown_number if self.unknown else None)
-
-    def word(self, number: int) -> str | int:
-        """What a number stands for: a word, or the number itself where the data holds numbers."""
-        return number if self.words is None else self.words[number]
 
 
 def build_vocabulary(
@@ -116,6 +113,12 @@ def load_vocabularies(path: str | Path) -> dict[str, Vocabulary]:
     except ValueError as error:
         raise file_problem(str(path), f"not a vocabulary file: {error}") from None
     return vocabularies_from_json(values, str(path))
+
+
+def has_vocabulary(program: Program) -> bool:
+    """Whether its data hold words or classes, which training data give numbers to."""
+    fields = (field for struct in program.structs for field in struct.fields.values())
+    return any(field.kind in (TOKEN, CLASS) for field in fields)
 
 
 def table_rows(program: Program, vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:

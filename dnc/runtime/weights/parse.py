@@ -120,7 +120,8 @@ def _maker(where: str, kind: str, value: Mapping[str, Any]) -> Node:
             raise fail(f"{where}.from is an array, expected one tensor; several are a 'sum' or a 'concat'")
         return _node(f"{where}.from", of)
     if not isinstance(of, list) or not of:
-        raise fail(f"{where}.{kind} is {kind_of(of)}, expected an array of names or tables")
+        found = "empty" if isinstance(of, list) else kind_of(of)
+        raise fail(f"{where}.{kind} is {found}, expected an array of names or tables")
     nodes = tuple(_node(f"{where}.{kind}[{at}]", each) for at, each in enumerate(of))
     if kind == "sum":
         return Sum(nodes)
@@ -152,4 +153,8 @@ def _gates(where: str, node: Node, text: Any) -> Node:
     unknown = [name for name in wanted if name not in stored]
     if unknown:
         raise fail(f"{where}: '{unknown[0]}' is wanted, but what is stored is {names(stored)}")
+    again = [name for at, name in enumerate(wanted) if name in wanted[:at]]
+    left = [name for name in stored if name not in wanted]
+    if again and left:  # either alone has its uses
+        raise fail(f"{where}: '{again[0]}' is wanted twice, and '{left[0]}' not at all")
     return Gates(node, stored, wanted)
