@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.api.arguments import Data
+from dnc.api.arguments import Data, check_whole
 from dnc.api.ranking import Work, candidate_of, counted, encoder_of
 from dnc.api.timing import Contestant, measure
 from dnc.api.tuning import device_name, replicas_of, work_of
@@ -55,11 +55,14 @@ def calibrate(
     tell: Callable[[str], None] = lambda text: None,
 ) -> Calibration:
     """Times the kernels of `builds` on every grid and several sizes of batches, and fits the constants."""
+    check_whole("rounds", rounds, 1)
     counts, times, problems = list[Floats](), list[float](), dict[str, None]()
-    kind, chip = "", machine("cpu")
+    first, kind, chip = "", "", machine("cpu")
     for path in builds:
         opened = read_build(path)
         kind, target = choose(opened, device)
+        if target != (first := first or target):
+            raise fail(f"{path}: would run as {target}, those before it as {first}", "--device chooses one")
         if kind == VM:
             raise fail("the reference VM is no device to be timed; devices: cpu, cuda")
         check_place(device_name(kind))

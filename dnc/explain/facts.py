@@ -153,7 +153,6 @@ class PlanFacts:
     polls: tuple[str, ...]
     parts: tuple[str, ...]
     reductions: tuple[str, ...]
-    grid_exchanges: int
     instructions: tuple[tuple[int, str, tuple[str, ...]], ...]
     cost: tuple[str, ...]
     spaces: tuple[SpaceFacts, ...]
@@ -175,7 +174,6 @@ def gather(plan: Plan) -> PlanFacts:
         tuple(_polls(plan)),
         tuple(_parts(plan)),
         tuple(_reductions(plan)),
-        3 if plan.trains else 0,
         tuple((opcode.number, opcode.name, opcode.fields) for opcode in plan.opcodes),
         tuple(_cost(plan, chip)),
         tuple(_spaces(plan)),

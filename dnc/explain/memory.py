@@ -13,34 +13,36 @@ import numpy as np
 from dnc.explain.facts import mode_of, replicas_of
 from dnc.ir import isa
 from dnc.ir.forest import Forest
+from dnc.ir.machine import machine
 from dnc.ir.plan import Plan
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.pool import MAX_ADDRESS, static_pool
 from dnc.runtime.prepared import prepare
-from dnc.runtime.schedule import Schedule
+from dnc.runtime.schedule import Schedule, queue
 
 COUNTS = ((64, 128), (8, 16), (1, 2))
-# A pool takes nine tenths of what is free, and no more than its addresses reach.
-SHARE = 0.9
 LARGEST_POOL = MAX_ADDRESS * 16
 
 
 @attrs.frozen
 class MemoryFacts:
-    """parameters, sample, schedule in bytes; vertices: of a sample; largest: samples of a batch."""
+    """memory: of the device, of which a pool takes `share`. parameters, sample, schedule in bytes; vertices:
+    of a sample; largest: samples of a batch. grid_exchanges: how often all workers meet, once a batch."""
 
     memory: int
+    share: float
     parameters: int
     sample: float
     schedule: float
     vertices: float
     largest: int
     samples: str
+    grid_exchanges: int
 
     @property
     def reach(self) -> str:
         """What is said where more memory would be of no use."""
-        beyond = self.memory * SHARE > LARGEST_POOL
+        beyond = self.memory * self.share > LARGEST_POOL
         return f" (addresses reach {LARGEST_POOL / 2**30:.0f} GiB)" if beyond else ""
 
     @property
@@ -65,10 +67,15 @@ def memory_facts(plan: Plan, forest: Forest, rows: dict[str, int], memory: int, 
     schedule = (len(taken[1].words) - len(taken[0].words)) * 4 / (many - few)
     parameters = static_pool(plan, rows, 0).words * 4
     fixed = taken[0].activations * 4 - few * sample + 2 * (len(taken[0].words) * 4 - few * schedule)
-    room = min(memory * SHARE, LARGEST_POOL) - parameters - max(fixed, 0.0)
+    share = machine(plan.target).pool_share
+    room = min(memory * share, LARGEST_POOL) - parameters - max(fixed, 0.0)
     largest = max(int(room // max(sample + 2 * schedule, 1.0)), 0)
     vertices = sum(table.begin[-1] for table in forest.tables.values()) / max(forest.samples, 1)
-    return MemoryFacts(memory, parameters, sample, schedule, float(vertices), largest, samples)
+    instructions = queue(taken[1].words, plan, 0)[:, 0]
+    meetings = int((instructions == plan.opcode(isa.GRID_BARRIER).number).sum())
+    return MemoryFacts(
+        memory, share, parameters, sample, schedule, float(vertices), largest, samples, meetings
+    )
 
 
 def _runs(schedule: Schedule) -> int:

@@ -38,7 +38,7 @@ def as_text(facts: PlanFacts, memory: MemoryFacts) -> str:
         ["", "stages, in order (a segment is one instruction: work between two exchanges)"],
         [line for stage in facts.stages for line in _stage(stage)],
         ["", "weights", *map(_weight, facts.weights), *_room(facts)],
-        ["", f"exchanges between the workers of a replica, in {facts.doing}", *_exchanges(facts)],
+        ["", f"exchanges between the workers of a replica, in {facts.doing}", *_exchanges(facts, memory)],
         ["", f"instructions ({len(facts.instructions)})", *_instructions(facts)],
         ["", "predicted cost", *(f"  {line}" for line in facts.cost)],
         ["", f"memory, in {facts.doing}", *_memory(facts, memory)],
@@ -75,7 +75,7 @@ def _room(facts: PlanFacts) -> Iterator[str]:
         yield f"  shared memory for weights: {used:.1f} of {room:.0f} KiB a worker"
 
 
-def _exchanges(facts: PlanFacts) -> Iterator[str]:
+def _exchanges(facts: PlanFacts, memory: MemoryFacts) -> Iterator[str]:
     for phase in facts.exchanges:
         names = "; ".join(" + ".join(step) for step in phase.steps)
         yield f"  {phase.phase}: {phase.count} ({names})"
@@ -87,9 +87,8 @@ def _exchanges(facts: PlanFacts) -> Iterator[str]:
         yield f"  apart, on replicas of their own, where that ends earlier: {'; '.join(facts.parts)}"
     if facts.reductions:
         yield f"  partial sums added up in the cluster where levels are wide: {', '.join(facts.reductions)}"
-    if facts.grid_exchanges:
-        before = "before the gradients, before the norm, before the update"
-        yield f"  whole grid, once a batch: {facts.grid_exchanges} ({before})"
+    if memory.grid_exchanges:
+        yield f"  whole grid, once a batch: {memory.grid_exchanges}"
 
 
 def _instructions(facts: PlanFacts) -> Iterator[str]:

@@ -86,6 +86,11 @@ class Machine:
         return self.threads > 1
 
     @property
+    def pool_share(self) -> float:
+        """The share of memory that a pool may take: of what is free on a GPU, of all that a CPU has."""
+        return 0.9 if self.is_gpu else 0.5
+
+    @property
     def cluster_sizes(self) -> tuple[int, ...]:
         """Every size of cluster that kernels can be made for, largest first."""
         most = max(self.clusters, default=1)

@@ -102,9 +102,10 @@ class PassManager(Generic[T]):
     def _check_names(self) -> None:
         names = {step.name: step.optional for step in self.passes}
         known = ", ".join(names)
-        asked = (*self.options.without, *self.options.print_after, *filter(None, [self.options.stop_after]))
+        printed = (name for name in self.options.print_after if name != "all")
+        asked = (*self.options.without, *printed, *filter(None, [self.options.stop_after]))
         for name in asked:
-            if name not in names and name != "all":
+            if name not in names:
                 raise fail(f"there is no pass '{name}'", f"passes: {known}")
         for name in self.options.without:
             if not names.get(name, False):

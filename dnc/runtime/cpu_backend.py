@@ -26,6 +26,7 @@ from dnc import cpu_code
 from dnc.cache_folder import cache_folder
 from dnc.diagnostics import fail
 from dnc.ir import isa
+from dnc.ir.machine import machine
 from dnc.ir.plan import Plan
 from dnc.ir.program import FORWARD, LEVEL
 from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
@@ -106,9 +107,9 @@ class CpuBackend:
         return (self.cores, 1) if samples >= 2 * self.cores else (1, self.cores)
 
     def capacity(self) -> int:
-        """Words that a pool may have: half of the machine's memory."""
+        """Words that a pool may have, of the machine's memory."""
         pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 20
-        return pages * os.sysconf("SC_PAGE_SIZE") // 8
+        return int(pages * os.sysconf("SC_PAGE_SIZE") * machine(self.plan.target).pool_share) // 4
 
     def allocate(self, words: int) -> None:
         """Makes the pool."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from dnc.diagnostics import fail
 from dnc.ir import isa, lean
+from dnc.ir.machine import machine
 from dnc.ir.plan import Plan
 from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
 from dnc.runtime.backend import Fill
@@ -186,9 +187,10 @@ class CudaBackend:
         return 1 if isinstance(self._pool, LentBuffer) else min(self.replicas, MOST_LANES)
 
     def capacity(self) -> int:
-        """Words that a pool may have: nine tenths of the memory that is free, or held already."""
+        """Words that a pool may have, of the memory that is free or held already."""
         held = self._pool.size if self._pool else 0
-        return int((self.device.free_memory() + self._idle() + held) * 0.9) // 4
+        free = self.device.free_memory() + self._idle() + held
+        return int(free * machine(self.plan.target).pool_share) // 4
 
     def allocate(self, words: int) -> None:
         """Makes the pool."""

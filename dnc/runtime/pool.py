@@ -26,6 +26,7 @@ from dnc.ir.program import STACK, TABLE, Parameter
 
 Floats = NDArray[np.float32]
 MAX_ADDRESS = 2**31 - 1
+MOST_TRAINED = 2**31 - 1  # numbers of dense parameters, which a word of an update counts
 
 
 def units(words: int) -> int:
@@ -60,11 +61,13 @@ class StaticPool:
 def static_pool(
     plan: Plan, table_rows: dict[str, int], schedule_words: int, states: int = 0, arenas: int = 1
 ) -> StaticPool:
-    """Lays out the static part of a pool."""
+    """Lays out the static part of a pool; DiagnosticError where words of a schedule do not reach so far."""
     widest = max([buffer.width for buffer in plan.buffers] + [1024])
     at = units(widest * 2)
     bases: dict[str, int] = {}
     dense = trained_floats(plan)
+    if dense > MOST_TRAINED:
+        raise fail(f"{dense:,} numbers that are trained, expected at most {MOST_TRAINED:,}, beside tables")
     bases[PARAMETERS] = at
     arena = 0
     for parameter in arena_order(plan):

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.diagnostics import counted, fail
+from dnc.diagnostics import DiagnosticError, counted, fail
 from dnc.ir.forest import Forest, Ints
 from dnc.ir.program import Program
 from dnc.ir.states import state_layout
@@ -110,7 +110,7 @@ class Stream:
             if not isinstance(own, list | tuple) or not own:
                 raise fail(f"chunk {number}: expected an object with '{field}', a list of an element or more")
             chunks.append({**sample, field: [*before, *own]})
-        dataset = self._read(chunks)
+        dataset = self._read_behind(chunks, samples)
         forest = dataset.forest
         if times > 1:
             forest = lengthened(forest, field, times)
@@ -127,6 +127,14 @@ class Stream:
         outputs, records = found
         self._state = self._next(chunks, kept, iter(records), state)
         return outputs
+
+    def _read_behind(self, chunks: list[Sample], samples: Sequence[Sample]) -> Dataset:
+        """Reads chunks with the elements before them; what is wrong is told by its place in the chunk."""
+        try:
+            return self._read(chunks)
+        except DiagnosticError:
+            self._read(list(samples))
+            raise
 
     def _start(self, streams: int) -> StreamState:
         if not streams:

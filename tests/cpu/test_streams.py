@@ -313,3 +313,15 @@ def test_no_list_no_output_no_vocabulary(builds: Path) -> None:
     model = opened(builds, "lstm2", None, EXAMPLE["lstm2"][1], "vm")
     with pytest.raises(DiagnosticError, match="no vocabulary yet"):
         model.stream().feed({"words": [{"form": 1}]})
+
+
+def test_a_mistake_is_told_by_its_place_in_the_chunk(builds):
+    """However many elements there were before it."""
+    model = opened(builds, "everything", EVERYTHING, {}, "vm")
+    model.attach([{"words": [{"form": 1, "letters": [{"form": 2}], "weight": 0.5}], "topic": 3}])
+    stream = model.stream()
+    word = {"form": 1, "letters": [{"form": 2}], "weight": 0.5}
+    for _ in range(3):
+        stream.feed({"words": [word], "topic": 3})
+        with pytest.raises(DiagnosticError, match=r"words\[1\].*77"):
+            stream.feed({"words": [word, {**word, "form": 77}], "topic": 3})

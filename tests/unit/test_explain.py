@@ -11,12 +11,12 @@ import attrs
 import numpy as np
 import pytest
 
-from dnc.compiler import PlanOptions, make_plan, transform
-from dnc.diagnostics import Source
+from dnc.compiler import PlanOptions, make_plan, read_program, transform
+from dnc.diagnostics import DiagnosticError, Source
 from dnc.explain.facts import PlanFacts, gather
 from dnc.explain.html import as_page, picture
 from dnc.explain.memory import MemoryFacts, memory_facts
-from dnc.explain.text import as_text
+from dnc.explain.text import as_text, explain_schedule
 from dnc.frontend.build import load_program
 from dnc.ir.plan import Plan
 from dnc.runtime.build import read_build, write_build
@@ -154,7 +154,7 @@ def test_the_largest_batch_is_one_that_fits(name: str) -> None:
         pool = static_pool(plan, rows, len(probe.words))
         try:
             encoder = Encoder(prepare(plan, chosen), pool, shares_rows=False)
-            encoder.encode(numbers, pool_words=int(memory * 0.9) // 4)
+            encoder.encode(numbers, pool_words=int(memory * found.share) // 4)
         except DoesNotFit:
             return False
         return True
@@ -261,3 +261,22 @@ def test_what_a_user_writes_is_text_not_markup():
     source = '# <script>alert(1)</script> & "quotes"\n'
     page = as_page("<b>", "a&b.dn", source, {}, [("t", facts, memory)], ())
     assert "<script" not in page and "&lt;script&gt;" in page and "&lt;b&gt;" in page and "a&amp;b.dn" in page
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+@pytest.mark.parametrize("mode", ["train", "infer"])
+def test_meetings_of_all_workers_are_those_of_the_schedule(target, mode):
+    program = read_program(EXAMPLES / "treelstm.dn", {"embed": 8, "hidden": 8})[1]
+    plan = make_plan(transform(program, PlanOptions(mode=mode)), target, PlanOptions(mode=mode))
+    forest = ForestGrower(plan.program, 1).grow(4, 3)
+    facts = memory_facts(plan, forest, {"E": 50}, 2**30, "random trees")
+    text = explain_schedule(plan, forest, {"E": 50}, 4)
+    assert f"once a batch: {facts.grid_exchanges}" in as_text(gather(plan), facts)
+    assert facts.grid_exchanges == text.split("replica 1:")[0].count("grid_barrier") > 0
+
+
+def test_more_parameters_than_a_word_of_a_schedule_counts():
+    sizes = {"embed": 8, "hidden": 20000}
+    plan = make_plan(transform(read_program(EXAMPLES / "treelstm.dn", sizes)[1]), "cpu")
+    with pytest.raises(DiagnosticError, match=r"4,0[\d,]+ numbers that are trained, expected at most 2,147,"):
+        memory_facts(plan, ForestGrower(plan.program, 1).grow(4, 3), {"E": 50}, 2**30, "random trees")
