@@ -72,20 +72,14 @@ class CudaBackend:
         tuned: Sequence[Tuned] = (),
     ) -> None:
         self.plan = plan
-        try:
-            self.device = device or open_device()
-            described = json.loads(files["kernel.json"])
-            self._check_chip()
-            self.kernel, self.lean = self._load(files)
-        except CudaError as error:
-            raise fail(str(error)) from error
+        self.device = device or open_device()
+        described = json.loads(files["kernel.json"])
+        self._check_chip()
+        self.kernel, self.lean = self._load(files)
         self.workers = int(described["workers"])
         self.cluster = int(described["cluster"])
         self._threads, self._shared = int(described["threads"]), int(described["shared_bytes"])
-        try:
-            resident = self._resident()
-        except CudaError as error:
-            raise fail(str(error)) from error
+        resident = self._resident()
         if resident < 1:
             raise fail(
                 f"{self.device.name} cannot hold {self.workers} workers of this build at once",
@@ -124,11 +118,8 @@ class CudaBackend:
 
     def trace_with(self, files: dict[str, bytes]) -> bool:
         """Loads the traced kernel."""
-        try:
-            self._traced = self._load(files)
-            self._prepare(*self._traced)
-        except CudaError as error:
-            raise fail(str(error)) from error
+        self._traced = self._load(files)
+        self._prepare(*self._traced)
         return False
 
     def _check_chip(self) -> None:
@@ -202,7 +193,9 @@ class CudaBackend:
             self.device.stream.fill_zero(self._pool)
             self.device.stream.synchronize()
         except CudaError as error:
-            raise fail(f"{error}: the pool of this model needs {words * 4 / 2**30:.2f} GiB") from error
+            raise fail(
+                f"{error.message}: the pool of this model needs {words * 4 / 2**30:.2f} GiB"
+            ) from error
 
     def _free_pool(self) -> None:
         if self._pool is not None:
@@ -212,13 +205,10 @@ class CudaBackend:
     def close(self) -> None:
         """Gives its memory back, on the GPU and what is page-locked."""
         self._synchronize()
-        try:
-            self._free_pool()
-            for here in (*self._slots, self._direct):
-                if here is not None:
-                    here.free()
-        except CudaError as error:
-            raise fail(str(error)) from error
+        self._free_pool()
+        for here in (*self._slots, self._direct):
+            if here is not None:
+                here.free()
         self._slots, self._direct = [None, None], None
 
     def _at(self, word: int) -> int:
@@ -227,11 +217,8 @@ class CudaBackend:
         return self._pool.address + word * 4
 
     def _synchronize(self) -> None:
-        try:
-            self._lanes.join()
-            self.device.stream.synchronize()
-        except CudaError as error:
-            raise fail(str(error)) from error
+        self._lanes.join()
+        self.device.stream.synchronize()
 
     def write(self, at: int, values: NDArray[Any]) -> None:
         """Copies words into the pool, after all launches so far."""
@@ -257,16 +244,13 @@ class CudaBackend:
 
         Also makes the context current, which every thread that calls the driver needs.
         """
-        try:
-            self.device.enter()
-            if handle == int(self.device.stream.handle):
-                return
-            stream = self.device.stream_of(handle)
-            self._lanes.join()
-            self.device.stream.mark(self._turn)
-            stream.wait(self._turn)
-        except CudaError as error:
-            raise fail(str(error)) from error
+        self.device.enter()
+        if handle == int(self.device.stream.handle):
+            return
+        stream = self.device.stream_of(handle)
+        self._lanes.join()
+        self.device.stream.mark(self._turn)
+        stream.wait(self._turn)
         self.device = attrs.evolve(self.device, stream=stream)
         self.forget_calls()
 
@@ -286,45 +270,39 @@ class CudaBackend:
         first, source, lanes = first_of(schedules), words_of(schedules), lanes_of(schedules)
         is_lean = lean_of(schedules)
         count, size = source.shape
-        try:
-            here = self._slot(slot, count * size)
-            here.done.synchronize()  # behind an interrupt nobody may have waited for what it had
-        except CudaError as error:
-            raise fail(str(error)) from error
+        here = self._slot(slot, count * size)
+        here.done.synchronize()  # behind an interrupt nobody may have waited for what it had
         here.words[: count * size].reshape(count, size)[:] = source
         sync, replicas = (int(source[0, self._header[name]]) for name in ("sync", "replicas"))
         words_at = self._at(first.address * 4)
         grid = replicas * self.workers
+        self._lanes.prepare(0 if traced else lanes)
+        self._lanes.send(DeviceBuffer(words_at, count * size * 4), here.pinned, here.done)
+        if fill is not None:
+            fill()
+        here.times = [self._traced_run(schedule, grid) for schedule in schedules[:traced]]
+        for index, runs in enumerate(here.times):
+            call = self._traced_call(grid, runs, is_lean[index])
+            self._start(call, words_at + index * size * 4, sync)
+        streams = self._lanes.fork(lanes)
+        calls = {way: [self._call(grid, each, way) for each in streams] for way in set(is_lean[traced:])}
         try:
-            self._lanes.prepare(0 if traced else lanes)
-            self._lanes.send(DeviceBuffer(words_at, count * size * 4), here.pinned, here.done)
-            if fill is not None:
-                fill()
-            here.times = [self._traced_run(schedule, grid) for schedule in schedules[:traced]]
-            for index, runs in enumerate(here.times):
-                call = self._traced_call(grid, runs, is_lean[index])
+            for index in range(traced, count):
+                call = calls[is_lean[index]][index % lanes]
                 self._start(call, words_at + index * size * 4, sync)
-            streams = self._lanes.fork(lanes)
-            calls = {way: [self._call(grid, each, way) for each in streams] for way in set(is_lean[traced:])}
-            try:
-                for index in range(traced, count):
-                    call = calls[is_lean[index]][index % lanes]
-                    self._start(call, words_at + index * size * 4, sync)
-            finally:  # also behind those of a group that ends halfway
-                stream = self._lanes.merge(streams)
-                stream.mark(here.done)
-                self._lanes.ends(lanes, here.done)
-            here.results = here.room[: count * RECORD].reshape(count, RECORD)
-            results = DeviceBuffer(words_at + (sync - isa.RESULT_WORDS) * 4, RECORD * 4)
-            if count == 1:
-                stream.download(here.back, results, RECORD * 4)
-            else:
-                stream.download_rows(here.back, results, count, size * 4)
-            if first.readout is not None:
-                here.values = self._values_of(first.readout, here, stream)
+        finally:  # also behind those of a group that ends halfway
+            stream = self._lanes.merge(streams)
             stream.mark(here.done)
-        except CudaError as error:
-            raise fail(str(error)) from error
+            self._lanes.ends(lanes, here.done)
+        here.results = here.room[: count * RECORD].reshape(count, RECORD)
+        results = DeviceBuffer(words_at + (sync - isa.RESULT_WORDS) * 4, RECORD * 4)
+        if count == 1:
+            stream.download(here.back, results, RECORD * 4)
+        else:
+            stream.download_rows(here.back, results, count, size * 4)
+        if first.readout is not None:
+            here.values = self._values_of(first.readout, here, stream)
+        stream.mark(here.done)
 
     def _call(self, grid: int, stream: Stream, is_lean: bool) -> Call:
         """A launch of so many workers, of the lean kernel if there is one."""
@@ -348,14 +326,11 @@ class CudaBackend:
         here = self._slots[slot]
         if here is None:
             raise fail("nothing was launched")
-        try:
-            here.done.synchronize()
-            records = here.results[:, isa.RESULT_WORDS + isa.SYNC_ABORT * isa.SYNC_STRIDE :]
-            for words in records if records.any() else ():
-                record = dict(zip(isa.ABORT_FIELDS, words.tolist(), strict=False))
-                raise_on_abort(record, isa.ABORT_EXCHANGES)
-        except CudaError as error:
-            raise fail(str(error)) from error
+        here.done.synchronize()
+        records = here.results[:, isa.RESULT_WORDS + isa.SYNC_ABORT * isa.SYNC_STRIDE :]
+        for words in records if records.any() else ():
+            record = dict(zip(isa.ABORT_FIELDS, words.tolist(), strict=False))
+            raise_on_abort(record, isa.ABORT_EXCHANGES)
         return here.results[:, : isa.RESULT_WORDS].view(np.float32).copy()
 
     def _values_of(self, readout: Readout, here: Slot, stream: Stream) -> NDArray[np.float32]:
@@ -412,30 +387,27 @@ class CudaBackend:
         here.words[: len(words)] = words
         words_at = self._at(schedule.address * 4)
         grid = replicas * self.workers
-        try:
-            self._lanes.prepare(0)
-            call = self._call(grid, stream, schedule.lean)
-            stream.upload(DeviceBuffer(words_at, len(words) * 4), here.pinned, len(words) * 4)
-            if fill is not None:
-                fill()
-            if self._times is not None:
-                stream.mark(here.before)
-            self._start(call, words_at, sync)
-            if self._times is not None:
-                stream.mark(here.after)
-            abort_at = words_at + (sync + isa.SYNC_ABORT * isa.SYNC_STRIDE) * 4
-            stream.download_to(here.back.address, abort_at, len(isa.ABORT_FIELDS) * 4)
-            begin = FIRST_READ
-            for first, size in reads:
-                stream.download_to(here.back.address + begin * 4, self._at(first), size * 4)
-                begin += size
-            stream.synchronize()
-            if self._times is not None:
-                self._times.append(here.after.microseconds_since(here.before) * 1e-6)
-            record = here.back_words[: len(isa.ABORT_FIELDS)].tolist()
-            raise_on_abort(dict(zip(isa.ABORT_FIELDS, record, strict=True)), isa.ABORT_EXCHANGES)
-        except CudaError as error:
-            raise fail(str(error)) from error
+        self._lanes.prepare(0)
+        call = self._call(grid, stream, schedule.lean)
+        stream.upload(DeviceBuffer(words_at, len(words) * 4), here.pinned, len(words) * 4)
+        if fill is not None:
+            fill()
+        if self._times is not None:
+            stream.mark(here.before)
+        self._start(call, words_at, sync)
+        if self._times is not None:
+            stream.mark(here.after)
+        abort_at = words_at + (sync + isa.SYNC_ABORT * isa.SYNC_STRIDE) * 4
+        stream.download_to(here.back.address, abort_at, len(isa.ABORT_FIELDS) * 4)
+        begin = FIRST_READ
+        for first, size in reads:
+            stream.download_to(here.back.address + begin * 4, self._at(first), size * 4)
+            begin += size
+        stream.synchronize()
+        if self._times is not None:
+            self._times.append(here.after.microseconds_since(here.before) * 1e-6)
+        record = here.back_words[: len(isa.ABORT_FIELDS)].tolist()
+        raise_on_abort(dict(zip(isa.ABORT_FIELDS, record, strict=True)), isa.ABORT_EXCHANGES)
         found, begin = [], FIRST_READ
         for _, size in reads:
             found.append(here.back_words[begin : begin + size].view(np.float32).copy())

@@ -1,4 +1,4 @@
-"""The launcher: ``cuda.bindings.driver`` and nothing else of the compiler.
+"""The launcher: ``cuda.bindings.driver``, and of dnc only how errors are told.
 
 In come a cubin, buffers and a launch shape; out come launches, counted. Guaranteed: every
 status is checked, and whatever fails raises ``CudaError`` in plain words (no GPU, wrong
@@ -17,6 +17,8 @@ from typing import Any, Literal
 import attrs
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+from dnc.diagnostics import Diagnostic, DiagnosticError
 
 Scalar = Literal["int32", "uint32", "int64", "uint64", "float32", "pointer"]
 _CTYPES: Mapping[str, Any] = {
@@ -41,8 +43,12 @@ _WORDS = {
 }
 
 
-class CudaError(Exception):
+class CudaError(DiagnosticError):
     """The GPU, the driver or a kernel refused; the message says what and why."""
+
+    def __init__(self, message: str, *notes: str) -> None:
+        super().__init__(Diagnostic(message, notes=notes))
+        self.message = message
 
 
 @cache

@@ -59,7 +59,7 @@ def _gpu() -> tuple[str | None, str]:
     try:
         return open_device().arch, ""
     except CudaError as error:
-        return None, str(error)
+        return None, error.message
 
 
 def _matching(targets: Sequence[str], arch: str | None) -> str | None:

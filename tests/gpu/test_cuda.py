@@ -39,7 +39,7 @@ def _device() -> Any:
     try:
         return open_device()
     except CudaError as error:
-        pytest.skip(f"no GPU: {error}")
+        pytest.skip(f"no GPU: {error.message}")
 
 
 @pytest.fixture(scope="module")
