@@ -1,8 +1,8 @@
 """The Python interface: `dnc.load(build)` gives a `Model` that trains, evaluates and predicts.
 
 In: a build, data as paths, samples or sample numbers. Out: losses, metrics, outputs, arrays.
-Guaranteed: the command line uses nothing else; on the GPU neither TVM nor the frontend is imported;
-every mistake of the user is a `DiagnosticError`.
+Guaranteed: what runs, measures and explains builds is here, for the command line too; on the GPU neither
+TVM nor the frontend is imported; every mistake of the user is a `DiagnosticError`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command line: one file a command, all of it through `dnc.api` and `dnc.compiler`.
+"""The command line: one file a command, which reads options and calls the Python interfaces.
 
 Guaranteed: a user's mistake is a message on standard error and exit code 2, an interrupt is exit
 code 130; a traceback is a bug of dnc. Standard output holds results only. A command imports what it

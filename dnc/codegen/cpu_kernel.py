@@ -31,8 +31,6 @@ from dnc.ir.plan import UNIT, Plan, TableGradient
 from dnc.ir.regions import generates
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
 
-# Indices into `isa.ABORT_EXCHANGES`.
-GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
 SYMBOL = "dnc"
 
 
@@ -179,14 +177,14 @@ class Kernel:
     def _replica_barrier(self) -> None:
         replica = tirx.truncdiv(self.number, self.workers)
         counter = self.sync + (isa.SYNC_REPLICAS + replica) * isa.SYNC_STRIDE
-        self._barrier(counter, self.workers, REPLICA)
+        self._barrier(counter, self.workers, isa.REPLICA)
 
     def _grid_barrier(self) -> None:
-        self._barrier(self.sync + isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID)
+        self._barrier(self.sync + isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, isa.GRID)
 
     def _end(self) -> None:
         """Nobody leaves before the others, or a worker could start the next launch too early."""
-        self._barrier(self.abort_at + isa.SYNC_STRIDE // 2, self.grid, GRID, 1)
+        self._barrier(self.abort_at + isa.SYNC_STRIDE // 2, self.grid, isa.GRID, 1)
         put(self.running, 0, 0)
 
     def _barrier(self, counter: Expr, arrivals: Expr, exchange: int, ordinal: Expr = None) -> None:
@@ -210,7 +208,7 @@ class Kernel:
             put(self.running, 0, 0)
 
     def _unknown(self) -> None:
-        self._record(UNKNOWN_OPCODE, tirx.const(0, "int32"))
+        self._record(isa.UNKNOWN_OPCODE, tirx.const(0, "int32"))
         put(self.running, 0, 0)
 
     def _record(self, exchange: int, missing: Expr) -> None:

@@ -65,8 +65,6 @@ from dnc.ir.uses import lends
 
 STATE_WORDS = 8  # of shared memory, beside those of `cuda_ahead`: five, the scale, and one that some have
 FINISHED = 1 << 30  # what stands for an opcode behind END
-# Indices into `isa.ABORT_EXCHANGES`.
-GRID, REPLICA, UNKNOWN_OPCODE = 0, 1, 2
 
 
 @attrs.frozen
@@ -325,7 +323,7 @@ class Kernel:
                 opcodes = isa.optimizers_of(self.plan, table)
                 if opcodes:
                     cases |= dict.fromkeys(opcodes, self._update(table))
-            cases |= dict.fromkeys(self._unknown(), lambda: self._abort(UNKNOWN_OPCODE))
+            cases |= dict.fromkeys(self._unknown(), lambda: self._abort(isa.UNKNOWN_OPCODE))
         for opcode in self.plan.opcodes:
             if opcode.region == region and opcode.number not in cases | level:
                 cases[opcode.number] = self._body(opcode.name, opcode.fields)
@@ -432,7 +430,7 @@ class Kernel:
         if self.tiling.cluster > 1:
             sync.cluster_barrier()
             return None
-        return self._counter_barrier(self._replica_counter(), self.tiling.workers, REPLICA, at)
+        return self._counter_barrier(self._replica_counter(), self.tiling.workers, isa.REPLICA, at)
 
     def _replica_counter(self) -> Expr:
         return (isa.SYNC_REPLICAS + self.replica) * isa.SYNC_STRIDE
@@ -443,7 +441,7 @@ class Kernel:
         sync.arrive(T.address_of(self.counters[self._replica_counter() + self.zero[0]]))
         return self.given_up[T.bitwise_and(level, 1)]
 
-    def waiter(self, at: Expr, exchange: int = REPLICA) -> sync.Waiter:
+    def waiter(self, at: Expr, exchange: int = isa.REPLICA) -> sync.Waiter:
         """This worker, at an instruction."""
         record = T.address_of(self.counters[self.record[0]])
         return sync.Waiter(record, self.limit_us, self.worker.number, at, exchange)
@@ -461,7 +459,7 @@ class Kernel:
                 put(self.aborted, 0, self.at[0] + 1)
 
     def _grid_barrier(self) -> None:
-        self._counter_barrier(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, GRID, self.at[0])
+        self._counter_barrier(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, isa.GRID, self.at[0])
 
     def _counter_barrier(self, counter: Expr, arrivals: Expr, exchange: int, at: Expr) -> Expr:
         zero = self.zero[0]  # so that addresses are not kept in registers

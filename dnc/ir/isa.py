@@ -72,6 +72,7 @@ SYNC_STRIDE = 32
 # Words of the abort record. `waiter` is the worker that gave up plus one (0: no abort), `missing`
 # the arrivals that had not come, `exchange` an index into the names.
 ABORT_FIELDS = ("waiter", "instruction", "exchange", "missing")
+GRID, REPLICA, UNKNOWN_OPCODE = range(3)  # where a worker gave up, and what that is called
 ABORT_EXCHANGES = ("barrier of the whole grid", "barrier of a replica", "none: an unknown opcode")
 
 # Places in the pool beside buffers and parameters; each has a base in the base table.

@@ -358,10 +358,6 @@ class Placement:
     registers: range = range(0)
     rest: range = range(0)
 
-    def share(self, workers: int) -> int:
-        """Units of a worker, at most."""
-        return unit_share(self.units, 1 if self.repeated else workers)
-
 
 @attrs.frozen
 class Tiling:

@@ -105,7 +105,7 @@ class Cutter:
             self._bind_output(value, output)
         for op in self.cell.ops:
             for operand in op.operands:
-                for source in self._sources(operand):
+                for source in self.found.behind_views(operand):
                     inside = source is operand and self.found.inside(operand, op.result)
                     inside = inside or self.found.is_repeated(source, op)
                     crosses = self.kind[source] in (UNIT, VERTEX, PARTIAL) and not inside
@@ -197,12 +197,6 @@ class Cutter:
         if reusable and value not in self.home:
             self.home[value] = home
         self.output_stores.append((value, home, children))
-
-    def _sources(self, value: Value) -> list[Value]:
-        """The values behind views."""
-        if self.kind[value] != VIEW:
-            return [value]
-        return [source for operand in self.ops[value].operands for source in self._sources(operand)]
 
     def _pieces(self, value: Value, begin: int, end: int) -> list[Piece]:
         """Elements [begin, end) of a complete value as pieces with addresses."""

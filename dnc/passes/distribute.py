@@ -89,7 +89,7 @@ class Distribution:
             source
             for op in self.cell.ops
             if op.opcode == "matmul" and self.kind[op.result] == UNIT
-            for source in self._behind_views(op.operands[1])
+            for source in self.behind_views(op.operands[1])
             if self.kind[source] == UNIT and self.step[source] == 0
         ]
         found: set[Value] = set()
@@ -98,7 +98,7 @@ class Distribution:
             if self.kind[value] != UNIT or value in found:
                 continue
             found.add(value)
-            wanted += [source for v in self.ops[value].operands for source in self._behind_views(v)]
+            wanted += [source for v in self.ops[value].operands for source in self.behind_views(v)]
         return set() if any(isinstance(value.type, ListType) for value in found) else found
 
     def is_repeated(self, value: Value, user: Op) -> bool:
@@ -205,7 +205,7 @@ class Distribution:
                 joined = self.joins or isinstance(operand.type, ListType)
                 if joined and self.inside(operand, value):
                     parent[find(operand)] = find(value)
-                for source in self._behind_views(operand):
+                for source in self.behind_views(operand):
                     if self.is_repeated(source, op):
                         parent[find(source)] = find(value)
             if not self.joins:
@@ -283,7 +283,7 @@ class Distribution:
             if reason:
                 text = f"'{stage.name}' is cut before this, with an exchange {often}: {reason}"
                 remarks.add(stage.name, text, op.span or stage.span)
-            whole = [source for v in op.operands for source in self._behind_views(v)]
+            whole = [source for v in op.operands for source in self.behind_views(v)]
             if any(self.is_repeated(source, op) for source in whole):
                 text = (
                     f"every worker makes in '{stage.name}' all of the vector that this product needs whole: "
@@ -305,7 +305,7 @@ class Distribution:
         for operand in op.operands:
             if self._ready(operand, kind, whole) < self.step[op.result]:
                 continue
-            for source in self._behind_views(operand):
+            for source in self.behind_views(operand):
                 have = self.kind[source]
                 if have not in (UNIT, VERTEX, PARTIAL) or self.step[source] == self.step[op.result]:
                     continue
@@ -319,10 +319,11 @@ class Distribution:
                 return f"{text}; with --repeat it makes all of them" if source in self.repeatable else text
         return ""
 
-    def _behind_views(self, value: Value) -> list[Value]:
+    def behind_views(self, value: Value) -> list[Value]:
+        """The values behind views."""
         if self.kind[value] != VIEW:
             return [value]
-        return [source for operand in self.ops[value].operands for source in self._behind_views(operand)]
+        return [source for operand in self.ops[value].operands for source in self.behind_views(operand)]
 
     def _whole(self, op: Op) -> str:
         """Why an operation is computed vertex by vertex."""

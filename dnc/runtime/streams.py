@@ -23,6 +23,7 @@ from dnc.ir.states import state_layout
 from dnc.ir.structure import LIST, VERTEX_KINDS
 from dnc.runtime.carried import Carried
 from dnc.runtime.data import Dataset
+from dnc.runtime.data.reader import plain
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.lengthen import lengthened
 from dnc.runtime.predictor import Predictor
@@ -186,12 +187,7 @@ class Stream:
 
 def _copied(element: Any) -> Any:
     """An element as JSON has it, for whoever gave it may write the next one into the same object."""
-    return msgspec.to_builtins(element, enc_hook=_plain)
-
-
-def _plain(value: Any) -> Any:
-    """An array of NumPy, or of what speaks DLPack, as a list; a number of NumPy as a number."""
-    return (value if isinstance(value, np.generic | np.ndarray) else np.from_dlpack(value)).tolist()
+    return msgspec.to_builtins(element, enc_hook=plain)
 
 
 def _below(forest: Forest, struct: str, rows: Ints) -> dict[str, Ints]:

@@ -87,5 +87,17 @@ def test_named_files_exist(page):
     assert not [path for path in sorted(named) if not (ROOT / path).exists()]
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_names_of_files_are_seen(page):
+    """Comments are for who runs the page; whoever reads it has to know what to call a file."""
+    before: list[str] = []
+    for line in (ROOT / page).read_text(encoding="utf-8").splitlines():
+        found = re.match(r"<!-- file: (\S+) -->", line)
+        if found:
+            assert f"`{found[1]}`" in " ".join(before[-4:]), found[1]
+        elif not line.startswith("<!--"):
+            before.append(line)
+
+
 def test_architecture_is_short():
     assert len((DOCS / "architecture.md").read_text(encoding="utf-8").splitlines()) <= 200

@@ -130,10 +130,10 @@ def read_samples(
     Arrays and numbers of NumPy, or of anything else that speaks DLPack, count as lists and numbers.
     """
     problems = ProblemList(name)
-    plain = _plain_samples(samples, problems)
+    found = _plain_samples(samples, problems)
     layout = layout or layout_of(program, labels_required)
     nothing = "there are none, expected one or more"
-    return _read(plain, problems, program, vocabularies, layout, min_count, nothing)
+    return _read(found, problems, program, vocabularies, layout, min_count, nothing)
 
 
 def _plain_samples(samples: Iterable[Any], problems: ProblemList) -> Iterator[tuple[int, Any]]:
@@ -142,7 +142,7 @@ def _plain_samples(samples: Iterable[Any], problems: ProblemList) -> Iterator[tu
         try:
             yield (
                 number,
-                msgspec.to_builtins(sample, enc_hook=_plain, builtin_types=(bytes, bytearray, memoryview))
+                msgspec.to_builtins(sample, enc_hook=plain, builtin_types=(bytes, bytearray, memoryview))
                 if isinstance(sample, dict)
                 else sample,
             )
@@ -152,8 +152,8 @@ def _plain_samples(samples: Iterable[Any], problems: ProblemList) -> Iterator[tu
             problems.add(f"holds what JSON has not: {error}", number)
 
 
-def _plain(value: Any) -> Any:
-    """An array as a list, a number of NumPy as a number."""
+def plain(value: Any) -> Any:
+    """An array, of NumPy or of what speaks DLPack, as a list; a number of NumPy as a number; TypeError."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if hasattr(value, "__dlpack__"):

@@ -93,11 +93,6 @@ class _Clocked:
         """When its first worker began."""
         return min(int(times[0]) for times in self.times)
 
-    @property
-    def end(self) -> int:
-        """When its last worker ended."""
-        return max(int(times[-1]) for times in self.times)
-
     def events(self, number: int, shift: int) -> Iterator[Event]:
         """The launch on every worker, and in it the instructions."""
         described = [list(self._described(found)) for found in self.queues]
