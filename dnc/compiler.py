@@ -48,7 +48,7 @@ from dnc.version import VERSION
 DEFAULT_GPU = "sm_90a"
 FUSE = "fuse"
 # What a build can do: train, evaluate and predict; or evaluate and predict only.
-TRAIN, _ = MODES = ("train", "infer")
+TRAIN, INFER = MODES = ("train", "infer")
 
 
 FEW_BYTES = 64  # spilled by a thread: less than what levels that stream weights cost

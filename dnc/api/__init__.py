@@ -12,7 +12,7 @@ from pathlib import Path
 from dnc.api.arguments import Batch, Data, check_whole
 from dnc.api.first_values import start_by_name
 from dnc.api.model import Model
-from dnc.api.outputs import as_json, predict_lines, predict_to_file
+from dnc.api.outputs import as_json, generate_lines, predict_lines, predict_to_file, write_lines
 from dnc.api.passes import Optimized, run_passes
 from dnc.api.reports import DataCheck, check_data, explain_build
 from dnc.api.runs import draw_run, find_checkpoint, run_of
@@ -56,6 +56,7 @@ __all__ = [
     "draw_run",
     "explain_build",
     "find_checkpoint",
+    "generate_lines",
     "import_file",
     "load",
     "machine_of",
@@ -69,6 +70,7 @@ __all__ = [
     "start_by_name",
     "summary_of",
     "with_values",
+    "write_lines",
     "write_text",
     "write_trace",
 ]

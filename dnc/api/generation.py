@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from dnc.api.arguments import check_whole
 from dnc.api.streaming import ModelStream
 from dnc.diagnostics import fail
-from dnc.ir.plan import Plan, Result
+from dnc.ir.plan import Result
 from dnc.ir.program import ALL
-from dnc.runtime.carried import Carried, carried
+from dnc.runtime.carried import carried
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.predictions import class_count, named_classes
 from dnc.runtime.streams import Sample, StreamState
@@ -52,7 +52,7 @@ def generate(
     check_whole("chunk", chunk, 1, optional=True)
     stream = _stream_of(self, field)
     grows = stream.carried.field
-    name = _output_of(self.plan, stream.carried, output)
+    name = words_output(self, field, output)
     ending, samples = Ending(name, _number_of(self, name, end)), _checked(samples, grows)
     stream.reset()
     found: list[list[NDArray[np.int32]]] = [[] for _ in samples]
@@ -101,14 +101,18 @@ def _of_streams(state: StreamState | None, places: Sequence[int]) -> StreamState
     )
 
 
-def _output_of(plan: Plan, own: Carried, name: str | None) -> str:
-    """The output that has a whole number for every element of the list."""
+def words_output(model: Model, field: str | None, name: str | None) -> str:
+    """The output that has a whole number for every element of the list `field`; `name`, if that is one.
+
+    DiagnosticError where there is none, or several and no name.
+    """
+    own = _stream_of(model, field).carried
 
     def fits(result: Result) -> bool:
-        space = plan.program.space(result.space)
+        space = model.program.space(result.space)
         return space.struct == own.element and space.selection == ALL and result.dtype == "i32"
 
-    fitting = [each.name for each in plan.results if each.kind == "output" and fits(each)]
+    fitting = [each.name for each in model.plan.results if each.kind == "output" and fits(each)]
     if name is None and len(fitting) == 1:
         return fitting[0]
     if name is None or name not in fitting:

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from dnc.api.bench import read_structures
+from dnc.api.generation import words_output
 from dnc.api.model import Model
 from dnc.diagnostics import fail
 from dnc.runtime.atomic import write_atomically
@@ -23,12 +25,38 @@ from dnc.runtime.run_folder import check_result
 def predict_to_file(model: Model, data: str | Path, path: str | Path) -> int:
     """Writes the outputs for every sample of `data` as a line of JSON; how many lines."""
     check_result(path, data)
-    lines = predict_lines(model, data)
+    return write_lines(path, predict_lines(model, data))
+
+
+def write_lines(path: str | Path, lines: Sequence[bytes]) -> int:
+    """Writes lines to a file; how many."""
     try:
         write_atomically(Path(path), lines)
     except OSError as error:
         raise fail(f"{path}: cannot be written: {error.strerror}") from None
     return len(lines)
+
+
+def generate_lines(
+    model: Model,
+    data: str | Path,
+    end: str,
+    output: str | None = None,
+    *,
+    most: int = 200,
+    chunk: int | None = None,
+    field: str | None = None,
+) -> list[bytes]:
+    """What `Model.generate` makes for every sample of `data`, as a line of JSON by the name of the output.
+
+    end: the word that ends a list, or its number where the classes are numbers. The others: as there.
+    """
+    samples = read_structures(data)
+    name = words_output(model, field, output)
+    words = named_classes(model.program, model.vocabularies or {}).get(name)
+    last = int(end) if words is None and end.isascii() and end.isdecimal() else end
+    found = model.generate(samples, last, name, most=most, chunk=chunk, field=field)
+    return [msgspec.json.encode({name: plain(each, words)}) + b"\n" for each in found]
 
 
 def predict_lines(model: Model, data: str | Path) -> list[bytes]:

@@ -22,6 +22,7 @@ from dnc.cli.check import check
 from dnc.cli.compile import compile_command
 from dnc.cli.explain import explain
 from dnc.cli.fmt import fmt
+from dnc.cli.generate import generate
 from dnc.cli.importing import import_command
 from dnc.cli.lsp import lsp
 from dnc.cli.opt import opt
@@ -94,6 +95,7 @@ app.command("check")(_guarded(check))
 app.command("compile")(_guarded(compile_command))
 app.command("explain")(_guarded(explain))
 app.command("fmt")(_guarded(fmt))
+app.command("generate")(_guarded(generate))
 app.command("import")(_guarded(import_command))
 app.command("lsp")(_guarded(lsp))
 app.command("opt")(_guarded(opt))

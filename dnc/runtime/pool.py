@@ -66,8 +66,6 @@ def static_pool(
     at = units(widest * 2)
     bases: dict[str, int] = {}
     dense = trained_floats(plan)
-    if dense > MOST_TRAINED:
-        raise fail(f"{dense:,} numbers that are trained, expected at most {MOST_TRAINED:,}, beside tables")
     bases[PARAMETERS] = at
     arena = 0
     for parameter in arena_order(plan):
@@ -91,6 +89,8 @@ def static_pool(
         at += units(schedule_words)
     if at > MAX_ADDRESS:
         raise fail(f"the parameters need {at * 16 / 2**30:.1f} GiB; a pool holds at most 32 GiB")
+    if dense > MOST_TRAINED:
+        raise fail(f"{dense:,} numbers that are trained, expected at most {MOST_TRAINED:,}, beside tables")
     places = bases[GRADIENTS], *spare
     return StaticPool(
         bases, places, (schedules[0], schedules[1]), schedule_words, dense, table_rows, at, states

@@ -19,7 +19,7 @@ def test_sorted_by_frequency_then_text() -> None:
     built = build_vocabulary("d", ["b", "a", "c", "c", "<unk>"], unknown=True)
     assert built.words == ("<unk>", "c", "a", "b")
     assert [built.number(word) for word in ("<unk>", "c", "new")] == [0, 1, 0]
-    assert built.word(1) == "c"
+    assert built.words[1] == "c"
 
 
 def test_min_count_spares_labels() -> None:

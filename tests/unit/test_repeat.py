@@ -62,7 +62,7 @@ def test_every_worker_has_all_of_its_weights() -> None:
     plan = gru(repeat=True, cluster=16, mode="train")
     found = {(p.parameter, p.repeated): p for p in plan.placements}
     assert set(found) == {("U", True), ("U", False), ("C", False), ("W", False)}  # backward: by units
-    assert found["U", True].share(16) == 64 and found["U", False].share(16) == 4
+    assert found["U", True].units == found["U", False].units == 64
     assert found["U", True].bytes_per_worker == 16 * found["U", False].bytes_per_worker
     assert found["U", True].residency == REGISTER
 

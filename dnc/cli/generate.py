@@ -1,0 +1,56 @@
+"""dnc generate: lists that a program goes on with from its own words, for every sample of a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dnc.cli.pipes import PIPE, STDIN, put
+from dnc.diagnostics import counted
+
+
+def generate(
+    build: Annotated[Path, typer.Argument(help="The build folder; best one of --mode infer.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Samples without the list that is made, JSONL; - is standard input.", metavar="<path>"
+        ),
+    ],
+    end: Annotated[str, typer.Option(help="The word that ends a list, or its number.")],
+    out: Annotated[
+        str,
+        typer.Option("--out", "-o", help="A line of JSON a sample; - is standard output.", metavar="<path>"),
+    ] = PIPE,
+    output: Annotated[
+        str | None, typer.Option(help="The output that is the next word. [default: the only one]")
+    ] = None,
+    field: Annotated[
+        str | None, typer.Option("--list", help="The list of the root that grows. [default: its only one]")
+    ] = None,
+    most: Annotated[int, typer.Option(help="Words of a list.", min=1)] = 200,
+    chunk: Annotated[
+        int | None, typer.Option(help="Words of a launch. [default: all of them]", min=1)
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Weights and vocabulary.")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="The run whose weights are meant. [default: the newest]")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or vm. [default: the best there is]")] = None,
+) -> None:
+    """Make lists word by word, in one launch."""
+    from dnc import api
+
+    weights = api.find_checkpoint(build, run_dir) if checkpoint is None else checkpoint
+    if out != PIPE:
+        api.check_result(out, data, weights)
+    model = api.load(build, device, checkpoint=weights)
+    source = STDIN if data == PIPE else data
+    lines = api.generate_lines(model, source, end, output, most=most, chunk=chunk, field=field)
+    if out == PIPE:
+        put(b"".join(lines).decode())
+    else:
+        print(f"wrote {out}: {counted(api.write_lines(out, lines), 'line')}", file=sys.stderr)

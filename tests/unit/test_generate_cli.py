@@ -1,0 +1,74 @@
+"""dnc generate: what `Model.generate` makes, for every line of a file."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import dnc
+from dnc.compiler import compile_model
+from tests.support.command_line import command, finished_build, workplace
+from tests.support.models import SUPPORT
+
+__all__ = ["command", "finished_build", "workplace"]
+GENERATE = "generate build --device vm --checkpoint run/last.safetensors"
+
+
+def pair(number):
+    source = [{"form": f"s{(number + at) % 7}"} for at in range(1 + number % 3)]
+    target = [{"form": f"t{(number + at) % 4}"} for at in range(number % 4)]
+    return {"source": source, "target": [*target, {"form": "end"}]}
+
+
+@pytest.fixture
+def trained(command, workplace):
+    """A decoder whose words have names, and sources without targets."""
+    text = (SUPPORT / "decoder.dn").read_text()
+    (workplace / "named.dn").write_text(text)
+    compile_model(workplace / "named.dn", workplace / "build2", ("cpu",))
+    pairs = [pair(number) for number in range(16)]
+    (workplace / "pairs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in pairs))
+    done = command("run build2 --data pairs.jsonl --device vm --batch 4 --run-dir run")
+    assert done.code == 0, done.error
+    sources = "".join(json.dumps({"source": each["source"]}) + "\n" for each in pairs[:5])
+    (workplace / "sources.jsonl").write_text(sources)
+    return GENERATE.replace("build", "build2")
+
+
+def test_words_of_every_line(trained, command, workplace):
+    rest = "--end end --output words --list target --most 6"
+    done = command(f"{trained} --data sources.jsonl {rest}")
+    assert done.code == 0, done.error
+    model = dnc.load("build2", "vm", checkpoint="run/last.safetensors")
+    samples = [json.loads(line) for line in (workplace / "sources.jsonl").read_text().splitlines()]
+    found = model.generate(samples, "end", "words", most=6, field="target")
+    names = [*model.vocabularies["targets"].words, *range(5, 7)]  # of two classes there is no word
+    assert [each["words"] for each in done.events] == [[names[at] for at in words] for words in found]
+    into = command(f"{trained} --data sources.jsonl {rest} --chunk 2 -o out.jsonl")
+    assert into.code == 0 and (workplace / "out.jsonl").read_text() == done.out
+    piped = subprocess.run(
+        [sys.executable, "-m", "dnc", *trained.split(), "--data", "-", *rest.split()],
+        input=(workplace / "sources.jsonl").read_bytes(),
+        capture_output=True,
+    )
+    assert piped.stdout.decode() == done.out
+
+
+@pytest.mark.parametrize(
+    "rest, message",
+    [
+        ("--data sources.jsonl --end stop --output words --list target", "the word 'stop' that ends a list"),
+        ("--data sources.jsonl --end end --output logits --list target", "'logits' is no output of words"),
+        ("--data pairs.jsonl --end end --output words --list target", "which is to be made"),
+        (
+            "--data none.jsonl --end end --output words --list target",
+            "none.jsonl: error: there is no such file",
+        ),
+        ("--data sources.jsonl --end end --list words", "words"),
+        ("--data sources.jsonl --end end --output words --list target -o sources.jsonl", "sources.jsonl"),
+    ],
+)
+def test_mistakes(trained, command, rest, message):
+    done = command(f"{trained} {rest}")
+    assert done.code == 2 and message in done.error and "Traceback" not in done.error
