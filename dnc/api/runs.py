@@ -63,6 +63,7 @@ def run_of(folder: str | Path) -> tuple[RunConfig, Path | None]:
 
 def draw_run(folder: str | Path) -> Path:
     """Draws the curves of a run folder; the picture. Missing without matplotlib."""
+    check_folder(folder)
     path = Path(folder) / CURVES
     try:
         draw_curves(read_events(Path(folder) / METRICS), path)

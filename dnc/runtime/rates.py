@@ -68,8 +68,10 @@ def rate_schedule(
 ) -> RateSchedule:
     """A schedule with its defaults; DiagnosticError for one that cannot be."""
     kind = kind or "constant"
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise fail(f"unknown schedule '{kind}'; schedules: {', '.join(KINDS)}")
+    if isinstance(decay, bool) or not isinstance(decay, int | float | None):
+        raise fail(f"the decay is {decay!r}, expected a number")
     if decay is not None and kind == "constant":
         raise fail("a constant learning rate has no decay; schedules with one: step, exponential, cosine")
     if every is not None and kind not in ("step", "exponential"):

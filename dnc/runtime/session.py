@@ -75,7 +75,7 @@ class Session:
         self.is_noisy = any(isinstance(item, NoiseList) for item in plan.lists)
         self.optimizer, self.optimizer_steps = "sgd", 0
         self._underway = Underway(self.launches)
-        processes = _spare(backend) if encoders is None else encoders
+        processes = default_count(backend.leaves_cores) if encoders is None else encoders
         self.ahead, self.answers = Ahead(processes), Answers(self, processes)
         self.write_arrays(values)
 
@@ -483,10 +483,6 @@ class Session:
                     ) from None
                 room = max(self.memory.most() - self.memory.pool.words, 1)
                 parts = min(len(samples), max(parts + 1, parts * problem.activations // room))
-
-
-def _spare(backend: Backend) -> int:
-    return default_count() if backend.leaves_cores else 0
 
 
 def _all_or(data: Encoder, samples: Sequence[int] | Ints | None) -> Ints:

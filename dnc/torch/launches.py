@@ -156,7 +156,8 @@ class Launches:
         """What encodes batches of a data set in other processes."""
         if dataset not in self._aheads:
             wanted = self.model.encoders
-            self._aheads[dataset] = Ahead(default_count() if wanted is None else wanted)
+            spare = default_count(self.model.backend.leaves_cores)
+            self._aheads[dataset] = Ahead(spare if wanted is None else wanted)
         return self._aheads[dataset]
 
     @property

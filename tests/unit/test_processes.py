@@ -16,7 +16,7 @@ from dnc.runtime.ahead import GROUPS, Ahead
 from dnc.runtime.checkpoint import Position
 from dnc.runtime.encoder import DoesNotFit
 from dnc.runtime.encoder.job import Job
-from dnc.runtime.encoder.processes import Lost, Processes
+from dnc.runtime.encoder.processes import Lost, Processes, default_count
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.results import NotFinite
 from dnc.runtime.trainer import Trainer, TrainOptions
@@ -421,3 +421,8 @@ def test_a_process_that_does_not_start_leaves_nothing_open(monkeypatch):
     with pytest.raises(Lost, match="no more processes") as held:  # whoever keeps the error keeps its frames
         Processes(data.prepared, 2)
     assert sorted(os.listdir("/proc/self/fd")) == before and held.value.__traceback__
+
+
+def test_no_processes_beside_kernels_that_use_all_cores(monkeypatch):
+    monkeypatch.setattr("dnc.runtime.encoder.processes.cores", lambda: 8)
+    assert (default_count(True), default_count(False)) == (7, 0)

@@ -25,6 +25,9 @@ TAKES = {
         "a run folder or a checkpoint",
         lambda model, path: export_weights(path, "w.safetensors"),
     ),
+    "draw_run": ("a run folder", lambda model, path: api.draw_run(path)),
+    "import_file": ("a file to read", lambda model, path: api.import_file("text", path, "out.jsonl")),
+    "destination": ("a file to write", lambda model, path: api.import_file("text", "in.txt", path)),
     "program": ("a file to read", lambda model, path: api.check_data(path)),
     "data": ("a file to read", lambda model, path: api.explain_build("build", data=path)),
 }
@@ -117,3 +120,15 @@ def test_numbers_that_are_missing(workplace):
     with pytest.raises(dnc.DiagnosticError, match="launches is None, expected a whole number"):
         model.trace(None)
     assert model.train("train.jsonl", run_dir="run", patience=None, save_every=None).exists()
+
+
+def test_what_is_no_name_and_no_number():
+    for format, found in ((3, "int"), (["text"], "list")):
+        with pytest.raises(dnc.DiagnosticError, match=f"found {found}, expected the name of a format"):
+            api.import_file(format, "in.txt", "out.jsonl")
+    for kind in (3, ["step"]):
+        with pytest.raises(dnc.DiagnosticError, match="unknown schedule"):
+            api.rate_schedule(kind)
+    for decay in ("x", True, [0.5]):
+        with pytest.raises(dnc.DiagnosticError, match=r"the decay is .*, expected a number"):
+            api.rate_schedule("step", decay)

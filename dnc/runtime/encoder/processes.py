@@ -38,9 +38,12 @@ MOST = 12
 READY = "ready"
 
 
-def default_count() -> int:
-    """How many processes to encode in. This one keeps a core; one process alone is slower than none."""
-    count = min(MOST, cores() - 1) if hasattr(os, "memfd_create") else 0
+def default_count(leaves_cores: bool) -> int:
+    """How many processes to encode in: none beside kernels that do not leave the cores alone.
+
+    This process keeps a core; one process alone is slower than none.
+    """
+    count = min(MOST, cores() - 1) if leaves_cores and hasattr(os, "memfd_create") else 0
     return count if count > 1 else 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import check_path, fail
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.data.problems import file_problem, names, suggestion
 from dnc.runtime.importers import conllu, ptb_trees, sick, structures, table, tagged, text
@@ -122,6 +122,10 @@ def import_file(
 
     fields: new names of fields, "" to leave one out. options: those of the format, see `Options`.
     """
+    if not isinstance(format, str):
+        raise fail(f"found {type(format).__name__}, expected the name of a format")
+    check_path(source, "a file to read")
+    check_path(destination, "a file to write")
     if format not in FORMATS:
         hint = suggestion(format, FORMATS) or f"; the formats are {names(sorted(FORMATS))}"
         raise fail(f"unknown format '{format}'{hint}")
