@@ -278,14 +278,7 @@ def _check_names(show: PassOptions, without: Sequence[str], mode: str) -> None:
     known = pass_names(mode)
     in_plans = (step.name for step in plan_passes(PlanOptions(), machine("cpu")) if step.optional)
     optional = (*(step.name for step in program_passes(mode) if step.optional), FUSE, *in_plans)
-    printed = (name for name in show.print_after if name != "all")
-    for name in (*without, *printed, *filter(None, [show.stop_after])):
-        if name not in known:
-            raise fail(f"there is no pass '{name}'", f"passes: {', '.join(known)}")
-    for name in without:
-        if name not in optional:
-            able = ", ".join(dict.fromkeys(optional))
-            raise fail(f"pass '{name}' cannot be left out", f"these can: {able}")
+    attrs.evolve(show, without=tuple(without)).check_names(known, optional)
 
 
 # ---- builds -------------------------------------------------------------------------------------

@@ -56,14 +56,18 @@ def generate_lines(
     words = named_classes(model.program, model.vocabularies or {}).get(name)
     last = int(end) if words is None and end.isascii() and end.isdecimal() else end
     found = model.generate(samples, last, name, most=most, chunk=chunk, field=field)
-    return [msgspec.json.encode({name: plain(each, words)}) + b"\n" for each in found]
+    return _lines(model, {name: found})
 
 
 def predict_lines(model: Model, data: str | Path) -> list[bytes]:
     """The outputs for every sample of `data` as a line of JSON."""
     if not any(result.kind == "output" for result in model.plan.results):
         raise fail(f"model {model.build.model} declares no output")
-    return [msgspec.json.encode(each) + b"\n" for each in as_json(model, model.predict(data))]
+    return _lines(model, model.predict(data))
+
+
+def _lines(model: Model, outputs: Mapping[str, Sequence[Any]]) -> list[bytes]:
+    return [msgspec.json.encode(each) + b"\n" for each in as_json(model, outputs)]
 
 
 def as_json(model: Model, outputs: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

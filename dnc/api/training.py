@@ -24,7 +24,7 @@ from dnc.runtime.outside import check_unaided
 from dnc.runtime.phases import RESULT_KINDS, TRAIN
 from dnc.runtime.rates import RateSchedule
 from dnc.runtime.run_config import RunConfig, with_values
-from dnc.runtime.run_folder import CONFIG, METRICS, RunFolder, check_free, new_run
+from dnc.runtime.run_folder import CONFIG, METRICS, RunFolder, check_free, lies_in, new_run
 from dnc.runtime.trainer import Event, Trainer, TrainOptions
 
 if TYPE_CHECKING:
@@ -136,9 +136,8 @@ def train(
         lambda: interrupts.asked() or stop(),
         tick,
     )
-    place, first = run_dir or new_run(model.build.model), None
-    if resumed is not None and Path(resumed).resolve().parent != Path(place).resolve():
-        first = str(resumed)
+    place = run_dir or new_run(model.build.model)
+    first = None if resumed is None or lies_in(resumed, place) else str(resumed)
     effective = _effective(model, config or RunConfig(), data, dev, options, tensorboard, first)
     if trainer.exhausted() and (Path(place) / CONFIG).exists():
         effective = None  # of what trains nothing nothing is kept

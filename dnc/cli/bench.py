@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dnc.cli.options import names_of
+from dnc.cli.options import Device, names_of
 from dnc.diagnostics import fail
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def bench(
     ] = False,
     seed: Annotated[int, typer.Option(help="Of the order, and of weights where none are given.")] = 1,
     checkpoint: Annotated[Path | None, typer.Option(help="Weights and vocabulary.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or vm. [default: the best there is]")] = None,
+    device: Device = None,
     json_: Annotated[bool, typer.Option("--json", help="A line of JSON for every batch size.")] = False,
     replicas: Annotated[int | None, typer.Option(help="Copies of the weights.", min=1, hidden=True)] = None,
     workers: Annotated[int | None, typer.Option(help="Workers of a replica.", min=1, hidden=True)] = None,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from dnc.cli.options import Device
 from dnc.cli.pipes import PIPE, STDIN, put
 from dnc.diagnostics import counted
 
@@ -39,7 +40,7 @@ def generate(
     run_dir: Annotated[
         Path | None, typer.Option(help="The run whose weights are meant. [default: the newest]")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or vm. [default: the best there is]")] = None,
+    device: Device = None,
 ) -> None:
     """Make lists word by word, in one launch."""
     from dnc import api

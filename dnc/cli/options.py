@@ -16,6 +16,8 @@ Settings = Annotated[
     typer.Option("--set", help="Set a dimension of the model, as hidden=512.", metavar="NAME=SIZE"),
 ]
 
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or vm. [default: the best there is]")]
+
 
 def settings_of(given: list[str] | None) -> dict[str, int]:
     """The dimensions in `--set hidden=512 --set embed=300` (or separated by commas)."""

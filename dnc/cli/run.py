@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dnc.cli.options import Device
 from dnc.cli.pipes import PIPE, STDIN, put
 from dnc.diagnostics import counted, fail
 
@@ -86,7 +87,7 @@ def run(
         typer.Option(help="First rows of a table, from a text file of vectors.", metavar="TABLE=FILE"),
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Go on from, or measure, this checkpoint.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or vm. [default: the best there is]")] = None,
+    device: Device = None,
     min_count: Annotated[
         int | None, typer.Option(help="Rarer words of the training data are <unk>. [default: 1]")
     ] = None,

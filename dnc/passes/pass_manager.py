@@ -62,6 +62,17 @@ class PassOptions:
     log: Callable[[str], None] = print
     remarks: Remarks | None = None
 
+    def check_names(self, known: Sequence[str], optional: Sequence[str]) -> None:
+        """DiagnosticError where a name is none of the known passes, or one of those that are to stay."""
+        printed = (name for name in self.print_after if name != "all")
+        for name in (*self.without, *printed, *filter(None, [self.stop_after])):
+            if name not in known:
+                raise fail(f"there is no pass '{name}'", f"passes: {', '.join(known)}")
+        for name in self.without:
+            if name not in optional:
+                able = ", ".join(dict.fromkeys(optional))
+                raise fail(f"pass '{name}' cannot be left out", f"these can: {able}")
+
 
 @attrs.frozen
 class PassManager(Generic[T]):
@@ -100,17 +111,8 @@ class PassManager(Generic[T]):
         return changed
 
     def _check_names(self) -> None:
-        names = {step.name: step.optional for step in self.passes}
-        known = ", ".join(names)
-        printed = (name for name in self.options.print_after if name != "all")
-        asked = (*self.options.without, *printed, *filter(None, [self.options.stop_after]))
-        for name in asked:
-            if name not in names:
-                raise fail(f"there is no pass '{name}'", f"passes: {known}")
-        for name in self.options.without:
-            if not names.get(name, False):
-                optional = ", ".join(name for name, is_optional in names.items() if is_optional)
-                raise fail(f"pass '{name}' cannot be left out", f"these can: {optional}")
+        names = [step.name for step in self.passes]
+        self.options.check_names(names, [step.name for step in self.passes if step.optional])
         if self.options.stop_after in self.options.without:
             raise fail(f"pass '{self.options.stop_after}' is left out: nothing can stop behind it")
 

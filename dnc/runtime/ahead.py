@@ -49,17 +49,19 @@ class Ahead:
     @property
     def is_starting(self) -> bool:
         """Whether processes are about to help: they have still to be started, or to read the data."""
-        try:
-            return self._count > 0 and (self._processes is None or not self._processes.ready)
-        except Lost:
-            self._give_up()
-            return False
+        is_ready = self._is_ready
+        return self._count > 0 and not is_ready  # who has lost them counts none
 
     @property
     def has_room(self) -> bool:
         """Whether a job can be taken now."""
+        return self._is_ready and self._processes is not None and self._processes.has_room
+
+    @property
+    def _is_ready(self) -> bool:
+        """Whether processes are there and have read the data."""
         try:
-            return self._processes is not None and self._processes.ready and self._processes.has_room
+            return self._processes is not None and self._processes.ready
         except Lost:
             self._give_up()
             return False

@@ -87,7 +87,7 @@ class RunFolder:
         check_folder(path)
         self.path = Path(path)
         check_outside(self.path / METRICS, self.path)
-        own = resumed is not None and Path(resumed).resolve().parent == self.path.resolve()
+        own = resumed is not None and lies_in(resumed, self.path)
         own = own or (again and not self.checkpoint(LAST).exists())
         if (self.path / METRICS).exists() and not own:
             raise fail(
@@ -150,6 +150,11 @@ class RunFolder:
         with self._writing(METRICS):
             self._metrics.close()
         self._release()
+
+
+def lies_in(checkpoint: str | Path, run: str | Path) -> bool:
+    """Whether a checkpoint is that of a run, which goes on from it."""
+    return Path(checkpoint).resolve().parent == Path(run).resolve()
 
 
 def _close(handle: int | None) -> None:

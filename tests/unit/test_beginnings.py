@@ -5,9 +5,7 @@ from safetensors.numpy import save_file
 
 import dnc
 from dnc.runtime.run_config import HEAD, OVERWRITTEN, read_config
-from tests.support.command_line import command, finished_build, workplace
 
-__all__ = ["command", "finished_build", "workplace"]
 TRAIN = "run build --data train.jsonl --device vm --batch 4"
 
 
@@ -73,14 +71,3 @@ def test_imported_weights_that_are_trained_in_their_folder(command, workplace):
         done = command(f"run --resume imported --data train.jsonl --device vm --batch 4 --epochs {epochs}")
         assert done.code == 0, done.error
         assert text.read_text().startswith(OVERWRITTEN)
-
-
-def test_a_run_that_had_ended_keeps_its_configuration(command, workplace):
-    rest = "--dev dev.jsonl --patience 1 --epochs 9 --lr 1e-30"  # which changes no weight
-    assert command(f"{TRAIN} {rest} --run-dir early").code == 0
-    before = (workplace / "early" / "run.toml").read_text()
-    done = command("run --resume early --batch 3")
-    assert done.code == 0 and "nothing was trained" in done.error
-    assert (workplace / "early" / "run.toml").read_text() == before
-    assert command("run --resume early --patience 9").code == 0
-    assert read_config(workplace / "early" / "run.toml").patience == 9

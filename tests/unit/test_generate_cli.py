@@ -8,10 +8,8 @@ import pytest
 
 import dnc
 from dnc.compiler import compile_model
-from tests.support.command_line import command, finished_build, workplace
 from tests.support.models import SUPPORT
 
-__all__ = ["command", "finished_build", "workplace"]
 GENERATE = "generate build --device vm --checkpoint run/last.safetensors"
 
 

@@ -23,6 +23,7 @@ from dnc.runtime.checkpoint import load_checkpoint
 from dnc.runtime.curves import draw_curves
 from dnc.runtime.rates import RateSchedule, rate_schedule
 from dnc.runtime.results import Evaluation
+from dnc.runtime.run_config import read_config
 from dnc.runtime.run_folder import RunFolder
 from dnc.runtime.trainer import Trainer, TrainOptions
 from tests.support.command_line import command, finished_build, workplace
@@ -340,12 +341,19 @@ def test_a_stopped_run_is_resumed_to_the_same_bits(command, workplace, monkeypat
 
 
 def test_a_run_that_had_ended_trains_nothing(command, workplace):
+    """And keeps its configuration, until it trains on."""
     rest = "--dev dev.jsonl --patience 1 --epochs 9 --lr 1e-30"  # which changes no weight
     assert command(f"{TRAIN} {rest} --run-dir early").code == 0
     before = (workplace / "early" / "last.safetensors").read_bytes()
     done = command("run --resume early")
     assert done.code == 0 and "the training of early had ended by --patience" in done.error
     assert (workplace / "early" / "last.safetensors").read_bytes() == before
+    before = (workplace / "early" / "run.toml").read_text()
+    done = command("run --resume early --batch 3")
+    assert done.code == 0 and "nothing was trained" in done.error
+    assert (workplace / "early" / "run.toml").read_text() == before
+    assert command("run --resume early --patience 9").code == 0
+    assert read_config(workplace / "early" / "run.toml").patience == 9
 
 
 def test_a_killed_run_resumes_to_the_same_bits(workplace):
