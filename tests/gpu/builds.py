@@ -65,6 +65,12 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         {"hidden": 160},
         PlanOptions(cluster=0, workers=4, residency="streamed"),
     ),
+    # Streamed weights on tensor cores, and levels that fill a tile; "256" for its large batches.
+    "treelstm-256-streamed-tf32": (
+        "treelstm",
+        {"hidden": 256, "embed": 256},
+        PlanOptions(cluster=0, workers=16, residency="streamed", precision="tf32"),
+    ),
     "treelstm-unfused": ("treelstm", {"hidden": 16, "embed": 16}, PlanOptions(without=("fuse", "hoist"))),
     # Levels of cells alone, which have no products to wait for.
     "treelstm-cells": (

@@ -208,12 +208,12 @@ def piece_at(
     pieces: tuple[Piece, ...],
     row: Expr,
     element: Expr,
-    valid: Expr,
+    valid: Expr | None,
     word: Expr | None = None,
 ) -> Expr:
     """Position of an element of an operand of aligned pieces; 0 where there is none or it is not valid.
 
-    word: what `piece_word` found, if it was asked before.
+    valid: None for always. word: what `piece_word` found, if it was asked before.
     """
     begins = piece_begins(pieces)
     if word is None:
@@ -233,7 +233,7 @@ def piece_at(
                 found = worker.access.position(piece.address, row)
             positions.append((begin, let("piece", found - begin)))
         at = _chosen(positions, element)
-    return T.Select(valid, at + element, T.int64(0))
+    return at + element if valid is None else T.Select(valid, at + element, T.int64(0))
 
 
 def _pushed(

@@ -168,6 +168,7 @@ class TileSums:
             lambda block: block * DEPTH,
             lambda row, depth: memory[deltas + depth * stages.deltas + row],
             lambda depth, column: memory[columns + depth * stages.operands + column],
+            together=2,
         )
 
     def _warp_sums(self, here: Worker) -> WarpSums:

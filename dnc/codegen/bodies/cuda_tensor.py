@@ -29,6 +29,7 @@ from dnc.codegen.emit import Expr, both, fixed, let, local, loop, when
 from dnc.ir.plan import BF16, TF32, TF32X3, Plan, weights_of_register
 
 HIGH, ACROSS, DEPTH = 16, 8, 8  # of the blocks of numbers that are read together
+MOST_TOGETHER = 4  # blocks that stand behind each other, not in a loop
 Element = Callable[[Expr, Expr], Expr]
 Terms = list[Expr]  # of which a word is the sum, the largest first
 
@@ -184,16 +185,38 @@ class WarpSums:
     cores: Cores
 
     def add(
-        self, name: str, count: Expr, first: Callable[[Expr], Expr], left: Element, right: Element
+        self,
+        name: str,
+        count: Expr,
+        first: Callable[[Expr], Expr],
+        left: Element,
+        right: Element,
+        together: int = 1,
     ) -> None:
         """Adds left(row, k) * right(k, column) for `count` blocks of 8 values of k, in a loop called `name`.
 
-        first: of the number of a block its first k.
+        first: of the number of a block its first k. A few blocks stand behind each other, `together` or all of a
+        few, so that the words of one are read during products of another.
         """
         packed = self.cores.packed
-        if not isinstance(count, int) or count >= packed:
-            with loop(name, count // packed, unroll=1) as block:
-                self._add(first(block if packed == 1 else block * packed), packed, left, right)
+        whole = count // packed
+        few = isinstance(whole, int) and whole * packed <= MOST_TOGETHER
+
+        def add(unit: Expr) -> None:
+            self._add(first(unit if packed == 1 else unit * packed), packed, left, right)
+
+        done: Expr = 0
+        if few:
+            for number in range(whole):
+                add(number)
+        elif together > 1:  # the compiler cannot: all threads of a warp have to take part
+            with loop(name, whole // together, unroll=1) as turn:
+                for number in range(together):
+                    add(turn * together + number)
+            done = whole // together * together
+        if not few:
+            with loop(f"{name}_left" if together > 1 else name, whole - done, unroll=1) as left_over:
+                add(done + left_over)
         if packed == 1 or (isinstance(count, int) and count % packed == 0):
             return
         # A part of a sum that is left over has fewer than no blocks.

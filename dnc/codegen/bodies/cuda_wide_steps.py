@@ -203,13 +203,13 @@ class ProductSteps:
         """Starts the copies of a step."""
         worker = self.worker
         column = fixed("column", step * STEP + self.own)
-        there = column < padded(self.placement.columns)
+        there = None if self.whole_steps else column < padded(self.placement.columns)
         nearest, *others = self._vertices()
 
         def operand(part: int, vertex: Expr, near: Expr) -> None:
             with when(vertex < self.tile.count):
                 source = piece_at(worker, self.pieces, near, column, there, self.places[part])
-                self._start(stage + vertex * STRIDE + self.own, source)
+                self._start(stage + vertex * STRIDE + self.own, source, there is None)
 
         operand(*nearest)
         if others:
@@ -220,7 +220,8 @@ class ProductSteps:
             line = let("line", self.line + first)
             to = stage + (self.vertices + line) * STRIDE + self.own
             with when(line < self.copied) if first + LINES > self.copied else nullcontext():
-                self._start(to, self._weight_at(first, column))
+                at = self._weight_at(first, column)
+                self._start(to, at, self.whole_steps and self.near is not None)
         begins = piece_begins(self.pieces)[1:]
         # Where a step has columns of one piece of the operand, rows stay where they are until the next piece.
         if all(begin % STEP == 0 for begin in begins):
@@ -238,14 +239,14 @@ class ProductSteps:
             gate = first // units if placement.gates > 1 else 0
             skipped = gate * (placement.units - units) + first
             at = self.near + skipped * width + column
-            return at if width % STEP == 0 else T.Select(column < width, at, T.int64(0))
+            return at if self.whole_steps else T.Select(column < width, at, T.int64(0))
         tile, row = self.tile, let("row", self.row + self.line + first)
         source, valid = row_of_units(placement, tile.first_unit, tile.units, row)
         there = both(column < width, valid != 0)
         return T.Select(there, self.weights_at + source * width + column, T.int64(0))
 
-    def _start(self, to: Expr, source: Expr) -> None:
-        self.worker.start_copy(to, fixed("from", source, "int64"))
+    def _start(self, to: Expr, source: Expr, always: bool) -> None:
+        self.worker.start_copy(to, fixed("from", source, "int64"), always)
 
     def weights(self, step: Expr, stage: Expr) -> Element:
         """Where weights of a step are: of a row of these rows, in a column of the step."""
@@ -265,6 +266,11 @@ class ProductSteps:
         stride = shared_stride(self.placement.columns) // 4
         at = self.placement.slot // 4 + self.row * stride + step * QUADS
         return self.worker.shared_weights, at, stride
+
+    @property
+    def whole_steps(self) -> bool:
+        """Whether every step has all its columns in memory."""
+        return padded(self.placement.columns) % STEP == 0
 
     def whole(self) -> bool:
         """Whether every step has all its columns, or they are zeros."""
