@@ -413,7 +413,7 @@ def test_processes_end_with_their_session():
 
 
 def open_files():
-    """Every open file of this process: its number, and what it stands for (a socket's and a pipe's is its own)."""
+    """Every open file of this process: its number, and what it stands for."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # that of the listing itself
