@@ -95,8 +95,8 @@ VPPS = (
 FIXED = (
     Point("tree_fc", (64,), "complete trees of 256 leaves", "TreeFc", {64: 10.0}),
     Point("language_model", (64,), "texts of 64 words", "LanguageModel", {64: 1.0}),
-    Point("tree_fc-tf32", (64,), "complete trees of 256 leaves"),
-    Point("language_model-tf32", (64,), "texts of 64 words"),
+    Point("tree_fc-tf32", (64,), "complete trees of 256 leaves", "TreeFc"),
+    Point("language_model-tf32", (64,), "texts of 64 words", "LanguageModel"),
     Point("tree_fc-tf32x3", (64,), "complete trees of 256 leaves"),
     Point("language_model-tf32x3", (64,), "texts of 64 words"),
     Point("tree_fc-bf16", (64,), "complete trees of 256 leaves"),

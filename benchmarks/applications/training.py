@@ -15,6 +15,7 @@ from benchmarks.applications.measure import LEARNING_RATE, Effort, PeerRun, chec
 from benchmarks.applications.points import Point
 from dnc.api import Model
 from dnc.diagnostics import DiagnosticError
+from dnc.ir.plan import TF32
 
 CHECKED = 8
 """Samples that a peer's losses are compared on."""
@@ -63,7 +64,7 @@ def _sizes(
 
 
 def peer_of(point: Point, model: Model, samples: list[Any], device: str) -> Any:
-    """The peer of a point, with the model's weights and data."""
+    """The peer of a point, with the model's weights, data, and precision."""
     if not point.peer:
         return None
     import torch
@@ -71,8 +72,9 @@ def peer_of(point: Point, model: Model, samples: list[Any], device: str) -> Any:
     from benchmarks.peers import PEERS
 
     torch.set_num_threads(common.cores())
-    torch.set_float32_matmul_precision("highest")  # no tf32
-    torch.backends.cudnn.allow_tf32 = False
+    tf32 = model.plan.precision == TF32  # the same on both sides
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
     kind = "cuda" if device == "cuda" else "cpu"
     peer = PEERS[point.peer](model.parameters(), kind, LEARNING_RATE)
     peer.read(for_peers(model, samples))

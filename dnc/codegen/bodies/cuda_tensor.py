@@ -195,7 +195,7 @@ class WarpSums:
     ) -> None:
         """Adds left(row, k) * right(k, column) for `count` blocks of 8 values of k, in a loop called `name`.
 
-        first: of the number of a block its first k. `together` of them stand behind each other, or all of a few,
+        first: of the number of a block its first k. `together` stand behind each other, or all of a few,
         so that the words of one are read during products of another.
         """
         packed = self.cores.packed
