@@ -16,9 +16,9 @@ import attrs
 import msgspec
 
 from dnc.codegen.nvrtc import spilled
-from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail, read_source
+from dnc.diagnostics import Diagnostic, DiagnosticError, Source, check_path, fail, read_source
 from dnc.ir.isa import dense_parameters, layout
-from dnc.ir.machine import MACHINES, Constants, Machine, machine, target_name
+from dnc.ir.machine import Constants, Machine, machine, machines_of, target_name
 from dnc.ir.plan import FP32, PRECISIONS, REGISTER, Plan, PlanTooLarge, WeightFormat
 from dnc.ir.plan_text import print_plan
 from dnc.ir.printer import print_program
@@ -45,7 +45,6 @@ from dnc.passes.select_tiles import NEAR, SelectTiles
 from dnc.runtime.build import Build, Target, check_place, write_build
 from dnc.version import VERSION
 
-DEFAULT_GPU = "sm_90a"
 FUSE = "fuse"
 # What a build can do: train, evaluate and predict; or evaluate and predict only.
 TRAIN, INFER = MODES = ("train", "infer")
@@ -284,18 +283,6 @@ def _check_names(show: PassOptions, without: Sequence[str], mode: str) -> None:
 # ---- builds -------------------------------------------------------------------------------------
 
 
-def machine_of(target: str) -> str:
-    """The machine that a target on the command line means; DiagnosticError if there is none."""
-    if target == "cpu":
-        return "cpu"
-    kind, _, arch = target.partition(":")
-    name = arch or DEFAULT_GPU
-    if kind == "cuda" and name in MACHINES and machine(name).is_gpu:
-        return name
-    known = ", ".join(f"cuda:{name}" for name, chip in MACHINES.items() if chip.is_gpu)
-    raise fail(f"unknown target '{target}'", f"targets: cpu, cuda (= cuda:{DEFAULT_GPU}), {known}")
-
-
 def read_program(
     path: str | Path, settings: Mapping[str, int]
 ) -> tuple[Source, Program, tuple[Diagnostic, ...]]:
@@ -329,8 +316,9 @@ def compile_model(
     if options.mode not in MODES:
         raise fail(f"mode: found '{options.mode}', expected {' or '.join(MODES)}")
     _check_names(show, options.without, options.mode)
+    check_path(out, "a build to write")
     check_place(Path(out))
-    machines = tuple(dict.fromkeys(machine_of(target) for target in targets))
+    machines = machines_of(targets)
     _check_precision(options.precision, machines)
     _check_batch(options, machines)
     for name in machines if options.cluster else ():

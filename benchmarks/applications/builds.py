@@ -39,7 +39,8 @@ def compile_builds(folder: Path, names: Sequence[str], target: str, traced: bool
 
 def plan_of(recipe: Recipe, target: str) -> str:
     """The digest of a build's first plan."""
-    from dnc.compiler import PlanOptions, digest, machine_of, make_plan, read_program, transform
+    from dnc.compiler import PlanOptions, digest, make_plan, read_program, transform
+    from dnc.ir.machine import machine_of
 
     options = PlanOptions(**recipe.options)
     _, program, _ = read_program(recipe.program, recipe.settings)

@@ -25,7 +25,8 @@ from dnc.api.tracing import (
     summary_of,
     write_trace,
 )
-from dnc.compiler import build_plan, machine_of
+from dnc.compiler import build_plan
+from dnc.ir.machine import machine_of
 from dnc.runtime.atomic import write_text
 from dnc.runtime.build import read_build
 from dnc.runtime.curves import Missing

@@ -112,7 +112,7 @@ def with_settings(
 
     optimizer, clip: None leaves them as they are. chosen: settings of the optimizer by name.
     """
-    if optimizer is not None and optimizer not in OPTIMIZERS:
+    if optimizer is not None and not (isinstance(optimizer, str) and optimizer in OPTIMIZERS):
         raise fail(f"unknown optimizer '{optimizer}'; optimizers: {', '.join(OPTIMIZERS)}")
     if clip is not None:
         check_number("clip", clip, CLIP)

@@ -161,8 +161,6 @@ class Model:
             return read(
                 data, self.program, vocabularies, labels_required=labels_required, min_count=min_count
             )
-        if not isinstance(data, Iterable):
-            raise fail(f"found {type(data).__name__}, expected a path, a data set, or samples")
         if labels_required not in self._layouts:
             self._layouts[labels_required] = layout_of(self.program, labels_required)
         return read_samples(

@@ -12,13 +12,13 @@ import attrs
 import msgspec
 
 from dnc.api.ranking import candidate_lines, tuned_lines
-from dnc.compiler import build_plan, machine_of, read_program, stored_options
+from dnc.compiler import build_plan, read_program, stored_options, transform
 from dnc.diagnostics import Diagnostic, fail
 from dnc.explain.facts import PlanFacts, gather
 from dnc.explain.html import as_page
 from dnc.explain.memory import MemoryFacts, memory_facts
 from dnc.explain.text import as_text, explain_schedule
-from dnc.ir.machine import target_name
+from dnc.ir.machine import machine_of, target_name
 from dnc.ir.plan import Plan
 from dnc.runtime.atomic import write_text
 from dnc.runtime.build import Build, read_build
@@ -45,8 +45,9 @@ def check_data(
     *,
     labels_required: bool = True,
 ) -> DataCheck:
-    """Checks a program and data for it; DiagnosticError holds every mistake."""
+    """Checks a program, its gradients, and data for it; DiagnosticError holds every mistake."""
     _, checked, warnings = read_program(program, settings or {})
+    transform(checked)
     summary = None
     if data is not None:
         summary = summarize(read(data, checked, labels_required=labels_required))

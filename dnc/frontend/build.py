@@ -12,7 +12,7 @@ from itertools import count
 
 import attrs
 
-from dnc.diagnostics import Diagnostic, DiagnosticError, Source
+from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail
 from dnc.frontend.calls import FOLLOW
 from dnc.frontend.demand import Demand, demands
 from dnc.frontend.depth import too_deep
@@ -32,12 +32,18 @@ def load_program(source: Source, settings: Mapping[str, int]) -> tuple[Program, 
 
     DiagnosticError holds all mistakes that were found.
     """
+    if not isinstance(settings, Mapping) or not all(map(_is_size, settings, settings.values())):
+        raise fail(f"settings are {settings!r}, expected whole numbers by the names of dimensions")
     model, errors = parse_partly(source)
     try:
         checked, warnings = check(model, settings, errors)
         return build(checked), warnings
     except RecursionError:
         raise too_deep(model) from None
+
+
+def _is_size(name: object, size: object) -> bool:
+    return isinstance(name, str) and isinstance(size, int) and not isinstance(size, bool)
 
 
 def build(model: CheckedModel) -> Program:

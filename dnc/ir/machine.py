@@ -7,8 +7,13 @@ number of processors and are only used to rank candidates.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
+from dnc.diagnostics import fail
+
+DEFAULT_GPU = "sm_90a"
 WARPS, LANES = 8, 32  # of a worker on a GPU, and threads of a warp
 THREADS = WARPS * LANES
 
@@ -134,3 +139,28 @@ def machine(name: str) -> Machine:
 def target_name(name: str) -> str:
     """The full name of the target that an architecture is: cpu, cuda:sm_90a. KeyError as for `machine`."""
     return f"cuda:{name}" if machine(name).is_gpu else name
+
+
+def machine_of(target: str) -> str:
+    """The machine that a target on the command line means; DiagnosticError if there is none."""
+    if target == "cpu":
+        return "cpu"
+    kind, _, arch = target.partition(":")
+    name = arch or DEFAULT_GPU
+    if kind == "cuda" and name in MACHINES and machine(name).is_gpu:
+        return name
+    known = ", ".join(f"cuda:{name}" for name, chip in MACHINES.items() if chip.is_gpu)
+    raise fail(f"unknown target '{target}'", f"targets: cpu, cuda (= cuda:{DEFAULT_GPU}), {known}")
+
+
+def machines_of(targets: Sequence[str]) -> tuple[str, ...]:
+    """The machines that targets mean, each once; DiagnosticError if there is none."""
+    if (
+        isinstance(targets, str)
+        or not isinstance(targets, Sequence)
+        or not all(isinstance(each, str) for each in targets)
+    ):
+        raise fail(f"targets are {targets!r}, expected names, as ('cpu', 'cuda')")
+    if not targets:
+        raise fail("targets: there are none, expected one or more")
+    return tuple(dict.fromkeys(map(machine_of, targets)))

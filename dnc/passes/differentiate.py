@@ -231,7 +231,11 @@ class _Reverse:
                 Diagnostic(
                     f"{where} is not a product of two vectors",
                     span,
-                    notes=(found, "use the matrix as the left operand of @ with a vector on the right"),
+                    notes=(
+                        found,
+                        "use the matrix as the left operand of @ with a vector on the right",
+                        "a build of --mode infer makes no gradients",
+                    ),
                 )
             )
         stage, delta = self._delta(total)

@@ -74,7 +74,7 @@ class Module(nn.Module):
         """
         super().__init__()
         if not isinstance(vocabularies, Mapping | None):
-            raise fail(f"vocabularies is {vocabularies!r}, expected one by name, as `dnc.vocabularies` is")
+            raise fail(f"vocabularies is {vocabularies!r}, expected one by name, as `Model.vocabularies`")
         kind = _device_type(device)
         model = load(build, kind, seed=seed, memory_bytes=memory_bytes, encoders=encoders)
         backend: Any = model.backend

@@ -5,7 +5,8 @@ import pytest
 
 import dnc
 from dnc import api
-from dnc.compiler import compile_model
+from dnc.api.tuning import tune
+from dnc.compiler import PlanOptions, compile_model
 from dnc.weights import export_weights, import_weights
 
 TAKES = {
@@ -28,6 +29,7 @@ TAKES = {
     "draw_run": ("a run folder", lambda model, path: api.draw_run(path)),
     "import_file": ("a file to read", lambda model, path: api.import_file("text", path, "out.jsonl")),
     "destination": ("a file to write", lambda model, path: api.import_file("text", "in.txt", path)),
+    "out": ("a build to write", lambda model, path: compile_model("build/model.dn", path)),
     "program": ("a file to read", lambda model, path: api.check_data(path)),
     "data": ("a file to read", lambda model, path: api.explain_build("build", data=path)),
 }
@@ -132,3 +134,48 @@ def test_what_is_no_name_and_no_number():
     for decay in ("x", True, [0.5]):
         with pytest.raises(dnc.DiagnosticError, match=r"the decay is .*, expected a number"):
             api.rate_schedule("step", decay)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"targets": "cpu"}, "targets are 'cpu', expected names, as ('cpu', 'cuda')"),
+        ({"targets": 3}, "targets are 3, expected names, as ('cpu', 'cuda')"),
+        ({"targets": ["cpu", 3]}, "targets are ['cpu', 3], expected names, as ('cpu', 'cuda')"),
+        ({"targets": ()}, "targets: there are none, expected one or more"),
+        ({"settings": [3]}, "settings are [3], expected whole numbers by the names of dimensions"),
+        ({"settings": {3: 4}}, "settings are {3: 4}, expected whole numbers by"),
+        ({"settings": {"hidden": 8.5}}, "settings are {'hidden': 8.5}, expected whole numbers by"),
+        ({"settings": {"hidden": True}}, "settings are {'hidden': True}, expected whole numbers by"),
+    ],
+)
+def test_what_is_compiled(workplace, options, message):
+    with pytest.raises(dnc.DiagnosticError) as caught:
+        compile_model("build/model.dn", "other", **options)
+    assert str(caught.value).startswith(f"error: {message}")
+    assert not (workplace / "other").exists()
+
+
+def test_data_and_optimizers_of_no_kind(workplace):
+    model = dnc.load("build", "vm")
+    for call in (model.attach, lambda data: tune("build", data, device="cpu")):
+        with pytest.raises(dnc.DiagnosticError, match="found int, expected a path, a data set, or samples"):
+            call(3)
+    for optimizer in ([], 3, "sdg"):
+        with pytest.raises(dnc.DiagnosticError, match="unknown optimizer"):
+            model.configure(optimizer)
+
+
+def test_gradients_are_checked_with_the_program(workplace):
+    """An element-wise gradient of a large matrix is a mistake of a program that trains."""
+    (workplace / "square.dn").write_text(
+        "model Square(d = 128)\nstruct W = W(x: pulled<d>, label: class<d>)\nparam A: [d, d]\n"
+        "fn f(w: W) = (A * A) @ w.x\nloss sum(w in root) cross_entropy(f(w), w.label)\n"
+    )
+    for check in (lambda: api.check_data("square.dn"), lambda: compile_model("square.dn", "square")):
+        with pytest.raises(dnc.DiagnosticError) as caught:
+            check()
+        assert str(caught.value).startswith(
+            "square.dn:4:15: error: the gradient of 'A' in 'loss' is not a product of two vectors"
+        )
+    compile_model("square.dn", "square", options=PlanOptions(mode="infer"))

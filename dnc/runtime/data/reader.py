@@ -129,6 +129,8 @@ def read_samples(
     layout: that of the program with these `labels_required`, where it is known already.
     Arrays and numbers of NumPy, or of anything else that speaks DLPack, count as lists and numbers.
     """
+    if not isinstance(samples, Iterable):
+        raise fail(f"found {type(samples).__name__}, expected a path, a data set, or samples")
     problems = ProblemList(name)
     found = _plain_samples(samples, problems)
     layout = layout or layout_of(program, labels_required)
