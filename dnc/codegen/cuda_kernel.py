@@ -36,7 +36,6 @@ from dnc.codegen.bodies.cuda_worker import (
     hold_slices,
     make_view,
     start_shared,
-    vector_slots,
 )
 from dnc.codegen.cuda_levels import run_segment
 from dnc.codegen.cuda_regions import run_region
@@ -57,11 +56,11 @@ from dnc.codegen.quads import QUAD
 from dnc.codegen.stamps import CudaStamps
 from dnc.ir import isa, lean
 from dnc.ir.machine import LANES, THREADS, machine
-from dnc.ir.plan import SHARED, Plan, Segment
+from dnc.ir.plan import Plan, Segment
 from dnc.ir.program import LEVEL
 from dnc.ir.regions import Regions, registers_taken
+from dnc.ir.shared_memory import shared_memory
 from dnc.ir.stamps import FIRST_ANCHOR, LAST_ANCHOR
-from dnc.ir.uses import lends
 
 STATE_WORDS = 8  # of shared memory, beside those of `cuda_ahead`: five, the scale, and one that some have
 FINISHED = 1 << 30  # what stands for an opcode behind END
@@ -143,21 +142,21 @@ class Kernel:
         shared = named(
             "shared", T.alloc_buffer((self.shape.shared_bytes,), "uint8", scope="shared.dyn", align=128)
         )
-        layout = isa.layout(self.plan)
-        table_words, weight_words = -(-layout.queues_at // 32) * 32, self._shared_words()
-        fixed_words, ahead_words = self.tiling.window + table_words, cuda_ahead.ahead_words(self.plan)
+        layout, lies = isa.layout(self.plan), shared_memory(self.plan)
+        weight_words, fixed_words = lies.weights, lies.weights_at
+        ahead_words = cuda_ahead.ahead_words(self.plan)
         reduction_words = cuda_reduce.WORDS if self.plan.reduced else 0
         state_words = STATE_WORDS + (QUAD if self.plan.polled else 0)
         behind_words = ahead_words + state_words + reduction_words
         staging_words = self.shape.shared_bytes // 4 - fixed_words - weight_words - behind_words
         self.window = make_view(shared, "window", 0, self.tiling.window, "int32")
-        tables = make_view(shared, "tables", self.tiling.window, table_words, "int32")
+        tables = make_view(shared, "tables", self.tiling.window, lies.tables, "int32")
         weights = vectors = make_view(shared, "weights", fixed_words, weight_words)
         # Where the place of weights is lent, they lie behind the vectors; what borrows it has staging, too.
-        self.lent, self.lent_words = None, self._lent_words() + staging_words
-        if lends(self.plan):
-            first = fixed_words + weight_words - self._lent_words()
-            weights = make_view(shared, "lent_weights", first, self._lent_words())
+        self.lent, self.lent_words = None, lies.lent + staging_words
+        if lies.lent:
+            first = fixed_words + lies.lent_at
+            weights = make_view(shared, "lent_weights", first, lies.lent)
             self.lent = make_view(shared, "lent", first, self.lent_words)
         staging = make_view(shared, "staging", fixed_words + weight_words, staging_words)
         self.behind_words = weight_words + staging_words
@@ -195,7 +194,7 @@ class Kernel:
             thread=thread,
             lane=let("lane", thread % LANES), warp=let("warp", thread // LANES), rank=rank, number=number,
             grid=self.grid, ahead=cuda_ahead.Ahead(ahead, self.at),
-            vectors=vector_slots(self.plan, self._kept_words())[0], reductions=reductions,
+            vectors={vector: at for vector, (at, _) in lies.vectors.items()}, reductions=reductions,
             lean=self.is_lean, traced=self.traced, scale=scale,
         )  # fmt: skip
         with when(thread == 0):
@@ -217,23 +216,6 @@ class Kernel:
             put(tables, word, words[word])
         T.evaluate(T.cuda.cta_sync())
         cuda_polls.unset(self.worker)
-
-    def _shared_words(self) -> int:
-        """Words of shared memory for weights, vectors behind them."""
-        return vector_slots(self.plan, self._kept_words())[1] + self._lent_words()
-
-    def _kept_words(self) -> int:
-        """Those of matrices in front of the vectors."""
-        return self._matrix_words() - self._lent_words()
-
-    def _lent_words(self) -> int:
-        """Those of matrices whose place is lent."""
-        return self._matrix_words() if lends(self.plan) else 0
-
-    def _matrix_words(self) -> int:
-        placed = self.plan.placements
-        whole = (p.slot + p.bytes_per_worker // 4 for p in placed if p.residency == SHARED)
-        return max((*whole, *(p.rest.stop for p in placed)), default=0)
 
     # ---- the loop -------------------------------------------------------------------------------
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import attrs
 
 from dnc.diagnostics import counted
-from dnc.ir.isa import layout
 from dnc.ir.lean import MOST_ROWS, has_lean
 from dnc.ir.machine import Machine, machine
 from dnc.ir.phases import Phases
 from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, UNIT, Placement, Plan, unit_range
 from dnc.ir.program import BACKWARD, EARLY, FORWARD, LEVEL, ROOT, STACK, TABLE
 from dnc.ir.regions import are_reused, turns
+from dnc.ir.shared_memory import shared_memory
 from dnc.passes.plan_weights import Slice, most_registers, slices
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN, Step, sequence
@@ -294,6 +294,7 @@ def _stages(plan: Plan) -> Iterator[StageFacts]:
 
 def _weights(plan: Plan) -> Iterator[WeightFacts]:
     placed = {placement.parameter for placement in plan.placements}
+    vectors = {name for name, _, _ in shared_memory(plan).vectors} if machine(plan.target).is_gpu else set()
     for place in plan.placements:
         found = plan.program.parameter(place.parameter)
         yield WeightFacts(
@@ -312,7 +313,8 @@ def _weights(plan: Plan) -> Iterator[WeightFacts]:
             reason = "table in memory, the rows a batch touches are read"
             yield WeightFacts(parameter.name, shape, IN_TABLE, 0, reason)
         else:
-            reason = "not split by units"
+            own = "the recursion reads it: every worker has its units in shared memory, too"
+            reason = own if parameter.name in vectors else "not split by units"
             size = parameter.count * math.prod(shape) * 4
             yield WeightFacts(parameter.name, shape, IN_MEMORY, size, reason, parameter.count)
 
@@ -321,11 +323,10 @@ def _on_chip(plan: Plan, chip: Machine) -> OnChip:
     """The map of a worker: weights from their slots, in shared memory between what the kernel needs."""
     assert plan.tiling is not None
     workers, found = plan.tiling.workers, {_key(piece): piece for piece in slices(plan)}
-    window = plan.tiling.window * 4
-    tables = -(-layout(plan).queues_at // 32) * 128
+    lies = shared_memory(plan)
     phases = plan.program.strata if are_reused(plan) else 1
-    registers, shared = [], [Block("window of the schedule", 0, window, False)]
-    shared.append(Block("tables of the schedule", window, tables, False))
+    registers, shared = [], [Block("window of the schedule", 0, lies.window * 4, False)]
+    shared.append(Block("tables of the schedule", lies.window * 4, lies.tables * 4, False))
     for place in plan.placements:
         if place.residency == REGISTER:
             piece = found[place.parameter, place.units, place.gates, place.repeated]
@@ -333,11 +334,14 @@ def _on_chip(plan: Plan, chip: Machine) -> OnChip:
             held, rest = place.registers, place.rest
             registers.append(Block(place.parameter, held.start, len(held), True, *alone))
             if rest:
-                shared.append(Block(place.parameter, window + tables + rest.start * 4, len(rest) * 4))
+                shared.append(Block(place.parameter, (lies.weights_at + rest.start) * 4, len(rest) * 4))
         elif place.residency == SHARED:
-            first = window + tables + place.slot * 4
-            shared.append(Block(place.parameter, first, place.bytes_per_worker))
-    used = max(block.first + block.size for block in shared)
+            shared.append(Block(place.parameter, lies.slice_at(place) * 4, place.bytes_per_worker))
+    shared += [
+        Block(name, (lies.weights_at + at) * 4, size * 4) for (name, _, _), (at, size) in lies.vectors.items()
+    ]
+    shared.sort(key=lambda block: block.first)
+    used = (lies.weights_at + lies.weights) * 4
     shared.append(Block("staging", used, max(chip.shared_bytes - used, 0), False))
     maps = tuple(
         WorkerMap(rank, tuple((p.parameter, *_units_of(p, workers, rank)) for p in plan.placements))

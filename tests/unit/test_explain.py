@@ -19,6 +19,7 @@ from dnc.explain.memory import MemoryFacts, memory_facts
 from dnc.explain.text import as_text, explain_schedule
 from dnc.frontend.build import load_program
 from dnc.ir.plan import Plan
+from dnc.ir.shared_memory import shared_memory
 from dnc.runtime.build import read_build, write_build
 from dnc.runtime.data import examples, read_samples, table_rows
 from dnc.runtime.encoder import DoesNotFit, Encoder
@@ -120,7 +121,8 @@ def test_the_map(name: str, target: str) -> None:
                 at = block.first + block.size
             assert at <= room
     held = {b.name for b in (*chip.register_blocks, *chip.shared_blocks) if b.is_weight}
-    assert held == {p.parameter for p in plan.placements if p.residency in ("register", "shared")}
+    placed = {p.parameter for p in plan.placements if p.residency in ("register", "shared")}
+    assert held == placed | {name for name, _, _ in shared_memory(plan).vectors}
     for place in plan.placements:
         own = [(b, e) for w in chip.workers for name, b, e in w.rows if name == place.parameter]
         assert sum(end - begin for begin, end in set(own)) >= place.units

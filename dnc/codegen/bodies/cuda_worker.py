@@ -22,8 +22,6 @@ from dnc.codegen.slots import FEW_RUNS, MOST_RUNS
 from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import (
     SHARED,
-    UNIT,
-    ParameterAddress,
     Placement,
     Plan,
     PlanTooLarge,
@@ -31,8 +29,6 @@ from dnc.ir.plan import (
     shared_stride,
     unit_share,
 )
-from dnc.ir.program import LEVEL
-from dnc.ir.repeated import repeated_parts
 from dnc.ir.uses import lends
 
 CHUNK = 4 * LANES  # columns that a warp reads with one 16-byte load a lane
@@ -223,26 +219,6 @@ def _start_slices(worker: Worker) -> None:
     for placement in worker.plan.placements:
         if placement.residency == SHARED:
             _start_slice(worker.holding(placement), placement)
-
-
-def vector_slots(plan: Plan, first: int) -> tuple[dict[tuple[str, int, bool], int], int]:
-    """Where vectors that cells of the recursion read lie from word `first` on, and the end."""
-    assert plan.tiling is not None
-    found: dict[tuple[str, int, bool], int] = {}
-    for segment in plan.segments:
-        if segment.mapping != UNIT or plan.program.stage(segment.stage).placement != LEVEL:
-            continue
-        for part, repeated in zip(repeated_parts(segment), (True, False), strict=True):
-            workers = 1 if repeated else plan.tiling.workers
-            for load in part.loads:
-                address = load.address
-                if isinstance(address, ParameterAddress) and address.offset == 0 and address.select is None:
-                    shape = plan.program.parameter(address.parameter).type.shape
-                    key = address.parameter, segment.units, repeated
-                    if len(shape) == 1 and shape[0] % segment.units == 0 and key not in found:
-                        found[key] = first
-                        first += shape[0] // segment.units * unit_share(segment.units, workers)
-    return found, -(-first // 4) * 4
 
 
 def _start_vector(worker: Worker, parameter: str, units: int, slot: int) -> None:
