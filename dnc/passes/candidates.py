@@ -15,7 +15,7 @@ from dnc.ir.machine import Machine
 GPU_TILES = (64, 16)
 CPU_TILES = (48, 24, 96)
 SMALLEST_CLUSTER = 8  # smaller ones keep too little of a model on the chip
-BESIDE = (2, 4)  # replicas of a GPU without clusters
+BESIDE = (2, 3, 4, 5)  # replicas without clusters: together they have more of a GPU than clusters of 16
 WEIGHTS = ((None, False), (None, True), (0, False))  # registers for them, and whether they are split
 FEW_WORKERS = (2, 4, 8)  # of such replicas, which keep nothing, where a sample's own levels are wide
 

@@ -24,6 +24,7 @@ from dnc.ir.machine import Constants, Machine
 from dnc.ir.plan import FP32, UNIT, Plan, Tiling, unit_share
 from dnc.ir.program import LEVEL
 from dnc.ir.uses import keeps_weights
+from dnc.passes.candidates import BESIDE
 from dnc.passes.plan_weights import PlanWeights
 
 WINDOW_WORDS = 1024
@@ -33,8 +34,6 @@ CPU_TILE = 48
 NOMINAL_ROWS = 32
 # Then of candidates as near as this the one that takes further rows for less: it also serves large batches.
 NEAR = 1.15
-# Replicas without clusters, beside each other: together they have more of the chip than clusters of 16.
-BESIDE = (2, 3, 4, 5)
 # Rows with which such replicas still have to be fastest, where nobody says how large batches are: two that
 # keep 10 MiB took 8 % less than clusters for a batch of 32, and 18 % more for one of 128.
 MANY_ROWS = 2 * NOMINAL_ROWS
