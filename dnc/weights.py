@@ -25,7 +25,7 @@ from dnc.runtime.data import table_rows
 from dnc.runtime.data.vocabulary import UNKNOWN
 from dnc.runtime.initialize import initialize, shapes
 from dnc.runtime.run_config import RunConfig
-from dnc.runtime.run_folder import LAST, RunFolder, new_run, run_checkpoint
+from dnc.runtime.run_folder import LAST, RunFolder, check_nothing_lost, new_run, run_checkpoint
 from dnc.runtime.weights import (
     Gathered,
     WeightMap,
@@ -101,6 +101,8 @@ def import_weights(
     whole = {name: value for name, value in values.items() if value is not None}
     zeros = {p.name: np.zeros_like(whole[p.name]) for p in program.parameters if p.trained}
     state = {each.name: zeros for each in OPTIMIZERS[DEFAULT.optimizer].states}
+    if run_dir is not None:
+        check_nothing_lost(run_dir)
     # A folder that an import has left without weights, as on a full disk, is none that holds a run.
     folder = RunFolder(run_dir or new_run(opened.model), again=True, config=RunConfig(build=str(build)))
     try:

@@ -19,6 +19,7 @@ from dnc.diagnostics import fail
 from dnc.ir.plan import Result
 from dnc.ir.program import ALL
 from dnc.runtime.carried import carried
+from dnc.runtime.data import layout_of
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.predictions import class_count, named_classes
 from dnc.runtime.streams import Sample, StreamState
@@ -53,6 +54,7 @@ def generate(
     stream = _stream_of(self, field)
     grows = stream.carried.field
     name = words_output(self, field, output)
+    _check_makes(self, stream)
     ending, samples = Ending(name, _number_of(self, name, end)), _checked(samples, grows)
     stream.reset()
     found: list[list[NDArray[np.int32]]] = [[] for _ in samples]
@@ -80,6 +82,18 @@ def _stream_of(model: Model, field: str | None) -> ModelStream:
     if field not in known:
         known[field] = ModelStream(model, carried(model.plan, field))
     return known[field]
+
+
+def _check_makes(model: Model, stream: ModelStream) -> None:
+    """DiagnosticError where elements of the list have fields that nobody can know before they are made."""
+    layout = layout_of(model.program, labels_required=False)
+    element = layout.structs[stream.carried.element]
+    given = sorted({name for arm in element.arms for name in layout.required(element, arm)})
+    if given:
+        raise fail(
+            f"'{stream.carried.field}' cannot be made: data give every {element.name} its {', '.join(given)}",
+            "what is predicted is a class<...> there, no token<...>",
+        )
 
 
 def _checked(samples: Sequence[Sample], field: str) -> list[Sample]:

@@ -49,12 +49,12 @@ def generate_lines(
 ) -> list[bytes]:
     """What `Model.generate` makes for every sample of `data`, as a line of JSON by the name of the output.
 
-    end: the word that ends a list, or its number where the classes are numbers. The others: as there.
+    end: the word that ends a list, or its number if no word is called so. The others: as there.
     """
     samples = read_structures(data)
     name = words_output(model, field, output)
     words = named_classes(model.program, model.vocabularies or {}).get(name)
-    last = int(end) if words is None and end.isascii() and end.isdecimal() else end
+    last = int(end) if end not in (words or ()) and end.isascii() and end.isdecimal() else end
     found = model.generate(samples, last, name, most=most, chunk=chunk, field=field)
     return _lines(model, {name: found})
 

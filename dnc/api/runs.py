@@ -58,6 +58,10 @@ def run_of(folder: str | Path) -> tuple[RunConfig, Path | None]:
             f"{last}: is missing, and {metrics.name} knows of {epochs} epochs",
             "to begin with other weights: --checkpoint FILE and another --run-dir",
         )
+    if config == RunConfig(build=config.build):
+        raise fail(
+            f"{folder}: weights were imported here, and that did not end", "import them here once more"
+        )
     return config, None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -46,6 +47,8 @@ def explain(
             if given:
                 raise fail(f"{option} and --html exclude each other: the page has neither of the two")
         api.check_result(html, data)
+    if math.isinf(memory):
+        raise fail("--memory: found inf, expected GiB")
     explained = api.explain_build(build, target, data=data, memory_bytes=int(min(memory, 2**20) * 2**30))
     if html is None:
         print(explained.text(schedule, BATCH if batch is None else batch, remarks, candidates))

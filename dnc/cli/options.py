@@ -5,6 +5,7 @@ In: texts from the command line. Out: values; DiagnosticError names the option.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +18,13 @@ Settings = Annotated[
 ]
 
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or vm. [default: the best there is]")]
+
+
+def run_folder(text: str) -> Path:
+    """The folder of a run: an empty text would be the working folder."""
+    if not text:
+        raise fail("a run folder is named by an empty text, expected a path")
+    return Path(text)
 
 
 def settings_of(given: list[str] | None) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dnc.cli.options import Device
+from dnc.cli.options import Device, run_folder
 from dnc.cli.pipes import PIPE, STDIN, put
 from dnc.diagnostics import counted, fail
 
@@ -70,11 +70,15 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of first weights and shuffling. [default: 1]")] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="What is written goes there. [default: runs/...]")
+        Path | None,
+        typer.Option(
+            parser=run_folder, metavar="<path>", help="What is written goes there. [default: runs/...]"
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="Options from a TOML file; those here win.")] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder.", metavar="RUN")
+        Path | None,
+        typer.Option(parser=run_folder, help="Go on with the run in this folder.", metavar="RUN"),
     ] = None,
     eval_: Annotated[bool, typer.Option("--eval", help="Only measure loss and metrics.")] = False,
     predict: Annotated[

@@ -159,7 +159,11 @@ def check_outside(path: str | Path, shown: str | Path | None = None) -> None:
 
     Links are followed. shown: what the user calls it.
     """
-    for folder in Path(os.path.realpath(path)).parents:
+    try:
+        real = os.path.realpath(path)
+    except OSError as error:  # the working folder is gone
+        raise fail(f"{shown or path}: from the working folder: {error.strerror}") from None
+    for folder in Path(real).parents:
         if is_build(folder):
             raise fail(
                 f"{shown or path}: lies in the build {folder}, which is only read; choose another place"
@@ -283,7 +287,9 @@ def read_build(path: str | Path) -> Build:
         values = decode_json((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise fail(f"{path}: not a build: {MANIFEST} is missing") from None
-    except (OSError, ValueError):
+    except OSError as error:
+        raise fail(f"{folder / MANIFEST}: cannot be read: {error.strerror}") from None
+    except ValueError:
         raise _damaged(folder / MANIFEST) from None
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):
         raise _damaged(folder / MANIFEST)

@@ -31,7 +31,7 @@ from dnc.ir.program import (
     TableInput,
 )
 from dnc.ir.reads import makers
-from dnc.ir.structure import CLASS, Dimension
+from dnc.ir.structure import CLASS, TOKEN, Dimension
 from dnc.ir.types import ListType, TensorType
 from dnc.runtime.backend import Backend
 from dnc.runtime.data import Dataset, Vocabulary
@@ -210,16 +210,19 @@ def _dimension(program: Program, stage: Stage, position: int) -> Dimension | Non
     vector = _vector(stage, position)
     if vector is None:
         return None
-    classes = {
-        field.dimension
-        for struct in program.structs
-        for field in struct.fields.values()
-        if field.kind == CLASS and field.dimension is not None
-    }
     names = _names(program, stage, vector)
-    fitting = [each for each in classes if _elements(vector) == each.size]
-    fitting = [each for each in fitting if not names or each.name in names]
-    return fitting[0] if len(fitting) == 1 else None
+    for kind in (CLASS, TOKEN):  # words are chosen from, too
+        numbered = {
+            field.dimension
+            for struct in program.structs
+            for field in struct.fields.values()
+            if field.kind == kind and field.dimension is not None
+        }
+        fitting = [each for each in numbered if _elements(vector) == each.size]
+        fitting = [each for each in fitting if not names or each.name in names]
+        if fitting:
+            return fitting[0] if len(fitting) == 1 else None
+    return None
 
 
 def _names(program: Program, stage: Stage, vector: Value) -> set[str]:

@@ -84,7 +84,7 @@ class RunFolder:
         again: bool = False,
         config: RunConfig | None = None,
     ) -> None:
-        check_folder(path)
+        check_path(path, "a run folder")
         self.path = Path(path)
         check_outside(self.path / METRICS, self.path)
         own = resumed is not None and lies_in(resumed, self.path)
@@ -94,6 +94,7 @@ class RunFolder:
                 f"{path}: holds a run already",
                 f"dnc run --resume {path} goes on with it; else choose another --run-dir",
             )
+        check_nothing_lost(path, own)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             handle = _locked(self.path)
@@ -191,6 +192,20 @@ def check_folder(run: str | Path) -> None:
     check_path(run, "a run folder")
     if Path(run).exists() and not Path(run).is_dir():
         raise fail(f"{run}: is a file, expected the folder of a run")
+
+
+def check_nothing_lost(folder: str | Path, goes_on: bool = False) -> None:
+    """DiagnosticError where a folder that holds no run has files of the names that a run writes.
+
+    goes_on: it is one that has its configuration alone, too.
+    """
+    check_folder(folder)
+    taken = [name for name in OWN if (Path(folder) / name).exists()]
+    if taken and METRICS not in taken and not (goes_on and CONFIG in taken):
+        raise fail(
+            f"{folder}: holds {', '.join(taken)}, which a run would write over, and no run",
+            "choose another --run-dir",
+        )
 
 
 def new_run(model: str, folder: str | Path = RUNS) -> Path:

@@ -19,7 +19,7 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from dnc.diagnostics import check_path, fail
+from dnc.diagnostics import check_path, fail, reading
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.json_text import decode_json
 
@@ -61,12 +61,12 @@ def _read(path: str | Path, whole: bool) -> tuple[dict[str, NDArray[Any]], Any]:
     check_path(path, "a safetensors file")
     if Path(path).is_dir():
         raise fail(f"{path}: is a directory, expected a file")
+    with reading(path), Path(path).open("rb"):
+        pass  # safetensors calls whatever cannot be opened missing
     try:
         with safetensors.safe_open(str(path), "numpy") as file:
             metadata = (file.metadata() or {}).get(KEY)
             tensors = {name: file.get_tensor(name) for name in (file.keys() if whole else ())}
-    except FileNotFoundError:
-        raise fail(f"{path}: there is no such file") from None
     except (OSError, safetensors.SafetensorError, TypeError) as error:
         raise fail(f"{path}: not a safetensors file that can be read: {error}", *_notes(path)) from None
     try:

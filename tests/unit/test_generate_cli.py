@@ -41,8 +41,11 @@ def test_words_of_every_line(trained, command, workplace):
     model = dnc.load("build2", "vm", checkpoint="run/last.safetensors")
     samples = [json.loads(line) for line in (workplace / "sources.jsonl").read_text().splitlines()]
     found = model.generate(samples, "end", "words", most=6, field="target")
-    names = [*model.vocabularies["targets"].words, *range(5, 7)]  # of two classes there is no word
+    words = model.vocabularies["targets"].words
+    names = [*words, *range(len(words), 7)]  # of some classes there is no word
     assert [each["words"] for each in done.events] == [[names[at] for at in words] for words in found]
+    by_number = rest.replace("--end end", f"--end {words.index('end')}")
+    assert command(f"{trained} --data sources.jsonl {by_number}").out == done.out
     into = command(f"{trained} --data sources.jsonl {rest} --chunk 2 -o out.jsonl")
     assert into.code == 0 and (workplace / "out.jsonl").read_text() == done.out
     piped = subprocess.run(
@@ -70,3 +73,20 @@ def test_words_of_every_line(trained, command, workplace):
 def test_mistakes(trained, command, rest, message):
     done = command(f"{trained} {rest}")
     assert done.code == 2 and message in done.error and "Traceback" not in done.error
+
+
+def test_words_that_samples_have_to_give(command, workplace):
+    """An output that chooses from tokens has their words; a list of such elements cannot be made."""
+    text = (SUPPORT / "decoder.dn").read_text().replace("class<targets>", "token<targets>")
+    (workplace / "named.dn").write_text(text)
+    compile_model("named.dn", "build2", ("cpu",))
+    samples = [pair(number) for number in range(16)]
+    model = dnc.load("build2", "vm")
+    model.attach(samples)
+    words = model.vocabularies["targets"].words
+    assert {"end", "t0"} <= set(words)
+    found = model.predict(samples[:1])
+    (made,) = dnc.as_json(model, {"words": found["words"]})
+    assert made == {"words": [words[at] if at < len(words) else at for at in found["words"][0].tolist()]}
+    with pytest.raises(dnc.DiagnosticError, match="data give every Target its form"):
+        model.generate([{"source": [{"form": "s1"}]}], "end", "words", field="target")

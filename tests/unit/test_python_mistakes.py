@@ -1,5 +1,7 @@
 """What the Python interface cannot take: said in words, wherever it is given."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -179,3 +181,28 @@ def test_gradients_are_checked_with_the_program(workplace):
             "square.dn:4:15: error: the gradient of 'A' in 'loss' is not a product of two vectors"
         )
     compile_model("square.dn", "square", options=PlanOptions(mode="infer"))
+
+
+def test_files_that_may_not_be_read(workplace, monkeypatch):
+    """They are there, and not damaged."""
+    (workplace / "w.safetensors").write_bytes(b"")
+    model = dnc.load("build", "vm")
+
+    def refused(path, *options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(dnc.DiagnosticError, match="safetensors: cannot be read: Permission denied"):
+        model.restore("w.safetensors")
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(dnc.DiagnosticError, match=r"manifest.json: cannot be read: Permission denied"):
+        dnc.load("build", "vm")
+
+
+def test_a_working_folder_that_is_gone(workplace, monkeypatch):
+    model = dnc.load(workplace / "build", "vm")
+    (workplace / "gone").mkdir()
+    monkeypatch.chdir(workplace / "gone")
+    (workplace / "gone").rmdir()
+    with pytest.raises(dnc.DiagnosticError, match="from the working folder: No such file"):
+        model.train(workplace / "train.jsonl", run_dir="run")

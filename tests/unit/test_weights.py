@@ -366,8 +366,12 @@ def test_words_as_json_and_from_another_run(command, workplace) -> None:
     start = "import-weights m.safetensors --map map.toml"
     assert command(f"{start} --vocabulary vocab=words.json --run-dir one").code == 0
     assert command(f"{start} --vocabulary one/vocabulary.json --run-dir two").code == 0
-    one, two = (json.loads(Path(name, "vocabulary.json").read_text()) for name in ("one", "two"))
-    assert one == two == {"vocab": {"words": ["bad", "film", "good"], "size": 3, "unknown": False}}
+    Path("words.json").rename("words")
+    assert command(f"{start} --vocabulary vocab=words --run-dir unnamed").code == 0
+    one, two, unnamed = (
+        json.loads(Path(name, "vocabulary.json").read_text()) for name in ("one", "two", "unnamed")
+    )
+    assert one == two == unnamed == {"vocab": {"words": ["bad", "film", "good"], "size": 3, "unknown": False}}
     done = command(f"{start} --run-dir three")
     assert json.loads(Path("three/vocabulary.json").read_text())["vocab"]["words"] is None, done.error
     hint = "'vocab' has no words: data with words will be refused (--vocabulary vocab=words.txt)"

@@ -123,9 +123,9 @@ def _given(name: str, source: str | Path | int, unknown: str, is_token: bool) ->
 
 
 def _words(path: str | Path) -> list[str]:
-    """The words of a file in the order of their numbers."""
+    """The words of a file in the order of their numbers: one a line, or JSON."""
     content = load(path).decode("utf-8")
-    if Path(path).suffix.lower() != ".json":
+    if Path(path).suffix.lower() != ".json" and not _is_json(content):
         lines = content.split("\n")
         return [line.removesuffix("\r") for line in (lines[:-1] if not lines[-1] else lines)]
     try:
@@ -142,3 +142,13 @@ def _words(path: str | Path) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(word, str) for word in values):
         raise fail(f"{path}: holds {kind_of(values)}, expected an array of words, or their numbers by word")
     return values
+
+
+def _is_json(content: str) -> bool:
+    """Whether what is called otherwise is JSON all the same: an array or object with something in it."""
+    if not content.lstrip().startswith(("[", "{")):
+        return False
+    try:
+        return bool(decode_json(content))
+    except ValueError:
+        return False
