@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,8 @@ from tests.support.command_line import command, finished_build, workplace
 __all__ = ["command", "finished_build", "workplace"]
 
 os.environ.setdefault("DNC_VERIFY", "1")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
