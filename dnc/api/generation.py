@@ -18,7 +18,7 @@ from dnc.api.streaming import ModelStream
 from dnc.diagnostics import fail
 from dnc.ir.plan import Result
 from dnc.ir.program import ALL
-from dnc.runtime.carried import carried
+from dnc.runtime.carried import Carried, carried
 from dnc.runtime.data import layout_of
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.predictions import class_count, named_classes
@@ -54,7 +54,6 @@ def generate(
     stream = _stream_of(self, field)
     grows = stream.carried.field
     name = words_output(self, field, output)
-    _check_makes(self, stream)
     ending, samples = Ending(name, _number_of(self, name, end)), _checked(samples, grows)
     stream.reset()
     found: list[list[NDArray[np.int32]]] = [[] for _ in samples]
@@ -80,18 +79,20 @@ def _stream_of(model: Model, field: str | None) -> ModelStream:
         raise fail(f"field is {field!r}, expected the name of a list")
     known = model.generating
     if field not in known:
-        known[field] = ModelStream(model, carried(model.plan, field))
+        grows = carried(model.plan, field)
+        _check_makes(model, grows)
+        known[field] = ModelStream(model, grows)
     return known[field]
 
 
-def _check_makes(model: Model, stream: ModelStream) -> None:
+def _check_makes(model: Model, grows: Carried) -> None:
     """DiagnosticError where elements of the list have fields that nobody can know before they are made."""
     layout = layout_of(model.program, labels_required=False)
-    element = layout.structs[stream.carried.element]
+    element = layout.structs[grows.element]
     given = sorted({name for arm in element.arms for name in layout.required(element, arm)})
     if given:
         raise fail(
-            f"'{stream.carried.field}' cannot be made: data give every {element.name} its {', '.join(given)}",
+            f"'{grows.field}' cannot be made: data give every {element.name} its {', '.join(given)}",
             "what is predicted is a class<...> there, no token<...>",
         )
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dnc.cli.options import Device, run_folder
+from dnc.cli.options import Device, run_option
 from dnc.cli.pipes import PIPE, STDIN, put
 from dnc.diagnostics import counted
 
@@ -38,10 +38,7 @@ def generate(
     ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Weights and vocabulary.")] = None,
     run_dir: Annotated[
-        Path | None,
-        typer.Option(
-            parser=run_folder, metavar="<path>", help="The run whose weights are meant. [default: the newest]"
-        ),
+        Path | None, run_option("The run whose weights are meant. [default: the newest]")
     ] = None,
     device: Device = None,
 ) -> None:

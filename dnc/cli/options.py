@@ -6,7 +6,7 @@ In: texts from the command line. Out: values; DiagnosticError names the option.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,8 +20,13 @@ Settings = Annotated[
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or vm. [default: the best there is]")]
 
 
-def run_folder(text: str) -> Path:
-    """The folder of a run: an empty text would be the working folder."""
+def run_option(help: str, metavar: str = "<path>") -> Any:
+    """An option that names the folder of a run."""
+    return typer.Option(parser=_run_folder, help=help, metavar=metavar)
+
+
+def _run_folder(text: str) -> Path:
+    """An empty text would be the working folder."""
     if not text:
         raise fail("a run folder is named by an empty text, expected a path")
     return Path(text)

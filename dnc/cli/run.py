@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dnc.cli.options import Device, run_folder
+from dnc.cli.options import Device, run_option
 from dnc.cli.pipes import PIPE, STDIN, put
 from dnc.diagnostics import counted, fail
 
@@ -69,17 +69,9 @@ def run(
         int | None, typer.Option(help="End after so many epochs that are no better on the dev set.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of first weights and shuffling. [default: 1]")] = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(
-            parser=run_folder, metavar="<path>", help="What is written goes there. [default: runs/...]"
-        ),
-    ] = None,
+    run_dir: Annotated[Path | None, run_option("What is written goes there. [default: runs/...]")] = None,
     config: Annotated[Path | None, typer.Option(help="Options from a TOML file; those here win.")] = None,
-    resume: Annotated[
-        Path | None,
-        typer.Option(parser=run_folder, help="Go on with the run in this folder.", metavar="RUN"),
-    ] = None,
+    resume: Annotated[Path | None, run_option("Go on with the run in this folder.", "RUN")] = None,
     eval_: Annotated[bool, typer.Option("--eval", help="Only measure loss and metrics.")] = False,
     predict: Annotated[
         str | None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dnc.cli.options import run_folder
+from dnc.cli.options import run_option
 from dnc.diagnostics import fail
 
 Map = Annotated[
@@ -30,12 +30,7 @@ def import_weights(
     ] = None,
     unknown: Annotated[str, typer.Option(help="The word that stands for all others.")] = "<unk>",
     seed: Annotated[int, typer.Option(help="Of parameters that the map keeps.", min=0)] = 1,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(
-            parser=run_folder, metavar="<path>", help="The run folder to write. [default: runs/...]"
-        ),
-    ] = None,
+    run_dir: Annotated[Path | None, run_option("The run folder to write. [default: runs/...]")] = None,
 ) -> None:
     """Make a run of weights from elsewhere."""
     from dnc.weights import import_weights

@@ -205,18 +205,19 @@ class WarpSums:
         def add(unit: Expr) -> None:
             self._add(first(unit if packed == 1 else unit * packed), packed, left, right)
 
-        done: Expr = 0
         if few:
             for number in range(whole):
                 add(number)
-        elif together > 1:  # the compiler cannot: all threads of a warp have to take part
-            with loop(name, whole // together, unroll=1) as turn:
+        elif together == 1:
+            with loop(name, whole, unroll=1) as unit:
+                add(unit)
+        else:  # the compiler cannot: all threads of a warp have to take part
+            turns = whole // together
+            with loop(name, turns, unroll=1) as turn:
                 for number in range(together):
                     add(turn * together + number)
-            done = whole // together * together
-        if not few:
-            with loop(f"{name}_left" if together > 1 else name, whole - done, unroll=1) as left_over:
-                add(done + left_over)
+            with loop(f"{name}_left", whole - turns * together, unroll=1) as left_over:
+                add(turns * together + left_over)
         if packed == 1 or (isinstance(count, int) and count % packed == 0):
             return
         # A part of a sum that is left over has fewer than no blocks.

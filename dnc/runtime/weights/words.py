@@ -125,13 +125,16 @@ def _given(name: str, source: str | Path | int, unknown: str, is_token: bool) ->
 def _words(path: str | Path) -> list[str]:
     """The words of a file in the order of their numbers: one a line, or JSON."""
     content = load(path).decode("utf-8")
-    if Path(path).suffix.lower() != ".json" and not _is_json(content):
-        lines = content.split("\n")
-        return [line.removesuffix("\r") for line in (lines[:-1] if not lines[-1] else lines)]
+    is_named = Path(path).suffix.lower() == ".json"
     try:
         values = decode_json(content)
     except ValueError as error:
-        raise fail(f"{path}: not JSON: {error}") from None
+        if is_named:
+            raise fail(f"{path}: not JSON: {error}") from None
+        values = None
+    if not is_named and not (isinstance(values, list | dict) and values):
+        lines = content.split("\n")
+        return [line.removesuffix("\r") for line in (lines[:-1] if not lines[-1] else lines)]
     if isinstance(values, dict) and all(type(number) is int for number in values.values()):
         ordered = sorted(values.items(), key=lambda item: item[1])
         wrong = next((item for at, item in enumerate(ordered) if item[1] != at), None)
@@ -142,13 +145,3 @@ def _words(path: str | Path) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(word, str) for word in values):
         raise fail(f"{path}: holds {kind_of(values)}, expected an array of words, or their numbers by word")
     return values
-
-
-def _is_json(content: str) -> bool:
-    """Whether what is called otherwise is JSON all the same: an array or object with something in it."""
-    if not content.lstrip().startswith(("[", "{")):
-        return False
-    try:
-        return bool(decode_json(content))
-    except ValueError:
-        return False
