@@ -104,6 +104,11 @@ def whole_quad(number: Expr) -> Expr:
     return tirx.Ramp(number * 4, 1, 4)
 
 
+def several(number: Expr, size: int) -> Expr:
+    """The elements size * number .. + size - 1: one access of 4, 8 or 16 bytes."""
+    return tirx.Ramp(number * size, 1, size)
+
+
 def shift(at: Expr, index: Expr) -> Expr:
     """at + index, where `index` may be a ramp (neighbouring elements, read and written as one).
 

@@ -11,13 +11,12 @@ from functools import partial
 from typing import Any
 
 import attrs
-from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_dense_steps import Begun, TileWork, tile_of
 from dnc.codegen.bodies.cuda_dense_write import Band, write_bands
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, cores_of, join, words
-from dnc.codegen.emit import Expr, fixed, local, loop, named, put, quad_at, when
+from dnc.codegen.emit import Expr, fixed, local, loop, named, put, quad_at, several, when
 from dnc.ir import cutting
 from dnc.ir.machine import WARPS
 
@@ -80,11 +79,6 @@ class Ahead:
 
     def _index(self, octet: int, below: int) -> int:
         return below // 4 * self.count + octet
-
-
-def several(number: Expr, size: int) -> Expr:
-    """So many elements side by side, one access."""
-    return tirx.Ramp(number * size, 1, size)
 
 
 class CoreSums:

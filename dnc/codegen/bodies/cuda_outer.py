@@ -103,7 +103,7 @@ def _write(worker: Worker, kind: Kind, sums: TileSums, at: Position, fields: Map
 def _stages(worker: Worker, kind: Kind) -> Stages:
     """The first layout that fits, with a word a row for where it lies on every side, and scratch behind."""
     spare = SPARE_ON_CORES if uses_cores(worker.plan) else SPARE
-    found = [Stages(step, count, HEIGHT + spare, WIDTH + spare) for step, count in LAYOUTS]
+    found = [Stages(step, count, HEIGHT + spare[0], WIDTH + spare[1]) for step, count in LAYOUTS]
     scratch = scratch_words(kind)
     fits = (each for each in found if each.all_words(kind.sides) + scratch <= worker.staging_words)
     return next(fits, found[-1])

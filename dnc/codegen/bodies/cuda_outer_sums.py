@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
@@ -21,7 +20,15 @@ from dnc.codegen.bodies.cuda_dense_matrix import Strip, add_outer_products
 from dnc.codegen.bodies.cuda_outer_rows import Kind, Position, Stages
 from dnc.codegen.bodies.cuda_places import Copies
 from dnc.codegen.bodies.cuda_stores import copied_quad
-from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, WarpSums, cores_of, uses_cores
+from dnc.codegen.bodies.cuda_tensor import (
+    ACROSS,
+    DEPTH,
+    HIGH,
+    QuadSums,
+    cores_of,
+    lane_place,
+    uses_cores,
+)
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
@@ -56,8 +63,8 @@ OWN = 32  # rows and columns of a warp on tensor cores
 SUMS, FEWER_SUMS = ROWS * COLUMNS, 32  # of a thread; of anything else than a tile on threads
 GROUPS_AT = -(-(WARPS + THREADS) // 4) * 4  # where sums of groups lie in scratch
 
-# Words behind a staged row, so that lanes read from different banks.
-SPARE, SPARE_ON_CORES = 4, 8
+# Words behind staged rows of deltas and of operands, so that lanes read from different banks.
+SPARE, SPARE_ON_CORES = (4, 4), (8, 4)
 
 
 def scratch_words(kind: Kind) -> int:
@@ -158,22 +165,21 @@ class TileSums:
     def _on_cores(self, here: Worker, at: Position, stage: Expr, operands: Expr, copies: Copies) -> None:
         """Products of all rows; a warp has its part of the tile."""
         copies.all(WIDTH)
-        memory, stages = self.worker.staging, self.stages
+        memory, stages, sums = self.worker.staging, self.stages, self._quad_sums(here)
         down, across = _own_part(here)
-        deltas, columns = let("deltas", stage + down), let("columns", operands + across)
+        deltas = fixed("deltas", T.shift_right(stage + down, 2) + sums.group)
+        columns = fixed("columns", T.shift_right(operands + across + sums.column, 2))
         blocks = let("blocks", smaller(divided(at.rows + (DEPTH - 1), DEPTH), stages.step // DEPTH))
-        self._warp_sums(here).add(
+        sums.add(
             "k",
             blocks,
-            lambda block: block * DEPTH,
-            lambda row, depth: memory[deltas + depth * stages.deltas + row],
-            lambda depth, column: memory[columns + depth * stages.operands + column],
+            lambda depth: memory[whole_quad(deltas + depth * (stages.deltas // 4))],
+            lambda depth, _: memory[whole_quad(columns + depth * (stages.operands // 4))],
             together=2,
         )
 
-    def _warp_sums(self, here: Worker) -> WarpSums:
-        group, own = fixed("group", here.lane // 4), fixed("own", here.lane % 4)
-        return WarpSums(OWN // HIGH, OWN // ACROSS, self.sums, group, own, cores_of(self.worker.plan))
+    def _quad_sums(self, here: Worker) -> QuadSums:
+        return QuadSums(OWN // HIGH, OWN // ACROSS, self.sums, *lane_place(here), cores_of(self.worker.plan))
 
     def _add_strip(self, here: Worker, stage: Expr, operands: Expr, copies: Copies) -> None:
         """Of a strip a thread sums 8 x 4 elements, every 16th row."""
@@ -277,22 +283,13 @@ class TileSums:
         put(self.square, 0, self.square[0] + sums[index] * sums[index])
 
     def _write_from_cores(self, at: Position) -> None:
-        sums, pool = self._warp_sums(self.worker), self.worker.pool
-        first_row, first_column = _own_part(self.worker)
-        row = fixed("row_own", at.row + first_row + sums.group)
-        column = fixed("column_own", at.column + first_column + 2 * sums.own)
-        half = fixed("half", padded(self.kind.columns) // 2)  # a row in pairs
-        first = fixed("first", T.shift_right(self.kind.base + column, 1) + wide(row) * half, "int64")
-        for down, across, index in sums.places():
-            with when(both(row + down < self.kind.rows, column + across < 2 * half)):
-                to = tirx.Ramp((first + wide(down * half) + across // 2) * 2, 1, 2)
-                with when(self.accumulate != 0):
-                    old = let("old", pool[to])
-                    for i in range(2):
-                        put(self.sums, index + i, lane4(old, i) + self.sums[index + i])
-                for i in range(2):
-                    self._keep(self.sums, index + i, column + across + i)
-                T.buffer_store(pool, sums.pair(index), [to])
+        sums, (down, across) = self._quad_sums(self.worker), _own_part(self.worker)
+        found = list(sums.quads())
+        ordered = local("ordered", "float32", T.float32(0.0), 4 * len(found))
+        for to, index in enumerate(index for _, _, indices in found for index in indices):
+            put(ordered, to, self.sums[index])
+        row, column = at.row + down + sums.rows * sums.group, at.column + across + 4 * sums.own
+        self._write_quads(row, column, [(down, right) for down, right, _ in found], ordered)
 
     def _write_column(self, at: Position) -> None:
         column = let("column_own", at.column + self.worker.thread)

@@ -6,7 +6,7 @@ buffers of the plan, one access each where the buffers' parts allow it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -73,6 +73,14 @@ def copied_quad(sums: Any, first: Expr) -> Expr:
     four = local("four", "float32", T.float32(0.0), 4)
     for i in range(4):
         put(four, i, cuda.COPY_HERE(sums[first + i]))
+    return four[quad_at(0)]
+
+
+def quad_of(sums: Any, indices: Sequence[int]) -> Expr:
+    """Four sums of a thread as a vector."""
+    four = local("four", "float32", T.float32(0.0), 4)
+    for i, index in enumerate(indices):
+        put(four, i, sums[index])
     return four[quad_at(0)]
 
 

@@ -25,7 +25,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, both, fixed, let, local, loop, when
+from dnc.codegen.emit import Expr, both, fixed, lane4, let, local, loop, when
 from dnc.ir.plan import BF16, TF32, TF32X3, Plan, weights_of_register
 
 HIGH, ACROSS, DEPTH = 16, 8, 8  # of the blocks of numbers that are read together
@@ -174,8 +174,9 @@ def join(parts: Iterable[list[Terms]]) -> list[Terms]:
 
 
 @attrs.frozen(eq=False)
-class WarpSums:
-    """The sums of a warp: high x across blocks of 16 x 8, four sums of each a lane."""
+class Sums:
+    """The sums of a warp: high x across blocks of 16 x 8, four sums of each a lane; whose they are depends on
+    how a lane reads its words."""
 
     high: int
     across: int
@@ -184,6 +185,65 @@ class WarpSums:
     own: Expr
     cores: Cores
 
+    def _loop(self, name: str, count: Expr, together: int, add: Callable[[Expr, int], None]) -> None:
+        """add(first block, how many that are multiplied together) for `count` blocks of 8 values of k, in a
+        loop called `name`.
+
+        `together` stand behind each other, or all of a few, so that the words of one are read during products
+        of another.
+        """
+        packed = self.cores.packed
+        whole = count // packed
+        few = isinstance(whole, int) and whole * packed <= MOST_TOGETHER
+
+        def unit(number: Expr) -> None:
+            add(number if packed == 1 else number * packed, packed)
+
+        if few:
+            for number in range(whole):
+                unit(number)
+        elif together == 1:
+            with loop(name, whole, unroll=1) as number:
+                unit(number)
+        else:  # the compiler cannot: all threads of a warp have to take part
+            turns = whole // together
+            with loop(name, turns, unroll=1) as turn:
+                for number in range(together):
+                    unit(turn * together + number)
+            with loop(f"{name}_left", whole - turns * together, unroll=1) as left_over:
+                unit(turns * together + left_over)
+        if packed == 1 or (isinstance(count, int) and count % packed == 0):
+            return
+        # A part of a sum that is left over has fewer than no blocks.
+        with when(both(count > 0, count % packed != 0)) if not isinstance(count, int) else nullcontext():
+            add(count - 1, 1)
+
+    def _multiply(
+        self, blocks: int, left: Callable[[int, int, int], Expr], right: Callable[[int, int], Expr]
+    ) -> None:
+        """Adds the products of so many blocks of k, in one word or by themselves. left(block, half, number): of
+        the lane's row in that half of a block of rows, one of its two values for every block of k;
+        right(block, number): of its column."""
+        parts = range(blocks)
+        rows = [
+            join(
+                words(self.cores, [left(block, i % 2, 2 * part + i // 2) for i in range(4)]) for part in parts
+            )
+            for block in range(self.high)
+        ]
+        for block in range(self.across):
+            columns = join(
+                words(self.cores, [right(block, 2 * part + i) for i in range(2)]) for part in parts
+            )
+            for number, own in enumerate(rows):
+                first = (number * self.across + block) * 4
+                self.cores.multiply([self.sums[first + i] for i in range(4)], own, columns)
+
+
+@attrs.frozen(eq=False)
+class WarpSums(Sums):
+    """Those of a lane are in rows and columns 8 apart, two columns side by side."""
+
     def add(
         self,
         name: str,
@@ -191,85 +251,106 @@ class WarpSums:
         first: Callable[[Expr], Expr],
         left: Element,
         right: Element,
-        together: int = 1,
     ) -> None:
         """Adds left(row, k) * right(k, column) for `count` blocks of 8 values of k, in a loop called `name`.
 
-        first: of the number of a block its first k. `together` stand behind each other, or all of a few,
-        so that the words of one are read during products of another.
+        first: of the number of a block its first k.
         """
-        packed = self.cores.packed
-        whole = count // packed
-        few = isinstance(whole, int) and whole * packed <= MOST_TOGETHER
-
-        def add(unit: Expr) -> None:
-            self._add(first(unit if packed == 1 else unit * packed), packed, left, right)
-
-        if few:
-            for number in range(whole):
-                add(number)
-        elif together == 1:
-            with loop(name, whole, unroll=1) as unit:
-                add(unit)
-        else:  # the compiler cannot: all threads of a warp have to take part
-            turns = whole // together
-            with loop(name, turns, unroll=1) as turn:
-                for number in range(together):
-                    add(turn * together + number)
-            with loop(f"{name}_left", whole - turns * together, unroll=1) as left_over:
-                add(turns * together + left_over)
-        if packed == 1 or (isinstance(count, int) and count % packed == 0):
-            return
-        # A part of a sum that is left over has fewer than no blocks.
-        with when(both(count > 0, count % packed != 0)) if not isinstance(count, int) else nullcontext():
-            self._add(first(count - 1), 1, left, right)
+        self._loop(name, count, 1, lambda block, blocks: self._add(first(block), blocks, left, right))
 
     def _add(self, depth: Expr, blocks: int, left: Element, right: Element) -> None:
         """For so many blocks that are multiplied together."""
         k = let("k", depth + self.own)
-
-        def row(block: int, i: int) -> Expr:
-            return HIGH * block + 8 * (i % 2) + self.group
-
-        rows = [
-            join(
-                words(self.cores, [left(row(block, i), k + (DEPTH * part + 4 * (i // 2))) for i in range(4)])
-                for part in range(blocks)
-            )
-            for block in range(self.high)
-        ]
-        for block in range(self.across):
-            column = ACROSS * block + self.group
-            columns = join(
-                words(self.cores, [right(k + (DEPTH * part + 4 * i), column) for i in range(2)])
-                for part in range(blocks)
-            )
-            for number, own_rows in enumerate(rows):
-                first = (number * self.across + block) * 4
-                self.cores.multiply([self.sums[first + i] for i in range(4)], own_rows, columns)
+        self._multiply(
+            blocks,
+            lambda block, half, number: left(HIGH * block + 8 * half + self.group, k + 4 * number),
+            lambda block, number: right(k + 4 * number, ACROSS * block + self.group),
+        )
 
     def pairs(self) -> Iterator[tuple[Expr, Expr, int]]:
         """(row, column, index) of every two sums side by side: at index and index + 1."""
-        for down, across, index in self.places():
-            yield let("row", down + self.group), let("column", across + 2 * self.own), index
-
-    def places(self) -> Iterator[tuple[int, int, int]]:
-        """The same, but how far they are from the lane's first row and column: (group, 2 * own)."""
         for block, half, number in itertools.product(range(self.high), range(2), range(self.across)):
             index = (block * self.across + number) * 4 + 2 * half
-            yield HIGH * block + 8 * half, ACROSS * number, index
+            row = let("row", HIGH * block + 8 * half + self.group)
+            yield row, let("column", ACROSS * number + 2 * self.own), index
 
     def pair(self, index: int) -> Expr:
         """Two sums side by side."""
         return self.sums[tirx.Ramp(index, 1, 2)]
 
 
+@attrs.frozen(eq=False)
+class QuadSums(Sums):
+    """Those of a lane are in `rows` rows side by side, up to four, and twice in four columns of every 32: for
+    matrices whose rows and columns, not values of k, are neighbours in memory.
+
+    Its first row is `rows` * group, its first column 4 * own: lanes of a row write 64 bytes at a time.
+    """
+
+    @property
+    def rows(self) -> int:
+        """Rows of a lane."""
+        return 2 * self.high
+
+    @property
+    def column(self) -> Expr:
+        """The first of the four columns of every 32 that a lane reads."""
+        return self.group // 2 * 4 + self.group % 2 * 16
+
+    def add(
+        self,
+        name: str,
+        count: Expr,
+        left: Callable[[Expr], Expr],
+        right: Callable[[Expr, int], Expr],
+        together: int = 1,
+    ) -> None:
+        """Adds products for `count` blocks of 8 values of k, in a loop called `name`; together: see `_loop`.
+
+        left(k): a vector of the lane's rows; right(k, part): the four columns from `column` on of 32.
+        """
+        self._loop(name, count, together, lambda block, blocks: self._add(block, blocks, left, right))
+
+    def _add(
+        self, block: Expr, blocks: int, left: Callable[[Expr], Expr], right: Callable[[Expr, int], Expr]
+    ) -> None:
+        k = let("k", block * DEPTH + self.own)
+        rows = [let("left", left(k + 4 * number)) for number in range(2 * blocks)]
+        columns: dict[tuple[int, int], Expr] = {}
+
+        def column(block: int, number: int) -> Expr:
+            part, own = divmod(block, 4)
+            if (part, number) not in columns:
+                columns[part, number] = let("right", right(k + 4 * number, part))
+            return lane4(columns[part, number], own)
+
+        self._multiply(blocks, lambda block, half, number: lane4(rows[number], 2 * block + half), column)
+
+    def quads(self) -> Iterator[tuple[int, int, list[int]]]:
+        """(row, column, indices) of every four sums side by side, from the lane's first row and column on."""
+        for row, part, second in itertools.product(range(self.rows), range(self.across // 4), range(2)):
+            first = (row // 2 * self.across + 4 * part) * 4 + 2 * (row % 2) + second
+            yield row, 4 * ACROSS * part + 16 * second, [first + 4 * i for i in range(4)]
+
+
 def warp_sums(worker: Worker, high: int, across: int) -> WarpSums:
     """Sums that are zero."""
-    count = high * across * 4
-    sums = local("sums", "float32", T.float32(0.0), count)
-    group, own = fixed("group", worker.lane // 4), fixed("own", worker.lane % 4)
-    return WarpSums(high, across, sums, group, own, cores_of(worker.plan))
+    return WarpSums(*_zeros(worker, high, across))
+
+
+def quad_sums(worker: Worker, high: int, across: int) -> QuadSums:
+    """Sums that are zero; across: a multiple of 4."""
+    return QuadSums(*_zeros(worker, high, across))
+
+
+def _zeros(worker: Worker, high: int, across: int) -> tuple[int, int, Any, Expr, Expr, Cores]:
+    sums = local("sums", "float32", T.float32(0.0), high * across * 4)
+    return high, across, sums, *lane_place(worker), cores_of(worker.plan)
+
+
+def lane_place(worker: Worker) -> tuple[Expr, Expr]:
+    """Where a lane stands in blocks: g and t."""
+    return fixed("group", worker.lane // 4), fixed("own", worker.lane % 4)
 
 
 def pair_at(at: Expr) -> Expr:

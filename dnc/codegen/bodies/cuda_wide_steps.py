@@ -52,7 +52,7 @@ QUADS = STEP // 4
 LINES = THREADS // QUADS  # rows of a step that all threads together copy at a time
 TENSOR_WORDS = 4096  # of a step of a transposed product on tensor cores: so many columns, the fewer rows
 TURNED_WORDS = 8192  # or on threads: four copies of 16 bytes
-SPARE = 8  # words behind a staged row of it
+SPARE = 4  # words behind a staged row of it: four of them in the same columns are in different banks
 
 Element = Callable[[Expr, Expr], tuple[Any, Expr]]  # (row, column) -> the memory and the word in it
 
@@ -390,25 +390,6 @@ class TurnedSteps:
         at = smaller(block * self.columns + column, width - 4)  # where the matrix has ended any columns do
         at = self.placement.slot // 4 + first * stride + T.shift_right(at, 2)
         return self.tile.worker.shared_weights, at, stride
-
-    def weight(self, block: Expr, first: Expr, stage: Expr) -> Element:
-        """Where weights of a step are: of a row of the step, in a column of the block."""
-        if self.streamed:
-            return lambda row, column: (
-                self.tile.worker.staging,
-                stage + row * self.stride + column,
-            )
-        memory, place = weight_place(self.tile.worker, self.placement, self.weights_at)
-        last = padded(self.placement.columns) - 1  # where the matrix has ended any columns do
-        start = block * self.columns
-
-        def there(row: Expr, column: Expr) -> tuple[Any, Expr]:
-            at = start + column
-            if not isinstance(self.columns, int) or self.placement.columns % self.columns:
-                at = smaller(at, last)
-            return memory, place(first + row, at)
-
-        return there
 
 
 def turned_steps(

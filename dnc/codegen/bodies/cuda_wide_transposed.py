@@ -8,6 +8,7 @@ columns a warp.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -17,12 +18,11 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
-from dnc.codegen.bodies.cuda_stores import copied_quad, keep_in_banks, store_columns
-from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, pair_at, warp_sums
+from dnc.codegen.bodies.cuda_stores import copied_quad, keep_in_banks, quad_of, store_columns
+from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, quad_sums
 from dnc.codegen.bodies.cuda_wide_steps import (
     TENSOR_WORDS,
     TURNED_WORDS,
-    Element,
     TurnedSteps,
     choose,
     each_size,
@@ -41,6 +41,7 @@ from dnc.codegen.emit import (
     let,
     local,
     put,
+    several,
     smaller,
     stride_loop,
     when,
@@ -377,7 +378,7 @@ def _on_tensor_cores(tile: UnitTile, product: TransposedProduct, shape: Shape) -
         first = let("first_row", step * high)
         whole = rows % high == 0
         depth = high // DEPTH if whole else let("rows", smaller(rows - first, high) // DEPTH)
-        sums.add(steps.weight(block, first, stage), first, depth)
+        sums.add(partial(steps.quads, block, first, stage), first, depth)
         with when(step == each - 1):
             sums.store(block * shape.columns)
 
@@ -392,37 +393,40 @@ class TensorSums:
     def __init__(self, tile: UnitTile, product: TransposedProduct, shape: Shape, warp: Place) -> None:
         self.tile, self.product, self.shape = tile, product, shape
         self.vertex, self.column = warp
-        self.warp = warp_sums(tile.worker, shape.halves * HALF // HIGH, shape.times * COLUMNS // ACROSS)
+        self.warp = quad_sums(tile.worker, shape.halves * HALF // HIGH, shape.times * COLUMNS // ACROSS)
 
     def clear(self) -> None:
         """All sums are zero."""
         for i in range(self.warp.high * self.warp.across * 4):
             put(self.warp.sums, i, T.float32(0.0))
 
-    def add(self, weights: Element, first: Expr, depth: Expr) -> None:
-        """Adds the products of `depth` x 8 rows of a step; the first is row `first` of the worker."""
-        staging = self.tile.worker.staging
-        deltas = self.tile.staging.deltas[self.product.delta]
+    def add(self, weights: Callable[[Expr], tuple[Any, Expr, Expr]], first: Expr, depth: Expr) -> None:
+        """Adds the products of `depth` x 8 rows of a step; the first is row `first` of the worker.
 
-        def weight(row: Expr, own: Expr) -> Expr:
-            memory, place = weights(row, self.column + own)
-            return memory[place]
-
-        self.warp.add(
+        weights: see `TurnedSteps.quads`; of a column of the block.
+        """
+        staging, warp = self.tile.worker.staging, self.warp
+        deltas, rows = self.tile.staging.deltas[self.product.delta], self.warp.rows
+        begin = fixed("deltas_at", deltas.place(first, self.vertex) // rows + warp.group)
+        found = [weights(self.column + part * COLUMNS + warp.column) for part in range(self.shape.times)]
+        places = [fixed("weights_at", at) for _, at, _ in found]
+        memory, _, stride = found[0]
+        warp.add(
             "rows",
             depth,
-            lambda block: let("row", block * DEPTH),
-            lambda own, row: staging[deltas.place(first + row, self.vertex + own)],
-            weight,
+            lambda row: staging[several(begin + row * (deltas.row // rows), rows)],
+            lambda row, part: memory[whole_quad(places[part] + row * stride)],
         )
 
     def store(self, column: Expr) -> None:
-        """Two columns at a time."""
-        tile, product = self.tile, self.product
-        for vertex, across, index in self.warp.pairs():
-            now, own = let("now", self.vertex + vertex), let("own", column + self.column + across)
+        """Four columns at a time."""
+        tile, product, warp = self.tile, self.product, self.warp
+        vertex = fixed("own_vertex", self.vertex + warp.rows * warp.group)
+        first = fixed("own_column", column + self.column + 4 * warp.own)
+        for down, across, indices in warp.quads():
+            now, own = let("now", vertex + down), let("own", first + across)
             there = now < tile.count
             if product.columns % self.shape.columns:
                 there = both(there, own < product.columns)
             with when(there):
-                store_columns(tile.worker, product, tile.first + now, own, self.warp.pair(index), pair_at)
+                store_columns(tile.worker, product, tile.first + now, own, quad_of(warp.sums, indices))
