@@ -221,7 +221,7 @@ class Sums:
     def _multiply(
         self, blocks: int, left: Callable[[int, int, int], Expr], right: Callable[[int, int], Expr]
     ) -> None:
-        """Adds the products of so many blocks of k, in one word or by themselves. left(block, half, number): of
+        """Adds the products of so many blocks of k, in one word or alone. left(block, half, number): of
         the lane's row in that half of a block of rows, one of its two values for every block of k;
         right(block, number): of its column."""
         parts = range(blocks)
