@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx
 
 from dnc.codegen.access import Access
-from dnc.codegen.cells import Started, UnitCell, placed, tensor
+from dnc.codegen.cells import Started, UnitCell, placed
 from dnc.codegen.emit import Expr, lane4, store_four
 from dnc.ir.cell import Value
 from dnc.ir.plan import ChildrenAddress, Load, Segment, Store
@@ -101,7 +101,7 @@ class UnitQuad:
 
         def units(finish: Started) -> list[list[Any]]:
             found = finish()
-            if not tensor(load.value).shape:
+            if not load.value.tensor.shape:
                 return [found] * QUAD
             return [[lane4(vector, i) for vector in found] for i in range(QUAD)]
 

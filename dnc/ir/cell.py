@@ -11,7 +11,7 @@ from __future__ import annotations
 import attrs
 
 from dnc.diagnostics import Span
-from dnc.ir.types import Type
+from dnc.ir.types import TensorType, Type
 
 Attribute = int | float | str | bool | tuple[int, ...]
 
@@ -22,6 +22,11 @@ class Value:
 
     name: str
     type: Type
+
+    @property
+    def tensor(self) -> TensorType:
+        """Its type; of a list that of each child's."""
+        return self.type.tensor
 
     def __str__(self) -> str:
         return f"%{self.name}"

@@ -34,7 +34,6 @@ from dnc.ir.plan import (
 )
 from dnc.ir.program import LEVEL
 from dnc.ir.repeated import repeated_parts
-from dnc.ir.types import ListType, Type
 
 Counts = NDArray[np.float64]
 # Rows that one reading of weights in shared memory serves, where there are so many.
@@ -215,14 +214,14 @@ class Costs:
         for part, own in zip(repeated_parts(segment), (REPEATED, fraction), strict=True):
             loads = [load for load in part.loads if not isinstance(load.address, RepeatedAddress)]
             for load in loads:
-                share.row[BYTE] += 4.0 * own * _size(load.value.type) * self._runs(load.address) * self._far
+                share.row[BYTE] += 4.0 * own * load.value.tensor.size * self._runs(load.address) * self._far
             share.row[ELEMENT] += own * _operations(part)
 
     def _vertex(self, segment: Segment, share: _Share) -> None:
         """Every worker takes its rows, and computes them whole."""
         share.own[ELEMENT] += _operations(segment)
         for load in segment.loads:
-            share.own[BYTE] += 4.0 * _size(load.value.type) * self._runs(load.address)
+            share.own[BYTE] += 4.0 * load.value.tensor.size * self._runs(load.address)
 
     def _runs(self, address: Address) -> int:
         """How many values are added up for one that is read."""
@@ -240,7 +239,3 @@ def _operations(segment: Segment) -> float:
     for op in segment.cell.ops:
         found += OPS[op.opcode].flops(tuple(value.type for value in op.operands), op.result.type)
     return float(found)
-
-
-def _size(kind: Type) -> int:
-    return kind.element.size if isinstance(kind, ListType) else kind.size

@@ -170,7 +170,7 @@ class OpDef:
 
 def size(type: Type) -> int:
     """Number of elements; of one child for a list."""
-    return type.element.size if isinstance(type, ListType) else type.size
+    return type.tensor.size
 
 
 def floats(type: Type, what: str, rank: int | None = None) -> TensorType:

@@ -23,6 +23,11 @@ class TensorType:
         """Number of elements."""
         return math.prod(self.shape)
 
+    @property
+    def tensor(self) -> TensorType:
+        """Itself; of a list that of an element."""
+        return self
+
     def __str__(self) -> str:
         dims = "x".join(str(dim) for dim in self.shape)
         return f"{self.dtype}[{dims}]"
@@ -33,6 +38,11 @@ class ListType:
     """One `element` per child of a list path."""
 
     element: TensorType
+
+    @property
+    def tensor(self) -> TensorType:
+        """The type of an element."""
+        return self.element
 
     def __str__(self) -> str:
         return f"list<{self.element}>"

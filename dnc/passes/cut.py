@@ -54,8 +54,6 @@ from dnc.passes.distribute import (
     VIEW,
     Distribution,
     is_scalar_list,
-    rank_of,
-    width_of,
 )
 
 
@@ -82,7 +80,7 @@ class Cutter:
         self.matrices = {
             value: bound
             for value, bound in zip(self.cell.inputs, stage.inputs, strict=True)
-            if isinstance(bound, ParameterInput) and rank_of(value) == 2
+            if isinstance(bound, ParameterInput) and len(value.tensor.shape) == 2
         }
         self.found = Distribution(self.cell, self.matrices, stage, joins, vertex_floats, repeats)
         self.kind, self.step, self.group = self.found.kind, self.found.step, self.found.group
@@ -116,7 +114,7 @@ class Cutter:
                         if name in self.binder.buffers:  # an output is called so: a copy of this value
                             name += ":source"
                         self.binder.buffer(
-                            name, self.stage.space, width_of(source), partial=self.kind[source] == PARTIAL
+                            name, self.stage.space, source.tensor.size, partial=self.kind[source] == PARTIAL
                         )
                         self.home[source] = BufferAddress(name)
                         if self.kind[source] != PARTIAL:
@@ -163,7 +161,7 @@ class Cutter:
 
     def _bind_output(self, value: Value, output: Output) -> None:
         """Gives an output its buffer and notes the store."""
-        stage, binder, width = self.stage, self.binder, width_of(value)
+        stage, binder, width = self.stage, self.binder, value.tensor.size
         space, children, offset = stage.space, None, 0
         if isinstance(output, StateOutput):
             buffer, layout = binder.state_buffer(stage)
@@ -210,7 +208,7 @@ class Cutter:
             return self._pieces(op.operands[0], start + begin, start + end)
         found, position = [], 0
         for operand in op.operands:
-            width = width_of(operand)
+            width = operand.tensor.size
             found += self._pieces(operand, max(begin - position, 0), min(end - position, width))
             position += width
         return found
@@ -224,14 +222,14 @@ class Cutter:
         """Where a transposed product's result goes: (buffer, offset, begin, end) of each store."""
         found = []
         if value in self.home:
-            found.append((self.home[value].buffer, 0, 0, width_of(value)))
+            found.append((self.home[value].buffer, 0, 0, value.tensor.size))
         for stored, home, _ in self.output_stores:
             begin, source = 0, stored
             while self.kind[source] == VIEW:
                 begin += int(self.ops[source].attribute("begin"))  # type: ignore[arg-type]
                 source = self.ops[source].operands[0]
             if source == value:
-                found.append((home.buffer, home.offset, begin, begin + width_of(stored)))
+                found.append((home.buffer, home.offset, begin, begin + stored.tensor.size))
         return tuple(found)
 
     # ---- segments ------------------------------------------------------------------------------
@@ -256,7 +254,7 @@ class Cutter:
                 place = self._list_scratch(value)
                 loads[value] = Load(value, EntriesAddress(place.buffer, place.children))
                 return value
-            pieces = self._pieces(value, 0, width_of(value))
+            pieces = self._pieces(value, 0, value.tensor.size)
             assert len(pieces) == 1, f"{self.stage.name}: {value} is not one piece"
             loads[value] = Load(value, pieces[0].address)
             return value
@@ -264,7 +262,7 @@ class Cutter:
         for op in members:
             if mapping == UNIT and op.opcode == "matmul":
                 self.repeated = self.found.repeated & inside
-                pieces = tuple(self._pieces(op.operands[1], 0, width_of(op.operands[1])))
+                pieces = tuple(self._pieces(op.operands[1], 0, op.operands[1].tensor.size))
                 self.repeated = set()
                 bound = self.matrices[op.operands[0]]
                 select = self.binder.selection(self.stage.space, bound)
@@ -275,7 +273,7 @@ class Cutter:
                     TransposedProduct(
                         delta,
                         bound.parameter,
-                        width_of(op.result),
+                        op.result.tensor.size,
                         self._partial_stores(op.result),
                         self.binder.selection(self.stage.space, bound),
                     )

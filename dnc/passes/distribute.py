@@ -29,18 +29,6 @@ INPUT, CONSTANT, VIEW, PARTIAL = "input", "constant", "view", "partial"
 MAX_GATES = 16
 
 
-def width_of(value: Value) -> int:
-    """Elements of a value; of each child's for a list."""
-    found = value.type.element if isinstance(value.type, ListType) else value.type
-    return found.size
-
-
-def rank_of(value: Value) -> int:
-    """Dimensions of a value; of each child's for a list."""
-    found = value.type.element if isinstance(value.type, ListType) else value.type
-    return len(found.shape)
-
-
 def is_scalar_list(value: Value) -> bool:
     """Whether a value is a list of scalars."""
     return isinstance(value.type, ListType) and not value.type.element.shape
@@ -109,7 +97,7 @@ class Distribution:
     def _small_stage(self, vertex_floats: int) -> set[Value]:
         """All values, if the stage has few weights and anything to gain from whole vectors."""
         used = {op.operands[0] for op in self.cell.ops if op.operands}
-        if sum(width_of(value) for value in self.matrices if value in used) > vertex_floats:
+        if sum(value.tensor.size for value in self.matrices if value in used) > vertex_floats:
             return set()
         products = [op for op in self.cell.ops if set(op.operands) & set(self.matrices)]
         reductions = [op for op in self.cell.ops if not self._unit_legal(op)]
@@ -118,18 +106,18 @@ class Distribution:
     def _unit_legal(self, op: Op) -> bool:
         traits = OPS[op.opcode].traits
         if op.opcode in ("matmul", "matmul_t"):
-            return op.operands[0] in self.matrices and rank_of(op.operands[1]) == 1
-        if op.opcode in ("slice", "concat") and rank_of(op.result) != 1:
+            return op.operands[0] in self.matrices and len(op.operands[1].tensor.shape) == 1
+        if op.opcode in ("slice", "concat") and len(op.result.tensor.shape) != 1:
             return False
         if op.opcode == "slice":
             begin, end = int(op.attribute("begin")), int(op.attribute("end"))  # type: ignore[arg-type]
             size = end - begin
-            return width_of(op.operands[0]) % size == 0 and begin % size == 0
+            return op.operands[0].tensor.size % size == 0 and begin % size == 0
         if op.opcode == "concat":
-            return len({width_of(value) for value in op.operands}) == 1
+            return len({value.tensor.size for value in op.operands}) == 1
         if LIST in traits:
-            return rank_of(op.result) == 1 and WHOLE not in traits
-        return ELEMENTWISE in traits and rank_of(op.result) == 1
+            return len(op.result.tensor.shape) == 1 and WHOLE not in traits
+        return ELEMENTWISE in traits and len(op.result.tensor.shape) == 1
 
     def _classify(self, vertex: set[Value]) -> None:
         self.kind, self.step = {}, {}
@@ -153,7 +141,7 @@ class Distribution:
 
     def _is_view(self, op: Op, vertex: set[Value]) -> bool:
         """A slice of something complete or partial, or a concat that only products read."""
-        if rank_of(op.result) != 1:
+        if len(op.result.tensor.shape) != 1:
             return False
         if op.opcode == "slice":
             source = op.operands[0]
@@ -216,7 +204,7 @@ class Distribution:
                     parent[find(last[key])] = find(value)
                 last[key] = value
             elif op.opcode == "matmul":  # products of one operand share its staging
-                key = (self.step[value], f"{op.operands[1].name} {width_of(value)}")
+                key = (self.step[value], f"{op.operands[1].name} {value.tensor.size}")
                 if key in last:
                     parent[find(last[key])] = find(value)
                 last[key] = value
@@ -243,17 +231,17 @@ class Distribution:
         for value in values:
             op = self.ops.get(value)
             if self.kind[value] == PARTIAL:
-                found = math.gcd(found, width_of(op.operands[1]))  # type: ignore[union-attr]
+                found = math.gcd(found, op.operands[1].tensor.size)  # type: ignore[union-attr]
                 continue
-            if rank_of(value) == 1:
-                found = math.gcd(found, width_of(value))
+            if len(value.tensor.shape) == 1:
+                found = math.gcd(found, value.tensor.size)
             if op is not None and op.opcode == "slice":
                 begin, end = int(op.attribute("begin")), int(op.attribute("end"))  # type: ignore[arg-type]
                 found = math.gcd(math.gcd(found, begin), end)
             if op is not None and op.opcode not in ("matmul", "matmul_t"):
                 for operand in op.operands:
-                    if rank_of(operand) == 1:
-                        found = math.gcd(found, width_of(operand))
+                    if len(operand.tensor.shape) == 1:
+                        found = math.gcd(found, operand.tensor.size)
         return max(found, 1)
 
     def _too_wide(self) -> dict[Value, int]:
@@ -265,7 +253,8 @@ class Distribution:
                 continue
             units = self.units(values)
             widest = max(
-                width_of(self.ops[v].operands[1]) if self.kind[v] == PARTIAL else width_of(v) for v in values
+                self.ops[v].operands[1].tensor.size if self.kind[v] == PARTIAL else v.tensor.size
+                for v in values
             )
             if widest > MAX_GATES * units:
                 found |= dict.fromkeys(values, units)

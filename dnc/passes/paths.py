@@ -27,7 +27,7 @@ from dnc.ir.program import (
     TableInput,
 )
 from dnc.ir.structure import OUTSIDE
-from dnc.ir.types import ListType, Type
+from dnc.ir.types import Type
 
 Key = tuple[str, str, str]  # ("state", function, component) or ("saved", stage, name)
 
@@ -48,7 +48,7 @@ class Paths:
 
 
 def _is_float(type: Type) -> bool:
-    return (type.element if isinstance(type, ListType) else type).dtype == "f32"
+    return type.tensor.dtype == "f32"
 
 
 def _read(source: Input) -> Key | None:

@@ -35,7 +35,6 @@ from dnc.ir.plan import (
 )
 from dnc.ir.repeated import repeated_parts, staged_operand
 from dnc.ir.states import state_buffers
-from dnc.passes.distribute import width_of
 
 
 @attrs.frozen
@@ -161,7 +160,7 @@ def _asked_by_piece(
     elif isinstance(address, GatherAddress):
         for buffer in sorted(state_buffers(plan, address.list) & written):
             stores = [s for s in segment.stores if (s.buffer, s.offset) == (buffer, address.offset)]
-            sizes = {width_of(store.value) for store in stores} | {piece.width, segment.units}
+            sizes = {store.value.tensor.size for store in stores} | {piece.width, segment.units}
             if len(stores) != 1 or len(sizes) != 1 or stores[0].children is not None or piece.width % 4:
                 raise NotEnough
             yield buffer, address.offset, stores[0].value
@@ -170,7 +169,7 @@ def _asked_by_piece(
 def _check_own(segment: Segment, buffer: str, offset: int, value: Value) -> None:
     """What is read of a buffer, unit by unit, was written by the unit's own worker."""
     stores = [store for store in segment.stores if store.buffer == buffer]
-    if any(width_of(each) % segment.units for each in (value, *(store.value for store in stores))):
+    if any(each.tensor.size % segment.units for each in (value, *(store.value for store in stores))):
         raise NotEnough
     if any((store.offset - offset) % segment.units for store in stores):
         raise NotEnough
@@ -182,7 +181,7 @@ def _check_sums(segment: Segment, buffer: str, offset: int, value: Value) -> Non
     if len(made) != 1 or offset % 4:
         raise NotEnough
     ((_, at, low, high),) = made
-    if at != offset or {high - low, width_of(value)} != {segment.units}:
+    if at != offset or {high - low, value.tensor.size} != {segment.units}:
         raise NotEnough
 
 

@@ -20,7 +20,6 @@ import attrs
 from dnc.ir.plan import STREAMED, UNIT, Plan, Polled, Segment, levels_of
 from dnc.ir.program import EARLY, FORWARD, ORDER
 from dnc.ir.uses import product_parameters, shared_out
-from dnc.passes.distribute import width_of
 from dnc.passes.plan_mailboxes import NotEnough, asked_of
 
 
@@ -68,7 +67,7 @@ def _of(plan: Plan, segment: Segment) -> list[Polled]:
     if not forward and all(value is None for *_, value in asked):
         return [Polled(segment.name, name, 0, plan.buffer(name).width, partial=True) for name, *_ in asked]
     return [
-        Polled(segment.name, buffer, offset, width_of(value))
+        Polled(segment.name, buffer, offset, value.tensor.size)
         for buffer, offset, value in (asked if forward and len(asked) == 1 else ())
         if value is not None
     ]

@@ -32,7 +32,7 @@ from dnc.ir.program import (
 )
 from dnc.ir.reads import makers
 from dnc.ir.structure import CLASS, TOKEN, Dimension
-from dnc.ir.types import ListType, TensorType
+from dnc.ir.types import TensorType
 from dnc.runtime.backend import Backend
 from dnc.runtime.data import Dataset, Vocabulary
 from dnc.runtime.encoder import Encoder
@@ -251,13 +251,8 @@ def _names(program: Program, stage: Stage, vector: Value) -> set[str]:
                 operands = (operands[axis],)
             elif op.opcode == "row":
                 operands, axis = operands[:1], 1
-            todo += [(stage, each, axis) for each in operands if _shape(each)]
+            todo += [(stage, each, axis) for each in operands if each.tensor.shape]
     return found
-
-
-def _shape(value: Value) -> tuple[int, ...]:
-    """That of a tensor, or of the elements of a list."""
-    return value.type.element.shape if isinstance(value.type, ListType) else value.type.shape
 
 
 def _elements(vector: Value) -> int:

@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cpu_products import FORWARD, TRANSPOSED
 from dnc.codegen.bodies.cpu_worker import Worker, elements, ramp
-from dnc.codegen.cells import UnitCell, tensor
+from dnc.codegen.cells import UnitCell
 from dnc.codegen.emit import Expr, either, let, local, loop, put, shift, smaller, stride_loop, when, wide
 from dnc.ir.cell import Value
 from dnc.ir.plan import Piece, Product, RepeatedAddress, Segment, TransposedProduct
@@ -46,7 +46,7 @@ def weight_step(worker: Worker, parameter: str) -> int:
 
 def padded_rows(value: Value) -> int:
     """Rows of a product's result, rounded up to vectors."""
-    return whole_lanes(tensor(value).size)
+    return whole_lanes(value.tensor.size)
 
 
 def unit_scratch(worker: Worker, segment: Segment, left: Sequence[Value] = ()) -> UnitScratch:
@@ -93,7 +93,7 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
     whole, rest = repeated_parts(segment)
     scratch, of_whole = (unit_scratch(worker, part, whole.cell.results) for part in (rest, whole))
     values = {each.result for each in segment.products} | {each.delta for each in segment.transposed}
-    blocks = [-(-tensor(value).size // BLOCK) for value in values]
+    blocks = [-(-value.tensor.size // BLOCK) for value in values]
     worker.functions.need(
         max(scratch.floats, of_whole.floats), worker.functions.blocks_at + max(blocks, default=0)
     )
@@ -147,7 +147,7 @@ def _turn(worker: Worker) -> Expr:
 def _list_blocks(tile: UnitTile, value: Value) -> Expr:
     """Lists the blocks that hold rows of the worker's units, each once; how many."""
     worker, units = tile.worker, tile.segment.units
-    gates = tensor(value).size // units
+    gates = value.tensor.size // units
     found, following = local("found", "int32", 0), local("following", "int32", 0)
     with when(tile.begin < tile.end), loop("gate", gates) as gate:
         low = let("low", tirx.truncdiv(gate * units + tile.begin, BLOCK))
@@ -213,7 +213,7 @@ def _clear_deltas(tile: UnitTile) -> None:
     """Zeros in the deltas, where other workers' units or padding would be read."""
     for value, at in tile.scratch.deltas.items():
         stride, own = padded_rows(value), tile.end - tile.begin
-        partly = T.Select(own < tile.segment.units, 1, int(stride != tensor(value).size))
+        partly = T.Select(own < tile.segment.units, 1, int(stride != value.tensor.size))
         partly = let("partly", partly)
         with when(partly != 0), loop("vector", tile.count * (stride // LANES)) as vector:
             put(tile.worker.scratch, ramp(wide(vector) * LANES + at), T.float32(0.0))

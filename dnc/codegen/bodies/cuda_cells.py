@@ -20,7 +20,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.bodies.cuda_operands import NARROW
 from dnc.codegen.bodies.cuda_runs import StagedParts, shares_runs, sharing, vertices_together
 from dnc.codegen.bodies.cuda_staging import UnitTile, rows_of
-from dnc.codegen.cells import Started, UnitCell, tensor
+from dnc.codegen.cells import Started, UnitCell
 from dnc.codegen.emit import Expr, either, fixed, let, local, put, smaller, store_four, stride_loop, when
 from dnc.codegen.quads import QUAD, UnitQuad
 from dnc.ir.cell import Value
@@ -59,7 +59,7 @@ def early_loads(plan: Plan, segment: Segment) -> list[Load]:
 
 def _plain_slots(segment: Segment) -> list[SlotsAddress]:
     """Where cells read plain slots, an element for every unit."""
-    addresses = [load.address for load in segment.loads if tensor(load.value).size == segment.units]
+    addresses = [load.address for load in segment.loads if load.value.tensor.size == segment.units]
     return [at for at in dict.fromkeys(addresses) if isinstance(at, SlotsAddress) and at.plain is not None]
 
 
@@ -74,7 +74,7 @@ def _are_all(segment: Segment, early: Sequence[Address]) -> bool:
 
 
 def _gates(segment: Segment, load: Load) -> int:
-    return max(1, tensor(load.value).size // segment.units)
+    return max(1, load.value.tensor.size // segment.units)
 
 
 # By value, or by where plain slots are: emits the reads, and its answer what is read, gate by gate.

@@ -23,7 +23,6 @@ from dnc.codegen.access import Runs
 from dnc.codegen.bodies.cuda_operands import NARROW
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.cells import tensor
 from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop, wide
 from dnc.codegen.slots import FEW_PARTS, MOST_RUNS, each_slot, parts_of
 from dnc.ir.machine import LANES, THREADS, machine
@@ -45,7 +44,7 @@ def slots_of_runs(worker: Worker, segment: Segment) -> tuple[SlotsAddress, ...]:
     partial sums in any other way as well."""
     partial = [load for load in segment.loads if is_partial(worker.plan, load.address)]
     addresses = tuple(load.address for load in partial if isinstance(load.address, SlotsAddress))
-    one_each = all(tensor(load.value).size == segment.units for load in partial)
+    one_each = all(load.value.tensor.size == segment.units for load in partial)
     return tuple(dict.fromkeys(addresses)) if one_each and len(addresses) == len(partial) else ()
 
 

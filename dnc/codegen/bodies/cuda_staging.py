@@ -11,7 +11,6 @@ from collections.abc import Callable
 import attrs
 
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.cells import tensor
 from dnc.codegen.emit import Expr, smaller
 from dnc.ir.cell import Value
 from dnc.ir.plan import Piece, Placement, Product, Segment, TransposedProduct, unit_share
@@ -135,7 +134,7 @@ def operand_columns(product: Product) -> int:
 
 def rows_of(value: Value, segment: Segment, units: int) -> int:
     """Rows of a value that belong to `units` units, gate by gate."""
-    return tensor(value).size // segment.units * units
+    return value.tensor.size // segment.units * units
 
 
 def lay_out(

@@ -19,7 +19,6 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.cells import ANY_SIZE, Element, Four, StoreFour, VertexCell, four_of, scratch_floats
-from dnc.codegen.cells.values import tensor
 from dnc.codegen.emit import Expr, both, either, fixed, let, local, loop, put, smaller, stride_loop, when
 from dnc.codegen.quads import QUAD
 from dnc.ir.machine import LANES, THREADS, WARPS
@@ -304,7 +303,7 @@ def goes_abreast(segment: Segment) -> bool:
     own = {load.address.buffer for load in segment.loads if isinstance(load.address, BufferAddress)}
     if own & {store.buffer for store in segment.stores}:
         return False
-    work = sum(max(tensor(v).size for v in (op.result, *op.operands)) for op in segment.cell.ops)
+    work = sum(max(v.tensor.size for v in (op.result, *op.operands)) for op in segment.cell.ops)
     return work <= LITTLE_WORK
 
 
@@ -312,7 +311,7 @@ def _matrices(worker: Worker, segment: Segment) -> dict[ParameterAddress, int]:
     """The small matrices that all rows read, and their words in the pool."""
     found = {}
     for load in segment.loads:
-        shape, address = tensor(load.value).shape, load.address
+        shape, address = load.value.tensor.shape, load.address
         if isinstance(address, ParameterAddress) and len(shape) == 2 and address.select is None:
             words = shape[0] * worker.plan.weight_format.strides(shape)[-2]
             if worker.access.has_whole_rows(address) and words <= SMALL_MATRIX:

@@ -15,7 +15,6 @@ from functools import partial
 from dnc.codegen.bodies.cuda_cells import inside_or_zeros, quad_cells, stage_deltas, staged_sum
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.cells import tensor
 from dnc.codegen.emit import Expr, fixed, smaller, stride_loop, when
 from dnc.codegen.quads import QUAD, UnitQuad
 from dnc.codegen.slots import MOST_RUNS
@@ -47,7 +46,7 @@ def cells_together(worker: Worker, segment: Segment) -> int:
         accesses = _accesses(worker, load.address)
         if accesses is None:
             return 1
-        loaded += accesses * max(1, tensor(load.value).size // segment.units) * QUAD
+        loaded += accesses * max(1, load.value.tensor.size // segment.units) * QUAD
     return min(MOST_TOGETHER, max(1, MOST_LOADED // loaded)) if loaded else 1
 
 

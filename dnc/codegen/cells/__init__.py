@@ -7,7 +7,7 @@ all targets (`lowerings`).
 """
 
 from dnc.codegen.cells.unit_cell import Started, UnitCell, placed
-from dnc.codegen.cells.values import Element, Four, StoreFour, four_of, tensor
+from dnc.codegen.cells.values import Element, Four, StoreFour, four_of
 from dnc.codegen.cells.vertex_cell import ANY_SIZE, VectorTarget, VertexCell, scratch_floats
 
 __all__ = [
@@ -22,5 +22,4 @@ __all__ = [
     "four_of",
     "placed",
     "scratch_floats",
-    "tensor",
 ]

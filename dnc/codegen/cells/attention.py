@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.cells.values import Element, Lowerings, tensor
+from dnc.codegen.cells.values import Element, Lowerings
 from dnc.codegen.emit import Expr, let, local, loop, put
 from dnc.ir.cell import Op, Value
 
@@ -41,7 +41,7 @@ def _list_dot(cell: VertexCell, op: Op) -> Any:
 
     def product(child: Expr) -> Expr:
         return cell.target.sum(
-            tensor(query).size, lambda k: cell.vectors[query](k) * cell.lists[children](k)[1](child)
+            query.tensor.size, lambda k: cell.vectors[query](k) * cell.lists[children](k)[1](child)
         )
 
     return _keep_list(cell, op, count, product)

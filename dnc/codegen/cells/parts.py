@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.cells.values import Element, Lowerings, tensor
+from dnc.codegen.cells.values import Element, Lowerings
 from dnc.codegen.emit import Expr, both, let, put, smaller
 from dnc.ir.cell import Op
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def _row(cell: VertexCell, op: Op) -> Element:
     matrix, chosen = op.operands[0], cell.scalars[op.operands[1]]
-    near = let("row", T.max(smaller(chosen, tensor(matrix).shape[0] - 1), 0))
+    near = let("row", T.max(smaller(chosen, matrix.tensor.shape[0] - 1), 0))
     return lambda i: T.Select(chosen >= 0, cell.at(matrix, near, i), T.float32(0.0))
 
 
@@ -32,10 +32,10 @@ def _one_hot(cell: VertexCell, op: Op) -> Element:
 
 
 def _concat(cell: VertexCell, op: Op) -> Element:
-    buffer, first = cell.target.scratch(tensor(op.result).size)
+    buffer, first = cell.target.scratch(op.result.tensor.size)
     at = 0
     for operand in op.operands:
-        size, read, start = tensor(operand).size, cell.vectors[operand], first + at
+        size, read, start = operand.tensor.size, cell.vectors[operand], first + at
         cell.target.each(size, partial(_copy_element, buffer, start, read))
         at += size
     return lambda i: buffer[first + i]
@@ -52,12 +52,12 @@ def _slice(cell: VertexCell, op: Op) -> Element:
 
 def _first(op: Op) -> int:
     """The first element of a slice, or the place of the operand in a pad; matrices lie row by row."""
-    return int(op.attribute("begin")) * math.prod(tensor(op.result).shape[1:])  # type: ignore[arg-type]
+    return int(op.attribute("begin")) * math.prod(op.result.tensor.shape[1:])  # type: ignore[arg-type]
 
 
 def _pad(cell: VertexCell, op: Op) -> Element:
     read, begin = cell.vectors[op.operands[0]], _first(op)
-    size = tensor(op.operands[0]).size
+    size = op.operands[0].tensor.size
 
     def element(i: Expr) -> Expr:
         inside = both(i >= begin, i < begin + size)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.cells.values import Element, Lowerings, Vector, tensor
+from dnc.codegen.cells.values import Element, Lowerings, Vector
 from dnc.codegen.emit import Expr, let, local, loop, put
 from dnc.ir.cell import Op
 
@@ -25,21 +25,21 @@ SUMS_TOGETHER = 8  # rows of a small product that are summed in one pass over th
 
 def _matmul(cell: VertexCell, op: Op) -> Element:
     a, b = op.operands
-    (rows, inner), result = tensor(a).shape, op.result
-    buffer, first = cell.target.scratch(tensor(result).size)
-    if len(tensor(b).shape) == 1 and rows <= SUMS_TOGETHER:
+    (rows, inner), result = a.tensor.shape, op.result
+    buffer, first = cell.target.scratch(result.tensor.size)
+    if len(b.tensor.shape) == 1 and rows <= SUMS_TOGETHER:
         vectors = [cell.row_of(a, r) for r in range(rows)]
         totals = cell.target.products(inner, vectors, cell.vectors[b])
         for r, total in enumerate(totals):
             cell.target.once(partial(put, buffer, first + r, total))
         cell.target.synchronize()
-    elif len(tensor(b).shape) == 1:
+    elif len(b.tensor.shape) == 1:
         with loop("r", rows) as r:
             total = cell.target.sum(inner, lambda k: cell.at(a, r, k) * cell.vectors[b](k))
             cell.target.once(lambda: put(buffer, first + r, total))
         cell.target.synchronize()
     else:
-        columns = tensor(b).shape[1]
+        columns = b.tensor.shape[1]
         cell.target.each(
             rows * columns,
             lambda i: put(
@@ -53,13 +53,13 @@ def _matmul(cell: VertexCell, op: Op) -> Element:
 
 def _matmul_t(cell: VertexCell, op: Op) -> Element:
     a, b = op.operands
-    rows, _ = tensor(a).shape
-    if len(tensor(b).shape) == 1:
+    rows, _ = a.tensor.shape
+    if len(b.tensor.shape) == 1:
         vector = cell.vectors[b]
         if rows <= SUMS_TOGETHER:
             return cell.keep(op.result, _sum_of_rows([cell.row_of(a, r) for r in range(rows)], vector))
         return cell.keep(op.result, lambda i: _serial(rows, lambda r: cell.at(a, r, i) * vector(r)))
-    columns = tensor(b).shape[1]
+    columns = b.tensor.shape[1]
     return cell.keep(
         op.result,
         lambda i: _serial(rows, lambda r: cell.at(a, r, i // columns) * cell.at(b, r, i % columns)),
@@ -82,7 +82,7 @@ def _sum_of_rows(rows: Sequence[Vector], vector: Element) -> Vector:
 
 def _matmul_nt(cell: VertexCell, op: Op) -> Element:
     a, b = op.operands
-    inner, columns = tensor(a).shape[1], tensor(b).shape[0]
+    inner, columns = a.tensor.shape[1], b.tensor.shape[0]
     return cell.keep(
         op.result,
         lambda i: _serial(inner, lambda k: cell.at(a, i // columns, k) * cell.at(b, i % columns, k)),
@@ -107,7 +107,7 @@ def _chain(terms: list[Expr]) -> Expr:
 
 def _outer(cell: VertexCell, op: Op) -> Element:
     a, b = (cell.vectors[value] for value in op.operands)
-    columns = tensor(op.operands[1]).size
+    columns = op.operands[1].tensor.size
     return cell.keep(op.result, lambda i: a(i // columns) * b(i % columns))
 
 

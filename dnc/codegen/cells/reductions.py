@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.cells.values import Element, Lowerings, mapped, tensor
+from dnc.codegen.cells.values import Element, Lowerings, mapped
 from dnc.codegen.emit import Expr, let, smaller
 from dnc.ir.cell import Op, Value
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 def _sum(cell: VertexCell, op: Op) -> Expr:
     value = op.operands[0]
-    return cell.target.sum(tensor(value).size, partial(cell.read, value))
+    return cell.target.sum(value.tensor.size, partial(cell.read, value))
 
 
 def _mean(cell: VertexCell, op: Op) -> Expr:
-    size = tensor(op.operands[0]).size
+    size = op.operands[0].tensor.size
     return let("mean", _sum(cell, op) * T.float32(1.0 / size))
 
 
 def _normalizer(cell: VertexCell, logits: Value) -> tuple[Element, Expr, Expr]:
     """The logits, their maximum, and the sum of exp(logit - maximum)."""
-    read, size = cell.vectors[logits], tensor(logits).size
+    read, size = cell.vectors[logits], logits.tensor.size
     return read, *cell.target.normalizer(size, read, cell.math.exp)
 
 
@@ -55,7 +55,7 @@ def _log_softmax(cell: VertexCell, op: Op) -> Element:
 
 def _cross_entropy(cell: VertexCell, op: Op) -> Expr:
     read, top, total = _normalizer(cell, op.operands[0])
-    label, size = cell.scalars[op.operands[1]], tensor(op.operands[0]).size
+    label, size = cell.scalars[op.operands[1]], op.operands[0].tensor.size
     chosen = read(T.max(smaller(label, size - 1), 0))
     return let("loss", T.Select(label >= 0, cell.math.log(total) + (top - chosen), T.float32(0.0)))
 
@@ -81,7 +81,7 @@ def _kl_divergence(cell: VertexCell, op: Op) -> Expr:
         known = cell.math.log(T.Select(wanted > 0, wanted, T.float32(1.0)))
         return T.Select(wanted > 0, wanted * (known - found(i)), T.float32(0.0))
 
-    return cell.target.sum(tensor(op.operands[0]).size, term)
+    return cell.target.sum(op.operands[0].tensor.size, term)
 
 
 def _squared_error(cell: VertexCell, op: Op) -> Expr:
@@ -91,11 +91,11 @@ def _squared_error(cell: VertexCell, op: Op) -> Expr:
         difference = cell.read(a, i) - cell.read(b, i)
         return difference * difference
 
-    return cell.target.sum(max(tensor(a).size, tensor(b).size), term)
+    return cell.target.sum(max(a.tensor.size, b.tensor.size), term)
 
 
 def _argmax(cell: VertexCell, op: Op) -> Expr:
-    return cell.target.argmax(tensor(op.operands[0]).size, cell.vectors[op.operands[0]])
+    return cell.target.argmax(op.operands[0].tensor.size, cell.vectors[op.operands[0]])
 
 
 REDUCTIONS: Lowerings = {

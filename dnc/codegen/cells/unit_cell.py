@@ -13,7 +13,7 @@ import attrs
 
 from dnc.codegen.access import Access, ListReader
 from dnc.codegen.cells.lists import list_op
-from dnc.codegen.cells.values import Element, tensor
+from dnc.codegen.cells.values import Element
 from dnc.codegen.emit import Expr, floats, let, loop, put, shift
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
@@ -59,7 +59,7 @@ class UnitCell:
 
     def gates(self, value: Value) -> int:
         """Gates of a value; a scalar counts as one."""
-        found = tensor(value)
+        found = value.tensor
         return found.size // self.segment.units if found.shape else 1
 
     def run(self) -> None:
@@ -87,7 +87,7 @@ class UnitCell:
 
     def element(self, value: Value, gate: int) -> Expr:
         """Where a gate of the unit stands in a value."""
-        return shift(gate * self.segment.units, self.unit) if tensor(value).shape else 0
+        return shift(gate * self.segment.units, self.unit) if value.tensor.shape else 0
 
     def load(self, load: Load) -> Callable[[], Started]:
         """Emits where a load reads; the answer the reads, and its answer the value, gate by gate."""
@@ -127,7 +127,7 @@ class UnitCell:
 
         def at(gate: int) -> list[Any]:
             return [
-                found[gate if tensor(value).shape else 0]
+                found[gate if value.tensor.shape else 0]
                 for value, found in zip(op.operands, operands, strict=True)
             ]
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from dnc.codegen.emit import Expr
-from dnc.ir.cell import Op, Value
-from dnc.ir.types import ListType, TensorType
+from dnc.ir.cell import Op
 
 if TYPE_CHECKING:
     from dnc.codegen.cells.vertex_cell import VertexCell
@@ -57,8 +56,3 @@ def mapped(read: Element, function: Callable[[Expr, Expr], Expr]) -> Vector:
 
 # Answers with a scalar on every lane, a reader of elements, or a reader of a list.
 Lowerings = dict[str, Callable[["VertexCell", Op], Any]]
-
-
-def tensor(value: Value) -> TensorType:
-    """The type of a value, of each child's for a list."""
-    return value.type.element if isinstance(value.type, ListType) else value.type

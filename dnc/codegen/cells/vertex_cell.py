@@ -17,7 +17,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.access import Access
 from dnc.codegen.cells.lists import list_op
 from dnc.codegen.cells.lowerings import ALWAYS_KEPT, LOWERINGS
-from dnc.codegen.cells.values import Element, Matrix, StoreFour, Vector, tensor
+from dnc.codegen.cells.values import Element, Matrix, StoreFour, Vector
 from dnc.codegen.emit import Expr, elements4, let, loop, put, quad_at, store_four, wide
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
@@ -85,14 +85,14 @@ def scratch_floats(segment: Segment, widest: int = ANY_SIZE) -> int:
     """Floats of scratch memory that a row of a VERTEX segment needs (an upper bound), when values of
     more than `widest` elements are computed again at every use instead of being kept."""
     kept = [load.value for load in segment.loads if _materialised(load)]
-    kept += [op.result for op in segment.cell.ops if tensor(op.result).shape]
+    kept += [op.result for op in segment.cell.ops if op.result.tensor.shape]
     always = {op.result for op in segment.cell.ops if op.opcode in ALWAYS_KEPT}
-    return sum(padded(size) for v in kept if (size := tensor(v).size) <= widest or v in always)
+    return sum(padded(size) for v in kept if (size := v.tensor.size) <= widest or v in always)
 
 
 def _materialised(load: Load) -> bool:
     return isinstance(load.address, SlotsAddress) or (
-        isinstance(load.address, BufferAddress) and bool(tensor(load.value).shape)
+        isinstance(load.address, BufferAddress) and bool(load.value.tensor.shape)
     )
 
 
@@ -136,19 +136,19 @@ class VertexCell:
                 reader = self.access.children(address, self.row)
             self.lists[value] = lambda i: (reader.count, lambda child: reader.read(child, i))
             return
-        if isinstance(address, ParameterAddress) and len(tensor(value).shape) == 2:
-            self.vectors[value] = self._matrix(address, tensor(value).shape)
+        if isinstance(address, ParameterAddress) and len(value.tensor.shape) == 2:
+            self.vectors[value] = self._matrix(address, value.tensor.shape)
             return
         read = self.access.reader(address, self.row)
-        if not tensor(value).shape:
+        if not value.tensor.shape:
             found = read(0)
-            if tensor(value).dtype == "i32" and not isinstance(address, IndexAddress):
+            if value.tensor.dtype == "i32" and not isinstance(address, IndexAddress):
                 found = T.cast(found, "int32")  # `_store` keeps integers as floats
             self.scalars[value] = let(value.name, found)
         else:
             aligned = self.access.is_aligned(address)
             whole = Vector(read, (lambda first: elements4(read(tirx.Ramp(first, 1, 4)))) if aligned else None)
-            if _materialised(load) and tensor(value).size <= self.widest:
+            if _materialised(load) and value.tensor.size <= self.widest:
                 self.vectors[value] = self.keep(value, read)
             else:
                 self.vectors[value] = whole
@@ -175,7 +175,7 @@ class VertexCell:
     def keep(self, value: Value, read: Element) -> Element:
         """Evaluates every element once, into scratch memory, if the value is not too wide for that; if it is
         only stored, then."""
-        size = tensor(value).size
+        size = value.tensor.size
         if size > self.widest or self._only_stored(value):
             return read
         buffer, first = self.target.scratch(size)
@@ -201,7 +201,7 @@ class VertexCell:
         found = self.vectors[value]
         if isinstance(found, Matrix):
             return found.row(row)
-        columns = tensor(value).shape[1]
+        columns = value.tensor.shape[1]
         return Vector(lambda k: found(row * columns + k))
 
     def at(self, value: Value, row: Expr, column: Expr) -> Expr:
@@ -212,7 +212,7 @@ class VertexCell:
 
     def _op(self, op: Op) -> None:
         definition, result = OPS[op.opcode], op.result
-        shape = tensor(result).shape
+        shape = result.tensor.shape
         lowering = LOWERINGS.get(op.opcode)
         if definition.scalar is not None:
             scalar, attributes = definition.scalar, dict(op.attributes)
@@ -262,12 +262,12 @@ class VertexCell:
                     at = self.access.record(store.buffer, first + child) + store.offset + i
                     put(self.access.pool, at, read(child))
 
-            self.target.each(tensor(value).size, children)
+            self.target.each(value.tensor.size, children)
             return
         at = let("stored", self.access.record(store.buffer, self.row) + store.offset)
         if value in self.scalars:
             found = self.scalars[value]
-            number = T.cast(found, "float32") if tensor(value).dtype == "i32" else found
+            number = T.cast(found, "float32") if value.tensor.dtype == "i32" else found
             self.target.once(lambda: put(self.access.pool, at, number))
         else:
 
@@ -278,4 +278,4 @@ class VertexCell:
                 store_four(self.access.pool, at + wide(i), found)
 
             aligned = write_four if store.offset % 4 == 0 else None
-            self.target.fill(tensor(value).size, self.vectors[value], write, aligned)
+            self.target.fill(value.tensor.size, self.vectors[value], write, aligned)

@@ -33,20 +33,10 @@ if TYPE_CHECKING:
     from dnc.runtime.reference_vm.machine import ReferenceVM
 
 
-def shape_of(value: Value) -> tuple[int, ...]:
-    """The shape of a value, of each child's for a list."""
-    return value.type.element.shape if isinstance(value.type, ListType) else value.type.shape
-
-
-def width_of(value: Value) -> int:
-    """Elements of a value, of each child's for a list."""
-    return value.type.element.size if isinstance(value.type, ListType) else value.type.size
-
-
 def shaped(value: Value, found: Any) -> Any:
     """A loaded value in its shape: () for scalars, integers for i32, matrices as such."""
     if isinstance(value.type, ListType):
-        return found if len(shape_of(value)) == 1 else found.reshape(len(found), *shape_of(value))
+        return found if len(value.tensor.shape) == 1 else found.reshape(len(found), *value.tensor.shape)
     if not value.type.shape:
         scalar = np.asarray(found)[0]
         return np.int64(scalar) if value.type.dtype == "i32" else np.float64(scalar)

@@ -23,9 +23,7 @@ from dnc.runtime.reference_vm.operands import (
     load_matrix,
     load_operand,
     load_value,
-    shape_of,
     shaped,
-    width_of,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def _units(
         return (np.arange(gates)[:, None] * segment.units + own).ravel()
 
     def index(value: Value) -> Array:
-        return of_gates(width_of(value) // segment.units) if shape_of(value) else FIRST
+        return of_gates(value.tensor.size // segment.units) if value.tensor.shape else FIRST
 
     values: dict[Value, Any] = {}
     for row in range(first, first + rows):
@@ -105,15 +103,15 @@ def _add_up(vm: ReferenceVM, sent: list[dict[Any, Array]], worker: Worker) -> No
 
 def _unit_op(op: Op, values: dict[Value, Any], units: int, own: int, elements: Array) -> Any:
     attributes: dict[str, Any] = dict(op.attributes)
-    if OPS[op.opcode].has(INDEXED) and shape_of(op.result):
+    if OPS[op.opcode].has(INDEXED) and op.result.tensor.shape:
         attributes["index"] = elements
     if op.opcode == "slice":
         begin, end = (int(attributes[name]) // units * own for name in ("begin", "end"))
         return values[op.operands[0]][begin:end]
-    if "shape" in attributes and shape_of(op.result):
+    if "shape" in attributes and op.result.tensor.shape:
         if own == 0:
             return np.zeros(0)
-        attributes["shape"] = (width_of(op.result) // units * own,)
+        attributes["shape"] = (op.result.tensor.size // units * own,)
     return OPS[op.opcode].evaluate([values[v] for v in op.operands], attributes)
 
 
@@ -125,12 +123,12 @@ def vertex_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, wor
     for row in range(first + begin, first + end):
         values: dict[Value, Any] = {}
         for load in segment.loads:
-            shape = shape_of(load.value)
+            shape = load.value.tensor.shape
             if isinstance(load.address, ParameterAddress) and len(shape) > 1:
                 address = load.address
                 values[load.value] = load_matrix(vm, address.parameter, address.select, row, worker)
                 continue
-            found = load_value(vm, load.address, row, np.arange(width_of(load.value)), worker)
+            found = load_value(vm, load.address, row, np.arange(load.value.tensor.size), worker)
             values[load.value] = shaped(load.value, found)
         for op in segment.cell.ops:
             operands = [values[v] for v in op.operands]
@@ -138,7 +136,7 @@ def vertex_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, wor
         for place in segment.scratch:
             vm.write(kept(vm, place, row, worker), values[place.value], worker)
         for store in segment.stores:
-            _store(vm, store, row, np.arange(width_of(store.value)), values[store.value], worker)
+            _store(vm, store, row, np.arange(store.value.tensor.size), values[store.value], worker)
 
 
 def _store(vm: ReferenceVM, store: Any, row: int, index: Array, value: Any, worker: Worker) -> None:
