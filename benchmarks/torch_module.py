@@ -17,6 +17,7 @@ What is compared, in turns, on the same batches:
 - `torch`: `net(batch)` with sample numbers, which are encoded when they come; with dense and with sparse
   gradients of the table.
 - `torch, batches ahead`: the same, from `net.batches`, whose processes are there before the time starts.
+- `torch, batches ahead, one thread`: the same, where PyTorch goes backward in the thread that calls it.
 - `torch, data loader`: the same, from a data loader whose `--workers` encode (0 leaves it out).
 - `PyTorch alone`: a node that computes nothing in place of a batch, with parameters of the same shapes: what
   autograd and the optimizer cost, which no program can do without.
@@ -167,6 +168,16 @@ def batches_ahead(net: Any, step: Callable[[Any], object]) -> Steps:
     return steps
 
 
+def in_one_thread(make: Steps) -> Steps:
+    """The same steps without a thread of PyTorch's own for what runs backward."""
+
+    def steps(batches: Iterator[Any]) -> Iterator[object]:
+        with torch.autograd.set_multithreading_enabled(False):
+            yield from make(batches)
+
+    return steps
+
+
 def from_loader(net: Any, step: Callable[[Any], object], workers: int) -> Steps:
     """Steps on what the workers of a data loader have encoded."""
 
@@ -262,6 +273,8 @@ class Labelled:
             found[f"torch, {name} gradient of the table"] = (one_by_one(step), synchronize)
             ahead = batches_ahead(net, step)
             found[f"torch, batches ahead, {name} gradient of the table"] = (ahead, synchronize)
+            if dense:
+                found["torch, batches ahead, one thread"] = (in_one_thread(ahead), synchronize)
             if self.options.workers:
                 loader = from_loader(net, step, self.options.workers)
                 found[f"torch, data loader, {name} gradient of the table"] = (loader, synchronize)

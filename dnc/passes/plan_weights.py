@@ -4,6 +4,8 @@ In: a plan with segments and a tiling. Out: the plan with a `Placement` for ever
 of the recursion come first, the ones read most per byte before the others, or the large ones where
 then more of them fit; registers before shared memory; what fits neither is split between them, where the
 tiling or small batches ask for that, or STREAMED from the L2 cache at every use. Nothing is too large.
+What is read once a batch is kept in shared memory as a whole or not at all: a part of it would take the room
+of tiles from the rest, which may be the most work of a launch, as scores of all words are.
 Recursions that run one behind the other may have the same registers, each with its own weights, where more
 of them are held then.
 """
@@ -216,9 +218,12 @@ class PlanWeights:
 
     def _filled(self, pieces: Sequence[Slice], workers: int, room: _Room) -> list[_Filled]:
         """The places of slices in their order, and what was missing where one is not in registers."""
-        found = []
+        found, once = [], [piece for piece in pieces if not (piece.recursive or piece.stacked)]
         for piece in pieces:
             room.registers.choose(piece)
+            if self.residency is None and piece in once[:1]:
+                whole = sum(each.words(workers) for each in once)
+                room = room if whole <= room.shared.free else attrs.evolve(room, shared=_Memory(0))
             placement = self._place(piece, workers, room)
             missing = _missing(piece, placement.residency, workers, room.registers, room.shared)
             found.append((piece, placement, missing))
@@ -255,6 +260,10 @@ class PlanWeights:
                 reason = "asked for"
             elif piece.stacked:
                 reason = f"{kind}; {size} of one at a time, chosen by the rows of an instruction"
+            elif not (piece.recursive or shared.size):
+                reason = (
+                    f"{kind}; {size}: all that is does not fit, and a part of it would take the room of tiles"
+                )
             else:
                 reason = (
                     f"{kind}; {size} and {need} registers a thread do not fit: "
