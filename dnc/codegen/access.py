@@ -30,7 +30,7 @@ from dnc.codegen.emit import (
     when,
     wide,
 )
-from dnc.codegen.slots import FEW_PARTS, FEW_RUNS, MOST_RUNS, SlotsReader, parts_of
+from dnc.codegen.slots import FEW_PARTS, FEW_RUNS, MOST_RUNS, SlotsReader, part_size, parts_of
 from dnc.ir import isa
 from dnc.ir.plan import (
     Address,
@@ -292,14 +292,14 @@ class Access:
         either(near, arrived, from_pool)
 
     def add_in_parts(self, total: Any, i: Expr, read: Callable[[Expr], Expr]) -> None:
-        """Adds what is read of every run of many: of `MOST_RUNS` after another the sum."""
-        parts = parts_of(self.workers)
+        """Adds what is read of every run of many: part by part the sum."""
+        parts, size = parts_of(self.workers), part_size(self.workers)
         all_at_once = self.runs_together == MOST_RUNS and parts <= FEW_PARTS
         with loop("part", parts, unroll=parts if all_at_once else False) as part:
             some = local("some", *floats(0.0, i))
-            with loop("of_part", MOST_RUNS, unroll=self.runs_together) as number:
-                run = part * MOST_RUNS + number
-                if self.workers % MOST_RUNS:
+            with loop("of_part", size, unroll=self.runs_together) as number:
+                run = part * size + number
+                if self.workers % size:
                     with when(run < self.workers):
                         put(some, 0, some[0] + read(run))
                 else:
@@ -308,18 +308,19 @@ class Access:
 
     def _add_polled(self, total: Any, runs: Runs) -> None:
         """The same of runs that are polled, with the same bits."""
-        parts, last = parts_of(self.workers), self.workers - 1
+        parts, size, last = parts_of(self.workers), part_size(self.workers), self.workers - 1
         if self.runs_together == MOST_RUNS and parts <= FEW_PARTS:
             found = runs.some(0, self.workers, last)
-            for begin in range(0, self.workers, MOST_RUNS):
-                put(total, 0, total[0] + reduce(add, found[begin : begin + MOST_RUNS]))
+            for begin in range(0, self.workers, size):
+                put(total, 0, total[0] + reduce(add, found[begin : begin + size]))
             return
         with loop("part", parts) as part:
             some = local("some", "float32", T.float32(0.0))
-            with loop("of_part", -(-min(self.workers, MOST_RUNS) // self.runs_together)) as number:
-                first = let("first_run", part * MOST_RUNS + number * self.runs_together)
+            with loop("of_part", -(-size // self.runs_together)) as number:
+                first = let("first_run", part * size + number * self.runs_together)
+                end = let("part_end", smaller(part * size + size, self.workers))
                 for k, value in enumerate(runs.some(first, self.runs_together, last)):
-                    there = first + k < self.workers
+                    there = first + k < end
                     put(some, 0, some[0] + T.Select(there, value, T.float32(0.0)))
             put(total, 0, total[0] + some[0])
 
@@ -390,8 +391,28 @@ class Runs:
         """Those of `count` runs, under way together; behind the `last` one any numbers."""
         if self.access.polls is None:
             return [let("run", self.read(smaller(first + k, last))) for k in range(count)]
-        at = fixed("first_at", self.at + wide(first) * self.width + self.i, "int64")
-        return self.access.polls(at, self.width, count, last - first)
+        return self.access.polls(self._place(first), self.width, count, last - first)
+
+    def part_sums(self, first: Expr, together: int) -> list[Expr]:
+        """The sums of so many parts from the one numbered `first` on, a multiple of them; zeros behind the
+        last one. All runs are under way before any are added."""
+        runs = self.access.workers
+        size, parts = part_size(runs), parts_of(runs)
+        if runs % size or parts % together:
+            begin = let("first_run", first * size)
+            found = self.some(begin, together * size, runs - 1)
+            found = [T.Select(begin + k < runs, run, T.float32(0.0)) for k, run in enumerate(found)]
+            return [let("part_sum", reduce(add, found[k : k + size])) for k in range(0, len(found), size)]
+        at, count = self._place(smaller(first, parts - together) * size), together * size
+        if self.access.polls is not None:
+            found = self.access.polls(at, self.width, count, count - 1)
+        else:
+            found = [let("run", self.access.pool[at + k * self.width]) for k in range(count)]
+        sums = [let("part_sum", reduce(add, found[k : k + size])) for k in range(0, count, size)]
+        return [T.Select(first < parts, one, T.float32(0.0)) for one in sums]
+
+    def _place(self, run: Expr) -> Expr:
+        return fixed("run_at", self.at + wide(run) * self.width + self.i, "int64")
 
 
 @attrs.frozen(eq=False)

@@ -34,13 +34,18 @@ if TYPE_CHECKING:
 
 SLOTS_TOGETHER = 4  # plain slots whose loads are under way together, where nobody says how many
 FEW_RUNS = 4  # partial sums whose loads are under way together, where there are more and few registers
-MOST_RUNS = 16  # partial sums of a slot that are loaded without a loop; of more, so many are one part
+MOST_RUNS = 16  # partial sums of a slot that are loaded without a loop; of more, up to so many are one part
 FEW_PARTS = 3  # all of which a thread loads before it adds them up, where it has registers
 
 
 def parts_of(runs: int) -> int:
     """Parts of so many runs."""
     return -(-runs // MOST_RUNS)
+
+
+def part_size(runs: int) -> int:
+    """Runs of a part, of which the last one may have fewer."""
+    return -(-runs // parts_of(runs))
 
 
 def each_slot(words: Any, head: Expr, body: Callable[[Expr], None]) -> None:

@@ -31,6 +31,7 @@ FUNCTIONS: Mapping[str, Builtin] = {
     "abs": Builtin("abs(x: [...]) -> [...]", "the absolute value, element by element"),
     "softmax": Builtin("softmax(x: [n]) -> [n]", "positive numbers with the sum 1"),
     "log_softmax": Builtin("log_softmax(x: [n]) -> [n]", "the logarithm of softmax"),
+    "logsumexp": Builtin("logsumexp(x: [n]) -> []", "the logarithm of the sum of exp(x)"),
     "sum": Builtin(
         "sum(x: [...]) -> [], sum(f(k) for k in list)", "of all elements; or over the vertices of a list"
     ),

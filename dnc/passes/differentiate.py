@@ -1,10 +1,10 @@
 """Adds the gradient of the loss: a backward stage per forward stage, and the weight gradients.
 
 In: a program with forward stages only. Out: the same forward stages, which now also save the values
-that the backward ones need; for each stage on a path from a trained parameter to the loss a stage
-`<name>.grad` over the same space, EARLY and LATE exchanged; and a (delta, x) pair per product with a
-parameter. Guaranteed: metrics, outputs and frozen parameters get no gradient; a forward input is read
-again instead of being saved.
+that the backward ones need, and scalars for which these would read whole vectors again; for each stage on
+a path from a trained parameter to the loss a stage `<name>.grad` over the same space, EARLY and LATE
+exchanged; and a (delta, x) pair per product with a parameter. Guaranteed: metrics, outputs and frozen
+parameters get no gradient; a forward input is read again instead of being saved.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import attrs
 from dnc.diagnostics import Diagnostic, DiagnosticError, Span
 from dnc.ir.builder import Builder
 from dnc.ir.cell import Cell, Op, Value
-from dnc.ir.opdef import CONSTANT, VIEW
+from dnc.ir.opdef import CONSTANT, REDUCTION, VIEW
 from dnc.ir.ops import OPS
 from dnc.ir.program import (
     BACKWARD,
@@ -44,7 +44,7 @@ from dnc.ir.program import (
     WeightGradient,
 )
 from dnc.ir.transform import prune
-from dnc.ir.types import ListType, TensorType
+from dnc.ir.types import SCALAR, ListType, TensorType
 from dnc.passes.paths import Paths, find_paths
 
 MIRRORED = {EARLY: LATE, LEVEL: LEVEL, LATE: EARLY}
@@ -129,6 +129,7 @@ class _Reverse:
             if isinstance(output, SavedOutput)
         }
         self.added: list[tuple[Value, SavedOutput]] = []
+        self.moved: list[Op] = []
         self.build = Builder(stage.cell.inputs, stage.cell.ops)
         self.inputs: list[tuple[Value, Input]] = []
         self.outputs: list[tuple[Value, Output]] = []
@@ -319,11 +320,25 @@ class _Reverse:
                 found.add(op.result)
         return found
 
+    def _split(self) -> tuple[list[Op], list[Op]]:
+        """What the forward stage does, and what the backward one does. A scalar that follows from whole
+        vectors of the forward stage is made there, where these have just been read for others like it."""
+        count = len(self.stage.cell.ops)
+        forward, own = self.build.ops[:count], []
+        known = {*self.stage.cell.inputs, *(op.result for op in forward)}
+        for op in self.build.ops[count:]:
+            scalar = op.result.type == SCALAR and OPS[op.opcode].has(REDUCTION)
+            if scalar and known.issuperset(op.operands):
+                self.moved.append(op)
+                known.add(op.result)
+            else:
+                own.append(op)
+        return [*forward, *self.moved], own
+
     def _bind_forward_values(self) -> None:
         """Splits off the backward cell: what it uses of the forward one becomes its inputs."""
         cheap = self._recomputed()
-        count = len(self.stage.cell.ops)
-        forward, own = self.build.ops[:count], self.build.ops[count:]
+        forward, own = self._split()
         needed = {value for value, _ in self.outputs}
         kept: list[Op] = []
         for op in reversed([*(op for op in forward if op.result in cheap), *own]):
@@ -346,7 +361,8 @@ class _Reverse:
         stage = self.stage
         results = (*stage.cell.results, *(value for value, _ in self.added))
         outputs = (*stage.outputs, *(output for _, output in self.added))
-        return attrs.evolve(stage, cell=attrs.evolve(stage.cell, results=results), outputs=outputs)
+        cell = attrs.evolve(stage.cell, ops=(*stage.cell.ops, *self.moved), results=results)
+        return prune(attrs.evolve(stage, cell=cell, outputs=outputs))
 
     def backward_stage(self) -> Stage:
         """The backward stage."""

@@ -54,7 +54,9 @@ def cells(draw, most=14):
             fits = [v for v in values if len(v.type.shape) == rank and v.type.shape[0] == WIDTH]
             values.append(build.op(opcode, a, draw(st.sampled_from(fits))))
         elif kind == "reduce":
-            opcode = draw(st.sampled_from(("sum", "mean", "softmax", "log_softmax", "cross_entropy")))
+            opcode = draw(
+                st.sampled_from(("sum", "mean", "softmax", "log_softmax", "logsumexp", "cross_entropy"))
+            )
             if opcode == "cross_entropy":
                 fits = [v for v in values if len(v.type.shape) == 1 and v.type.shape[0] >= WIDTH]
                 values.append(build.op(opcode, draw(st.sampled_from(fits)), draw(st.sampled_from(labels))))

@@ -33,7 +33,7 @@ from dnc.codegen.emit import (
     wide,
 )
 from dnc.codegen.quads import QUAD, UnitQuad, fits_quads
-from dnc.codegen.slots import MOST_RUNS, each_slot, parts_of
+from dnc.codegen.slots import MOST_RUNS, each_slot, part_size, parts_of
 from dnc.ir.machine import LANES, WARPS
 from dnc.ir.plan import Segment, SlotsAddress
 
@@ -110,7 +110,8 @@ class _Runs:
         """Adds the runs of a part; all are loaded before the first one is added."""
         pool, runs, width = self.worker.pool, self.worker.workers, address.width
         at = fixed("runs_at", wide(place) * 4 + address.offset + unit, "int64")
-        first = fixed("part_at", at + wide(part) * (MOST_RUNS * width), "int64")
+        size = part_size(runs)
+        first = fixed("part_at", at + wide(part) * (size * width), "int64")
 
         def add(count: int) -> Callable[[], None]:
             def body() -> None:
@@ -120,10 +121,10 @@ class _Runs:
 
             return body
 
-        if runs % MOST_RUNS:
-            either(part < self.parts - 1, add(MOST_RUNS), add(runs % MOST_RUNS))
+        if runs % size:
+            either(part < self.parts - 1, add(size), add(runs % size))
         else:
-            add(MOST_RUNS)()
+            add(size)()
 
     def gathered(self, address: SlotsAddress) -> Expr:
         """The sum of the parts that lie in staging."""

@@ -11,8 +11,7 @@ slot are added up in the order of `Access.add_in_parts`, however many threads th
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from typing import Any
 
 import attrs
@@ -24,7 +23,7 @@ from dnc.codegen.bodies.cuda_operands import NARROW
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, fixed, let, local, put, smaller, stride_loop, wide
-from dnc.codegen.slots import FEW_PARTS, MOST_RUNS, each_slot, parts_of
+from dnc.codegen.slots import FEW_PARTS, MOST_RUNS, each_slot, part_size, parts_of
 from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import Address, BufferAddress, Plan, Segment, SlotsAddress, unit_share
 
@@ -93,19 +92,16 @@ class StagedParts:
                 unit = fixed("unit", smaller(tile.first_unit + (item - group * units), last))
                 vertex = fixed("vertex", group // parts)
                 head = let("head", worker.access.row_word(address.partial, tile.first + begin + vertex))
-                first = let("first_run", (group - vertex * parts) * MOST_RUNS)
-                total = local("part", "float32", T.float32(0.0))
-                each_slot(worker.words, head, partial(self._add_slot, total, address, unit, first))
+                part = let("part", group - vertex * parts)
+                total = local("part_sum", "float32", T.float32(0.0))
+                each_slot(worker.words, head, partial(self._add_slot, total, address, unit, part))
                 put(worker.staging, self._first(number) + item, total[0])
 
-    def _add_slot(self, total: Any, address: SlotsAddress, unit: Expr, first: Expr, place: Expr) -> None:
-        """Adds the runs of a part, from `first` on; all are under way before the first one is added."""
-        access, workers = self.tile.worker.access, self.tile.worker.workers
+    def _add_slot(self, total: Any, address: SlotsAddress, unit: Expr, part: Expr, place: Expr) -> None:
+        """Adds the runs of a part; all are under way before the first one is added."""
+        access = self.tile.worker.access
         runs = Runs(access, let("at", wide(place) * 4 + address.offset), unit, address.width)
-        found = runs.some(first, MOST_RUNS, workers - 1)
-        if workers % MOST_RUNS:
-            found = [T.Select(first + k < workers, run, T.float32(0.0)) for k, run in enumerate(found)]
-        put(total, 0, total[0] + reduce(add, found))
+        put(total, 0, total[0] + runs.part_sums(part, 1)[0])
 
     def reader(self, vertex: Expr, own: Expr) -> Callable[[SlotsAddress], Expr]:
         """What adds up the parts of a unit of the worker, and a vertex of those that are staged."""
@@ -151,25 +147,15 @@ class Sharing:
     together: int
 
     def sum(self, runs: Runs) -> Expr:
-        """The sum of all runs, on every lane. A group adds up `MOST_RUNS` at a time."""
+        """The sum of all runs, on every lane. A group adds up some parts at a time."""
         total = local("runs", "float32", T.float32(0.0))
-        step, size = self.groups * self.together, self.together * MOST_RUNS
-        with stride_loop("first_part", 0, parts_of(self.runs), step) as begin:
-            first = let("first_run", (begin + self.group * self.together) * MOST_RUNS)
-            found = runs.some(first, size, self.runs - 1)
-            if self._may_miss:
-                found = [T.Select(first + k < self.runs, run, T.float32(0.0)) for k, run in enumerate(found)]
-            parts = [found[k : k + MOST_RUNS] for k in range(0, size, MOST_RUNS)]
-            own = [let("own_sum", reduce(add, part)) for part in parts]
+        with stride_loop("first_part", 0, parts_of(self.runs), self.groups * self.together) as begin:
+            first = let("own_part", begin + self.group * self.together)
+            own = [let("own_sum", found) for found in runs.part_sums(first, self.together)]
             for group in range(self.most):
                 for part in own:
                     self._add(total, group, part)
         return let("summed", total[0])
-
-    @property
-    def _may_miss(self) -> bool:
-        """Whether a group may have fewer runs in a round."""
-        return self.runs % MOST_RUNS > 0 or parts_of(self.runs) % self.most > 0 or self.together > 1
 
     def _add(self, total: Any, group: int, own: Expr) -> None:
         """Adds what a group has of a part, if there is such a one."""
@@ -185,7 +171,7 @@ def _together(worker: Worker, groups: int) -> int:
     parts = parts_of(worker.workers)
     wanted = parts if parts <= FEW_PARTS else -(-parts // groups)
     spare = machine(worker.plan.target).registers - worker.held_registers
-    return max(1, min(wanted, spare // MOST_RUNS))
+    return max(1, min(wanted, spare // part_size(worker.workers)))
 
 
 def sharing(tile: UnitTile) -> Sharing:

@@ -241,7 +241,7 @@ def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, 
         several = tile.units < tile.share
         with stride_loop("block", 0, tile.share, tile.units) if several else nullcontext(0) as own:
             block, early = attrs.evolve(tile, own=own), None
-            if not tensor and _reads_operands_alone(worker, segment) and tile.units <= THREADS:
+            if _reads_operands_alone(worker, segment) and tile.units <= THREADS:
                 early = EarlyLoads(block, THREADS // tile.units)
                 early.start()
             for product in segment.products:

@@ -22,10 +22,10 @@ from dnc.codegen.bodies.cuda_stores import keep_in_banks
 from dnc.codegen.bodies.cuda_tensor import DEPTH, HIGH, pair_at, warp_sums
 from dnc.codegen.bodies.cuda_wide_steps import (
     QUADS,
-    STEP,
     STRIDE,
     ProductSteps,
     choose,
+    columns_of_step,
     each_size,
     in_steps,
     worth_having,
@@ -447,19 +447,20 @@ def _tensor_sums(
     together, wide = block_rows(rows, True), times * along * VERTICES
     parts = _fitting(shape.others // along, staging, together * (wide + SPARE))
     idle = parts * along < shape.others
-    steps = ProductSteps(tile, product, wide, row, together)
+    step = columns_of_step(tile, product, wide, together)
+    steps = ProductSteps(tile, product, wide, row, together, step)
     first = fixed("warp_row", worker.warp // shape.others * (shape.own * HIGH))
     vertex = fixed("warp_vertex", worker.warp % along * (times * VERTICES))
     part = fixed("part", worker.warp % shape.others // along)
     sums = warp_sums(worker, shape.own, times)
 
-    def work(step: Expr, stage: Expr, _: Expr) -> None:
-        own = -(-(STEP // DEPTH) // parts)
-        weights = steps.weights(step, stage)
+    def work(now: Expr, stage: Expr, _: Expr) -> None:
+        own = -(-(step // DEPTH) // parts)
+        weights = steps.weights(now, stage)
         begin = let("begin", part * own)
-        last: Expr = STEP // DEPTH
+        last: Expr = step // DEPTH
         if not steps.whole():
-            last = let("last", smaller(steps.placement.columns // DEPTH - step * last, last))
+            last = let("last", smaller(steps.placement.columns // DEPTH - now * last, last))
         count = own if steps.whole() and own * parts == last else let("count", smaller(last - begin, own))
 
         def weight(own: Expr, column: Expr) -> Expr:
@@ -475,7 +476,7 @@ def _tensor_sums(
                 count,
                 lambda block: let("column", (begin + block) * DEPTH),
                 weight,
-                lambda column, own: worker.staging[stage + (vertex + own) * STRIDE + column],
+                lambda column, own: worker.staging[stage + (vertex + own) * steps.stride + column],
             )
 
     in_steps(worker.synchronize, steps.count, staging.buffers, steps.words, steps.copy, work)

@@ -18,7 +18,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_operands import piece_at, piece_begins, piece_word
-from dnc.codegen.bodies.cuda_staging import UnitTile
+from dnc.codegen.bodies.cuda_staging import UnitTile, operand_columns
 from dnc.codegen.bodies.cuda_weights import weight_place
 from dnc.codegen.bodies.cuda_worker import row_of_units, source_row
 from dnc.codegen.emit import (
@@ -46,25 +46,36 @@ from dnc.ir.plan import (
     unit_share,
 )
 
-STEP = 32  # columns of a step
-STRIDE = STEP + 4  # words between staged rows: the same column of eight of them is in all banks
+STEP = 32  # columns of a step, or a multiple of them
+SPARE = 4  # words behind a staged row: the same column of eight of them is in all banks, as four of them in
+# the same columns of a transposed product are
+STRIDE = STEP + SPARE
 QUADS = STEP // 4
 LINES = THREADS // QUADS  # rows of a step that all threads together copy at a time
 TENSOR_WORDS = 4096  # of a step of a transposed product on tensor cores: so many columns, the fewer rows
 TURNED_WORDS = 8192  # or on threads: four copies of 16 bytes
-SPARE = 4  # words behind a staged row of it: four of them in the same columns are in different banks
 
 Element = Callable[[Expr, Expr], tuple[Any, Expr]]  # (row, column) -> the memory and the word in it
 
 
-def step_words(vertices: int, rows: int) -> int:
-    """Words of a step: operands, weights behind them; rows: those that are copied."""
-    return (vertices + rows) * STRIDE
+def step_words(vertices: int, rows: int, step: int = STEP) -> int:
+    """Words of a step of so many columns: operands, weights behind them; rows: those that are copied."""
+    return (vertices + rows) * (step + SPARE)
 
 
-def step_count(columns: int) -> int:
+def step_count(columns: int, step: int = STEP) -> int:
     """Steps of so many columns."""
-    return -(-padded(columns) // STEP)
+    return -(-padded(columns) // step)
+
+
+def columns_of_step(tile: UnitTile, product: Product, vertices: int, rows: int) -> int:
+    """Columns of a step of so many vertices: the fewer these are, the more columns there is room for, and the
+    less often all warps wait for each other."""
+    streamed, staging = tile.placement(product).residency == STREAMED, tile.staging
+    copied, columns, step = rows if streamed else 0, operand_columns(product), STEP
+    while step < columns and staging.buffers * step_words(vertices, copied, 2 * step) <= staging.front:
+        step *= 2
+    return step
 
 
 def turned_words(columns: int, words: int) -> int:
@@ -161,31 +172,37 @@ def start_steps(count: Expr, stages: int, words: int, copy: Callable[[Expr, Expr
 
 
 class ProductSteps:
-    """The steps of a product: columns of the operands of a tile, and of rows row .. + rows of the weights."""
+    """The steps of a product: columns of the operands of a tile, and of rows row .. + rows of the weights.
 
-    def __init__(self, tile: UnitTile, product: Product, vertices: int, row: Expr, rows: int) -> None:
+    step: columns of one. lines: rows of a step that all threads together copy at a time.
+    """
+
+    def __init__(
+        self, tile: UnitTile, product: Product, vertices: int, row: Expr, rows: int, step: int = STEP
+    ) -> None:
         self.tile, self.pieces, self.vertices = tile, product.pieces, vertices
         self.placement = tile.placement(product)
-        self.count = step_count(self.placement.columns)
+        self.step, self.stride, self.lines = step, step + SPARE, THREADS // (step // 4)
+        self.count = step_count(self.placement.columns, step)
         worker = self.worker = tile.worker
-        self.line = fixed("line", worker.thread // QUADS)
-        self.own = fixed("own", worker.thread % QUADS * 4)
+        self.line = fixed("line", worker.thread // (step // 4))
+        self.own = fixed("own", worker.thread % (step // 4) * 4)
         self.weights_at = let("weights_at", tile.weights_at(product))
         self.row, self.rows = row, rows
         self.copied = rows if self.placement.residency == STREAMED else 0
-        self.words = step_words(vertices, self.copied)
+        self.words = step_words(vertices, self.copied, step)
         self.near: Expr | None = None
         units = tile.units
-        if self.copied and (self.placement.gates == 1 or (units % LINES == 0 and isinstance(row, int))):
+        if self.copied and (self.placement.gates == 1 or (units % self.lines == 0 and isinstance(row, int))):
             # The rows that a thread copies are always as far apart. Those behind the last unit are others.
             own_row = tile.first_unit + row + self.line
             self.near = fixed("near", self.weights_at + own_row * padded(self.placement.columns), "int64")
-        self.places = local("place", "int32", 0, -(-vertices // LINES))
+        self.places = local("place", "int32", 0, -(-vertices // self.lines))
         self._look_up(0)
 
     def _look_up(self, step: Expr) -> None:
         """Asks where the operands of a step lie: known before the copies need it."""
-        column = let("column", step * STEP + self.own)
+        column = let("column", step * self.step + self.own)
         for part, _, near in self._vertices():
             word = piece_word(self.worker, self.pieces, near, column)
             if word is not None:
@@ -193,8 +210,8 @@ class ProductSteps:
 
     def _vertices(self) -> list[tuple[int, Expr, Expr]]:
         found = []
-        for part in range(-(-self.vertices // LINES)):
-            vertex = let("vertex", self.line + part * LINES)
+        for part in range(-(-self.vertices // self.lines)):
+            vertex = let("vertex", self.line + part * self.lines)
             near = let("near", self.tile.first + smaller(vertex, self.tile.count - 1))
             found.append((part, vertex, near))
         return found
@@ -202,31 +219,31 @@ class ProductSteps:
     def copy(self, step: Expr, stage: Expr) -> None:
         """Starts the copies of a step."""
         worker = self.worker
-        column = fixed("column", step * STEP + self.own)
+        column = fixed("column", step * self.step + self.own)
         there = None if self.whole_steps else column < padded(self.placement.columns)
         nearest, *others = self._vertices()
 
         def operand(part: int, vertex: Expr, near: Expr) -> None:
             with when(vertex < self.tile.count):
                 source = piece_at(worker, self.pieces, near, column, there, self.places[part])
-                self._start(stage + vertex * STRIDE + self.own, source, there is None)
+                self._start(stage + vertex * self.stride + self.own, source, there is None)
 
         operand(*nearest)
         if others:
-            with when(self.tile.count > LINES):
+            with when(self.tile.count > self.lines):
                 for other in others:
                     operand(*other)
-        for first in range(0, self.copied, LINES):
+        for first in range(0, self.copied, self.lines):
             line = let("line", self.line + first)
-            to = stage + (self.vertices + line) * STRIDE + self.own
-            with when(line < self.copied) if first + LINES > self.copied else nullcontext():
+            to = stage + (self.vertices + line) * self.stride + self.own
+            with when(line < self.copied) if first + self.lines > self.copied else nullcontext():
                 at = self._weight_at(first, column)
                 self._start(to, at, self.whole_steps and self.near is not None)
         begins = piece_begins(self.pieces)[1:]
         # Where a step has columns of one piece of the operand, rows stay where they are until the next piece.
-        if all(begin % STEP == 0 for begin in begins):
+        if all(begin % self.step == 0 for begin in begins):
             for begin in begins:
-                with when(step + 1 == begin // STEP):
+                with when(step + 1 == begin // self.step):
                     self._look_up(step + 1)
         else:
             self._look_up(step + 1)
@@ -253,28 +270,29 @@ class ProductSteps:
         if self.copied:
             return lambda row, column: (
                 self.worker.staging,
-                stage + (self.vertices + row) * STRIDE + column,
+                stage + (self.vertices + row) * self.stride + column,
             )
         memory, place = weight_place(self.worker, self.placement, self.weights_at)
-        return lambda row, column: (memory, place(self.row + row, step * STEP + column))
+        return lambda row, column: (memory, place(self.row + row, step * self.step + column))
 
     def quads(self, step: Expr, stage: Expr) -> tuple[Any, Expr, int]:
         """The memory of a step's weights, the quad there that the first row starts with, and quads from a row
         to the next one."""
         if self.copied:
-            return self.worker.staging, T.shift_right(stage, 2) + self.vertices * (STRIDE // 4), STRIDE // 4
+            quads = self.stride // 4
+            return self.worker.staging, T.shift_right(stage, 2) + self.vertices * quads, quads
         stride = shared_stride(self.placement.columns) // 4
-        at = self.placement.slot // 4 + self.row * stride + step * QUADS
+        at = self.placement.slot // 4 + self.row * stride + step * (self.step // 4)
         return self.worker.shared_weights, at, stride
 
     @property
     def whole_steps(self) -> bool:
         """Whether every step has all its columns in memory."""
-        return padded(self.placement.columns) % STEP == 0
+        return padded(self.placement.columns) % self.step == 0
 
     def whole(self) -> bool:
         """Whether every step has all its columns, or they are zeros."""
-        return bool(self.copied) or self.placement.columns % STEP == 0
+        return bool(self.copied) or self.placement.columns % self.step == 0
 
 
 Sources = Callable[[Expr], tuple[Expr, Expr | None]]

@@ -48,7 +48,7 @@ from dnc.codegen.emit import (
     whole_quad,
 )
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import TransposedProduct
+from dnc.ir.plan import STREAMED, TransposedProduct
 
 Place = tuple[Expr, Expr]  # the first vertex of a warp, and its first column in a block
 
@@ -357,7 +357,8 @@ def _on_tensor_cores(tile: UnitTile, product: TransposedProduct, shape: Shape) -
     """One block of columns after another."""
     worker = tile.worker
     rows = rows_of(product.delta, tile.segment, tile.units)
-    high = TENSOR_WORDS // shape.columns
+    streamed = tile.placement(product).residency == STREAMED
+    high = TENSOR_WORDS // shape.columns if streamed else rows  # nothing comes: all at once
     steps = turned_steps(tile, product, shape.columns, high, TENSOR_WORDS, [(shape.columns, high)])
     each = -(-rows // high)
     others = WARPS // shape.along
@@ -382,8 +383,8 @@ def _on_tensor_cores(tile: UnitTile, product: TransposedProduct, shape: Shape) -
         with when(step == each - 1):
             sums.store(block * shape.columns)
 
-    stages = tile.staging.buffers if steps.streamed else 2
-    words = turned_words(shape.columns, TENSOR_WORDS) if steps.streamed else 0
+    stages = tile.staging.buffers if streamed else 2
+    words = turned_words(shape.columns, TENSOR_WORDS) if streamed else 0
     in_steps(worker.synchronize, blocks * each, stages, words, copy, work)
 
 

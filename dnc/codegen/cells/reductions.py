@@ -33,7 +33,9 @@ def _mean(cell: VertexCell, op: Op) -> Expr:
 def _normalizer(cell: VertexCell, logits: Value) -> tuple[Element, Expr, Expr]:
     """The logits, their maximum, and the sum of exp(logit - maximum)."""
     read, size = cell.vectors[logits], logits.tensor.size
-    return read, *cell.target.normalizer(size, read, cell.math.exp)
+    if logits not in cell.normalizers:
+        cell.normalizers[logits] = cell.target.normalizer(size, read, cell.math.exp)
+    return read, *cell.normalizers[logits]
 
 
 def _softmax(cell: VertexCell, op: Op) -> Element:
@@ -53,23 +55,16 @@ def _log_softmax(cell: VertexCell, op: Op) -> Element:
     return cell.keep(op.result, _log_probabilities(cell, op.operands[0]))
 
 
+def _logsumexp(cell: VertexCell, op: Op) -> Expr:
+    _, top, total = _normalizer(cell, op.operands[0])
+    return let("logsumexp", top + cell.math.log(total))
+
+
 def _cross_entropy(cell: VertexCell, op: Op) -> Expr:
     read, top, total = _normalizer(cell, op.operands[0])
     label, size = cell.scalars[op.operands[1]], op.operands[0].tensor.size
     chosen = read(T.max(smaller(label, size - 1), 0))
     return let("loss", T.Select(label >= 0, cell.math.log(total) + (top - chosen), T.float32(0.0)))
-
-
-def _cross_entropy_grad(cell: VertexCell, op: Op) -> Element:
-    read, top, total = _normalizer(cell, op.operands[0])
-    label = cell.scalars[op.operands[1]]  # -1 is no element's
-    scale = let("scale", T.Select(label >= 0, T.float32(1.0) / total, T.float32(0.0)))
-
-    def element(i: Expr, logit: Expr) -> Expr:
-        hot = T.Select(label == T.cast(i, "int32"), T.float32(1.0), T.float32(0.0))
-        return cell.math.exp(logit - top) * scale - hot
-
-    return cell.keep(op.result, mapped(read, element))
 
 
 def _kl_divergence(cell: VertexCell, op: Op) -> Expr:
@@ -103,8 +98,8 @@ REDUCTIONS: Lowerings = {
     "mean": _mean,
     "softmax": _softmax,
     "log_softmax": _log_softmax,
+    "logsumexp": _logsumexp,
     "cross_entropy": _cross_entropy,
-    "cross_entropy_grad": _cross_entropy_grad,
     "kl_divergence": _kl_divergence,
     "squared_error": _squared_error,
     "argmax": _argmax,

@@ -102,7 +102,8 @@ class VertexCell:
 
     Values: a scalar expression for shape (), else a function of the flat element index. Those of
     more than `widest` elements are not kept in scratch memory, but computed again at every use. near:
-    of matrices that lie nearer than the pool, as they are there, the memory and the first word.
+    of matrices that lie nearer than the pool, as they are there, the memory and the first word. normalizers:
+    those that have been made, of vectors.
     """
 
     access: Access
@@ -115,6 +116,7 @@ class VertexCell:
     scalars: dict[Value, Expr] = attrs.field(factory=dict)
     vectors: dict[Value, Element] = attrs.field(factory=dict)
     lists: dict[Value, Callable[[Expr], tuple[Expr, Element]]] = attrs.field(factory=dict)
+    normalizers: dict[Value, tuple[Expr, Expr]] = attrs.field(factory=dict)
 
     def run(self) -> None:
         """Emits loads, operations and stores."""

@@ -8,8 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dnc.ir.cell import Op, Value
-from dnc.ir.opdef import REDUCTION, SURFACE, Array, Attributes, OpDef, floats, index, size
-from dnc.ir.ops.vectors import log_softmax, softmax
+from dnc.ir.opdef import (
+    ELEMENTWISE,
+    INDEXED,
+    NUMPY_MATH,
+    REDUCTION,
+    SURFACE,
+    Array,
+    Attributes,
+    Expression,
+    OpDef,
+    floats,
+    index,
+    size,
+)
+from dnc.ir.ops.vectors import log_softmax
 from dnc.ir.types import SCALAR, Type
 
 if TYPE_CHECKING:
@@ -23,7 +36,8 @@ def _cross_entropy(types: tuple[Type, ...], attributes: Attributes) -> Type:
 
 
 def _cross_entropy_grad(types: tuple[Type, ...], attributes: Attributes) -> Type:
-    index(types[1], "class")
+    floats(types[1], "normalizer", 0)
+    index(types[2], "class")
     return floats(types[0], "logits", 1)
 
 
@@ -39,17 +53,28 @@ def _cross_entropy_value(operands: Sequence[Array], attributes: Attributes) -> A
     return np.asarray(0.0 if label < 0 else -log_softmax(logits)[label])
 
 
+def _cross_entropy_grad_element(
+    m: Expression, i: Expression, logit: Expression, normalizer: Expression, label: Expression
+) -> Expression:
+    """Element i."""
+    hot = m.select(m.equal(i, label), m.constant(1.0), m.constant(0.0))
+    known = m.select(m.greater(label * 0, label), m.constant(0.0), m.constant(1.0))
+    return known * m.exp(logit - normalizer) - hot
+
+
 def _cross_entropy_grad_value(operands: Sequence[Array], attributes: Attributes) -> Array:
-    logits, label = operands[0], int(operands[1])
-    if label < 0:
-        return np.zeros_like(logits)
-    out = softmax(logits)
-    out[label] -= 1.0
-    return out
+    """`index`, among the attributes, is for those who compute some of the elements only."""
+    logits, normalizer, label = operands
+    wanted = attributes.get("index")
+    numbers = np.arange(logits.size) if wanted is None else np.asarray(wanted)
+    found = _cross_entropy_grad_element(NUMPY_MATH, numbers, logits, normalizer, np.asarray(label))
+    return np.asarray(found, np.float64)
 
 
 def _cross_entropy_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
-    return [build.op("mul", grad, build.op("cross_entropy_grad", *op.operands)), None]
+    logits, label = op.operands
+    normalizer = build.op("logsumexp", logits)
+    return [build.op("mul", grad, build.op("cross_entropy_grad", logits, normalizer, label)), None]
 
 
 def _squared_error_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
@@ -97,13 +122,14 @@ ENTRIES = (
         flops=lambda types, result: 8 * size(types[0]),
         traits=frozenset({REDUCTION, SURFACE}),
     ),
-    OpDef(  # softmax(logits) - onehot(class)
+    OpDef(  # exp(logits - normalizer) - onehot(class), where the normalizer is logsumexp(logits)
         name="cross_entropy_grad",
-        arity=2,
+        arity=3,
         infer=_cross_entropy_grad,
         evaluate=_cross_entropy_grad_value,
-        flops=lambda types, result: 8 * size(types[0]),
-        traits=frozenset({REDUCTION}),
+        scalar=_cross_entropy_grad_element,
+        flops=lambda types, result: 6 * size(types[0]),
+        traits=frozenset({ELEMENTWISE, INDEXED}),
     ),
     OpDef(  # sum of (a - b)²
         name="squared_error",

@@ -85,6 +85,12 @@ def log_softmax(x: Array) -> Array:
     return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 
 
+def logsumexp(x: Array) -> Array:
+    """The logarithm of the sum of exp(x), computed without overflow."""
+    top = x.max()
+    return np.asarray(top + np.log(np.exp(x - top).sum()))
+
+
 def _pad_value(operands: Sequence[Array], attributes: Attributes) -> Array:
     begin, row = integer(attributes, "begin"), operands[0].shape[1:]
     out = np.zeros((integer(attributes, "size"), *row))
@@ -108,6 +114,11 @@ def _softmax_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | N
 
 def _log_softmax_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
     return [build.op("sub", grad, build.op("mul", build.op("sum", grad), build.op("exp", op.result)))]
+
+
+def _logsumexp_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
+    shares = build.op("exp", build.op("sub", op.operands[0], op.result))
+    return [build.op("mul", grad, shares)]
 
 
 def _concat_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
@@ -214,6 +225,15 @@ ENTRIES = (
         evaluate=lambda operands, attributes: log_softmax(operands[0]),
         gradient=_log_softmax_gradient,
         flops=lambda types, result: 8 * size(result),
+        traits=_NAMED,
+    ),
+    OpDef(  # log of the sum of exp: what log_softmax takes off
+        name="logsumexp",
+        arity=1,
+        infer=lambda types, attributes: _reduced((_vector(types, attributes),), attributes),
+        evaluate=lambda operands, attributes: logsumexp(operands[0]),
+        gradient=_logsumexp_gradient,
+        flops=lambda types, result: 6 * size(types[0]),
         traits=_NAMED,
     ),
     OpDef(  # the first one, where several are largest

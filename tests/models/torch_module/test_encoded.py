@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import time
@@ -310,6 +311,7 @@ def test_mistakes(tmp_path):
     assert repr(encode) == "<encoder of batches of TreeLSTM>"
     sent = pickle.dumps(encode([1]))
     del encode
+    gc.collect()  # frames of the errors above name it
     with pytest.raises(DiagnosticError, match="a batch whose encoder is gone"):
         pickle.loads(sent)
     bare = dnc.torch.Module(tmp_path / "build", device="vm", vocabularies=net.dnc.vocabularies)

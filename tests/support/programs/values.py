@@ -119,6 +119,10 @@ def _rows(e: Expressions, shape: Shape, depth: int) -> str:
     return f"concat({', '.join(e.value(part, depth) for part in parts)})"
 
 
+def _logsumexp(e: Expressions, shape: Shape, depth: int) -> str:
+    return f"logsumexp({e.value((e.draft.width(),), depth)})"
+
+
 def _kl_divergence(e: Expressions, shape: Shape, depth: int) -> str:
     width = (e.draft.width(),)
     return f"kl_divergence(softmax({e.value(width, depth)}), {e.value(width, depth)})"
@@ -223,6 +227,7 @@ PRODUCTIONS = (
     Production("concat", (1,), _concat, lambda e, shape: shape[0] > 1),
     Production("sum", (0,), _reduced("sum({})")),
     Production("mean", (0,), _reduced("mean({})")),
+    Production("logsumexp", (0,), _logsumexp),
     Production("squared_error", (0,), _reduced("squared_error({}, {})")),
     Production("cross_entropy", (0,), _cross_entropy, lambda e, shape: bool(e.scope.classes)),
     Production("equal", (0,), _equal, lambda e, shape: bool(e.scope.classes)),
