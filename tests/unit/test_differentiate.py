@@ -6,12 +6,13 @@ import attrs
 import numpy as np
 import pytest
 
-from dnc.compiler import PlanOptions, transform
+from dnc.compiler import PlanOptions, make_plan, transform
 from dnc.diagnostics import DiagnosticError, Source
 from dnc.frontend.build import load_program
 from dnc.ir.forest import Forest
 from dnc.ir.interpreter import interpret
 from dnc.ir.parser import parse_program
+from dnc.ir.plan import UNIT
 from dnc.ir.program import BACKWARD, EARLY, LATE, SavedInput, SlotOutput, StateInput
 from dnc.ir.verifier import verify
 from dnc.passes.canonicalize import canonicalize
@@ -111,6 +112,20 @@ def test_inputs_are_read_again_and_not_saved():
     (pair,) = [pair for pair in changed.weight_gradients if pair.parameter == "U"]
     left, right = (StateInput("encode", "h", (side,)) for side in ("left", "right"))
     assert pair.x == ((left, 0, 3), (right, 0, 3))
+
+
+def test_a_scalar_of_a_whole_vector_is_kept_by_the_forward_stage():
+    text = Path("examples/language_model.dn").read_text()
+    program = transform(load_program(Source("language_model.dn", text), {"vocab": 600})[0])
+    stages = {stage.name: stage for stage in program.stages}
+    makes = [name for name, stage in stages.items() if "logsumexp" in {op.opcode for op in stage.cell.ops}]
+    assert makes == ["loss"]  # neither perplexity, which has no gradient, nor the gradient itself
+    kept = {source.name for source in stages["loss.grad"].inputs if isinstance(source, SavedInput)}
+    assert "logsumexp" in kept
+    plan = make_plan(program, "sm_90a")
+    segments = [segment for segment in plan.segments if segment.stage == "loss.grad"]
+    assert [segment.mapping for segment in segments] == [UNIT]  # scores are read once more, where V is
+    assert [turned.parameter for turned in segments[0].transposed] == ["V"]
 
 
 def test_a_value_that_is_a_state_is_read_as_a_state():

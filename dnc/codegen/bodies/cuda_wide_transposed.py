@@ -374,14 +374,13 @@ def _on_tensor_cores(tile: UnitTile, product: TransposedProduct, shape: Shape) -
     def work(number: Expr, stage: Expr, _: Expr) -> None:
         block = fixed("block", number // each)
         step = let("step", number - block * each)
-        with when(step == 0):
-            sums.clear()
         first = let("first_row", step * high)
         whole = rows % high == 0
         depth = high // DEPTH if whole else let("rows", smaller(rows - first, high) // DEPTH)
         sums.add(partial(steps.quads, block, first, stage), first, depth)
         with when(step == each - 1):
             sums.store(block * shape.columns)
+            sums.clear()
 
     stages = tile.staging.buffers if streamed else 2
     words = turned_words(shape.columns, TENSOR_WORDS) if streamed else 0
@@ -417,6 +416,7 @@ class TensorSums:
             depth,
             lambda row: staging[several(begin + row * (deltas.row // rows), rows)],
             lambda row, part: memory[whole_quad(places[part] + row * stride)],
+            together=2,
         )
 
     def store(self, column: Expr) -> None:
