@@ -86,6 +86,11 @@ CASES: dict[str, Case] = {
         {"hidden": 72, "embed": 24, "vocab": 11},
         {"cluster": 0, "workers": 18},
     ),
+    "tensor cores, tf32, weights in shared memory, a step of more columns than there are, early loads": (
+        "lstm_classifier",
+        {"hidden": 72, "embed": 24},
+        {"cluster": 0, "workers": 18, "residency": "shared", "precision": "tf32"},
+    ),
     "runs of many workers, a thread each": (
         "treelstm",
         {"hidden": 38, "embed": 24, "vocab": 11},

@@ -111,6 +111,12 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         {"hidden": 150, "embed": 20},
         PlanOptions(cluster=0, workers=33, residency="shared"),
     ),
+    # On tensor cores, whose steps have as many columns as there is room for.
+    "lstm-beside-tf32": (
+        "lstm_classifier",
+        {"hidden": 264, "embed": 64},
+        PlanOptions(cluster=0, workers=33, residency="shared", precision="tf32"),
+    ),
     "treelstm-chip-512": ("treelstm", {"hidden": 512, "embed": 512}, PlanOptions(batch=1)),
     # Weights in registers and shared memory together, of levels with many rows and with few: rows and columns
     # that fill neither; a slice of a recursion beside others.
