@@ -51,7 +51,7 @@ SPARE = 4  # words behind a staged row: the same column of eight of them is in a
 # the same columns of a transposed product are
 STRIDE = STEP + SPARE
 QUADS = STEP // 4
-LINES = THREADS // QUADS  # rows of a step that all threads together copy at a time
+MOST_STEP = 4 * THREADS  # all threads copy a row at a time
 TENSOR_WORDS = 4096  # of a step of a transposed product on tensor cores: so many columns, the fewer rows
 TURNED_WORDS = 8192  # or on threads: four copies of 16 bytes
 
@@ -73,7 +73,11 @@ def columns_of_step(tile: UnitTile, product: Product, vertices: int, rows: int) 
     less often all warps wait for each other."""
     streamed, staging = tile.placement(product).residency == STREAMED, tile.staging
     copied, columns, step = rows if streamed else 0, operand_columns(product), STEP
-    while step < columns and staging.buffers * step_words(vertices, copied, 2 * step) <= staging.front:
+
+    def fits(step: int) -> bool:
+        return step <= MOST_STEP and staging.buffers * step_words(vertices, copied, step) <= staging.front
+
+    while step < columns and fits(2 * step):
         step *= 2
     return step
 
