@@ -320,25 +320,20 @@ class _Reverse:
                 found.add(op.result)
         return found
 
-    def _split(self) -> tuple[list[Op], list[Op]]:
-        """What the forward stage does, and what the backward one does. A scalar that follows from whole
-        vectors of the forward stage is made there, where these have just been read for others like it."""
-        count = len(self.stage.cell.ops)
-        forward, own = self.build.ops[:count], []
-        known = {*self.stage.cell.inputs, *(op.result for op in forward)}
-        for op in self.build.ops[count:]:
-            scalar = op.result.type == SCALAR and OPS[op.opcode].has(REDUCTION)
-            if scalar and known.issuperset(op.operands):
-                self.moved.append(op)
-                known.add(op.result)
-            else:
-                own.append(op)
-        return [*forward, *self.moved], own
+    def _scalars(self, ops: list[Op]) -> list[Op]:
+        """Those of the backward stage that are scalars of whole vectors of the forward one: this makes them,
+        as it has just read these vectors for others like them."""
+        known = {*self.stage.cell.inputs, *self.definitions}
+        reduced = [op for op in ops if op.result.type == SCALAR and OPS[op.opcode].has(REDUCTION)]
+        return [op for op in reduced if known.issuperset(op.operands)]
 
     def _bind_forward_values(self) -> None:
         """Splits off the backward cell: what it uses of the forward one becomes its inputs."""
         cheap = self._recomputed()
-        forward, own = self._split()
+        count = len(self.stage.cell.ops)
+        forward, own = self.build.ops[:count], self.build.ops[count:]
+        scalars = self._scalars(own)
+        own = [op for op in own if op not in scalars]
         needed = {value for value, _ in self.outputs}
         kept: list[Op] = []
         for op in reversed([*(op for op in forward if op.result in cheap), *own]):
@@ -349,7 +344,8 @@ class _Reverse:
         for value in self.stage.cell.inputs:
             if value in needed:
                 self.inputs.append((value, self.binding[value]))
-        for op in forward:
+        self.moved = [op for op in scalars if op.result in needed]
+        for op in (*forward, *self.moved):
             if op.result in needed and op.result not in made:
                 self.inputs.append((op.result, self._forward(op.result)))
         self.ops = tuple(reversed(kept))
@@ -362,7 +358,7 @@ class _Reverse:
         results = (*stage.cell.results, *(value for value, _ in self.added))
         outputs = (*stage.outputs, *(output for _, output in self.added))
         cell = attrs.evolve(stage.cell, ops=(*stage.cell.ops, *self.moved), results=results)
-        return prune(attrs.evolve(stage, cell=cell, outputs=outputs))
+        return attrs.evolve(stage, cell=cell, outputs=outputs)
 
     def backward_stage(self) -> Stage:
         """The backward stage."""

@@ -261,9 +261,7 @@ class PlanWeights:
             elif piece.stacked:
                 reason = f"{kind}; {size} of one at a time, chosen by the rows of an instruction"
             elif not (piece.recursive or shared.size):
-                reason = (
-                    f"{kind}; {size}: all that is does not fit, and a part of it would take the room of tiles"
-                )
+                reason = f"{kind}; {size}: not all such weights fit, and a part would take the room of tiles"
             else:
                 reason = (
                     f"{kind}; {size} and {need} registers a thread do not fit: "

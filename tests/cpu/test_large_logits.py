@@ -40,6 +40,25 @@ def test_losses_of_large_logits(tmp_path, top):
     np.testing.assert_allclose(found.metrics["entropy"], divergence, rtol=1e-6, atol=2e-7)
 
 
+@pytest.mark.parametrize("device", ["cpu", "vm"])
+@pytest.mark.parametrize("top", [0.0, 60.0, 3e4, -1e30])
+def test_gradients_of_large_logits(tmp_path, top, device):
+    text = """
+model Large(classes = 3)
+struct Row = Row(x: vector<classes>, tag: class<classes>)
+param b: [classes] = zeros
+loss sum(r in all(Row)) cross_entropy(r.x + b, r.tag)
+"""
+    (tmp_path / "model.dn").write_text(text)
+    compile_model(tmp_path / "model.dn", tmp_path / "build", ("cpu",))
+    model = dnc.load(tmp_path / "build", device)
+    model.configure(optimizer="sgd", learning_rate=1.0)
+    x = (np.float32(top) + np.array([0.0, -5.5, -7.25], "f4")).astype("f4")
+    model.step([{"x": x.tolist(), "tag": 0}])
+    wanted = np.array([1.0, 0.0, 0.0]) - np.exp(log_softmax(x))
+    np.testing.assert_allclose(model.parameters()["b"], wanted, rtol=1e-4, atol=1e-7)
+
+
 def test_many_losses_lose_nothing(tmp_path):
     """20,000 losses that are alike: added up one behind the other, a float's last bit is 4e-3 at the end."""
     text = """

@@ -94,6 +94,15 @@ def check_looks(text: str) -> None:
         assert "cta_sync();" in behind, read[0]
 
 
+def test_parts_of_runs_are_even() -> None:
+    from dnc.codegen.slots import MOST_RUNS, part_size, parts_of
+
+    assert (part_size(33), parts_of(33)) == (11, 3)
+    for runs in range(1, 300):
+        parts, size = parts_of(runs), part_size(runs)
+        assert (parts - 1) * size < runs <= parts * size and size <= MOST_RUNS
+
+
 @pytest.mark.parametrize("arch, name, is_lean", KERNELS)
 def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str, is_lean: bool) -> None:
     """Of plans that only tests force it is enough here that they compile: machine code takes as long again,

@@ -49,7 +49,7 @@ CASES = [
     ("mean", (V3,), {}, SCALAR),
     ("softmax", (V3,), {}, V3),
     ("log_softmax", (V3,), {}, V3),
-    ("logsumexp", (V3,), {}, SCALAR),
+    *((name, (V3,), {}, SCALAR) for name in ("logsumexp", "largest", "softmax_scale")),
     ("argmax", (V3,), {}, INDEX),
     ("concat", (V3,), {}, V3),
     ("concat", (V3, V4, V3), {}, tensor(10)),
@@ -59,7 +59,7 @@ CASES = [
     ("slice", (M34,), {"begin": 1, "end": 3}, tensor(2, 4)),
     ("pad", (M34,), {"begin": 2, "size": 7}, tensor(7, 4)),
     ("cross_entropy", (V3, INDEX), {}, SCALAR),
-    ("cross_entropy_grad", (V3, SCALAR, INDEX), {}, V3),
+    ("cross_entropy_grad", (V3, SCALAR, SCALAR, INDEX), {}, V3),
     ("row", (M34, INDEX), {}, V4),
     ("one_hot", (INDEX,), {"size": 5}, tensor(5)),
     ("kl_divergence", (V3, V3), {}, SCALAR),
@@ -164,9 +164,11 @@ def test_kinks_and_edges():
 
 
 def test_unlabelled_costs_nothing():
-    logits = np.asarray([1.0, 2.0])
-    assert value("cross_entropy", logits, -1) == 0
-    assert (value("cross_entropy_grad", logits, value("logsumexp", logits), -1) == 0).all()
+    for logits in np.asarray([[1.0, 2.0], [1.0, np.inf]]):
+        assert value("cross_entropy", logits, -1) == 0
+        with np.errstate(invalid="ignore"):
+            parts = value("largest", logits), value("softmax_scale", logits)
+            assert (value("cross_entropy_grad", logits, *parts, -1) == 0).all()
 
 
 @pytest.mark.parametrize("name", ["list_sum", "list_mean", "list_max"])

@@ -226,7 +226,8 @@ def _lay_out(
 def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, rows: Expr) -> None:
     """The body of the segment's instruction."""
     worker.stage(staging.words)
-    tensor = on_tensor_cores(worker.plan, segment)
+    tensor, tiling = on_tensor_cores(worker.plan, segment), worker.plan.tiling
+    assert tiling is not None
     size: Expr = staging.tile
     # What is left of small ones is little, and where tiles are small, weights have taken registers, too.
     if not tensor and staging.tile > LEAST:
@@ -241,7 +242,9 @@ def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, 
         several = tile.units < tile.share
         with stride_loop("block", 0, tile.share, tile.units) if several else nullcontext(0) as own:
             block, early = attrs.evolve(tile, own=own), None
-            if _reads_operands_alone(worker, segment) and tile.units <= THREADS:
+            # Of a cluster operands are there before tensor cores have anything to hide.
+            waits = not tensor or tiling.cluster == 1
+            if waits and _reads_operands_alone(worker, segment) and tile.units <= THREADS:
                 early = EarlyLoads(block, THREADS // tile.units)
                 early.start()
             for product in segment.products:

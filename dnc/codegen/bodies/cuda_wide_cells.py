@@ -122,16 +122,19 @@ def _in_rounds(
     total: Expr, first: Expr, apart: Expr, together: int, make: Callable[[Expr], tuple[UnitQuad, Around]]
 ) -> None:
     """Cells `first`, `first` + `apart`, ... of `total`, some together; `make` has the cell of a number, and
-    what to do around its stores."""
+    what to do around its run."""
     with stride_loop("cell", first, total, apart * together) as item:
         numbers = [item + part * apart for part in range(together)]
         near = [item, *(fixed("item", smaller(number, total - 1)) for number in numbers[1:])]
         made = [make(number) for number in near]
         starts = [cell.place() for cell, _ in made]
         finishes = [start() for start in starts]
-        for (cell, _), finish in zip(made, finishes, strict=True):  # no branch parts what does not depend
-            finish()
-            cell.compute()
-        for part, (number, (cell, around)) in enumerate(zip(numbers, made, strict=True)):
+        for part, (number, (cell, around), finish) in enumerate(zip(numbers, made, finishes, strict=True)):
+
+            def run(cell: UnitQuad = cell, finish: Callable[[], None] = finish) -> None:
+                finish()
+                cell.compute()
+                cell.store()
+
             with when(number < total) if part else nullcontext():
-                around(cell.store)
+                around(run)

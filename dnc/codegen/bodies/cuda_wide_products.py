@@ -50,7 +50,7 @@ from dnc.codegen.emit import (
     whole_quad,
 )
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import Product
+from dnc.ir.plan import Product, padded
 
 MOST_ROWS = 160  # of a worker that are summed together by threads
 MOST_TENSOR_ROWS = 256  # or on tensor cores
@@ -455,13 +455,14 @@ def _tensor_sums(
     sums = warp_sums(worker, shape.own, times)
 
     def work(now: Expr, stage: Expr, _: Expr) -> None:
-        own = -(-(step // DEPTH) // parts)
+        blocks = min(step, padded(steps.placement.columns)) // DEPTH
+        own = -(-blocks // parts)
         weights = steps.weights(now, stage)
         begin = let("begin", part * own)
-        last: Expr = step // DEPTH
-        if not steps.whole():
+        last: Expr = blocks
+        if not steps.whole() and steps.count > 1:
             last = let("last", smaller(steps.placement.columns // DEPTH - now * last, last))
-        count = own if steps.whole() and own * parts == last else let("count", smaller(last - begin, own))
+        count = own if own * parts == last else let("count", smaller(last - begin, own))
 
         def weight(own: Expr, column: Expr) -> Expr:
             near = first + own

@@ -46,7 +46,7 @@ from dnc.ir.plan import (
     unit_share,
 )
 
-STEP = 32  # columns of a step, or a multiple of them
+STEP = 32  # columns of a step, at least
 SPARE = 4  # words behind a staged row: the same column of eight of them is in all banks, as four of them in
 # the same columns of a transposed product are
 STRIDE = STEP + SPARE

@@ -416,7 +416,6 @@ class TensorSums:
             depth,
             lambda row: staging[several(begin + row * (deltas.row // rows), rows)],
             lambda row, part: memory[whole_quad(places[part] + row * stride)],
-            together=2,
         )
 
     def store(self, column: Expr) -> None:

@@ -55,6 +55,14 @@ def _log_softmax(cell: VertexCell, op: Op) -> Element:
     return cell.keep(op.result, _log_probabilities(cell, op.operands[0]))
 
 
+def _largest(cell: VertexCell, op: Op) -> Expr:
+    return let("largest", _normalizer(cell, op.operands[0])[1])
+
+
+def _softmax_scale(cell: VertexCell, op: Op) -> Expr:
+    return let("scale", T.float32(1.0) / _normalizer(cell, op.operands[0])[2])
+
+
 def _logsumexp(cell: VertexCell, op: Op) -> Expr:
     _, top, total = _normalizer(cell, op.operands[0])
     return let("logsumexp", top + cell.math.log(total))
@@ -99,6 +107,8 @@ REDUCTIONS: Lowerings = {
     "softmax": _softmax,
     "log_softmax": _log_softmax,
     "logsumexp": _logsumexp,
+    "largest": _largest,
+    "softmax_scale": _softmax_scale,
     "cross_entropy": _cross_entropy,
     "kl_divergence": _kl_divergence,
     "squared_error": _squared_error,

@@ -36,8 +36,9 @@ def _cross_entropy(types: tuple[Type, ...], attributes: Attributes) -> Type:
 
 
 def _cross_entropy_grad(types: tuple[Type, ...], attributes: Attributes) -> Type:
-    floats(types[1], "normalizer", 0)
-    index(types[2], "class")
+    floats(types[1], "largest", 0)
+    floats(types[2], "scale", 0)
+    index(types[3], "class")
     return floats(types[0], "logits", 1)
 
 
@@ -54,27 +55,27 @@ def _cross_entropy_value(operands: Sequence[Array], attributes: Attributes) -> A
 
 
 def _cross_entropy_grad_element(
-    m: Expression, i: Expression, logit: Expression, normalizer: Expression, label: Expression
+    m: Expression, i: Expression, logit: Expression, top: Expression, scale: Expression, label: Expression
 ) -> Expression:
     """Element i."""
     hot = m.select(m.equal(i, label), m.constant(1.0), m.constant(0.0))
-    known = m.select(m.greater(label * 0, label), m.constant(0.0), m.constant(1.0))
-    return known * m.exp(logit - normalizer) - hot
+    missing = m.greater(label * 0, label)  # an integer zero
+    return m.select(missing, m.constant(0.0), m.exp(logit - top) * scale - hot)
 
 
 def _cross_entropy_grad_value(operands: Sequence[Array], attributes: Attributes) -> Array:
     """`index`, among the attributes, is for those who compute some of the elements only."""
-    logits, normalizer, label = operands
+    logits, top, scale, label = operands
     wanted = attributes.get("index")
     numbers = np.arange(logits.size) if wanted is None else np.asarray(wanted)
-    found = _cross_entropy_grad_element(NUMPY_MATH, numbers, logits, normalizer, np.asarray(label))
+    found = _cross_entropy_grad_element(NUMPY_MATH, numbers, logits, top, scale, np.asarray(label))
     return np.asarray(found, np.float64)
 
 
 def _cross_entropy_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
     logits, label = op.operands
-    normalizer = build.op("logsumexp", logits)
-    return [build.op("mul", grad, build.op("cross_entropy_grad", logits, normalizer, label)), None]
+    parts = build.op("largest", logits), build.op("softmax_scale", logits)
+    return [build.op("mul", grad, build.op("cross_entropy_grad", logits, *parts, label)), None]
 
 
 def _squared_error_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
@@ -122,9 +123,9 @@ ENTRIES = (
         flops=lambda types, result: 8 * size(types[0]),
         traits=frozenset({REDUCTION, SURFACE}),
     ),
-    OpDef(  # exp(logits - normalizer) - onehot(class), where the normalizer is logsumexp(logits)
+    OpDef(  # softmax(logits) - onehot(class), as exp(logits - largest) * scale
         name="cross_entropy_grad",
-        arity=3,
+        arity=4,
         infer=_cross_entropy_grad,
         evaluate=_cross_entropy_grad_value,
         scalar=_cross_entropy_grad_element,

@@ -36,6 +36,11 @@ def _vector(types: tuple[Type, ...], attributes: Attributes) -> Type:
     return floats(types[0], "operand", 1)
 
 
+def _of_vector(types: tuple[Type, ...], attributes: Attributes) -> Type:
+    floats(types[0], "operand", 1)
+    return SCALAR
+
+
 def _argmax(types: tuple[Type, ...], attributes: Attributes) -> Type:
     floats(types[0], "operand", 1)
     return INDEX
@@ -107,6 +112,10 @@ def _mean_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None
     return _sum_gradient(build, op, build.op("scale", grad, factor=1.0 / size(op.operands[0].type)))
 
 
+def _softmax_scale(operands: Sequence[Array], attributes: Attributes) -> Array:
+    return np.asarray(1.0 / np.exp(operands[0] - operands[0].max()).sum())
+
+
 def _softmax_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
     weighted = build.op("mul", grad, op.result)
     return [build.op("sub", weighted, build.op("mul", build.op("sum", weighted), op.result))]
@@ -117,8 +126,7 @@ def _log_softmax_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value
 
 
 def _logsumexp_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
-    shares = build.op("exp", build.op("sub", op.operands[0], op.result))
-    return [build.op("mul", grad, shares)]
+    return [build.op("mul", grad, build.op("softmax", op.operands[0]))]
 
 
 def _concat_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
@@ -230,11 +238,27 @@ ENTRIES = (
     OpDef(  # log of the sum of exp: what log_softmax takes off
         name="logsumexp",
         arity=1,
-        infer=lambda types, attributes: _reduced((_vector(types, attributes),), attributes),
+        infer=_of_vector,
         evaluate=lambda operands, attributes: logsumexp(operands[0]),
         gradient=_logsumexp_gradient,
         flops=lambda types, result: 6 * size(types[0]),
         traits=_NAMED,
+    ),
+    OpDef(  # what softmax takes off
+        name="largest",
+        arity=1,
+        infer=_of_vector,
+        evaluate=lambda operands, attributes: np.asarray(operands[0].max()),
+        flops=lambda types, result: size(types[0]),
+        traits=frozenset({REDUCTION}),
+    ),
+    OpDef(  # what softmax multiplies exp(x - largest) by
+        name="softmax_scale",
+        arity=1,
+        infer=_of_vector,
+        evaluate=_softmax_scale,
+        flops=lambda types, result: 6 * size(types[0]),
+        traits=frozenset({REDUCTION}),
     ),
     OpDef(  # the first one, where several are largest
         name="argmax",

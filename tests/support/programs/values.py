@@ -146,7 +146,7 @@ def _scaled(e: Expressions, shape: Shape, depth: int) -> str:
 
 def _cross_entropy(e: Expressions, shape: Shape, depth: int) -> str:
     size = e.pick(list(e.scope.classes))
-    return f"cross_entropy({e.value((size,), depth)}, {e.pick(e.scope.classes[size])})"
+    return f"cross_entropy({e.value((size,), depth)}, {class_text(e, size, depth)})"
 
 
 def _equal(e: Expressions, shape: Shape, depth: int) -> str:
