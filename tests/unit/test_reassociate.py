@@ -180,12 +180,18 @@ def test_tiles_are_dealt_out_to_somebody(grid: int) -> None:
     (table,) = bench.plan.table_gradients
     tokens = np.array([0, 1, 17, 400, 3000])
     rows = np.full((len(tokens), len(shapes.outer)), 100)
-    for outer in (shapes.outer, np.where(shapes.outer == shapes.outer.max(), grid, 0)):
+    first = shapes.outer
+    for outer in (first, np.where(first == first.max(), grid, 0)):
         shapes.outer = outer
         shapes._seats.clear()
         shapes._left.clear()
         few = np.ones(len(tokens), bool)
-        before, left_out, groups, sharers = shapes.deal(table, tokens, rows, few, grid)
+        together = shapes.deal(table, tokens, rows, few, grid)
+        before, left_out, groups, sharers = together
+        for batch in (*range(len(tokens)), 0) if outer is first else ():  # alone, and what is remembered
+            own = [each[batch : batch + 1] for each in (tokens, rows, few)]
+            for alone, same in zip(shapes.deal(table, *own, grid), together, strict=True):
+                assert alone.tolist() == same[batch : batch + 1].tolist()
         assert (sharers > 0).all() and (sharers <= grid).all()
         apart = sharers < grid  # who makes products then has no tiles of gradients
         assert (before[apart] == (grid - sharers)[apart]).all() and (left_out[apart] == sharers[apart]).all()

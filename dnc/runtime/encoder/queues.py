@@ -18,6 +18,7 @@ from dnc.ir.forest import Ints
 from dnc.ir.phases import Phases
 from dnc.ir.plan import Plan
 from dnc.runtime.encoder.ending import Exits
+from dnc.runtime.encoder.known import Known
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.scopes import Scopes
 from dnc.runtime.encoder.words import Numbers, Spread, Words
@@ -58,7 +59,7 @@ class Columns:
         self.barrier, self.grid_barrier = numbers[isa.REPLICA_BARRIER], numbers[isa.GRID_BARRIER]
         self.leave = numbers.get(isa.LEAVE, -1)  # only where the recursion chooses classes
         self._longest = max((step.step for step in steps), default=0) + 1
-        self._grids: dict[tuple[object, ...], Grid] = {}
+        self._grids = Known[tuple[object, ...], Grid](MOST_GRIDS)
 
     def place(self, phase: int, level: Numbers, within: int, depth: int) -> Numbers:
         """Where a step of a phase stands in a queue, by level."""
@@ -75,12 +76,7 @@ class Columns:
     def grid(self, shapes: tuple[Shape, ...], depth: int, leaves: bool) -> Grid:
         """The grid for shapes of all fronts, and levels at most; leaves: for a batch whose recursion can be
         left, without what runs behind it."""
-        key = shapes, depth, leaves
-        if key not in self._grids:
-            if len(self._grids) >= MOST_GRIDS:
-                self._grids.clear()
-            self._grids[key] = self._make(*key)
-        return self._grids[key]
+        return self._grids.get((shapes, depth, leaves), lambda: self._make(shapes, depth, leaves))
 
     def _make(self, shapes: tuple[Shape, ...], depth: int, leaves: bool) -> Grid:
         first, at = dict[Fronts, tuple[int, Shape]](), 0
