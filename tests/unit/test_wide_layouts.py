@@ -53,4 +53,4 @@ def test_blocks_of_units(vocab: int, blocks: int) -> None:
     units = tile_units(plan, segments["loss/0"], MOST_ROWS)
     share = unit_share(vocab, 4)
     assert units % 4 == 0 and units <= max(share, MOST_ROWS) and -(-share // units) == blocks
-    assert tile_units(plan, segments["loss.grad/1"], MOST_ROWS) == share
+    assert tile_units(plan, segments["loss.grad/0"], MOST_ROWS) == share
