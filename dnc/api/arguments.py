@@ -68,10 +68,10 @@ def sample_numbers(batch: Any, samples: int) -> NDArray[np.int32]:
     """The numbers of a batch, all below `samples`; None means all."""
     if batch is None:
         return np.arange(samples, dtype=np.int32)
-    if type(batch) is np.ndarray and batch.dtype.kind == "i" and batch.shape == (1,):  # a stream of them
+    if _is_single(batch):  # a stream of them
         number = int(batch[0])
         if 0 <= number < samples:
-            return batch.astype(np.int32)
+            return np.array([number], np.int32)
     if not hasattr(batch, "__len__"):
         raise fail(f"a batch is {batch!r}, expected a list of sample numbers")
     numbers = np.asarray(batch) if len(batch) else np.zeros(0, np.int32)
@@ -82,6 +82,13 @@ def sample_numbers(batch: Any, samples: int) -> NDArray[np.int32]:
         wrong = least if least < 0 else most
         raise fail(f"a batch holds sample {wrong}; the data have 0..{samples - 1}")
     return numbers.astype(np.int32)
+
+
+def _is_single(batch: Any) -> bool:
+    """Whether a batch is one number, in an array or in a list."""
+    if type(batch) is list:
+        return len(batch) == 1 and type(batch[0]) is int
+    return type(batch) is np.ndarray and batch.shape == (1,) and batch.dtype.kind == "i"
 
 
 def by_name(values: Any) -> Mapping[str, Any]:
