@@ -98,6 +98,13 @@ class Groups:
         soon = min(GROUP_SAMPLES * (1 + self._made), SOON_SAMPLES)
         return min(soon if rounds < 0 else SOON_SAMPLES << rounds + 1, self.most)
 
+    def _sizes(self, samples: int) -> tuple[int, int]:
+        """Batches of so many samples in the next group, and how many there are in one at most."""
+        each, turn = max(samples, 1), self.lanes(samples)
+        largest = full_group(each, self.most, turn)
+        size = min(largest, max(self._limit // each, turn))
+        return size - size % turn or size, largest
+
     def of(self, batches: Iterable[Sequence[int] | Ints]) -> Iterator[Ints]:
         """The groups of some batches.
 
@@ -122,17 +129,16 @@ class Groups:
 
     def _gathered(self, batches: Iterable[Sequence[int] | Ints]) -> Iterator[tuple[Ints, bool]]:
         """Groups as large as they may be, and whether none will be larger."""
-        group: list[Ints] = []
+        group, size, largest = list[Ints](), 0, 0
         for batch in batches:
             own = np.array(batch, np.int32)  # a copy: the next batch may be written where this one was
             if group and len(own) != len(group[0]):
                 yield from _cut(group)
                 group = []
+            if not group:
+                size, largest = self._sizes(len(own))
             group.append(own)
-            each, turn = max(len(own), 1), self.lanes(len(own))
-            largest = full_group(each, self.most, turn)
-            size = min(largest, max(self._limit // each, turn))
-            if len(group) < (size - size % turn or size):
+            if len(group) < size:
                 continue
             count = _distinct_batches(group)
             yield np.stack(group[:count]), 1 < largest == count
