@@ -387,32 +387,31 @@ class Runs:
         """That of a run; nobody waits for it."""
         return self.access.pool[shift(self.at + wide(run) * self.width, self.i)]
 
-    def some(self, first: Expr, count: int, last: Expr) -> list[Expr]:
-        """Those of `count` runs, under way together; behind the `last` one any numbers."""
-        if self.access.polls is None:
+    def some(self, first: Expr, count: int, last: Expr | None = None) -> list[Expr]:
+        """Those of `count` runs, under way together; behind the `last` one any numbers. last: None if all
+        are there."""
+        if self.access.polls is None and last is not None:
             return [let("run", self.read(smaller(first + k, last))) for k in range(count)]
-        return self.access.polls(self._place(first), self.width, count, last - first)
+        at = fixed("run_at", self.at + wide(first) * self.width + self.i, "int64")
+        if self.access.polls is not None:
+            return self.access.polls(at, self.width, count, count - 1 if last is None else last - first)
+        return [let("run", self.access.pool[at + k * self.width]) for k in range(count)]
 
     def part_sums(self, first: Expr, together: int) -> list[Expr]:
         """The sums of so many parts from the one numbered `first` on, a multiple of them; zeros behind the
         last one. All runs are under way before any are added."""
         runs = self.access.workers
         size, parts = part_size(runs), parts_of(runs)
-        if runs % size or parts % together:
-            begin = let("first_run", first * size)
-            found = self.some(begin, together * size, runs - 1)
-            found = [T.Select(begin + k < runs, run, T.float32(0.0)) for k, run in enumerate(found)]
-            return [let("part_sum", reduce(add, found[k : k + size])) for k in range(0, len(found), size)]
-        at, count = self._place(smaller(first, parts - together) * size), together * size
-        if self.access.polls is not None:
-            found = self.access.polls(at, self.width, count, count - 1)
+        count, zero = together * size, T.float32(0.0)
+        alike = runs % size == 0 and parts % together == 0  # all of these parts are there, or none
+        if alike:
+            found = self.some(smaller(first, parts - together) * size, count)
         else:
-            found = [let("run", self.access.pool[at + k * self.width]) for k in range(count)]
+            begin = let("first_run", first * size)
+            found = self.some(begin, count, runs - 1)
+            found = [T.Select(begin + k < runs, run, zero) for k, run in enumerate(found)]
         sums = [let("part_sum", reduce(add, found[k : k + size])) for k in range(0, count, size)]
-        return [T.Select(first < parts, one, T.float32(0.0)) for one in sums]
-
-    def _place(self, run: Expr) -> Expr:
-        return fixed("run_at", self.at + wide(run) * self.width + self.i, "int64")
+        return [T.Select(first < parts, one, zero) for one in sums] if alike else sums
 
 
 @attrs.frozen(eq=False)

@@ -168,6 +168,18 @@ class OpDef:
         return trait in self.traits
 
 
+def indexed_value(scalar: Callable[..., Expression]) -> Evaluate:
+    """`evaluate` of an INDEXED operation. `index`, among the attributes, is for those who compute some of the
+    elements only."""
+
+    def evaluate(operands: Sequence[Array], attributes: Attributes) -> Array:
+        own, wanted = dict(attributes), np.arange(operands[0].size).reshape(operands[0].shape)
+        numbers = np.asarray(own.pop("index", wanted))
+        return np.asarray(scalar(NUMPY_MATH, numbers, *operands, **own), np.float64)
+
+    return evaluate
+
+
 def size(type: Type) -> int:
     """Number of elements; of one child for a list."""
     return type.tensor.size

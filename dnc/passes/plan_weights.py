@@ -219,17 +219,17 @@ class PlanWeights:
     def _filled(self, pieces: Sequence[Slice], workers: int, room: _Room) -> list[_Filled]:
         """The places of slices in their order, and what was missing where one is not in registers."""
 
-        def fill(piece: Slice) -> _Filled:
+        def fill(piece: Slice, room: _Room) -> _Filled:
             room.registers.choose(piece)
             placement = self._place(piece, workers, room)
             missing = _missing(piece, placement.residency, workers, room.registers, room.shared)
             return piece, placement, missing
 
         once = [piece for piece in pieces if not (piece.recursive or piece.stacked)]
-        found = [fill(piece) for piece in pieces if piece not in once]
+        found = [fill(piece, room) for piece in pieces if piece not in once]
         if self.residency is None and sum(each.words(workers) for each in once) > room.shared.free:
             room = attrs.evolve(room, shared=_Memory(0))
-        return [*found, *(fill(piece) for piece in once)]
+        return [*found, *(fill(piece, room) for piece in once)]
 
     def _place(self, piece: Slice, workers: int, room: _Room) -> Placement:
         """Takes the place of a slice: registers before shared memory, and neither for a stack."""

@@ -188,7 +188,7 @@ def test_tiles_are_dealt_out_to_somebody(grid: int) -> None:
         few = np.ones(len(tokens), bool)
         together = shapes.deal(table, tokens, rows, few, grid)
         before, left_out, groups, sharers = together
-        for batch in (*range(len(tokens)), 0) if outer is first else ():  # alone, and what is remembered
+        for batch in range(len(tokens)) if outer is first else ():
             own = [each[batch : batch + 1] for each in (tokens, rows, few)]
             for alone, same in zip(shapes.deal(table, *own, grid), together, strict=True):
                 assert alone.tolist() == same[batch : batch + 1].tolist()
@@ -197,3 +197,12 @@ def test_tiles_are_dealt_out_to_somebody(grid: int) -> None:
         assert (before[apart] == (grid - sharers)[apart]).all() and (left_out[apart] == sharers[apart]).all()
         assert (before >= 0).all() and (before + left_out <= grid).all() and (left_out < grid).all()
         assert set(groups.tolist()) <= set(isa.token_groups(bench.plan))
+
+
+def test_a_batch_that_comes_again_is_dealt_out_alike() -> None:
+    """Alone, so that its deal is remembered."""
+    bench = bench_of("treelstm", plan_of("treelstm"))
+    encoder, samples = bench.encoder, np.arange(2)
+    first, again = (encoder.encode(samples, replicas=1, workers=4).words for _ in range(2))
+    assert first.tolist() == again.tolist()
+    assert len(encoder.modes.tail._deals._answers) == 1

@@ -39,8 +39,8 @@ def _normalizer(cell: VertexCell, logits: Value) -> tuple[Element, Expr, Expr]:
 
 
 def _softmax(cell: VertexCell, op: Op) -> Element:
-    read, top, total = _normalizer(cell, op.operands[0])
-    scale = let("scale", T.float32(1.0) / total)
+    read, top, _ = _normalizer(cell, op.operands[0])
+    scale = _softmax_scale(cell, op)
     return cell.keep(op.result, mapped(read, lambda i, x: cell.math.exp(x - top) * scale))
 
 

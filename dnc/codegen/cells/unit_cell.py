@@ -10,16 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
-from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.access import Access, ListReader
 from dnc.codegen.cells.lists import list_op
-from dnc.codegen.cells.values import Element
-from dnc.codegen.emit import Expr, floats, lanes, let, loop, put, shift
+from dnc.codegen.cells.values import Element, as_declared, as_number
+from dnc.codegen.emit import Expr, floats, let, loop, put, shift
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
-from dnc.ir.plan import ChildrenAddress, IndexAddress, Load, Segment, SlotsAddress, Store
+from dnc.ir.plan import ChildrenAddress, Load, Segment, SlotsAddress, Store
 
 Started = Callable[[], Any]  # what emits the value of a load that is under way
 
@@ -110,9 +109,7 @@ class UnitCell:
             reader = self.access.children(address, self.row)
             return lambda: known([self._child(reader, element) for element in elements])
         read = self.access.reader(address, self.row)
-        if value.tensor.dtype == "i32" and not isinstance(address, IndexAddress):  # kept as a float
-            return lambda: known([let(value.name, T.cast(read(element), "int32")) for element in elements])
-        return lambda: known([let(value.name, read(element)) for element in elements])
+        return lambda: known([let(value.name, as_declared(load, read(element))) for element in elements])
 
     @staticmethod
     def _child(reader: ListReader, element: Expr) -> tuple[Expr, Element]:
@@ -140,7 +137,7 @@ class UnitCell:
         scalar, attributes = definition.scalar, dict(op.attributes)
 
         def element(gate: int) -> list[Expr]:
-            return [_number(self.element(op.result, gate))] if definition.has(INDEXED) else []
+            return [as_number(self.element(op.result, gate))] if definition.has(INDEXED) else []
 
         return [
             let(op.result.name, scalar(self.math, *element(gate), *at(gate), **attributes))
@@ -173,8 +170,3 @@ class UnitCell:
         with loop("child", count) as child:
             at = self.access.record(store.buffer, first + child) + store.offset
             put(self.access.pool, shift(at, element), read(child))
-
-
-def _number(at: Expr) -> Expr:
-    width = lanes(at)
-    return at if isinstance(at, int) else T.cast(at, "int32" if width == 1 else f"int32x{width}")

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.emit import Expr
+from dnc.codegen.emit import Expr, lanes
 from dnc.ir.cell import Op
+from dnc.ir.plan import IndexAddress, Load
 
 if TYPE_CHECKING:
     from dnc.codegen.cells.vertex_cell import VertexCell
@@ -52,6 +54,19 @@ def mapped(read: Element, function: Callable[[Expr, Expr], Expr]) -> Vector:
         return [function(first + i, value) for i, value in enumerate(four(first))]
 
     return Vector(lambda i: function(i, read(i)), four_mapped if four is not None else None)
+
+
+def as_declared(load: Load, found: Expr) -> Expr:
+    """What a load has read, in the type of its value: stores keep integers as floats, lists do not."""
+    is_kept = load.value.tensor.dtype == "i32" and not isinstance(load.address, IndexAddress)
+    return T.cast(found, "int32") if is_kept else found
+
+
+def as_number(i: Expr) -> Expr:
+    """The number of an element, or of several: an int32, as classes are."""
+    if isinstance(i, int):
+        return i
+    return T.cast(i, "int32" if lanes(i) == 1 else f"int32x{lanes(i)}")
 
 
 # Answers with a scalar on every lane, a reader of elements, or a reader of a list.

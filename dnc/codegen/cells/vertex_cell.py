@@ -17,7 +17,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.access import Access
 from dnc.codegen.cells.lists import list_op
 from dnc.codegen.cells.lowerings import ALWAYS_KEPT, LOWERINGS
-from dnc.codegen.cells.values import Element, Matrix, StoreFour, Vector
+from dnc.codegen.cells.values import Element, Matrix, StoreFour, Vector, as_declared, as_number
 from dnc.codegen.emit import Expr, elements4, let, loop, put, quad_at, store_four, wide
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
@@ -26,7 +26,6 @@ from dnc.ir.plan import (
     BufferAddress,
     ChildrenAddress,
     EntriesAddress,
-    IndexAddress,
     Load,
     ParameterAddress,
     Segment,
@@ -143,10 +142,7 @@ class VertexCell:
             return
         read = self.access.reader(address, self.row)
         if not value.tensor.shape:
-            found = read(0)
-            if value.tensor.dtype == "i32" and not isinstance(address, IndexAddress):
-                found = T.cast(found, "int32")  # `_store` keeps integers as floats
-            self.scalars[value] = let(value.name, found)
+            self.scalars[value] = let(value.name, as_declared(load, read(0)))
         else:
             aligned = self.access.is_aligned(address)
             whole = Vector(read, (lambda first: elements4(read(tirx.Ramp(first, 1, 4)))) if aligned else None)
@@ -220,7 +216,7 @@ class VertexCell:
             scalar, attributes = definition.scalar, dict(op.attributes)
 
             def element(i: Expr) -> Expr:
-                number = [i] if definition.has(INDEXED) else []
+                number = [as_number(i)] if definition.has(INDEXED) else []
                 return scalar(self.math, *number, *[self.read(v, i) for v in op.operands], **attributes)
 
             if shape:

@@ -25,6 +25,7 @@ from dnc.ir.opdef import (
     OpDef,
     floats,
     index,
+    indexed_value,
     integer,
     number,
     shape,
@@ -137,15 +138,6 @@ def _dropped(
     return a * m.select(m.equal(key, key * 0), m.constant(1.0), factor)
 
 
-def _dropout_value(operands: Sequence[Array], attributes: Attributes) -> Array:
-    """`index`, among the attributes, is for those who compute some of the elements only."""
-    x, key = operands
-    wanted = attributes.get("index")
-    numbers = np.arange(x.size).reshape(x.shape) if wanted is None else np.asarray(wanted)
-    rate, site = number(attributes, "rate"), integer(attributes, "site")
-    return np.asarray(_dropped(NUMPY_MATH, numbers, x, key, rate=rate, site=site), np.float64)
-
-
 def _entry(
     name: str,
     arity: int,
@@ -231,7 +223,7 @@ ENTRIES = (
         name="dropout",
         arity=2,
         infer=_dropout,
-        evaluate=_dropout_value,
+        evaluate=indexed_value(_dropped),
         gradient=lambda build, op, grad: [
             build.op("dropout", grad, op.operands[1], rate=op.attribute("rate"), site=op.attribute("site")),
             None,

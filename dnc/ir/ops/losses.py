@@ -11,7 +11,6 @@ from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import (
     ELEMENTWISE,
     INDEXED,
-    NUMPY_MATH,
     REDUCTION,
     SURFACE,
     Array,
@@ -20,6 +19,7 @@ from dnc.ir.opdef import (
     OpDef,
     floats,
     index,
+    indexed_value,
     size,
 )
 from dnc.ir.ops.vectors import log_softmax
@@ -61,15 +61,6 @@ def _cross_entropy_grad_element(
     hot = m.select(m.equal(i, label), m.constant(1.0), m.constant(0.0))
     missing = m.greater(label * 0, label)  # an integer zero
     return m.select(missing, m.constant(0.0), m.exp(logit - top) * scale - hot)
-
-
-def _cross_entropy_grad_value(operands: Sequence[Array], attributes: Attributes) -> Array:
-    """`index`, among the attributes, is for those who compute some of the elements only."""
-    logits, top, scale, label = operands
-    wanted = attributes.get("index")
-    numbers = np.arange(logits.size) if wanted is None else np.asarray(wanted)
-    found = _cross_entropy_grad_element(NUMPY_MATH, numbers, logits, top, scale, np.asarray(label))
-    return np.asarray(found, np.float64)
 
 
 def _cross_entropy_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
@@ -127,7 +118,7 @@ ENTRIES = (
         name="cross_entropy_grad",
         arity=4,
         infer=_cross_entropy_grad,
-        evaluate=_cross_entropy_grad_value,
+        evaluate=indexed_value(_cross_entropy_grad_element),
         scalar=_cross_entropy_grad_element,
         flops=lambda types, result: 6 * size(types[0]),
         traits=frozenset({ELEMENTWISE, INDEXED}),

@@ -23,7 +23,7 @@ from dnc.runtime.encoder.words import Numbers
 # What tiles in chunks cost beside their rows and themselves, in cycles: the norm of all, and for every float
 # of an arena. Seen on an H200.
 NORM, FLOAT = 26000, 0.25
-MOST_KNOWN = 4096  # cuts and deals that are remembered
+MOST_KNOWN = 4096  # cuts, and deals, that are remembered
 # Of the piece of the gradient with the most work those of others are at most such a part.
 SPLITS = (0.95, 1, 1.5, 2, 3)
 VECTOR = 60  # what a row costs in a tile of `outer` that sums deltas
@@ -176,7 +176,6 @@ class Shapes:
         self.leading, self.whose = np.array(leading, np.intp), np.array(whose, np.intp)
         self._each = np.arange(len(counts))
         self._cuts = Known[tuple[bytes, int, int], tuple[Numbers, Numbers, float]](MOST_KNOWN)
-        self._deals = Known[tuple[object, ...], tuple[Numbers, Numbers, Numbers, Numbers]](MOST_KNOWN)
         self._seats: dict[int, Seats] = {}
         self._left: dict[int, Left | None] = {}
         self._plan, self._groups = plan, np.array(isa.token_groups(plan))
@@ -276,24 +275,7 @@ class Shapes:
         Those who have none, or ones of few rows, can make products while others are busy; `left_out` is
         nobody, or who has a tile of the parameter with the most, or, where products have workers for
         themselves, all others. rows: [batches, targets]; alone: no other table has products.
-
-        Batches that come by themselves are often small, and alike in their numbers of rows.
         """
-        if len(tokens) > 1:
-            return self._deal(table, tokens, rows, few, grid, alone)
-        key = table.parameter, tokens.tobytes(), rows.tobytes(), few.tobytes(), grid, alone
-        return self._deals.get(key, lambda: self._deal(table, tokens, rows, few, grid, alone))
-
-    def _deal(
-        self,
-        table: TableGradient,
-        tokens: Numbers,
-        rows: Numbers,
-        few: NDArray[np.bool_],
-        grid: int,
-        alone: bool,
-    ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """As `deal`, worked out."""
         cycles, norms = self._tiles_of(table)
         tiles = -(-tokens[:, None] // self._tokens) * norms
         cost = rows * self.outer_row * few[:, None]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from functools import partial
 
 import attrs
 import numpy as np
@@ -19,9 +20,10 @@ from dnc.ir import cutting, isa
 from dnc.ir.forest import Ints
 from dnc.ir.machine import machine
 from dnc.ir.plan import Plan, TableGradient
+from dnc.runtime.encoder.known import Known
 from dnc.runtime.encoder.lists import Group, Touched
 from dnc.runtime.encoder.rows import Rows
-from dnc.runtime.encoder.shares import Shapes, Summed, summed
+from dnc.runtime.encoder.shares import MOST_KNOWN, Shapes, Summed, summed
 from dnc.runtime.encoder.words import Numbers
 from dnc.runtime.phases import TRAIN
 
@@ -187,6 +189,7 @@ class Tail:
         self._sums = [result for result in plan.results if result.kind in ("loss", "metric")]
         self._has_outer = cutting.has_outer(plan)
         self._templates: dict[tuple[object, ...], Template] = {}
+        self._deals = Known[tuple[object, ...], tuple[Numbers, Numbers, Numbers, Numbers]](MOST_KNOWN)
 
     @property
     def most_norms(self) -> int:
@@ -376,7 +379,12 @@ class Tail:
         values, sharers = dict[str, Numbers](), np.full(len(few), batches.grid)
         for table in tables:
             tokens = decisions.touched[table.parameter].spread.counts
-            found = self._shapes.deal(table, tokens, rows, few, batches.grid, len(tables) == 1)
+            deal = partial(self._shapes.deal, table, tokens, rows, few, batches.grid, len(tables) == 1)
+            if len(few) > 1:
+                found = deal()
+            else:  # batches that come alone are often small, and alike in their numbers of rows
+                key = table.parameter, tokens.tobytes(), rows.tobytes(), few.tobytes(), batches.grid
+                found = self._deals.get(key, deal)
             names = ("before", "left_out", "groups")
             values |= {f"{name} {table.parameter}": each for name, each in zip(names, found, strict=False)}
             sharers = found[-1]
