@@ -42,6 +42,7 @@ from dnc.passes.plan_weights import PlanWeights, fewer_registers
 from dnc.passes.reassociate import Reassociate
 from dnc.passes.select_instructions import SelectInstructions
 from dnc.passes.select_tiles import NEAR, SelectTiles
+from dnc.passes.share import Share
 from dnc.runtime.build import Build, Target, check_place, write_build
 from dnc.version import VERSION
 
@@ -111,7 +112,7 @@ class CompileReport:
 def program_passes(mode: str = TRAIN) -> tuple[Pass[Program], ...]:
     """Passes from program to program, in order."""
     middle: Pass[Program] = Differentiate() if mode == TRAIN else DropTraining()
-    return (Canonicalize(), Inline(), Hoist(), middle, Canonicalize())
+    return (Canonicalize(), Inline(), Hoist(), middle, Canonicalize(), Share())
 
 
 def plan_passes(

@@ -17,6 +17,8 @@ from dnc.ir.remarks import Remarks
 from dnc.passes.bind import Binder
 from dnc.passes.cut import Cutter, shifted
 
+VERTEX_FLOATS = 8192
+
 
 @attrs.frozen
 class Fuse:
@@ -26,7 +28,7 @@ class Fuse:
     exchange."""
 
     enabled: bool = True
-    vertex_floats: int = 8192
+    vertex_floats: int = VERTEX_FLOATS
     repeats: bool = False
 
     def __call__(self, program: Program) -> Plan:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import attrs
 
 from dnc.ir.cell import Cell, Op, Value
-from dnc.ir.opdef import PRODUCT, VIEW
+from dnc.ir.opdef import PRODUCT
 from dnc.ir.ops import OPS
 from dnc.ir.program import (
     EARLY,
@@ -34,7 +34,7 @@ from dnc.ir.program import (
 from dnc.ir.reads import stage_producers
 from dnc.ir.remarks import Remarks
 from dnc.ir.structure import unless_path
-from dnc.ir.transform import prune
+from dnc.ir.transform import behind_products, boundary, prune, reading
 
 
 @attrs.frozen
@@ -190,7 +190,7 @@ class _Turns:
 def split(stage: Stage, turns: _Turns) -> tuple[Stage, ...]:
     """(the EARLY part, the rest), or the stage alone where nothing can be moved."""
     free = _free_values(stage, turns)
-    moved = _boundary(stage, free)
+    moved = boundary(stage.cell, behind_products(stage.cell, free))
     if not moved:
         return (stage,)
     pre = Stage(
@@ -206,16 +206,7 @@ def split(stage: Stage, turns: _Turns) -> tuple[Stage, ...]:
     pre = prune(pre)
     there = max((turns.of(source) for source in pre.inputs), default=0)
     pre = attrs.evolve(pre, stratum=(there + 1) // 2)
-    rest = attrs.evolve(
-        stage,
-        inputs=(*stage.inputs, *(SavedInput(pre.name, value.name) for value in moved)),
-        cell=Cell(
-            (*stage.cell.inputs, *moved),
-            tuple(op for op in stage.cell.ops if op.result not in moved),
-            stage.cell.results,
-        ),
-    )
-    return (pre, prune(rest))
+    return (pre, reading(stage, {value: SavedInput(pre.name, value.name) for value in moved}))
 
 
 def _free_values(stage: Stage, turns: _Turns) -> set[Value]:
@@ -310,30 +301,3 @@ def _words(source: Input) -> str:
     if isinstance(source, ParameterInput):
         return source.parameter
     return f"what {source.stage} makes" if isinstance(source, SavedInput) else "random numbers"
-
-
-def _boundary(stage: Stage, free: set[Value]) -> list[Value]:
-    """The free values to save: those with a product in them that the rest of the cell uses.
-
-    A view of one free value stays in the cell, so that the whole vector is saved once.
-    """
-    heavy: set[Value] = set()
-    for op in stage.cell.ops:
-        if op.result in free and (
-            OPS[op.opcode].has(PRODUCT) or any(operand in heavy for operand in op.operands)
-        ):
-            heavy.add(op.result)
-
-    def stays(op: Op) -> bool:
-        return OPS[op.opcode].has(VIEW) and len(op.operands) == 1
-
-    needed = set(stage.cell.results)
-    moved: set[Value] = set()
-    for op in reversed(stage.cell.ops):
-        if op.result not in needed:
-            continue
-        if op.result in heavy and not stays(op):
-            moved.add(op.result)
-        else:
-            needed.update(op.operands)
-    return [op.result for op in stage.cell.ops if op.result in moved]

@@ -2,8 +2,8 @@
 
 In: a program with forward stages. Out: a program in which a function without recursion and without
 `match`, called only at the caller's own vertex, has become part of its callers' cells. Guaranteed:
-the same values; a call that two stages share is computed in both, which costs a product twice
-where loss and metric are evaluated together, and saves a stage with its exchange in training.
+the same values; a call that two stages share is computed in both, which saves a stage with its
+exchange in training. Products that would be made twice `share` takes out again.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 
 import pytest
@@ -14,10 +15,12 @@ from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
 from dnc.ir.plan import Plan
 from dnc.ir.program import Program
+from dnc.passes.share import SHARED
 from dnc.runtime.backend import Fill, VMBackend
 from dnc.runtime.schedule import Schedule
 from dnc.runtime.verifier import verify
 from tests.support.executors import Bench, check_evaluation, check_training
+from tests.support.forced import shared_products
 from tests.support.forests import SHAPES, ForestGrower
 from tests.support.models import EXAMPLES
 
@@ -55,10 +58,12 @@ VERTICES = 40
 
 
 @cache
-def model(name: str, without: tuple[str, ...], repeat: bool) -> tuple[Program, Plan]:
+def model(name: str, without: tuple[str, ...], repeat: bool, common: bool = False) -> tuple[Program, Plan]:
     options = PlanOptions(without=without, repeat=repeat)
     path = EXAMPLES / f"{name}.dn"
-    program = transform(load_program(Source(str(path), path.read_text()), SIZES[name])[0], options)
+    source = load_program(Source(str(path), path.read_text()), SIZES[name])[0]
+    with shared_products() if common else nullcontext():
+        program = transform(source, options)
     return program, make_plan(program, "cpu", options)
 
 
@@ -82,8 +87,9 @@ def compare(
     sharing: float,
     seed: int,
     repeat: bool = False,
+    common: bool = False,
 ) -> None:
-    program, plan = model(name, without, repeat)
+    program, plan = model(name, without, repeat, common)
     forest = ForestGrower(program, seed).grow(batch, max(1, VERTICES // batch), shape, sharing)
     bench = Bench(program, plan, Verified(plan, *grid, seed), forest, seed)
     check_training(bench)
@@ -128,6 +134,23 @@ def test_examples_repeat() -> None:
 @pytest.mark.parametrize("name", REPEATED)
 def test_repeated_values(name: str, workers: int) -> None:
     compare(name, (), (2, workers), 5, "random", 0.0, workers, True)
+
+
+def has_common_products(name: str) -> bool:
+    return any(stage.name == SHARED for stage in model(name, (), False, True)[0].stages)
+
+
+COMMON = tuple(filter(has_common_products, sorted(SIZES)))
+
+
+def test_examples_have_products_in_common() -> None:
+    assert {"attention", "language_model", "ner_tagger", "treelstm"} <= set(COMMON)
+
+
+@pytest.mark.parametrize("without", ((), ("fuse",)))
+@pytest.mark.parametrize("name", COMMON)
+def test_products_in_common(name: str, without: tuple[str, ...]) -> None:
+    compare(name, without, (2, 3), 6, "random", 0.0, 5, common=True)
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))

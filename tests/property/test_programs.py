@@ -43,7 +43,7 @@ CASES = (
     Case(seed=2, vertices=9, workers=4, without=("hoist",), shape="chain", target="sm_90a"),
     Case(seed=3, workers=2, without=("fuse", "inline", "canonicalize"), shape="comb"),
     Case(seed=4, samples=2, vertices=1, replicas=3, shape="single"),
-    Case(seed=8, samples=3),
+    Case(seed=8, samples=3, common=True),
 )
 
 OF_A_PROGRAM = {
@@ -82,6 +82,7 @@ cases = st.builds(
     added=st.booleans(),
     shared=st.booleans(),
     parts=st.booleans(),
+    common=st.booleans(),
     repeat=st.sampled_from((None, True, False)),
 )
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
+from dnc.passes.share import Share
 from dnc.runtime.encoder.parts import PartBurdens
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.scopes import Scopes, Sharing
@@ -76,4 +78,11 @@ def forced(
             stack.enter_context(patch.object(PartBurdens, "wins", wins))
         if groups is not None:
             stack.enter_context(patch("dnc.ir.isa.token_groups", lambda plan: (groups,)))
+        yield
+
+
+@contextmanager
+def shared_products() -> Iterator[None]:
+    """What stages have in common is shared however small its products are (`dnc/passes/share.py`)."""
+    with patch("dnc.compiler.Share", partial(Share, vertex_floats=0)):
         yield

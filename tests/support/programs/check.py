@@ -9,7 +9,7 @@ cancellation) is not compared.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import attrs
@@ -43,12 +43,12 @@ from tests.support.executors import (
     random_parameters,
     relative,
 )
-from tests.support.forced import forced
+from tests.support.forced import forced, shared_products
 from tests.support.forests import ForestGrower
 
 Array = np.ndarray[Any, Any]
 
-OPTIONAL_PASSES = ("hoist", "inline", "fuse", "canonicalize", "reassociate")
+OPTIONAL_PASSES = ("hoist", "inline", "fuse", "canonicalize", "reassociate", "share")
 LARGEST = 1e4
 LIMIT = "are kept"  # of the elements of a gradient that is no product of two vectors
 BY_PULLED = "gradient by "
@@ -70,7 +70,8 @@ class Case:
     """What a program is run on, and how. options: of its plan, but for `without`. apart: whether deltas are
     always added up apart. alike: whether leaves of one word always share a row. added: whether partial sums
     are always added up before they are written. shared: whether the grid always shares phases out. parts:
-    whether parts of the recursion always have replicas of their own. repeat: as in the options."""
+    whether parts of the recursion always have replicas of their own. common: whether products that stages
+    have in common are shared however small they are. repeat: as in the options."""
 
     seed: int = 0
     samples: int = 2
@@ -87,6 +88,7 @@ class Case:
     added: bool = False
     shared: bool = False
     parts: bool = False
+    common: bool = False
     repeat: bool | None = None
 
 
@@ -109,6 +111,11 @@ def load(text: str) -> Program:
 
 def prepare(text: str, case: Case) -> Prepared:
     """Compiles a text, prints and parses it on the way, and interprets it with the passes on and off."""
+    with shared_products() if case.common else nullcontext():
+        return _prepared(text, case)
+
+
+def _prepared(text: str, case: Case) -> Prepared:
     source = load(text)
     assert parse_program(print_program(source)) == source
     repeat = case.options.repeat if case.repeat is None else case.repeat
