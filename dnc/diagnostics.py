@@ -130,4 +130,12 @@ def read_source(path: str | Path, newline: str | None = None) -> Source:
         with reading(path), Path(path).open(encoding="utf-8-sig", newline=newline) as file:
             return Source(str(path), file.read())
     except UnicodeDecodeError as error:
-        raise fail(f"{path}: not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}") from None
+        raise undecoded(str(path), error) from None
+
+
+def undecoded(name: str, error: UnicodeDecodeError) -> DiagnosticError:
+    """What is said of a text that is not UTF-8: at its first wrong byte. name: as that of a `Source`."""
+    before = error.object[: error.start].decode()
+    line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+    span = Span(Source(name, error.object.decode(errors="replace")), line, column)
+    return DiagnosticError(Diagnostic(f"not UTF-8: byte 0x{error.object[error.start]:02x}", span))

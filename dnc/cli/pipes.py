@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import undecoded
 
 PIPE = "-"  # as it is typed: ./- is a file
 STDIN = "/dev/stdin"  # standard input, for who reads files
@@ -15,8 +15,7 @@ def piped() -> str:
     try:
         return sys.stdin.buffer.read().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        found = f"byte 0x{error.object[error.start]:02x} at {error.start}"
-        raise fail(f"<stdin>: not UTF-8: {found}") from None
+        raise undecoded("<stdin>", error) from None
 
 
 def put(text: str) -> None:

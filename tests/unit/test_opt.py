@@ -232,7 +232,7 @@ def test_command_line(command, workplace, monkeypatch):
         ("opt t.ir --target tpu", "error: unknown target 'tpu'"),
         ("opt t.ir -o t.ir", "error: t.ir: is read here too and would be lost"),
         ("opt t.ir -o no/where", "error: no/where: there is no directory no"),
-        ("opt latin.ir", "error: latin.ir: not UTF-8"),
+        ("opt latin.ir", "latin.ir:1:9: error: not UTF-8"),
         ("opt empty.ir", "empty.ir:1:1: error: found 'end of text', expected 'program'"),
         ("opt", "error: Missing argument"),
     ],
