@@ -6,13 +6,24 @@ Guaranteed: every name is assigned once, and every component of a returned state
 
 from __future__ import annotations
 
+from typing import Any
+
 from dnc.diagnostics import Span, counted
 from dnc.frontend import syntax, typed
 from dnc.frontend.calls import Names
+from dnc.frontend.declarations import Declarations
 from dnc.frontend.expressions import Expressions
 from dnc.frontend.operations import apply
+from dnc.frontend.syntax_walk import walk
 from dnc.frontend.typed import Expression, Let, Local, Record, State, Type, describe
 from dnc.ir.types import TensorType
+
+
+def excuse(names: dict[str, Expression | None], node: Any, declarations: Declarations) -> None:
+    """Takes what nothing declares below `node` for a name whose declaration is wrong."""
+    for each in walk(node):
+        if isinstance(each, syntax.Name) and each.text not in declarations.parameters:
+            names.setdefault(each.text, None)
 
 
 class Body:
@@ -22,6 +33,7 @@ class Body:
         self.expressions, self.owner = expressions, owner
         self.report = expressions.report
         self.assignments: list[tuple[str, Expression]] = []
+        self.in_doubt = False  # whether a mistake may have left out names
 
     def check(
         self,
@@ -55,6 +67,8 @@ class Body:
         complete = True
         result: Expression | None = None
         for position, line in enumerate(block.lines):
+            if self.in_doubt:
+                excuse(names, line, self.expressions.declarations)
             if isinstance(line, syntax.Assignment):
                 complete = self._assign(line, names, assigned) and complete
                 continue
@@ -170,6 +184,7 @@ class Body:
             self.report.error(
                 f"'split' into {pieces} pieces, expected {count} for {count} names", call.arguments[1].span
             )
+            self.in_doubt = True
             return failed
         if not isinstance(whole.type, TensorType) or len(whole.type.shape) != 1:
             self.report.error(f"'split': found {describe(whole.type)}, expected a vector [n]", whole.span)

@@ -12,7 +12,7 @@ import attrs
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, counted
 from dnc.frontend import syntax, typed
-from dnc.frontend.bodies import Body
+from dnc.frontend.bodies import Body, excuse
 from dnc.frontend.calls import Names, Signatures
 from dnc.frontend.declarations import Declarations
 from dnc.frontend.expressions import Expressions
@@ -135,6 +135,7 @@ class _Checker:
             type = self.declarations.type(argument.type, f"argument '{argument.name}' of {owner}")
             if argument.name.text in names:
                 self.report.error(f"{owner} has two arguments called '{argument.name}'", argument.name.span)
+                type = None
             elif isinstance(type, Vertex):
                 self.report.error(
                     f"argument '{argument.name}' of {owner} is {describe(type)}, expected a shape or a state",
@@ -148,6 +149,8 @@ class _Checker:
             self.declarations.observer.name(argument.name, names[argument.name.text])
             if type is not None:
                 arguments.append((argument.name.text, type))
+        if len({argument.name.text for argument in declared.arguments}) < len(declared.arguments):
+            excuse(names, declared.body, self.declarations)
         result, wrong = self._result(declared, owner)
         if isinstance(declared.body, syntax.Match):
             self.report.error(
