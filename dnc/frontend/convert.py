@@ -82,7 +82,11 @@ class Converter:
     def _field(self, tree: Any) -> syntax.FieldDeclaration:
         name, kind = tree.children
         form = str(kind.data).removesuffix("_kind")
-        dimension = self._node(kind.children[1]) if form == "indexed" else None
+        if form == "list" and kind.children[0].data != "plain_kind":
+            form = "values"
+        while kind.data == "list_kind":
+            (kind,) = kind.children
+        dimension = self._node(kind.children[1]) if kind.data == "indexed_kind" else None
         return syntax.FieldDeclaration(
             self._identifier(name), form, self._identifier(kind.children[0]), dimension
         )

@@ -119,6 +119,14 @@ class _Structs:
                 f"'{name}' is the key of a vertex's arm in data files and cannot be a field", declared.name
             )
             return None
+        is_list = declared.form in ("list", "values")
+        if is_list and (declared.form == "values" or kind.text in (*INDEXED_KINDS, "float")):
+            self._error(
+                f"list '{name}' does not hold vertices, expected [Struct]",
+                kind,
+                "what stands in it is a struct: struct Word = Word(form: token<vocab>), and words: [Word]",
+            )
+            return None
         if declared.form == "indexed":
             return self._indexed(declared)
         if declared.form == "plain" and kind.text == "float":
@@ -221,5 +229,9 @@ def _root(structs: dict[str, Struct], report: Report) -> str | None:
             last.span,
         )
     else:
-        report.error("no struct is the root: each one is referred to by another", last.span)
+        report.error(
+            "no struct is the root: each one is referred to by another",
+            last.span,
+            f"declare one that no other refers to: struct Sample = Sample(top: {next(iter(structs))})",
+        )
     return None

@@ -151,7 +151,8 @@ class ModelDeclaration:
 
 @attrs.frozen
 class FieldDeclaration:
-    """`name: kind`. form: "plain" (float or a struct), "indexed" (kind<dimension>), "optional", "list"."""
+    """`name: kind`. form: "plain" (float or a struct), "indexed" (kind<dimension>), "optional", "list", or
+    "values": a list of anything else than a name."""
 
     name: Identifier
     form: str
