@@ -22,8 +22,16 @@ from dnc.ir.structure import LINKS
 from dnc.ir.types import SCALAR, TensorType
 
 Names = Mapping[str, Expression | None]
-CALLS_ELSEWHERE = {
+STATEMENTS_ELSEWHERE = {
     "return": "a block has the value of the expression on its last line, without 'return'",
+    "if": "there is no 'if': match chooses by the arm of a vertex, f(w.prev) else g(w) where one is absent, "
+    "and a factor of 0 or 1 by a field",
+    **dict.fromkeys(("for", "while"), "a list is gone through by sum(f(k) for k in t.kids), mean or max"),
+}
+"""Words that begin statements in other languages, and what stands here instead."""
+
+CALLS_ELSEWHERE = {
+    **STATEMENTS_ELSEWHERE,
     **dict.fromkeys(("matmul", "dot", "mm", "linear", "dense"), "the product is W @ x"),
     **dict.fromkeys(("cat", "concatenate", "stack"), "vectors are joined with concat(a, b)"),
     **dict.fromkeys(

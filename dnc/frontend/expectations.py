@@ -7,8 +7,11 @@ only make sense together (all that begins a value, all operators) are named toge
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any
+
+from dnc.frontend.calls import STATEMENTS_ELSEWHERE
 
 FORMS = {
     "model": "model Name(open, size = 256)",
@@ -65,16 +68,32 @@ def explain_character(line: str, column: int) -> str:
 OPERATORS_ELSEWHERE = {
     "**": "there are no powers; write x * x",
     **{f"{operator}=": "every name is assigned once: y = x + 1" for operator in "+-*/@"},
+    **dict.fromkeys("<>", "nothing is compared but with a == b, of two classes or two tokens: 1 or 0"),
 }
-"""What is said of two characters of which the second one fits nowhere."""
+"""What is said of an operator that fits nowhere, or of two characters of which the second one does not."""
+
+
+def statement_elsewhere(token: Any, line: str, texts: Mapping[str, str]) -> tuple[int, str] | None:
+    """The column and the name of a statement of other languages, up to a token that fits nowhere.
+
+    What is a word of this one too is looked for at the token alone.
+    """
+    for found in re.finditer(r"(?<![\w.])[a-z]+\b", line):
+        column, word = found.start() + 1, found[0]
+        here = column == token.column or (column < token.column and word not in texts.values())
+        if here and word in STATEMENTS_ELSEWHERE:
+            return column, word
+    return None
 
 
 def explain_token(token: Any, line: str, accepted: set[str], texts: Mapping[str, str]) -> str:
     """`found X, expected Y` for a token that fits nowhere in its line; `texts` are those of the terminals."""
     text = str(token)
     pair = line[max(token.column - 2, 0) : token.column] if token.column else ""
-    if pair in OPERATORS_ELSEWHERE and text == pair[1:]:
-        return f"found '{pair}'; {OPERATORS_ELSEWHERE[pair]}"
+    signs = (pair if text == pair[1:] else "", text if "PLUS" in accepted else "")
+    for sign in signs:
+        if sign in OPERATORS_ELSEWHERE:
+            return f"found '{sign}'; {OPERATORS_ELSEWHERE[sign]}"
     found = {
         "_NEWLINE": "the end of the line",
         "_INDENT": "an indentation",

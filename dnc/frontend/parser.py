@@ -15,9 +15,15 @@ import lark
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, Span
 from dnc.frontend import syntax
-from dnc.frontend.calls import CALLS_ELSEWHERE
+from dnc.frontend.calls import STATEMENTS_ELSEWHERE
 from dnc.frontend.convert import Converter
-from dnc.frontend.expectations import DECLARATION_WORDS, explain_character, explain_token, form_of
+from dnc.frontend.expectations import (
+    DECLARATION_WORDS,
+    explain_character,
+    explain_token,
+    form_of,
+    statement_elsewhere,
+)
 from dnc.frontend.layout import Layout, LayoutError
 
 
@@ -145,12 +151,12 @@ def _explain(source: Source, line: int, text: str, error: Any) -> Diagnostic:
         bracket = text.split("\n")[row][column]
         return Diagnostic(f"'{bracket}' is never closed", Span(source, line + row, column + 1))
     accepted = error.interactive_parser.accepts()
+    found = statement_elsewhere(token, source.line_text(token.line), terminal_texts())
+    if found is not None:
+        column, word = found
+        message = f"found '{word}'; {STATEMENTS_ELSEWHERE[word]}"
+        return Diagnostic(message, Span(source, token.line, column, len(word)))
     message = explain_token(token, source.line_text(token.line), accepted, terminal_texts())
-    first = source.line_text(token.line).split()[:1]
-    if first == ["return"] and token.type not in ("$END", "_NEWLINE"):
-        column = source.line_text(token.line).index("return") + 1
-        message = f"unknown function 'return'; {CALLS_ELSEWHERE['return']}"
-        return Diagnostic(message, Span(source, token.line, column, 6))
     if token.type == "$END":
         row = next(row for row in reversed(range(text.count("\n") + 1)) if _code(text.split("\n")[row]))
         span = Span(source, line + row, len(_code(text.split("\n")[row])) + 1)
