@@ -25,6 +25,7 @@ from dnc.ir.structure import TOKEN, Dimension, Struct
 from dnc.ir.types import TensorType
 
 LARGEST_RATE = 1e6
+MANY_MATRICES = "many matrices are a stack[n, rows, columns], read by an index, or a table[...], by a token"
 BUILTINS = frozenset(
     {name for name, entry in OPS.items() if entry.has(SURFACE)} | {"split", "dropout", "follow"}
 )
@@ -149,6 +150,7 @@ class Declarations:
             self.report.error(
                 f"parameter '{name}' has {counted(count, 'dimension')}, expected {expected}",
                 declared.shape.span,
+                *([MANY_MATRICES] if kind == DENSE and count == 3 else []),
             )
             return None
         dimensions: list[Dimension | None] = []

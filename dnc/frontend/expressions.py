@@ -23,6 +23,10 @@ from dnc.ir.structure import CLASS, SELECTOR, TOKEN
 from dnc.ir.types import TensorType, fits_float
 
 ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "==": "equal"}
+NO_INDEXING = (
+    "no element is read out of a value: cross_entropy(logits, class) is the loss of a class, split(x, 2) "
+    "gives equal parts"
+)
 LONGEST_NUMBER = 60  # characters of a number that a message shows
 
 
@@ -155,8 +159,9 @@ class Expressions:
         if table is None or len(table.dimensions) < 2:
             base = self.check(lookup.base, names)
             if base is not None:
+                notes = (NO_INDEXING,) if isinstance(base.type, TensorType) else ()
                 self.report.error(
-                    f"found {describe(base.type)} before '[', expected a table", lookup.base.span
+                    f"found {describe(base.type)} before '[', expected a table", lookup.base.span, *notes
                 )
             return None
         if index is None:

@@ -16,6 +16,11 @@ from dnc.ir.structure import NEXT, PARENT, PREVIOUS, Path
 
 DIRECTIONS = {PREVIOUS: "the previous vertex", NEXT: "the next vertex", PARENT: "the parent"}
 CHILDREN = "a child"
+# What stands for a link where recursion goes to children.
+BESIDE = {
+    PREVIOUS: "a field of the data is a child too: before: Struct? holds the previous vertex",
+    NEXT: "a field of the data is a child too: after: Struct? holds the next vertex",
+}
 
 
 def direction(path: Path) -> str | None:
@@ -58,6 +63,7 @@ def check_recursion(functions: Mapping[str, Function], report: Report) -> None:
                     f"recursion goes to {DIRECTIONS.get(found, found)} here, expected "
                     f"{DIRECTIONS.get(first, first)} as in line {by.span.line}",
                     call.span,
+                    *(note for way, note in BESIDE.items() if {first, found} == {CHILDREN, way}),
                 )
 
 
