@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from dnc.diagnostics import fail
 from dnc.ir.optimizers import CLIP, OPTIMIZERS, SETTINGS, Hyper, Setting, default_hyper
 from dnc.runtime.data import Dataset
+from dnc.runtime.data.problems import given
 
 Data = str | Path | Dataset | Sequence[Mapping[str, Any]]
 Batch = Data | Sequence[int] | NDArray[np.integer[Any]]
@@ -47,8 +48,7 @@ def are_numbers(batch: object) -> bool:
     if isinstance(batch, str | Path | Dataset):
         return False
     if isinstance(batch, Mapping | bytes) or not isinstance(batch, Sequence | np.ndarray):
-        found = "one sample" if isinstance(batch, Mapping) else type(batch).__name__
-        raise fail(f"found {found}, expected a path, a list of samples, or a list of their numbers")
+        raise fail(f"found {given(batch)}, expected a path, a list of samples, or a list of their numbers")
     if isinstance(batch, np.ndarray) and not batch.ndim:
         raise fail("found one number, expected a list of samples, or of their numbers")
     try:

@@ -28,6 +28,12 @@ def test_min_count_spares_labels() -> None:
     assert found["vocab"].words == ("<unk>", "a") and found["tags"].words == ("X", "Y")
 
 
+def test_min_count_without_words() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        read_samples([{"form": 1, "tag": "X"}], TAGGED, min_count=2)
+    assert str(caught.value) == "samples: error: min_count is 2, but no token of the data is a word"
+
+
 def test_training_vocabulary_serves_other_data(tmp_path: Path) -> None:
     train = read_samples([{"form": "a", "tag": "X"}, {"form": "b", "tag": "Y"}], TAGGED)
     path = tmp_path / "vocabularies.json"

@@ -161,7 +161,10 @@ def test_what_is_compiled(workplace, options, message):
 def test_data_and_optimizers_of_no_kind(workplace):
     model = dnc.load("build", "vm")
     for call in (model.attach, lambda data: tune("build", data, device="cpu")):
-        with pytest.raises(dnc.DiagnosticError, match="found int, expected a path, a data set, or samples"):
+        expected = "expected a path, a data set, or a list of samples"
+        with pytest.raises(dnc.DiagnosticError, match=f"found one sample, {expected}"):
+            call({"word": "a", "label": 1})
+        with pytest.raises(dnc.DiagnosticError, match=f"found int, {expected}"):
             call(3)
     for optimizer in ([], 3, "sdg"):
         with pytest.raises(dnc.DiagnosticError, match="unknown optimizer"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
@@ -106,13 +106,18 @@ def kind_of(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
+def given(value: Any) -> str:
+    """What was handed in where samples are expected, in words: "one sample", "int"."""
+    return "one sample" if isinstance(value, Mapping) else type(value).__name__
+
+
 def shown(value: Any) -> str:
     """A JSON value as it stands in the file, shortened."""
     if isinstance(value, (dict, list)):
         return kind_of(value)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_LONGEST_VALUE:
         return f"a number of more than {_LONGEST_VALUE} digits"
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 4]}...{text[-1]}"
 
 

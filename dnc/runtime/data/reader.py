@@ -28,7 +28,7 @@ from dnc.runtime.data.layout import Layout, field_names
 from dnc.runtime.data.lines import EMPTY_FILE, load, objects
 from dnc.runtime.data.nested import nested_reader
 from dnc.runtime.data.order import Order, order_of
-from dnc.runtime.data.problems import MOST_SHOWN, Problem, ProblemList, kind_of
+from dnc.runtime.data.problems import MOST_SHOWN, Problem, ProblemList, given, kind_of
 from dnc.runtime.data.usage import layout_of
 from dnc.runtime.data.values import convert
 from dnc.runtime.data.vocabulary import Vocabulary
@@ -129,8 +129,8 @@ def read_samples(
     layout: that of the program with these `labels_required`, where it is known already.
     Arrays and numbers of NumPy, or of anything else that speaks DLPack, count as lists and numbers.
     """
-    if not isinstance(samples, Iterable):
-        raise fail(f"found {type(samples).__name__}, expected a path, a data set, or samples")
+    if isinstance(samples, Mapping | bytes) or not isinstance(samples, Iterable):
+        raise fail(f"found {given(samples)}, expected a path, a data set, or a list of samples")
     problems = ProblemList(name)
     found = _plain_samples(samples, problems)
     layout = layout or layout_of(program, labels_required)
@@ -181,6 +181,10 @@ def _read(
         problems.check()
     converted, known = convert(columns, vocabularies, min_count, problems)
     problems.check()
+    words = any(each.unknown and each.words is not None for each in known.values())
+    if vocabularies is None and min_count > 1 and not words:
+        problems.add(f"min_count is {min_count}, but no token of the data is a word")
+        problems.check()
     forest = _with_outside(assemble(columns, converted), program)
     if layout.labels_required:
         _check_roots(forest, columns, problems)
