@@ -18,7 +18,7 @@ import numpy as np
 from dnc.diagnostics import counted
 from dnc.ir.structure import CLASS, SELECTOR, TOKEN, VECTOR, Dimension, Field
 from dnc.runtime.data.columns import Columns
-from dnc.runtime.data.problems import ProblemList, kind_of, shown, suggestion
+from dnc.runtime.data.problems import MOST_SHOWN, ProblemList, kind_of, names, shown, suggestion
 from dnc.runtime.data.vocabulary import Vocabulary, build_vocabulary
 
 Key = tuple[str, int, str]
@@ -63,6 +63,11 @@ class _Conversion:
         self.report(column, position, text)
         return True
 
+    def report_word(self, group: list[_Column], word: str, message: str) -> None:
+        """A mistake in the first entry of a column that is `word`, which one of the columns holds."""
+        column = next(column for column in group if word in column.values)
+        self.report(column, self.first(column, (each == word for each in column.values)), message)
+
     def first(self, column: _Column, wrong: Iterable[Any]) -> int:
         """The position of the entry that stands first in the file, of those that are wrong; there is one."""
         positions = [at for at, each in enumerate(wrong) if each]
@@ -86,7 +91,7 @@ def convert(
                     converted[column.key] = _vectors(conversion, column)
                 elif field.kind == SELECTOR and field.dimension is not None:
                     if not conversion.report_first(
-                        column, (int,), "must be a number, which selects from a stack"
+                        column, (int,), "must be a whole number, which selects from a stack"
                     ):
                         converted[column.key] = _numbers(conversion, column, field.dimension, None)
                 elif field.kind in (TOKEN, CLASS) and field.dimension is not None:
@@ -116,7 +121,7 @@ def _mistyped(conversion: _Conversion, column: _Column) -> bool:
     may_miss = conversion.columns.layout.may_miss(column.key[0], column.field)
     accepted = (int, str, type(None)) if may_miss else (int, str)
     return conversion.report_first(
-        column, accepted, "must be a word or a number" if token else "must be a number or a label"
+        column, accepted, "must be a word or a whole number" if token else "must be a whole number or a label"
     )
 
 
@@ -163,14 +168,19 @@ def _build(
         min_count=min_count if unknown else 1,
         limit=size if unknown else None,
     )
+    try:
+        "".join(built.words or ()).encode()
+    except UnicodeEncodeError as error:  # samples of memory; a file with half of a character is refused
+        half = error.object[error.start]
+        text = f"holds {shown(half)}, half of a character, and the other half is missing"
+        conversion.report_word(group, next(word for word in built.words or () if half in word), text)
     if size is not None and built.size > size:
         rarest = (built.words or ())[size]
         text = (
             f"has {built.size} different labels, but '{dimension.name}' is {size}; "
             f"the rarest is {shown(rarest)}"
         )
-        column = next(column for column in group if rarest in column.values)
-        conversion.report(column, conversion.first(column, (each == rarest for each in column.values)), text)
+        conversion.report_word(group, rarest, text)
     return built
 
 
@@ -195,7 +205,8 @@ def _strings(conversion: _Conversion, column: _Column, name: str, vocabulary: Vo
         if strange:
             position = conversion.first(column, (each in strange for each in column.values))
             found, what = column.values[position], "word" if token else "label"
-            hint = suggestion(found, index) or f"; it has {counted(len(index), what)}"
+            few = f"; its {what}s are {names(index)}" if len(index) <= MOST_SHOWN else ""
+            hint = suggestion(found, index) or few or f"; it has {counted(len(index), what)}"
             why = ", and none of them stands for others" if token else ""
             text = f"is {shown(found)}, which is no {what} of '{name}'{why}{hint}"
             conversion.report(column, position, text)
