@@ -11,6 +11,7 @@ from dnc.diagnostics import DiagnosticError
 from dnc.ir.program import Program
 from dnc.ir.structure import Dimension
 from dnc.runtime.data import read
+from dnc.runtime.data.lines import ONE_A_LINE
 from tests.support.data_programs import (
     SENTENCE,
     SPEECH,
@@ -91,8 +92,23 @@ LINES = {
         '{"word": "ä", "label": 01}',
         "1:25: error: broken JSON: invalid number",
     ),
-    "two_a_line": (TREE, LEAF + LEAF, "1:26: error: broken JSON: trailing characters"),
-    "array": (TREE, f"[{LEAF}]", "1: error: a sample must be an object, found an array"),
+    "two_a_line": (
+        TREE,
+        f"{LEAF}  {LEAF}",
+        "1:28: error: broken JSON: found a second object; a sample is a line",
+    ),
+    "more_behind": (TREE, f"{LEAF}, {LEAF}", "1:26: error: broken JSON: trailing characters"),
+    "array": (TREE, f"[{LEAF}]", f"1: error: a sample must be an object, found an array; {ONE_A_LINE}"),
+    "array_over_lines": (
+        TREE,
+        f"\n[\n{LEAF},\n{LEAF}\n]",
+        f"2: error: the JSON of a sample goes on in the next line; {ONE_A_LINE}",
+    ),
+    "objects_over_lines": (
+        TREE,
+        '{"word": "a",\n "label": 2}\n' * 20,
+        f"1: error: the JSON of a sample goes on in the next line; {ONE_A_LINE}",
+    ),
     "number": (TREE, "3", "1: error: a sample must be an object, found a number"),
     "deep": (
         TREE,
@@ -105,7 +121,7 @@ LINES = {
     "null_child": (
         TREE,
         f'{{"left": {LEAF}, "right": null, "label": 1}}',
-        "1: error: Node: field 'right' is missing",
+        "1: error: Node: field 'right' is null",
     ),
     "misspelt_field": (
         TREE,
@@ -182,12 +198,12 @@ LINES = {
     "word_is_array": (
         TREE,
         '{"word": ["a"], "label": 1}',
-        "1: error: field 'word' must be a word or a number, found an array",
+        "1: error: field 'word' must be a word or a whole number, found an array",
     ),
     "word_is_fraction": (
         TREE,
         '{"word": 1.5, "label": 1}',
-        "1: error: field 'word' must be a word or a number, found a fractional number",
+        "1: error: field 'word' must be a word or a whole number, found a fractional number",
     ),
     "words_and_numbers": (
         TREE,
@@ -203,7 +219,7 @@ LINES = {
     "label_is_truth_value": (
         TREE,
         '{"word": "a", "label": true}',
-        "1: error: field 'label' must be a number or a label, found a truth value",
+        "1: error: field 'label' must be a whole number or a label, found a truth value",
     ),
     "key_twice": (
         TREE,
@@ -423,12 +439,12 @@ def test_directory(tmp_path: Path) -> None:
 
 
 def test_several_at_once(tmp_path: Path) -> None:
-    path = write(tmp_path / "data.jsonl", LEAF, '{"word": "a"}', "[]", *["{"] * 20)
+    path = write(tmp_path / "data.jsonl", LEAF, '{"word": "a"}', "3", *["{"] * 20)
     with pytest.raises(DiagnosticError) as caught:
         read(path, TREE)
     lines = str(caught.value).split("\n")
     assert lines[0] == f"{path}:2: error: Leaf: field 'label' is missing"
-    assert lines[1] == f"{path}:3: error: a sample must be an object, found an array"
+    assert lines[1] == f"{path}:3: error: a sample must be an object, found a number"
     assert lines[2] == (
         f"{path}:4:2: error: broken JSON: the line ends too early; a sample is a line "
         "(and in lines 5..11, perhaps more)"
@@ -437,10 +453,10 @@ def test_several_at_once(tmp_path: Path) -> None:
 
 
 def test_the_same_in_several_lines(tmp_path: Path) -> None:
-    path = write(tmp_path / "data.jsonl", *[LEAF, "[]", LEAF, "[]", "[]", "{", "[]"])
+    path = write(tmp_path / "data.jsonl", *[LEAF, "3", LEAF, "3", "3", "{", "3"])
     with pytest.raises(DiagnosticError) as caught:
         read(path, TREE)
     assert str(caught.value).split("\n") == [
-        f"{path}:2: error: a sample must be an object, found an array (and in lines 4..5, 7)",
+        f"{path}:2: error: a sample must be an object, found a number (and in lines 4..5, 7)",
         f"{path}:6:2: error: broken JSON: the line ends too early; a sample is a line",
     ]

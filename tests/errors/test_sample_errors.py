@@ -23,8 +23,8 @@ TAGGED = program(
     ("tags", "message"),
     [
         ((1, 9, 8, 7), "words[1].tag is 9, but class<tags> has 0..4"),
-        ((1, 1.5, [], {}), "words[1].tag must be a number or a label, found a fractional number"),
-        ((1, None, None, 1), "words[1]: Word: field 'tag' is missing"),
+        ((1, 1.5, [], {}), "words[1].tag must be a whole number or a label, found a fractional number"),
+        ((1, None, None, 1), "words[1]: Word: field 'tag' is null"),
         (("X", 3, 4, 5), "words[1].tag holds a string elsewhere in this file, found a number"),
         ((3, "X", "Y", "Z"), "words[1].tag holds a number elsewhere in this file, found a string"),
     ],
@@ -52,7 +52,7 @@ def test_of_several_wrong_subtrees_the_first() -> None:
     wrong = {"left": {"word": "a", "label": 2}, "right": {"word": 1.5, "label": 2}, "label": 2}
     with pytest.raises(DiagnosticError) as caught:
         read_samples([{"left": wrong, "right": wrong, "label": 2}], TREE)
-    assert str(caught.value).startswith("samples:1: error: left.right.word must be a word or a number")
+    assert str(caught.value).startswith("samples:1: error: left.right.word must be a word or a whole number")
     with pytest.raises(DiagnosticError) as caught:
         read_samples([{"left": {"left": 3}, "right": {"wrod": "a"}, "label": 2}], TREE)
     assert str(caught.value).startswith("samples:1: error: left: ")
@@ -60,8 +60,11 @@ def test_of_several_wrong_subtrees_the_first() -> None:
 
 def test_labels_that_are_unknown_and_how_many_there_are() -> None:
     known = read_samples([{"form": "a", "tag": "Noun"}], program(WORD)).vocabularies
-    with pytest.raises(DiagnosticError, match=r"which is no label of 'tags'; it has 1 label$"):
+    with pytest.raises(DiagnosticError, match=r"which is no label of 'tags'; its labels are 'Noun'$"):
         read_samples([{"form": "a", "tag": "?"}], program(WORD), known)
+    many = read_samples([{"form": "a", "tag": f"T{i}"} for i in range(11)], program(WORD)).vocabularies
+    with pytest.raises(DiagnosticError, match=r"which is no label of 'tags'; it has 11 labels$"):
+        read_samples([{"form": "a", "tag": "?"}], program(WORD), many)
 
 
 def test_no_samples() -> None:
@@ -79,7 +82,10 @@ def test_no_samples() -> None:
             {"form": "a", "tag": "Nuon"},
             "field 'tag' is \"Nuon\", which is no label of 'tags'; did you mean 'Noun'?",
         ),
-        ({"form": "a", "tag": "?"}, "field 'tag' is \"?\", which is no label of 'tags'; it has 2 labels"),
+        (
+            {"form": "a", "tag": "?"},
+            "field 'tag' is \"?\", which is no label of 'tags'; its labels are 'Noun', 'Verb'",
+        ),
         ({"form": 1, "tag": "Noun"}, "field 'form' is a number, but the model knows 'vocab' as strings"),
     ],
 )
@@ -89,6 +95,26 @@ def test_not_the_training_vocabulary(sample: dict, message: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
         read_samples([sample], program(WORD), known)
     assert str(caught.value) == f"samples:1: error: {message}"
+
+
+def test_half_of_a_character() -> None:
+    """It is refused where it would enter a vocabulary, which is saved; another word is an unknown one."""
+    good, half = {"form": "a", "tag": "Noun"}, "\ud800"
+    for field in ("form", "tag"):
+        with pytest.raises(DiagnosticError) as caught:
+            read_samples([good, {**good, field: half + "b"}], program(WORD))
+        text = "half of a character, and the other half is missing"
+        assert str(caught.value) == f"samples:2: error: field '{field}' holds \"\\ud800\", {text}"
+    known = read_samples([good], program(WORD)).vocabularies
+    assert read_samples([{**good, "form": half}], program(WORD), known).samples == 1
+    with pytest.raises(DiagnosticError, match=r"field 'tag' is \"\\ud800\", which is no label"):
+        read_samples([{**good, "tag": half}], program(WORD), known)
+
+
+def test_one_sample() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        read_samples({"form": "a", "tag": "Noun"}, program(WORD))  # type: ignore[arg-type]
+    assert str(caught.value) == "error: found one sample, expected a path, a data set, or a list of samples"
 
 
 def test_words_for_a_model_of_numbers() -> None:

@@ -126,9 +126,9 @@ def test_what_no_row_selects_has_no_gradient():
     [
         ("3", "field 'layer' is 3, but index<layers> has 0..2"),
         ("-1", "field 'layer' is -1, but index<layers> starts at 0"),
-        ('"a"', "field 'layer' must be a number, which selects from a stack, found a string"),
-        ("null", "field 'layer' is missing"),
-        ("1.5", "field 'layer' must be a number, which selects from a stack, found a fraction"),
+        ('"a"', "field 'layer' must be a whole number, which selects from a stack, found a string"),
+        ("null", "field 'layer' is null"),
+        ("1.5", "field 'layer' must be a whole number, which selects from a stack, found a fraction"),
     ],
 )
 def test_bad_data(tmp_path: Path, value: str, message: str):

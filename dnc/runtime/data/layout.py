@@ -50,11 +50,16 @@ class Layout:
         """The fields that an instance of `arm` must have."""
         return [field.name for field in arm.fields if not self.may_miss(struct.name, field)]
 
-    def choose(self, struct: Struct, keys: frozenset[str], arm: str | None) -> int:
-        """The index of the arm of an object of `struct` with these keys ("arm" not among them)."""
+    def choose(
+        self, struct: Struct, keys: frozenset[str], arm: str | None, nulls: Collection[str] = ()
+    ) -> int:
+        """The index of the arm of an object of `struct` with these keys ("arm" not among them).
+
+        nulls: keys that it has as well, but without a value.
+        """
         if arm is not None or len(struct.arms) == 1:
             index = self.arm_index(struct, arm) if arm is not None else 0
-            self._fits(struct, struct.arms[index], keys)
+            self._fits(struct, struct.arms[index], keys, nulls)
             return index
         fits = [
             index
@@ -67,7 +72,7 @@ class Layout:
         if fits:
             choices = " or ".join(f'"{struct.arms[index].name}"' for index in fits)
             raise Problem(f'several arms of {struct.name} have these fields; add "arm": {choices}')
-        raise self._no_arm(struct, keys)
+        raise self._no_arm(struct, keys, nulls)
 
     def arm_index(self, struct: Struct, name: object) -> int:
         """The index of the arm called `name`."""
@@ -78,14 +83,14 @@ class Layout:
             raise Problem(f"{struct.name} has no arm {found}, only {names(known)}{hint}")
         return known.index(name)
 
-    def _fits(self, struct: Struct, arm: Arm, keys: frozenset[str]) -> None:
+    def _fits(self, struct: Struct, arm: Arm, keys: frozenset[str], nulls: Collection[str]) -> None:
         for key in sorted(keys - field_names(arm)):
             raise Problem(unknown_field(arm.name, key, [field.name for field in arm.fields]))
         for name in self.required(struct, arm):
             if name not in keys:
-                raise Problem(f"{arm.name}: field '{name}' is missing")
+                raise _missing(arm, name, nulls)
 
-    def _no_arm(self, struct: Struct, keys: frozenset[str]) -> Problem:
+    def _no_arm(self, struct: Struct, keys: frozenset[str], nulls: Collection[str]) -> Problem:
         known = struct.fields
         lacks = [
             (arm, [name for name in self.required(struct, arm) if name not in keys])
@@ -96,7 +101,7 @@ class Layout:
         near = [(arm, missing) for arm, missing in lacks if len(missing) == fewest]
         if len(near) == 1:
             arm, missing = near[0]
-            return Problem(f"{arm.name}: field '{missing[0]}' is missing")
+            return _missing(arm, missing[0], nulls)
         unknown = sorted(keys - set(known))
         whole = [
             arm
@@ -113,6 +118,10 @@ class Layout:
             "; is this the data of another program?" if unknown and 2 * len(unknown) >= len(keys) else ""
         )
         return Problem(f"no arm of {struct.name} matches: found {found}; {expected}{foreign}")
+
+
+def _missing(arm: Arm, name: str, nulls: Collection[str]) -> Problem:
+    return Problem(f"{arm.name}: field '{name}' is {'null' if name in nulls else 'missing'}")
 
 
 def field_names(arm: Arm) -> frozenset[str]:

@@ -19,6 +19,8 @@ from dnc.diagnostics import check_path, unreadable
 from dnc.runtime.data.problems import Problem, ProblemList, file_problem, kind_of, shortened
 
 EMPTY_FILE = "the file is empty, expected one sample a line"
+ONE_A_LINE = "a sample is a line: jq -c . writes it so, jq -c '.[]' the elements of an array"
+_PLACE = re.compile(r" \(byte (\d+)\)$")
 _MARK = b"\xef\xbb\xbf"  # some editors start a UTF-8 file with it
 _FOREIGN = {
     b"\x1f\x8b": "is compressed with gzip; unpack it first",
@@ -57,13 +59,34 @@ def load(path: str | Path) -> bytes:
 
 def objects(content: bytes, problems: ProblemList) -> Iterator[tuple[int, dict[str, Any]]]:
     """The object of every line; broken lines go to `problems`."""
+    is_first = True
     for number, line in enumerate(content.split(b"\n"), 1):
         if not line.strip():
             continue
         try:
             yield number, _decode(line)
         except Problem as problem:
+            if is_first and _takes_lines(content):
+                problems.add(f"the JSON of a sample goes on in the next line; {ONE_A_LINE}", number)
+                return
             problems.add(problem.message, number, problem.column)
+        is_first = False
+
+
+def _takes_lines(content: bytes) -> bool:
+    """Whether the first JSON value of a file, which begins with it, takes more than one line."""
+    content = content.strip()
+    try:
+        msgspec.json.decode(content)
+        end = len(content)
+    except RecursionError:
+        return False
+    except ValueError as error:
+        place = _PLACE.search(str(error))
+        if place is None or "trailing characters" not in str(error):
+            return False
+        end = int(place[1]) - 1
+    return b"\n" in content[:end].rstrip()
 
 
 def _decode(line: bytes) -> dict[str, Any]:
@@ -77,7 +100,8 @@ def _decode(line: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise _broken(line, str(error)) from None
     if type(value) is not dict:
-        raise Problem(f"a sample must be an object, found {kind_of(value)}")
+        hint = f"; {ONE_A_LINE}" if type(value) is list else ""
+        raise Problem(f"a sample must be an object, found {kind_of(value)}{hint}")
     # What comes out again has as many quotes as what went in, unless an object lost a key.
     if line.count(b'"') != msgspec.json.encode(value).count(b'"'):
         _find_duplicate(line)
@@ -106,7 +130,7 @@ def _broken(line: bytes, message: str) -> Problem:
     text = line.decode("utf-8").rstrip()
     if text.startswith("("):
         return Problem("broken JSON: found '('; dnc import ptb-trees makes JSONL of trees in brackets", 1)
-    place = re.search(r" \(byte (\d+)\)$", message)
+    place = _PLACE.search(message)
     if place is None:
         half = _HALF.search(text)
         if half is not None:
@@ -124,4 +148,6 @@ def _broken(line: bytes, message: str) -> Problem:
     if constant:
         return Problem(f"{constant[0]} is not allowed, numbers are finite", constant.start() + 1)
     what = message[: place.start()].removeprefix("JSON is malformed: ")
+    if what == "trailing characters" and text[start] == "{":
+        what = "found a second object; a sample is a line"
     return Problem(f"broken JSON: {what}", start + 1)

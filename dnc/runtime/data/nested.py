@@ -53,7 +53,8 @@ class _Reader:
         found = self.plans.get(keys)
         if found is None:
             arm = value.get(ARM)
-            index = self.layout.choose(self.table.struct, frozenset(keys) - {ARM}, arm)
+            found_keys, nulls = frozenset(keys) - {ARM}, value.keys() - set(keys)
+            index = self.layout.choose(self.table.struct, found_keys, arm, nulls)
             found = self._make(index, frozenset(keys))
             if arm is None:
                 self.plans[keys] = found
