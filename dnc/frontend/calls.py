@@ -24,8 +24,8 @@ from dnc.ir.types import SCALAR, TensorType
 Names = Mapping[str, Expression | None]
 STATEMENTS_ELSEWHERE = {
     "return": "a block has the value of the expression on its last line, without 'return'",
-    "if": "there is no 'if': match chooses by the arm of a vertex, f(w.prev) else g(w) where one is absent, "
-    "and a factor of 0 or 1 by a field",
+    "if": "match chooses by the arm of a vertex, f(w.prev) else g(w) where one is absent; what depends on a "
+    "value is multiplied by a == b, or by a float of the data",
     **dict.fromkeys(("for", "while"), "a list is gone through by sum(f(k) for k in t.kids), mean or max"),
 }
 """Words that begin statements in other languages, and what stands here instead."""
