@@ -7,6 +7,8 @@ In: a plan. Out: files by name, `kernel.*` and, where batches of few rows have a
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 
@@ -35,16 +37,25 @@ def emit_source(plan: Plan, traced: bool = False, is_lean: bool = False) -> dict
 
 def emit_sources(plan: Plan, traced: bool = False) -> dict[str, bytes]:
     """Those of the kernel, and of the lean one if the plan has one."""
-    own = emit_source(plan, traced, is_lean=True) if lean.has_lean(plan) else {}
-    return emit_source(plan, traced) | own
+    return {file: text for files in _each_source(plan, traced) for file, text in files.items()}
+
+
+def _each_source(plan: Plan, traced: bool) -> Iterator[dict[str, bytes]]:
+    yield emit_source(plan, traced)
+    if lean.has_lean(plan):
+        yield emit_source(plan, traced, is_lean=True)
 
 
 def build_cuda(plan: Plan, traced: bool = False) -> dict[str, bytes]:
     """The files of a CUDA target: kernel.cu, kernel.cubin, kernel.json with what the compiler said.
 
-    And those of the lean kernel, unless it spills.
+    And those of the lean kernel, unless it spills. Its text is made while the other one is compiled.
     """
-    made = compiled(emit_sources(plan, traced), plan.target)
+    made: dict[str, bytes] = {}
+    with ThreadPoolExecutor() as threads:
+        under_way = [threads.submit(compiled, files, plan.target) for files in _each_source(plan, traced)]
+        for one in under_way:
+            made |= one.result()
     if not traced and spilled(made, lean.NAME):
         return {file: content for file, content in made.items() if not file.startswith(f"{lean.NAME}.")}
     return made

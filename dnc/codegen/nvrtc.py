@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -120,11 +118,12 @@ def _checked(result: tuple[Any, ...]) -> Any:
 
 
 def compiled(files: Mapping[str, bytes], arch: str) -> dict[str, bytes]:
-    """The kernel files of a target with the cubins of `arch` added, side by side; needs NVRTC, not TVM."""
-    names = [file.removesuffix(SUFFIX) for file in files if file.endswith(SUFFIX)]
-    with ThreadPoolExecutor() as threads:
-        made = list(threads.map(lambda name: _compiled(files, name, arch), names))
-    return reduce(lambda all, each: all | each, made, dict(files))
+    """The kernel files of a target with the cubins of `arch` added; needs NVRTC, not TVM."""
+    made = dict(files)
+    for file in files:
+        if file.endswith(SUFFIX):
+            made |= _compiled(files, file.removesuffix(SUFFIX), arch)
+    return made
 
 
 def _compiled(files: Mapping[str, bytes], name: str, arch: str) -> dict[str, bytes]:
