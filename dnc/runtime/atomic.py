@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from dnc.diagnostics import check_path, fail
@@ -38,7 +39,8 @@ def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
         os.chmod(name, 0o666 & ~mask)
         os.replace(name, path)
     except BaseException:
-        os.unlink(name)
+        with suppress(FileNotFoundError):  # an interrupt just behind the renaming
+            os.unlink(name)
         raise
 
 

@@ -18,6 +18,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -221,14 +222,16 @@ def _replace(made: Path, out: Path) -> None:
         made.rename(out)
         return
     old = Path(tempfile.mkdtemp(dir=out.absolute().parent, prefix=f".{out.name}.old."))
-    out.rename(old / "build")
     try:
+        out.rename(old / "build")
         made.rename(out)
-    except OSError:
-        (old / "build").rename(out)
+    except BaseException:
+        with suppress(OSError):  # it has its place still, or the new one has
+            (old / "build").rename(out)
         raise
     finally:
-        shutil.rmtree(old, ignore_errors=True)
+        if out.exists():
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def is_build(path: str | Path) -> bool:

@@ -29,3 +29,16 @@ def test_what_is_open_already_is_written_to(tmp_path, opened):
         write_atomically(Path(f"/dev/fd/{out.fileno()}"), [b"new"])
     assert (tmp_path / "file").read_text() == ("new" if opened == "w" else "old new")
     assert os.stat(tmp_path / "file").st_ino == before
+
+
+def test_an_interrupt_just_behind_the_renaming(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def interrupted(*paths):
+        replace(*paths)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "file", [b"new"])
+    assert (tmp_path / "file").read_text() == "new"
