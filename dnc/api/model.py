@@ -259,8 +259,7 @@ class Model:
             array = as_array(name, value)
             if array.shape != expected[name]:
                 raise fail(f"{name} is {list(array.shape)}, expected {list(expected[name])}")
-            with np.errstate(over="ignore"):
-                arrays[name] = np.asarray(array, np.float32)
+            arrays[name] = array
         check_finite(arrays, "set_parameters")
         self.session.write_arrays(arrays)
 

@@ -129,6 +129,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
     check_finite(checkpoint.weights, f"{path}: not written, the weights", hint)
     tensors = {**checkpoint.weights}
     for state, arrays in checkpoint.optimizer_state.items():
+        check_finite(arrays, f"{path}: not written, the optimizer's {state}", hint)
         tensors |= {f"{_STATE}{state}/{name}": value for name, value in arrays.items()}
     hyper, place, course = checkpoint.hyper, checkpoint.position, checkpoint.course
     stored = _Stored(

@@ -105,8 +105,11 @@ def load_weights(
 
 
 def check_finite(values: Mapping[str, NDArray[np.generic]], where: str, *notes: str) -> None:
-    """DiagnosticError that names the arrays which hold infinities or NaN."""
-    broken = [name for name, value in values.items() if not np.isfinite(value).all()]
+    """DiagnosticError that names the arrays which hold infinities or NaN, as a model has them: in float32."""
+    with np.errstate(over="ignore"):
+        broken = [
+            name for name, value in values.items() if not np.isfinite(np.asarray(value, np.float32)).all()
+        ]
     if broken:
         hold = "holds" if len(broken) == 1 else "hold"
         raise fail(f"{where}: {', '.join(broken)} {hold} numbers that are not finite", *notes)

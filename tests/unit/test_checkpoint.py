@@ -86,6 +86,7 @@ def test_weights_by_name(tmp_path):
         ({"V": np.ones((5, 3), np.float32)}, r"V is \[5, 3\], expected \[5, 4\]"),
         ({"v": np.ones((5, 4), np.float32)}, "no parameter is called v; known: E, W, b_w, U, b_u, V, b_v"),
         ({"V": np.full((5, 4), np.nan, np.float32)}, "V holds numbers that are not finite"),
+        ({"V": np.full((5, 4), 1e300)}, "V holds numbers that are not finite"),
         ({"optimizer/V": np.ones((5, 4), np.float32)}, "holds no weights"),
     ],
 )
@@ -120,6 +121,8 @@ def test_weights_that_are_not_finite_are_not_written(tmp_path):
     broken = {**VALUES, "V": np.full((5, 4), np.nan, np.float32)}
     with pytest.raises(DiagnosticError, match="V holds numbers that are not finite"):
         save_checkpoint(path, attrs.evolve(checkpoint(), weights=broken))
+    with pytest.raises(DiagnosticError, match="not written, the optimizer's squares: V holds numbers"):
+        save_checkpoint(path, attrs.evolve(checkpoint(), optimizer_state={"squares": broken}))
     assert path.read_bytes() == before
 
 
@@ -270,6 +273,29 @@ def test_a_build_replaces_nothing_else(tmp_path):
     with pytest.raises(DiagnosticError, match="exists and is not a build"):
         write_build(build(tmp_path / "work"), {})
     assert (tmp_path / "work" / "thesis.tex").read_text() == "x" and not is_build(tmp_path / "work")
+
+
+@pytest.mark.parametrize("name, behind", [("b", False), ("b", True), (".b.", False), (".b.", True)])
+def test_an_interrupt_while_a_build_is_replaced(tmp_path, monkeypatch, name, behind):
+    """At either renaming, in front of it or behind: there is the old build or the new one, and no rest."""
+    write_build(build(tmp_path / "b"), {})
+    rename, struck = Path.rename, []
+
+    def interrupted(path, target):
+        if behind:
+            rename(path, target)
+        monkeypatch.undo()
+        struck.append(path)
+        raise KeyboardInterrupt
+
+    def strikes(path, target):
+        (interrupted if path.name.startswith(name) else rename)(path, target)
+
+    monkeypatch.setattr(Path, "rename", strikes)
+    with pytest.raises(KeyboardInterrupt):
+        write_build(attrs.evolve(build(tmp_path / "b"), source="new"), {})
+    assert struck and read_build(tmp_path / "b").source == ("new" if behind and name != "b" else "model M()")
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 def test_a_build_with_something_else_in_it_is_kept(tmp_path):
