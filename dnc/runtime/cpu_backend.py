@@ -114,6 +114,7 @@ class CpuBackend:
     def allocate(self, words: int) -> None:
         """Makes the pool."""
         self._synchronize()
+        self._slots = [None if here is None else here.apart() for here in self._slots]
         try:
             self._pool = cpu_code.aligned_zeros(words)
         except MemoryError:
@@ -340,6 +341,11 @@ class _Launches:
     workers: int
     times: list[Times]
     values: Array
+
+    def apart(self) -> _Launches:
+        """The same without the pool, once they have ended."""
+        copies = (part.copy() for part in (self.abort, self.results, self.values))
+        return attrs.evolve(self, **dict(zip(("abort", "results", "values"), copies, strict=True)))
 
     def wait(self) -> None:
         """Until they have ended."""

@@ -5,7 +5,9 @@ A kernel is compiled once; the sharing of the work among workers is a matter of 
 
 from __future__ import annotations
 
+import gc
 from functools import cache
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -208,6 +210,21 @@ def session(name: str, memory: int | None = None) -> Session:
     program, plan, backend = model(name)
     rows = {p.name: VOCABULARY for p in plan.program.parameters if p.kind == "table"}
     return Session(plan, OnGrid(backend, (2, 1)), rows, initialize(program, rows, 1), memory)  # type: ignore[arg-type]
+
+
+def test_a_pool_that_was_replaced_is_given_back(nothing_to_collect: None) -> None:
+    own = session("treelstm")
+    data = own.attach(ForestGrower(own.plan.program, 3).grow(20, 12))
+    list(own.predictions(data, [[at] for at in range(20)]))
+    results = own.backend.finish(0)
+    for replaces in (lambda: own.memory.grow(10, 2 * own.memory.words), own.backend.close):
+        array = own.backend.pool_array()
+        pool = ref(array if array.base is None else array.base)
+        del array
+        replaces()
+        gc.collect()
+        assert pool() is None
+        np.testing.assert_array_equal(own.backend.finish(0), results)
 
 
 @pytest.mark.parametrize("name", ["treelstm", "dag"])
