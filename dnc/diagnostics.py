@@ -97,9 +97,15 @@ def counted(count: int, noun: str) -> str:
 
 def check_path(path: object, what: str) -> None:
     """DiagnosticError unless `path` can be one. what: whose it is, as "a build"."""
-    if not isinstance(path, str | os.PathLike) or path == "":
-        found = type(path).__name__ if path != "" else "an empty text"
-        raise fail(f"found {found}, expected the path of {what}")
+    if not isinstance(path, str | os.PathLike):
+        found = type(path).__name__
+    elif path == "":
+        found = "an empty text"
+    elif "\0" in os.fsdecode(path):
+        found = "a text with a zero byte"
+    else:
+        return
+    raise fail(f"found {found}, expected the path of {what}")
 
 
 def unreadable(error: OSError) -> str:

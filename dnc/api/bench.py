@@ -18,6 +18,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from dnc.api.arguments import check_whole
 from dnc.diagnostics import fail
 from dnc.runtime.data import Dataset
 from dnc.runtime.data.lines import EMPTY_FILE, load, objects
@@ -113,6 +114,9 @@ def measure_latency(
     for more than MOST_DRAWN samples in all.
     """
     _check(model, batch=batch, calls=calls)
+    check_whole("warmup", warmup, 0)
+    if not len(samples):
+        raise fail("there are no samples to predict")
     if batch * (calls + warmup) > MOST_DRAWN:
         raise fail(
             f"{calls + warmup} calls with {batch} samples each, expected at most {MOST_DRAWN} samples in all"
@@ -185,8 +189,7 @@ def measure_throughput(
 
 def _check(model: Model, **counts: int) -> None:
     for name, value in counts.items():
-        if value < 1:
-            raise fail(f"{name} is {value}, expected 1 or more")
+        check_whole(name, value, 1)
     if not any(result.kind in RESULT_KINDS[PREDICT] for result in model.plan.results):
         raise fail(f"model {model.build.model} declares no output: there is nothing to predict")
 

@@ -143,7 +143,21 @@ def test_reserved_field_name() -> None:
     assert str(caught.value) == "error: struct Body: a field cannot be called 'arm', data files use that key"
 
 
+class Kept:
+    """An array that is not handed out."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def __dlpack__(self, **options: object) -> None:
+        raise self.error("it is elsewhere")
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
 def test_numpy_in_samples_of_memory() -> None:
+    none = "holds what JSON has not: a Kept of which no list can be made"
     given = {"x": np.arange(3, dtype=np.float32), "energy": np.float32(0.5)}
     dataset = read_samples([{"frames": [given], "label": np.int64(1)}], SPEECH)
     assert dataset.forest.tables["Frame"].data["x"].tolist() == [[0, 1, 2]]
@@ -153,6 +167,8 @@ def test_numpy_in_samples_of_memory() -> None:
         ({**given, "x": np.zeros((1, 3))}, "frames[0].x must be a list of 3 numbers, found 1"),
         ({**given, "energy": b"1"}, "frames[0].energy must be a number, found bytes"),
         ({**given, "energy": object()}, "holds what JSON has not: a object"),
+        ({**given, "energy": Kept(BufferError)}, f"{none}: it is elsewhere"),
+        ({**given, "energy": Kept(RuntimeError)}, f"{none}: it is elsewhere"),
     ):
         with pytest.raises(DiagnosticError) as caught:
             read_samples([{"frames": [wrong], "label": 1}], SPEECH)

@@ -64,6 +64,19 @@ def test_the_order_follows_from_the_seed(workplace, monkeypatch):
     assert all(sample in seen for sample in samples)  # a shuffle holds every sample
 
 
+def test_calls_that_cannot_be_measured(workplace):
+    model = dnc.load("build", "vm")
+    sample = read_structures("train.jsonl")[:1]
+    for samples, more, message in (
+        ([], {}, "there are no samples to predict"),
+        (sample, {"warmup": -1}, "warmup is -1, expected 0 or more"),
+        (sample, {"calls": 0}, "calls is 0, expected 1 or more"),
+        (sample, {"batch": 1.5}, "batch is 1.5, expected a whole number"),
+    ):
+        with pytest.raises(DiagnosticError, match=message):
+            measure_latency(model, samples, **more)
+
+
 def test_batches_of_many_passes_are_drawn_at_once():
     drawn = list(_batches(2, 500_001, 3, 1))
     assert [len(each) for each in drawn] == [500_001] * 3

@@ -36,6 +36,7 @@ TAKES = {
     "data": ("a file to read", lambda model, path: api.explain_build("build", data=path)),
 }
 WRONG = [(3, "int"), (["build"], "list"), (b"build", "bytes"), ({}, "dict"), ("", "an empty text")]
+WRONG += [("a\0b", "a text with a zero byte"), (Path("\0"), "a text with a zero byte")]
 
 
 @pytest.mark.parametrize("name", TAKES)

@@ -159,7 +159,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if hasattr(value, "__dlpack__"):
-        return np.from_dlpack(value).tolist()
+        try:
+            return np.from_dlpack(value).tolist()
+        except (BufferError, RuntimeError) as error:
+            raise TypeError(f"a {type(value).__name__} of which no list can be made: {error}") from None
     raise TypeError(f"a {type(value).__name__}")
 
 
