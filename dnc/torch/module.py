@@ -290,8 +290,9 @@ class Module(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if not keep_vars:
             for name in self._parameters:
-                own = destination[prefix + name]  # by columns, perhaps, or with gaps
-                destination[prefix + name] = own.clone(memory_format=torch.contiguous_format)
+                own = destination.get(prefix + name)  # by columns, perhaps, or with gaps
+                if own is not None:
+                    destination[prefix + name] = own.clone(memory_format=torch.contiguous_format)
 
     @in_turn
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Module:
@@ -327,7 +328,8 @@ class Module(nn.Module):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled and copied as the path of the build, vocabulary and weights, and what was added to them."""
-        model, values = self.dnc, self._values()
+        model = self.dnc
+        values = {name: value for name, value in self._values().items() if value is not None}
         parameters = {name: value for name, value in self._parameters.items() if name in values}
         memory = None if model.memory_words is None else model.memory_words * 4
         options = {"memory_bytes": memory, "encoders": model.encoders}
@@ -355,9 +357,9 @@ class Module(nn.Module):
         _, own, state = self.__reduce__()
         found = memo[id(self)] = _again(*own)
         for name in self._memory.places:
-            if name not in self._parameters:
+            value = self._parameters.get(name)
+            if value is None:
                 continue
-            value = self._parameters[name]
             if id(value) in memo:
                 found._parameters[name] = memo[id(value)]
             memo[id(value)] = found._parameters[name]
@@ -396,7 +398,7 @@ def _again(
     Module.__init__(module, build, device=device, vocabularies=known, **options)
     if module.dnc.build.digest != digest:
         raise fail(f"{build}: holds another program than the one that was saved")
-    module.load_state_dict(values)
+    module.load_state_dict(values, strict=False)  # without those that are None
     for name in values:
         if name in trained:
             module._parameters[name].requires_grad_(trained[name])

@@ -129,6 +129,19 @@ def test_copies_and_pickles(tmp_path):
         pickle.loads(stored)
 
 
+def test_parameters_that_are_none(tmp_path):
+    """As in any module: one that was added, and one of the program's."""
+    net, data, _ = opened("treelstm", tmp_path)
+    net.register_parameter("extra", None)
+    net.W = None
+    assert list(net.state_dict()) == ["E", "b_w", "U", "b_u", "V", "b_v"]
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert other.W is None and other.extra is None and list(other.state_dict()) == list(net.state_dict())
+        assert torch.equal(other.U, net.U)
+        with pytest.raises(DiagnosticError, match="parameter W is None, expected"):
+            other.predict(data)
+
+
 class Doubled(dnc.torch.Module):
     """With a layer and an attribute of its own, and other arguments."""
 
