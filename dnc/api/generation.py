@@ -15,13 +15,10 @@ from numpy.typing import NDArray
 
 from dnc.api.arguments import check_whole
 from dnc.api.streaming import ModelStream
+from dnc.api.words import ending_of, words_output
 from dnc.diagnostics import fail
-from dnc.ir.plan import Result
-from dnc.ir.program import ALL
 from dnc.runtime.carried import Carried, carried
 from dnc.runtime.data import layout_of
-from dnc.runtime.encoder.ending import Ending
-from dnc.runtime.predictions import class_count, named_classes
 from dnc.runtime.streams import Sample, StreamState
 
 if TYPE_CHECKING:
@@ -53,15 +50,14 @@ def generate(
     check_whole("chunk", chunk, 1, optional=True)
     stream = _stream_of(self, field)
     grows = stream.carried.field
-    name = words_output(self, field, output)
-    ending, samples = Ending(name, _number_of(self, name, end)), _checked(samples, grows)
+    ending, samples = ending_of(self, stream.carried, output, end), _checked(samples, grows)
     stream.reset()
     found: list[list[NDArray[np.int32]]] = [[] for _ in samples]
     going, made = list(range(len(samples))), 0
     while going and made < most:
         count = min(chunk or LONGEST, most - made)
         chunks = [{**samples[at], grows: [{}]} for at in going]
-        words = stream.feed(chunks, ending=ending, times=count)[name]
+        words = stream.feed(chunks, ending=ending, times=count)[ending.output]
         made += count
         lasting = []
         for place, (at, values) in enumerate(zip(going, words, strict=True)):
@@ -116,36 +112,6 @@ def _of_streams(state: StreamState | None, places: Sequence[int]) -> StreamState
     )
 
 
-def words_output(model: Model, field: str | None, name: str | None) -> str:
-    """The output that has a whole number for every element of the list `field`; `name`, if that is one.
-
-    DiagnosticError where there is none, or several and no name.
-    """
-    own = _stream_of(model, field).carried
-
-    def fits(result: Result) -> bool:
-        space = model.program.space(result.space)
-        return space.struct == own.element and space.selection == ALL and result.dtype == "i32"
-
-    fitting = [each.name for each in model.plan.results if each.kind == "output" and fits(each)]
-    if name is None and len(fitting) == 1:
-        return fitting[0]
-    if name is None or name not in fitting:
-        known = ", ".join(fitting) or "none"
-        what = "name the output of the words" if name is None else f"'{name}' is no output of words"
-        raise fail(f"{what}: one that has a class for every {own.element}; outputs that do: {known}")
-    return name
-
-
-def _number_of(model: Model, output: str, end: int | str) -> int:
-    if isinstance(end, str):
-        words = named_classes(model.program, model.vocabularies or {}).get(output, ())
-        if end not in words:
-            known = f"none of {len(words)} classes is called so" if words else "its classes are numbers"
-            raise fail(f"the word '{end}' that ends a list is unknown: {known}")
-        return words.index(end)
-    check_whole("end", end, 0)
-    classes = class_count(model.program, model.vocabularies or {}, output)
-    if classes is not None and end >= classes:
-        raise fail(f"end is {end}, expected 0 to {classes - 1}: '{output}' has {classes} classes")
-    return int(end)
+def output_of(model: Model, field: str | None, name: str | None) -> str:
+    """The output that has a whole number for every element of the list `field`, as `words_output`."""
+    return words_output(model, _stream_of(model, field).carried, name)

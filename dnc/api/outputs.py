@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from dnc.api.bench import read_structures
-from dnc.api.generation import words_output
+from dnc.api.generation import output_of
 from dnc.api.model import Model
 from dnc.diagnostics import fail
 from dnc.runtime.atomic import write_atomically
@@ -52,7 +52,7 @@ def generate_lines(
     end: the word that ends a list, or its number if no word is called so. The others: as there.
     """
     samples = read_structures(data)
-    name = words_output(model, field, output)
+    name = output_of(model, field, output)
     words = named_classes(model.program, model.vocabularies or {}).get(name)
     last = int(end) if end not in (words or ()) and end.isascii() and end.isdecimal() else end
     found = model.generate(samples, last, name, most=most, chunk=chunk, field=field)

@@ -13,6 +13,7 @@ import numpy as np
 
 from dnc.api.arguments import check_whole
 from dnc.api.turns import in_turn
+from dnc.api.words import ending_of
 from dnc.diagnostics import fail
 from dnc.runtime.carried import Carried
 from dnc.runtime.data import Dataset, has_vocabulary
@@ -54,6 +55,8 @@ class ModelStream:
         """
         if not isinstance(ending, Ending | None):
             raise fail(f"ending: found {type(ending).__name__}, expected an Ending")
+        if ending is not None:
+            ending = ending_of(self.model, self.carried, ending.output, ending.word)
         check_whole("times", times, 1)
         single = isinstance(chunk, Mapping)
         if not single and (isinstance(chunk, str | bytes) or not isinstance(chunk, Sequence)):

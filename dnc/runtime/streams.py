@@ -114,6 +114,11 @@ class Stream:
         dataset = self._read_behind(chunks, samples)
         forest = dataset.forest
         if times > 1:
+            for number, sample in enumerate(samples, 1):
+                if sample[field][-1] != {}:
+                    raise fail(
+                        f"chunk {number}: its last element stands there {times} times, and has to be {{}}"
+                    )
             forest = lengthened(forest, field, times)
             chunks = [{field: [*chunk[field], *[{}] * (times - 1)]} for chunk in chunks]
         forest, rows = self._given(forest, state)

@@ -14,6 +14,7 @@ import dnc
 import dnc.kernel_cache
 from dnc.compiler import PlanOptions, compile_model
 from dnc.diagnostics import DiagnosticError
+from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.streams import StreamState
 from tests.support.models import EXAMPLES
 
@@ -223,7 +224,15 @@ def test_a_failed_step_changes_nothing(builds: Path) -> None:
     for wrong, options, message in (
         ({"words": [{"form": 1}]}, {"times": 0}, "times is 0, expected 1 or more"),
         ({"words": [{"form": 1}]}, {"times": None}, "times is None, expected a whole number"),
+        (
+            {"words": [{"form": 1}]},
+            {"times": 3},
+            "chunk 1: its last element stands there 3 times, and has to",
+        ),
         ({"words": [{"form": 1}]}, {"ending": 3}, "ending: found int, expected an Ending"),
+        ({"words": [{"form": 1}]}, {"ending": Ending("none", 3)}, "'none' is no output of words"),
+        ({"words": [{"form": 1}]}, {"ending": Ending("next", -1)}, "end is -1, expected 0 or more"),
+        ({"words": [{"form": 1}]}, {"ending": Ending("next", 10**12)}, "end is 1000000000000, expected 0 to"),
     ):
         with pytest.raises(DiagnosticError, match=message):
             stream.feed(wrong, **options)  # type: ignore[arg-type]
