@@ -19,7 +19,7 @@ from dnc.ir.program import TABLE
 from dnc.runtime.checkpoint import stored_vocabularies
 from dnc.runtime.data import read
 from dnc.runtime.initialize import shapes
-from dnc.runtime.memory import MEGABYTE, too_little
+from dnc.runtime.memory import FIRST_SCHEDULE, MEGABYTE, too_little
 from dnc.runtime.pool import static_pool
 from dnc.runtime.tensors import read_tensors
 
@@ -27,17 +27,22 @@ if TYPE_CHECKING:
     from dnc.api.model import Model
 
 
-def check_memory(model: Model, rows: dict[str, int]) -> None:
-    """DiagnosticError if the parameters cannot be there, before they are made. rows: of tables."""
-    need = static_pool(model.plan, rows, 1).words
+def check_memory(model: Model, rows: dict[str, int], states: int = 0) -> None:
+    """DiagnosticError if the parameters cannot be there, before they are made.
+
+    rows: of tables. states: numbers that the optimizer will keep for each of them, in training.
+    """
+    states = states if model.plan.trains else 0
+    need = static_pool(model.plan, rows, FIRST_SCHEDULE, states).words
     have = max(model.backend.capacity(), 0)
     have = have if model.memory_words is None else min(have, model.memory_words)
     if need > have:
         sizes = shapes(model.program, rows)
         largest = max(sizes, key=lambda name: math.prod(sizes[name]))
         size = math.prod(sizes[largest]) * 4 / MEGABYTE
+        kept = " and what the optimizer keeps" if states else ""
         raise fail(
-            f"{model.backend.name}: the parameters with their gradients need {too_little(need, have)}",
+            f"{model.backend.name}: the parameters with their gradients{kept} need {too_little(need, have)}",
             f"the largest is {largest} {list(sizes[largest])}: {size:,.1f} MiB",
         )
 

@@ -225,8 +225,13 @@ class Model:
                     f"metric '{name}' has to know what its classes are called, but the data hold numbers",
                     "the classes are tags, as B-PER, I-PER and O",
                 )
+        if vocabularies != self.vocabularies:
+            self._attached = self._forwarded = None  # their numbers are of another vocabulary
+        self._encoders.clear()
         if self._session is not None:
             self._session.launches.retire()  # streams that are open have their places in its memory
+            self._session = self.vocabularies = None  # where there is no memory after all, it begins anew
+            self.position, self.course = Position(), Course()
         self._session = Session(
             self.plan,
             self.backend,
@@ -238,10 +243,7 @@ class Model:
             self.timeline,
             self.encoders,
         )
-        if vocabularies != self.vocabularies:
-            self._attached = self._forwarded = None  # their numbers are of another vocabulary
         self.vocabularies = vocabularies
-        self._encoders.clear()
 
     @in_turn
     def parameters(self) -> dict[str, Floats]:
@@ -291,6 +293,7 @@ class Model:
         checkpoint = load_checkpoint(path)
         rows = table_rows(self.program, checkpoint.vocabularies)
         check_model(checkpoint, self.program, self.build.digest, rows, path)
+        check_memory(self, rows, len(checkpoint.optimizer_state))
         self.start(checkpoint.vocabularies, checkpoint.weights)
         if self.plan.trains:
             self.session.write_state(
