@@ -75,8 +75,8 @@ class Memory:
                 return True
         return False
 
-    def clear_states(self, states: int) -> None:
-        """Makes room for so many arenas of optimizer state, if there is less, and fills all with zeros.
+    def add_states(self, states: int) -> None:
+        """Makes room for so many arenas of optimizer state, if there is less; what is kept stays.
 
         All launches have to be over. DiagnosticError if there is no room.
         """
@@ -87,6 +87,10 @@ class Memory:
                     f"{self.backend.name}: the parameters with their gradients and what the optimizer keeps "
                     f"need {too_little(pool.words, self.most())}"
                 )
+
+    def clear_states(self, states: int) -> None:
+        """The same, and fills all with zeros."""
+        self.add_states(states)
         if self.pool.states:
             first = self.pool.bases[STATES[0]]
             end = (*self.pool.gradients[1:], *self.pool.schedules)[0]

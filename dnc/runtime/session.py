@@ -288,6 +288,7 @@ class Session:
         schedules = self.encode_job(data, job, self.ahead)
         if schedules is None:
             return False
+        self._go_on_with(job.updates[0])
         found = [BatchSums(self.steps_done + 1 + i, len(each), 1) for i, each in enumerate(job.batches)]
         self.launches.start(schedules, found)
         self._count(found, results)
@@ -299,6 +300,7 @@ class Session:
         """Launches a batch, in parts if it does not fit."""
         data, chosen = self.distinct(data, samples)
         schedules = self.encode(data, chosen, TRAIN, update)
+        self._go_on_with(update)
         batch = BatchSums(self.steps_done + 1, len(chosen), len(schedules))
         for schedule in schedules:
             self.launches.start([schedule], [batch])
@@ -311,12 +313,18 @@ class Session:
         self._underway.add(batches, results)
 
     def _updates(self, hypers: list[Hyper], before: int = 0) -> list[Update]:
-        """What the next steps, behind so many others, make of their gradients."""
-        optimizer = hypers[0].optimizer
+        """What the next steps, behind so many others, make of their gradients; with room for that."""
+        optimizer, steps = hypers[0].optimizer, self.optimizer_steps
         if optimizer != self.optimizer:
-            self.start_optimizer(optimizer)
-        first = self.optimizer_steps + before + 1
-        return [hyper.update(first + at) for at, hyper in enumerate(hypers)]
+            self.settle()
+            self.memory.add_states(len(OPTIMIZERS[optimizer].states))
+            steps = 0
+        return [hyper.update(steps + before + 1 + at) for at, hyper in enumerate(hypers)]
+
+    def _go_on_with(self, update: Update) -> None:
+        """What is launched next is such an update: what another optimizer kept goes now, and no sooner."""
+        if update.optimizer != self.optimizer:
+            self.start_optimizer(update.optimizer)
 
     def _place(self, before: int = 0) -> tuple[int, int, str]:
         """Where training is behind so many steps: what noises and updates follow from."""
@@ -369,6 +377,7 @@ class Session:
         schedules = self.encode(data, chosen, TRAIN, update, noise=noise)
         if len(schedules) > 1:
             raise fail("the batch does not fit into memory at once; take fewer samples")
+        self._go_on_with(update)
         batch = BatchSums(self.steps_done + 1, len(chosen), 1)
         self.launches.start(schedules, [batch])
         results = Results()

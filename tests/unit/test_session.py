@@ -16,7 +16,7 @@ from dnc.runtime.results import NotFinite
 from tests.support.forests import ForestGrower
 from tests.support.models import rows_of, small_plan, small_session
 
-SGD = Hyper("sgd", 0.1)
+SGD, ADAM = Hyper("sgd", 0.1), Hyper("adam", 0.1)
 
 
 def forest_of(name, samples=6, leaves=5, seed=3):
@@ -145,6 +145,42 @@ def test_a_sample_that_does_not_fit_is_refused():
     session = small_session("treelstm", memory=session.memory.words + 50)
     with pytest.raises(DiagnosticError, match=r"a batch of one sample needs .* MiB; .* are there"):
         session.step(session.attach(forest_of("treelstm")), [0, 1])
+
+
+@pytest.mark.parametrize("call", ["step", "steps", "backward"])
+def test_a_step_that_fails_leaves_what_the_optimizer_keeps(call):
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    session.step(data, [0, 1], ADAM)
+    before, steps = session.read_state(), session.optimizer_steps
+    large = session.attach(forest_of("treelstm", 1, 300))
+    session.memory.limit = session.memory.words
+    for own, samples, hyper in ((large, [0], SGD), (data, [7], SGD), (large, [0], Hyper("adamw", 0.1))):
+        with pytest.raises(DiagnosticError, match=r"MiB|holds sample 7"):
+            if call == "steps":
+                list(session.steps(own, [samples], hyper))
+            else:
+                getattr(session, call)(own, samples, hyper)
+        assert (session.optimizer, session.optimizer_steps) == ("adam", steps)
+        for state, values in session.read_state().items():
+            for name, value in values.items():
+                np.testing.assert_array_equal(value, before[state][name])
+    assert any(value.any() for value in before["mean"].values())
+    list(session.steps(data, [[0], [1]], SGD))
+    assert (session.optimizer, session.optimizer_steps) == ("sgd", 2)
+
+
+def test_an_optimizer_that_there_is_no_room_for_changes_nothing():
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    session.step(data, [0], Hyper("momentum", 0.1))
+    before = session.read_state()["velocity"]
+    session.memory.limit = session.memory.pool.words
+    with pytest.raises(DiagnosticError, match="what the optimizer keeps need"):
+        session.step(data, [0], ADAM)
+    assert (session.optimizer, session.optimizer_steps) == ("momentum", 1)
+    for name, value in session.read_state()["velocity"].items():
+        np.testing.assert_array_equal(value, before[name])
 
 
 def test_parameters_that_do_not_fit_are_refused():
