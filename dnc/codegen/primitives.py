@@ -52,8 +52,6 @@ __device__ __forceinline__ void {name}(
 LOAD4_RELAXED = _load("dnc_load4_relaxed", "ld.relaxed.gpu.global.v4.f32", 4)
 # The same for 8 bytes.
 LOAD2_RELAXED = _load("dnc_load2_relaxed", "ld.relaxed.gpu.global.v2.f32", 2)
-# The same as the first for data that no other worker writes during this launch, L1 allowed.
-LOAD4_WEAK = _load("dnc_load4_weak", "ld.global.v4.f32", 4)
 
 # 1 / (1 + exp(-x)) without a branch: a division has one for numbers near the ends of the range, and no load
 # of a cell is moved across it. Here there are none of these, so the step rounds as the division would.
@@ -68,22 +66,6 @@ __device__ __forceinline__ float dnc_sigmoid(float x) {
 """,
     "float32",
 )
-
-# 1 / (1 + exp(-x)) with no branch and no division; by the error bounds of ex2.approx and
-# rcp.approx the absolute error is below 3e-7 (estimated, not swept). Not the default of fp32.
-SIGMOID_APPROX = Primitive(
-    "dnc_sigmoid_approx",
-    """
-__device__ __forceinline__ float dnc_sigmoid_approx(float x) {
-  float e, r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.4426950408889634f * x));
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
-  return r;
-}
-""",
-    "float32",
-)
-
 
 # The nearest number with 10 bits of mantissa, as tensor cores read it: they ignore the other bits, which
 # are not cleared here. (`cvt.rna` makes six instructions of it.)

@@ -189,9 +189,6 @@ static inline void dnc_load4_relaxed(const float* from, float& a, float& b, floa
   a = from[0], b = from[1], c = from[2], d = from[3];
 }
 static inline void dnc_load2_relaxed(const float* from, float& a, float& b) { a = from[0], b = from[1]; }
-static inline void dnc_load4_weak(const float* from, float& a, float& b, float& c, float& d) {
-  dnc_load4_relaxed(from, a, b, c, d);
-}
 
 static inline void copy_now(const Copy& copy) {
   if (copy.from) memcpy(copy.to, copy.from, copy.size);
