@@ -344,8 +344,8 @@ class _Launches:
 
     def apart(self) -> _Launches:
         """The same without the pool, once they have ended."""
-        copies = (part.copy() for part in (self.abort, self.results, self.values))
-        return attrs.evolve(self, **dict(zip(("abort", "results", "values"), copies, strict=True)))
+        abort, results, values = (part.copy() for part in (self.abort, self.results, self.values))
+        return attrs.evolve(self, abort=abort, results=results, values=values)
 
     def wait(self) -> None:
         """Until they have ended."""
