@@ -126,12 +126,14 @@ def test_plans_that_choose_no_class_within_the_recursion_have_no_such_instructio
 
 
 def test_no_test_before_every_list_has_begun_nor_behind_the_last_word() -> None:
-    """Sources of 2 and 40 words: nothing is asked while the second list has no word."""
+    """Lists of 41 and 18 words: nothing is asked while one of them has no word."""
     program, plan = made()
-    forest = ForestGrower(program, 1).grow(2, 90, "chain")
+    forest = ForestGrower(program, 1).grow(2, 90, "comb")
     own = Bench(program, plan, VMBackend(plan, 1, 1), forest)
     schedule = encoded(own, 3)
-    for _, to, lists, begins, ends, word, *_ in exits_of(schedule).tolist():
+    exits = exits_of(schedule).tolist()
+    assert exits
+    for _, to, lists, begins, ends, word, *_ in exits:
         assert (lists, word) == (2, 3) and to > 0
         assert (schedule.words[ends : ends + 2] > schedule.words[begins : begins + 2]).all()
 

@@ -13,6 +13,7 @@ from dnc.ir.parser import parse_program
 from dnc.ir.phases import Phases
 from dnc.ir.printer import print_program
 from dnc.ir.program import FORWARD, LEVEL, Program
+from dnc.ir.reads import stage_producers
 from dnc.ir.verifier import verify
 from dnc.runtime.phases import sequence
 from dnc.runtime.prepared import prepare
@@ -108,17 +109,35 @@ def test_gradients_come_last_to_first() -> None:
         assert phases.has_levels(phases.of_stage(stage)) == (stage.placement == LEVEL)
 
 
-def test_every_stage_runs_behind_what_it_reads() -> None:
-    plan = make_plan(program_of(TEXT), "cpu", PlanOptions())
-    last: dict[str, tuple[int, int]] = {}
-    made: dict[str, tuple[int, int]] = {}
-    for step in sequence(plan, "train"):
-        last[step.segment.stage] = max((step.phase, step.step), last.get(step.segment.stage, (0, 0)))
-        for store in step.segment.stores:
-            made[store.buffer] = step.phase, step.step
-        for load in step.segment.loads:
-            buffer = getattr(load.address, "buffer", None)
-            assert buffer not in made or made[buffer] <= (step.phase, step.step)
+# Two stages behind the last recursion, and a loss that reads the second.
+LATE = (
+    TEXT
+    + """
+fn late(s: Sentence) -> [width] = tanh(Y @ sentence(s))
+fn later(s: Sentence) -> [width] = tanh(X @ late(s) + late(s.prev))
+loss sum(s in all(Sentence)) sum(later(s.next))
+"""
+)
+
+
+@pytest.mark.parametrize("text, joined", [(TEXT, {("loss", "loss.grad")}), (LATE, set())])
+def test_every_stage_runs_behind_what_it_reads(text: str, joined: set[tuple[str, str]]) -> None:
+    """joined: stages at the same place, because each row of one reads that of the other alone."""
+    program = program_of(text)
+    places: dict[str, list[tuple[int, int]]] = {}
+    for step in sequence(make_plan(program, "cpu", PlanOptions()), "train"):
+        places.setdefault(step.segment.stage, []).append((step.phase, step.step))
+    behind, together = set(), set()
+    for stage in (program.stage(name) for name in places):
+        for maker in (program.stage(name) for name in stage_producers(program, stage) if name in places):
+            made, read = max(places[maker.name]), min(places[stage.name])
+            if maker.placement == stage.placement == LEVEL and made[0] == read[0]:
+                continue  # levels order them
+            assert made <= read, (maker.name, stage.name)
+            (behind if made < read else together).add((maker.name, stage.name))
+    assert together == joined
+    assert {("letter", "word.pre"), ("word.pre", "word"), ("sentence.grad", "sentence.pre.grad")} <= behind
+    assert text == TEXT or {("sentence", "late"), ("late", "later"), ("later", "loss2")} <= behind
 
 
 def test_levels_of_a_stratum_begin_at_zero() -> None:
