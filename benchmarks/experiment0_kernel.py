@@ -41,6 +41,24 @@ SHARED = {
 WINDOW_AT = SHARED["biases"] + WARPS * ROWS
 SHARED_BYTES = 4 * (WINDOW_AT + WINDOW * WORDS)
 
+# Four floats that no other worker writes during the launch, L1 allowed.
+LOAD4_WEAK = cuda.load("dnc_load4_weak", "ld.global.v4.f32", 4)
+
+# 1 / (1 + exp(-x)) with no branch and no division; by the error bounds of ex2.approx and
+# rcp.approx the absolute error is below 3e-7 (estimated, not swept).
+SIGMOID_APPROX = cuda.Primitive(
+    "dnc_sigmoid_approx",
+    """
+__device__ __forceinline__ float dnc_sigmoid_approx(float x) {
+  float e, r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.4426950408889634f * x));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(1.0f + e));
+  return r;
+}
+""",
+    "float32",
+)
+
 
 def _peer_store(count: int) -> cuda.Primitive:
     """Words to the address that `local` has in this worker, in worker `rank` of the cluster."""
@@ -117,7 +135,7 @@ class Kernel:
     """Builds the PrimFunc; attributes are the buffers and variables of its body."""
 
     def __init__(self, approximate: bool) -> None:
-        self.sigmoid = cuda.SIGMOID_APPROX if approximate else sigmoid
+        self.sigmoid = SIGMOID_APPROX if approximate else sigmoid
 
     def build(self) -> tirx.PrimFunc:
         with IRBuilder() as builder, T.prim_func():
@@ -264,7 +282,7 @@ class Kernel:
                 address = T.address_of(self.pool[self.home + at])
                 with T.If(through == THROUGH.index("global")):
                     with T.Then():
-                        T.evaluate(cuda.LOAD4_WEAK(address, *registers))
+                        T.evaluate(LOAD4_WEAK(address, *registers))
                     with T.Else():
                         T.evaluate(cuda.LOAD4_RELAXED(address, *registers))
                 T.buffer_store(self.states, staged[T.ramp(0, 1, 4)], [T.ramp(at, 1, 4)])

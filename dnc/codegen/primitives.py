@@ -34,7 +34,8 @@ class Primitive:
         return T.cuda.func_call(self.name, *arguments, source_code=self.source, return_type=self.returns)
 
 
-def _load(name: str, instruction: str, count: int) -> Primitive:
+def load(name: str, instruction: str, count: int) -> Primitive:
+    """Loads so many neighbouring floats from global memory, by a PTX instruction."""
     into = "abcd"[:count]
     return Primitive(
         name,
@@ -49,9 +50,9 @@ __device__ __forceinline__ void {name}(
 
 
 # Global memory, 16 bytes: seen at L2, never served by a stale line of L1.
-LOAD4_RELAXED = _load("dnc_load4_relaxed", "ld.relaxed.gpu.global.v4.f32", 4)
+LOAD4_RELAXED = load("dnc_load4_relaxed", "ld.relaxed.gpu.global.v4.f32", 4)
 # The same for 8 bytes.
-LOAD2_RELAXED = _load("dnc_load2_relaxed", "ld.relaxed.gpu.global.v2.f32", 2)
+LOAD2_RELAXED = load("dnc_load2_relaxed", "ld.relaxed.gpu.global.v2.f32", 2)
 
 # 1 / (1 + exp(-x)) without a branch: a division has one for numbers near the ends of the range, and no load
 # of a cell is moved across it. Here there are none of these, so the step rounds as the division would.

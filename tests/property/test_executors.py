@@ -147,10 +147,9 @@ def test_examples_have_products_in_common() -> None:
     assert {"attention", "language_model", "ner_tagger", "treelstm"} <= set(COMMON)
 
 
-@pytest.mark.parametrize("without", ((), ("fuse",)))
 @pytest.mark.parametrize("name", COMMON)
-def test_products_in_common(name: str, without: tuple[str, ...]) -> None:
-    compare(name, without, (2, 3), 6, "random", 0.0, 5, common=True)
+def test_products_in_common(name: str) -> None:
+    compare(name, (), (2, 3), 6, "random", 0.0, 5, common=True)
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))

@@ -50,7 +50,7 @@ def test_blocks_of_units(vocab: int, blocks: int) -> None:
     """A worker's units are cut where they are too many rows, but not where sums of all of them follow."""
     plan = plan_of("language_model", {"vocab": vocab, "hidden": 32}, cluster=4, residency="streamed")
     segments = {segment.name: segment for segment in plan.segments}
-    units = tile_units(plan, segments["loss/0"], MOST_ROWS)
+    units = tile_units(plan, segments["shared/0"], MOST_ROWS)
     share = unit_share(vocab, 4)
     assert units % 4 == 0 and units <= max(share, MOST_ROWS) and -(-share // units) == blocks
     assert tile_units(plan, segments["loss.grad/0"], MOST_ROWS) == share
