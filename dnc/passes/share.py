@@ -1,8 +1,9 @@
 """Share: what a loss, metrics and outputs compute alike is computed once, in a stage of its own.
 
-In: a program behind `differentiate` or `drop-training`. Out: the same, where forward stages over the same
-vertices, outside the recursion, that have large products in common are of one space and read what a new
-stage, `shared`, saves. Guaranteed: every value stays what it was, and no stage reads more of the data.
+In: a program behind `differentiate` or `drop-training`. Out: the same, where forward stages of no function,
+over the same vertices, that have large products in common are of one space and read what a new stage,
+`shared`, saves. Guaranteed: every value stays what it was, and no stage reads more of the data. Stages of
+functions keep their spaces: whose state a row is follows from these.
 
 `inline` makes a function like `logits` part of all its callers, so that their gradients join its products.
 Here the forward cells come apart again behind these products, where an exchange stands anyway: training has
@@ -22,7 +23,6 @@ from dnc.ir.opdef import PRODUCT
 from dnc.ir.ops import OPS
 from dnc.ir.program import (
     FORWARD,
-    LEVEL,
     Input,
     ParameterInput,
     Program,
@@ -54,13 +54,10 @@ class Share:
     def _most(self, program: Program) -> _Common | None:
         """What most stages have in common."""
         groups: dict[object, list[Stage]] = {}
-        in_levels = {stage.space for stage in program.stages if stage.placement == LEVEL}
         spaces = {space.name: attrs.evolve(space, name="") for space in program.spaces}
         for stage in program.stages:
-            if stage.direction == FORWARD and stage.placement != LEVEL:
-                # Spaces of recursions stay apart: which of these do not wait for each other they tell.
-                vertices = stage.space if stage.space in in_levels else spaces[stage.space]
-                groups.setdefault((vertices, stage.turn), []).append(stage)
+            if stage.direction == FORWARD and stage.function is None:
+                groups.setdefault((spaces[stage.space], stage.turn), []).append(stage)
         found = [common for stages in groups.values() for common in _commons(stages)]
         large = [common for common in found if common.weights > self.vertex_floats]
         return max(large, key=lambda common: len(common.stages), default=None)
@@ -139,7 +136,6 @@ def _with_shared(program: Program, common: _Common) -> Program:
     shared = attrs.evolve(
         first,
         name=name,
-        function=None,
         cell=Cell(first.cell.inputs, first.cell.ops, results),
         outputs=tuple(SavedOutput(value.name) for value in results),
     )
