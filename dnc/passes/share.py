@@ -1,9 +1,9 @@
 """Share: what a loss, metrics and outputs compute alike is computed once, in a stage of its own.
 
 In: a program behind `differentiate` or `drop-training`. Out: the same, where forward stages of no function,
-over the same vertices, that have large products in common are of one space and read what a new stage,
-`shared`, saves. Guaranteed: every value stays what it was, and no stage reads more of the data. Stages of
-functions keep their spaces: whose state a row is follows from these.
+outside the recursion and over the same vertices, are of one space and read what a new stage, `shared`, saves:
+what they have in common, if large products are in it. Guaranteed: every value stays what it was, and no stage
+reads more of the data. Stages of functions keep their spaces, from which follows whose state a row is.
 
 `inline` makes a function like `logits` part of all its callers, so that their gradients join its products.
 Here the forward cells come apart again behind these products, where an exchange stands anyway: training has
@@ -23,6 +23,7 @@ from dnc.ir.opdef import PRODUCT
 from dnc.ir.ops import OPS
 from dnc.ir.program import (
     FORWARD,
+    LEVEL,
     Input,
     ParameterInput,
     Program,
@@ -56,7 +57,7 @@ class Share:
         groups: dict[object, list[Stage]] = {}
         spaces = {space.name: attrs.evolve(space, name="") for space in program.spaces}
         for stage in program.stages:
-            if stage.direction == FORWARD and stage.function is None:
+            if stage.direction == FORWARD and stage.placement != LEVEL and stage.function is None:
                 groups.setdefault((spaces[stage.space], stage.turn), []).append(stage)
         found = [common for stages in groups.values() for common in _commons(stages)]
         large = [common for common in found if common.weights > self.vertex_floats]

@@ -16,6 +16,7 @@ from tests.support.executors import random_parameters
 from tests.support.forests import ForestGrower
 from tests.support.models import EXAMPLES
 from tests.support.plans import plan_of
+from tests.support.programs import program_of
 
 LARGE = {
     "language_model": {"hidden": 16, "embed": 4, "vocab": 1000},
@@ -101,3 +102,17 @@ def test_each_product_goes_to_all_that_have_it() -> None:
     }
     assert readers["accuracy"] == readers["perplexity"] == readers[f"{SHARED}.2"] == {SHARED}
     assert readers["loss"] == readers["output"] == {f"{SHARED}.2"}
+
+
+def test_functions_and_recursions_share_nothing() -> None:
+    """Without `hoist` all stages are in the recursion; stages of functions keep their spaces."""
+    source = load_program(
+        Source("m.dn", (EXAMPLES / "language_model.dn").read_text()), LARGE["language_model"]
+    )[0]
+    levels = transform(source, PlanOptions(without=("hoist",)))
+    assert Share(vertex_floats=0)(levels) == levels
+    for seed in range(40):
+        made = transform(load_program(Source("random.dn", program_of(seed)), {})[0])
+        found = Share(vertex_floats=0)(made)
+        functions = [stage for stage in found.stages if stage.function is not None]
+        assert functions == [stage for stage in made.stages if stage.function is not None]
