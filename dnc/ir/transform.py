@@ -5,14 +5,14 @@ In: cells, stages. Out: new ones. Guaranteed: the results' values do not change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import attrs
 
 from dnc.ir.cell import Cell, Op, Value
 from dnc.ir.opdef import PRODUCT, VIEW
 from dnc.ir.ops import OPS
-from dnc.ir.program import Input, Stage
+from dnc.ir.program import Input, Output, Stage
 
 
 def substitute(op: Op, replaced: dict[Value, Value]) -> Op:
@@ -46,6 +46,13 @@ def prune(stage: Stage) -> Stage:
         return stage
     cell = Cell(tuple(value for value, _ in kept), ops, stage.cell.results)
     return attrs.evolve(stage, inputs=tuple(source for _, source in kept), cell=cell)
+
+
+def giving(stage: Stage, outputs: Iterable[tuple[Output, Value]]) -> Stage:
+    """The stage with these outputs alone, each with the value of its cell that it is."""
+    pairs = list(outputs)
+    cell = attrs.evolve(stage.cell, results=tuple(value for _, value in pairs))
+    return prune(attrs.evolve(stage, outputs=tuple(output for output, _ in pairs), cell=cell))
 
 
 def behind_products(cell: Cell, free: set[Value]) -> set[Value]:

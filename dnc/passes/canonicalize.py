@@ -22,7 +22,7 @@ from dnc.ir.program import (
     SlotOutput,
     Stage,
 )
-from dnc.ir.transform import prune, substitute
+from dnc.ir.transform import giving, prune, substitute
 from dnc.passes.simplify import simplify_cell
 
 
@@ -89,8 +89,7 @@ def remove_unread(program: Program) -> Program:
             if is_read(stage, output)
         ]
         if len(kept) < len(stage.outputs):
-            cell = attrs.evolve(stage.cell, results=tuple(result for _, result in kept))
-            stage = prune(attrs.evolve(stage, outputs=tuple(output for output, _ in kept), cell=cell))
+            stage = giving(stage, kept)
         if kept:
             stages.append(stage)
     return attrs.evolve(program, stages=tuple(stages))

@@ -11,7 +11,7 @@ import attrs
 
 from dnc.ir.cell import Op, Value
 from dnc.ir.program import FollowOutput, Program, Stage
-from dnc.ir.transform import prune, substitute
+from dnc.ir.transform import giving, prune, substitute
 
 DROPOUT = "dropout"
 
@@ -38,8 +38,7 @@ def _at_rest(stage: Stage) -> Stage:
     ]
     if len(kept) == len(stage.outputs):
         return stage
-    cell = attrs.evolve(stage.cell, results=tuple(value for _, value in kept))
-    return prune(attrs.evolve(stage, cell=cell, outputs=tuple(output for output, _ in kept)))
+    return giving(stage, kept)
 
 
 def _without_noise(stage: Stage) -> Stage:

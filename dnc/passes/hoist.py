@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import attrs
 
-from dnc.ir.cell import Cell, Op, Value
+from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import PRODUCT
 from dnc.ir.ops import OPS
 from dnc.ir.program import (
@@ -34,7 +34,7 @@ from dnc.ir.program import (
 from dnc.ir.reads import stage_producers
 from dnc.ir.remarks import Remarks
 from dnc.ir.structure import unless_path
-from dnc.ir.transform import behind_products, boundary, prune, reading
+from dnc.ir.transform import behind_products, boundary, giving, reading
 
 
 @attrs.frozen
@@ -193,17 +193,8 @@ def split(stage: Stage, turns: _Turns) -> tuple[Stage, ...]:
     moved = boundary(stage.cell, behind_products(stage.cell, free))
     if not moved:
         return (stage,)
-    pre = Stage(
-        name=f"{stage.name}.pre",
-        space=stage.space,
-        function=stage.function,
-        inputs=stage.inputs,
-        cell=Cell(stage.cell.inputs, stage.cell.ops, tuple(moved)),
-        outputs=tuple(SavedOutput(value.name) for value in moved),
-        placement=EARLY,
-        span=stage.span,
-    )
-    pre = prune(pre)
+    pre = attrs.evolve(stage, name=f"{stage.name}.pre", placement=EARLY)
+    pre = giving(pre, ((SavedOutput(value.name), value) for value in moved))
     there = max((turns.of(source) for source in pre.inputs), default=0)
     pre = attrs.evolve(pre, stratum=(there + 1) // 2)
     return (pre, reading(stage, {value: SavedInput(pre.name, value.name) for value in moved}))

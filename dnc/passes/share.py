@@ -18,7 +18,7 @@ from itertools import chain, count
 
 import attrs
 
-from dnc.ir.cell import Cell, Op, Value
+from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import PRODUCT
 from dnc.ir.ops import OPS
 from dnc.ir.program import (
@@ -32,7 +32,7 @@ from dnc.ir.program import (
     Stage,
     WeightGradient,
 )
-from dnc.ir.transform import behind_products, boundary, prune, reading, used_ops
+from dnc.ir.transform import behind_products, boundary, giving, reading, used_ops
 from dnc.passes.fuse import VERTEX_FLOATS
 
 SHARED = "shared"
@@ -133,13 +133,8 @@ def _with_shared(program: Program, common: _Common) -> Program:
         for op in common.operations(first)
         if (number := common.numbers[first.name][op.result]) in read
     }
-    results = tuple(saved.values())
-    shared = attrs.evolve(
-        first,
-        name=name,
-        cell=Cell(first.cell.inputs, first.cell.ops, results),
-        outputs=tuple(SavedOutput(value.name) for value in results),
-    )
+    outputs = ((SavedOutput(value.name), value) for value in saved.values())
+    shared = giving(attrs.evolve(first, name=name), outputs)
     made, handed_on = dict[str, Stage](), dict[Input, Input]()
     for stage in common.stages:
         own = common.numbers[stage.name]
@@ -149,7 +144,7 @@ def _with_shared(program: Program, common: _Common) -> Program:
     stages = [
         each
         for stage in program.stages
-        for each in ([prune(shared)] if stage == first else []) + [made.get(stage.name, stage)]
+        for each in ([shared] if stage == first else []) + [made.get(stage.name, stage)]
         if each.outputs
     ]
     spaces = {stage.space: first.space for stage in common.stages}
@@ -161,9 +156,8 @@ def _without(stage: Stage, sources: Mapping[Value, Input]) -> tuple[Stage, dict[
     pairs = list(zip(stage.outputs, stage.cell.results, strict=True))
     again = [(o, value) for o, value in pairs if isinstance(o, SavedOutput) and value in sources]
     kept = [pair for pair in pairs if pair not in again]
-    cell = attrs.evolve(stage.cell, results=tuple(value for _, value in kept))
     found: dict[Input, Input] = {SavedInput(stage.name, o.name): sources[value] for o, value in again}
-    return prune(attrs.evolve(stage, outputs=tuple(output for output, _ in kept), cell=cell)), found
+    return giving(stage, kept), found
 
 
 def _renamed(program: Program, inputs: Mapping[Input, Input], spaces: Mapping[str, str]) -> Program:

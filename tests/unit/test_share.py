@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dnc.compiler import PlanOptions, transform
+from dnc.compiler import transform
 from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
 from dnc.ir.interpreter import interpret
@@ -25,9 +25,7 @@ LARGE = {
 
 
 def program(name: str, without: tuple[str, ...] = ()) -> Program:
-    path = EXAMPLES / f"{name}.dn"
-    source = load_program(Source(str(path), path.read_text()), LARGE[name])[0]
-    return transform(source, PlanOptions(without=without))
+    return plan_of(name, LARGE[name], without=without).program
 
 
 def multiplies(stage: Stage) -> bool:
@@ -106,10 +104,7 @@ def test_each_product_goes_to_all_that_have_it() -> None:
 
 def test_functions_and_recursions_share_nothing() -> None:
     """Without `hoist` all stages are in the recursion; stages of functions keep their spaces."""
-    source = load_program(
-        Source("m.dn", (EXAMPLES / "language_model.dn").read_text()), LARGE["language_model"]
-    )[0]
-    levels = transform(source, PlanOptions(without=("hoist",)))
+    levels = program("language_model", ("hoist",))
     assert Share(vertex_floats=0)(levels) == levels
     for seed in range(40):
         made = transform(load_program(Source("random.dn", program_of(seed)), {})[0])
