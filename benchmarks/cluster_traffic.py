@@ -136,6 +136,7 @@ def main() -> None:
     known = sys.argv[2] if len(sys.argv) > 2 else None
     binary = compile_cuda(SOURCE, "sm_90a")
     device = open_device()
+    device.enter()
     parameters = [("pool", "pointer"), ("cycles", "pointer"), ("road", "int32"), ("rounds", "int32")]
     kernel = device.load(binary.cubin, "traffic", parameters)
     whole = LaunchShape(WORKERS, THREADS, SHARED, cluster=WORKERS)

@@ -100,6 +100,7 @@ class Runner:
 
         self.m: Mapping[str, Any] = json.loads((out / "manifest.json").read_text())
         self.device = open_device()
+        self.device.enter()
         parameters = [tuple(entry) for entry in self.m["parameters"]]
         cubin = (out / "kernel.cubin").read_bytes()
         self.kernel = self.device.load(cubin, self.m["symbol"], parameters)

@@ -196,6 +196,7 @@ class TimedDevice:
 
     def __init__(self, device: Any, most: int) -> None:
         self._device, self.used = device, 0
+        device.enter()
         self.events = [(device.stream.record(), device.stream.record()) for _ in range(most)]
 
     def __getattr__(self, name: str) -> Any:

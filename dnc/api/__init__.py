@@ -90,6 +90,7 @@ def load(
 ) -> Model:
     """Opens a build on a device: "cpu", "cuda", "vm" (the reference VM); None takes the best there is.
 
+    "cuda:1" is one of several GPUs; "cuda" the one that is current in the thread, else the first.
     checkpoint: weights, optimizer state and vocabulary to start from. seed: of the first weights
     otherwise. replicas, workers: how the device is divided, None for what suits it. memory_bytes:
     the most memory to take; a batch that does not fit is run in parts. encoders: other processes that
@@ -100,9 +101,9 @@ def load(
         check_whole(name, value, least, optional=True)
     check_whole("memory_bytes", memory_bytes, 1, optional=True)
     opened = read_build(build)
-    kind, target = choose(opened, device)
-    plan = build_plan(opened, target)
-    model = Model(opened, plan, open_backend(kind, plan, opened, target, replicas, workers), seed)
+    place = choose(opened, device)
+    plan = build_plan(opened, place.target)
+    model = Model(opened, plan, open_backend(place, plan, opened, replicas, workers), seed)
     model.memory_words = None if memory_bytes is None else memory_bytes // 4
     model.encoders = encoders
     if checkpoint is not None:

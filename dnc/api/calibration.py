@@ -26,7 +26,7 @@ from dnc.ir.machine import Constants, Machine, machine
 from dnc.machine_constants import Measured, check_place, save
 from dnc.passes.candidates import candidates
 from dnc.runtime.build import MANIFEST, Build, read_build
-from dnc.runtime.devices import VM, choose
+from dnc.runtime.devices import VM, Place, choose
 from dnc.runtime.prepared import prepare
 
 BATCHES = (1, 4, 16, 64)
@@ -57,15 +57,16 @@ def calibrate(
     """Times the kernels of `builds` on every grid and several sizes of batches, and fits the constants."""
     check_whole("rounds", rounds, 1)
     counts, times, problems = list[Floats](), list[float](), dict[str, None]()
-    first, kind, chip = "", "", machine("cpu")
+    place, chip = Place("", ""), machine("cpu")
     for path in builds:
         opened = read_build(path)
-        kind, target = choose(opened, device)
-        if target != (first := first or target):
+        first, place = place.target, choose(opened, device)
+        target = place.target
+        if first not in ("", target):
             raise fail(f"{path}: would run as {target}, those before it as {first}", "--device chooses one")
-        if kind == VM:
+        if place.device == VM:
             raise fail("the reference VM is no device to be timed; devices: cpu, cuda")
-        check_place(device_name(kind))
+        check_place(device_name(place))
         chip = machine(opened.targets[target].machine)
         program = build_program(opened)
         own = kernels_of(opened, program, target)
@@ -73,7 +74,7 @@ def calibrate(
         for batch in (size for size in BATCHES if size <= samples.samples):
             tell(f"{opened.model}, batches of {batch}")
             work = work_of(program, samples, batch, EACH, chip)
-            found, seconds, why = _launches(opened, work, kind, own, rounds)
+            found, seconds, why = _launches(opened, work, place, own, rounds)
             counts += found
             times += seconds
             problems |= dict.fromkeys(why)
@@ -83,7 +84,7 @@ def calibrate(
     before = np.array(attrs.astuple(chip.constants))
     fitted = fit(matrix, measured, before)
     result = Measured(
-        device_name(kind),
+        device_name(place),
         chip.name,
         datetime.now(UTC).isoformat(timespec="seconds"),
         round(_error(matrix, measured, fitted), 4),
@@ -115,7 +116,7 @@ def _error(counts: Floats, times: Floats, constants: Floats) -> float:
 
 
 def _launches(
-    build: Build, work: Work, kind: str, own: Sequence[Kernel], rounds: int
+    build: Build, work: Work, place: Place, own: Sequence[Kernel], rounds: int
 ) -> tuple[list[Floats], list[float], list[str]]:
     """Counts and microseconds of a launch, for every kernel on every grid that runs; why others do not."""
     ways = [
@@ -128,7 +129,7 @@ def _launches(
         for kernel, way in ways
     ]
     counts, times, problems = [], [], []
-    for (kernel, way), measured in zip(ways, measure(work, kind, contestants, rounds), strict=True):
+    for (kernel, way), measured in zip(ways, measure(work, place, contestants, rounds), strict=True):
         if measured.microseconds:
             encoder = encoder_of(work, prepare(kernel.plan, work.data.forest))
             ran = attrs.evolve(way, replicas=measured.replicas)

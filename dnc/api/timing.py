@@ -20,7 +20,7 @@ from dnc.explain.facts import mode_of
 from dnc.ir.noise import NONE
 from dnc.ir.plan import Plan
 from dnc.runtime.backend import Backend
-from dnc.runtime.devices import CUDA
+from dnc.runtime.devices import Place, backend_of
 from dnc.runtime.initialize import initialize
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.session import Session
@@ -48,20 +48,9 @@ class Measured:
     replicas: int = 0
 
 
-def open_contestant(device: str, each: Contestant) -> Backend:
-    """Its backend; DiagnosticError if the device does not take it."""
-    if device == CUDA:
-        from dnc.runtime.cuda_backend import CudaBackend
-
-        return CudaBackend(each.plan, dict(each.files), replicas=each.replicas)
-    from dnc.runtime.cpu_backend import CpuBackend
-
-    return CpuBackend(each.plan, dict(each.files), each.replicas, each.workers)
-
-
 def measure(
     work: Work,
-    device: str,
+    place: Place,
     contestants: Sequence[Contestant],
     rounds: int,
     tell: Callable[[int], None] = lambda done: None,
@@ -72,7 +61,7 @@ def measure(
     try:
         for each in contestants:
             try:
-                backends.append(open_contestant(device, each))
+                backends.append(backend_of(place, each.plan, dict(each.files), each.replicas, each.workers))
                 runners.append(_Runner(work, each, backends[-1]))
             except DiagnosticError as error:
                 runners.append(_first_line(error))

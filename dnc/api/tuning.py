@@ -36,7 +36,7 @@ from dnc.passes.candidates import Candidate, replica_counts
 from dnc.runtime.build import Build, check_place, read_build
 from dnc.runtime.cores import cores
 from dnc.runtime.data import Dataset, examples, read, read_samples
-from dnc.runtime.devices import CPU, CUDA, VM, choose
+from dnc.runtime.devices import CPU, CUDA, VM, Place, choose
 from dnc.runtime.outside import pulled_fields
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.tuned import Tuned, tuned_grid
@@ -119,10 +119,11 @@ def tune(
     opened = read_build(build)
     if keeps:
         check_place(opened.path)
-    kind, name = choose(opened, device)
-    if kind == VM:
+    place = choose(opened, device)
+    name = place.target
+    if place.device == VM:
         raise fail("the reference VM is no device to be timed; devices: cpu, cuda")
-    if not has_compiler() and (kind == CPU or name not in opened.candidates):
+    if not has_compiler() and (place.device == CPU or name not in opened.candidates):
         raise fail(
             f"{build}: there is no TVM here to make kernels with, and the build holds no other ones",
             f"where TVM is: dnc tune {build} --emit {BEST}",
@@ -133,7 +134,7 @@ def tune(
     work = work_of(program, data, batch, BATCHES, chip)
     own = kernels_of(opened, program, name)
     tell("ranking")
-    ranked, now = _ranked(opened, work, kind, own, batch)
+    ranked, now = _ranked(opened, work, place, own, batch)
     chosen = [*ranked[:best], *(each for each in ranked[best:] if each.candidate == now)]
     kernels = [kernel_for(opened, own, each, chip, tell) for each in chosen]
     contestants = [
@@ -141,7 +142,7 @@ def tune(
         for kernel, each in zip(kernels, chosen, strict=True)
     ]
     tell(f"timing {len(chosen)} candidates")
-    timed = _measure_all(work, kind, contestants, kernels, rounds)
+    timed = _measure_all(work, place, contestants, kernels, rounds)
     entries = [
         Entry(each.candidate, ranked.index(each) + 1, each.microseconds, time.microseconds, time.problem,
               each.candidate == now)
@@ -150,7 +151,7 @@ def tune(
     winner = _winner(entries, name, build)
     kernel = kernels[winner]
     assert isinstance(kernel, Kernel)
-    where = device_name(kind)
+    where = device_name(place)
     entry = entries[winner]
     note = Tuned(
         batch,
@@ -241,13 +242,13 @@ def _target_for(build: Build, device: str | None) -> str:
 
 
 def _ranked(
-    build: Build, work: Work, kind: str, own: Sequence[Kernel], batch: int
+    build: Build, work: Work, place: Place, own: Sequence[Kernel], batch: int
 ) -> tuple[list[Ranked], Candidate]:
     """Candidates by predicted time, with what the build does now among them, which is the second result."""
     chip, first = work.chip, own[0]
     options = [stored_options(build, kernel.target) for kernel in own]
     trains = mode_of(first.plan) == TRAIN
-    grid = _grid_now(kind, first, chip, batch, trains)
+    grid = _grid_now(place, first, chip, batch, trains)
     now = candidate_of(first.plan, options[0], *grid)
     if has_compiler():
         ranked = rank(work, options[0])
@@ -270,10 +271,10 @@ def _ranked(
     return sorted(ranked, key=lambda each: each.microseconds), now
 
 
-def _grid_now(kind: str, kernel: Kernel, chip: Machine, batch: int, trains: bool) -> tuple[int, int]:
+def _grid_now(place: Place, kernel: Kernel, chip: Machine, batch: int, trains: bool) -> tuple[int, int]:
     """Replicas and workers that a batch is launched on now; all replicas as the estimate has them."""
     assert kernel.plan.tiling is not None
-    if kind == CPU:
+    if place.device == CPU:
         from dnc.runtime.cpu_backend import CpuBackend
 
         return CpuBackend(kernel.plan, kernel.files, tuned=kernel.target.tuned).grid(batch, trains)
@@ -296,13 +297,13 @@ def replicas_of(candidate: Candidate, chip: Machine) -> int | None:
 
 def _measure_all(
     work: Work,
-    kind: str,
+    place: Place,
     contestants: Sequence[Contestant | None],
     kernels: Sequence[Kernel | str],
     rounds: int,
 ) -> list[Measured]:
     able = [each for each in contestants if each is not None]
-    found = iter(measure(work, kind, able, rounds))
+    found = iter(measure(work, place, able, rounds))
     return [
         Measured(None, str(kernel)) if each is None else next(found)
         for each, kernel in zip(contestants, kernels, strict=True)
@@ -322,10 +323,10 @@ def _winner(entries: Sequence[Entry], target: str, build: str | Path) -> int:
     return times.index(least)
 
 
-def device_name(kind: str) -> str:
+def device_name(place: Place) -> str:
     """What constants are kept for, and what was timed."""
-    if kind == CUDA:
+    if place.device == CUDA:
         from dnc.runtime.cuda_driver import open_device
 
-        return open_device().name
+        return open_device(place.gpu).name
     return f"CPU, {cores()} cores"

@@ -17,7 +17,9 @@ Settings = Annotated[
     typer.Option("--set", help="Set a dimension of the model, as hidden=512.", metavar="NAME=SIZE"),
 ]
 
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or vm. [default: the best there is]")]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda, cuda:1, ... or vm. [default: the best there is]")
+]
 
 
 def run_option(help: str, metavar: str = "<path>") -> Any:

@@ -21,6 +21,7 @@ from dnc.ir.machine import machine
 from dnc.ir.plan import Plan
 from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
 from dnc.runtime.backend import Fill
+from dnc.runtime.cuda_context import in_context
 from dnc.runtime.cuda_driver import (
     Call,
     CudaError,
@@ -30,7 +31,6 @@ from dnc.runtime.cuda_driver import (
     LaunchShape,
     LentBuffer,
     Stream,
-    open_device,
     raise_on_abort,
 )
 from dnc.runtime.cuda_lanes import Lanes
@@ -67,19 +67,22 @@ class CudaBackend:
         self,
         plan: Plan,
         files: dict[str, bytes],
-        device: Device | None = None,
+        device: Device,
         replicas: int | None = None,
         tuned: Sequence[Tuned] = (),
     ) -> None:
         self.plan = plan
-        self.device = device or open_device()
+        self.device = device
         described = json.loads(files["kernel.json"])
         self._check_chip()
-        self.kernel, self.lean = self._load(files)
         self.workers = int(described["workers"])
         self.cluster = int(described["cluster"])
         self._threads, self._shared = int(described["threads"]), int(described["shared_bytes"])
-        resident = self._resident()
+        with device.inside():
+            self.kernel, self.lean = self._load(files)
+            resident = self._resident()
+            self._turn = device.stream.record()
+            self._lanes = Lanes(device)
         if resident < 1:
             raise fail(
                 f"{self.device.name} cannot hold {self.workers} workers of this build at once",
@@ -98,9 +101,7 @@ class CudaBackend:
         self._traced: tuple[Kernel, Kernel | None] | None = None
         self._allocate: Callable[[int], DeviceBuffer] = self.device.allocate
         self._idle: Callable[[], int] = lambda: 0
-        self._turn = self.device.stream.record()
         self._slots: list[Slot | None] = [None, None]
-        self._lanes = Lanes(self.device)
         self._direct: Direct | None = None
         self._header, self._of_sample = isa.layout(plan).header, replicas_of_sample(plan)
         self._times: list[float] | None = None
@@ -116,6 +117,7 @@ class CudaBackend:
 
         return load("kernel"), load(lean.NAME) if f"{lean.NAME}.cubin" in files else None
 
+    @in_context
     def trace_with(self, files: dict[str, bytes]) -> bool:
         """Loads the traced kernel."""
         self._traced = self._load(files)
@@ -177,12 +179,14 @@ class CudaBackend:
         """
         return 1 if isinstance(self._pool, LentBuffer) else min(self.replicas, MOST_LANES)
 
+    @in_context
     def capacity(self) -> int:
         """Words that a pool may have, of the memory that is free or held already."""
         held = self._pool.size if self._pool else 0
         free = self.device.free_memory() + self._idle() + held
         return int(free * machine(self.plan.target).pool_share) // 4
 
+    @in_context
     def allocate(self, words: int) -> None:
         """Makes the pool."""
         self._synchronize()
@@ -202,6 +206,7 @@ class CudaBackend:
             self._pool.free()
             self._pool = None
 
+    @in_context
     def close(self) -> None:
         """Gives its memory back, on the GPU and what is page-locked."""
         self._synchronize()
@@ -220,11 +225,13 @@ class CudaBackend:
         self._lanes.join()
         self.device.stream.synchronize()
 
+    @in_context
     def write(self, at: int, values: NDArray[Any]) -> None:
         """Copies words into the pool, after all launches so far."""
         self._synchronize()
         self.device.copy_to(self._at(at), values)
 
+    @in_context
     def read(self, at: int, count: int) -> NDArray[np.float32]:
         """Words of the pool, after all launches so far."""
         self._synchronize()
@@ -239,12 +246,9 @@ class CudaBackend:
         """
         self._allocate, self._idle = allocate, idle
 
+    @in_context
     def use_stream(self, handle: int) -> None:
-        """Goes on in another stream of the primary context, behind what was queued so far.
-
-        Also makes the context current, which every thread that calls the driver needs.
-        """
-        self.device.enter()
+        """Goes on in another stream of the primary context, behind what was queued so far."""
         if handle == int(self.device.stream.handle):
             return
         stream = self.device.stream_of(handle)
@@ -260,6 +264,7 @@ class CudaBackend:
             raise fail("the pool was not allocated by someone that it can be shared with")
         return self._pool.array
 
+    @in_context
     def launch(
         self, schedules: Sequence[Schedule], slot: int, traced: int = 0, fill: Fill | None = None
     ) -> None:
@@ -321,6 +326,7 @@ class CudaBackend:
         call.set(words=words, counters=words + sync * 4)
         call.launch()
 
+    @in_context
     def finish(self, slot: int) -> NDArray[np.float32]:
         """Waits for the slot's launches; their results."""
         here = self._slots[slot]
@@ -364,6 +370,7 @@ class CudaBackend:
         call.set(runs=runs.buffer.address, stamps=runs.words - ANCHOR_WORDS)
         return call
 
+    @in_context
     def times(self, slot: int) -> list[Times]:
         """The times of the slot's traced launches; their memory on the GPU is given back."""
         here = self._slots[slot]
@@ -377,6 +384,7 @@ class CudaBackend:
             here.times = []
         return found
 
+    @in_context
     def run(
         self, schedule: Schedule, reads: Sequence[tuple[int, int]], fill: Fill | None = None
     ) -> list[NDArray[np.float32]]:

@@ -270,8 +270,25 @@ class Kernel:
 
 
 @attrs.frozen
+class Context:
+    """Of a GPU: current in the thread that is within it, which behind it has its own again, or none."""
+
+    handle: Any
+
+    def __enter__(self) -> None:
+        _check(_driver().cuCtxPushCurrent(self.handle), "use the context")
+
+    def __exit__(self, *raised: object) -> None:
+        _driver().cuCtxPopCurrent()
+
+
+@attrs.frozen
 class Device:
-    """One GPU and its primary context; ``launches`` counts kernel launches."""
+    """One GPU, number ``ordinal`` of those visible, and its primary context.
+
+    ``launches`` counts kernel launches. The driver works on the context that is current in the calling
+    thread: within `inside` it is this one, behind `enter` from then on.
+    """
 
     name: str
     arch: str
@@ -279,6 +296,7 @@ class Device:
     driver_version: int
     stream: Stream
     context: Any = None
+    ordinal: int = 0
     _launches: list[int] = attrs.field(factory=lambda: [0], repr=False)
 
     @property
@@ -311,8 +329,12 @@ class Device:
         memory = (ctypes.c_uint8 * size).from_address(address)
         return PinnedBuffer(address, np.ctypeslib.as_array(memory), self.context)
 
+    def inside(self) -> Context:
+        """For a `with` around calls."""
+        return Context(self.context)
+
     def enter(self) -> None:
-        """Makes the context current in this thread."""
+        """Makes the context current in this thread from now on."""
         _check(_driver().cuCtxSetCurrent(self.context), "use the context")
 
     def new_stream(self) -> Stream:
@@ -376,20 +398,32 @@ class Call:
         self.device._launches[0] += 1
 
 
-def open_device(ordinal: int = 0) -> Device:
-    """The GPU ``ordinal`` with its primary context made current in this thread."""
+def current_gpu() -> int:
+    """The GPU that is current in this thread, as `torch.cuda.set_device` chooses one; else the first."""
+    driver = _start()
+    if not int(_check(driver.cuCtxGetCurrent(), "ask for the context")):
+        return 0
+    return int(_check(driver.cuCtxGetDevice(), "ask for the context's GPU"))
+
+
+def _start() -> Any:
     driver = _driver()
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)
     try:
         _check(driver.cuInit(0), "start CUDA")
     except RuntimeError as error:  # cuda.bindings: the driver library is not there
         raise CudaError("cannot start CUDA: no NVIDIA driver is installed") from error
+    return driver
+
+
+def open_device(ordinal: int = 0) -> Device:
+    """The GPU ``ordinal`` with its primary context."""
+    driver = _start()
     count = _check(driver.cuDeviceGetCount(), "count GPUs")
     if ordinal >= count:
-        raise CudaError(f"GPU {ordinal} was asked for; {count} are visible")
+        raise CudaError(f"GPU {ordinal} was asked for; {count} {'is' if count == 1 else 'are'} visible")
     handle = _check(driver.cuDeviceGet(ordinal), "open the GPU")
     context = _check(driver.cuDevicePrimaryCtxRetain(handle), "create a context")
-    _check(driver.cuCtxSetCurrent(context), "use the context")
     kind = driver.CUdevice_attribute
 
     def attribute(name: str) -> int:
@@ -399,13 +433,16 @@ def open_device(ordinal: int = 0) -> Device:
     major = attribute("COMPUTE_CAPABILITY_MAJOR")
     minor = attribute("COMPUTE_CAPABILITY_MINOR")
     raw_name = _check(driver.cuDeviceGetName(128, handle), "read the GPU's name")
+    with Context(context):
+        stream = Stream(_check(driver.cuStreamCreate(1), "create a stream"))
     return Device(
         name=raw_name.split(b"\0")[0].decode(),
         arch=f"sm_{major}{minor}",
         multiprocessors=attribute("MULTIPROCESSOR_COUNT"),
         driver_version=int(_check(driver.cuDriverGetVersion(), "read the driver version")),
-        stream=Stream(_check(driver.cuStreamCreate(1), "create a stream")),
+        stream=stream,
         context=context,
+        ordinal=ordinal,
     )
 
 

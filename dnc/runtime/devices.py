@@ -1,49 +1,62 @@
 """Devices: which target of a build runs here, and on what.
 
-In: the targets of a build and the user's wish. Out: a target, and a `Backend` for its plan.
+In: the targets of a build and the user's wish. Out: a `Place`, and a `Backend` for its plan.
 Guaranteed: without a wish the GPU is taken if the build and the machine have one, else the CPU; what
 is not there is said in words. Neither TVM nor the frontend is imported unless the CPU is used.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+import attrs
 
 from dnc.diagnostics import fail
 from dnc.ir.plan import Plan
 from dnc.runtime.backend import Backend, VMBackend
 from dnc.runtime.build import Build
+from dnc.runtime.tuned import Tuned
 
 CPU, CUDA, VM = "cpu", "cuda", "vm"
 DEVICES = (CPU, CUDA, VM)
 
 
-def choose(build: Build, device: str | None) -> tuple[str, str]:
-    """(device, target): where a build runs, and which of its targets is used for that.
+@attrs.frozen
+class Place:
+    """Where a build runs: CPU, CUDA or VM, the target whose kernels these are, and which GPU, from 0."""
 
+    device: str
+    target: str
+    gpu: int = 0
+
+
+def choose(build: Build, device: str | None) -> Place:
+    """The place for a build. device: "cpu", "vm", "cuda" or one of several GPUs, as "cuda:1".
+
+    "cuda" is the GPU that is current in the calling thread (`torch.cuda.set_device`), else the first.
     DiagnosticError if the build, or this machine, lacks what was asked for.
     """
     targets = tuple(build.targets)
-    if device not in (None, *DEVICES):
-        raise fail(f"unknown device '{device}'; devices: {', '.join(DEVICES)}")
-    if device == VM:
-        return VM, CPU if CPU in targets else targets[0]
-    if device == CPU:
+    kind, number = _parsed(device)
+    if kind == VM:
+        return Place(VM, CPU if CPU in targets else targets[0])
+    if kind == CPU:
         if CPU not in targets:
             raise fail(f"{build.path}: has no kernels for the CPU, only for {', '.join(targets)}")
-        return CPU, CPU
+        return Place(CPU, CPU)
     compiled = [target for target in targets if target.startswith(f"{CUDA}:")]
-    if device == CUDA and not compiled:
+    if kind == CUDA and not compiled:
         has = f"has no kernels for a GPU, only for {', '.join(targets)}"
         raise fail(f"{build.path}: {has}", "dnc compile --target cpu,cuda makes kernels for both")
     if not compiled:
-        return CPU, CPU
-    found, problem = _gpu()
+        return Place(CPU, CPU)
+    gpu, found, problem = _gpu(number)
     matching = _matching(compiled, found)
     if matching is not None:
-        return CUDA, matching
+        return Place(CUDA, matching, gpu)
     if device is None and CPU in targets:
-        return CPU, CPU
+        return Place(CPU, CPU)
     if found is None:
         raise fail(f"{build.path}: has kernels for {', '.join(compiled)}; {problem}")
     raise fail(
@@ -52,14 +65,26 @@ def choose(build: Build, device: str | None) -> tuple[str, str]:
     )
 
 
-def _gpu() -> tuple[str | None, str]:
-    """The architecture of the GPU of this machine; or None and why there is none."""
-    from dnc.runtime.cuda_driver import CudaError, open_device
+def _parsed(device: str | None) -> tuple[str | None, int | None]:
+    """The kind of a device, and the number of a GPU where it says one."""
+    if device is None or device in DEVICES:
+        return device, None
+    numbered = re.fullmatch(rf"{CUDA}:([0-9]{{1,3}})", device) if isinstance(device, str) else None
+    if numbered is None:
+        several = f"one of several GPUs is {CUDA}:0, {CUDA}:1 and so on"
+        raise fail(f"unknown device '{device}'; devices: {', '.join(DEVICES)}", several)
+    return CUDA, int(numbered[1])
+
+
+def _gpu(number: int | None) -> tuple[int, str | None, str]:
+    """A GPU of this machine and its architecture; or None and why there is none. number: None for any."""
+    from dnc.runtime.cuda_driver import CudaError, current_gpu, open_device
 
     try:
-        return open_device().arch, ""
+        gpu = current_gpu() if number is None else number
+        return gpu, open_device(gpu).arch, ""
     except CudaError as error:
-        return None, error.message
+        return 0, None, error.message
 
 
 def _matching(targets: Sequence[str], arch: str | None) -> str | None:
@@ -76,18 +101,31 @@ def _matching(targets: Sequence[str], arch: str | None) -> str | None:
 
 
 def open_backend(
-    device: str, plan: Plan, build: Build, target: str, replicas: int | None, workers: int | None
+    place: Place, plan: Plan, build: Build, replicas: int | None, workers: int | None
 ) -> Backend:
-    """The backend of a device. replicas, workers: None for what suits the machine."""
-    if device == VM:
+    """The backend of a place. replicas, workers: None for what suits the machine."""
+    if place.device == VM:
         return VMBackend(plan, replicas or 1, workers or 1)
-    files = build.kernels(target)
+    files = build.kernels(place.target)
     if not files:
-        raise fail(f"{build.path}: holds no kernels for {target}; compile it again")
-    if device == CUDA:
-        from dnc.runtime.cuda_backend import CudaBackend
+        raise fail(f"{build.path}: holds no kernels for {place.target}; compile it again")
+    return backend_of(place, plan, files, replicas, workers, build.targets[place.target].tuned)
 
-        return CudaBackend(plan, files, replicas=replicas, tuned=build.targets[target].tuned)
+
+def backend_of(
+    place: Place,
+    plan: Plan,
+    files: dict[str, bytes],
+    replicas: int | None,
+    workers: int | None,
+    tuned: Sequence[Tuned] = (),
+) -> Backend:
+    """That of a CPU or a GPU, for these kernels."""
+    if place.device == CUDA:
+        from dnc.runtime.cuda_backend import CudaBackend
+        from dnc.runtime.cuda_driver import open_device
+
+        return CudaBackend(plan, files, open_device(place.gpu), replicas, tuned)
     from dnc.runtime.cpu_backend import CpuBackend
 
-    return CpuBackend(plan, files, replicas, workers, tuned=build.targets[target].tuned)
+    return CpuBackend(plan, files, replicas, workers, tuned=tuned)

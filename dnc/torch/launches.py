@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 from uuid import uuid4
 from weakref import WeakKeyDictionary, ref
 
@@ -97,7 +98,7 @@ class Launches:
         self.key = uuid4().hex
         self._aheads: WeakKeyDictionary[Dataset, Ahead] = WeakKeyDictionary()
         self.draws = self.moves = 0
-        self._use_stream: Callable[[int], None] | None = getattr(model.backend, "use_stream", None)
+        self._gpu: Any = model.backend if hasattr(model.backend, "use_stream") else None
         self._sharings: WeakKeyDictionary[Dataset, Sharing] = WeakKeyDictionary()
         self._late: Callable[[], Gradients | None] = lambda: None
         plan = model.plan
@@ -248,7 +249,7 @@ class Launches:
                 self._statistic(name).copy_(value)
 
         try:
-            if self._use_stream is None:
+            if self._gpu is None:
                 session.wait()
                 session.run(schedule, (), fill)
             else:
@@ -273,8 +274,8 @@ class Launches:
 
     def enter(self) -> None:
         """Goes on in PyTorch's current stream."""
-        if self._use_stream is not None:
-            self._use_stream(memory.current_stream())
+        if self._gpu is not None:
+            self._gpu.use_stream(memory.current_stream(self._gpu.device.ordinal))
 
     # ---- what a launch leaves -------------------------------------------------------------------
 

@@ -28,21 +28,21 @@ from dnc.runtime.session import Session
 KEPT = 2
 
 
-def current_stream() -> int:
-    """PyTorch's current stream on the first GPU."""
-    return int(torch._C._cuda_getCurrentRawStream(0))  # a tenth of the time of torch.cuda.current_stream
+def current_stream(gpu: int) -> int:
+    """PyTorch's current stream on a GPU."""
+    return int(torch._C._cuda_getCurrentRawStream(gpu))  # a tenth of the time of torch.cuda.current_stream
 
 
-def idle() -> int:
-    """Bytes that PyTorch holds on the first GPU and does not use."""
-    return torch.cuda.memory_reserved(0) - torch.cuda.memory_allocated(0)
+def idle(gpu: int) -> int:
+    """Bytes that PyTorch holds on a GPU and does not use."""
+    return torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
 
 
-def allocate(size: int) -> LentBuffer:
-    """Memory for a pool on the first GPU, from PyTorch."""
+def allocate(gpu: int, size: int) -> LentBuffer:
+    """Memory for a pool on a GPU, from PyTorch."""
     try:
         with torch.inference_mode(False):  # the pool may grow while somebody measures
-            array = torch.empty(size // 4, dtype=torch.float32, device="cuda:0")
+            array = torch.empty(size // 4, dtype=torch.float32, device=f"cuda:{gpu}")
     except torch.OutOfMemoryError as error:
         raise CudaError(str(error).split("\n")[0]) from None
     return LentBuffer(array.data_ptr(), size, array)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,7 +27,6 @@ from dnc.ir.forest import Ints
 from dnc.ir.noise import NONE
 from dnc.runtime.batches import distinct
 from dnc.runtime.data import Dataset, Vocabulary, has_vocabulary, vocabularies_from_json, vocabularies_to_json
-from dnc.runtime.devices import DEVICES
 from dnc.runtime.outside import pulled_fields, pushed_values
 from dnc.runtime.phases import PREDICT
 from dnc.torch import memory
@@ -67,6 +67,7 @@ class Module(nn.Module):
     ) -> None:
         """Opens a build on a device: "cpu", "cuda", "vm"; None takes the best there is.
 
+        "cuda" is PyTorch's current GPU, "cuda:1" one of several.
         data: training data, which give the vocabulary; or `checkpoint` has it; a program without words
         and classes needs neither. sparse: gradients of tables are sparse tensors, as in nn.Embedding.
         seed: of the first weights, and of dropout. encoders: other processes that encode `batches`, 0 for
@@ -75,12 +76,12 @@ class Module(nn.Module):
         super().__init__()
         if not isinstance(vocabularies, Mapping | None):
             raise fail(f"vocabularies is {vocabularies!r}, expected one by name, as `Model.vocabularies`")
-        kind = _device_type(device)
-        model = load(build, kind, seed=seed, memory_bytes=memory_bytes, encoders=encoders)
+        model = load(build, _device_of(device), seed=seed, memory_bytes=memory_bytes, encoders=encoders)
         backend: Any = model.backend
         if hasattr(backend, "lend"):
-            backend.lend(memory.allocate, memory.idle)
-            backend.use_stream(memory.current_stream())
+            gpu = backend.device.ordinal
+            backend.lend(partial(memory.allocate, gpu), partial(memory.idle, gpu))
+            backend.use_stream(memory.current_stream(gpu))
         self.dnc, self.sparse = model, sparse
         if checkpoint is not None:
             model.restore(checkpoint)
@@ -368,7 +369,7 @@ class Module(nn.Module):
 
     def _device_name(self) -> str:
         if self._memory.device.type == "cuda":
-            return "cuda"
+            return str(self._memory.device)
         return "vm" if hasattr(self.dnc.backend, "machine") else "cpu"
 
     def extra_repr(self) -> str:
@@ -408,18 +409,16 @@ def _again(
     return module
 
 
-def _device_type(device: str | torch.device | None) -> str | None:
-    """What `load` calls a device; DiagnosticError for another GPU than the first one."""
-    if isinstance(device, str) and ":" in device:
+def _device_of(device: str | torch.device | None) -> str | None:
+    """What `load` calls a device of PyTorch; others it knows, or not, by themselves."""
+    if isinstance(device, str):
         try:
             device = torch.device(device)
         except RuntimeError:
-            raise fail(f"unknown device '{device}'; devices: {', '.join(DEVICES)}") from None
+            return device
     if not isinstance(device, torch.device):
         return device
-    if device.index:
-        raise fail(f"a program runs on the first GPU, cuda:0; found {device}")
-    return device.type
+    return str(device) if device.type == "cuda" else device.type
 
 
 def _has_loss(model: Model) -> bool:

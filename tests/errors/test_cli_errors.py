@@ -356,14 +356,14 @@ def test_no_gpu(command, workplace, monkeypatch):
     values = json.loads(manifest.read_text())
     del values["targets"]["cpu"]
     manifest.write_text(json.dumps(values))
-    monkeypatch.setattr("dnc.runtime.devices._gpu", lambda: (None, "no NVIDIA driver is installed"))
+    monkeypatch.setattr("dnc.runtime.devices._gpu", lambda number: (0, None, "no NVIDIA driver is installed"))
     for device in ("", " --device cuda"):
         done = command(f"run build --data train.jsonl{device}")
         assert done.code == 2
         assert done.error == "error: build: has kernels for cuda:sm_90a; no NVIDIA driver is installed\n"
     done = command("run build --data train.jsonl --device cpu")
     assert done.error == "error: build: has no kernels for the CPU, only for cuda:sm_90a\n"
-    monkeypatch.setattr("dnc.runtime.devices._gpu", lambda: ("sm_80", ""))
+    monkeypatch.setattr("dnc.runtime.devices._gpu", lambda number: (0, "sm_80", ""))
     done = command("run build --data train.jsonl")
     assert done.error == (
         "error: build: has kernels for cuda:sm_90a; the GPU here is sm_80\n"
@@ -373,10 +373,10 @@ def test_no_gpu(command, workplace, monkeypatch):
 
 
 def test_the_gpu_is_taken_only_if_it_is_there(command, workplace, monkeypatch):
-    monkeypatch.setattr("dnc.runtime.devices._gpu", lambda: (None, "no NVIDIA driver is installed"))
+    monkeypatch.setattr("dnc.runtime.devices._gpu", lambda number: (0, None, "no NVIDIA driver is installed"))
     done = command("run build --data train.jsonl")  # this build holds no kernels, see the fixture
     assert done.error == "error: build: holds no kernels for cpu; compile it again\n"
-    monkeypatch.setattr("dnc.runtime.devices._gpu", lambda: ("sm_90", ""))
+    monkeypatch.setattr("dnc.runtime.devices._gpu", lambda number: (0, "sm_90", ""))
     done = command("run build --data train.jsonl")
     assert done.error == "error: build: holds no kernels for cuda:sm_90a; compile it again\n"
 

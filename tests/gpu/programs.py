@@ -34,6 +34,7 @@ from dnc.passes.plan_mailboxes import PlanMailboxes
 from dnc.passes.plan_reductions import PlanReductions
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cuda_backend import CudaBackend
+from dnc.runtime.cuda_driver import open_device
 from tests.gpu.builds import kernel_files
 from tests.support.executors import Bench
 from tests.support.forced import forced
@@ -219,7 +220,7 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     prepared = prepared_of(seed)
     plan = prepared.plan
     assert digest(plan) == (target / "digest").read_text(), "another plan than the one that was emitted"
-    backend = CudaBackend(plan, kernel_files(target))
+    backend = CudaBackend(plan, kernel_files(target), open_device())
     variant = forced_on(seed)
     try:
         added = False if _runs_lean(seed, plan) else variant.added

@@ -55,7 +55,7 @@ class HostDriver:
 
     def __init__(self, plan) -> None:
         self.machine, self.plan, self.kept, self.pool = ReferenceVM(plan, 0), plan, [], None
-        self.copies, self.kernels, self.waits, self.contexts = [], [], [], 0
+        self.copies, self.kernels, self.waits = [], [], []
 
     def __getattr__(self, name):
         """Everything else succeeds and gives nothing."""
@@ -76,10 +76,6 @@ class HostDriver:
         return SimpleNamespace(
             id=0, value=SimpleNamespace(clusterDim=SimpleNamespace(x=0, y=0, z=0), cooperative=0)
         )
-
-    def cuCtxSetCurrent(self, context):
-        self.contexts += 1
-        return (Status.CUDA_SUCCESS,)
 
     def cuStreamCreate(self, flags):
         return Status.CUDA_SUCCESS, BESIDE
@@ -148,7 +144,7 @@ def gpu(tmp_path, monkeypatch):
     compile_model(EXAMPLES / "treelstm.dn", tmp_path / "build", ("cuda:sm_90a", "cpu"), sizes)
     made = []
 
-    def opened(kind, plan, build, target, replicas, workers):
+    def opened(place, plan, build, replicas, workers):
         driver = HostDriver(plan)
         made.append(driver)
         monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
@@ -158,16 +154,16 @@ def gpu(tmp_path, monkeypatch):
         files = {"kernel.json": json.dumps({**described, "parameters": names}).encode(), "kernel.cubin": b""}
         return CudaBackend(plan, files, device, replicas=1)
 
-    def allocate(size):
+    def allocate(gpu, size):
         made[-1].pool = torch.zeros(size // 4)
         return cuda_driver.LentBuffer(made[-1].pool.data_ptr(), size, made[-1].pool)
 
     monkeypatch.setattr(cuda_driver, "_forget", lambda *memory: None)  # some goes when no driver is left
-    monkeypatch.setattr(devices, "_gpu", lambda: ("sm_90", ""))
+    monkeypatch.setattr(devices, "_gpu", lambda number: (0, "sm_90", ""))
     monkeypatch.setattr(dnc.api, "open_backend", opened)
     monkeypatch.setattr(memory, "allocate", allocate)
-    monkeypatch.setattr(memory, "idle", lambda: 0)
-    monkeypatch.setattr(memory, "current_stream", lambda: 7)
+    monkeypatch.setattr(memory, "idle", lambda gpu: 0)
+    monkeypatch.setattr(memory, "current_stream", lambda gpu: 7)
     return tmp_path / "build", made
 
 
@@ -184,7 +180,7 @@ def test_a_pool_of_pytorch_and_its_streams(gpu, monkeypatch):
     assert driver.kernels == [7] and set(driver.copies) == {7} and driver.waits == [7]
     gradient = net.U.grad.clone()
     assert gradient.abs().sum() > 0
-    monkeypatch.setattr(memory, "current_stream", lambda: 9)
+    monkeypatch.setattr(memory, "current_stream", lambda gpu: 9)
     net.zero_grad()
     net([1, 0])["loss"].backward()
     assert driver.kernels == [7, 9] and driver.copies[-1] == 9 and driver.waits == [7, 9]

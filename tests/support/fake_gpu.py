@@ -2,11 +2,14 @@
 
 In: the plan. Out: a `Device` for `CudaBackend`. Memory is one array; a launch writes the results of a step
 that has worked, and on the traced kernel the stamps of every worker, with clocks of its own: instruction i
-of worker w lasts 100 + 10 i + w ns.
+of worker w lasts 100 + 10 i + w ns. As a driver, it refuses what is asked outside its context.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,10 +43,12 @@ class FakeStream:
 
     def record(self) -> FakeStream:
         """An event: itself."""
+        self.device.check_context()
         return self
 
     def mark(self, event: object) -> None:
         """Nothing to note."""
+        self.device.check_context()
 
     def wait(self, event: object) -> None:
         """Nothing to wait for."""
@@ -150,6 +155,22 @@ class FakeDevice:
         self.born = 10**17
         self.now = self.born + 12345
         self.stream = FakeStream(self)
+        self._threads = threading.local()
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """The context is current in this thread."""
+        before = getattr(self._threads, "inside", 0)
+        self._threads.inside = before + 1
+        try:
+            yield
+        finally:
+            self._threads.inside = before
+
+    def check_context(self) -> None:
+        """CudaError where the context is not current."""
+        if not getattr(self._threads, "inside", 0):
+            raise CudaError("no context is current in this thread")
 
     def bytes(self, address: int, size: int) -> Any:
         """A piece of memory."""
@@ -158,6 +179,7 @@ class FakeDevice:
 
     def allocate(self, size: int) -> Any:
         """Memory that is never used again."""
+        self.check_context()
         device, address = self, self.used
         self.used += -(-size // 256) * 256
         self.held += 1
@@ -170,19 +192,23 @@ class FakeDevice:
 
     def free_memory(self) -> int:
         """Bytes."""
+        self.check_context()
         return len(self.memory) - self.used
 
     def copy_to(self, address: int, values: Any) -> None:
         """To the device."""
+        self.check_context()
         flat = np.ascontiguousarray(values).view(np.uint8).ravel()
         self.bytes(address, len(flat))[:] = flat
 
     def copy_from(self, values: Any, address: int) -> None:
         """From the device."""
+        self.check_context()
         values.view(np.uint8).ravel()[:] = self.bytes(address, values.nbytes)
 
     def pinned(self, size: int) -> Any:
         """Memory of the host."""
+        self.check_context()
         device, memory = self, np.zeros(size, np.uint8)
         self.locked += 1
 
@@ -196,12 +222,15 @@ class FakeDevice:
 
     def new_stream(self) -> FakeStream:
         """The same."""
+        self.check_context()
         return self.stream
 
     def load(self, cubin: bytes, symbol: str, parameters: list[tuple[str, str]]) -> FakeKernel:
         """A kernel."""
+        self.check_context()
         return FakeKernel([name for name, _ in parameters])
 
     def call(self, kernel: FakeKernel, shape: LaunchShape, stream: FakeStream) -> FakeCall:
         """A launch."""
+        self.check_context()
         return FakeCall(self, kernel, shape)

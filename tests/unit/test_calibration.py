@@ -46,8 +46,8 @@ def carried(tmp_path, monkeypatch):
         compile_model(TREE, folder, (TARGET,), SIZES, PlanOptions(cluster=cluster))
     write_data(tmp_path / "train.jsonl", 5, 1)
     device = Clocked(None)
-    for module in (dnc.runtime.cuda_backend, dnc.runtime.cuda_driver):
-        monkeypatch.setattr(module, "open_device", lambda: device)
+    monkeypatch.setattr(dnc.runtime.cuda_driver, "open_device", lambda ordinal=0: device)
+    monkeypatch.setattr(dnc.runtime.cuda_driver, "current_gpu", lambda: 0)
     monkeypatch.setitem(sys.modules, "tvm", None)
     monkeypatch.setitem(sys.modules, "lark", None)
     monkeypatch.chdir(tmp_path)

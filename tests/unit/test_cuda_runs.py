@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,6 +110,30 @@ def test_values_of_short_runs(made) -> None:
     assert kernel == pytest.approx([3e-6] * 4)
 
 
+def test_a_thread_that_has_no_context(made) -> None:
+    """One that only calls, as those of a server."""
+    session, plain, device = made
+    forest = ForestGrower(session.plan.program, 1).grow(2, 4)
+    expected, found = plain.predict(plain.attach(forest)), []
+
+    def work() -> None:
+        data = session.attach(forest)
+        device.static = session.memory.pool.words
+        session.reserve(data, 2)
+        device.static = session.memory.pool.words
+        found.append(session.predict(data))
+        found.append(Predictor(session).predict(forest))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(found) == 2
+    for each in found:
+        for name, values in expected.items():
+            for one, other in zip(values, each[name], strict=True):
+                assert np.array_equal(one, other), name
+
+
 def test_memory_is_given_back(made) -> None:
     session, _, device = made
     data, backend = session.attach(ForestGrower(session.plan.program, 1).grow(2, 4)), session.backend
@@ -116,7 +141,8 @@ def test_memory_is_given_back(made) -> None:
     device.static = session.memory.pool.words
     list(session.predictions(data, [range(1), range(2), range(1)]))
     assert device.locked == 6  # of both slots: what goes there, what comes back, values
-    backend._slot(0, 1 << 20)
+    with device.inside():
+        backend._slot(0, 1 << 20)
     assert device.locked == 5  # no values are there yet
     backend.close()
     assert (device.held, device.locked) == (0, 0)
@@ -124,18 +150,21 @@ def test_memory_is_given_back(made) -> None:
 
 def test_no_room_for_larger_page_locked_memory(made, monkeypatch) -> None:
     """What there was has been given back, and nobody uses it any more."""
-    backend = made[0].backend
-    backend._slot(0, 1)
-    backend._direct_for(1, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(made[2]), "pinned", lambda self, size: (_ for _ in ()).throw(CudaError("no room")))
-        for grow in (lambda: backend._slot(0, 1 << 22), lambda: backend._direct_for(1 << 22, 1)):
-            with pytest.raises(CudaError, match="no room"):
-                grow()
-    assert backend._slots[0] is None and backend._direct is None
-    assert len(backend._slot(0, 1).words) and len(backend._direct_for(1, 1).words)
+    backend, device = made[0].backend, made[2]
+    with device.inside():
+        backend._slot(0, 1)
+        backend._direct_for(1, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                type(device), "pinned", lambda self, size: (_ for _ in ()).throw(CudaError("no room"))
+            )
+            for grow in (lambda: backend._slot(0, 1 << 22), lambda: backend._direct_for(1 << 22, 1)):
+                with pytest.raises(CudaError, match="no room"):
+                    grow()
+        assert backend._slots[0] is None and backend._direct is None
+        assert len(backend._slot(0, 1).words) and len(backend._direct_for(1, 1).words)
     backend.close()
-    assert made[2].locked == 0
+    assert device.locked == 0
 
 
 def test_memory_goes_with_the_last_reference(monkeypatch) -> None:
