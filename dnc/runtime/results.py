@@ -16,6 +16,10 @@ from dnc.diagnostics import Diagnostic, DiagnosticError
 from dnc.ir import isa
 
 Floats = NDArray[np.float32]
+BEFORE_ANY_UPDATE = (
+    "no update was before it, so that no learning rate helps: with the first weights something is too large, "
+    "or a logarithm, a root or a quotient has no value"
+)
 
 
 class NotFinite(DiagnosticError):
@@ -33,7 +37,10 @@ class NotFinite(DiagnosticError):
         before: Sequence[StepResult] = (),
         behind: Sequence[StepResult] = (),
     ) -> None:
-        notes = ("its update was not made; a smaller learning rate (--lr) or clipping (--clip) may help",)
+        why = (
+            BEFORE_ANY_UPDATE if step == 1 else "a smaller learning rate (--lr) or clipping (--clip) may help"
+        )
+        notes = (f"its update was not made; {why}",)
         what = f"step {step}: the loss is {loss:g} and the norm of the gradient {norm:g}"
         super().__init__(Diagnostic(what, notes=notes))
         self.before, self.behind = before, behind

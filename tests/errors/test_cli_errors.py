@@ -427,6 +427,19 @@ def test_going_on_inside_an_epoch_needs_the_same_data(command, workplace):
     assert command(f"{RUN} train.jsonl --checkpoint mid.safetensors").code == 0
 
 
+def test_a_first_step_that_is_not_finite_is_no_matter_of_the_rate(command, workplace):
+    program = (
+        (workplace / TREE)
+        .read_text()
+        .replace("cross_entropy(logits(t)", "cross_entropy(log(0 * logits(t) - 1)")
+    )
+    (workplace / "negative.dn").write_text(program)
+    assert command("compile negative.dn -o negative --set hidden=4,embed=4").code == 0
+    done = command("run negative --device vm --data train.jsonl --batch 4")
+    assert done.code == 2 and "error: step 1: the loss is nan" in done.error
+    assert "its update was not made; no update was before it" in done.error and "--lr" not in done.error
+
+
 def test_training_that_diverges(command, workplace):
     done = command(f"{RUN} train.jsonl --optimizer sgd --lr 1e38 --batch 4")
     assert done.code == 2 and "its update was not made; a smaller learning rate" in done.error
