@@ -41,8 +41,32 @@ CALLS_ELSEWHERE = {
     **dict.fromkeys(("chunk", "unpack"), "equal parts are a, b = split(x, 2)"),
     **dict.fromkeys(("embedding", "embed", "lookup"), "a row of a table is E[token]"),
     "len": "nothing has the length of a list; mean(f(x) for x in list) divides by it, a sum of ones counts",
-    "max": "max is of a list, max(f(x) for x in list); of a value and 0 it is relu(x)",
-    "pow": "write x * x",
+    "max": "max is of a list, max(f(x) for x in list); of a value and 0 it is relu(x), "
+    "of two values a + relu(b - a)",
+    **dict.fromkeys(("maximum", "fmax"), "the larger of two values is a + relu(b - a)"),
+    **dict.fromkeys(("min", "minimum"), "the smaller of two values is a - relu(a - b)"),
+    **dict.fromkeys(("pow", "square"), "write x * x"),
+    **dict.fromkeys(("silu", "swish"), "write x * sigmoid(x)"),
+    "gelu": "write x * sigmoid(1.702 * x), which is close to it",
+    "softplus": "write relu(x) + log(1 + exp(-abs(x)))",
+    "norm": "write sqrt(sum(x * x))",
+    **dict.fromkeys(
+        ("layer_norm", "layernorm"), "a cell has it: d = x - mean(x), d / sqrt(mean(d * d) + 1e-5)"
+    ),
+    **dict.fromkeys(
+        ("bce", "binary_cross_entropy"),
+        "of a logit x and a number y from 0 to 1 it is relu(x) + log(1 + exp(-abs(x))) - y * x",
+    ),
+    **dict.fromkeys(
+        ("zeros", "ones", "full"), "a number is used for every element; an absent vertex gives zeros"
+    ),
+    **dict.fromkeys(
+        ("transpose", "reshape", "view", "outer"),
+        "nothing is transposed or reshaped; split and concat cut and join",
+    ),
+    **dict.fromkeys(
+        ("gather", "pick", "select"), "the element of a class is logsumexp(x) - cross_entropy(x, class)"
+    ),
 }
 """What other languages call what this one has."""
 

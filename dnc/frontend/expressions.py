@@ -24,8 +24,8 @@ from dnc.ir.types import TensorType, fits_float
 
 ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "==": "equal"}
 NO_INDEXING = (
-    "no element is read out of a value: cross_entropy(logits, class) is the loss of a class, split(x, 2) "
-    "gives equal parts"
+    "no element is read out of a value: cross_entropy(logits, class) is the loss of a class, "
+    "logsumexp(x) - cross_entropy(x, class) the element of a class, split(x, 2) gives equal parts"
 )
 LONGEST_NUMBER = 60  # characters of a number that a message shows
 
