@@ -51,8 +51,12 @@ def check_recursion(functions: Mapping[str, Function], report: Report) -> None:
             if found is None:
                 way = _way(call.function, name, made)
                 through = (f"{name} calls itself through {', '.join(way)}",) if way else ()
+                what = "turns" if call.path else "not on a child"
+                expected = (
+                    f"one way, to {_ways(call.path)}" if call.path else "a child, .prev, .next or .parent"
+                )
                 report.error(
-                    f"recursion not on a child: {shown}, expected a child, .prev, .next or .parent",
+                    f"recursion {what}: {shown}, expected {expected}",
                     call.span,
                     *through,
                 )
@@ -65,6 +69,11 @@ def check_recursion(functions: Mapping[str, Function], report: Report) -> None:
                     call.span,
                     *(note for way, note in BESIDE.items() if {first, found} == {CHILDREN, way}),
                 )
+
+
+def _ways(path: Path) -> str:
+    """Where the steps of a path lead, each way once: "a child or the next vertex"."""
+    return " or ".join(dict.fromkeys(DIRECTIONS.get(step, CHILDREN) for step in path))
 
 
 def _distinct(function: Function) -> tuple[tuple[str, Expression], ...]:
