@@ -70,6 +70,12 @@ CALLS_ELSEWHERE = {
 }
 """What other languages call what this one has."""
 
+NO_INDEXING = (
+    "no element is read out of a value: cross_entropy(logits, class) is the loss of a class, "
+    "logsumexp(x) - cross_entropy(x, class) the element of a class, split(x, 2) gives equal parts"
+)
+"""What is said of an element or a part of a value."""
+
 REDUCTIONS = {"sum": "list_sum", "mean": "list_mean", "max": "list_max"}
 ATTEND = "attend"
 DROPOUT = "dropout"

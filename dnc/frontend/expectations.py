@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dnc.frontend.calls import STATEMENTS_ELSEWHERE
+from dnc.frontend.calls import NO_INDEXING, STATEMENTS_ELSEWHERE
 
 FORMS = {
     "model": "model Name(open, size = 256)",
@@ -94,6 +94,20 @@ def explain_token(token: Any, line: str, accepted: set[str], texts: Mapping[str,
     for sign in signs:
         if sign in OPERATORS_ELSEWHERE:
             return f"found '{sign}'; {OPERATORS_ELSEWHERE[sign]}"
+    before = line[: (token.column or 1) - 1]
+    if (
+        text in (",", ":")
+        and "RSQB" in accepted
+        and re.search(r"[\w)\]](?<!table)(?<!stack)\[[^\[\]]*$", before)
+    ):
+        return f"found '{text}', expected ']': one token, class or index selects; {NO_INDEXING}"
+    kind = re.search(r"\b(token|class|index)\s*$", before)
+    if text == "<" and kind:
+        article = "an" if kind[1] == "index" else "a"
+        return (
+            f"found {article} {kind[1]}, expected a shape or a state: cells and functions take and return "
+            f"values; {article} {kind[1]} is read where it is used, as in E[t.word] and argmax(scores(t))"
+        )
     found = {
         "_NEWLINE": "the end of the line",
         "_INDENT": "an indentation",

@@ -12,7 +12,7 @@ import attrs
 
 from dnc.diagnostics import Span
 from dnc.frontend import syntax, typed
-from dnc.frontend.calls import Calls, Names, Signatures
+from dnc.frontend.calls import NO_INDEXING, Calls, Names, Signatures
 from dnc.frontend.declarations import Declarations
 from dnc.frontend.operations import apply
 from dnc.frontend.syntax_walk import walk
@@ -23,10 +23,6 @@ from dnc.ir.structure import CLASS, SELECTOR, TOKEN
 from dnc.ir.types import TensorType, fits_float
 
 ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "==": "equal"}
-NO_INDEXING = (
-    "no element is read out of a value: cross_entropy(logits, class) is the loss of a class, "
-    "logsumexp(x) - cross_entropy(x, class) the element of a class, split(x, 2) gives equal parts"
-)
 LONGEST_NUMBER = 60  # characters of a number that a message shows
 
 
@@ -146,6 +142,7 @@ class Expressions:
         self.report.error(
             f"found {describe(base.type)} before '.{member.name}', expected a state or a vertex",
             member.base.span,
+            *(("nothing is transposed",) if member.name.text == "T" else ()),
         )
         return None
 
