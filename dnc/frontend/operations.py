@@ -107,8 +107,12 @@ def _surface(text: str) -> str:
 
 
 def same_classes(left: Index, right: Index) -> bool:
-    """Whether two classes can be compared: they are of one dimension, or of dimensions of one size."""
-    return left.dimension.name == right.dimension.name or left.dimension.size == right.dimension.size
+    """Whether two classes can be compared: they are of one dimension, or of dimensions of one known size.
+
+    Two open dimensions have vocabularies of their own, whatever their sizes come to.
+    """
+    one, other = left.dimension, right.dimension
+    return one.name == other.name or (one.size is not None and one.size == other.size)
 
 
 def _indices_fit(report: Report, opcode: str, symbol: str, operands: Sequence[Expression], at: Span) -> bool:
