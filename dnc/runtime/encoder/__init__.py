@@ -236,8 +236,7 @@ class Encoder:
         if mode == TRAIN and self.modes.lean_needs_few:
             found &= decisions.few
         for space, leveled in known.products or ():
-            counts = rows[space].counts.sum(axis=1)  # [batches, replicas, levels]
-            most = counts.max(axis=(1, 2)) if leveled else counts.sum(axis=2).max(axis=1)
+            most = rows[space].by_level.max(axis=(1, 2)) if leveled else rows[space].by_replica.max(axis=1)
             found &= most <= lean.MOST_ROWS
         return found
 
@@ -432,7 +431,7 @@ class Encoder:
         bases = group.bases | group.moving
         tables = ((where.header, header), (where.bases, bases), (where.lists, lists))
         front = [found.get(name, 0) for names, found in tables for name in names]
-        several = [(at, each) for at, each in enumerate(front) if isinstance(each, np.ndarray)]
+        several = [(at, each) for at, each in enumerate(front) if type(each) is not int]
         for at, _ in several:
             front[at] = 0
         words[:, : len(front)] = front

@@ -56,9 +56,8 @@ def awaited_of(plan: Plan, steps: Sequence[Step], rows: Mapping[str, Rows]) -> N
     early = {step.segment.space for step in steps if step.phase == FIRST}
     if not early or not spaces or spaces[0] not in rows:
         return None
-    found = rows[spaces[0]].counts
-    own = found.sum(axis=(1, 3))
-    before = np.sum([rows[space].counts.sum(axis=(1, 3)) for space in early], axis=0)
+    found, own = rows[spaces[0]].counts, rows[spaces[0]].by_replica
+    before = np.sum([rows[space].by_replica for space in early], axis=0)
     waits = ((before > 0) | (own == 0)).all(axis=1)
     if found.shape[1] > 1 and found.shape[2] > 1:  # rows that select from stacks lie together
         waits[:] = False
@@ -71,7 +70,7 @@ def _awaits_sums(plan: Plan, steps: Sequence[Step], rows: Mapping[str, Rows], wo
     polled = [each for each in plan.polled if each.partial and each.segment in segments]
     if not polled:
         return np.zeros(1, np.bool_)
-    counts = rows[plan.buffer(polled[0].buffer).space].counts.sum(axis=1)
+    counts = rows[plan.buffer(polled[0].buffer).space].by_level
     most = most_sums(unit_share(segments[polled[0].segment].units, workers), workers)
     narrow = ((counts > 0) & (counts <= most)).sum(axis=2)
     floats = counts.sum(axis=(1, 2)) * workers * sum(each.width for each in polled)

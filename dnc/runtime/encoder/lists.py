@@ -135,29 +135,24 @@ class Lists:
         """Notes where every call's record lies; and where there are slots of gradients its number among the
         calls of its function."""
         for function, spaces in self._spaces.items():
-            record, stride = self._record[function], self._stride[function]
+            record, stride, call = self._record[function], self._stride[function], self._call[function]
             there = [space for space in spaces if space in group.rows]
-            members = [group.rows[space].members for space in there]
-            vertices = [
-                self.prepared.spaces[space].vertex[positions]
-                for space, (positions, _) in zip(there, members, strict=True)
-            ]
-            for space, vertex, (_, row) in zip(there, vertices, members, strict=True):
-                if state_buffer(space) in group.bases:
-                    spread = group.rows[space].spread
-                    own = spread.local * stride + group.base_of(state_buffer(space), spread)
-                    record[vertex] = own[row]
-            if not has_slots:
-                continue
-            call, calls, first = self._call[function], self._calls(function, group.rows), 0
-            if len(there) < len(spaces):
+            if has_slots and len(there) < len(spaces):
                 for vertex in self._numbered.get(function, ()):
                     call[vertex] = -1
-            for space, vertex, (_, row) in zip(there, vertices, members, strict=True):
-                spread = group.rows[space].spread
-                call[vertex] = spread.numbers(calls, first)[row]
-                first += spread.most
-            self._numbered[function] = vertices
+            calls, first, numbered = self._calls(function, group.rows), 0, list[Indices]()
+            for space in there:
+                rows, buffer = group.rows[space], state_buffer(space)
+                (positions, row), spread = rows.members, rows.spread
+                vertex = self.prepared.spaces[space].vertex[positions]
+                if buffer in group.bases:
+                    record[vertex] = (spread.local * stride + group.base_of(buffer, spread))[row]
+                if has_slots:
+                    call[vertex] = spread.numbers(calls, first)[row]
+                    first += spread.most
+                    numbered.append(vertex)
+            if has_slots:
+                self._numbered[function] = numbered
 
     def place_known(self, group: Group) -> dict[str, tuple[int, int]]:
         """Appends the states that are known already; by function their first address, and how many."""
@@ -224,7 +219,8 @@ class Lists:
 
     def most_entries(self, space: str, path: Path, rows: Rows) -> int:
         """The most entries that a batch has in a list of children."""
-        counts, _ = self._entries_at(space, path, rows.positions)
+        begin, _ = self.prepared.ragged[space, path]
+        counts = begin[rows.positions + 1] - begin[rows.positions]
         return self._entry_spread(counts, rows).most
 
     def _entry_spread(self, counts: Numbers, rows: Rows) -> Spread:

@@ -153,10 +153,11 @@ def encode_queues(
     made = _of_steps(mode, rows, exits)
     if scopes is not None:
         made, used = _shared_out(mode, made, rows, replicas, scopes), replicas
-    idle = _idle(made.owner // used, batches)
+    batch = made.owner // used
+    idle = _idle(batch, batches)
     if len(idle):
         made = made.joined(_same(idle * used, 0, 0, mode.nop, 0, 0))
-    batch = made.owner // used
+        batch = made.owner // used
     at, first, out = _merge(mode, made, tail, batch, workers)
     if exits is not None:
         own = np.flatnonzero(made.opcode == mode.leave)
@@ -269,11 +270,11 @@ def _merge(
     queue = np.arange(len(first)).repeat(sizes)
     at = np.arange(count) + queue * length
     # Exchanges behind instructions: of all replicas around a place that these share.
-    exchange = (made.place[1:] != made.place[:-1]) & ~change
-    of_grid = exchange & (made.shared[1:] | made.shared[:-1])
-    if workers == 1:
-        exchange = of_grid
-    at += _before(exchange, count)
+    meets = (made.place[1:] != made.place[:-1]) & ~change
+    of_grid = meets & (made.shared[1:] | made.shared[:-1]) if made.shared.any() else None
+    exchange = of_grid if workers == 1 else meets
+    if exchange is not None:
+        at += _before(exchange, count)
     words = np.zeros((count, WIDTH), np.int32)
     words[:, 0], words[:, 1], words[:, 2] = made.opcode, made.start, made.count
     last = first + sizes - 1
@@ -290,8 +291,9 @@ def _merge(
         passed: Numbers = number[last] - number[first]
         return passed
 
-    meet(exchange & ~of_grid, mode.barrier)
-    if of_grid.any():  # those of the tail count on
+    if workers > 1:
+        meet(meets if of_grid is None else meets & ~of_grid, mode.barrier)
+    if of_grid is not None:  # those of the tail count on
         passed = meet(of_grid, mode.grid_barrier).astype(np.int32)
         tails[:, :, 1] += (tails[:, :, 0] == mode.grid_barrier) * passed[:, None]
     out[ends[:, None] + np.arange(length)] = tails

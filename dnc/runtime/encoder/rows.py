@@ -51,6 +51,17 @@ class Rows:
         """The positions of all vertices, and which rows are theirs."""
         return (self.positions, slice(None)) if self.all is None else self.all
 
+    @property
+    def by_level(self) -> Numbers:
+        """How many rows every level has, whatever they select, [batches, replicas, levels]."""
+        return self.counts[:, 0] if self.counts.shape[1] == 1 else self.counts.sum(axis=1)
+
+    @property
+    def by_replica(self) -> Numbers:
+        """The same of all levels, [batches, replicas]."""
+        found = self.by_level
+        return found[:, :, 0] if found.shape[2] == 1 else found.sum(axis=2)
+
     def by_owner(self, leveled: bool) -> tuple[Numbers, Numbers, tuple[int, int]]:
         """Counts and starts of the wavefronts, [batches * replicas, keys * levels], and (keys, levels).
 

@@ -29,5 +29,5 @@ def runs_of(plan: Plan, rows: Mapping[str, Rows], workers: int, is_lean: NDArray
     made = fronts = np.zeros(1, np.intp)
     for space in spaces:
         counts = rows[space].counts.reshape(len(rows[space].counts), -1)
-        made, fronts = made + counts.sum(axis=1), fronts + np.count_nonzero(counts, axis=1)
+        made, fronts = made + rows[space].spread.counts, fronts + np.count_nonzero(counts, axis=1)
     return chosen((made >= WIDE * np.maximum(fronts, 1)) & ~is_lean, 1, workers)

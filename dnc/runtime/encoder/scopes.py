@@ -76,7 +76,7 @@ class Sharing:
         """The phases that are predicted to save time; None if there are none in any batch."""
         if replicas == 1 or not self.phases or not self.on_gpu:
             return None
-        own = np.stack([rows[space].counts.sum(axis=(1, 3)) for space in self._spaces])
+        own = np.array([rows[space].by_replica for space in self._spaces])
         spaces, batches, used = own.shape
         flat = own.reshape(spaces, -1)
         there = flat > 0
@@ -87,7 +87,7 @@ class Sharing:
         least = even + self._meetings
         if not (phases.max(axis=2) > least)[self.phases].any():
             return None  # whatever else the replicas have to do
-        levels = np.stack([_busy_levels(rows[space]) for space in self._spaces]).reshape(spaces, -1)
+        levels = np.array([_busy_levels(rows[space]) for space in self._spaces]).reshape(spaces, -1)
         others = (self._row @ flat + self._fixed @ levels).reshape(shape)
         times = np.where(self._free[:, None, None], phases, others)
         found = np.zeros((batches, self.count), np.bool_)
@@ -105,5 +105,5 @@ class Sharing:
 
 def _busy_levels(rows: Rows) -> Numbers:
     """How many levels of every replica have rows, [batches, replicas]."""
-    busy: Numbers = np.count_nonzero(rows.counts.sum(axis=1), axis=2)
+    busy: Numbers = np.count_nonzero(rows.by_level, axis=2)
     return busy

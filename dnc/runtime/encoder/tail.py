@@ -55,13 +55,14 @@ class Decisions:
     are expected, as the bits do.
 
     touched: rows of tables, by parameter. apart: whether the deltas of tokens are added up before products,
-    [batches]. rows: how many add to every weight gradient of `Tail.encode`, [batches, targets]. few: whether
-    `outer` instructions sum them, [batches]. chunks: of rows, for enough pieces of work; shape: of the tiles,
-    [batches, targets].
+    [batches]. of_summed: how many rows add to the gradients that differ in that, one after another; rows: the
+    same of every target, [batches, targets]. few: whether `outer` instructions sum them, [batches]. chunks:
+    of rows, for enough pieces of work; shape: of the tiles, [batches, targets].
     """
 
     touched: Mapping[str, Touched]
     apart: NDArray[np.bool_]
+    of_summed: Numbers
     rows: Numbers
     few: NDArray[np.bool_]
     chunks: Numbers
@@ -187,6 +188,7 @@ class Tail:
         running = {each.name for each in plan.program.parameters if each.running}
         self.followers = tuple(each for each in self._shared_out if each.gradient.parameter in running)
         self._sums = [result for result in plan.results if result.kind in ("loss", "metric")]
+        self._with_products = [table for table in plan.table_gradients if table.products]
         self._has_outer = cutting.has_outer(plan)
         self._templates: dict[tuple[object, ...], Template] = {}
         self._deals = Known[tuple[object, ...], tuple[Numbers, Numbers, Numbers, Numbers]](MOST_KNOWN)
@@ -225,18 +227,18 @@ class Tail:
         targets = len(self._targets) if mode == TRAIN else 0
         chunks, shape = np.ones((batches, targets), np.int64), np.zeros((batches, targets), np.int64)
         if not targets:
-            return Decisions(touched, apart, np.zeros((batches, 0), np.int64), few, chunks, shape)
+            none = np.zeros((batches, 0), np.int64)
+            return Decisions(touched, apart, none, none, few, chunks, shape)
         found = _joined([self._rows_of(each, rows, touched, apart) for each in self._summed])
         own, most = found[:, self._targets], isa.MOST_CHUNKS if part == WHOLE else 1
         if self._has_outer:
             products = np.zeros(batches)
-            for table in self.plan.table_gradients:
-                if table.products:
-                    products = products + self._shapes.products(table, touched[table.parameter].spread.counts)
+            for table in self._with_products:
+                products = products + self._shapes.products(table, touched[table.parameter].spread.counts)
             few = self._shapes.few(own, products, most, self._grid)
         if self._splits and not few.all():
             chunks[~few], shape[~few] = self._shapes.cut(own[~few], most, self._grid)
-        return Decisions(touched, apart, found, few, chunks, shape)
+        return Decisions(touched, apart, found, own, few, chunks, shape)
 
     def apart(
         self, batches: int, rows: Mapping[str, Rows], touched: Mapping[str, Touched]
@@ -264,23 +266,21 @@ class Tail:
                 results[key] = isa.RESULT_FIRST + len(results), counts
                 values[f"base {key}"], values[f"rows {key}"] = group.base(result.buffer), counts
         trains = mode == TRAIN
-        decisions, optimizer = batches.decisions, batches.optimizer
+        decisions, optimizer, few = batches.decisions, batches.optimizer, batches.decisions.few
         # Sums of chunks meet in the instructions of the norm, and running statistics follow them.
         ends = part.update and bool(optimizer or self.followers or (decisions.chunks > 1).any())
         template = self._template(trains, tuple(results), optimizer, int(part.accumulate), ends)
-        sharers = np.full(group.body.batches, batches.grid)
         if not trains:
-            return template.filled(group.body.batches, values), results, sharers
+            return template.filled(group.body.batches, values), results, np.full(len(few), batches.grid)
         if len(template.sums):
             sums, values["turn"] = self._gradients(batches, template)
         else:
             sums, values["turn"] = template.words[template.sums], 0
-        few = decisions.few
         which = few.nonzero()[0][:, None]
         dealt = self._deal(batches, few)
         values |= dealt.values
+        sharers = dealt.sharers
         if len(which):
-            sharers = dealt.sharers
             values["turn"] = np.where(few, self._shapes.behind(sharers, batches.grid), values["turn"])
         norms: int | Numbers = np.where(few, self.outer_norms, self._norm_count)
         for table in self.plan.table_gradients:
@@ -296,8 +296,8 @@ class Tail:
         if len(self._shapes.leading) < len(template.sums):  # of other runs than the first those with rows
             kept[template.sums] = sums[:, :, 2].any(axis=0)
             kept[template.sums[self._shapes.leading]] = True
-        together = (~decisions.apart).nonzero()[0][:, None]
-        if len(template.tokens) and len(together):
+        together = (~decisions.apart).nonzero()[0][:, None] if len(template.tokens) else ()
+        if len(together):
             words[together, template.later, 1] -= 1
             words[together, template.tokens] = 0  # `nop`
             kept[template.tokens] = len(together) < len(words)
@@ -336,7 +336,7 @@ class Tail:
         the last one, [batches]: those who have the fewest tiles take the first rows of tables, often the
         most frequent ones."""
         shapes, decisions = self._shapes, batches.decisions
-        counts = decisions.rows
+        counts = decisions.of_summed
         if self._has_stacks:
             found = [self._runs_of(each, batches) for each in self._summed]
             counts = _joined([count for _, count in found])
@@ -374,8 +374,7 @@ class Tail:
     def _deal(self, batches: Batches, few: NDArray[np.bool_]) -> Dealt:
         """Which workers share the products of tables, and in tiles of how many groups of tokens."""
         decisions = batches.decisions
-        rows = decisions.rows[:, self._targets]
-        tables = [table for table in self.plan.table_gradients if table.products]
+        rows, tables = decisions.rows, self._with_products
         values, sharers = dict[str, Numbers](), np.full(len(few), batches.grid)
         for table in tables:
             tokens = decisions.touched[table.parameter].spread.counts

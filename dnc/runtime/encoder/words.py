@@ -75,6 +75,8 @@ def order_below(keys: Numbers, bound: int) -> Numbers:
 
 def chosen(which: NDArray[np.bool_], yes: int, no: int) -> int | Numbers:
     """Of every batch one of two numbers: the one where all batches agree, else [batches]."""
+    if len(which) == 1:
+        return yes if which[0] else no
     if which.all():
         return yes
     return np.where(which, yes, no) if which.any() else no
