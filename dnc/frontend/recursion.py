@@ -7,11 +7,12 @@ back by such calls alone, so that the structure bounds them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from dnc.frontend.report import Report
 from dnc.frontend.typed import Expression, Function, FunctionCall
 from dnc.frontend.walk import calls
+from dnc.ir.reads import closure
 from dnc.ir.structure import NEXT, PARENT, PREVIOUS, Path
 
 DIRECTIONS = {PREVIOUS: "the previous vertex", NEXT: "the next vertex", PARENT: "the parent"}
@@ -96,11 +97,8 @@ def _way(start: str, end: str, made: Mapping[str, list[FunctionCall]]) -> tuple[
 
 def _reachable(name: str, made: Mapping[str, list[FunctionCall]]) -> set[str]:
     """The functions called from `name`, directly or not; itself only if it is recursive."""
-    found: set[str] = set()
-    todo = [name]
-    while todo:
-        for call in made.get(todo.pop(), []):
-            if call.function not in found:
-                found.add(call.function)
-                todo.append(call.function)
-    return found
+
+    def called(caller: str) -> Iterator[str]:
+        return (call.function for call in made.get(caller, []))
+
+    return closure(called(name), called)

@@ -1,4 +1,4 @@
-"""Which stages a stage reads, and the parts of recursions that do not read each other.
+"""Which stages a stage reads, directly or not, and the parts of recursions that do not read each other.
 
 In: a program. Out: stages, or their names; of every space of a recursion the number of its part, by stratum.
 Guaranteed: what one part makes no level of another one of the stratum waits for, forwards or backwards.
@@ -6,7 +6,7 @@ Guaranteed: what one part makes no level of another one of the stratum waits for
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from dnc.ir.cell import Value
 from dnc.ir.program import (
@@ -21,6 +21,22 @@ from dnc.ir.program import (
     StateInput,
     StateOutput,
 )
+
+
+def closure(first: Iterable[str], below: Callable[[str], Iterable[str]]) -> set[str]:
+    """Some names and all that lie below them, directly or not."""
+    found, todo = set[str](), list(first)
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo += below(name)
+    return found
+
+
+def needed(program: Program, names: Iterable[str]) -> set[str]:
+    """Names of some stages and of all whose results they read, directly or not."""
+    return closure(names, lambda name: stage_producers(program, program.stage(name)))
 
 
 def stage_producers(program: Program, stage: Stage) -> set[str]:

@@ -31,7 +31,7 @@ from dnc.ir.program import (
     StateOutput,
     TableInput,
 )
-from dnc.ir.reads import stage_producers
+from dnc.ir.reads import closure, stage_producers
 from dnc.ir.remarks import Remarks
 from dnc.ir.structure import unless_path
 from dnc.ir.transform import behind_products, boundary, giving, reading
@@ -76,17 +76,7 @@ def hoist(program: Program) -> Program:
 def reachable(program: Program) -> dict[str, frozenset[str]]:
     """For every stage the stages it depends on, transitively; itself only if it is recursive."""
     direct = {stage.name: stage_producers(program, stage) for stage in program.stages}
-    closed: dict[str, frozenset[str]] = {}
-    for name in direct:
-        found: set[str] = set()
-        open_names = list(direct[name])
-        while open_names:
-            current = open_names.pop()
-            if current not in found:
-                found.add(current)
-                open_names.extend(direct[current])
-        closed[name] = frozenset(found)
-    return closed
+    return {name: frozenset(closure(read, direct.__getitem__)) for name, read in direct.items()}
 
 
 def place(program: Program) -> Program:

@@ -14,7 +14,7 @@ import attrs
 from dnc.ir.phases import Phases
 from dnc.ir.plan import VERTEX, BufferAddress, Plan, Result, Segment
 from dnc.ir.program import BACKWARD, LEVEL, Stage
-from dnc.ir.reads import producers, stage_producers
+from dnc.ir.reads import needed, producers, stage_producers
 
 # FORWARD_ONLY: what another net sees of a batch before it hands back gradients.
 TRAIN, EVALUATE, PREDICT, FORWARD_ONLY = "train", "evaluate", "predict", "forward"
@@ -57,20 +57,14 @@ def needed_stages(plan: Plan, mode: str) -> set[str]:
         work |= {stage.name for stage in program.stages if stage.direction == BACKWARD}
         for gradient in program.weight_gradients:  # may read what no stage reads
             work |= producers(program, (bound for bound, _, _ in gradient.x)) | {gradient.stage}
-    found: set[str] = set()
-    while work:
-        name = work.pop()
-        if name not in found:
-            found.add(name)
-            work |= stage_producers(program, program.stage(name))
-    return found
+    return needed(program, work)
 
 
 def sequence(plan: Plan, mode: str) -> tuple[Step, ...]:
     """The segments of `mode` with their places, in program order."""
     program, phases = plan.program, Phases.of(plan.program)
-    needed = needed_stages(plan, mode)
-    stages = [stage for stage in program.stages if stage.name in needed]
+    runs = needed_stages(plan, mode)
+    stages = [stage for stage in program.stages if stage.name in runs]
     of_stage: dict[str, list[Segment]] = {stage.name: [] for stage in stages}
     for segment in plan.segments:
         if segment.stage in of_stage:
@@ -85,7 +79,7 @@ def sequence(plan: Plan, mode: str) -> tuple[Step, ...]:
             before = [
                 place(other) + length[other.name]
                 for name in stage_producers(program, stage)
-                if name in needed and stage.placement != LEVEL
+                if name in runs and stage.placement != LEVEL
                 for other in (program.stage(name),)
                 if phases.of_stage(other) == phases.of_stage(stage)
             ]

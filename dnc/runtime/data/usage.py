@@ -21,7 +21,7 @@ from dnc.ir.program import (
     StateInput,
     TableInput,
 )
-from dnc.ir.reads import stage_producers
+from dnc.ir.reads import closure, needed
 from dnc.ir.structure import ARM, CLASS, FIRST, LAST, LIST, NEXT, PREVIOUS, VECTOR, VERTEX_KINDS, Struct
 from dnc.runtime.data.layout import Layout, in_data
 
@@ -31,14 +31,12 @@ BESIDE = (SavedOutput, FollowOutput)
 
 def reachable(structs: dict[str, Struct], start: str) -> set[str]:
     """The structs that a vertex of `start` may refer to, directly or not."""
-    seen: set[str] = set()
-    work = [start]
-    while work:
-        for field in structs[work.pop()].fields.values():
-            if field.kind in VERTEX_KINDS and field.target is not None and field.target not in seen:
-                seen.add(field.target)
-                work.append(field.target)
-    return seen
+
+    def targets(struct: str) -> Iterator[str]:
+        fields = structs[struct].fields.values()
+        return (field.target for field in fields if field.kind in VERTEX_KINDS and field.target is not None)
+
+    return closure(targets(start), targets)
 
 
 def _used_steps(program: Program, structs: dict[str, Struct]) -> Iterator[tuple[str, str, str | None]]:
@@ -72,18 +70,12 @@ def _beside_judges(program: Program) -> set[str]:
     """The stages of functions and outputs, and those that make something for them. What stages of losses and
     metrics keep for gradients, or hand on to running parameters, makes them no others."""
     forward = [stage for stage in program.stages if stage.direction != BACKWARD]
-    work = [
+    others = (
         stage.name
         for stage in forward
         if not all(isinstance(each, (LossOutput, MetricOutput, *BESIDE)) for each in stage.outputs)
-    ]
-    found: set[str] = set()
-    while work:
-        name = work.pop()
-        if name not in found:
-            found.add(name)
-            work += stage_producers(program, program.stage(name))
-    return found
+    )
+    return needed(program, others)
 
 
 def _root_labels(program: Program, structs: dict[str, Struct]) -> frozenset[str]:
