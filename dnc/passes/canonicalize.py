@@ -43,11 +43,6 @@ class Canonicalize:
         return program
 
 
-def canonicalize(program: Program) -> Program:
-    """`Canonicalize` with its default options."""
-    return Canonicalize()(program)
-
-
 def simplify_stage(stage: Stage) -> Stage:
     """The stage with a simplified cell, equal inputs bound once and unread ones dropped."""
     first: dict[tuple[Input, object], Value] = {}

@@ -95,11 +95,6 @@ def _with_pairs_of_running(program: Program) -> Program:
     return attrs.evolve(program, stages=tuple(stages), weight_gradients=tuple(pairs))
 
 
-def differentiate(program: Program) -> Program:
-    """`Differentiate` with its default options."""
-    return Differentiate()(program)
-
-
 class _Reverse:
     """Reverse mode through one stage.
 

@@ -68,11 +68,6 @@ class Hoist:
         return attrs.evolve(program, stages=tuple(stages))
 
 
-def hoist(program: Program) -> Program:
-    """`Hoist` with its default options."""
-    return Hoist()(program)
-
-
 def reachable(program: Program) -> dict[str, frozenset[str]]:
     """For every stage the stages it depends on, transitively; itself only if it is recursive."""
     direct = {stage.name: stage_producers(program, stage) for stage in program.stages}

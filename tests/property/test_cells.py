@@ -22,9 +22,9 @@ from dnc.ir.program import (
 from dnc.ir.structure import CLASS, Arm, Dimension, Field, Struct
 from dnc.ir.types import INDEX, SCALAR
 from dnc.ir.verifier import cell_errors, verify
-from dnc.passes.canonicalize import canonicalize
-from dnc.passes.differentiate import differentiate
-from dnc.passes.hoist import hoist
+from dnc.passes.canonicalize import Canonicalize
+from dnc.passes.differentiate import Differentiate
+from dnc.passes.hoist import Hoist
 from dnc.passes.simplify import simplify_cell
 from tests.support.forests import ForestGrower
 from tests.support.random_cells import WIDTH, arguments, cells
@@ -75,7 +75,7 @@ def loss_program(cell):
 def test_gradients(cell, seed):
     program = loss_program(cell)
     verify(program)
-    changed = canonicalize(differentiate(hoist(canonicalize(program))))
+    changed = Canonicalize()(Differentiate()(Hoist()(Canonicalize()(program))))
     verify(changed)
     assert parse_program(print_program(changed)) == changed
     forest = ForestGrower(program, seed).grow(samples=2, size=1)

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from dnc.codegen.cpu_kernel import build_cpu
-from dnc.passes.hoist import hoist
+from dnc.passes.hoist import Hoist
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cpu_backend import CpuBackend
 from tests.support.executors import OnGrid
@@ -133,7 +133,7 @@ def test_cpu_kernels_of_one_module(first: int) -> None:
 
 
 def test_recursions_of_some_feed_others() -> None:
-    found = [hoist(load(program_of(seed))).strata for seed in range(80)]
+    found = [Hoist()(load(program_of(seed))).strata for seed in range(80)]
     assert sum(strata > 1 for strata in found) >= 4
 
 

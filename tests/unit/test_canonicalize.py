@@ -8,9 +8,9 @@ from dnc.ir.parser import parse_cell, parse_program
 from dnc.ir.printer import print_cell, print_program
 from dnc.ir.program import SavedOutput
 from dnc.ir.verifier import verify
-from dnc.passes.canonicalize import canonicalize
-from dnc.passes.differentiate import differentiate
-from dnc.passes.hoist import hoist
+from dnc.passes.canonicalize import Canonicalize
+from dnc.passes.differentiate import Differentiate
+from dnc.passes.hoist import Hoist
 from dnc.passes.simplify import simplify_cell
 from tests.support.ir_models import MODELS, instance
 
@@ -265,10 +265,10 @@ def test_pads_that_overlap_stay():
 @pytest.mark.parametrize("model", MODELS)
 def test_values_and_gradients_stay(model):
     program, forest, parameters = instance(model)
-    program = differentiate(hoist(program))
-    changed = canonicalize(program)
+    program = Differentiate()(Hoist()(program))
+    changed = Canonicalize()(program)
     verify(changed)
-    assert canonicalize(changed) == changed
+    assert Canonicalize()(changed) == changed
     before, after = (interpret(p, forest, parameters) for p in (program, changed))
     assert after.loss == pytest.approx(before.loss)
     for name, gradient in before.gradients.items():
@@ -280,12 +280,12 @@ def test_unread_values_and_stages_go():
     program = instance("tree")[0]
     text = print_program(program)
     text = text.replace("  state h = %mul_1\n", "  state h = %mul_1\n  saved nothing = %tanh\n", 1)
-    assert canonicalize(parse_program(text)) == canonicalize(program)
+    assert Canonicalize()(parse_program(text)) == Canonicalize()(program)
     without_loss = parse_program(
-        print_program(hoist(instance("bilstm")[0])).replace("saved forward.pre mul", "field never at ()")
+        print_program(Hoist()(instance("bilstm")[0])).replace("saved forward.pre mul", "field never at ()")
     )
     assert not any(
         isinstance(output, SavedOutput) and stage.name == "forward.pre"
-        for stage in canonicalize(without_loss).stages
+        for stage in Canonicalize()(without_loss).stages
         for output in stage.outputs
     )

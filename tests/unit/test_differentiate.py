@@ -15,18 +15,18 @@ from dnc.ir.parser import parse_program
 from dnc.ir.plan import UNIT
 from dnc.ir.program import BACKWARD, EARLY, LATE, SavedInput, SlotOutput, StateInput
 from dnc.ir.verifier import verify
-from dnc.passes.canonicalize import canonicalize
-from dnc.passes.differentiate import Differentiate, differentiate
-from dnc.passes.hoist import hoist
+from dnc.passes.canonicalize import Canonicalize
+from dnc.passes.differentiate import Differentiate
+from dnc.passes.hoist import Hoist
 from tests.support.forests import ForestGrower
 from tests.support.gradients import check_gradients
 from tests.support.ir_models import MODELS, dag, instance
 
 EXAMPLES = [p for p in sorted(Path("examples").glob("*.dn")) if "\nloss" in p.read_text()]
 PIPELINES = {
-    "plain": (differentiate,),
-    "hoisted": (hoist, differentiate),
-    "all": (canonicalize, hoist, differentiate, canonicalize),
+    "plain": (Differentiate(),),
+    "hoisted": (Hoist(), Differentiate()),
+    "all": (Canonicalize(), Hoist(), Differentiate(), Canonicalize()),
 }
 
 
@@ -129,13 +129,13 @@ def test_a_scalar_of_a_whole_vector_is_kept_by_the_forward_stage():
 
 
 def test_a_value_that_is_a_state_is_read_as_a_state():
-    changed = through((differentiate,), instance("dag")[0])
+    changed = through((Differentiate(),), instance("dag")[0])
     up = changed.stage("up.grad")
     assert StateInput("up", "h", ()) in up.inputs  # tanh's derivative by its result
 
 
 def test_every_edge_has_a_slot():
-    changed = through((differentiate,), instance("tree")[0])
+    changed = through((Differentiate(),), instance("tree")[0])
     slots = [output for output in changed.stage("encode.Node.grad").outputs if isinstance(output, SlotOutput)]
     assert {(slot.component, slot.path) for slot in slots} == {
         (component, (side,)) for component in "hc" for side in ("left", "right")
@@ -209,4 +209,4 @@ loss sum(t in root) sum(-C @ t.x + 2 * D @ t.x + t.s * C @ D @ t.x) + sum(concat
 def test_without_a_loss_nothing_happens():
     program = instance("tree")[0]
     program = attrs.evolve(program, stages=program.stages[:2])
-    assert differentiate(program) == program
+    assert Differentiate()(program) == program

@@ -7,8 +7,8 @@ from dnc.ir.opdef import PRODUCT
 from dnc.ir.ops import OPS
 from dnc.ir.program import EARLY, LATE, LEVEL, SavedInput
 from dnc.ir.verifier import verify
-from dnc.passes.differentiate import differentiate
-from dnc.passes.hoist import Hoist, hoist
+from dnc.passes.differentiate import Differentiate
+from dnc.passes.hoist import Hoist
 from tests.support.ir_models import MODELS, instance
 
 
@@ -17,7 +17,7 @@ def placements(program):
 
 
 def test_leaves_are_early_and_losses_late():
-    assert placements(hoist(instance("tree")[0])) == {
+    assert placements(Hoist()(instance("tree")[0])) == {
         "encode.Leaf": EARLY,
         "encode.Node": LEVEL,
         "head.Tree.all": LATE,
@@ -25,7 +25,7 @@ def test_leaves_are_early_and_losses_late():
 
 
 def test_input_products_leave_the_recursion():
-    program = hoist(instance("bilstm")[0])
+    program = Hoist()(instance("bilstm")[0])
     assert placements(program) == {
         "forward.pre": EARLY,
         "forward": LEVEL,
@@ -43,12 +43,12 @@ def test_input_products_leave_the_recursion():
 
 
 def test_a_state_that_waits_for_another_recursion_stays():
-    program = hoist(instance("dag")[0])
+    program = Hoist()(instance("dag")[0])
     assert placements(program)["down"] == LEVEL and "down.pre" not in placements(program)
 
 
 def test_gradients_of_hoisted_products_are_late():
-    program = differentiate(hoist(instance("bilstm")[0]))
+    program = Differentiate()(Hoist()(instance("bilstm")[0]))
     assert program.stage("forward.pre.grad").placement == LATE
     (pair,) = [pair for pair in program.weight_gradients if pair.parameter == "U_forward"]
     assert pair.stage == "forward.grad"
@@ -68,4 +68,4 @@ def test_values_stay_what_they_were(model, split):
 
 def test_it_refuses_a_differentiated_program():
     with pytest.raises(ValueError, match="hoist runs before differentiate"):
-        hoist(differentiate(instance("tree")[0]))
+        Hoist()(Differentiate()(instance("tree")[0]))

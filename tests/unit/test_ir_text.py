@@ -11,16 +11,16 @@ from dnc.ir.program import DENSE, Initializer, Parameter
 from dnc.ir.structure import Dimension
 from dnc.ir.types import TensorType
 from dnc.ir.verifier import cell_errors
-from dnc.passes.canonicalize import canonicalize
-from dnc.passes.differentiate import differentiate
-from dnc.passes.hoist import hoist
+from dnc.passes.canonicalize import Canonicalize
+from dnc.passes.differentiate import Differentiate
+from dnc.passes.hoist import Hoist
 from tests.support.ir_models import MODELS, instance
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_programs_round_trip(model):
     program = instance(model)[0]
-    for step in (lambda p: p, canonicalize, hoist, differentiate, canonicalize):
+    for step in (lambda p: p, Canonicalize(), Hoist(), Differentiate(), Canonicalize()):
         program = step(program)
         assert parse_program(print_program(program)) == program
         for stage in program.stages:

@@ -6,15 +6,15 @@ from dnc.diagnostics import DiagnosticError
 from dnc.ir.parser import parse_program
 from dnc.ir.printer import print_program
 from dnc.ir.verifier import program_errors, verify
-from dnc.passes.differentiate import differentiate
-from dnc.passes.hoist import hoist
+from dnc.passes.differentiate import Differentiate
+from dnc.passes.hoist import Hoist
 from tests.support.ir_models import MODELS, instance
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_models_are_valid(model):
     program = instance(model)[0]
-    for step in (lambda p: p, hoist, differentiate):
+    for step in (lambda p: p, Hoist(), Differentiate()):
         program = step(program)
         verify(program)
 
@@ -53,14 +53,14 @@ def test_models_are_valid(model):
     ],
 )
 def test_messages(model, old, new, message):
-    text = print_program(hoist(instance(model)[0]))
+    text = print_program(Hoist()(instance(model)[0]))
     assert old in text
     errors = program_errors(parse_program(text.replace(old, new)))
     assert any(message in error.message for error in errors), errors
 
 
 def test_weight_gradients_are_checked():
-    text = print_program(differentiate(instance("tree")[0]))
+    text = print_program(Differentiate()(instance("tree")[0]))
     for old, new, message in (
         ("(left)[0:3]", "(left)[0:2]", "weight gradient of 'U': found f32[15x5], expected f32[15x6]"),
         ("(left)[0:3]", "(left)[0:4]", "weight gradient of 'U': found [0:4] of f32[3], expected a part"),
