@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import attrs
 import msgspec
@@ -49,7 +50,6 @@ from dnc.version import VERSION
 FUSE = "fuse"
 # What a build can do: train, evaluate and predict; or evaluate and predict only.
 TRAIN, INFER = MODES = ("train", "infer")
-
 
 FEW_BYTES = 64  # spilled by a thread: less than what levels that stream weights cost
 
@@ -245,6 +245,20 @@ def _restrict(show: PassOptions, names: Iterable[str]) -> PassOptions:
     )
 
 
+def _typed(options: PlanOptions) -> PlanOptions:
+    """The options as a build keeps them; DiagnosticError where one is of another type."""
+    words = {int: "a whole number", bool: "True or False", str: "a text"}
+    found: dict[str, Any] = {}
+    for name, kind in get_type_hints(PlanOptions).items():
+        try:
+            found[name] = msgspec.convert(getattr(options, name), kind)
+        except msgspec.ValidationError:
+            known = (text for type, text in words.items() if kind in (type, type | None))
+            expected = next(known, "a tuple of names")
+            raise fail(f"{name}: found {getattr(options, name)!r}, expected {expected}") from None
+    return PlanOptions(**found)
+
+
 def _check_precision(precision: str, machines: Sequence[str]) -> None:
     if precision not in PRECISIONS:
         raise fail(
@@ -314,6 +328,7 @@ def compile_model(
     program and its settings; then nothing is written.
     """
     start = time.perf_counter()
+    options = _typed(options)
     if options.mode not in MODES:
         raise fail(f"mode: found '{options.mode}', expected {' or '.join(MODES)}")
     _check_names(show, options.without, options.mode)
@@ -331,6 +346,11 @@ def compile_model(
             )
     if options.cluster is not None:
         _need_gpu(machines, "clusters are for GPUs, and no target is one")
+    try:
+        for name in machines:
+            plan_passes(options, machine(name))  # which look at their options
+    except ValueError as problem:
+        raise fail(str(problem)) from None
     if show.dump_dir is not None and show.dump_dir.exists() and not show.dump_dir.is_dir():
         raise fail(f"{show.dump_dir}: is a file, expected a folder for the IR behind every pass")
     source, program, warnings = read_program(path, settings or {})

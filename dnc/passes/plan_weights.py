@@ -154,7 +154,7 @@ class PlanWeights:
 
     machine: Machine
     residency: str | None = attrs.field(default=None)
-    limit: int | None = None
+    limit: int | None = attrs.field(default=None)
     batch: int | None = None
     name: str = attrs.field(default="plan-weights", init=False)
     optional: bool = attrs.field(default=False, init=False)
@@ -163,6 +163,11 @@ class PlanWeights:
     def _known(self, _: object, value: str | None) -> None:
         if value not in (None, REGISTER, SHARED, STREAMED):
             raise ValueError(f"residency: found '{value}', expected {REGISTER}, {SHARED} or {STREAMED}")
+
+    @limit.validator
+    def _not_below(self, _: object, value: int | None) -> None:
+        if value is not None and value < 0:
+            raise ValueError(f"registers: found {value}, expected 0 or more")
 
     def __call__(self, plan: Plan) -> Plan:
         """The plan with its placements."""

@@ -187,6 +187,29 @@ def test_gradients_are_checked_with_the_program(workplace):
     compile_model("square.dn", "square", options=PlanOptions(mode="infer"))
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"without": "hoist"}, "without: found 'hoist', expected a tuple of names"),
+        ({"without": None}, "without: found None, expected a tuple of names"),
+        ({"cluster": "8"}, "cluster: found '8', expected a whole number"),
+        ({"batch": 1.5}, "batch: found 1.5, expected a whole number"),
+        ({"tile": True}, "tile: found True, expected a whole number"),
+        ({"window": None}, "window: found None, expected a whole number"),
+        ({"repeat": "yes"}, "repeat: found 'yes', expected True or False"),
+        ({"mode": None}, "mode: found None, expected a text"),
+        ({"workers": 0}, "workers: found 0, expected 1 or more"),
+        ({"registers": -1}, "registers: found -1, expected 0 or more"),
+        ({"residency": "shelf"}, "residency: found 'shelf', expected register, shared or streamed"),
+    ],
+)
+def test_options_of_plans(workplace, options, message):
+    with pytest.raises(dnc.DiagnosticError) as caught:
+        compile_model("build/model.dn", "other", ("cuda",), options=PlanOptions(**options))
+    assert str(caught.value) == f"error: {message}"
+    assert not Path("other").exists()
+
+
 def test_files_that_may_not_be_read(workplace, monkeypatch):
     """They are there, and not damaged."""
     (workplace / "w.safetensors").write_bytes(b"")
