@@ -60,7 +60,7 @@ class Results:
     states[function, component]: one entry per row of the struct's table (zeros where no stage
     produces it). state_gradients: the same, the sum of the slots. saved[stage, name], losses[stage]
     and outputs[name]: one entry per row of the stage's space. loss: the sum of the losses over the
-    number of samples. metrics: measures over all rows (0 of no rows). gradients: one array per
+    number of samples. metrics: measures over all rows (NaN of none, but for f1). gradients: one array per
     parameter, as large as the parameter; of a running one what a step adds to it.
     pulled["Struct.field"]: the gradient by a field that is handed in, per row of the struct's table.
     """
@@ -190,7 +190,7 @@ class _Interpreter:
                         for position in range(len(measure.operands))
                     )
                     seen = Rows(values, sequence[rows[order]], self.classes.get(output.metric, ()))
-                    found[output.metric] = measure(seen) if len(order) else 0.0
+                    found[output.metric] = measure(seen)
         return found
 
     def struct(self, stage: Stage) -> str:

@@ -75,8 +75,8 @@ def perplexity(mean: float) -> float:
 
 def pearson(rows: Rows) -> float:
     """The coefficient of correlation; NaN where one side is constant."""
-    if not rows.sequence.size:
-        return math.nan
+    if not rows.sequence.size or any((value == value[0]).all() for value in rows.values):
+        return math.nan  # a mean of numbers that are alike may be another one, by rounding
     x, y = (value.astype(np.float64) - value.astype(np.float64).mean() for value in rows.values)
     scale = math.sqrt(float(x @ x)) * math.sqrt(float(y @ y))
     return float(x @ y) / scale if scale > 0 else math.nan

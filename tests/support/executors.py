@@ -238,7 +238,8 @@ def check_evaluation(bench: Bench, tolerance: float = 2e-5) -> None:
         wanted = expected.metrics[name]
         # An exponential, as of a perplexity, magnifies the difference of what it is taken of.
         scale = 10 * abs(wanted) if abs(wanted) > 1 else 1.0
-        assert np.isnan(value) or abs(value - wanted) <= tolerance * scale, (name, value, wanted)
+        alike = np.isnan(value) and np.isnan(wanted)
+        assert alike or abs(value - wanted) <= tolerance * scale, (name, value, wanted)
     for parameter, value in bench.parameters().items():
         assert np.array_equal(value, bench.values[parameter]), parameter
 

@@ -3,9 +3,15 @@
 import numpy as np
 import pytest
 
-from dnc.diagnostics import DiagnosticError
+from dnc.compiler import make_plan, transform
+from dnc.diagnostics import DiagnosticError, Source
+from dnc.frontend.build import load_program
 from dnc.ir.interpreter import interpret
+from dnc.runtime.backend import VMBackend
+from tests.support.executors import Bench, check_evaluation
+from tests.support.forests import ForestGrower
 from tests.support.ir_models import HIDDEN, MODELS, instance, sequence_forest
+from tests.support.models import EXAMPLES, VOCABULARY
 
 
 def sigmoid(x):
@@ -45,6 +51,18 @@ def test_tree_lstm_written_out():
         np.testing.assert_allclose(found.outputs["p"][v], np.exp(log_softmax(logits)))
     assert found.loss == pytest.approx(loss / forest.samples)
     assert found.metrics["accuracy"] == pytest.approx(np.mean(hits))
+
+
+def test_a_metric_of_no_rows_is_what_a_launch_measures():
+    """Samples of one leaf: no vertex is a `Node`."""
+    text = (EXAMPLES / "treelstm.dn").read_text().replace("mean(t in root)", "mean(t in all(Tree.Node))")
+    settings = {"vocab": VOCABULARY, "hidden": 2, "embed": 2}
+    program = transform(load_program(Source("leaves.dn", text), settings)[0])
+    plan = make_plan(program, "cpu")
+    forest = ForestGrower(program, 1).grow(3, 1, "single")
+    bench = Bench(program, plan, VMBackend(plan, 1, 1), forest)
+    assert np.isnan(interpret(program, forest, bench.values).metrics["accuracy"])
+    check_evaluation(bench)
 
 
 def test_backward_direction_reads_next():

@@ -85,6 +85,13 @@ def test_pearson_is_the_closed_form():
     assert math.isnan(MEASURES["pearson"](Rows((x, np.ones(n)), sequence)))
 
 
+def test_pearson_of_numbers_that_are_alike_but_not_their_mean():
+    alike, sequence = np.full(3, 0.1), np.zeros(3, np.int32)
+    assert alike.mean() != 0.1
+    for other in (alike, np.array([1.0, 2.0, 4.0])):
+        assert math.isnan(MEASURES["pearson"](Rows((alike, other), sequence)))
+
+
 def test_perplexity():
     losses = np.array([0.5, 2.0, 1.0])
     assert MEASURES["perplexity"](Rows((losses,), np.arange(3, dtype=np.int32))) == pytest.approx(
