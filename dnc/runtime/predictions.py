@@ -106,11 +106,11 @@ def read_result(backend: Backend, schedule: Schedule, result: Result) -> Array:
 
 def _by_sample(data: Encoder, schedule: Schedule, space: str, values: Array, samples: Ints) -> list[Any]:
     """Splits the rows of a space by sample, in the order of `samples`."""
-    rows = sample_rows(data, schedule, space, samples)
+    rows = rows_by_sample(data, schedule, space, samples)
     return [None if each is None else values[each] for each in rows]
 
 
-def sample_rows(data: Encoder, schedule: Schedule, space: str, samples: Ints) -> list[Any]:
+def rows_by_sample(data: Encoder, schedule: Schedule, space: str, samples: Ints) -> list[Any]:
     """The rows of each sample in a space: their numbers, or of roots the number (None if it has none)."""
     prepared = data.prepared.spaces[space]
     position = schedule.positions[space]

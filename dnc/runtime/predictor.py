@@ -24,7 +24,7 @@ from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.phases import PREDICT, results_of
 from dnc.runtime.pool import StaticPool
-from dnc.runtime.predictions import sample_rows
+from dnc.runtime.predictions import rows_by_sample
 from dnc.runtime.prepared import Indices
 from dnc.runtime.schedule import Schedule, list_words
 from dnc.runtime.session import Session
@@ -248,7 +248,7 @@ def make_template(
     for result in results_of(schedule.plan, mode):
         rows, width = schedule.rows[result.space], schedule.plan.buffer(result.buffer).width
         part, begin = places[result.name]
-        numbers = sample_rows(data, schedule, result.space, samples)
+        numbers = rows_by_sample(data, schedule, result.space, samples)
         end = None if ending is None else ending.word
         is_integer = result.dtype == "i32"
         outputs.append(_Output(result.name, part, begin, rows, width, result.shape, is_integer, numbers, end))

@@ -11,7 +11,7 @@ import numpy as np
 from dnc.ir import isa
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.phases import PREDICT
-from dnc.runtime.predictions import collect, sample_rows
+from dnc.runtime.predictions import collect, rows_by_sample
 from dnc.runtime.predictor import until
 from dnc.runtime.schedule import Schedule, queue
 from dnc.runtime.verifier import verify
@@ -50,7 +50,7 @@ def check_endings(bench: Bench) -> tuple[int, int]:
         backend.finish(0)
         rows, width = schedule.rows[result.space], bench.plan.buffer(result.buffer).width
         found = backend.read(schedule.bases[result.buffer] * 4, rows * width).reshape(rows, width)[:, 0]
-        own = sample_rows(bench.encoder, schedule, result.space, bench.samples)
+        own = rows_by_sample(bench.encoder, schedule, result.space, bench.samples)
         for sample, (numbers, expected) in enumerate(zip(own, whole, strict=True)):
             words = until(found[numbers], word)
             assert np.array_equal(words, until(expected, word)), (word, sample, found[numbers], expected)

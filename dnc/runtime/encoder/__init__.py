@@ -168,9 +168,7 @@ class Encoder:
         bases, used, moving = self._allocate(buffers, mode, rows, runs, workers, decisions, first)
         least = first + lanes * (used - first)
         if lanes > 1:
-            # As far apart in every group that there is as much memory for: lanes do not wait for other lanes.
-            share = 0 if pool_words is None else (pool_words // 4 - first) // lanes // 4 * 4
-            room = max(share, used - first)
+            room = _room_of_lane(lanes, first, used, pool_words)
             shift = np.arange(len(batches), dtype=np.int32) % lanes * np.int32(room)
             moving |= {buffer.name: bases[buffer.name] + shift for buffer in buffers}
             used += (lanes - 1) * room
@@ -179,17 +177,7 @@ class Encoder:
         followed = tail.followed(rows) if part.followed is None else part.followed
         place = self.pool.schedules[buffer]
         group = Group(rows, bases, moving, workers, runs, place, body, noise, followed, guest)
-        if guest is not None:
-            guest.write_numbers(self.plan, self.prepared, rows, body)
-            for parameter, found in touched.items():
-                guest.write_touched(parameter, found.tokens, found.spread, body)
-        self.lists.number_calls(group, known.has_slots)
-        known_states = self.lists.place_known(group)
-        lists: dict[str, int | Numbers] = dict(self.lists.encode(known.lists, group))
-        if mode == TRAIN:
-            for table in self.plan.table_gradients:
-                lists |= self.lists.encode_table(table, touched[table.parameter], group, decisions.apart)
-            lists |= self._operands(lists, decisions.apart)
+        lists, known_states = self._lists(known, group, mode, decisions)
         optimizer = updates[0].optimizer if guest is None else None
         behind = Batches(group, replicas * workers, optimizer, part, decisions)
         closing, results, sharers = tail.encode(mode, behind)
@@ -253,6 +241,24 @@ class Encoder:
         for name, (base, distance) in places.items():
             own[name] = words[:, where.bases_at + where.bases[name]] = base + turn * distance
         return readout, own
+
+    def _lists(
+        self, known: Mode, group: Group, mode: str, decisions: Decisions
+    ) -> tuple[dict[str, int | Numbers], dict[str, tuple[int, int]]]:
+        """Appends all that rows find others by: offsets of lists by name, places of known states."""
+        if group.guest is not None:
+            group.guest.write_numbers(self.plan, self.prepared, group.rows, group.body)
+            for parameter, found in decisions.touched.items():
+                group.guest.write_touched(parameter, found.tokens, found.spread, group.body)
+        self.lists.number_calls(group, known.has_slots)
+        states = self.lists.place_known(group)
+        lists: dict[str, int | Numbers] = dict(self.lists.encode(known.lists, group))
+        if mode == TRAIN:
+            for table in self.plan.table_gradients:
+                touched = decisions.touched[table.parameter]
+                lists |= self.lists.encode_table(table, touched, group, decisions.apart)
+            lists |= self._operands(lists, decisions.apart)
+        return lists, states
 
     def _operands(self, lists: Mapping[str, Any], apart: NDArray[np.bool_]) -> dict[str, int | Numbers]:
         """Where the lists are that have two names; apart: as for `Lists.encode_table`."""
@@ -449,3 +455,10 @@ class Encoder:
         for name in updates[0].coefficients:
             floats[:, where.header[name]] = [update.coefficients[name] for update in updates]
         return words
+
+
+def _room_of_lane(lanes: int, first: int, used: int, pool_words: int | None) -> int:
+    """Addresses from the activations of a lane to those of the next one: as many in every group that there is
+    as much memory for, as lanes do not wait for other lanes."""
+    share = 0 if pool_words is None else (pool_words // 4 - first) // lanes // 4 * 4
+    return max(share, used - first)
