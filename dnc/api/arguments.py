@@ -38,7 +38,10 @@ def check_number(name: str, value: object, setting: Setting) -> None:
     """DiagnosticError unless `value` is a number that a setting can have."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise fail(f"the {name} is {value!r}, expected a number")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise fail(f"the {name} is too large, expected {setting}") from None
     if not setting.accepts(number):
         raise fail(f"the {name} is {number:g}, expected {setting}")
 

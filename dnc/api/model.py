@@ -136,7 +136,6 @@ class Model:
 
         The first data give the vocabulary: words met `min_count` times or more. Inference needs no labels.
         """
-        check_whole("min_count", min_count, 1)
         dataset = self.read(data, labels_required=self.plan.trains, min_count=min_count)
         self.encoder(dataset)
         self._attached = dataset
@@ -145,6 +144,7 @@ class Model:
     @in_turn
     def read(self, data: Data, *, labels_required: bool = True, min_count: int = 1) -> Dataset:
         """Data as a `Dataset`, read with the model's vocabulary; without one they give it."""
+        check_whole("min_count", min_count, 1)
         dataset = self._read(data, labels_required, min_count)
         if self.vocabularies is None:
             self.start(dataset.vocabularies)

@@ -426,6 +426,7 @@ def test_wrong_arguments_in_python(workplace):
     for arguments, message in (
         ({"learning_rate": "x"}, "the learning rate is 'x', expected a number"),
         ({"learning_rate": float("inf")}, "the learning rate is inf, expected a positive number"),
+        ({"learning_rate": 10**400}, "the learning rate is too large, expected a positive number"),
     ):
         with pytest.raises(dnc.DiagnosticError, match=message):
             model.configure(**arguments)

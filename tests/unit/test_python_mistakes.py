@@ -188,6 +188,15 @@ def test_gradients_are_checked_with_the_program(workplace):
 
 
 @pytest.mark.parametrize(
+    "count, message", [(0, "0, expected 1 or more"), ("2", "'2', expected a whole number")]
+)
+def test_words_met_as_often_as_no_number(workplace, count, message):
+    for read in (dnc.load("build", "vm").attach, dnc.load("build", "vm").read):
+        with pytest.raises(dnc.DiagnosticError, match=f"min_count is {message}"):
+            read("train.jsonl", min_count=count)
+
+
+@pytest.mark.parametrize(
     "options, message",
     [
         ({"without": "hoist"}, "without: found 'hoist', expected a tuple of names"),
