@@ -1,11 +1,11 @@
 """A Tree-LSTM on several GPUs: every one has its part of each batch, and all make the same step.
 
     dnc compile examples/treelstm.dn -o build --target cpu,cuda --set embed=64,hidden=64
-    torchrun --nproc-per-node 2 examples/torch_distributed.py build \\
+    torchrun --standalone --nproc-per-node 2 examples/torch_distributed.py build \
         examples/data/sentiment-{train,dev}.jsonl
 
 A process for every GPU, as many as torchrun is told of; without GPUs they share the CPU. PyTorch's
-`DistributedDataParallel` sends weights around once and adds up the gradients of all processes in `backward()`.
+`DistributedDataParallel` sends weights around once, and makes the mean of all gradients in `backward()`.
 """
 
 from __future__ import annotations
