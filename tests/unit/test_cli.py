@@ -40,9 +40,8 @@ def test_help_fits_a_narrow_terminal(command, monkeypatch, name):
     assert usage.startswith(f"Usage: dnc {name}") and max(map(len, lines)) <= 50
 
 
-def test_help_shows_the_defaults(command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    text = command("run --help").out
+def test_help_shows_the_defaults(command):
+    text = " ".join(command("run --help").out.split())
     for default in ("32", "adagrad", "that of the optimizer", "runs/...", "the best there is"):
         assert f"[default: {default}]" in text
     assert "[default: cpu]" in command("compile --help").out
