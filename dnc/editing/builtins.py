@@ -21,6 +21,8 @@ class Builtin:
     meaning: str
 
 
+AXIS = "along axis 1 of every row, 0 of every column"
+
 FUNCTIONS: Mapping[str, Builtin] = {
     "sigmoid": Builtin("sigmoid(x: [...]) -> [...]", "1 / (1 + exp(-x)), element by element"),
     "tanh": Builtin("tanh(x: [...]) -> [...]", "the hyperbolic tangent, element by element"),
@@ -29,15 +31,34 @@ FUNCTIONS: Mapping[str, Builtin] = {
     "log": Builtin("log(x: [...]) -> [...]", "the natural logarithm, element by element"),
     "sqrt": Builtin("sqrt(x: [...]) -> [...]", "the square root, element by element"),
     "abs": Builtin("abs(x: [...]) -> [...]", "the absolute value, element by element"),
-    "softmax": Builtin("softmax(x: [n]) -> [n]", "positive numbers with the sum 1"),
-    "log_softmax": Builtin("log_softmax(x: [n]) -> [n]", "the logarithm of softmax"),
-    "logsumexp": Builtin("logsumexp(x: [n]) -> []", "the logarithm of the sum of exp(x)"),
+    "maximum": Builtin("maximum(a: [...], b: [...]) -> [...]", "the larger of two, element by element"),
+    "minimum": Builtin("minimum(a: [...], b: [...]) -> [...]", "the smaller of two, element by element"),
+    "softmax": Builtin(
+        "softmax(x: [n]) -> [n], softmax(M: [m, n], axis) -> [m, n]",
+        f"positive numbers with the sum 1; {AXIS}",
+    ),
+    "log_softmax": Builtin(
+        "log_softmax(x: [n]) -> [n], log_softmax(M: [m, n], axis) -> [m, n]",
+        f"the logarithm of softmax; {AXIS}",
+    ),
+    "logsumexp": Builtin(
+        "logsumexp(x: [n]) -> [], logsumexp(M: [m, n], 1) -> [m]",
+        f"the logarithm of the sum of exp(x); {AXIS}",
+    ),
     "sum": Builtin(
-        "sum(x: [...]) -> [], sum(f(k) for k in list)", "of all elements; or over the vertices of a list"
+        "sum(x: [...]) -> [], sum(M: [m, n], 1) -> [m], sum(f(k) for k in list)",
+        f"of all elements; {AXIS}; or over the vertices of a list",
     ),
     "mean": Builtin(
-        "mean(x: [...]) -> [], mean(f(k) for k in list)", "of all elements; or over the vertices of a list"
+        "mean(x: [...]) -> [], mean(M: [m, n], 1) -> [m], mean(f(k) for k in list)",
+        f"of all elements; {AXIS}; or over the vertices of a list",
     ),
+    "max": Builtin(
+        "max(x: [n]) -> [], max(M: [m, n], 1) -> [m], max(f(k) for k in list)",
+        f"of all elements; {AXIS}; or element by element over the vertices of a list, of none zeros",
+    ),
+    "transpose": Builtin("transpose(M: [m, n]) -> [n, m]", "rows and columns change places"),
+    "outer": Builtin("outer(a: [m], b: [n]) -> [m, n]", "every element of a times every one of b"),
     "concat": Builtin(
         "concat(a: [n], b: [m], ...) -> [n + m + ...]", "one vector of several; of matrices, their rows"
     ),
@@ -63,9 +84,7 @@ FUNCTIONS: Mapping[str, Builtin] = {
 REDUCTIONS: Mapping[str, Builtin] = {
     "sum": FUNCTIONS["sum"],
     "mean": FUNCTIONS["mean"],
-    "max": Builtin(
-        "max(f(k) for k in list)", "element by element over the vertices of a list; of none zeros"
-    ),
+    "max": FUNCTIONS["max"],
     "attend": Builtin(
         "attend(query: [n], key(k): [n], value(k): [m] for k in list) -> [m]",
         "the values, weighted by the softmax of the products of query and keys",
@@ -87,6 +106,7 @@ INITIALIZERS: Mapping[str, Builtin] = {
     "normal": Builtin("normal(s)", "mean 0, deviation s; normal(0.1) is the default of tables"),
     "xavier": Builtin("xavier", "the default of matrices"),
     "orthogonal": Builtin("orthogonal", "an orthogonal matrix"),
+    "identity": Builtin("identity", "ones on the diagonal, zeros elsewhere"),
     "pieces": Builtin("pieces(a, b, ...)", "a vector of equal parts, each constant"),
 }
 

@@ -252,6 +252,10 @@ class _Resolver:
                     todo.append((node.base, names))
                 case syntax.Lookup():
                     todo += [(node.base, names), (node.index, names)]
+                case syntax.Part():
+                    todo.append((node.base, names))
+                    self._dimensions(node.begin)
+                    self._dimensions(node.end)
                 case syntax.Negation():
                     todo.append((node.operand, names))
                 case syntax.Binary():

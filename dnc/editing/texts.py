@@ -74,7 +74,7 @@ def parameter(found: Parameter) -> tuple[str, str]:
     way = "frozen " if found.frozen else "running " if found.running else ""
     start = found.initializer
     values = ", ".join(f"{value:g}" for value in start.pieces) if start.pieces else f"{start.value:g}"
-    plain = start.kind in ("zeros", "xavier", "orthogonal")
+    plain = start.kind in ("zeros", "xavier", "orthogonal", "identity")
     made = f" = {'pieces' if start.pieces else start.kind}{'' if plain else f'({values})'}"
     rate = f" lr * {found.rate:g}" if found.rate != 1.0 else ""
     count = 1

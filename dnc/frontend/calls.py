@@ -13,6 +13,7 @@ import attrs
 
 from dnc.diagnostics import counted
 from dnc.frontend import syntax, typed
+from dnc.frontend.axes import AXES, along
 from dnc.frontend.declarations import BUILTINS, Declarations
 from dnc.frontend.operations import apply, no_value
 from dnc.frontend.typed import Expression, Index, Vertex, VertexList, VertexUse, describe
@@ -41,10 +42,10 @@ CALLS_ELSEWHERE = {
     **dict.fromkeys(("chunk", "unpack"), "equal parts are a, b = split(x, 2)"),
     **dict.fromkeys(("embedding", "embed", "lookup"), "a row of a table is E[token]"),
     "len": "nothing has the length of a list; mean(f(x) for x in list) divides by it, a sum of ones counts",
-    "max": "max is of a list, max(f(x) for x in list); of a value and 0 it is relu(x), "
-    "of two values a + relu(b - a)",
-    **dict.fromkeys(("maximum", "fmax"), "the larger of two values is a + relu(b - a)"),
-    **dict.fromkeys(("min", "minimum"), "the smaller of two values is a - relu(a - b)"),
+    **dict.fromkeys(("fmax", "amax"), "the larger of two is maximum(a, b), the largest element max(x)"),
+    **dict.fromkeys(
+        ("min", "fmin", "amin"), "the smaller of two values is minimum(a, b), the smallest element -max(-x)"
+    ),
     **dict.fromkeys(("pow", "square"), "write x * x"),
     **dict.fromkeys(("silu", "swish"), "write x * sigmoid(x)"),
     "gelu": "write x * sigmoid(1.702 * x), which is close to it",
@@ -60,21 +61,11 @@ CALLS_ELSEWHERE = {
     **dict.fromkeys(
         ("zeros", "ones", "full"), "a number is used for every element; an absent vertex gives zeros"
     ),
-    **dict.fromkeys(
-        ("transpose", "reshape", "view", "outer"),
-        "nothing is transposed or reshaped; split and concat cut and join",
-    ),
-    **dict.fromkeys(
-        ("gather", "pick", "select"), "the element of a class is logsumexp(x) - cross_entropy(x, class)"
-    ),
+    **dict.fromkeys(("reshape", "view", "flatten"), "nothing is reshaped; split and concat cut and join"),
+    **dict.fromkeys(("t", "permute", "swapaxes"), "rows and columns change places with transpose(M)"),
+    **dict.fromkeys(("gather", "pick", "select"), "the element of a class is x[class], the second one x[1]"),
 }
 """What other languages call what this one has."""
-
-NO_INDEXING = (
-    "no element is read out of a value: cross_entropy(logits, class) is the loss of a class, "
-    "logsumexp(x) - cross_entropy(x, class) the element of a class, split(x, 2) gives equal parts"
-)
-"""What is said of an element or a part of a value."""
 
 REDUCTIONS = {"sum": "list_sum", "mean": "list_mean", "max": "list_max"}
 ATTEND = "attend"
@@ -134,6 +125,8 @@ class Calls:
             return self._dropout(call, operands)
         if name == FOLLOW:
             return self._follow(call, operands)
+        if name in AXES and len(operands) == 2:
+            return along(self.report, name, operands[0], operands[1], call.span)
         return apply(self.report, name, name, operands, call.function.span, call.span)
 
     def _dropout(self, call: syntax.Call, operands: list[Expression]) -> Expression | None:

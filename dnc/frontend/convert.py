@@ -19,6 +19,7 @@ EXPRESSIONS = (
     "comprehension",
     "member",
     "lookup",
+    "part",
     "negation",
     "binary",
     "fallback",
@@ -237,6 +238,11 @@ class Converter:
     def _lookup(self, tree: Any) -> syntax.Lookup:
         base, index = tree.children
         return syntax.Lookup(self._node(base), self._node(index), self._span(tree))
+
+    def _part(self, tree: Any) -> syntax.Part:
+        base, *bounds = tree.children
+        begin, end = (None if bound is None else self._node(bound) for bound in bounds)
+        return syntax.Part(self._node(base), begin, end, self._span(tree))
 
     def _negation(self, tree: Any) -> syntax.Negation:
         return syntax.Negation(self._node(tree.children[1]), self._span(tree))

@@ -66,6 +66,10 @@ class Dimensions:
             return None
         return size
 
+    def bound(self, expression: syntax.Expression) -> int | None:
+        """A place in a value: a size that may be 0; None if it is wrong."""
+        return self._value(expression, "a part of a value", "")
+
     def open_or_known(self, expression: syntax.Expression, user: str) -> Dimension | None:
         """A dimension that may be open, for rows of tables, tokens and classes."""
         if isinstance(expression, syntax.Name) and self.sizes.get(expression.text, 0) is None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dnc.frontend.calls import NO_INDEXING, STATEMENTS_ELSEWHERE
+from dnc.frontend.calls import STATEMENTS_ELSEWHERE
 
 FORMS = {
     "model": "model Name(open, size = 256)",
@@ -100,7 +100,8 @@ def explain_token(token: Any, line: str, accepted: set[str], texts: Mapping[str,
         and "RSQB" in accepted
         and re.search(r"[\w)\]](?<!table)(?<!stack)\[[^\[\]]*$", before)
     ):
-        return f"found '{text}', expected ']': one token, class or index selects; {NO_INDEXING}"
+        one = "one token, class, index or number selects; split(x, 2) gives equal parts"
+        return f"found '{text}', expected ']': {one}"
     kind = re.search(r"\b(token|class|index)\s*$", before)
     if text == "<" and kind:
         article = "an" if kind[1] == "index" else "a"

@@ -12,13 +12,14 @@ import attrs
 
 from dnc.diagnostics import Span
 from dnc.frontend import syntax, typed
-from dnc.frontend.calls import NO_INDEXING, Calls, Names, Signatures
+from dnc.frontend.axes import element
+from dnc.frontend.calls import Calls, Names, Signatures
 from dnc.frontend.declarations import Declarations
 from dnc.frontend.operations import apply
 from dnc.frontend.syntax_walk import walk
 from dnc.frontend.typed import Expression, Index, State, VertexUse, describe
 from dnc.frontend.vertices import step
-from dnc.ir.program import STACK, TABLE
+from dnc.ir.program import DENSE, STACK, TABLE
 from dnc.ir.structure import CLASS, SELECTOR, TOKEN
 from dnc.ir.types import TensorType, fits_float
 
@@ -53,6 +54,8 @@ class Expressions:
                 return self._member(expression, names)
             case syntax.Lookup():
                 return self._lookup(expression, names)
+            case syntax.Part():
+                return self._part(expression, names)
             case syntax.Negation():
                 return self._negation(expression, names)
             case syntax.Binary():
@@ -142,7 +145,7 @@ class Expressions:
         self.report.error(
             f"found {describe(base.type)} before '.{member.name}', expected a state or a vertex",
             member.base.span,
-            *(("nothing is transposed",) if member.name.text == "T" else ()),
+            *(("rows and columns change places with transpose(M)",) if member.name.text == "T" else ()),
         )
         return None
 
@@ -153,13 +156,13 @@ class Expressions:
             table = self.declarations.parameters.get(lookup.base.text)
             if lookup.base.text in self.declarations.parameters and table is None:
                 return None
-        if table is None or len(table.dimensions) < 2:
+        if table is None or len(table.dimensions) < 2 or _is_row(table, index):
             base = self.check(lookup.base, names)
-            if base is not None:
-                notes = (NO_INDEXING,) if isinstance(base.type, TensorType) else ()
-                self.report.error(
-                    f"found {describe(base.type)} before '[', expected a table", lookup.base.span, *notes
-                )
+            if base is None or index is None:
+                return None
+            if isinstance(base.type, TensorType):
+                return element(self.report, base, index, lookup.span)
+            self.report.error(f"found {describe(base.type)} before '[', expected a value", lookup.base.span)
             return None
         if index is None:
             return None
@@ -192,6 +195,27 @@ class Expressions:
             return typed.Apply("row", (matrix, index), (), row, lookup.span)
         assert isinstance(index, typed.FieldUse)  # nothing computed is a token
         return typed.TableRow(table.name, index.field, index.path, row, lookup.span)
+
+    def _part(self, part: syntax.Part, names: Names) -> Expression | None:
+        """Elements of a vector, or rows of a matrix, that stand side by side."""
+        base = self.check(part.base, names)
+        if base is None:
+            return None
+        if not isinstance(base.type, TensorType) or not base.type.shape:
+            self.report.error(
+                f"found {describe(base.type)} before '[', expected a vector or a matrix", part.base.span
+            )
+            return None
+        size, dimensions = base.type.shape[0], self.declarations.dimensions
+        begin = dimensions.bound(part.begin) if part.begin is not None else 0
+        end = dimensions.bound(part.end) if part.end is not None else size
+        if begin is None or end is None:
+            return None
+        if not 0 <= begin < end <= size:
+            expected = f"expected two places from 0 to {size}, the first one smaller"
+            self.report.error(f"found [{begin}:{end}] of {describe(base.type)}, {expected}", part.span)
+            return None
+        return apply(self.report, "slice", "[]", [base], part.span, part.span, begin=begin, end=end)
 
     def _selected(
         self, stack: typed.Parameter, index: Expression, lookup: syntax.Lookup
@@ -272,3 +296,8 @@ class Expressions:
             return None
         value = {"+": a + b, "-": a - b, "*": a * b}[operator] if operator != "/" else a / b
         return self._constant(value, f"{a:g} {operator} {b:g}", binary.span)
+
+
+def _is_row(table: typed.Parameter, index: Expression | None) -> bool:
+    """Whether a number stands for a row of a matrix."""
+    return isinstance(index, typed.Constant) and table.kind == DENSE

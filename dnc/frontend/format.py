@@ -66,11 +66,17 @@ def _rows(lines: Sequence[Line], signs: frozenset[tuple[int, int]]) -> list[_Row
     rows: list[_Row] = []
     previous: Any = None
     sign = False
+    brackets: list[str] = []
     for line in lines:
         gaps: list[int] = []
         for token in line.tokens:
-            gaps.append(int(bool(gaps) and is_apart(previous, token, sign)))
+            bound = brackets[-1:] == ["LSQB"] and str(previous) == ":"
+            gaps.append(int(bool(gaps) and not bound and is_apart(previous, token, sign)))
             sign = is_sign(previous, token, signs)
+            if token.type in OPENING:
+                brackets.append(token.type)
+            elif token.type in CLOSING and brackets:
+                brackets.pop()
             previous = token
         rows.append(_Row(line, gaps))
     return rows

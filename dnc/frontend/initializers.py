@@ -33,6 +33,7 @@ RULES = {
     "normal": Rule(1, "one number, the deviation", positive=True),
     "xavier": Rule(0, "no number", only_for="matrices"),
     "orthogonal": Rule(0, "no number", only_for="matrices"),
+    "identity": Rule(0, "no number", only_for="matrices"),
     "pieces": Rule(None, "one number a piece", only_for="vectors"),
 }
 

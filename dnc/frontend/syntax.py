@@ -72,10 +72,20 @@ class Member:
 
 @attrs.frozen
 class Lookup:
-    """`base[index]`: a row of a table."""
+    """`base[index]`: a row of a table or a matrix, or an element of a vector."""
 
     base: Expression
     index: Expression
+    span: Span = attrs.field(eq=False, repr=False)
+
+
+@attrs.frozen
+class Part:
+    """`base[begin:end]`: elements of a vector or rows of a matrix; bounds are sizes, None where left out."""
+
+    base: Expression
+    begin: Expression | None
+    end: Expression | None
     span: Span = attrs.field(eq=False, repr=False)
 
 
@@ -106,7 +116,7 @@ class Fallback:
     span: Span = attrs.field(eq=False, repr=False)
 
 
-Expression = Number | Name | Call | Comprehension | Member | Lookup | Negation | Binary | Fallback
+Expression = Number | Name | Call | Comprehension | Member | Lookup | Part | Negation | Binary | Fallback
 
 # ---- types -------------------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ FORWARD, BACKWARD = "forward", "backward"
 
 @attrs.frozen
 class Initializer:
-    """How a parameter starts: kind is zeros, constant, uniform, normal, xavier or orthogonal.
+    """How a parameter starts: kind is zeros, constant, uniform, normal, xavier, orthogonal or identity.
 
     `value` is the constant, the bound of uniform or the deviation of normal. `pieces`, when not
     empty, gives a constant for equal parts of a vector (as a forget gate's bias of 1).

@@ -1,7 +1,8 @@
-"""Copies of what leaves a stage without being computed there.
+"""Copies of what leaves a stage without being computed there, and of sums of slots that products read.
 
-In: a stage. Out: its cell, with an operation behind everything that is stored. Guaranteed: the results mean
-the same; transposed products are stored where they arise, without a copy.
+In: a stage. Out: its cell, with an operation behind everything that is stored, and behind the gradients that
+products with parameters take. Guaranteed: the results mean the same; transposed products are stored where
+they arise, without a copy.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections import Counter
 import attrs
 
 from dnc.ir.cell import Cell, Op, Value
-from dnc.ir.program import SlotOutput, Stage, TableSlotOutput
+from dnc.ir.program import GradientInput, ParameterInput, SlotOutput, Stage, TableSlotOutput
+from dnc.ir.transform import substitute
 
 
 def with_copies(stage: Stage) -> Cell:
@@ -19,8 +21,10 @@ def with_copies(stage: Stage) -> Cell:
 
     Inputs, constants and slices that leave the cell are copied (scaled by one); parts of a
     transposed product that go to gradient slots are not. Every term that such a part is added to may get
-    a slot of its own, so it is copied likewise.
+    a slot of its own, so it is copied likewise. A product reads what lies somewhere in whole, which a sum of
+    slots does only when it has been made.
     """
+    stage = attrs.evolve(stage, cell=_with_sums_of_slots(stage))
     made = _Definitions(stage)
     terms: dict[Value, dict[Value, Op]] = {}  # copies by the sum that reads them
     added: list[Op] = []
@@ -48,6 +52,28 @@ def with_copies(stage: Stage) -> Cell:
         operands = tuple(copies[v].result if v in copies else v for v in op.operands)
         ops.append(attrs.evolve(op, operands=operands))
     return Cell(stage.cell.inputs, (*ops, *added), tuple(results))
+
+
+def _with_sums_of_slots(stage: Stage) -> Cell:
+    """The cell in which no product with a parameter reads a gradient as its slots, also not a part of one."""
+    cell, sources = stage.cell, dict(zip(stage.cell.inputs, stage.inputs, strict=True))
+    wanted: set[Value] = set()
+    for op in reversed(cell.ops):
+        if op.opcode == "matmul" and isinstance(sources.get(op.operands[0]), ParameterInput):
+            wanted.add(op.operands[1])
+        elif op.result in wanted and op.opcode in ("slice", "concat"):
+            wanted.update(op.operands)
+    copies = {
+        value: _copy(value, "slots")
+        for value, source in sources.items()
+        if value in wanted and isinstance(source, GradientInput)
+    }
+    copied = {value: op.result for value, op in copies.items()}
+    return attrs.evolve(
+        cell,
+        ops=(*copies.values(), *(substitute(op, copied) for op in cell.ops)),
+        results=tuple(copied.get(result, result) for result in cell.results),
+    )
 
 
 class _Definitions:

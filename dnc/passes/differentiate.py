@@ -1,7 +1,7 @@
 """Adds the gradient of the loss: a backward stage per forward stage, and the weight gradients.
 
 In: a program with forward stages only. Out: the same forward stages, which now also save the values
-that the backward ones need, and scalars for which these would read whole vectors again; for each stage on
+that the backward ones need, and what these would read whole vectors or matrices again for; for each stage on
 a path from a trained parameter to the loss a stage `<name>.grad` over the same space, EARLY and LATE
 exchanged; and a (delta, x) pair per product with a parameter. Guaranteed: metrics, outputs and frozen
 parameters get no gradient; a forward input is read again instead of being saved.
@@ -14,7 +14,7 @@ import attrs
 from dnc.diagnostics import Diagnostic, DiagnosticError, Span
 from dnc.ir.builder import Builder
 from dnc.ir.cell import Cell, Op, Value
-from dnc.ir.opdef import CONSTANT, REDUCTION, VIEW
+from dnc.ir.opdef import CONSTANT, ELEMENTWISE, REDUCTION, VIEW
 from dnc.ir.ops import OPS
 from dnc.ir.program import (
     BACKWARD,
@@ -44,7 +44,7 @@ from dnc.ir.program import (
     WeightGradient,
 )
 from dnc.ir.transform import prune
-from dnc.ir.types import SCALAR, ListType, TensorType
+from dnc.ir.types import ListType, TensorType
 from dnc.passes.paths import Paths, find_paths
 
 MIRRORED = {EARLY: LATE, LEVEL: LEVEL, LATE: EARLY}
@@ -305,21 +305,24 @@ class _Reverse:
         return SavedInput(self.stage.name, self.saved[value])
 
     def _recomputed(self) -> set[Value]:
-        """Forward values that are computed again: constants, views of inputs, and lists, which no
-        buffer holds."""
+        """Forward values that are computed again: constants, views of inputs, lists, which no buffer holds,
+        and matrices that follow element by element from what there is, as `T + outer(a, b)`."""
         found = set(self.stage.cell.inputs)
         for op in self.stage.cell.ops:
             definition = OPS[op.opcode]
-            free = definition.has(CONSTANT) or isinstance(op.result.type, ListType)
-            if free or (definition.has(VIEW) and found.issuperset(op.operands)):
+            free = definition.has(CONSTANT) or isinstance(op.result.type, ListType) or op.opcode == "outer"
+            view = definition.has(VIEW) and found.issuperset(op.operands)
+            matrices = {operand for operand in op.operands if _is_matrix(operand)}
+            matrix = definition.has(ELEMENTWISE) and _is_matrix(op.result) and found.issuperset(matrices)
+            if free or view or matrix:
                 found.add(op.result)
         return found
 
-    def _scalars(self, ops: list[Op]) -> list[Op]:
-        """Those of the backward stage that are scalars of whole vectors of the forward one: this makes them,
-        as it has just read these vectors for others like them."""
+    def _reductions(self, ops: list[Op]) -> list[Op]:
+        """Those of the backward stage that are scalars of whole vectors of the forward one, or vectors of
+        matrices: this makes them, as it has just read these for others like them."""
         known = {*self.stage.cell.inputs, *self.definitions}
-        reduced = [op for op in ops if op.result.type == SCALAR and OPS[op.opcode].has(REDUCTION)]
+        reduced = [op for op in ops if OPS[op.opcode].has(REDUCTION) and _is_smaller(op)]
         return [op for op in reduced if known.issuperset(op.operands)]
 
     def _bind_forward_values(self) -> None:
@@ -327,8 +330,8 @@ class _Reverse:
         cheap = self._recomputed()
         count = len(self.stage.cell.ops)
         forward, own = self.build.ops[:count], self.build.ops[count:]
-        scalars = self._scalars(own)
-        own = [op for op in own if op not in scalars]
+        reductions = self._reductions(own)
+        own = [op for op in own if op not in reductions]
         needed = {value for value, _ in self.outputs}
         kept: list[Op] = []
         for op in reversed([*(op for op in forward if op.result in cheap), *own]):
@@ -339,7 +342,7 @@ class _Reverse:
         for value in self.stage.cell.inputs:
             if value in needed:
                 self.inputs.append((value, self.binding[value]))
-        self.moved = [op for op in scalars if op.result in needed]
+        self.moved = [op for op in reductions if op.result in needed]
         for op in (*forward, *self.moved):
             if op.result in needed and op.result not in made:
                 self.inputs.append((op.result, self._forward(op.result)))
@@ -373,6 +376,15 @@ class _Reverse:
             span=self.stage.span,
         )
         return prune(stage)
+
+
+def _is_matrix(value: Value) -> bool:
+    return len(value.tensor.shape) == 2
+
+
+def _is_smaller(op: Op) -> bool:
+    """Whether a reduction gives a scalar or a class, or a vector of a matrix."""
+    return not op.result.tensor.shape or (not _is_matrix(op.result) and all(map(_is_matrix, op.operands)))
 
 
 def cut(pieces: list[tuple[Input, int, int]], begin: int, end: int) -> list[tuple[Input, int, int]]:

@@ -106,7 +106,8 @@ class Distribution:
     def _unit_legal(self, op: Op) -> bool:
         traits = OPS[op.opcode].traits
         if op.opcode in ("matmul", "matmul_t"):
-            return op.operands[0] in self.matrices and len(op.operands[1].tensor.shape) == 1
+            matrix, vector = op.operands
+            return matrix in self.matrices and len(vector.tensor.shape) == 1 and not self._is_constant(vector)
         if op.opcode in ("slice", "concat") and len(op.result.tensor.shape) != 1:
             return False
         if op.opcode == "slice":
@@ -118,6 +119,10 @@ class Distribution:
         if LIST in traits:
             return len(op.result.tensor.shape) == 1 and WHOLE not in traits
         return ELEMENTWISE in traits and len(op.result.tensor.shape) == 1
+
+    def _is_constant(self, value: Value) -> bool:
+        """Whether no buffer holds a value: what many workers take a product with is read."""
+        return value in self.ops and not self.ops[value].operands
 
     def _classify(self, vertex: set[Value]) -> None:
         self.kind, self.step = {}, {}
@@ -153,6 +158,7 @@ class Distribution:
         users = [user for user in self.cell.ops if op.result in user.operands]
         return (
             op.result not in self.cell.results
+            and not any(self._is_constant(value) for value in op.operands)
             and bool(users)
             and all(
                 user.opcode == "matmul" and user.operands[0] in self.matrices and user.result not in vertex

@@ -8,7 +8,7 @@ rewrite is adding a rule to `RULES`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -100,9 +100,13 @@ def whole(op: Op, name: str) -> int:
 
 
 def width(value: Value) -> int:
-    """The number of elements of a tensor."""
-    assert isinstance(value.type, TensorType)
-    return value.type.size
+    """The number of elements of a vector, or of rows of a matrix."""
+    return value.tensor.shape[0]
+
+
+def zeros(cell: Rewriter, op: Op, count: int) -> Value:
+    """So many zeros, or rows of zeros, of a piece of what `op` makes."""
+    return cell.new(op, "constant", value=0.0, shape=(count, *op.result.tensor.shape[1:]))
 
 
 def rank(value: Value) -> int:
@@ -200,6 +204,32 @@ def products_of_matrices(cell: Rewriter, op: Op) -> Value | None:
     return made.pop()
 
 
+TURNED: Mapping[str, Mapping[int, str]] = {
+    "matmul": {0: "matmul_t", 1: "matmul_nt"},
+    "matmul_t": {0: "matmul"},
+    "matmul_nt": {1: "matmul"},
+}
+"""Of a product the one that it is when the operand at a place is transposed."""
+
+
+def products_of_transposes(cell: Rewriter, op: Op) -> Value | None:
+    """A product with a transpose is one with the matrix; the transpose of a transpose is the matrix."""
+    if op.opcode == "transpose":
+        inner = cell.definitions.get(op.operands[0])
+        if inner is not None and inner.opcode == "transpose":
+            return inner.operands[0]
+        if inner is not None and inner.opcode == "outer":
+            return cell.new(op, "outer", *reversed(inner.operands))
+        return None
+    for place, turned in TURNED.get(op.opcode, {}).items():
+        inner = cell.made_by(op.operands[place], "transpose")
+        if inner is not None:
+            operands = list(op.operands)
+            operands[place] = inner.operands[0]
+            return cell.new(op, turned, *operands)
+    return None
+
+
 def is_product(op: Op) -> bool:
     """Whether an operation is a product of a matrix and a vector."""
     return op.opcode == "matmul" and (rank(op.operands[0]), rank(op.operands[1])) == (2, 1)
@@ -266,7 +296,7 @@ def flatten_slices(cell: Rewriter, op: Op) -> Value | None:
         if first <= begin and end <= last:
             return cell.new(op, "slice", inner.operands[0], begin=begin - first, end=end - first)
         if end <= first or last <= begin:
-            return cell.new(op, "constant", value=0.0, shape=(end - begin,))
+            return zeros(cell, op, end - begin)
         return None
     if inner.opcode != "concat":
         return None
@@ -329,11 +359,11 @@ def join_pads(cell: Rewriter, op: Op) -> Value | None:
         if begin < position:
             return None
         if begin > position:
-            pieces.append(cell.new(op, "constant", value=0.0, shape=(begin - position,)))
+            pieces.append(zeros(cell, op, begin - position))
         pieces.append(pad.operands[0])
         position = begin + width(pad.operands[0])
     if position < width(op.result):
-        pieces.append(cell.new(op, "constant", value=0.0, shape=(width(op.result) - position,)))
+        pieces.append(zeros(cell, op, width(op.result) - position))
     total = cell.new(op, "concat", *pieces)
     for term in terms:
         if cell.made_by(term, "pad") is None:
@@ -345,6 +375,7 @@ RULES: tuple[Rule, ...] = (
     fold_constants,
     remove_identities,
     multiply_by_numbers,
+    products_of_transposes,
     products_of_matrices,
     flatten_slices,
     flatten_concats,

@@ -33,7 +33,7 @@ from dnc.runtime.json_text import decode_json
 from dnc.runtime.tuned import Tuned
 from dnc.version import VERSION
 
-FORMAT = 2
+FORMAT = 3
 FIRST_SCHEDULES = 5  # the version of the schedules of builds that do not say it
 MANIFEST, PROGRAM, SOURCE, REMARKS = "manifest.json", "program.ir", "model.dn", "remarks.json"
 

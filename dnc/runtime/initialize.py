@@ -73,6 +73,8 @@ def initial_values(rule: Initializer, shape: tuple[int, ...], random: np.random.
         basis, triangle = np.linalg.qr(tall)
         basis *= np.sign(np.diagonal(triangle))
         return np.ascontiguousarray(basis if shape[0] >= shape[1] else basis.T, np.float32)
+    if rule.kind == "identity":
+        return np.eye(*shape, dtype=np.float32)
     raise ValueError(f"no initializer is called {rule.kind}")
 
 

@@ -118,10 +118,10 @@ def test_a_scalar_of_a_whole_vector_is_kept_by_the_forward_stage():
     text = Path("examples/language_model.dn").read_text()
     program = transform(load_program(Source("language_model.dn", text), {"vocab": 600})[0])
     stages = {stage.name: stage for stage in program.stages}
-    makes = [name for name, stage in stages.items() if "largest" in {op.opcode for op in stage.cell.ops}]
+    makes = [name for name, stage in stages.items() if "max" in {op.opcode for op in stage.cell.ops}]
     assert makes == ["loss"]  # neither perplexity, which has no gradient, nor the gradient itself
     kept = {source.name for source in stages["loss.grad"].inputs if isinstance(source, SavedInput)}
-    assert {"largest", "softmax_scale"} <= kept
+    assert {"max", "softmax_scale"} <= kept
     plan = make_plan(program, "sm_90a")
     segments = [segment for segment in plan.segments if segment.stage == "loss.grad"]
     assert [segment.mapping for segment in segments] == [UNIT]  # scores are read once more, where V is

@@ -49,7 +49,7 @@ CASES = [
     ("mean", (V3,), {}, SCALAR),
     ("softmax", (V3,), {}, V3),
     ("log_softmax", (V3,), {}, V3),
-    *((name, (V3,), {}, SCALAR) for name in ("logsumexp", "largest", "softmax_scale")),
+    *((name, (V3,), {}, SCALAR) for name in ("logsumexp", "max", "softmax_scale")),
     ("argmax", (V3,), {}, INDEX),
     ("concat", (V3,), {}, V3),
     ("concat", (V3, V4, V3), {}, tensor(10)),
@@ -63,6 +63,11 @@ CASES = [
     ("row", (M34, INDEX), {}, V4),
     ("one_hot", (INDEX,), {"size": 5}, tensor(5)),
     ("kl_divergence", (V3, V3), {}, SCALAR),
+    *((name, (V3, other), {}, V3) for name in ("maximum", "minimum") for other in (V3, SCALAR)),
+    *((name, (SCALAR, M34), {}, M34) for name in ("maximum", "minimum")),
+    ("transpose", (M34,), {}, tensor(4, 3)),
+    *((name, (M34,), {}, V3) for name in ("row_max", "row_logsumexp", "row_argmax")),
+    ("row_spread", (V3, V3), {"size": 4}, M34),
     ("squared_error", (V3, V3), {}, SCALAR),
     ("squared_error", (SCALAR, SCALAR), {}, SCALAR),
     *((name, (LIST,), {}, V3) for name in ("list_sum", "list_mean", "list_max")),
@@ -167,7 +172,7 @@ def test_unlabelled_costs_nothing():
     for logits in np.asarray([[1.0, 2.0], [1.0, np.inf]]):
         assert value("cross_entropy", logits, -1) == 0
         with np.errstate(invalid="ignore"):
-            parts = value("largest", logits), value("softmax_scale", logits)
+            parts = value("max", logits), value("softmax_scale", logits)
             assert (value("cross_entropy_grad", logits, *parts, -1) == 0).all()
 
 

@@ -55,7 +55,7 @@ def _log_softmax(cell: VertexCell, op: Op) -> Element:
     return cell.keep(op.result, _log_probabilities(cell, op.operands[0]))
 
 
-def _largest(cell: VertexCell, op: Op) -> Expr:
+def _max(cell: VertexCell, op: Op) -> Expr:
     return let("largest", _normalizer(cell, op.operands[0])[1])
 
 
@@ -107,7 +107,7 @@ REDUCTIONS: Lowerings = {
     "softmax": _softmax,
     "log_softmax": _log_softmax,
     "logsumexp": _logsumexp,
-    "largest": _largest,
+    "max": _max,
     "softmax_scale": _softmax_scale,
     "cross_entropy": _cross_entropy,
     "kl_divergence": _kl_divergence,

@@ -103,6 +103,24 @@ def _div(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
     return [_like(build, a, by_a), _like(build, b, build.op("neg", build.op("mul", by_a, op.result)))]
 
 
+def _maximum(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
+    """Of two equal elements the first one gets it."""
+    a, b = op.operands
+    return _chosen(build, op, grad, build.op("sub", b, a))
+
+
+def _minimum(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
+    a, b = op.operands
+    return _chosen(build, op, grad, build.op("sub", a, b))
+
+
+def _chosen(build: Builder, op: Op, grad: Value, second: Value) -> Sequence[Value | None]:
+    """The gradients of two operands, of which the second one was chosen where `second` is positive."""
+    a, b = op.operands
+    by_b = build.op("mul", grad, build.op("step", second))
+    return [_like(build, a, build.op("sub", grad, by_b)), _like(build, b, by_b)]
+
+
 def _sigmoid(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
     y = op.result
     return [build.op("mul", grad, build.op("mul", y, _one_minus(build, y)))]
@@ -173,6 +191,8 @@ ENTRIES = (
     _entry("sub", 2, lambda m, a, b: a - b, _sub, _binary),
     _entry("mul", 2, lambda m, a, b: a * b, _mul, _binary),
     _entry("div", 2, lambda m, a, b: a / b, _div, _binary, cost=4),
+    _entry("maximum", 2, lambda m, a, b: m.maximum(a, b), _maximum, _binary, traits=_NAMED),
+    _entry("minimum", 2, lambda m, a, b: -m.maximum(-a, -b), _minimum, _binary, traits=_NAMED),
     _entry("neg", 1, lambda m, a: -a, lambda build, op, grad: [build.op("neg", grad)], _unary),
     _entry(
         "abs",

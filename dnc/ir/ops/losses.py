@@ -65,7 +65,7 @@ def _cross_entropy_grad_element(
 
 def _cross_entropy_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
     logits, label = op.operands
-    parts = build.op("largest", logits), build.op("softmax_scale", logits)
+    parts = build.op("max", logits), build.op("softmax_scale", logits)
     return [build.op("mul", grad, build.op("cross_entropy_grad", logits, *parts, label)), None]
 
 
@@ -114,7 +114,7 @@ ENTRIES = (
         flops=lambda types, result: 8 * size(types[0]),
         traits=frozenset({REDUCTION, SURFACE}),
     ),
-    OpDef(  # softmax(logits) - onehot(class), as exp(logits - largest) * scale
+    OpDef(  # softmax(logits) - onehot(class), as exp(logits - max) * scale
         name="cross_entropy_grad",
         arity=4,
         infer=_cross_entropy_grad,

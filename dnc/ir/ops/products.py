@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dnc.ir.cell import Op, Value
-from dnc.ir.opdef import PRODUCT, Attributes, OpDef, floats
+from dnc.ir.opdef import PRODUCT, SURFACE, Attributes, OpDef, floats
 from dnc.ir.types import TensorType, Type
 
 if TYPE_CHECKING:
@@ -120,6 +120,6 @@ ENTRIES = (
         infer=_outer,
         evaluate=lambda operands, attributes: np.outer(operands[0], operands[1]),
         gradient=_outer_gradient,
-        traits=frozenset({PRODUCT}),
+        traits=frozenset({PRODUCT, SURFACE}),
     ),
 )

@@ -129,6 +129,12 @@ def _logsumexp_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value |
     return [build.op("mul", grad, build.op("softmax", op.operands[0]))]
 
 
+def _max_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
+    (x,) = op.operands
+    hot = build.op("one_hot", build.op("argmax", x), size=size(x.type))
+    return [build.op("mul", grad, hot)]
+
+
 def _concat_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
     grads, begin = [], 0
     for operand in op.operands:
@@ -244,15 +250,16 @@ ENTRIES = (
         flops=lambda types, result: 6 * size(types[0]),
         traits=_NAMED,
     ),
-    OpDef(  # what softmax takes off
-        name="largest",
+    OpDef(  # its gradient goes to the first one, where several are largest; what softmax takes off
+        name="max",
         arity=1,
         infer=_of_vector,
         evaluate=lambda operands, attributes: np.asarray(operands[0].max()),
+        gradient=_max_gradient,
         flops=lambda types, result: size(types[0]),
-        traits=frozenset({REDUCTION}),
+        traits=_NAMED,
     ),
-    OpDef(  # what softmax multiplies exp(x - largest) by
+    OpDef(  # what softmax multiplies exp(x - max(x)) by
         name="softmax_scale",
         arity=1,
         infer=_of_vector,

@@ -174,8 +174,8 @@ class Closing:
         need(0 <= first <= first + count <= rows, f"'{name}': rows {first} to {first + count} of {rows}")
         many = self.text.program.parameter(gradient.parameter).count
         need(0 <= index < many, f"'{name}': number {index} of {many} parameters")
-        if gradient.field:
-            at = self.text.list_at(f"{gradient.space}:self.{gradient.field}")
+        at = self.text.list_at(f"{gradient.space}:self.{gradient.field}") if gradient.field else 0
+        if at:  # a launch in which nothing else selects, as backward alone may be, has no list of it
             chosen = self.text.part(at + first, count, gradient.field)
             need((chosen == index).all(), f"'{name}': a row of another index than {index}")
         self.summed[name] += count

@@ -21,7 +21,7 @@ WIDTHS = (3, 2, 4, 1, 5, 8, 13, 16, 17, 33, 64, 65, 100)
 """Widths that do and do not fill vectors and panels."""
 INITIALIZERS = {
     1: ("zeros", "constant(0.5)", "uniform(0.1)", "normal(.2)", "constant(-1e-2)"),
-    2: ("xavier", "orthogonal", "normal(0.3)", "uniform(1)", "zeros"),
+    2: ("xavier", "orthogonal", "normal(0.3)", "uniform(1)", "zeros", "identity"),
 }
 
 

@@ -119,6 +119,52 @@ def _rows(e: Expressions, shape: Shape, depth: int) -> str:
     return f"concat({', '.join(e.value(part, depth) for part in parts)})"
 
 
+def _along(template: str) -> Callable[[Expressions, Shape, int], str]:
+    """A text around a matrix, of which a vector is left: of every row, or of every column."""
+
+    def text(e: Expressions, shape: Shape, depth: int) -> str:
+        width, axis = e.draft.narrow(), e.pick((1, 0))
+        return template.format(e.value((shape[0], width) if axis else (width, shape[0]), depth), axis)
+
+    return text
+
+
+def _normalised(template: str) -> Callable[[Expressions, Shape, int], str]:
+    """A text around a matrix, of which rows or columns are normalised."""
+    return lambda e, shape, depth: template.format(e.value(shape, depth), e.pick((1, 0)))
+
+
+def _outer(e: Expressions, shape: Shape, depth: int) -> str:
+    return f"outer({e.value(shape[:1], depth)}, {e.value(shape[1:], depth)})"
+
+
+def _transpose(e: Expressions, shape: Shape, depth: int) -> str:
+    return f"transpose({e.value(shape[::-1], depth)})"
+
+
+def _turned_product(e: Expressions, shape: Shape, depth: int) -> str:
+    inner = e.draft.width() if len(shape) == 1 else e.draft.narrow()
+    matrix = e.draft.parameter((inner, shape[0]))
+    return f"(transpose({matrix}) @ {e.value((inner, *shape[1:]), depth)})"
+
+
+def _element(e: Expressions, shape: Shape, depth: int) -> str:
+    width = e.draft.width() if not shape else e.draft.narrow()
+    return f"{e.value((width, *shape), depth)}[{e.draft.count(0, width - 1)}]"
+
+
+def _part(e: Expressions, shape: Shape, depth: int) -> str:
+    """Some of the elements of a vector, or of the rows of a matrix."""
+    before, behind = e.draft.count(0, 2), e.draft.count(0, 2)
+    begin, end = before or e.pick(("", 0)), before + shape[0] if behind else ""
+    return f"{e.value((before + shape[0] + behind, *shape[1:]), depth)}[{begin}:{end}]"
+
+
+def _of_class(e: Expressions, shape: Shape, depth: int) -> str:
+    size = e.pick(list(e.scope.classes))
+    return f"{e.value((size, *shape), depth)}[{class_text(e, size, depth)}]"
+
+
 def _logsumexp(e: Expressions, shape: Shape, depth: int) -> str:
     return f"logsumexp({e.value((e.draft.width(),), depth)})"
 
@@ -228,6 +274,21 @@ PRODUCTIONS = (
     Production("sum", (0,), _reduced("sum({})")),
     Production("mean", (0,), _reduced("mean({})")),
     Production("logsumexp", (0,), _logsumexp),
+    Production("max", (0,), lambda e, shape, depth: f"max({e.value((e.draft.width(),), depth)})"),
+    Production("maximum", ANY, _between("maximum({}, {})")),
+    Production("minimum", ANY, _between("minimum({}, {})")),
+    Production("outer", (2,), _outer),
+    Production("transpose", (2,), _transpose),
+    Production("product with a transpose", (1, 2), _turned_product),
+    Production("element", (0, 1), _element),
+    Production("element of a class", (0, 1), _of_class, lambda e, shape: bool(e.scope.classes)),
+    Production("part", (1, 2), _part),
+    Production("sum along an axis", (1,), _along("sum({}, {})")),
+    Production("mean along an axis", (1,), _along("mean({}, {})")),
+    Production("max along an axis", (1,), _along("max({}, {})")),
+    Production("logsumexp along an axis", (1,), _along("logsumexp({}, {})")),
+    Production("softmax along an axis", (2,), _normalised("softmax({}, {})")),
+    Production("log_softmax along an axis", (2,), _normalised("log_softmax({}, {})")),
     Production("squared_error", (0,), _reduced("squared_error({}, {})")),
     Production("cross_entropy", (0,), _cross_entropy, lambda e, shape: bool(e.scope.classes)),
     Production("equal", (0,), _equal, lambda e, shape: bool(e.scope.classes)),
