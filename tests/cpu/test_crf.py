@@ -1,4 +1,4 @@
-"""The conditional random field of docs/language.md: its loss and gradients are those of all paths."""
+"""The conditional random field of docs/language.md: loss, gradients and best paths are those of all paths."""
 
 from __future__ import annotations
 
@@ -35,8 +35,13 @@ def negative_log_likelihood(values):
     return total / len(SENTENCES)
 
 
+def best_path(values, words):
+    """The tags of the path with the largest score."""
+    return list(max(itertools.product(range(TAGS), repeat=len(words)), key=lambda p: score(values, words, p)))
+
+
 @pytest.mark.parametrize("device", ["cpu", "vm"])
-def test_loss_and_gradients_are_those_of_all_paths(tmp_path, device):
+def test_loss_gradients_and_best_paths_are_those_of_all_paths(tmp_path, device):
     (program,) = re.findall(r"```dn\n(model Crf.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "crf.dn").write_text(program)
     compile_model(tmp_path / "crf.dn", tmp_path / "build", ("cpu",), {"tags": TAGS})
@@ -44,14 +49,28 @@ def test_loss_and_gradients_are_those_of_all_paths(tmp_path, device):
     data = [{"words": [{"form": form, "tag": tag} for form, tag in words]} for words in SENTENCES]
     model.attach(data)
     rng = np.random.default_rng(1)
-    first = {name: rng.normal(size=each.shape).astype("f4") for name, each in model.parameters().items()}
+    first = {
+        name: each if name == "one" else rng.normal(size=each.shape).astype("f4")
+        for name, each in model.parameters().items()
+    }
     model.set_parameters(first)
+    best = [best_path(first, [word for word, _ in sentence]) for sentence in SENTENCES]
+    assert [list(tags) for tags in model.predict(data)["tags"]] == best
+    right = [
+        tag == chosen
+        for s, b in zip(SENTENCES, best, strict=True)
+        for (_, tag), chosen in zip(s, b, strict=True)
+    ]
+    assert model.evaluate(data).metrics["accuracy"] == pytest.approx(np.mean(right))
     np.testing.assert_allclose(model.evaluate(data).loss, negative_log_likelihood(first), rtol=1e-5)
     model.configure("sgd", 1.0)
     model.step(range(len(data)))
     model.sync()
     exact = {name: each.astype("f8") for name, each in first.items()}
     for name, after in model.parameters().items():
+        if name == "one":  # frozen
+            np.testing.assert_array_equal(after, 1)
+            continue
         expected = np.zeros_like(exact[name])
         for place in np.ndindex(*expected.shape):
             for way in (1e-5, -1e-5):
