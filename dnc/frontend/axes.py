@@ -1,7 +1,7 @@
-"""Reductions along an axis of a matrix, as `max(M, 1)`, and parts of a value, as `x[2]`.
+"""Axes of a matrix, as `max(M, 1)`, vectors beside matrices, and parts of a value, as `x[2]`.
 
 In: typed operands. Out: the operations of the op table that they are made of. Axis 1 goes along every row and
-leaves a number a row, axis 0 along every column, as in NumPy and PyTorch.
+leaves a number a row, axis 0 along every column, and a vector goes with every row, as in NumPy and PyTorch.
 """
 
 from __future__ import annotations
@@ -80,6 +80,18 @@ def along(report: Report, name: str, matrix: Expression, axis: Expression, span:
     return make("transpose", columns) if len(_tensor(columns).shape) == 2 else columns
 
 
+def beside(vector: Expression, matrix: Expression) -> Expression:
+    """A vector that stands beside a matrix with as many columns: the matrix of which it is every row."""
+    types = vector.type, matrix.type
+    if not all(isinstance(type, TensorType) for type in types):
+        return vector
+    shape, other = _tensor(vector).shape, _tensor(matrix).shape
+    if len(shape) != 1 or len(other) != 2 or shape != other[1:]:
+        return vector
+    make = _Maker(vector.span)
+    return make("outer", make.ones(other[0]), vector)
+
+
 def element(report: Report, base: Expression, index: Expression, span: Span) -> Expression | None:
     """`base[index]`, a number of a vector or a row of a matrix; zero for a class that is absent.
 
@@ -102,5 +114,4 @@ def element(report: Report, base: Expression, index: Expression, span: Span) -> 
         expected = f"expected a whole number or a class<{shape[0]}>, in {found}"
         report.error(f"found {describe(index.type)}, {expected}", index.span)
         return None
-    hot = make("one_hot", index, size=shape[0])
-    return make("sum", make("mul", base, hot)) if of_vector else make("matmul_t", base, hot)
+    return make("row", base, index)

@@ -10,10 +10,12 @@ import re
 from collections.abc import Sequence
 
 from dnc.diagnostics import Span, counted
+from dnc.frontend.axes import beside
 from dnc.frontend.report import Report
 from dnc.frontend.typed import Apply, Expression, Index, State, Type, Vertex, VertexList, describe, ir_type
 from dnc.ir.builder import infer_type
 from dnc.ir.cell import Attribute
+from dnc.ir.opdef import ELEMENTWISE
 from dnc.ir.ops import OPS
 from dnc.ir.structure import SELECTOR, TOKEN, Dimension
 from dnc.ir.types import TensorType
@@ -36,6 +38,9 @@ def apply(
     **attributes: Attribute,
 ) -> Apply | None:
     """`opcode` on `operands`; a mistake is shown at the operand to blame or at `at`."""
+    if OPS[opcode].has(ELEMENTWISE) and len(operands) == 2:
+        first, second = operands
+        operands = beside(first, second), beside(second, first)
     types = []
     for operand in operands:
         type = ir_type(operand.type)
@@ -91,6 +96,10 @@ def _mismatch(report: Report, text: str, symbol: str, operands: Sequence[Express
             text += "; argmax(x) gives a class"
         elif symbol == "@" and all(_is_vector(each.type) for each in operands):
             text += "; of two vectors it is sum(a * b)"
+    elif text.endswith("or a scalar"):
+        ranks = [len(each.type.shape) for each in operands if isinstance(each.type, TensorType)]
+        if sorted(ranks) == [1, 2]:
+            text += "; a vector goes with every row of a matrix with as many columns"
     report.error(f"'{symbol}': {_surface(text)}", at)
 
 

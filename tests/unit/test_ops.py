@@ -61,6 +61,7 @@ CASES = [
     ("cross_entropy", (V3, INDEX), {}, SCALAR),
     ("cross_entropy_grad", (V3, SCALAR, SCALAR, INDEX), {}, V3),
     ("row", (M34, INDEX), {}, V4),
+    ("row", (V3, INDEX), {}, SCALAR),
     ("one_hot", (INDEX,), {"size": 5}, tensor(5)),
     ("kl_divergence", (V3, V3), {}, SCALAR),
     *((name, (V3, other), {}, V3) for name in ("maximum", "minimum") for other in (V3, SCALAR)),

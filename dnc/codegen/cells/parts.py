@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from dnc.codegen.cells.vertex_cell import VertexCell
 
 
-def _row(cell: VertexCell, op: Op) -> Element:
-    matrix, chosen = op.operands[0], cell.scalars[op.operands[1]]
-    near = let("row", T.max(smaller(chosen, matrix.tensor.shape[0] - 1), 0))
-    return lambda i: T.Select(chosen >= 0, cell.at(matrix, near, i), T.float32(0.0))
+def _row(cell: VertexCell, op: Op) -> Element | Expr:
+    value, chosen = op.operands[0], cell.scalars[op.operands[1]]
+    near = let("row", T.max(smaller(chosen, value.tensor.shape[0] - 1), 0))
+    if op.result.tensor.shape:
+        return lambda i: T.Select(chosen >= 0, cell.at(value, near, i), T.float32(0.0))
+    return let("element", T.Select(chosen >= 0, cell.read(value, near), T.float32(0.0)))
 
 
 def _one_hot(cell: VertexCell, op: Op) -> Element:

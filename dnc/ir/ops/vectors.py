@@ -160,20 +160,20 @@ def _slice_value(operands: Sequence[Array], attributes: Attributes) -> Array:
 
 
 def _row(types: tuple[Type, ...], attributes: Attributes) -> Type:
-    matrix = floats(types[0], "matrix", 2)
+    _, row = _rows(types[0], "operand")
     index(types[1], "index")
-    return TensorType(matrix.shape[1:])
+    return TensorType(row)
 
 
 def _row_value(operands: Sequence[Array], attributes: Attributes) -> Array:
-    matrix, chosen = operands[0], int(operands[1])
-    return np.asarray(matrix[chosen] if chosen >= 0 else np.zeros(matrix.shape[1]))
+    value, chosen = operands[0], int(operands[1])
+    return np.asarray(value[chosen] if chosen >= 0 else np.zeros(value.shape[1:]))
 
 
 def _row_gradient(build: Builder, op: Op, grad: Value) -> Sequence[Value | None]:
-    matrix, chosen = op.operands
-    hot = build.op("one_hot", chosen, size=floats(matrix.type, "matrix", 2).shape[0])
-    return [build.op("outer", hot, grad), None]
+    value, chosen = op.operands
+    hot = build.op("one_hot", chosen, size=value.tensor.shape[0])
+    return [build.op("outer" if op.result.tensor.shape else "mul", hot, grad), None]
 
 
 def _one_hot(types: tuple[Type, ...], attributes: Attributes) -> Type:
@@ -185,7 +185,7 @@ _VIEW = frozenset({VIEW})
 _NAMED = frozenset({REDUCTION, SURFACE})
 
 ENTRIES = (
-    OpDef(  # the row of a matrix that a token chooses; zeros without one
+    OpDef(  # the row of a matrix, or the element of a vector, that an index chooses; zeros without one
         name="row",
         arity=2,
         infer=_row,

@@ -43,8 +43,9 @@ class Expressions:
         return self.draft.parameter(shape)
 
     def other(self, shape: Shape, depth: int) -> str:
-        """An operand beside one of the shape: the same shape or a scalar."""
-        return self.value(shape if self.chance(75) else (), depth)
+        """An operand beside one of the shape: the same shape, of a matrix also a row, or a scalar."""
+        shapes = (shape[1:], ()) if len(shape) == 2 else ((),)
+        return self.value(shape if self.chance(75) else self.pick(shapes), depth)
 
 
 @attrs.frozen
@@ -63,7 +64,7 @@ def _around(template: str) -> Callable[[Expressions, Shape, int], str]:
 
 
 def _between(template: str) -> Callable[[Expressions, Shape, int], str]:
-    """A text around two operands, one of which may be a scalar."""
+    """A text around two operands, one of which may be a scalar, or a vector beside a matrix."""
 
     def text(e: Expressions, shape: Shape, depth: int) -> str:
         pair = [e.value(shape, depth), e.other(shape, depth)]
