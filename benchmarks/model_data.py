@@ -239,6 +239,7 @@ MAKERS: dict[str, Callable[[Maker], Sample]] = {
     "char_rnn": lambda make: {"letters": make.words("letter", "chars", make.sizes.steps)},
     "char_tagger": lambda make: {"words": [make.spelled() for _ in range(make.count(make.sizes.words))]},
     "childsum": _dependency_tree,
+    "crf_tagger": _entities,
     "dag": Maker.dag,
     "encoder_decoder": _translated,
     "gru_classifier": _classified,

@@ -35,6 +35,7 @@ from dnc.passes.drop_training import DropTraining
 from dnc.passes.fuse import Fuse
 from dnc.passes.hoist import Hoist
 from dnc.passes.inline import Inline
+from dnc.passes.merge import Merge
 from dnc.passes.pass_manager import Pass, PassManager, PassOptions, program_manager
 from dnc.passes.plan_mailboxes import PlanMailboxes
 from dnc.passes.plan_polls import PlanPolls
@@ -112,7 +113,7 @@ class CompileReport:
 def program_passes(mode: str = TRAIN) -> tuple[Pass[Program], ...]:
     """Passes from program to program, in order."""
     middle: Pass[Program] = Differentiate() if mode == TRAIN else DropTraining()
-    return (Canonicalize(), Inline(), Hoist(), middle, Canonicalize(), Share())
+    return (Canonicalize(), Inline(), Merge(), Hoist(), middle, Canonicalize(), Share())
 
 
 def plan_passes(

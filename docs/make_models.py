@@ -52,6 +52,11 @@ MODELS = {
         "reductions over any number of children; a gate for each child",
         "trees",
     ),
+    "crf_tagger": (
+        "Lample et al. 2016",
+        "a conditional random field: matrices with vectors beside them, logsumexp and maxima of rows, Viterbi",
+        "taggers",
+    ),
     "dag": ("Cavs", "given DAGs: shared vertices, a vector a vertex, a child that may be missing", "graphs"),
     "encoder_decoder": (
         "Sutskever et al. 2014; Cavs",

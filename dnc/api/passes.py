@@ -32,7 +32,7 @@ STEP = re.compile(r"\s*([^,{}\s][^,{}]*?)\s*(\{[^{}]*\})?\s*(,|$)")
 OPTION = re.compile(r"\s*([^=\s]+)\s*=\s*([^=\s]+)(?:\s+|$)")
 LIST = "-p"  # what a list of passes is called in messages
 
-FORWARD_ONLY = ("inline", "hoist", "differentiate", "drop-training")
+FORWARD_ONLY = ("inline", "merge", "hoist", "differentiate", "drop-training")
 TILES = "select-tiles"
 
 

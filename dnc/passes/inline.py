@@ -37,7 +37,7 @@ class Inline:
         if callees:
             gone = {callee.name for callee in callees}
             functions = {callee.function for callee in callees}
-            stages = tuple(_inlined(stage, callees) for stage in program.stages if stage.name not in gone)
+            stages = tuple(inlined(stage, callees) for stage in program.stages if stage.name not in gone)
             used = {stage.space for stage in stages}
             program = attrs.evolve(
                 program,
@@ -157,7 +157,7 @@ def _order(calls: _Calls) -> list[Stage]:
     return found
 
 
-def _inlined(stage: Stage, callees: Sequence[Stage]) -> Stage:
+def inlined(stage: Stage, callees: Sequence[Stage]) -> Stage:
     """`stage` with its calls replaced by the cells of callees, in this order."""
     inputs: dict[Value, Input] = dict(zip(stage.cell.inputs, stage.inputs, strict=True))
     bound_to: dict[Input, Value] = {bound: value for value, bound in inputs.items()}

@@ -15,6 +15,7 @@ REFERENCES: dict[str, Run] = {
     "char_rnn": sequences.char_rnn,
     "char_tagger": taggers.char_tagger,
     "childsum": trees.childsum,
+    "crf_tagger": taggers.crf_tagger,
     "dag": graphs.dag,
     "encoder_decoder": pairs.encoder_decoder,
     "gru_classifier": sequences.gru_classifier,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import tanh
+from torch import logsumexp, tanh
 
 from tests.models.cells import Choice, Dropout, Parameters, Result, Sample, lstm_run, surprise, total
 
@@ -47,3 +47,20 @@ def char_tagger(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
     """The same with a layer before the scores, and rare words spelled."""
     states = _both(p, [_embedding(p, word) for word in sample["words"]])
     return _tagged(sample, [p.V @ tanh(p.M @ h + p.b_m) + p.b_v for h in states])
+
+
+def crf_tagger(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """A conditional random field over the tags (Lample et al. 2016, 2.2), decoded by Viterbi's algorithm."""
+    states = _both(p, [p.E[word["form"]] for word in sample["words"]])
+    scores = [p.V @ h + p.b_v for h in states]
+    tags = [word["tag"] for word in sample["words"]]
+    paths, best = p.start + scores[0], [p.start + scores[0]]
+    for each in scores[1:]:
+        paths = each + logsumexp(p.T + paths, 1)
+        best.append(each + (p.T + best[-1]).amax(1))
+    right = p.start[tags[0]] + p.stop[tags[-1]] + total(s[tag] for s, tag in zip(scores, tags, strict=True))
+    right = right + total(p.T[to, tag] for tag, to in zip(tags, tags[1:], strict=False))
+    back = [best[-1] + p.stop]
+    for each in best[-2::-1]:
+        back.append(each + p.T[back[-1].argmax()])
+    return Result(logsumexp(paths + p.stop, 0) - right, {"tags": [Choice(each) for each in back[::-1]]})

@@ -30,6 +30,7 @@ SIZES = {
     "char_rnn": {"hidden": 4, "embed": 3, "chars": 11},
     "char_tagger": {"hidden": 4, "half": 3, "char": 4, "mlp": 5},
     "childsum": {"hidden": 5, "embed": 4},
+    "crf_tagger": {"hidden": 5, "embed": 4},
     "dag": {"hidden": 6},
     "encoder_decoder": {"hidden": 5, "embed": 4, "targets": 11},
     "gru_classifier": {"hidden": 6, "embed": 5},

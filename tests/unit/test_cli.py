@@ -98,7 +98,7 @@ def test_looking_into_the_compiler(command, workplace):
     assert "segment encode.Node/0" in done.out
     command(f"compile {TREE} -o out --dump-dir dump --without hoist")
     names = {str(path.relative_to(workplace / "dump")) for path in contents(workplace / "dump")}
-    assert {"01-canonicalize.ir", "04-differentiate.ir", "cpu/03-plan-weights.ir"} <= names
+    assert {"01-canonicalize.ir", "05-differentiate.ir", "cpu/03-plan-weights.ir"} <= names
     assert "03-hoist.ir" not in names
 
 

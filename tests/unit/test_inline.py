@@ -35,7 +35,7 @@ def one_by_one(program: Program) -> Program:
         program = attrs.evolve(
             program,
             stages=tuple(
-                inline._inlined(each, [first]) for each in program.stages if each.name != first.name
+                inline.inlined(each, [first]) for each in program.stages if each.name != first.name
             ),
             functions=tuple(each for each in program.functions if each.name != first.function),
         )

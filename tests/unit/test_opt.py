@@ -76,7 +76,7 @@ def test_options_of_passes() -> None:
 def test_every_pass_can_be_named() -> None:
     names = list(known_passes(machine("cpu")))
     assert names == [
-        *("canonicalize", "inline", "hoist", "differentiate", "share", "drop-training"),
+        *("canonicalize", "inline", "merge", "hoist", "differentiate", "share", "drop-training"),
         *(
             "fuse",
             "reassociate",

@@ -173,12 +173,13 @@ def _add_group(
     for number, function in enumerate(group):
         later = tuple(group[number + 1 :]) if way is not None else ()
         called = () if reads is None else (*reads, *group)
-        _write_function(draft, function, Group(tuple(group), way, later), called)
+        here = bool(later) and draft.chance(50)  # calls those behind it at the vertex itself, and no others
+        _write_function(draft, function, Group(tuple(group), None if here else way, later), called)
     draft.functions += group
 
 
 def _write_function(draft: Draft, function: Callable_, group: Group, reads: tuple[Callable_, ...]) -> None:
-    arms, recursive = draft.structs[function.struct].arms, group.way is not None
+    arms, recursive = draft.structs[function.struct].arms, bool(group.way or group.later)
     shown = f" -> {draft.type_text(function.result)}"
     if not recursive and not isinstance(function.result, State) and draft.chance(50):
         shown = ""

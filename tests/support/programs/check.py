@@ -48,7 +48,7 @@ from tests.support.forests import ForestGrower
 
 Array = np.ndarray[Any, Any]
 
-OPTIONAL_PASSES = ("hoist", "inline", "fuse", "canonicalize", "reassociate", "share")
+OPTIONAL_PASSES = ("hoist", "inline", "fuse", "canonicalize", "reassociate", "share", "merge")
 LARGEST = 1e4
 LIMIT = "are kept"  # of the elements of a gradient that is no product of two vectors
 BY_PULLED = "gradient by "
