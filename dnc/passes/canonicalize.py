@@ -87,4 +87,6 @@ def remove_unread(program: Program) -> Program:
             stage = giving(stage, kept)
         if kept:
             stages.append(stage)
-    return attrs.evolve(program, stages=tuple(stages))
+    if list(program.stages) == stages:
+        return program
+    return remove_unread(attrs.evolve(program, stages=tuple(stages)))

@@ -1,8 +1,8 @@
 """Leaves out of a program what only training needs: the counterpart of `differentiate` for inference.
 
-In: a program with forward stages only. Out: the same stages without random numbers, and without what
-moves running parameters. Guaranteed:
-losses, metrics and outputs have the values that a program with gradients has outside training.
+In: a program with forward stages only. Out: the same stages without random numbers, without what moves
+running parameters, and without what was hoisted for that alone. Guaranteed: losses, metrics and outputs have
+the values that a program with gradients has outside training.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import attrs
 from dnc.ir.cell import Op, Value
 from dnc.ir.program import FollowOutput, Program, Stage
 from dnc.ir.transform import giving, prune, substitute
+from dnc.passes.canonicalize import remove_unread
 
 DROPOUT = "dropout"
 
@@ -26,7 +27,7 @@ class DropTraining:
     def __call__(self, program: Program) -> Program:
         """The program for inference."""
         stages = (_without_noise(_at_rest(stage)) for stage in program.stages)
-        return attrs.evolve(program, stages=tuple(stages))
+        return remove_unread(attrs.evolve(program, stages=tuple(stages)))
 
 
 def _at_rest(stage: Stage) -> Stage:

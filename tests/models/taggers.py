@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import logsumexp, tanh
 
@@ -59,7 +61,7 @@ def crf_tagger(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
         paths = each + logsumexp(p.T + paths, 1)
         best.append(each + (p.T + best[-1]).amax(1))
     right = p.start[tags[0]] + p.stop[tags[-1]] + total(s[tag] for s, tag in zip(scores, tags, strict=True))
-    right = right + total(p.T[to, tag] for tag, to in zip(tags, tags[1:], strict=False))
+    right = right + total(p.T[to, tag] for tag, to in pairwise(tags))
     back = [best[-1] + p.stop]
     for each in best[-2::-1]:
         back.append(each + p.T[back[-1].argmax()])

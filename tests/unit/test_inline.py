@@ -34,9 +34,7 @@ def one_by_one(program: Program) -> Program:
         first = callees[0]
         program = attrs.evolve(
             program,
-            stages=tuple(
-                inline.inlined(each, [first]) for each in program.stages if each.name != first.name
-            ),
+            stages=tuple(inline.inlined(each, [first]) for each in program.stages if each.name != first.name),
             functions=tuple(each for each in program.functions if each.name != first.function),
         )
     used = {stage.space for stage in program.stages}

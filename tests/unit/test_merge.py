@@ -76,7 +76,8 @@ def test_three_in_a_row_and_states_of_several_values() -> None:
         ("fn a(t: Word) -> [d] = t.x + a(t.prev)\nfn b(t: Word) -> [d] = a(t) + b(t.prev)", "b(t)"),
         # The other one has a body for every arm.
         (
-            "fn a(t: Tree) -> [d] = match t:\n    Leaf(x) -> x\n    Node(x, left, right) -> x + b(left) + a(right)\n"
+            "fn a(t: Tree) -> [d] = match t:\n    Leaf(x) -> x\n"
+            "    Node(x, left, right) -> x + b(left) + a(right)\n"
             "fn b(t: Tree) -> [d] = P @ a(t)\nfn f(t: Text) = a(t.tree)",
             "f(t.parent)",
         ),

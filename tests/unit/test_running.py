@@ -150,6 +150,21 @@ def test_a_build_for_inference_has_only_their_values() -> None:
     assert plan == attrs.evolve(plan, trains=False)
 
 
+def test_what_was_hoisted_for_it_goes_with_it() -> None:
+    text = """model Hoisted(d = 3)
+struct Word = Word(x: vector<d>)
+struct Text = Text(words: [Word])
+param P: [d, d]
+running param m: [d]
+fn f(w: Word) -> [d] = tanh(f(w.prev) + follow(m, P @ w.x, 0.1))
+loss sum(w in all(Word)) sum(f(w))
+"""
+    made = load_program(Source("m.dn", text), {})[0]
+    for without in ((), ("canonicalize",)):
+        changed = transform(made, PlanOptions(mode="infer", without=without))
+        assert not any(isinstance(bound, ShareInput) for stage in changed.stages for bound in stage.inputs)
+
+
 def test_a_batch_beyond_all_addresses_is_launched_in_parts(model, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(1).normal(size=(6, 120)).tolist()
     samples = [{"kind": n % 3, "x": x[n], "before": {"kind": 1, "x": x[n - 1]}} for n in range(6)]
