@@ -54,7 +54,7 @@ MODELS = {
     ),
     "crf_tagger": (
         "Lample et al. 2016",
-        "a conditional random field: matrices with vectors beside them, logsumexp and maxima of rows, Viterbi",
+        "a conditional random field: vectors beside a matrix, logsumexp and maxima of its rows, Viterbi",
         "taggers",
     ),
     "dag": ("Cavs", "given DAGs: shared vertices, a vector a vertex, a child that may be missing", "graphs"),

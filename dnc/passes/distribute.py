@@ -55,6 +55,7 @@ class Distribution:
         self.group: dict[Value, int] = {}
         self.too_few: dict[Value, int] = {}  # values not shared out by units, for there are so few
         self.repeated: set[Value] = set()  # values of which every worker makes all units
+        self.follows = False  # whether what reads a whole vector is made with it
         vertex = set() if stage.placement == LEVEL else self._small_stage(vertex_floats)
         while True:
             self._classify(vertex)
@@ -63,6 +64,8 @@ class Distribution:
                 break
             vertex |= wide.keys()
             self.too_few |= wide
+        if joins and stage.placement == LEVEL:
+            self._save_exchanges(vertex)
         self.repeatable = self._repeatable() if joins and stage.placement == LEVEL else set()
         if repeats and self.repeatable:
             self.repeated = self.repeatable
@@ -70,6 +73,28 @@ class Distribution:
             if self._too_wide():
                 self.repeated = set()
                 self._classify(vertex)
+
+    def _save_exchanges(self, vertex: set[Value]) -> None:
+        """Computes vertex by vertex what stands behind or before what needs whole vectors, where that leaves
+        fewer steps: what would be shared out by units again, and what follows from complete values."""
+        complete: set[Value] = set()  # without a product
+        before: set[Value] = set()  # those that something vertex by vertex follows from
+        for op in self.cell.ops:
+            if self.kind[op.result] == UNIT and op.opcode != "matmul":
+                sources = [source for operand in op.operands for source in self.behind_views(operand)]
+                if all(self.kind[source] != UNIT or source in complete for source in sources):
+                    complete.add(op.result)
+        for op in reversed(self.cell.ops):
+            if self.kind[op.result] == VERTEX or op.result in before:
+                before |= complete & {s for operand in op.operands for s in self.behind_views(operand)}
+        steps = max(self.step.values(), default=0)
+        for self.follows, moved in ((True, before), (True, set()), (False, before)):
+            self._classify(vertex | moved)
+            if max(self.step.values(), default=0) < steps:
+                vertex |= moved
+                return
+        self.follows = False
+        self._classify(vertex)
 
     def _repeatable(self) -> set[Value]:
         """What a product needs whole and follows from complete values, with all that this takes."""
@@ -135,7 +160,7 @@ class Distribution:
             elif op.opcode in ("slice", "concat") and self._is_view(op, vertex):
                 self.kind[value] = VIEW
                 self.step[value] = max(self.step[v] for v in op.operands)
-            elif value not in vertex and self._unit_legal(op):
+            elif value not in vertex and self._unit_legal(op) and not self._follows(op):
                 self.kind[value] = PARTIAL if op.opcode == "matmul_t" else UNIT
                 whole = op.opcode == "matmul"
                 self.step[value] = max(self._ready(v, UNIT, whole) for v in op.operands)
@@ -143,6 +168,13 @@ class Distribution:
                 self.kind[value] = VERTEX
                 self.step[value] = max(self._ready(v, VERTEX, False) for v in op.operands)
         self._connect()
+
+    def _follows(self, op: Op) -> bool:
+        """Whether an operation without a product is made vertex by vertex, as it can be sooner so."""
+        if not self.follows or op.opcode in ("matmul", "matmul_t"):
+            return False
+        ready = (max(self._ready(v, kind, False) for v in op.operands) for kind in (VERTEX, UNIT))
+        return next(ready) < next(ready)
 
     def _is_view(self, op: Op, vertex: set[Value]) -> bool:
         """A slice of something complete or partial, or a concat that only products read."""
