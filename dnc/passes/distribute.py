@@ -78,14 +78,17 @@ class Distribution:
         """Computes vertex by vertex what stands behind or before what needs whole vectors, where that leaves
         fewer steps: what would be shared out by units again, and what follows from complete values."""
         complete: set[Value] = set()  # without a product
-        before: set[Value] = set()  # those that something vertex by vertex follows from
+        whole = {value for value, kind in self.kind.items() if kind == VERTEX}  # and what may follow it
+        before: set[Value] = set()  # those complete ones that it is made of
         for op in self.cell.ops:
             if self.kind[op.result] == UNIT and op.opcode != "matmul":
                 sources = [source for operand in op.operands for source in self.behind_views(operand)]
                 if all(self.kind[source] != UNIT or source in complete for source in sources):
                     complete.add(op.result)
+                if not whole.isdisjoint(sources):
+                    whole.add(op.result)
         for op in reversed(self.cell.ops):
-            if self.kind[op.result] == VERTEX or op.result in before:
+            if op.result in whole or op.result in before:
                 before |= complete & {s for operand in op.operands for s in self.behind_views(operand)}
         steps = max(self.step.values(), default=0)
         for self.follows, moved in ((True, before), (True, set()), (False, before)):
