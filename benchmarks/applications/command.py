@@ -18,7 +18,7 @@ from benchmarks.applications import points
 from benchmarks.applications.tables import tables
 from dnc.diagnostics import DiagnosticError
 
-PARTS = ("trees", "vpps", "fixed", "inference", "ablation", "workers")
+PARTS = ("trees", "vpps", "fixed", "whole", "inference", "ablation", "workers")
 
 
 def main() -> None:
@@ -75,10 +75,11 @@ def lines_of(part: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]
         return ablation.measure(options.builds, data, device, attrs.evolve(effort, repeats=1))
     if part == "workers":
         return ablation.workers(options.builds, data, device)
-    chosen = {"trees": points.TREES, "vpps": points.VPPS, "fixed": points.FIXED}[part]
+    parts = {"trees": points.TREES, "vpps": points.VPPS, "fixed": points.FIXED, "whole": points.WHOLE}
+    chosen = parts[part]
     if options.no_torch:
         chosen = tuple(attrs.evolve(point, peer="") for point in chosen)
-    return training.measure(chosen, options.builds, data, device, effort, part == "fixed")
+    return training.measure(chosen, options.builds, data, device, effort, part in ("fixed", "whole"))
 
 
 def measured(part: str, options: argparse.Namespace) -> bool:

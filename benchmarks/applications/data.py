@@ -21,6 +21,7 @@ MADE: dict[str, tuple[str, int, Sizes]] = {
     "pyramids": ("td_rnn", 1024, Sizes()),
     "tagged sentences": ("bilstm_tagger", 2048, Sizes()),
     "spelled sentences": ("char_tagger", 2048, Sizes()),
+    "sentences with entities": ("crf_tagger", 2048, Sizes()),
     "complete trees of 256 leaves": ("tree_fc", 256, Sizes(complete=(8, 8))),
     "texts of 64 words": ("language_model", 1024, Sizes()),
     "sentences of 100 words": ("lstm_classifier", 512, Sizes(words=(100, 100))),

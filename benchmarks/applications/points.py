@@ -106,6 +106,13 @@ FIXED = (
     Point("rnn", (4,), "sentences of 100 words", "RnnClassifier", {4: 1.0}),
 )
 
+# ---- what needs whole vectors inside a recursion ------------------------------------------------------
+
+WHOLE = (
+    Point("crf_tagger", BATCHES, "sentences with entities", "CrfTagger"),
+    Point("layer_norm_lstm", BATCHES, "sentences of 100 words", "LayerNormLstm"),
+)
+
 # ---- inference ---------------------------------------------------------------------------------------
 
 INFERENCE = (
@@ -160,6 +167,8 @@ def _recipes() -> Iterator[tuple[str, Recipe]]:
     yield "lstm-bf16", attrs.evolve(lstm, options={"precision": "bf16"})
     # A replica for each of four rows a level.
     yield "rnn", Recipe(OWN / "rnn.dn", {"hidden": 1152, "embed": 1152}, {"batch": 4})
+    yield "crf_tagger", _example("crf_tagger")
+    yield "layer_norm_lstm", _example("layer_norm_lstm")
     yield "tree-256-infer", _tree(256, mode="infer")
     yield "tree-256-tf32", _tree(256, precision="tf32")
     yield "tree-256-tf32x3", _tree(256, precision="tf32x3")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from benchmarks.peers.base import Peer
 from benchmarks.peers.pyramids import TdLstm, TdRnn
-from benchmarks.peers.sequences import LanguageModel, LstmClassifier, RnnClassifier
-from benchmarks.peers.taggers import BiLstmTagger, CharTagger
+from benchmarks.peers.sequences import LanguageModel, LayerNormLstm, LstmClassifier, RnnClassifier
+from benchmarks.peers.taggers import BiLstmTagger, CharTagger, CrfTagger
 from benchmarks.peers.trees import Rvnn, TreeFc, TreeLstm
 
 PEERS: dict[str, type[Peer]] = {
@@ -17,7 +17,9 @@ PEERS: dict[str, type[Peer]] = {
     for peer in (
         BiLstmTagger,
         CharTagger,
+        CrfTagger,
         LanguageModel,
+        LayerNormLstm,
         LstmClassifier,
         RnnClassifier,
         Rvnn,

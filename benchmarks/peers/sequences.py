@@ -1,4 +1,4 @@
-"""Sequences of one length on cuDNN: classifiers by the last state, and a language model."""
+"""Sequences of one length, on cuDNN where it can: classifiers by the last state, and a language model."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn, sigmoid, tanh
+from torch.nn.functional import cross_entropy, layer_norm
 
 from benchmarks.peers.base import Batch, Peer, Sample, unique
 
@@ -90,6 +90,28 @@ class RnnClassifier(LstmClassifier):
     def layer(self, inputs: int, hidden: int) -> nn.RNNBase:
         """A vanilla RNN."""
         return nn.RNN(inputs, hidden)
+
+
+class LayerNormLstm(LstmClassifier):
+    """`examples/layer_norm_lstm.dn`, step by step: cuDNN has no such layer."""
+
+    def start(self) -> None:
+        """All parameters as they are."""
+
+    def states(self, batch: Batch, rows: Mapping[str, Tensor]) -> Tensor:
+        """The last one, [1, samples, hidden]."""
+        p, places = self.parameters, batch.given[0]
+
+        def normal(x: Tensor, gain: Tensor) -> Tensor:
+            return layer_norm(x, gain.shape, gain, eps=1e-5)
+
+        by_words = normal(rows["E"] @ p["W"].t(), p["gain_w"]) + p["b"]
+        h = c = by_words.new_zeros(places.shape[1], p["b_c"].shape[0])
+        for step in by_words.index_select(0, places.reshape(-1)).view(*places.shape, -1):
+            i, o, u, f = (step + normal(h @ p["U"].t(), p["gain_u"])).chunk(4, 1)
+            c = sigmoid(i) * tanh(u) + sigmoid(f) * c
+            h = sigmoid(o) * tanh(normal(c, p["gain_c"]) + p["b_c"])
+        return h[None]
 
 
 class LanguageModel(Sequences):

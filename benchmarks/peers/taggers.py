@@ -7,11 +7,12 @@ one, the longest first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import attrs
 import torch
-from torch import Tensor, nn, tanh
+from torch import Tensor, logsumexp, nn, tanh
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import PackedSequence
 
@@ -134,3 +135,33 @@ class CharTagger(BiLstmTagger):
         """Behind a hidden layer."""
         p = self.parameters
         return super().scores(tanh(torch.addmm(p["b_m"], states, p["M"].t())))
+
+
+class CrfTagger(BiLstmTagger):
+    """`examples/crf_tagger.dn`: the sums over all paths go step by step over all sentences that have one."""
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """Also the tags of neighbours, and those that sentences begin and end with."""
+        words, lengths, tags = self.sorted_words(numbers)
+        rows, places = unique([word["form"] for word in words])
+        steps = tags.split(lengths.tolist())
+        after = torch.cat([tags[:0], *steps[1:]])
+        before = torch.cat([tags[:0], *(a[: len(b)] for a, b in pairwise(steps))])
+        ends = torch.cat([a[len(b) :] for a, b in pairwise((*steps, tags[:0]))])
+        given = Packed(places, lengths), tags, (after, before, steps[0], ends)
+        return Batch(len(numbers), {"E": rows}, given)
+
+    def loss(self, batch: Batch, rows: Mapping[str, Tensor]) -> Tensor:
+        """What all paths come to, less the right one."""
+        sequences, tags, (after, before, first, last) = batch.given
+        p = self.parameters
+        scores = self.scores(self.words(sequences.of(rows["E"]))[0].data)
+        right = scores.gather(1, tags[:, None]).sum() + p["T"][after, before].sum()
+        right = right + p["start"][first].sum() + p["stop"][last].sum()
+        steps, ended = scores.split(sequences.lengths.tolist()), []
+        paths = p["start"] + steps[0]
+        for step in steps[1:]:
+            ended.append(paths[len(step) :])
+            paths = step + logsumexp(p["T"] + paths[: len(step), None], 2)
+        every = logsumexp(torch.cat([*ended, paths]) + p["stop"], 1).sum()
+        return (every - right) / batch.samples

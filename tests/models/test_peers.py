@@ -21,7 +21,9 @@ from benchmarks.peers import PEERS  # noqa: E402
 from dnc.compiler import compile_model  # noqa: E402
 from tests.models.sizes import SIZES, SMALL  # noqa: E402
 
-POINTS = {point.peer: point for part in (points.VPPS, points.FIXED) for point in part if point.peer}
+POINTS = {
+    point.peer: point for part in (points.VPPS, points.FIXED, points.WHOLE) for point in part if point.peer
+}
 MOVED = 1e-3
 
 
@@ -45,7 +47,7 @@ def test_losses_of_peers(name, tmp_path, monkeypatch):
     model = dnc.load(tmp_path / "b", "vm")
     kind = "treelstm" if point.data == points.SST else data.MADE[point.data][0]
     sizes = SIZES
-    if name in ("LstmClassifier", "RnnClassifier", "LanguageModel"):  # all of one length
+    if name in ("LayerNormLstm", "LstmClassifier", "RnnClassifier", "LanguageModel"):  # all of one length
         sizes = data.Sizes(words=(5, 5), steps=(6, 6))
     if name == "TreeFc":
         sizes = data.Sizes(complete=(3, 3))
@@ -92,6 +94,7 @@ def test_the_benchmark_goes_through(builds, tmp_path, monkeypatch, capsys):
     assert not (builds / "tree-256-clusters-of-16").exists()  # its plan is the plain one
     monkeypatch.setattr(points, "VPPS", points.VPPS[:1])
     monkeypatch.setattr(points, "FIXED", points.FIXED[:1])
+    monkeypatch.setattr(points, "WHOLE", (points.Point("tree-256", (8,), points.SST),))
     wide = [point for point in points.TREES if point.build == "tree-256" and point.data == points.SST]
     monkeypatch.setattr(points, "TREES", (*wide, points.TREES[0]))
     monkeypatch.setattr(ablation, "ABLATED", (256,))
