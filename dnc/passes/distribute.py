@@ -27,6 +27,8 @@ from dnc.ir.types import ListType
 
 INPUT, CONSTANT, VIEW, PARTIAL = "input", "constant", "view", "partial"
 MAX_GATES = 16
+NARROW = 64
+"""Elements of vectors that one warp goes through sooner than workers meet: two a lane."""
 
 
 def is_scalar_list(value: Value) -> bool:
@@ -75,13 +77,14 @@ class Distribution:
                 self._classify(vertex)
 
     def _save_exchanges(self, vertex: set[Value]) -> None:
-        """Computes vertex by vertex what stands behind or before what needs whole vectors, where that leaves
-        fewer steps: what would be shared out by units again, and what follows from complete values."""
+        """Computes vertex by vertex what stands behind or before what needs whole vectors, where these are
+        narrow and that leaves fewer steps: what would be shared out by units again, and what follows from
+        complete values. (Of 1,024 elements a warp has so much to do that eight meetings are sooner over.)"""
         complete: set[Value] = set()  # without a product
         whole = {value for value, kind in self.kind.items() if kind == VERTEX}  # and what may follow it
         before: set[Value] = set()  # those complete ones that it is made of
         for op in self.cell.ops:
-            if self.kind[op.result] == UNIT and op.opcode != "matmul":
+            if self.kind[op.result] == UNIT and op.opcode != "matmul" and self._is_narrow(op):
                 sources = [source for operand in op.operands for source in self.behind_views(operand)]
                 if all(self.kind[source] != UNIT or source in complete for source in sources):
                     complete.add(op.result)
@@ -174,10 +177,13 @@ class Distribution:
 
     def _follows(self, op: Op) -> bool:
         """Whether an operation without a product is made vertex by vertex, as it can be sooner so."""
-        if not self.follows or op.opcode in ("matmul", "matmul_t"):
+        if not self.follows or op.opcode in ("matmul", "matmul_t") or not self._is_narrow(op):
             return False
         ready = (max(self._ready(v, kind, False) for v in op.operands) for kind in (VERTEX, UNIT))
         return next(ready) < next(ready)
+
+    def _is_narrow(self, op: Op) -> bool:
+        return all(value.tensor.size <= NARROW for value in (op.result, *op.operands))
 
     def _is_view(self, op: Op, vertex: set[Value]) -> bool:
         """A slice of something complete or partial, or a concat that only products read."""

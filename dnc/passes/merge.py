@@ -3,7 +3,9 @@
 In: a program with forward stages. Out: one in which a function that a recursion calls, and that reads of it
 what another function has at the same vertex, is further components of that other function's state. So
 `paths(w)`, which reads `onward(w.prev)`, and `onward(w)`, which reads `paths(w)`, take one level a vertex
-in place of two. Guaranteed: the same values; a function waits for nothing that it did not wait for before.
+in place of two. Guaranteed: the same values; a function waits for nothing that it did not wait for before. A
+function with a product by a parameter stays: its workers meet in front of the product in any case, and levels
+of other vertices run beside it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from collections.abc import Collection, Mapping
 import attrs
 
 from dnc.ir.cell import Cell, Value
-from dnc.ir.program import Function, Input, Program, Stage, StateInput, StateOutput
+from dnc.ir.opdef import PRODUCT
+from dnc.ir.ops import OPS
+from dnc.ir.program import Function, Input, ParameterInput, Program, Stage, StateInput, StateOutput
 from dnc.passes.hoist import reachable
 from dnc.passes.inline import inlined
 from dnc.passes.paths import is_pulled
@@ -53,6 +57,14 @@ def _pair(program: Program) -> tuple[Stage, Stage] | None:
 
 def _is_ready(program: Program, first: Stage, second: Stage, waiting: Collection[str | None]) -> bool:
     """Whether `second` runs at the vertices at which `first` does, and can as soon as that has run."""
+
+    by_parameters = {
+        value
+        for value, bound in zip(second.cell.inputs, second.inputs, strict=True)
+        if isinstance(bound, ParameterInput)
+    }
+    if any(OPS[op.opcode].has(PRODUCT) and by_parameters & {*op.operands} for op in second.cell.ops):
+        return False
 
     def is_there(bound: Input) -> bool:
         if not isinstance(bound, StateInput):

@@ -50,9 +50,10 @@ def test_without_an_exchange_to_save_units_are_shared_out() -> None:
     assert mappings(found, "f") == [(UNIT, 0)]
 
 
-def test_a_layer_normalised_lstm_meets_twice_a_level() -> None:
-    (both,) = levels(plan_of("layer_norm_lstm"))
-    assert [exchange_count(steps) for steps in both] == [2, 2]
+@pytest.mark.parametrize("hidden, meetings", [(16, [2, 2]), (72, [9, 9])])
+def test_a_layer_normalised_lstm_meets_less_where_it_is_narrow(hidden: int, meetings: list[int]) -> None:
+    (both,) = levels(plan_of("layer_norm_lstm", {"hidden": hidden}))
+    assert [exchange_count(steps) for steps in both] == meetings
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.dn")))
