@@ -47,7 +47,7 @@ def _pair(program: Program) -> tuple[Stage, Stage] | None:
         if stage.function is not None:
             bodies.setdefault(stage.function, []).append(stage)
     for second in (stages[0] for stages in bodies.values() if len(stages) == 1):
-        here = {b.function for b in second.inputs if isinstance(b, StateInput) and not b.path}
+        here = dict.fromkeys(b.function for b in second.inputs if isinstance(b, StateInput) and not b.path)
         for first, *others in (bodies[function] for function in here if function in bodies):
             related = second.name in depends[first.name] and not others
             if related and _is_ready(program, first, second, waiting):
@@ -57,7 +57,6 @@ def _pair(program: Program) -> tuple[Stage, Stage] | None:
 
 def _is_ready(program: Program, first: Stage, second: Stage, waiting: Collection[str | None]) -> bool:
     """Whether `second` runs at the vertices at which `first` does, and can as soon as that has run."""
-
     by_parameters = {
         value
         for value, bound in zip(second.cell.inputs, second.inputs, strict=True)
@@ -95,8 +94,15 @@ def _merged(program: Program, first: Stage, second: Stage) -> Program:
         return attrs.evolve(stage, inputs=tuple(inputs))
 
     both = inlined(_handing_on(second, own), [first])
-    outputs = tuple(StateOutput(each.name) for each in (*state[len(own.state) :], *own.state))
-    both = attrs.evolve(both, name=first.name, space=first.space, function=own.name, outputs=outputs)
+    components = [names[o.component] for o in second.outputs if isinstance(o, StateOutput)]
+    components += [each.name for each in own.state]
+    both = attrs.evolve(
+        both,
+        name=first.name,
+        space=first.space,
+        function=own.name,
+        outputs=tuple(map(StateOutput, components)),
+    )
     stages = (both if stage == first else stage for stage in program.stages if stage != second)
     functions = (attrs.evolve(each, state=state) if each == own else each for each in program.functions)
     return attrs.evolve(

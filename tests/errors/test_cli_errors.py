@@ -16,9 +16,9 @@ SIZE = "expected a dimension and its size, as hidden=512"
 PLAN_PASSES = (
     "fuse, reassociate, select-tiles, plan-weights, mailboxes, polls, reductions, select-instructions"
 )
-PASSES = f"canonicalize, inline, hoist, differentiate, share, {PLAN_PASSES}"
+PASSES = f"canonicalize, inline, merge, hoist, differentiate, share, {PLAN_PASSES}"
 INFER_PASSES = PASSES.replace("differentiate", "drop-training")
-OPTIONAL = "canonicalize, inline, hoist, share, fuse, reassociate, mailboxes, polls, reductions"
+OPTIONAL = "canonicalize, inline, merge, hoist, share, fuse, reassociate, mailboxes, polls, reductions"
 TARGETS = "cuda:sm_80, cuda:sm_86, cuda:sm_89, cuda:sm_90a, cuda:sm_100a, cuda:sm_120"
 
 FLOAT = "expected a positive number that a 32-bit float holds"
