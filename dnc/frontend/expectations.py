@@ -100,7 +100,7 @@ def explain_token(token: Any, line: str, accepted: set[str], texts: Mapping[str,
         and "RSQB" in accepted
         and re.search(r"[\w)\]](?<!table)(?<!stack)\[[^\[\]]*$", before)
     ):
-        one = "one token, class, index or number selects; split(x, 2) gives equal parts"
+        one = "one token, class, index or number selects, of a matrix M[i][k]; split(x, 2) gives equal parts"
         return f"found '{text}', expected ']': {one}"
     kind = re.search(r"\b(token|class|index)\s*$", before)
     if text == "<" and kind:

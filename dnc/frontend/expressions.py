@@ -169,11 +169,11 @@ class Expressions:
         if table.kind == STACK:
             return self._selected(table, index, lookup)
         is_table = table.kind == TABLE
-        what, kinds = ("table", (TOKEN,)) if is_table else ("matrix", (TOKEN, CLASS))
+        what, kinds = ("table", (TOKEN,)) if is_table else ("matrix", (TOKEN, CLASS, SELECTOR))
         if not isinstance(index.type, Index) or index.type.kind not in kinds:
             kind = index.type.kind if isinstance(index.type, Index) else ""
             hint = "; an index selects from a stack[...]" if kind == SELECTOR else ""
-            expected = "a token" if is_table else "a token or a class"
+            expected = "a token" if is_table else "a token, a class, an index or a number"
             note = f"a matrix of known size, param {table.name}: [rows, width], is read by classes too"
             self.report.error(
                 f"{what} '{table.name}' is indexed by {describe(index.type)}, expected {expected}{hint}",

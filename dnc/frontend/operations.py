@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 from dnc.diagnostics import Span, counted
-from dnc.frontend.axes import beside
+from dnc.frontend.axes import AXES, beside
 from dnc.frontend.report import Report
 from dnc.frontend.typed import Apply, Expression, Index, State, Type, Vertex, VertexList, describe, ir_type
 from dnc.ir.builder import infer_type
@@ -92,6 +92,8 @@ def _mismatch(report: Report, text: str, symbol: str, operands: Sequence[Express
         if isinstance(operand.type, Index):
             hint = HINTS.get(operand.type.kind, "")
             text = text.replace("found i32[]", f"found {describe(operand.type)}") + hint
+        elif symbol in AXES and isinstance(operand.type, TensorType) and len(operand.type.shape) == 2:
+            text += f"; along an axis it is {symbol}(M, 1) of every row, {symbol}(M, 0) of every column"
         elif symbol == "==" and isinstance(operand.type, TensorType) and operand.type.shape:
             text += "; argmax(x) gives a class"
         elif symbol == "@" and all(_is_vector(each.type) for each in operands):
