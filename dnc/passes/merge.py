@@ -3,9 +3,9 @@
 In: a program with forward stages. Out: one in which a function that a recursion calls, and that reads of it
 what another function has at the same vertex, is further components of that other function's state. So
 `paths(w)`, which reads `onward(w.prev)`, and `onward(w)`, which reads `paths(w)`, take one level a vertex
-in place of two. Guaranteed: the same values; a function waits for nothing that it did not wait for before. A
-function with a product by a parameter stays: its workers meet in front of the product in any case, and levels
-of other vertices run beside it.
+in place of two. Guaranteed: the same values; a function waits for nothing that it did not wait for before.
+Functions with products by parameters stay: their workers meet in front of the product or behind it in any
+case, and levels of other vertices run beside it.
 """
 
 from __future__ import annotations
@@ -57,12 +57,7 @@ def _pair(program: Program) -> tuple[Stage, Stage] | None:
 
 def _is_ready(program: Program, first: Stage, second: Stage, waiting: Collection[str | None]) -> bool:
     """Whether `second` runs at the vertices at which `first` does, and can as soon as that has run."""
-    by_parameters = {
-        value
-        for value, bound in zip(second.cell.inputs, second.inputs, strict=True)
-        if isinstance(bound, ParameterInput)
-    }
-    if any(OPS[op.opcode].has(PRODUCT) and by_parameters & {*op.operands} for op in second.cell.ops):
+    if any(map(_multiplies, (first, second))):
         return False
 
     def is_there(bound: Input) -> bool:
@@ -76,6 +71,13 @@ def _is_ready(program: Program, first: Stage, second: Stage, waiting: Collection
     outputs = (*first.outputs, *second.outputs)
     only_states = all(isinstance(output, StateOutput) for output in outputs)
     return one == other and only_states and all(map(is_there, second.inputs))
+
+
+def _multiplies(stage: Stage) -> bool:
+    """Whether a product by a parameter is in it."""
+    inputs = zip(stage.cell.inputs, stage.inputs, strict=True)
+    parameters = {value for value, bound in inputs if isinstance(bound, ParameterInput)}
+    return any(OPS[op.opcode].has(PRODUCT) and parameters & {*op.operands} for op in stage.cell.ops)
 
 
 def _merged(program: Program, first: Stage, second: Stage) -> Program:

@@ -41,7 +41,7 @@ def states(program: Program) -> dict[str, list[str]]:
 
 def test_what_two_functions_return_is_one_state() -> None:
     found = program(
-        "fn a(t: Word) -> [d] = tanh(P @ b(t.prev) + t.x)\nfn b(t: Word) -> [d] = softmax(a(t)) + t.x",
+        "fn a(t: Word) -> [d] = tanh(b(t.prev) + t.x)\nfn b(t: Word) -> [d] = softmax(a(t)) + t.x",
         "a(t) * b(t)",
     )
     assert states(found) == {"a": ["value"], "b": ["value"]}
@@ -76,8 +76,9 @@ def test_three_in_a_row_and_states_of_several_values() -> None:
         ("fn a(t: Word) -> [d] = t.x + b(t.prev)\nfn b(t: Word) -> [d] = a(t) + a(t.prev)", "b(t)"),
         # It is another recursion, a layer on top.
         ("fn a(t: Word) -> [d] = t.x + a(t.prev)\nfn b(t: Word) -> [d] = a(t) + b(t.prev)", "b(t)"),
-        # It multiplies by a parameter.
+        # One multiplies by a parameter.
         ("fn a(t: Word) -> [d] = t.x + b(t.prev)\nfn b(t: Word) -> [d] = P @ a(t)", "b(t)"),
+        ("fn a(t: Word) -> [d] = P @ (t.x + b(t.prev))\nfn b(t: Word) -> [d] = exp(a(t))", "b(t)"),
         # The other one has a body for every arm.
         (
             "fn a(t: Tree) -> [d] = match t:\n    Leaf(x) -> x\n"
