@@ -142,14 +142,13 @@ class CrfTagger(BiLstmTagger):
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """Also the tags of neighbours, and those that sentences begin and end with."""
-        words, lengths, tags = self.sorted_words(numbers)
-        rows, places = unique([word["form"] for word in words])
-        steps = tags.split(lengths.tolist())
+        batch = super().batch(numbers)
+        sequences, tags = batch.given
+        steps = tags.split(sequences.lengths.tolist())
         after = torch.cat([tags[:0], *steps[1:]])
         before = torch.cat([tags[:0], *(a[: len(b)] for a, b in pairwise(steps))])
         ends = torch.cat([a[len(b) :] for a, b in pairwise((*steps, tags[:0]))])
-        given = Packed(places, lengths), tags, (after, before, steps[0], ends)
-        return Batch(len(numbers), {"E": rows}, given)
+        return attrs.evolve(batch, given=(*batch.given, (after, before, steps[0], ends)))
 
     def loss(self, batch: Batch, rows: Mapping[str, Tensor]) -> Tensor:
         """What all paths come to, less the right one."""

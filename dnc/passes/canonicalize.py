@@ -65,6 +65,13 @@ def simplify_stage(stage: Stage) -> Stage:
 
 def remove_unread(program: Program) -> Program:
     """The program without saved values and slots that nothing reads, and without empty stages."""
+    while (stages := _read_stages(program)) != program.stages:
+        program = attrs.evolve(program, stages=stages)
+    return program
+
+
+def _read_stages(program: Program) -> tuple[Stage, ...]:
+    """The stages with what some stage or weight gradient reads, and with what leaves the program."""
     sources = {source for stage in program.stages for source in stage.inputs}
     sources |= {source for pair in program.weight_gradients for source, _, _ in pair.x}
     sources |= {SavedInput(pair.stage, pair.delta) for pair in program.weight_gradients}
@@ -87,6 +94,4 @@ def remove_unread(program: Program) -> Program:
             stage = giving(stage, kept)
         if kept:
             stages.append(stage)
-    if list(program.stages) == stages:
-        return program
-    return remove_unread(attrs.evolve(program, stages=tuple(stages)))
+    return tuple(stages)

@@ -66,9 +66,10 @@ class Distribution:
                 break
             vertex |= wide.keys()
             self.too_few |= wide
+        self.repeatable: set[Value] = set()
         if joins and stage.placement == LEVEL:
             self._save_exchanges(vertex)
-        self.repeatable = self._repeatable() if joins and stage.placement == LEVEL else set()
+            self.repeatable = self._repeatable()
         if repeats and self.repeatable:
             self.repeated = self.repeatable
             self._classify(vertex)
@@ -79,7 +80,11 @@ class Distribution:
     def _save_exchanges(self, vertex: set[Value]) -> None:
         """Computes vertex by vertex what stands behind or before what needs whole vectors, where these are
         narrow and that leaves fewer steps: what would be shared out by units again, and what follows from
-        complete values. (Of 1,024 elements a warp has so much to do that eight meetings are sooner over.)"""
+        complete values, which is added to `vertex`. (Of 1,024 elements a warp has so much to do that eight
+        meetings are sooner over.)"""
+        steps = max(self.step.values(), default=0)
+        if steps == 0 or VERTEX not in self.kind.values():
+            return
         complete: set[Value] = set()  # without a product
         whole = {value for value, kind in self.kind.items() if kind == VERTEX}  # and what may follow it
         before: set[Value] = set()  # those complete ones that it is made of
@@ -93,10 +98,9 @@ class Distribution:
         for op in reversed(self.cell.ops):
             if op.result in whole or op.result in before:
                 before |= complete & {s for operand in op.operands for s in self.behind_views(operand)}
-        steps = max(self.step.values(), default=0)
         for self.follows, moved in ((True, before), (True, set()), (False, before)):
             self._classify(vertex | moved)
-            if max(self.step.values(), default=0) < steps:
+            if max(self.step.values()) < steps:
                 vertex |= moved
                 return
         self.follows = False
@@ -179,8 +183,8 @@ class Distribution:
         """Whether an operation without a product is made vertex by vertex, as it can be sooner so."""
         if not self.follows or op.opcode in ("matmul", "matmul_t") or not self._is_narrow(op):
             return False
-        ready = (max(self._ready(v, kind, False) for v in op.operands) for kind in (VERTEX, UNIT))
-        return next(ready) < next(ready)
+        with_it, by_units = (max(self._ready(v, k, False) for v in op.operands) for k in (VERTEX, UNIT))
+        return with_it < by_units
 
     def _is_narrow(self, op: Op) -> bool:
         return all(value.tensor.size <= NARROW for value in (op.result, *op.operands))
