@@ -66,7 +66,8 @@ class PlanOptions:
     mode: one of MODES. precision: of products on a GPU, one of `plan.PRECISIONS`.
     tile: vertices worked on at a time. batch: samples of a batch that the plan is made for, where it is not
     to serve batches of all sizes. repeat: whether every worker makes what a product needs whole, where that
-    saves an exchange (None: where that is expected to be faster). splits: whether weights that would be
+    saves an exchange (None: where that is expected to be faster). reduce: the same of numbers that whole
+    vectors are reduced to (None: on a GPU). splits: whether weights that would be
     streamed at every level are in registers and shared memory together (None: where that is clearly faster).
     """
 
@@ -81,6 +82,7 @@ class PlanOptions:
     tile: int | None = None
     batch: int | None = None
     repeat: bool | None = None
+    reduce: bool | None = None
     splits: bool | None = None
 
 
@@ -196,7 +198,9 @@ def make_plan(
     constants: of the machine, where they were measured; they decide only what `options` leave open.
     """
     chip = machine(target)
-    fuse, tiles = Fuse(enabled=FUSE not in options.without), select_tiles(options, chip, constants)
+    reduces = chip.is_gpu if options.reduce is None else options.reduce
+    fuse = Fuse(enabled=FUSE not in options.without, reduces=reduces)
+    tiles = select_tiles(options, chip, constants)
     repeat, why = repetition(program, fuse, tiles, options)
     fuse = attrs.evolve(fuse, repeats=repeat)
     plan = attrs.evolve(fuse.decide(program, show.remarks or Remarks()), remarks=why)
@@ -452,7 +456,8 @@ def compile_target(
 def settled(options: PlanOptions, plan: Plan) -> PlanOptions:
     """The options with what was chosen: they make the plan again, whatever constants are measured later."""
     assert plan.tiling is not None
-    options = attrs.evolve(options, repeat=any(segment.repeated for segment in plan.segments))
+    shapes = [value.tensor.shape for segment in plan.segments for value in segment.repeated]
+    options = attrs.evolve(options, repeat=any(shapes), reduce=not all(shapes))
     if not machine(plan.target).is_gpu:
         return options
     tiling = plan.tiling

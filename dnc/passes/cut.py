@@ -49,10 +49,13 @@ from dnc.passes.bind import Binder, path_text
 from dnc.passes.copies import with_copies
 from dnc.passes.distribute import (
     CONSTANT,
+    EVERYWHERE,
     INPUT,
+    MADE,
     PARTIAL,
     VIEW,
     Distribution,
+    FuseOptions,
     is_scalar_list,
 )
 
@@ -66,10 +69,10 @@ def shifted(address: Address, offset: int) -> Address:
 
 
 class Cutter:
-    """Cuts one stage; joins, vertex_floats, repeats: see `Fuse`. Behind `cut`, `results` are the stage's."""
+    """Cuts one stage. Behind `cut`, `results` are the stage's."""
 
-    def __init__(self, binder: Binder, stage: Stage, joins: bool, vertex_floats: int, repeats: bool) -> None:
-        self.binder, self.stage, self.joins = binder, stage, joins
+    def __init__(self, binder: Binder, stage: Stage, options: FuseOptions) -> None:
+        self.binder, self.stage, self.joins = binder, stage, options.enabled
         self.program = binder.program
         self.cell = with_copies(stage)
         self.ops = self.cell.definitions()
@@ -82,7 +85,7 @@ class Cutter:
             for value, bound in zip(self.cell.inputs, stage.inputs, strict=True)
             if isinstance(bound, ParameterInput) and len(value.tensor.shape) == 2
         }
-        self.found = Distribution(self.cell, self.matrices, stage, joins, vertex_floats, repeats)
+        self.found = Distribution(self.cell, self.matrices, stage, options)
         self.kind, self.step, self.group = self.found.kind, self.found.step, self.found.group
         self.home: dict[Value, BufferAddress] = {}
         self.repeated: set[Value] = set()  # what products of the segment at hand read of it
@@ -106,7 +109,7 @@ class Cutter:
                 for source in self.found.behind_views(operand):
                     inside = source is operand and self.found.inside(operand, op.result)
                     inside = inside or self.found.is_repeated(source, op)
-                    crosses = self.kind[source] in (UNIT, VERTEX, PARTIAL) and not inside
+                    crosses = self.kind[source] in MADE and not inside
                     if crosses and self.kind[op.result] != VIEW and source not in self.home:
                         if is_scalar_list(source):
                             continue  # it lies in its scratch
@@ -191,7 +194,8 @@ class Cutter:
             assert isinstance(value.type, TensorType)
             self.results.append(Result(kind, name, buffer.name, space, value.type.shape, value.type.dtype))
         home = BufferAddress(buffer.name, offset)
-        reusable = isinstance(output, StateOutput | SavedOutput) and self.kind[value] in (UNIT, VERTEX)
+        reusable = isinstance(output, StateOutput | SavedOutput) and self.kind[value] in MADE
+        reusable = reusable and self.kind[value] != PARTIAL
         if reusable and value not in self.home:
             self.home[value] = home
         self.output_stores.append((value, home, children))
@@ -301,7 +305,7 @@ class Cutter:
             stores=stores,
             transposed=tuple(transposed),
             scratch=tuple(self._list_scratch(value) for value in values if is_scalar_list(value)),
-            repeated=tuple(value for value in values if value in self.found.repeated),
+            repeated=tuple(v for v in values if v in self.found.repeated or self.kind[v] == EVERYWHERE),
         )
 
     def _list_scratch(self, value: Value) -> ListScratch:

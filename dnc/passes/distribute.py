@@ -9,7 +9,8 @@ complete operand and yields units; element-wise operations keep units; a transpo
 and yields partial sums; everything else needs whole vectors and runs vertex by vertex.
 
 Of the recursion, what a product needs whole and what follows from complete values alone may be repeated:
-every worker makes all units of it, so that the product needs no exchange.
+every worker makes all units of it, so that the product needs no exchange. So may scalars be that whole vectors
+are reduced to: what is shared out by units reads them without an exchange then.
 """
 
 from __future__ import annotations
@@ -17,23 +18,44 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import attrs
+
 from dnc.ir.cell import Cell, Op, Value
 from dnc.ir.opdef import ELEMENTWISE, LIST, WHOLE
 from dnc.ir.ops import OPS
 from dnc.ir.plan import UNIT, VERTEX
-from dnc.ir.program import LEVEL, ParameterInput, Stage
+from dnc.ir.program import LEVEL, GradientInput, ParameterInput, Stage
 from dnc.ir.remarks import Remarks
-from dnc.ir.types import ListType
+from dnc.ir.types import ListType, TensorType
 
 INPUT, CONSTANT, VIEW, PARTIAL = "input", "constant", "view", "partial"
+EVERYWHERE = "everywhere"  # a scalar that every worker makes for itself
 MAX_GATES = 16
 NARROW = 64
 """Elements of vectors that one warp goes through sooner than workers meet: two a lane."""
+MADE = (UNIT, VERTEX, PARTIAL, EVERYWHERE)  # kinds of what segments make
+VERTEX_FLOATS = 8192
+CHEAP = 4
+"""Operations an element of what is worked out once more, by every worker in whole, and not read."""
+NEVER = 1 << 30
 
 
 def is_scalar_list(value: Value) -> bool:
     """Whether a value is a list of scalars."""
     return isinstance(value.type, ListType) and not value.type.element.shape
+
+
+@attrs.frozen
+class FuseOptions:
+    """How a program is cut. `enabled` joins operations; `vertex_floats`, the largest sum of weights of a stage
+    outside the recursion that is still computed vertex by vertex; `repeats`: whether every worker makes
+    what a product of the recursion needs whole, where that follows from complete values, and saves an
+    exchange; `reduces`: the same of the scalars that vectors of the recursion are reduced to."""
+
+    enabled: bool = True
+    vertex_floats: int = VERTEX_FLOATS
+    repeats: bool = False
+    reduces: bool = False
 
 
 class Distribution:
@@ -44,13 +66,10 @@ class Distribution:
         cell: Cell,
         matrices: Mapping[Value, ParameterInput],
         stage: Stage,
-        joins: bool,
-        vertex_floats: int,
-        repeats: bool,
+        options: FuseOptions,
     ) -> None:
-        """matrices: the inputs that are parameters of two dimensions. joins, vertex_floats, repeats: see
-        `Fuse`."""
-        self.cell, self.matrices, self.joins = cell, matrices, joins
+        """matrices: the inputs that are parameters of two dimensions."""
+        self.cell, self.matrices, self.joins = cell, matrices, options.enabled
         self.ops = cell.definitions()
         self.kind: dict[Value, str] = {}
         self.step: dict[Value, int] = {}
@@ -58,7 +77,12 @@ class Distribution:
         self.too_few: dict[Value, int] = {}  # values not shared out by units, for there are so few
         self.repeated: set[Value] = set()  # values of which every worker makes all units
         self.follows = False  # whether what reads a whole vector is made with it
-        vertex = set() if stage.placement == LEVEL else self._small_stage(vertex_floats)
+        self.reduces = False  # whether every worker may reduce whole vectors for itself
+        self.puts_off = self.joins and stage.placement == LEVEL
+        self.whole_from: dict[Value, int] = {}  # the first step in which a worker can have all of a value
+        bound = zip(cell.inputs, stage.inputs, strict=True)
+        self.sums = {value for value, source in bound if isinstance(source, GradientInput)}
+        vertex = set() if stage.placement == LEVEL else self._small_stage(options.vertex_floats)
         while True:
             self._classify(vertex)
             wide = self._too_wide()
@@ -67,10 +91,13 @@ class Distribution:
             vertex |= wide.keys()
             self.too_few |= wide
         self.repeatable: set[Value] = set()
-        if joins and stage.placement == LEVEL:
+        if self.joins and stage.placement == LEVEL:
             self._save_exchanges(vertex)
-            self.repeatable = self._repeatable()
-        if repeats and self.repeatable:
+            if options.reduces:
+                self._reduce_everywhere(vertex)
+            if not self.reduces:
+                self.repeatable = self._repeatable()
+        if options.repeats and self.repeatable:
             self.repeated = self.repeatable
             self._classify(vertex)
             if self._too_wide():
@@ -105,6 +132,32 @@ class Distribution:
                 return
         self.follows = False
         self._classify(vertex)
+
+    def _reduce_everywhere(self, vertex: set[Value]) -> None:
+        """Has every worker reduce whole vectors to the scalars that its units need, where that leaves fewer
+        steps; what nothing in the same step reads by units stays with one worker."""
+        steps, alone = max(self.step.values(), default=0), set[Value]()
+        if steps == 0 or VERTEX not in self.kind.values():
+            return
+        self.reduces = True
+        while True:
+            self._classify(vertex | alone)
+            unread = self._unread_here()
+            if not unread:
+                break
+            alone |= unread
+        if max(self.step.values()) >= steps or self._too_wide():
+            self.reduces = False
+            self._classify(vertex)
+
+    def _unread_here(self) -> set[Value]:
+        """Scalars of all workers that nothing of their step reads by units, nor with another such scalar."""
+        read = set[Value]()
+        for op in reversed(self.cell.ops):
+            kind = self.kind[op.result]
+            if kind in (UNIT, PARTIAL) or (kind == EVERYWHERE and op.result in read):
+                read |= {v for v in op.operands if self.step[v] == self.step[op.result]}
+        return {value for value, kind in self.kind.items() if kind == EVERYWHERE} - read
 
     def _repeatable(self) -> set[Value]:
         """What a product needs whole and follows from complete values, with all that this takes."""
@@ -160,9 +213,10 @@ class Distribution:
         return value in self.ops and not self.ops[value].operands
 
     def _classify(self, vertex: set[Value]) -> None:
-        self.kind, self.step = {}, {}
+        self.kind, self.step, self.whole_from = {}, {}, {}
         for value in self.cell.inputs:
             self.kind[value], self.step[value] = INPUT, 0
+            self.whole_from[value] = NEVER if value in self.sums else 0
         for op in self.cell.ops:
             value = op.result
             if not op.operands:
@@ -174,10 +228,63 @@ class Distribution:
                 self.kind[value] = PARTIAL if op.opcode == "matmul_t" else UNIT
                 whole = op.opcode == "matmul"
                 self.step[value] = max(self._ready(v, UNIT, whole) for v in op.operands)
+            elif value not in vertex and self._is_scalar(op):
+                self.kind[value] = EVERYWHERE
+                self.step[value] = max(self.whole_from[v] for v in op.operands)
             else:
                 self.kind[value] = VERTEX
                 self.step[value] = max(self._ready(v, VERTEX, False) for v in op.operands)
+            self.whole_from[value] = self._whole_from(op)
+        if self.puts_off:
+            self._put_off()
         self._connect()
+
+    def _put_off(self) -> None:
+        """Has what needs nothing but complete values made where units of it are first read: its result goes
+        through no buffer then."""
+        can_wait: set[Value] = {value for value in self.cell.inputs if value not in self.sums}
+        for op in self.cell.ops:
+            if self.kind[op.result] == CONSTANT or (
+                self.kind[op.result] == UNIT and op.opcode != "matmul" and can_wait.issuperset(op.operands)
+            ):
+                can_wait.add(op.result)
+        can_wait.difference_update(self.cell.results)
+        read: dict[Value, int] = {}
+        for op in reversed(self.cell.ops):
+            value, kind = op.result, self.kind[op.result]
+            if kind == UNIT and value in can_wait and read.get(value, 0) > self.step[value]:
+                self.step[value] = read[value]
+            by_units = kind in (UNIT, PARTIAL) and op.opcode != "matmul"
+            for operand in op.operands:
+                at = self.step[value] if by_units else self.step[operand]
+                read[operand] = min(at, read.get(operand, at))
+
+    def _is_scalar(self, op: Op) -> bool:
+        """Whether every worker may make the result for itself: a number, of vectors it can have in whole."""
+        types = [value.type for value in (op.result, *op.operands)]
+        return (
+            self.reduces
+            and op.result.tensor.shape == ()
+            and op.result.tensor.dtype == "f32"
+            and all(isinstance(each, TensorType) and len(each.shape) < 2 for each in types)
+            and all(self.whole_from[value] < NEVER for value in op.operands)
+        )
+
+    def _whole_from(self, op: Op) -> int:
+        """When a worker can have all of a value: by reading it, or by working out once more what takes less
+        than an exchange; sums of what others left are read by one."""
+        kind, ready = self.kind[op.result], self._ready(op.result, VERTEX, True)
+        if kind in (CONSTANT, EVERYWHERE):
+            return self.step[op.result]
+        if self.is_partial(op.result) or any(v in self.sums for v in self.behind_views(op.result)):
+            return NEVER
+        definition = OPS[op.opcode]
+        if kind != UNIT or ELEMENTWISE not in definition.traits or LIST in definition.traits:
+            return ready
+        cost = definition.flops(tuple(value.type for value in op.operands), op.result.type)
+        if cost > CHEAP * op.result.tensor.size:
+            return ready
+        return min(ready, max(self.whole_from[value] for value in op.operands))
 
     def _follows(self, op: Op) -> bool:
         """Whether an operation without a product is made vertex by vertex, as it can be sooner so."""
@@ -221,7 +328,7 @@ class Distribution:
         if value in self.repeated and kind == UNIT:
             return 0
         joined = self.joins or isinstance(value.type, ListType)  # no buffer holds a list
-        same = have == kind and not whole and joined
+        same = (have == kind or (have, kind) == (EVERYWHERE, UNIT)) and not whole and joined
         return self.step[value] + (0 if same else 1)
 
     def _connect(self) -> None:
@@ -237,7 +344,7 @@ class Distribution:
         last: dict[tuple[int, str], Value] = {}
         for op in self.cell.ops:
             value = op.result
-            if self.kind[value] not in (UNIT, VERTEX, PARTIAL):
+            if self.kind[value] not in MADE:
                 continue
             find(value)
             for operand in op.operands:
@@ -254,8 +361,12 @@ class Distribution:
                 if key in last:
                     parent[find(last[key])] = find(value)
                 last[key] = value
-            elif op.opcode == "matmul":  # products of one operand share its staging
-                key = (self.step[value], f"{op.operands[1].name} {value.tensor.size}")
+                continue
+            shared = [(v, "") for v in op.operands if v in self.sums]  # which are added up once
+            if op.opcode == "matmul":  # products of one operand share its staging
+                shared.append((op.operands[1], value.tensor.size))
+            for source, size in shared:
+                key = (self.step[value], f"{source.name} {size}")
                 if key in last:
                     parent[find(last[key])] = find(value)
                 last[key] = value
@@ -271,7 +382,7 @@ class Distribution:
         want = UNIT if self.kind[user] == PARTIAL else self.kind[user]
         op = self.ops[user]
         return (
-            self.kind[operand] == want
+            (self.kind[operand] == want or {self.kind[operand], want} == {EVERYWHERE, UNIT})
             and self.step[operand] == self.step[user]
             and not (op.opcode == "matmul" and want == UNIT)
         )
@@ -347,7 +458,7 @@ class Distribution:
                 continue
             for source in self.behind_views(operand):
                 have = self.kind[source]
-                if have not in (UNIT, VERTEX, PARTIAL) or self.step[source] == self.step[op.result]:
+                if have not in MADE or self.step[source] == self.step[op.result]:
                     continue
                 if have == PARTIAL:
                     return "it reads sums of which every worker has a part"

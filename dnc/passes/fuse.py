@@ -16,20 +16,10 @@ from dnc.ir.program import TABLE, FollowOutput, Program
 from dnc.ir.remarks import Remarks
 from dnc.passes.bind import Binder
 from dnc.passes.cut import Cutter, shifted
+from dnc.passes.distribute import FuseOptions
 
-VERTEX_FLOATS = 8192
-
-
-@attrs.frozen
-class Fuse:
-    """Options: `enabled` joins operations; `vertex_floats`, the largest sum of weights of a stage
-    outside the recursion that is still computed vertex by vertex; `repeats`: whether every worker makes
-    what a product of the recursion needs whole, where that follows from complete values, and saves an
-    exchange."""
-
-    enabled: bool = True
-    vertex_floats: int = VERTEX_FLOATS
-    repeats: bool = False
+class Fuse(FuseOptions):
+    """The pass."""
 
     def __call__(self, program: Program) -> Plan:
         """The plan of `program`: segments, buffers and lists only."""
@@ -46,7 +36,7 @@ class Fuse:
         segments: list[Segment] = []
         results: list[Result] = []
         for stage in program.stages:
-            cutter = Cutter(binder, stage, self.enabled, self.vertex_floats, self.repeats)
+            cutter = Cutter(binder, stage, self)
             segments.extend(cutter.cut())
             if self.enabled:
                 cutter.found.remark(stage, remarks)

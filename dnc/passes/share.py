@@ -33,7 +33,7 @@ from dnc.ir.program import (
     WeightGradient,
 )
 from dnc.ir.transform import behind_products, boundary, giving, reading, used_ops
-from dnc.passes.fuse import VERTEX_FLOATS
+from dnc.passes.distribute import VERTEX_FLOATS
 
 SHARED = "shared"
 

@@ -61,6 +61,11 @@ CASES: dict[str, Case] = {
         {"hidden": 32, "embed": 20},
         {"cluster": 4, "repeat": True},
     ),
+    "scalars that every worker makes": (
+        "layer_norm_lstm",
+        {"hidden": 72, "embed": 24},
+        {"cluster": 4},
+    ),
     "blocks of units, long rows of logits": (
         "language_model",
         {"hidden": 16, "embed": 8, "vocab": 1028},

@@ -16,10 +16,11 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cpu_products import FORWARD, TRANSPOSED
 from dnc.codegen.bodies.cpu_worker import Worker, elements, ramp
-from dnc.codegen.cells import UnitCell
+from dnc.codegen.bodies.cpu_vertices import LoopTarget
+from dnc.codegen.cells import UnitCell, VertexCell, scratch_floats
 from dnc.codegen.emit import Expr, either, let, local, loop, put, shift, smaller, stride_loop, when, wide
 from dnc.ir.cell import Value
-from dnc.ir.plan import Piece, Product, RepeatedAddress, Segment, TransposedProduct
+from dnc.ir.plan import VERTEX, Piece, Product, RepeatedAddress, Segment, TransposedProduct
 from dnc.ir.repeated import repeated_parts
 from dnc.ir.weight_format import BLOCK, LANES, whole_lanes
 
@@ -92,6 +93,8 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
     """The body of a UNIT segment's instruction."""
     whole, rest = repeated_parts(segment)
     scratch, of_whole = (unit_scratch(worker, part, whole.cell.results) for part in (rest, whole))
+    if whole.mapping == VERTEX:
+        of_whole = attrs.evolve(of_whole, floats=of_whole.floats + scratch_floats(whole) + LANES)
     values = {each.result for each in segment.products} | {each.delta for each in segment.transposed}
     blocks = [-(-value.tensor.size // BLOCK) for value in values]
     worker.functions.need(
@@ -122,7 +125,10 @@ def _repeat(tile: UnitTile, scratch: UnitScratch, whole: Segment) -> UnitTile:
     for product in whole.products:
         _forward(made, product)
     with loop("v", tile.count) as v:
-        _cells(made, v)
+        if whole.mapping == VERTEX:
+            _scalars(made, v)
+        else:
+            _cells(made, v)
 
     def repeated(address: RepeatedAddress, row: Expr) -> Callable[[Expr], Expr]:
         stride = padded_rows(address.value)
@@ -131,6 +137,18 @@ def _repeat(tile: UnitTile, scratch: UnitScratch, whole: Segment) -> UnitTile:
 
     access = attrs.evolve(worker.access, repeated=repeated)
     return attrs.evolve(tile, worker=attrs.evolve(worker, access=access))
+
+
+def _scalars(tile: UnitTile, v: Expr) -> None:
+    """What every worker makes of a vertex's whole vectors; the first one stores it."""
+    worker, left = tile.worker, tile.scratch.left
+    target = LoopTarget(worker, tile.scratch.staged)
+    cell = VertexCell(worker.access, worker.math, target, tile.segment, let("row", tile.first + v))
+    cell.compute()
+    for value, first in left.items():
+        put(worker.scratch, wide(v) * padded_rows(value) + first, cell.scalars[value])
+    with when(worker.rank == 0):
+        cell.store()
 
 
 def _turn(worker: Worker) -> Expr:

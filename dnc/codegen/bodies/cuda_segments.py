@@ -35,6 +35,7 @@ from dnc.codegen.bodies.cuda_resident import BLOCK, scratch_words
 from dnc.codegen.bodies.cuda_resident_products import forward as forward_resident
 from dnc.codegen.bodies.cuda_resident_products import transposed as transposed_resident
 from dnc.codegen.bodies.cuda_runs import shares_runs, staged_words, vertices_together
+from dnc.codegen.bodies.cuda_scalars import make_scalars, staging_of_scalars
 from dnc.codegen.bodies.cuda_staging import (
     Plane,
     Staging,
@@ -61,6 +62,7 @@ from dnc.ir.plan import (
     REGISTER,
     SHARED,
     STREAMED,
+    VERTEX,
     Piece,
     Product,
     RepeatedAddress,
@@ -208,7 +210,25 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
 
 
 def _repeat(tile: UnitTile, whole: Segment, staging: Staging, early: EarlyLoads) -> UnitTile:
-    """Makes what is repeated, all units of it, while what `early` loads comes; the tile that reads it."""
+    """Makes what is repeated, while what `early` loads comes; the tile that reads it."""
+    worker = tile.worker
+    if whole.mapping == VERTEX:
+        early.start()
+        make_scalars(tile, whole, staging)
+    else:
+        _repeat_units(tile, whole, staging, early)
+
+    def repeated(address: RepeatedAddress, row: Expr) -> Callable[[Expr], Expr]:
+        plane = staging.deltas[address.value]
+        at = let("repeated", plane.at + (row - tile.first) * plane.vertex + address.offset)
+        return lambda i: worker.staging[shift(at, i)]
+
+    access = attrs.evolve(worker.access, repeated=repeated)
+    return attrs.evolve(tile, worker=attrs.evolve(worker, access=access))
+
+
+def _repeat_units(tile: UnitTile, whole: Segment, staging: Staging, early: EarlyLoads) -> None:
+    """All units of what is repeated. Ends with a barrier."""
     worker = tile.worker.repeating()
     made = UnitTile(worker, whole, staging, tile.first, tile.count)
     own = EarlyLoads(made)
@@ -220,14 +240,6 @@ def _repeat(tile: UnitTile, whole: Segment, staging: Staging, early: EarlyLoads)
     else:
         one_unit()
     worker.synchronize()
-
-    def repeated(address: RepeatedAddress, row: Expr) -> Callable[[Expr], Expr]:
-        plane = staging.deltas[address.value]
-        at = let("repeated", plane.at + (row - tile.first) * plane.vertex + address.offset)
-        return lambda i: worker.staging[shift(at, i)]
-
-    access = attrs.evolve(tile.worker.access, repeated=repeated)
-    return attrs.evolve(tile, worker=attrs.evolve(tile.worker, access=access))
 
 
 def _starts_ahead(tile: UnitTile) -> bool:
@@ -381,8 +393,11 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, block: int, buff
 def _staging_with_repeated(worker: Worker, segment: Segment, tile: int, block: int, buffers: int) -> Staging:
     """The same where values are repeated: what stays of them behind what either part has."""
     whole, rest = repeated_parts(segment)
-    made = narrow_staging(worker.repeating(), whole, tile, block, buffers)
     found = narrow_staging(worker, rest, tile, block, buffers)
+    if whole.mapping == VERTEX:
+        scalars = staging_of_scalars(whole, tile, found.words)
+        return attrs.evolve(found, words=scalars.words, repeated=scalars)
+    made = narrow_staging(worker.repeating(), whole, tile, block, buffers)
     at, planes = -(-max(made.words, found.words) // 4) * 4, dict[Value, Plane]()
     for value in whole.cell.results:
         plane = by_vertices(tile, rows_of(value, whole, whole.units))

@@ -17,7 +17,16 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.access import Access
 from dnc.codegen.cells.lists import list_op
 from dnc.codegen.cells.lowerings import ALWAYS_KEPT, LOWERINGS
-from dnc.codegen.cells.values import Element, Matrix, StoreFour, Vector, as_declared, as_number
+from dnc.codegen.cells.values import (
+    Element,
+    Four,
+    Matrix,
+    StoreFour,
+    Vector,
+    as_declared,
+    as_number,
+    four_of,
+)
 from dnc.codegen.emit import Expr, elements4, let, loop, put, quad_at, store_four, wide
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
@@ -119,10 +128,18 @@ class VertexCell:
 
     def run(self) -> None:
         """Emits loads, operations and stores."""
+        self.compute()
+        self.store()
+
+    def compute(self) -> None:
+        """Emits loads and operations."""
         for load in self.segment.loads:
             self._load(load)
         for op in self.segment.cell.ops:
             self._op(op)
+
+    def store(self) -> None:
+        """Emits the stores."""
         for store in self.segment.stores:
             self._store(store)
 
@@ -219,8 +236,10 @@ class VertexCell:
                 number = [as_number(i)] if definition.has(INDEXED) else []
                 return scalar(self.math, *number, *[self.read(v, i) for v in op.operands], **attributes)
 
-            if shape:
-                self.vectors[result] = self.keep(result, element) if op.operands else element
+            if shape and op.operands and result.tensor.size <= self.widest:
+                self.vectors[result] = self.keep(result, element)
+            elif shape:
+                self.vectors[result] = Vector(element, self._four(op))
             else:
                 self.scalars[result] = let(result.name, element(0))
         elif lowering is not None:
@@ -239,6 +258,25 @@ class VertexCell:
             self.vectors[result] = self.keep(
                 result, lambda i: list_op(op, self._list_operands(op, i), T.float32(0.0))
             )
+
+    def _four(self, op: Op) -> Four | None:
+        """How to work out four elements of an element-wise operation, where its operands are read so."""
+        definition, attributes = OPS[op.opcode], dict(op.attributes)
+        fours = {v: four_of(self.vectors[v]) for v in op.operands if v in self.vectors}
+        if not fours or not all(fours.values()):
+            return None
+
+        def four(first: Expr) -> list[Expr]:
+            read = {v: each(first) for v, each in fours.items() if each is not None}
+            found = []
+            for i in range(4):
+                number = [as_number(first + i)] if definition.has(INDEXED) else []
+                operands = [read[v][i] if v in read else self.scalars[v] for v in op.operands]
+                assert definition.scalar is not None
+                found.append(definition.scalar(self.math, *number, *operands, **attributes))
+            return found
+
+        return four
 
     def read(self, value: Value, i: Expr) -> Expr:
         """Element i of a value; a scalar is the same for all."""

@@ -14,7 +14,7 @@ import numpy as np
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
-from dnc.ir.plan import ParameterAddress, Segment, unit_range
+from dnc.ir.plan import UNIT, ParameterAddress, Segment, unit_range
 from dnc.ir.repeated import repeated_parts
 from dnc.runtime.reference_vm.memory import Array, Finish, Worker
 from dnc.runtime.reference_vm.operands import (
@@ -43,7 +43,10 @@ def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worke
     else:
         whole, rest = repeated_parts(segment)
         for row in range(first, first + rows):
-            worker.repeated = _units(vm, whole, row, 1, worker, np.arange(segment.units))
+            if whole.mapping == UNIT:
+                worker.repeated = _units(vm, whole, row, 1, worker, np.arange(segment.units))
+            else:
+                worker.repeated = _scalars(vm, whole, row, worker)
             _units(vm, rest, row, 1, worker, np.arange(begin, end))
     return (lambda sent: _add_up(vm, sent, worker)) if worker.sent else None
 
@@ -115,28 +118,42 @@ def _unit_op(op: Op, values: dict[Value, Any], units: int, own: int, elements: A
     return OPS[op.opcode].evaluate([values[v] for v in op.operands], attributes)
 
 
+def _scalars(vm: ReferenceVM, whole: Segment, row: int, worker: Worker) -> dict[Value, Any]:
+    """What every worker makes of whole vectors, as vectors of one element; the first one stores it."""
+    values = _whole(vm, whole, row, worker)
+    for store in whole.stores if worker.rank == 0 else ():
+        _store(vm, store, row, FIRST, values[store.value], worker)
+    return {value: np.atleast_1d(values[value]) for value in whole.cell.results}
+
+
 def vertex_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worker: Worker) -> None:
     """This worker's rows of a group, each in whole."""
     share = -(-rows // vm.per_replica)
     begin = min(rows, worker.rank * share)
     end = min(rows, begin + share)
     for row in range(first + begin, first + end):
-        values: dict[Value, Any] = {}
-        for load in segment.loads:
-            shape = load.value.tensor.shape
-            if isinstance(load.address, ParameterAddress) and len(shape) > 1:
-                address = load.address
-                values[load.value] = load_matrix(vm, address.parameter, address.select, row, worker)
-                continue
-            found = load_value(vm, load.address, row, np.arange(load.value.tensor.size), worker)
-            values[load.value] = shaped(load.value, found)
-        for op in segment.cell.ops:
-            operands = [values[v] for v in op.operands]
-            values[op.result] = OPS[op.opcode].evaluate(operands, dict(op.attributes))
+        values = _whole(vm, segment, row, worker)
         for place in segment.scratch:
             vm.write(kept(vm, place, row, worker), values[place.value], worker)
         for store in segment.stores:
             _store(vm, store, row, np.arange(store.value.tensor.size), values[store.value], worker)
+
+
+def _whole(vm: ReferenceVM, segment: Segment, row: int, worker: Worker) -> dict[Value, Any]:
+    """The values of a VERTEX segment's cell for a row."""
+    values: dict[Value, Any] = {}
+    for load in segment.loads:
+        shape = load.value.tensor.shape
+        if isinstance(load.address, ParameterAddress) and len(shape) > 1:
+            address = load.address
+            values[load.value] = load_matrix(vm, address.parameter, address.select, row, worker)
+            continue
+        found = load_value(vm, load.address, row, np.arange(load.value.tensor.size), worker)
+        values[load.value] = shaped(load.value, found)
+    for op in segment.cell.ops:
+        operands = [values[v] for v in op.operands]
+        values[op.result] = OPS[op.opcode].evaluate(operands, dict(op.attributes))
+    return values
 
 
 def _store(vm: ReferenceVM, store: Any, row: int, index: Array, value: Any, worker: Worker) -> None:

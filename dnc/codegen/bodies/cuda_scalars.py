@@ -1,0 +1,176 @@
+"""Scalars that every worker makes of whole vectors, on CUDA: all warps share out the vertices of a tile.
+
+In: a tile, and the part of its segment that is made vertex by vertex. Out: statements that leave the scalars
+in staging; the first worker stores what others read later. Few vertices have several warps each, as a level
+waits for them. Barriers inside, which all threads reach, and one at the end. No vector is kept: what is read
+twice is near then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+from tvm.tirx.script.builder import ir as T
+
+from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_staging import Staging, UnitTile, by_rows
+from dnc.codegen.bodies.cuda_vertices import LOWEST
+from dnc.codegen.bodies.cuda_worker import Worker
+from dnc.codegen.cells import Element, StoreFour, VertexCell, four_of
+from dnc.codegen.emit import Expr, both, let, local, loop, put, smaller, stride_loop, when
+from dnc.codegen.quads import QUAD
+from dnc.ir.cell import Value
+from dnc.ir.machine import LANES, THREADS, WARPS
+from dnc.ir.plan import PlanTooLarge, Segment
+
+TOGETHER = 4  # quads of a vector that a thread loads before it uses the first; where registers hold weights, 2
+PARTIALS = 2 * WARPS  # words: a reduction's are read while the next one's are written
+
+
+@attrs.define(eq=False)
+class RowTarget:
+    """Lanes that share the loops of one row, a warp of them or several: `lanes` of them, of which this is
+    `lane`, of `warps` warps from `first_warp` on. leads: this thread stores for its row.
+
+    Whoever calls a reduction is with all threads of the block. There is no scratch memory.
+    """
+
+    worker: Worker
+    partials: int
+    lane: Expr
+    lanes: Expr
+    first_warp: Expr
+    warps: Expr
+    leads: Expr
+    reductions: int = 0
+
+    def _terms(self, extent: int, term: Element, each: Callable[[Expr, Expr, Expr], None]) -> None:
+        """each(element's place, value, whether there is one), for all of the thread's; where there is none the
+        value is that of another."""
+        four = four_of(term) if extent % QUAD == 0 else None
+        size = QUAD if four is not None else 1
+        items = extent // size
+        together = min(2 if self.worker.crowded else TOGETHER, -(-items // LANES))
+        step = let("step", self.lanes * together)
+        with stride_loop("item", self.lane, items, step) as first:
+            places = [first + part * self.lanes for part in range(together)]
+            nears = [places[0], *(let("near", smaller(place, items - 1)) for place in places[1:])]
+            if four is not None:
+                found = [four(near * QUAD) for near in nears]
+            else:
+                found = [[let("found", term(near))] for near in nears]
+            for place, values in zip(places, found, strict=True):
+                for i, value in enumerate(values):
+                    each(place * size + i, value, place < items)
+
+    def _over_all(self, total: Any, join: Callable[[Expr, Expr], Expr], start: Expr) -> Expr:
+        """What all lanes of the row have, in a fixed order, on every lane; a block barrier."""
+        mask = LANES // 2
+        while mask:
+            put(total, 0, join(total[0], cuda.shuffle_xor(total[0], mask)))
+            mask //= 2
+        staging, first = self.worker.staging, self.partials + self.reductions % 2 * WARPS
+        self.reductions += 1
+        with when(self.worker.lane == 0):
+            put(staging, first + self.worker.warp, total[0])
+        self.worker.synchronize()
+        parts = [staging[first + smaller(self.first_warp + warp, WARPS - 1)] for warp in range(WARPS)]
+        parts = [let("part", T.Select(warp < self.warps, part, start)) for warp, part in enumerate(parts)]
+        while len(parts) > 1:
+            parts = [join(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return let("all", parts[0])
+
+    def _reduce(self, extent: int, term: Element, start: float, join: Callable[[Expr, Expr], Expr]) -> Expr:
+        total = local("reduced", "float32", T.float32(start))
+
+        def each(place: Expr, value: Expr, there: Expr) -> None:
+            put(total, 0, join(total[0], T.Select(there, value, T.float32(start))))
+
+        self._terms(extent, term, each)
+        return self._over_all(total, join, T.float32(start))
+
+    def sum(self, extent: int, term: Element) -> Expr:
+        """Threads take terms in turn, then add in a fixed order."""
+        return self._reduce(extent, term, 0.0, lambda a, b: a + b)
+
+    def max(self, extent: int, term: Element) -> Expr:
+        """The largest term."""
+        return self._reduce(extent, term, LOWEST, lambda a, b: T.max(a, b))
+
+    def products(self, extent: int, rows: Sequence[Element], vector: Element) -> list[Expr]:
+        """Sum by sum."""
+        return [self.sum(extent, lambda i, row=row: row(i) * vector(i)) for row in rows]  # type: ignore[misc]
+
+    def normalizer(self, extent: int, term: Element, exp: Callable[[Expr], Expr]) -> tuple[Expr, Expr]:
+        """Two passes."""
+        top = self.max(extent, term)
+        return top, self.sum(extent, lambda i: exp(term(i) - top))
+
+    def argmax(self, extent: int, term: Element) -> Expr:
+        """Not a number that units read."""
+        raise NotImplementedError
+
+    def once(self, body: Callable[[], None]) -> None:
+        """The thread that leads."""
+        with when(self.leads):
+            body()
+
+    def each(self, extent: int, body: Callable[[Expr], None]) -> None:
+        """Nothing is kept."""
+        raise NotImplementedError
+
+    def fill(
+        self,
+        extent: int,
+        read: Element,
+        write: Callable[[Expr, Expr], None],
+        write_four: StoreFour | None = None,
+    ) -> None:
+        """Nothing is kept."""
+        raise NotImplementedError
+
+    def scratch(self, size: int) -> tuple[Any, Expr]:
+        """Nothing is kept."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Block barrier."""
+        self.worker.synchronize()
+
+
+def staging_of_scalars(whole: Segment, tile: int, first: int) -> Staging:
+    """Where the scalars of a tile lie, as deltas, and what threads hand each other, from word `first` on."""
+    at = -(-first // QUAD) * QUAD
+    scratch, at = at, at + PARTIALS
+    planes = dict[Value, Any]()
+    for value in whole.cell.results:
+        planes[value] = attrs.evolve(by_rows(tile, 1, 0), at=at)
+        at += tile
+    return Staging(tile, 1, {}, planes, at, scratch=scratch)
+
+
+def make_scalars(tile: UnitTile, whole: Segment, staging: Staging) -> None:
+    """Makes them, for all vertices of a tile."""
+    worker = tile.worker.here()
+    log = T.Select(tile.count > 4, 5, T.Select(tile.count > 2, 6, T.Select(tile.count > 1, 7, 8)))
+    log = let("lanes_log", log)
+    lanes = let("lanes", T.shift_left(1, log))
+    rows = let("rows_at_once", T.shift_right(THREADS, log))
+    own = let("own_row", T.shift_right(worker.thread, log))
+    warps = let("warps_of_row", T.shift_right(lanes, 5))
+    with stride_loop("scalars", 0, tile.count, rows) as begin:
+        vertex = let("vertex", begin + own)
+        near = let("near", smaller(vertex, tile.count - 1))
+        leads = let("leads", both(T.bitwise_and(worker.thread, lanes - 1) == 0, vertex < tile.count))
+        lane = let("lane_of_row", T.bitwise_and(worker.thread, lanes - 1))
+        target = RowTarget(worker, staging.scratch, lane, lanes, own * warps, warps, leads)
+        cell = VertexCell(worker.access, worker.math, target, whole, tile.first + near, 0)
+        cell.compute()
+        with when(leads):
+            for value, plane in staging.deltas.items():
+                put(worker.staging, plane.place(0, vertex), cell.scalars[value])
+        with when(worker.rank == 0):
+            cell.store()
+        worker.synchronize()
