@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 import dnc
 from benchmarks import common
 from benchmarks.applications.data import DataSets
-from benchmarks.applications.points import FIXED, SST, TREES, VPPS
+from benchmarks.applications.points import FIXED, SST, TREES, VPPS, WHOLE
 from benchmarks.treelstm import attached, batches_of
 from dnc.api import Model
 from dnc.ir import isa
@@ -31,7 +31,7 @@ from dnc.runtime.schedule import header, queue
 from dnc.runtime.trace.timeline import Timeline
 
 LAUNCHES = 12
-DATA = {point.build: point.data for point in (*TREES, *VPPS, *FIXED)}
+DATA = {point.build: point.data for point in (*TREES, *VPPS, *FIXED, *WHOLE)}
 
 
 def main() -> None:
