@@ -33,6 +33,8 @@ EVERYWHERE = "everywhere"  # a scalar that every worker makes for itself
 MAX_GATES = 16
 NARROW = 64
 """Elements of vectors that one warp goes through sooner than workers meet: two a lane."""
+BROAD = 2048
+"""The same outside the recursion, where all workers meet, and have rows of all vertices."""
 MADE = (UNIT, VERTEX, PARTIAL, EVERYWHERE)  # kinds of what segments make
 VERTEX_FLOATS = 8192
 CHEAP = 4
@@ -78,6 +80,7 @@ class Distribution:
         self.repeated: set[Value] = set()  # values of which every worker makes all units
         self.follows = False  # whether what reads a whole vector is made with it
         self.reduces = False  # whether every worker may reduce whole vectors for itself
+        self.narrow = NARROW if stage.placement == LEVEL else BROAD
         self.puts_off = self.joins and stage.placement == LEVEL
         self.whole_from: dict[Value, int] = {}  # the first step in which a worker can have all of a value
         bound = zip(cell.inputs, stage.inputs, strict=True)
@@ -91,8 +94,9 @@ class Distribution:
             vertex |= wide.keys()
             self.too_few |= wide
         self.repeatable: set[Value] = set()
-        if self.joins and stage.placement == LEVEL:
+        if self.joins:
             self._save_exchanges(vertex)
+        if self.joins and stage.placement == LEVEL:
             if options.reduces:
                 self._reduce_everywhere(vertex)
             if not self.reduces:
@@ -294,7 +298,7 @@ class Distribution:
         return with_it < by_units
 
     def _is_narrow(self, op: Op) -> bool:
-        return all(value.tensor.size <= NARROW for value in (op.result, *op.operands))
+        return all(value.tensor.size <= self.narrow for value in (op.result, *op.operands))
 
     def _is_view(self, op: Op, vertex: set[Value]) -> bool:
         """A slice of something complete or partial, or a concat that only products read."""

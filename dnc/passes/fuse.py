@@ -18,6 +18,7 @@ from dnc.passes.bind import Binder
 from dnc.passes.cut import Cutter, shifted
 from dnc.passes.distribute import FuseOptions
 
+
 class Fuse(FuseOptions):
     """The pass."""
 

@@ -36,6 +36,7 @@ from tests.support.models import EXAMPLES, VOCABULARY
 SIZES = {
     "treelstm": {"hidden": 6, "embed": 5},
     "bilstm_tagger": {"hidden": 5, "embed": 4},
+    "layer_norm_lstm": {"hidden": 72, "embed": 12},
     "lstm2": {"hidden": 5, "embed": 4},
     "lstm_classifier": {"hidden": 6, "embed": 4},
     "dag": {"hidden": 6},
@@ -67,7 +68,7 @@ def model(name: str, without: tuple[str, ...] = (), **sizes: int) -> tuple[Progr
 def compiled(
     name: str, without: tuple[str, ...], sizes: tuple[tuple[str, int], ...], repeat: bool = False
 ) -> tuple[Program, Plan, CpuBackend]:
-    options = PlanOptions(without=without, repeat=repeat)
+    options = PlanOptions(without=without, repeat=repeat, reduce=repeat)
     path = EXAMPLES / f"{name}.dn"
     source = Source(str(path), path.read_text())
     program = transform(load_program(source, dict(sizes))[0], options)
@@ -121,7 +122,7 @@ def test_every_example_on_every_grid(name: str, grid: tuple[int, int]) -> None:
     check_evaluation(made)
 
 
-@pytest.mark.parametrize("name", ["attention", "char_rnn", "childsum", "gru_classifier"])
+@pytest.mark.parametrize("name", ["attention", "char_rnn", "childsum", "gru_classifier", "layer_norm_lstm"])
 def test_values_that_every_worker_makes(name: str) -> None:
     program, plan, backend = compiled(name, (), tuple(SIZES[name].items()), repeat=True)
     assert any(segment.repeated for segment in plan.segments)

@@ -30,6 +30,7 @@ from dnc.diagnostics import DiagnosticError
 from dnc.ir.lean import has_lean
 from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import FP32, PRECISIONS, REGISTER, SHARED, STREAMED, TF32X3, Plan
+from dnc.passes.distribute import NARROW
 from dnc.passes.plan_mailboxes import PlanMailboxes
 from dnc.passes.plan_reductions import PlanReductions
 from dnc.runtime.backend import VMBackend
@@ -94,6 +95,7 @@ VARIANTS = (
     Variant(PlanOptions(registers=32)),
     Variant(PlanOptions(batch=1)),
     *(Variant(PlanOptions(repeat=repeat)) for repeat in (True, False)),
+    Variant(PlanOptions(reduce=False)),
     *(Variant(without=(name,)) for name in OPTIONAL_PASSES),
     *(Variant(pushes=pushes) for pushes in ("all", "none")),
     *(Variant(few=few, apart=apart) for few in (True, False) for apart in (True, False)),
@@ -174,6 +176,7 @@ def case_of(seed: int) -> Case:
             window=choice.choice((256, 1024)),
             registers=choice.choice((None, 32, 96)) if seed >= EXAMPLES_FROM else None,
         ),
+        narrow=choice.choice((0, NARROW)),
     )
 
 

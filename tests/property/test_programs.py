@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from dnc.codegen.cpu_kernel import build_cpu
+from dnc.passes.distribute import NARROW
 from dnc.passes.hoist import Hoist
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cpu_backend import CpuBackend
@@ -84,6 +85,8 @@ cases = st.builds(
     parts=st.booleans(),
     common=st.booleans(),
     repeat=st.sampled_from((None, True, False)),
+    reduce=st.sampled_from((None, True, False)),
+    narrow=st.sampled_from((0, NARROW)),
 )
 
 

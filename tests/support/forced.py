@@ -82,6 +82,13 @@ def forced(
 
 
 @contextmanager
+def narrow_vectors(elements: int) -> Iterator[None]:
+    """Vectors of more elements are shared out by units wherever they can be (`dnc/passes/distribute.py`)."""
+    with patch("dnc.passes.distribute.NARROW", elements):
+        yield
+
+
+@contextmanager
 def shared_products() -> Iterator[None]:
     """What stages have in common is shared however small its products are (`dnc/passes/share.py`)."""
     with patch("dnc.compiler.Share", partial(Share, vertex_floats=0)):

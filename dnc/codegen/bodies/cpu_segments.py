@@ -15,8 +15,8 @@ from tvm import tirx
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cpu_products import FORWARD, TRANSPOSED
-from dnc.codegen.bodies.cpu_worker import Worker, elements, ramp
 from dnc.codegen.bodies.cpu_vertices import LoopTarget
+from dnc.codegen.bodies.cpu_worker import Worker, elements, ramp
 from dnc.codegen.cells import UnitCell, VertexCell, scratch_floats
 from dnc.codegen.emit import Expr, either, let, local, loop, put, shift, smaller, stride_loop, when, wide
 from dnc.ir.cell import Value

@@ -8,7 +8,7 @@ twice is near then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -19,13 +19,13 @@ from dnc.codegen.bodies.cuda_staging import Staging, UnitTile, by_rows
 from dnc.codegen.bodies.cuda_vertices import LOWEST
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.cells import Element, StoreFour, VertexCell, four_of
-from dnc.codegen.emit import Expr, both, let, local, loop, put, smaller, stride_loop, when
+from dnc.codegen.emit import Expr, both, fixed, let, local, put, smaller, stride_loop, when
 from dnc.codegen.quads import QUAD
 from dnc.ir.cell import Value
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import PlanTooLarge, Segment
+from dnc.ir.plan import Segment
 
-TOGETHER = 4  # quads of a vector that a thread loads before it uses the first; where registers hold weights, 2
+TOGETHER = 4  # quads of a vector that a thread loads before it uses the first
 PARTIALS = 2 * WARPS  # words: a reduction's are read while the next one's are written
 
 
@@ -46,24 +46,21 @@ class RowTarget:
     leads: Expr
     reductions: int = 0
 
-    def _terms(self, extent: int, term: Element, each: Callable[[Expr, Expr, Expr], None]) -> None:
-        """each(element's place, value, whether there is one), for all of the thread's; where there is none the
-        value is that of another."""
+    def _terms(self, extent: int, term: Element, start: float) -> Iterator[Expr]:
+        """All terms of the thread, inside a loop; `start` where there are no more."""
         four = four_of(term) if extent % QUAD == 0 else None
         size = QUAD if four is not None else 1
         items = extent // size
-        together = min(2 if self.worker.crowded else TOGETHER, -(-items // LANES))
-        step = let("step", self.lanes * together)
+        together = min(TOGETHER, -(-items // LANES))
+        step = fixed("step", self.lanes * together)
         with stride_loop("item", self.lane, items, step) as first:
             places = [first + part * self.lanes for part in range(together)]
-            nears = [places[0], *(let("near", smaller(place, items - 1)) for place in places[1:])]
-            if four is not None:
-                found = [four(near * QUAD) for near in nears]
-            else:
-                found = [[let("found", term(near))] for near in nears]
-            for place, values in zip(places, found, strict=True):
-                for i, value in enumerate(values):
-                    each(place * size + i, value, place < items)
+            nears = [first, *(fixed("near", smaller(place, items - 1)) for place in places[1:])]
+            found = [four(near * QUAD) if four is not None else [term(near)] for near in nears]
+            found = [[let("found", value) for value in values] for values in found]
+            yield from found[0]
+            for place, values in zip(places[1:], found[1:], strict=True):
+                yield from (T.Select(place < items, value, T.float32(start)) for value in values)
 
     def _over_all(self, total: Any, join: Callable[[Expr, Expr], Expr], start: Expr) -> Expr:
         """What all lanes of the row have, in a fixed order, on every lane; a block barrier."""
@@ -76,19 +73,18 @@ class RowTarget:
         with when(self.worker.lane == 0):
             put(staging, first + self.worker.warp, total[0])
         self.worker.synchronize()
-        parts = [staging[first + smaller(self.first_warp + warp, WARPS - 1)] for warp in range(WARPS)]
-        parts = [let("part", T.Select(warp < self.warps, part, start)) for warp, part in enumerate(parts)]
+        begin = fixed("first_part", self.first_warp)
+        places = [begin, *(smaller(begin + warp, WARPS - 1) for warp in range(1, WARPS))]
+        parts = [let("part", staging[first + place]) for place in places]
+        parts[1:] = [T.Select(warp < self.warps, part, start) for warp, part in enumerate(parts)][1:]
         while len(parts) > 1:
             parts = [join(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         return let("all", parts[0])
 
     def _reduce(self, extent: int, term: Element, start: float, join: Callable[[Expr, Expr], Expr]) -> Expr:
         total = local("reduced", "float32", T.float32(start))
-
-        def each(place: Expr, value: Expr, there: Expr) -> None:
-            put(total, 0, join(total[0], T.Select(there, value, T.float32(start))))
-
-        self._terms(extent, term, each)
+        for value in self._terms(extent, term, start):
+            put(total, 0, join(total[0], value))
         return self._over_all(total, join, T.float32(start))
 
     def sum(self, extent: int, term: Element) -> Expr:
@@ -153,18 +149,16 @@ def staging_of_scalars(whole: Segment, tile: int, first: int) -> Staging:
 
 def make_scalars(tile: UnitTile, whole: Segment, staging: Staging) -> None:
     """Makes them, for all vertices of a tile."""
-    worker = tile.worker.here()
-    log = T.Select(tile.count > 4, 5, T.Select(tile.count > 2, 6, T.Select(tile.count > 1, 7, 8)))
-    log = let("lanes_log", log)
-    lanes = let("lanes", T.shift_left(1, log))
-    rows = let("rows_at_once", T.shift_right(THREADS, log))
-    own = let("own_row", T.shift_right(worker.thread, log))
-    warps = let("warps_of_row", T.shift_right(lanes, 5))
-    with stride_loop("scalars", 0, tile.count, rows) as begin:
+    worker, at_once = tile.worker.here(), local("rows_at_once", "int32", 0)
+    with stride_loop("scalars", 0, tile.count, at_once[0]) as begin:
+        left = let("rows_left", tile.count - begin)
+        log = fixed("lanes_log", T.Select(left > 4, 5, T.Select(left > 2, 6, T.Select(left > 1, 7, 8))))
+        put(at_once, 0, T.shift_right(THREADS, log))
+        lanes, own = fixed("lanes", T.shift_left(1, log)), fixed("own_row", T.shift_right(worker.thread, log))
+        lane, warps = fixed("lane_of_row", worker.thread - own * lanes), fixed("warps_of_row", lanes // LANES)
         vertex = let("vertex", begin + own)
-        near = let("near", smaller(vertex, tile.count - 1))
-        leads = let("leads", both(T.bitwise_and(worker.thread, lanes - 1) == 0, vertex < tile.count))
-        lane = let("lane_of_row", T.bitwise_and(worker.thread, lanes - 1))
+        near = fixed("near", smaller(vertex, tile.count - 1))
+        leads = let("leads", both(lane == 0, vertex < tile.count))
         target = RowTarget(worker, staging.scratch, lane, lanes, own * warps, warps, leads)
         cell = VertexCell(worker.access, worker.math, target, whole, tile.first + near, 0)
         cell.compute()

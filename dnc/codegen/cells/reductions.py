@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def _sum(cell: VertexCell, op: Op) -> Expr:
     value = op.operands[0]
-    return cell.target.sum(value.tensor.size, partial(cell.read, value))
+    return cell.target.sum(value.tensor.size, cell.vectors.get(value, partial(cell.read, value)))
 
 
 def _mean(cell: VertexCell, op: Op) -> Expr:

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 import attrs
 
 from dnc.codegen.cpu_kernel import build_cpu
+from dnc.passes.distribute import NARROW
 from dnc.runtime.backend import Backend, VMBackend
 from dnc.runtime.cpu_backend import CpuBackend
 from tests.support.executors import OnGrid
@@ -72,6 +73,8 @@ def case_of(executor: str, seed: int) -> Case:
         shared=choice.random() < 0.5,
         repeat=choice.choice((None, True, False)),
         parts=choice.random() < 0.7,
+        reduce=choice.choice((None, True)),
+        narrow=choice.choice((0, NARROW)),
     )
 
 

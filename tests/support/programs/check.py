@@ -29,6 +29,7 @@ from dnc.ir.parser import parse_program
 from dnc.ir.plan import BF16, FP32, TF32, TF32X3, Plan
 from dnc.ir.printer import print_program
 from dnc.ir.program import BACKWARD, Program
+from dnc.passes.distribute import NARROW
 from dnc.runtime.backend import Backend
 from dnc.runtime.data.usage import layout_of
 from dnc.runtime.outside import pushed_values
@@ -43,7 +44,7 @@ from tests.support.executors import (
     random_parameters,
     relative,
 )
-from tests.support.forced import forced, shared_products
+from tests.support.forced import forced, narrow_vectors, shared_products
 from tests.support.forests import ForestGrower
 
 Array = np.ndarray[Any, Any]
@@ -73,7 +74,8 @@ class Case:
     always added up apart. alike: whether leaves of one word always share a row. added: whether partial sums
     are always added up before they are written. shared: whether the grid always shares phases out. parts:
     whether parts of the recursion always have replicas of their own. common: whether products that stages
-    have in common are shared however small they are. repeat: as in the options."""
+    have in common are shared however small they are. repeat, reduce: as in the options. narrow: elements of
+    vectors that are not shared out by units where that saves an exchange."""
 
     seed: int = 0
     samples: int = 2
@@ -92,6 +94,8 @@ class Case:
     parts: bool = False
     common: bool = False
     repeat: bool | None = None
+    reduce: bool | None = None
+    narrow: int = NARROW
 
 
 @attrs.frozen(eq=False)
@@ -113,7 +117,7 @@ def load(text: str) -> Program:
 
 def prepare(text: str, case: Case) -> Prepared:
     """Compiles a text, prints and parses it on the way, and interprets it with the passes on and off."""
-    with shared_products() if case.common else nullcontext():
+    with shared_products() if case.common else nullcontext(), narrow_vectors(case.narrow):
         return _prepared(text, case)
 
 
@@ -121,7 +125,8 @@ def _prepared(text: str, case: Case) -> Prepared:
     source = load(text)
     assert parse_program(print_program(source)) == source
     repeat = case.options.repeat if case.repeat is None else case.repeat
-    options = attrs.evolve(case.options, without=case.without, repeat=repeat)
+    reduce = case.options.reduce if case.reduce is None else case.reduce
+    options = attrs.evolve(case.options, without=case.without, repeat=repeat, reduce=reduce)
     try:
         program = transform(source, options)
     except DiagnosticError as error:
