@@ -19,8 +19,8 @@ def repeated_parts(segment: Segment) -> tuple[Segment, Segment]:
     """What every worker makes in whole, with the values that the rest reads as its results; and the rest,
     in which these are loads and pieces of operands.
 
-    Scalars that vectors are reduced to are made vertex by vertex, and stored by one worker. What they are made
-    of by units the rest works out once more, for the worker's own.
+    Scalars that vectors are reduced to are made vertex by vertex, and stored by one worker. What they are
+    made of by units the rest works out once more, for the worker's own.
     """
     repeated = set(segment.repeated)
     if not repeated:

@@ -9,8 +9,8 @@ complete operand and yields units; element-wise operations keep units; a transpo
 and yields partial sums; everything else needs whole vectors and runs vertex by vertex.
 
 Of the recursion, what a product needs whole and what follows from complete values alone may be repeated:
-every worker makes all units of it, so that the product needs no exchange. So may scalars be that whole vectors
-are reduced to: what is shared out by units reads them without an exchange then.
+every worker makes all units of it, so that the product needs no exchange. So may scalars be that whole
+vectors are reduced to: what is shared out by units reads them without an exchange then.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ EVERYWHERE = "everywhere"  # a scalar that every worker makes for itself
 MAX_GATES = 16
 NARROW = 64
 """Elements of vectors that one warp goes through sooner than workers meet: two a lane."""
-BROAD = 2048
-"""The same outside the recursion, where all workers meet, and have rows of all vertices."""
 MADE = (UNIT, VERTEX, PARTIAL, EVERYWHERE)  # kinds of what segments make
 VERTEX_FLOATS = 8192
 CHEAP = 4
@@ -49,9 +47,9 @@ def is_scalar_list(value: Value) -> bool:
 
 @attrs.frozen
 class FuseOptions:
-    """How a program is cut. `enabled` joins operations; `vertex_floats`, the largest sum of weights of a stage
-    outside the recursion that is still computed vertex by vertex; `repeats`: whether every worker makes
-    what a product of the recursion needs whole, where that follows from complete values, and saves an
+    """How a program is cut. `enabled` joins operations; `vertex_floats`, the largest sum of weights of a
+    stage outside the recursion that is still computed vertex by vertex; `repeats`: whether every worker
+    makes what a product of the recursion needs whole, where that follows from complete values, and saves an
     exchange; `reduces`: the same of the scalars that vectors of the recursion are reduced to."""
 
     enabled: bool = True
@@ -80,7 +78,6 @@ class Distribution:
         self.repeated: set[Value] = set()  # values of which every worker makes all units
         self.follows = False  # whether what reads a whole vector is made with it
         self.reduces = False  # whether every worker may reduce whole vectors for itself
-        self.narrow = NARROW if stage.placement == LEVEL else BROAD
         self.puts_off = self.joins and stage.placement == LEVEL
         self.whole_from: dict[Value, int] = {}  # the first step in which a worker can have all of a value
         bound = zip(cell.inputs, stage.inputs, strict=True)
@@ -298,7 +295,7 @@ class Distribution:
         return with_it < by_units
 
     def _is_narrow(self, op: Op) -> bool:
-        return all(value.tensor.size <= self.narrow for value in (op.result, *op.operands))
+        return all(value.tensor.size <= NARROW for value in (op.result, *op.operands))
 
     def _is_view(self, op: Op, vertex: set[Value]) -> bool:
         """A slice of something complete or partial, or a concat that only products read."""
