@@ -363,7 +363,7 @@ class Distribution:
                     parent[find(last[key])] = find(value)
                 last[key] = value
                 continue
-            shared = [(v, "") for v in op.operands if v in self.sums]  # which are added up once
+            shared = [(v, 0) for v in op.operands if v in self.sums]  # which are added up once
             if op.opcode == "matmul":  # products of one operand share its staging
                 shared.append((op.operands[1], value.tensor.size))
             for source, size in shared:
