@@ -455,7 +455,8 @@ class Distribution:
         user, whole = self.kind[op.result], op.opcode == "matmul"
         kind = VERTEX if user == VERTEX else UNIT
         for operand in op.operands:
-            if self._ready(operand, kind, whole) < self.step[op.result]:
+            ready = self.whole_from[operand] if user == EVERYWHERE else self._ready(operand, kind, whole)
+            if ready < self.step[op.result]:
                 continue
             for source in self.behind_views(operand):
                 have = self.kind[source]
@@ -465,6 +466,8 @@ class Distribution:
                     return "it reads sums of which every worker has a part"
                 if have == VERTEX:
                     return "it is shared out by units, and reads what is computed vertex by vertex"
+                if user == EVERYWHERE:
+                    return f"{self._whole(op)}, which every worker reduces for itself"
                 if user == VERTEX:
                     return self._whole(op)
                 text = "the product needs a whole vector, of which every worker has made its units"

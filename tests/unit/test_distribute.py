@@ -9,8 +9,10 @@ from dnc.diagnostics import Source
 from dnc.explain.facts import exchange_count, levels
 from dnc.frontend.build import load_program
 from dnc.ir.plan import UNIT, VERTEX, Plan, RepeatedAddress, SlotsAddress
+from dnc.ir.remarks import Remarks
 from dnc.ir.repeated import repeated_parts
 from dnc.passes.distribute import Distribution
+from dnc.passes.fuse import Fuse
 from tests.support.models import EXAMPLES
 from tests.support.plans import plan_of
 
@@ -75,6 +77,16 @@ def test_every_worker_reduces_whole_vectors_for_itself() -> None:
     assert mappings(found, "f") == [(UNIT, 0), (UNIT, 1)]
     assert mappings(found, "f.grad") == [(UNIT, 0), (UNIT, 1)]
     assert settled(PlanOptions(), found).reduce and not settled(PlanOptions(), found).repeat
+
+
+def test_a_remark_says_where_workers_reduce_for_themselves() -> None:
+    remarks = Remarks()
+    program = load_program(
+        Source("m.dn", f"{HEAD}{NORMAL}\nloss sum(w in all(Word)) sum(f(w))\n"), {"d": 128}
+    )[0]
+    Fuse(reduces=True).decide(transform(program), remarks)
+    found = [remark.message for remark in remarks.all() if "itself" in remark.message]
+    assert found[0].endswith("'mean' needs whole vectors, which every worker reduces for itself")
 
 
 def test_the_two_parts_of_a_segment_with_scalars() -> None:
