@@ -91,9 +91,8 @@ class Distribution:
             vertex |= wide.keys()
             self.too_few |= wide
         self.repeatable: set[Value] = set()
-        if self.joins:
-            self._save_exchanges(vertex)
         if self.joins and stage.placement == LEVEL:
+            self._save_exchanges(vertex)
             if options.reduces:
                 self._reduce_everywhere(vertex)
             if not self.reduces:
