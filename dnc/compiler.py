@@ -173,7 +173,8 @@ def repetition(
     placed = tiles.weights(attrs.evolve(plans[0], tiling=whole.tiling)).placements
     # Where no weight is in registers, wide levels run in tiles of products, which repeated ones cannot.
     narrow = any(place.residency == REGISTER for place in placed)
-    margin = NEAR if options.batch is None else 1.0  # further rows are cheaper with an exchange
+    products = any(p.result in segment.repeated for segment in repeated.segments for p in segment.products)
+    margin = NEAR if products and options.batch is None else 1.0  # further rows are cheaper with an exchange
     return narrow and margin * tiles.expected(whole) < tiles.expected(apart), (why,)
 
 

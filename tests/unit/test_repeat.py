@@ -101,6 +101,12 @@ def test_the_cpu_only_when_asked() -> None:
     assert not repeats(gru(target="cpu")) and repeats(gru(target="cpu", repeat=True))
 
 
+def test_cells_without_products_are_repeated_where_that_is_expected_to_be_faster_at_all() -> None:
+    """The margin is for products, which cost every worker as much as one."""
+    plan = plan_of("tree_to_sequence", {}, GPU, mode="infer")
+    assert repeats(plan) and not any(place.repeated for place in plan.placements)
+
+
 def test_without_fusion_nothing_is_repeated() -> None:
     assert not repeats(gru(repeat=True, without=("fuse",)))
 
