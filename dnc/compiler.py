@@ -20,7 +20,7 @@ from dnc.codegen.nvrtc import spilled
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, check_path, fail, read_source
 from dnc.ir.isa import dense_parameters, layout
 from dnc.ir.machine import Constants, Machine, machine, machines_of, target_name
-from dnc.ir.plan import FP32, PRECISIONS, REGISTER, Plan, PlanTooLarge, WeightFormat
+from dnc.ir.plan import FP32, PRECISIONS, Plan, PlanTooLarge, WeightFormat
 from dnc.ir.plan_text import print_plan
 from dnc.ir.printer import print_program
 from dnc.ir.program import Program
@@ -42,8 +42,9 @@ from dnc.passes.plan_polls import PlanPolls
 from dnc.passes.plan_reductions import PlanReductions
 from dnc.passes.plan_weights import PlanWeights, fewer_registers
 from dnc.passes.reassociate import Reassociate
+from dnc.passes.repetition import repetition
 from dnc.passes.select_instructions import SelectInstructions
-from dnc.passes.select_tiles import NEAR, SelectTiles
+from dnc.passes.select_tiles import SelectTiles
 from dnc.passes.share import Share
 from dnc.runtime.build import Build, Target, check_place, write_build
 from dnc.version import VERSION
@@ -118,6 +119,12 @@ def program_passes(mode: str = TRAIN) -> tuple[Pass[Program], ...]:
     return (Canonicalize(), Inline(), Merge(), Hoist(), middle, Canonicalize(), Share())
 
 
+def fuse_pass(options: PlanOptions, target: Machine) -> Fuse:
+    """The pass from program to plan, but for what `repetition` chooses."""
+    reduces = target.is_gpu if options.reduce is None else options.reduce
+    return Fuse(enabled=FUSE not in options.without, reduces=reduces)
+
+
 def plan_passes(
     options: PlanOptions, target: Machine, constants: Constants | None = None
 ) -> tuple[Pass[Plan], ...]:
@@ -149,35 +156,6 @@ def select_tiles(options: PlanOptions, target: Machine, constants: Constants | N
     )
 
 
-def repetition(
-    program: Program, fuse: Fuse, tiles: SelectTiles, options: PlanOptions
-) -> tuple[bool, tuple[str, ...]]:
-    """Whether every worker makes what products need whole, where that saves an exchange; and what is expected
-    of it, by a wavefront, as of tilings. Workers of a CPU meet for less than such products cost."""
-    repeated = attrs.evolve(fuse, repeats=True)(program) if tiles.machine.is_gpu else None
-    if repeated is None or not any(segment.repeated for segment in repeated.segments):
-        return bool(options.repeat), ()
-    plans = [
-        attrs.evolve(plan, target=tiles.machine.name, precision=options.precision)
-        for plan in (repeated, fuse(program))
-    ]
-    whole, apart = (tiles.best(plan) for plan in plans)
-    names = dict.fromkeys(value.name for segment in repeated.segments for value in segment.repeated)
-    why = (
-        f"repeat: a level with {', '.join(names)} made whole by every worker {whole.level_ns:.0f} ns, "
-        f"{whole.vertex_ns:.0f} ns a vertex; with an exchange {apart.level_ns:.0f} ns, "
-        f"{apart.vertex_ns:.0f} ns a vertex"
-    )
-    if options.repeat is not None or (options.mode == TRAIN and options.batch is None):
-        return bool(options.repeat), (why,)  # trained on are batches of many samples
-    placed = tiles.weights(attrs.evolve(plans[0], tiling=whole.tiling)).placements
-    # Where no weight is in registers, wide levels run in tiles of products, which repeated ones cannot.
-    narrow = any(place.residency == REGISTER for place in placed)
-    products = any(p.result in segment.repeated for segment in repeated.segments for p in segment.products)
-    margin = NEAR if products and options.batch is None else 1.0  # further rows are cheaper with an exchange
-    return narrow and margin * tiles.expected(whole) < tiles.expected(apart), (why,)
-
-
 def transform(
     program: Program, options: PlanOptions = PlanOptions(), show: PassOptions = PassOptions()
 ) -> Program:
@@ -199,10 +177,8 @@ def make_plan(
     constants: of the machine, where they were measured; they decide only what `options` leave open.
     """
     chip = machine(target)
-    reduces = chip.is_gpu if options.reduce is None else options.reduce
-    fuse = Fuse(enabled=FUSE not in options.without, reduces=reduces)
-    tiles = select_tiles(options, chip, constants)
-    repeat, why = repetition(program, fuse, tiles, options)
+    fuse, tiles = fuse_pass(options, chip), select_tiles(options, chip, constants)
+    repeat, why = repetition(program, fuse, tiles, options.repeat, options.mode == TRAIN, options.precision)
     fuse = attrs.evolve(fuse, repeats=repeat)
     plan = attrs.evolve(fuse.decide(program, show.remarks or Remarks()), remarks=why)
     plan = attrs.evolve(plan, target=target, trains=options.mode == TRAIN)

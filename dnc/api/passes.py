@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 import attrs
 
-from dnc.compiler import FUSE, MODES, PlanOptions, plan_passes, program_passes, read_program
+from dnc.compiler import FUSE, MODES, PlanOptions, fuse_pass, plan_passes, program_passes, read_program
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail, read_source
 from dnc.ir.machine import Machine, machine
 from dnc.ir.parser import parse_program
@@ -25,7 +25,6 @@ from dnc.ir.printer import print_program
 from dnc.ir.program import BACKWARD, Program
 from dnc.ir.remarks import Remark, Remarks
 from dnc.ir.verifier import program_errors
-from dnc.passes.fuse import Fuse
 from dnc.passes.pass_manager import Deciding
 
 STEP = re.compile(r"\s*([^,{}\s][^,{}]*?)\s*(\{[^{}]*\})?\s*(,|$)")
@@ -126,7 +125,7 @@ def _apply(step: Any, value: Program | Plan, remarks: Remarks, chip: Machine, wh
 def known_passes(chip: Machine) -> dict[str, Any]:
     """Every pass by name, with its default options, in the order of the pipeline."""
     program = [step for mode in MODES for step in program_passes(mode)]
-    steps: list[Any] = [*program, Fuse(), *plan_passes(PlanOptions(), chip)]
+    steps: list[Any] = [*program, fuse_pass(PlanOptions(), chip), *plan_passes(PlanOptions(), chip)]
     return {getattr(step, "name", FUSE): step for step in steps}
 
 

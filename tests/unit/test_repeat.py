@@ -107,6 +107,11 @@ def test_cells_without_products_are_repeated_where_that_is_expected_to_be_faster
     assert repeats(plan) and not any(place.repeated for place in plan.placements)
 
 
+def test_scalars_of_all_workers_are_no_matter_of_repetition() -> None:
+    plan = plan_of("layer_norm_lstm", {"hidden": 72}, GPU, mode="infer")
+    assert repeats(plan) and not any(remark.startswith("repeat: ") for remark in plan.remarks)
+
+
 def test_without_fusion_nothing_is_repeated() -> None:
     assert not repeats(gru(repeat=True, without=("fuse",)))
 
