@@ -66,6 +66,11 @@ CASES: dict[str, Case] = {
         {"hidden": 72, "embed": 24},
         {"cluster": 4},
     ),
+    "scalars that every worker makes, in front of tiled products": (
+        "layer_norm_lstm",
+        {"hidden": 72, "embed": 24},
+        {"cluster": 4, "residency": "streamed"},
+    ),
     "blocks of units, long rows of logits": (
         "language_model",
         {"hidden": 16, "embed": 8, "vocab": 1028},

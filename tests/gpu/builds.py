@@ -83,6 +83,11 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "crf": ("crf_tagger", {"hidden": 24, "embed": 20}, PlanOptions()),
     "layer-norm": ("layer_norm_lstm", {"hidden": 72, "embed": 20}, PlanOptions(cluster=8)),
     "layer-norm-256": ("layer_norm_lstm", {"hidden": 256, "embed": 256}, PlanOptions()),
+    "layer-norm-streamed": (
+        "layer_norm_lstm",
+        {"hidden": 72, "embed": 20},
+        PlanOptions(cluster=8, residency="streamed"),
+    ),
     "layer-norm-chip": ("layer_norm_lstm", {"hidden": 150, "embed": 20}, PlanOptions(cluster=0)),
     "lstm2": ("lstm2", {"hidden": 24, "embed": 20}, PlanOptions(cluster=8)),
     "lstm": ("lstm_classifier", {"hidden": 24, "embed": 20}, PlanOptions(cluster=0, workers=64)),

@@ -62,6 +62,7 @@ from dnc.ir.plan import (
     REGISTER,
     SHARED,
     STREAMED,
+    UNIT,
     VERTEX,
     Piece,
     Product,
@@ -74,24 +75,35 @@ from dnc.ir.regions import turns
 from dnc.ir.repeated import repeated_parts
 from dnc.ir.uses import product_parameters
 
+MOST_TILED = 256  # vertices of a tile with scalars that every worker makes
 FEW_OF_WARP, LONG_ROW, MOST_NARROW = 2, 256, 32  # rows of the weights, their columns, vertices
 
 
 def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> None:
     """The body of a UNIT segment's instruction."""
-    if worker.crowded or segment.repeated:
+    whole, rest = repeated_parts(segment)
+    multiplies = bool(segment.products or segment.transposed)
+    if worker.crowded or (segment.repeated and (whole.mapping == UNIT or not multiplies)):
         narrow_segment(worker, segment, row, rows)
         return
     worker = worker.here()
-    if not (segment.products or segment.transposed or worker.few):
+    if not (multiplies or worker.few):
         _cells_alone(worker, segment, row, rows)
         return
-    wide = None if _has_no_tiles(worker, segment) else wide_staging(worker, segment)
+    wide = None if _has_no_tiles(worker, segment) else _tiled_staging(worker, segment)
+
+    def prepared(tile: UnitTile) -> UnitTile:
+        if wide is None or wide.repeated is None:
+            return tile
+        if not segment.transposed:
+            worker.synchronize()  # cells of the tile before read the scalars of theirs
+        make_scalars(tile, whole, wide.repeated)
+        return _reading(tile, wide.repeated)
 
     def many() -> None:
         assert wide is not None
         _look(worker, 0)
-        wide_segment(attrs.evolve(worker, push=None), segment, wide, row, rows)
+        wide_segment(attrs.evolve(worker, push=None), rest, wide, row, rows, prepared)
         if worker.ahead.look is not None and not (segment.products or segment.transposed):
             worker.synchronize()  # nothing else made all warps wait for the one that looks ahead
 
@@ -102,6 +114,22 @@ def unit_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> Non
         either(rows <= few, lambda: narrow_segment(worker, segment, row, rows), many)
     else:
         many()
+
+
+def _tiled_staging(worker: Worker, segment: Segment) -> Staging | None:
+    """How a segment is staged whose products are tiled, with scalars that every worker makes behind; None
+    where they cannot be."""
+    if not segment.repeated:
+        return wide_staging(worker, segment)
+    whole, rest = repeated_parts(segment)
+    if whole.mapping == UNIT:
+        return None
+    room = staging_of_scalars(whole, MOST_TILED, 0).words + QUAD
+    found = wide_staging(attrs.evolve(worker, staging_words=worker.staging_words - room), rest)
+    if found is None or found.tile > MOST_TILED:
+        return None
+    scalars = staging_of_scalars(whole, found.tile, found.words)
+    return attrs.evolve(found, words=scalars.words, repeated=scalars)
 
 
 def _has_no_tiles(worker: Worker, segment: Segment) -> bool:
@@ -165,7 +193,7 @@ def _mailbox_in(worker: Worker, segment: Segment, staging: Staging) -> Mailbox |
 def narrow_rows(worker: Worker, segment: Segment, most: int) -> int:
     """Rows up to `most` of a level that `narrow_segment` runs: products of more are tiled, if they can be,
     and know nothing of what is pushed or polled."""
-    is_tiled = not (worker.crowded or segment.repeated) and wide_staging(worker, segment) is not None
+    is_tiled = not worker.crowded and _tiled_staging(worker, segment) is not None
     return min(most, FEW) if is_tiled else most
 
 
@@ -211,12 +239,17 @@ def narrow_segment(worker: Worker, segment: Segment, row: Expr, rows: Expr) -> N
 
 def _repeat(tile: UnitTile, whole: Segment, staging: Staging, early: EarlyLoads) -> UnitTile:
     """Makes what is repeated, while what `early` loads comes; the tile that reads it."""
-    worker = tile.worker
     if whole.mapping == VERTEX:
         early.start()
         make_scalars(tile, whole, staging)
     else:
         _repeat_units(tile, whole, staging, early)
+    return _reading(tile, staging)
+
+
+def _reading(tile: UnitTile, staging: Staging) -> UnitTile:
+    """The tile, which reads repeated values where they are staged."""
+    worker = tile.worker
 
     def repeated(address: RepeatedAddress, row: Expr) -> Callable[[Expr], Expr]:
         plane = staging.deltas[address.value]

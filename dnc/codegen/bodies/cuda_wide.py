@@ -9,7 +9,7 @@ block of these after another is multiplied and runs its cells.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -223,8 +223,16 @@ def _lay_out(
     return attrs.evolve(lay_out(segment, units, tile, front, plane), buffers=steps, weights=weights)
 
 
-def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, rows: Expr) -> None:
-    """The body of the segment's instruction."""
+def wide_segment(
+    worker: Worker,
+    segment: Segment,
+    staging: Staging,
+    row: Expr,
+    rows: Expr,
+    prepared: Callable[[UnitTile], UnitTile],
+) -> None:
+    """The body of the segment's instruction. prepared: makes what the cells of a tile read behind the staging
+    area of its products; the tile that reads it."""
     worker.stage(staging.words)
     tensor, tiling = on_tensor_cores(worker.plan, segment), worker.plan.tiling
     assert tiling is not None
@@ -239,6 +247,7 @@ def wide_segment(worker: Worker, segment: Segment, staging: Staging, row: Expr, 
         started = bool(segment.transposed) and not (tensor or segment.products)
         if started:  # nothing is staged where the weights come: they come during the cells
             OnThreads(_here(tile), segment.transposed[0]).start()
+        tile = prepared(tile)
         several = tile.units < tile.share
         with stride_loop("block", 0, tile.share, tile.units) if several else nullcontext(0) as own:
             block, early = attrs.evolve(tile, own=own), None
