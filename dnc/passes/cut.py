@@ -194,8 +194,8 @@ class Cutter:
             assert isinstance(value.type, TensorType)
             self.results.append(Result(kind, name, buffer.name, space, value.type.shape, value.type.dtype))
         home = BufferAddress(buffer.name, offset)
-        reusable = isinstance(output, StateOutput | SavedOutput) and self.kind[value] in MADE
-        reusable = reusable and self.kind[value] != PARTIAL
+        whole = self.kind[value] in MADE and self.kind[value] != PARTIAL
+        reusable = isinstance(output, StateOutput | SavedOutput) and whole
         if reusable and value not in self.home:
             self.home[value] = home
         self.output_stores.append((value, home, children))

@@ -357,16 +357,13 @@ class Distribution:
             if not self.joins:
                 continue
             if self.kind[value] == VERTEX:
-                key = (self.step[value], VERTEX)
-                if key in last:
-                    parent[find(last[key])] = find(value)
-                last[key] = value
-                continue
-            shared = [(v, 0) for v in op.operands if v in self.sums]  # which are added up once
-            if op.opcode == "matmul":  # products of one operand share its staging
-                shared.append((op.operands[1], value.tensor.size))
-            for source, size in shared:
-                key = (self.step[value], f"{source.name} {size}")
+                shared = [VERTEX]
+            else:
+                shared = [v.name for v in op.operands if v in self.sums]  # which are added up once
+                if op.opcode == "matmul":  # products of one operand share its staging
+                    shared.append(f"{op.operands[1].name} {value.tensor.size}")
+            for what in shared:
+                key = (self.step[value], what)
                 if key in last:
                     parent[find(last[key])] = find(value)
                 last[key] = value

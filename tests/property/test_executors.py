@@ -128,7 +128,8 @@ REPEATED = tuple(name for name in sorted(SIZES) if any(s.repeated for s in model
 
 
 def test_examples_repeat() -> None:
-    assert {"char_rnn", "childsum", "gru_classifier", "layer_norm_lstm", "top_down"} <= set(REPEATED)
+    assert {"attention", "char_rnn", "childsum", "gru_classifier", "top_down"} <= set(REPEATED)
+    assert "layer_norm_lstm" in REPEATED
 
 
 @pytest.mark.parametrize("workers", (1, 4, 7))

@@ -8,17 +8,16 @@ twice is near then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import Staging, UnitTile, by_rows
-from dnc.codegen.bodies.cuda_vertices import LOWEST
+from dnc.codegen.bodies.cuda_vertices import LOWEST, Join, over_lanes
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.cells import Element, StoreFour, VertexCell, four_of
+from dnc.codegen.cells import Element, VertexCell, four_of
 from dnc.codegen.emit import Expr, both, fixed, let, local, put, smaller, stride_loop, when
 from dnc.codegen.quads import QUAD
 from dnc.ir.cell import Value
@@ -34,7 +33,7 @@ class RowTarget:
     """Lanes that share the loops of one row, a warp of them or several: `lanes` of them, of which this is
     `lane`, of `warps` warps from `first_warp` on. leads: this thread stores for its row.
 
-    Whoever calls a reduction is with all threads of the block. There is no scratch memory.
+    Whoever calls a reduction is with all threads of the block.
     """
 
     worker: Worker
@@ -62,12 +61,9 @@ class RowTarget:
             for place, values in zip(places[1:], found[1:], strict=True):
                 yield from (T.Select(place < items, value, T.float32(start)) for value in values)
 
-    def _over_all(self, total: Any, join: Callable[[Expr, Expr], Expr], start: Expr) -> Expr:
+    def _over_all(self, total: Any, join: Join, start: Expr) -> Expr:
         """What all lanes of the row have, in a fixed order, on every lane; a block barrier."""
-        mask = LANES // 2
-        while mask:
-            put(total, 0, join(total[0], cuda.shuffle_xor(total[0], mask)))
-            mask //= 2
+        over_lanes(total, 0, join, LANES)
         staging, first = self.worker.staging, self.partials + self.reductions % 2 * WARPS
         self.reductions += 1
         with when(self.worker.lane == 0):
@@ -81,7 +77,7 @@ class RowTarget:
             parts = [join(a, b) for a, b in zip(parts[::2], parts[1::2], strict=True)]
         return let("all", parts[0])
 
-    def _reduce(self, extent: int, term: Element, start: float, join: Callable[[Expr, Expr], Expr]) -> Expr:
+    def _reduce(self, extent: int, term: Element, start: float, join: Join) -> Expr:
         total = local("reduced", "float32", T.float32(start))
         for value in self._terms(extent, term, start):
             put(total, 0, join(total[0], value))
@@ -95,45 +91,15 @@ class RowTarget:
         """The largest term."""
         return self._reduce(extent, term, LOWEST, lambda a, b: T.max(a, b))
 
-    def products(self, extent: int, rows: Sequence[Element], vector: Element) -> list[Expr]:
-        """Sum by sum."""
-        return [self.sum(extent, lambda i, row=row: row(i) * vector(i)) for row in rows]  # type: ignore[misc]
-
     def normalizer(self, extent: int, term: Element, exp: Callable[[Expr], Expr]) -> tuple[Expr, Expr]:
         """Two passes."""
         top = self.max(extent, term)
         return top, self.sum(extent, lambda i: exp(term(i) - top))
 
-    def argmax(self, extent: int, term: Element) -> Expr:
-        """Not a number that units read."""
-        raise NotImplementedError
-
     def once(self, body: Callable[[], None]) -> None:
         """The thread that leads."""
         with when(self.leads):
             body()
-
-    def each(self, extent: int, body: Callable[[Expr], None]) -> None:
-        """Nothing is kept."""
-        raise NotImplementedError
-
-    def fill(
-        self,
-        extent: int,
-        read: Element,
-        write: Callable[[Expr, Expr], None],
-        write_four: StoreFour | None = None,
-    ) -> None:
-        """Nothing is kept."""
-        raise NotImplementedError
-
-    def scratch(self, size: int) -> tuple[Any, Expr]:
-        """Nothing is kept."""
-        raise NotImplementedError
-
-    def synchronize(self) -> None:
-        """Block barrier."""
-        self.worker.synchronize()
 
 
 def staging_of_scalars(whole: Segment, tile: int, first: int) -> Staging:

@@ -46,6 +46,14 @@ def _quad(read: Four, place: Expr) -> list[Expr]:
     return read(place * QUAD)
 
 
+def over_lanes(total: Any, index: int, join: Join, lanes: int) -> None:
+    """Joins what so many neighbouring lanes of a warp have, in a fixed order, on every one of them."""
+    mask = lanes // 2
+    while mask:
+        put(total, index, join(total[index], cuda.shuffle_xor(total[index], mask)))
+        mask //= 2
+
+
 @attrs.define(eq=False)
 class WarpTarget:
     """Lanes of a warp, `lane` of which is this one, share the loops of one row; scratch lies in the staging
@@ -122,10 +130,7 @@ class WarpTarget:
 
     def _add_up(self, total: Any, index: int, join: Join) -> None:
         """What all lanes have, in a fixed order, on every lane."""
-        mask = self.lanes // 2
-        while mask:
-            put(total, index, join(total[index], cuda.shuffle_xor(total[index], mask)))
-            mask //= 2
+        over_lanes(total, index, join, self.lanes)
 
     def _quads(self, extent: int, term: Element) -> Four | None:
         """How to read a long vector four elements at a time, where that can be done."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def _sum(cell: VertexCell, op: Op) -> Expr:
     value = op.operands[0]
-    return cell.target.sum(value.tensor.size, cell.vectors.get(value, partial(cell.read, value)))
+    return cell.reductions.sum(value.tensor.size, cell.vectors.get(value, partial(cell.read, value)))
 
 
 def _mean(cell: VertexCell, op: Op) -> Expr:
@@ -34,7 +34,7 @@ def _normalizer(cell: VertexCell, logits: Value) -> tuple[Element, Expr, Expr]:
     """The logits, their maximum, and the sum of exp(logit - maximum)."""
     read, size = cell.vectors[logits], logits.tensor.size
     if logits not in cell.normalizers:
-        cell.normalizers[logits] = cell.target.normalizer(size, read, cell.math.exp)
+        cell.normalizers[logits] = cell.reductions.normalizer(size, read, cell.math.exp)
     return read, *cell.normalizers[logits]
 
 
@@ -84,7 +84,7 @@ def _kl_divergence(cell: VertexCell, op: Op) -> Expr:
         known = cell.math.log(T.Select(wanted > 0, wanted, T.float32(1.0)))
         return T.Select(wanted > 0, wanted * (known - found(i)), T.float32(0.0))
 
-    return cell.target.sum(op.operands[0].tensor.size, term)
+    return cell.reductions.sum(op.operands[0].tensor.size, term)
 
 
 def _squared_error(cell: VertexCell, op: Op) -> Expr:
@@ -94,7 +94,7 @@ def _squared_error(cell: VertexCell, op: Op) -> Expr:
         difference = cell.read(a, i) - cell.read(b, i)
         return difference * difference
 
-    return cell.target.sum(max(a.tensor.size, b.tensor.size), term)
+    return cell.reductions.sum(max(a.tensor.size, b.tensor.size), term)
 
 
 def _argmax(cell: VertexCell, op: Op) -> Expr:

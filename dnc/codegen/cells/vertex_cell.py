@@ -1,14 +1,15 @@
 """The arithmetic of a VERTEX segment: one row at a time, on the lanes of a target.
 
-In: a segment, addresses, the target's scalar functions and its lanes (`VectorTarget`). Out: TIRx
-statements. Vectors are functions of the element's index, or lie in scratch memory of the target, whose
-lanes share the loops. Guaranteed: an operation that is not element-wise has one lowering for all targets.
+In: a segment, addresses, the target's scalar functions and its lanes (`VectorTarget`; `Reductions` where
+numbers alone are wanted). Out: TIRx statements. Vectors are functions of the element's index, or lie in
+scratch memory of the target, whose lanes share the loops. Guaranteed: an operation that is not element-wise
+has one lowering for all targets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 from tvm import tirx
@@ -45,8 +46,25 @@ from dnc.ir.plan import (
 from dnc.ir.types import ListType
 
 
-class VectorTarget(Protocol):
-    """What a target offers for one row of a VERTEX segment: lanes that share loops."""
+class Reductions(Protocol):
+    """What a target offers for the numbers of one row: lanes that share the loops over its vectors."""
+
+    def sum(self, extent: int, term: Element) -> Expr:
+        """The sum of the terms, on every lane."""
+
+    def max(self, extent: int, term: Element) -> Expr:
+        """The largest term, on every lane."""
+
+    def normalizer(self, extent: int, term: Element, exp: Callable[[Expr], Expr]) -> tuple[Expr, Expr]:
+        """The largest term, and the sum of exp(term - the largest), on every lane."""
+
+    def once(self, body: Callable[[], None]) -> None:
+        """Runs the body on one lane."""
+
+
+@runtime_checkable
+class VectorTarget(Reductions, Protocol):
+    """What it offers for whole rows of a VERTEX segment: the lanes make vectors, too, and keep them."""
 
     def each(self, extent: int, body: Callable[[Expr], None]) -> None:
         """Runs body(i) for i in 0..extent, spread over the lanes; then all lanes see the writes."""
@@ -61,23 +79,11 @@ class VectorTarget(Protocol):
         """The same with write(i, read(i)): what is read does not depend on what is written. write_four:
         writes four elements from a multiple of 4 on, where they can be read so."""
 
-    def sum(self, extent: int, term: Element) -> Expr:
-        """The sum of the terms, on every lane."""
-
     def products(self, extent: int, rows: Sequence[Element], vector: Element) -> list[Expr]:
         """The sums of row(i) * vector(i) over i < extent, for every row, on every lane."""
 
-    def max(self, extent: int, term: Element) -> Expr:
-        """The largest term, on every lane."""
-
-    def normalizer(self, extent: int, term: Element, exp: Callable[[Expr], Expr]) -> tuple[Expr, Expr]:
-        """The largest term, and the sum of exp(term - the largest), on every lane."""
-
     def argmax(self, extent: int, term: Element) -> Expr:
         """The index of the first largest term, on every lane."""
-
-    def once(self, body: Callable[[], None]) -> None:
-        """Runs the body on one lane."""
 
     def scratch(self, size: int) -> tuple[Any, Expr]:
         """`size` floats of the row's own scratch memory: buffer, and first index, a multiple of 4 in it."""
@@ -106,7 +112,7 @@ def _materialised(load: Load) -> bool:
 
 @attrs.define(eq=False)
 class VertexCell:
-    """Evaluates a VERTEX segment for one row, on the lanes of `target`.
+    """Evaluates a VERTEX segment for one row, on the lanes of a target.
 
     Values: a scalar expression for shape (), else a function of the flat element index. Those of
     more than `widest` elements are not kept in scratch memory, but computed again at every use. near:
@@ -116,7 +122,7 @@ class VertexCell:
 
     access: Access
     math: Any
-    target: VectorTarget
+    reductions: Reductions
     segment: Segment
     row: Expr
     widest: int = ANY_SIZE
@@ -125,6 +131,12 @@ class VertexCell:
     vectors: dict[Value, Element] = attrs.field(factory=dict)
     lists: dict[Value, Callable[[Expr], tuple[Expr, Element]]] = attrs.field(factory=dict)
     normalizers: dict[Value, tuple[Expr, Expr]] = attrs.field(factory=dict)
+
+    @property
+    def target(self) -> VectorTarget:
+        """The lanes, which have to be such as make vectors."""
+        assert isinstance(self.reductions, VectorTarget)
+        return self.reductions
 
     def run(self) -> None:
         """Emits loads, operations and stores."""
@@ -304,7 +316,7 @@ class VertexCell:
         if value in self.scalars:
             found = self.scalars[value]
             number = T.cast(found, "float32") if value.tensor.dtype == "i32" else found
-            self.target.once(lambda: put(self.access.pool, at, number))
+            self.reductions.once(lambda: put(self.access.pool, at, number))
         else:
 
             def write(i: Expr, found: Expr) -> None:
