@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import fail
+from dnc.ir.noise import drawing_noise
 from dnc.ir.optimizers import CLIP, OPTIMIZERS, SETTINGS, Hyper, Setting, default_hyper
 from dnc.runtime.data import Dataset
 from dnc.runtime.data.problems import given
@@ -32,6 +33,12 @@ def check_whole(name: str, value: object, least: int, *, optional: bool = False)
     if not least <= value < 2**63:
         expected = f"{least} or more" if value < least else "less than 2**63"
         raise fail(f"{name} is {value}, expected {expected}")
+
+
+def noise_of(seed: object) -> int:
+    """The noise of a call that draws classes by a seed; None for one that draws none."""
+    check_whole("seed", seed, 0, optional=True)
+    return drawing_noise(None if seed is None else int(seed))  # type: ignore[call-overload]
 
 
 def check_number(name: str, value: object, setting: Setting) -> None:

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
 from dnc.diagnostics import fail
-from dnc.ir.program import TABLE
+from dnc.ir.program import TABLE, Program
 from dnc.runtime.checkpoint import stored_vocabularies
 from dnc.runtime.data import read
 from dnc.runtime.initialize import shapes
+from dnc.runtime.measurements import class_metrics
 from dnc.runtime.memory import FIRST_SCHEDULE, MEGABYTE, too_little
 from dnc.runtime.pool import static_pool
 from dnc.runtime.tensors import read_tensors
@@ -45,6 +46,17 @@ def check_memory(model: Model, rows: dict[str, int], states: int = 0) -> None:
             f"{model.backend.name}: the parameters with their gradients{kept} need {too_little(need, have)}",
             f"the largest is {largest} {list(sizes[largest])}: {size:,.1f} MiB",
         )
+
+
+def check_class_metrics(program: Program, classes: Mapping[str, object]) -> None:
+    """DiagnosticError where a metric needs names of classes that the data do not have; classes: those known,
+    by metric."""
+    for name in class_metrics(program):
+        if name not in classes:
+            raise fail(
+                f"metric '{name}' has to know what its classes are called, but the data hold numbers",
+                "the classes are tags, as B-PER, I-PER and O",
+            )
 
 
 def start_by_name(

@@ -17,6 +17,7 @@ from dnc.api.arguments import check_whole
 from dnc.api.streaming import ModelStream
 from dnc.api.words import ending_of, words_output
 from dnc.diagnostics import fail
+from dnc.ir.noise import step_noise
 from dnc.runtime.carried import Carried, carried
 from dnc.runtime.data import layout_of
 from dnc.runtime.streams import Sample, StreamState
@@ -37,17 +38,20 @@ def generate(
     most: int = 200,
     chunk: int | None = None,
     field: str | None = None,
+    seed: int | None = None,
 ) -> list[NDArray[np.int32]]:
     """The words of every sample, numbers, up to the one that ends them (which is left out), or `most`.
 
     samples: in nested form, without the list that is made. end: a number, or the class of that name.
     output: that of the words, one for every element; None for the only such output. chunk: words of a
     launch; None for all of them in one, up to `LONGEST`. field: the list of the root that grows; None for its
-    only one.
+    only one. seed: what `sample` draws follows from it, the samples, `most` and `chunk`; None chooses the
+    largest.
     DiagnosticError where the program cannot go on from its own words (`Model.stream`).
     """
     check_whole("most", most, 1)
     check_whole("chunk", chunk, 1, optional=True)
+    check_whole("seed", seed, 0, optional=True)
     stream = _stream_of(self, field)
     grows = stream.carried.field
     ending, samples = ending_of(self, stream.carried, output, end), _checked(samples, grows)
@@ -57,7 +61,8 @@ def generate(
     while going and made < most:
         count = min(chunk or LONGEST, most - made)
         chunks = [{**samples[at], grows: [{}]} for at in going]
-        words = stream.feed(chunks, ending=ending, times=count)[ending.output]
+        own = seed if seed is None or not made else step_noise(seed, made)  # another one for every launch
+        words = stream.feed(chunks, ending=ending, times=count, seed=own)[ending.output]
         made += count
         lasting = []
         for place, (at, values) in enumerate(zip(going, words, strict=True)):

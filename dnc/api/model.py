@@ -24,14 +24,17 @@ from dnc.api.arguments import (
     as_array,
     by_name,
     check_whole,
+    noise_of,
     sample_numbers,
     with_settings,
 )
-from dnc.api.first_values import check_memory
+from dnc.api.first_values import check_class_metrics, check_memory
+from dnc.api.reading import Reader
 from dnc.api.streaming import ModelStream
 from dnc.api.tracing import LAUNCHES, start_timeline
 from dnc.api.turns import Turn, in_turn, moves, stream_in_turn
 from dnc.diagnostics import fail
+from dnc.ir.noise import NONE
 from dnc.ir.optimizers import DEFAULT
 from dnc.ir.plan import Plan
 from dnc.ir.program import Program
@@ -40,11 +43,10 @@ from dnc.runtime.batches import distinct, filled
 from dnc.runtime.build import Build
 from dnc.runtime.carried import carried
 from dnc.runtime.checkpoint import Checkpoint, Course, Position, check_model, load_checkpoint
-from dnc.runtime.data import Dataset, Layout, Vocabulary, layout_of, read, read_samples, table_rows
+from dnc.runtime.data import Dataset, Vocabulary, has_vocabulary, table_rows
 from dnc.runtime.embeddings import Embeddings, read_embeddings, table_of
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.initialize import check_finite, initialize, load_weights, shapes
-from dnc.runtime.measurements import class_metrics
 from dnc.runtime.outside import Arrays, check_unaided, hand_back, hand_in, pulled_fields, pushed_values
 from dnc.runtime.phases import EVALUATE, RESULT_KINDS
 from dnc.runtime.predictions import has_file_order, in_file_order, metric_classes
@@ -82,7 +84,7 @@ class Model:
         self._encoded = 0
         # By list those of `generate`, which keep the schedules of the shapes that they have seen.
         self.generating: dict[str | None, ModelStream] = {}
-        self._layouts: dict[bool, Layout] = {}
+        self._reader = Reader(self.program)
         self._encoders: WeakKeyDictionary[Dataset, Encoder] = WeakKeyDictionary()
 
     def __reduce__(self) -> NoReturn:
@@ -145,32 +147,10 @@ class Model:
     def read(self, data: Data, *, labels_required: bool = True, min_count: int = 1) -> Dataset:
         """Data as a `Dataset`, read with the model's vocabulary; without one they give it."""
         check_whole("min_count", min_count, 1)
-        dataset = self._read(data, labels_required, min_count)
+        dataset = self._reader.read(data, self.vocabularies, labels_required, min_count)
         if self.vocabularies is None:
             self.start(dataset.vocabularies)
         return dataset
-
-    def _read(self, data: Data, labels_required: bool, min_count: int = 1) -> Dataset:
-        """The same without a vocabulary for the model."""
-        if isinstance(data, Dataset):
-            if self.vocabularies is not None and data.vocabularies != self.vocabularies:
-                raise fail(f"{data.path} was read with another vocabulary; read it with this model")
-            return data
-        if isinstance(data, str | Path):
-            vocabularies = self.vocabularies
-            return read(
-                data, self.program, vocabularies, labels_required=labels_required, min_count=min_count
-            )
-        if labels_required not in self._layouts:
-            self._layouts[labels_required] = layout_of(self.program, labels_required)
-        return read_samples(
-            data,
-            self.program,
-            self.vocabularies,
-            labels_required=labels_required,
-            min_count=min_count,
-            layout=self._layouts[labels_required],
-        )
 
     def encoder(self, dataset: Dataset) -> Encoder:
         """What turns batches of `dataset` into schedules."""
@@ -185,7 +165,7 @@ class Model:
                 raise fail("a batch holds no samples")
             data = self._training_data(labels_required)
             return data, sample_numbers(batch, data.samples)
-        data = self._read(batch, labels_required)  # type: ignore[arg-type]
+        data = self._reader.read(batch, self.vocabularies, labels_required)  # type: ignore[arg-type]
         data.check_labels(labels_required)
         if self.vocabularies is None:
             if data.vocabularies and data is not batch:
@@ -209,22 +189,19 @@ class Model:
     @property
     def session(self) -> Session:
         """What runs batches; DiagnosticError as long as the vocabulary is unknown."""
-        if self._session is None:
+        if self._session is None and has_vocabulary(self.program):
             raise fail(NO_VOCABULARY)
-        return self._session
+        return self.start({}) if self._session is None else self._session
 
-    def start(self, vocabularies: dict[str, Vocabulary], values: Mapping[str, Floats] | None = None) -> None:
+    def start(
+        self, vocabularies: dict[str, Vocabulary], values: Mapping[str, Floats] | None = None
+    ) -> Session:
         """Makes the session, now that the sizes of the tables are known."""
         rows = table_rows(self.program, vocabularies)
         check_memory(self, rows)
         first = values or initialize(self.program, rows, self.seed)
         classes = metric_classes(self.program, vocabularies)
-        for name in class_metrics(self.program):
-            if name not in classes:
-                raise fail(
-                    f"metric '{name}' has to know what its classes are called, but the data hold numbers",
-                    "the classes are tags, as B-PER, I-PER and O",
-                )
+        check_class_metrics(self.program, classes)
         if vocabularies != self.vocabularies:
             self._attached = self._forwarded = None  # their numbers are of another vocabulary
         self._encoders.clear()
@@ -244,6 +221,7 @@ class Model:
             self.encoders,
         )
         self.vocabularies = vocabularies
+        return self._session
 
     @in_turn
     def parameters(self) -> dict[str, Floats]:
@@ -390,14 +368,14 @@ class Model:
         return self.session.evaluate(self.encoder(dataset), numbers)
 
     @in_turn
-    def predict(self, batch: Batch | None = None) -> dict[str, list[Any]]:
+    def predict(self, batch: Batch | None = None, *, seed: int | None = None) -> dict[str, list[Any]]:
         """The declared outputs by name, one entry a sample, in order; labels may be missing.
 
-        An output of many vertices is an array in the order of the data: that of the file for flat
-        samples, children before parents for nested ones.
+        An output of many vertices is an array in the order of the data: that of the file for flat samples,
+        children before parents for nested ones. seed: `sample` draws by it; None chooses the largest.
         """
         check_unaided(self.program, "predict")
-        return self._predict(*self.batch_of(batch, labels_required=False))
+        return self._predict(*self.batch_of(batch, labels_required=False), noise_of(seed))
 
     @stream_in_turn
     def predictions(
@@ -431,16 +409,16 @@ class Model:
         for found in self.session.predictions(self.encoder(data), noted()):
             yield waiting.popleft(), found
 
-    def _predict(self, dataset: Dataset, numbers: NDArray[np.int32]) -> dict[str, list[Any]]:
+    def _predict(self, dataset: Dataset, numbers: NDArray[np.int32], noise: int) -> dict[str, list[Any]]:
         known = dataset.samples <= MOST_SAMPLES and len(numbers) == dataset.samples
         if known and not self.timeline.is_recording:
             if self._predictor is None or self._predictor.session is not self.session:
                 self._predictor = Predictor(self.session)
-            found = self._predictor.predict(dataset.forest)
+            found = self._predictor.predict(dataset.forest, noise)
             found = {name: [values[at] for at in numbers] for name, values in found.items()}
         else:
             self._encoded += 1
-            found = self.session.predict(self.encoder(dataset), numbers)
+            found = self.session.predict(self.encoder(dataset), numbers, noise=noise)
         return in_file_order(found, self.plan, dataset, numbers)
 
     def stream(self, field: str | None = None) -> ModelStream:
@@ -466,10 +444,7 @@ class Model:
         hand_in(dataset, filled(numbers), pulled_fields(self.program), pulled or {}, "pulled vector")
         if training:
             self.check_trains()
-            found = self.session.predict(self.encoder(dataset), numbers, noisy=True)
-            found = in_file_order(found, self.plan, dataset, numbers)
-        else:
-            found = self._predict(dataset, numbers)
+        found = self._predict(dataset, numbers, self.session.next_noise() if training else NONE)
         self._forwarded = dataset, numbers, training
         return found
 

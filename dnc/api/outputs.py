@@ -46,6 +46,7 @@ def generate_lines(
     most: int = 200,
     chunk: int | None = None,
     field: str | None = None,
+    seed: int | None = None,
 ) -> list[bytes]:
     """What `Model.generate` makes for every sample of `data`, as a line of JSON by the name of the output.
 
@@ -55,7 +56,7 @@ def generate_lines(
     name = output_of(model, field, output)
     words = named_classes(model.program, model.vocabularies or {}).get(name)
     last = int(end) if end not in (words or ()) and end.isascii() and end.isdecimal() else end
-    found = model.generate(samples, last, name, most=most, chunk=chunk, field=field)
+    found = model.generate(samples, last, name, most=most, chunk=chunk, field=field, seed=seed)
     return _lines(model, {name: found})
 
 

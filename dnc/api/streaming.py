@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dnc.api.arguments import check_whole
+from dnc.api.arguments import check_whole, noise_of
 from dnc.api.turns import in_turn
 from dnc.api.words import ending_of
 from dnc.diagnostics import fail
 from dnc.runtime.carried import Carried
-from dnc.runtime.data import Dataset, has_vocabulary
+from dnc.runtime.data import Dataset
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.outside import Arrays, hand_in, pulled_fields
 from dnc.runtime.streams import Sample, Stream, StreamState
@@ -32,8 +32,7 @@ class ModelStream:
         self.model, self.carried, self.turn = model, carried, model.turn
 
         def read(samples: list[Sample]) -> Dataset:
-            if model.vocabularies is None and has_vocabulary(model.program):
-                _ = model.session  # a chunk is too little to make a vocabulary of: refused in words
+            _ = model.session  # a chunk is too little to make a vocabulary of: refused in words
             return model.read(samples, labels_required=False)
 
         self._stream = Stream(lambda: model.session, carried, model.program, read)
@@ -45,19 +44,23 @@ class ModelStream:
         pulled: Arrays | None = None,
         ending: Ending | None = None,
         times: int = 1,
+        seed: int | None = None,
     ) -> dict[str, Any]:
         """The outputs of the elements that follow.
 
         chunk: a sample, whose list holds the next elements; then an output is a value. Or a list of
         samples, one a stream; then an output is a list of values. pulled: as in `Model.forward`, for the
-        chunks' own vertices. ending, times: as in `dnc.runtime.streams`. DiagnosticError for what does
-        not fit; the streams then stand where they stood.
+        chunks' own vertices. ending, times: as in `dnc.runtime.streams`. seed: what `sample` draws follows
+        from it, and the vertices' places in this call alone, so that every call of a stream wants another
+        one; None chooses the largest. DiagnosticError for what does not fit; the streams then stand where
+        they stood.
         """
         if not isinstance(ending, Ending | None):
             raise fail(f"ending: found {type(ending).__name__}, expected an Ending")
         if ending is not None:
             ending = ending_of(self.model, self.carried, ending.output, ending.word)
         check_whole("times", times, 1)
+        noise = noise_of(seed)
         single = isinstance(chunk, Mapping)
         if not single and (isinstance(chunk, str | bytes) or not isinstance(chunk, Sequence)):
             raise fail(f"found {type(chunk).__name__}, expected a chunk, or a list with one for each stream")
@@ -68,7 +71,7 @@ class ModelStream:
             places = pulled_fields(self.model.program)
             hand_in(dataset, numbers, places, pulled or {}, "pulled vector")
 
-        outputs = self._stream.feed(samples, fill, ending, times)
+        outputs = self._stream.feed(samples, fill, ending, times, noise)
         return {name: values[0] for name, values in outputs.items()} if single else dict(outputs)
 
     def reset(self) -> None:

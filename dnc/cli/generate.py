@@ -36,6 +36,9 @@ def generate(
     chunk: Annotated[
         int | None, typer.Option(help="Words of a launch. [default: all of them]", min=1)
     ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="What 'sample' draws by. [default: the largest is chosen]", min=0)
+    ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Weights and vocabulary.")] = None,
     run_dir: Annotated[
         Path | None, run_option("The run whose weights are meant. [default: the newest]")
@@ -50,7 +53,7 @@ def generate(
         api.check_result(out, data, weights)
     model = api.load(build, device, checkpoint=weights)
     source = STDIN if data == PIPE else data
-    lines = api.generate_lines(model, source, end, output, most=most, chunk=chunk, field=field)
+    lines = api.generate_lines(model, source, end, output, most=most, chunk=chunk, field=field, seed=seed)
     if out == PIPE:
         put(b"".join(lines).decode())
     else:

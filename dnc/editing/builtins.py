@@ -79,6 +79,10 @@ FUNCTIONS: Mapping[str, Builtin] = {
         "the running param m; a training step moves it by `rate` of the way to the mean of x",
     ),
     "argmax": Builtin("argmax(x: [n]) -> class<n>", "the class with the largest element"),
+    "sample": Builtin(
+        "sample(x: [n]) -> class<n>",
+        "a class drawn from softmax(x), in training and with a seed; else the one with the largest element",
+    ),
 }
 
 REDUCTIONS: Mapping[str, Builtin] = {

@@ -7,8 +7,7 @@ inputs of a stage are shared; nothing is computed that no loss, metric or output
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import count
+from collections.abc import Mapping
 
 import attrs
 
@@ -18,6 +17,7 @@ from dnc.frontend.demand import Demand, demands
 from dnc.frontend.depth import too_deep
 from dnc.frontend.inline import StageBuilder
 from dnc.frontend.parser import parse_partly
+from dnc.frontend.sites import Sites
 from dnc.frontend.terms import OUTPUT, PUSH, push_field
 from dnc.frontend.typecheck import check
 from dnc.frontend.typed import CheckedModel, Expression, FieldUse, Function, Index, TableRow, Term
@@ -51,7 +51,7 @@ def build(model: CheckedModel) -> Program:
     needed = demands(model)
     spaces: list[Space] = []
     stages: list[Stage] = []
-    sites = count()
+    sites = Sites()
     # What only arms call that nothing needs is itself not needed.
     order = [function for function in _callees_first(model) if function.name in needed]
     for function in order:
@@ -120,7 +120,7 @@ def _function_stages(
     needed: Demand,
     spaces: list[Space],
     stages: list[Stage],
-    sites: Iterator[int],
+    sites: Sites,
 ) -> None:
     bodies = [(arm, body) for arm, body in function.bodies if arm in needed.arms]
     if function.matched:
@@ -137,7 +137,7 @@ def _function_stages(
         stages.append(stage.finish(name, function.name, values, outputs, function.span))
 
 
-def _term_stages(model: CheckedModel, spaces: list[Space], stages: list[Stage], sites: Iterator[int]) -> None:
+def _term_stages(model: CheckedModel, spaces: list[Space], stages: list[Stage], sites: Sites) -> None:
     """A stage per loss, per metric, and per domain of outputs."""
     used = {stage.name for stage in stages}
 

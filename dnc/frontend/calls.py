@@ -42,6 +42,7 @@ CALLS_ELSEWHERE = {
     **dict.fromkeys(("chunk", "unpack"), "equal parts are a, b = split(x, 2)"),
     **dict.fromkeys(("embedding", "embed", "lookup"), "a row of a table is E[token]"),
     "len": "nothing has the length of a list; mean(f(x) for x in list) divides by it, a sum of ones counts",
+    **dict.fromkeys(("multinomial", "categorical", "choice"), "a class drawn from softmax(x) is sample(x)"),
     **dict.fromkeys(("fmax", "amax"), "the larger of two is maximum(a, b), the largest element max(x)"),
     **dict.fromkeys(
         ("min", "fmin", "amin"), "the smaller of two values is minimum(a, b), the smallest element -max(-x)"
@@ -70,6 +71,7 @@ CALLS_ELSEWHERE = {
 REDUCTIONS = {"sum": "list_sum", "mean": "list_mean", "max": "list_max"}
 ATTEND = "attend"
 DROPOUT = "dropout"
+SAMPLE, GUMBEL = "sample", "gumbel"
 FOLLOW = "follow"
 
 
@@ -123,6 +125,8 @@ class Calls:
             return None
         if name == DROPOUT:
             return self._dropout(call, operands)
+        if name == SAMPLE:
+            return self._sample(call, operands)
         if name == FOLLOW:
             return self._follow(call, operands)
         if name in AXES and len(operands) == 2:
@@ -144,10 +148,22 @@ class Calls:
                 f"the rate of '{DROPOUT}' is {found}, expected a number from 0 to below 1", rate.span
             )
             return None
-        noise = typed.Noise(call.span)
+        noise = typed.Noise(False, call.span)
         return apply(
             self.report, DROPOUT, DROPOUT, [value, noise], value.span, call.span, rate=rate.value, site=0
         )
+
+    def _sample(self, call: syntax.Call, operands: list[Expression]) -> Expression | None:
+        """`sample(x)`: the largest element behind Gumbel noise is a class drawn from softmax(x)."""
+        where = call.function.span
+        if not operands:  # without one there is nothing that noise could be added to
+            return apply(self.report, "argmax", SAMPLE, operands, where, call.span)
+        value, *others = operands
+        noise = typed.Noise(True, call.span)
+        noisy = apply(self.report, GUMBEL, SAMPLE, [value, noise], value.span, call.span, site=0)
+        if noisy is None:
+            return None
+        return apply(self.report, "argmax", SAMPLE, [noisy, *others], where, call.span)
 
     def _follow(self, call: syntax.Call, operands: list[Expression]) -> Expression | None:
         """`follow(m, x, rate)`; the rate is a number in the text."""

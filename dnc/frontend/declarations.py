@@ -27,7 +27,7 @@ from dnc.ir.types import TensorType
 LARGEST_RATE = 1e6
 MANY_MATRICES = "many matrices are a stack[n, rows, columns], read by an index, or a table[...], by a token"
 BUILTINS = frozenset(
-    {name for name, entry in OPS.items() if entry.has(SURFACE)} | {"split", "dropout", "follow"}
+    {name for name, entry in OPS.items() if entry.has(SURFACE)} | {"split", "dropout", "sample", "follow"}
 )
 
 

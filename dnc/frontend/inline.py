@@ -6,11 +6,12 @@ to. Guaranteed: equal inputs and repeated calls of a function at one vertex beco
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, Span
 from dnc.frontend import typed
-from dnc.frontend.calls import FOLLOW
+from dnc.frontend.calls import FOLLOW, GUMBEL
+from dnc.frontend.sites import Sites
 from dnc.frontend.typed import CheckedModel, Expression, ir_type
 from dnc.ir import program as ir
 from dnc.ir.builder import Builder
@@ -30,7 +31,7 @@ class StageBuilder:
     `sites` numbers the uses of random numbers in the whole program.
     """
 
-    def __init__(self, model: CheckedModel, sites: Iterator[int]) -> None:
+    def __init__(self, model: CheckedModel, sites: Sites) -> None:
         self.model, self.sites = model, sites
         self.builder = Builder()
         self.bindings: dict[ir.Input, Value] = {}
@@ -76,8 +77,8 @@ class StageBuilder:
                 return names[expression.name]
             case typed.ParameterUse() | typed.TableRow() | typed.FieldUse():
                 return self._leaf(expression)
-            case typed.Noise():
-                return self._input(ir.NoiseInput(), INDEX, "noise")
+            case typed.Noise(draws):
+                return self._input(ir.NoiseInput(draws), INDEX, "draws" if draws else "noise")
             case typed.FunctionCall():
                 return self._gather(expression)
             case typed.ComponentUse():
@@ -104,7 +105,7 @@ class StageBuilder:
                 values_only = [operand for operand in operands if isinstance(operand, Value)]
                 attributes = dict(expression.attributes)
                 if "site" in OPS[expression.opcode].attributes:
-                    attributes["site"] = next(self.sites)
+                    attributes["site"] = self._site(expression.opcode, values_only[0])
                 return self.builder.op(
                     expression.opcode, *values_only, name=hint, span=expression.span, **attributes
                 )
@@ -112,6 +113,12 @@ class StageBuilder:
                 return self._follow(expression, names)
             case typed.VertexUse():
                 raise AssertionError("a vertex is no value")
+
+    def _site(self, opcode: str, value: Value) -> int:
+        """The number of random numbers that meet a value."""
+        if opcode == GUMBEL:
+            return self.sites.drawn_from(value, self.builder, self.bindings)
+        return self.sites.new()
 
     def _follow(self, follow: typed.Follow, names: Mapping[str, Result]) -> Value:
         """The running parameter; what a row moves it by becomes a result of the stage."""

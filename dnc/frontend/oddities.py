@@ -7,26 +7,59 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dnc.frontend.calls import GUMBEL, SAMPLE
 from dnc.frontend.report import Report
-from dnc.frontend.typed import Apply, CellCall, CheckedModel, Expression, FunctionCall, Let
+from dnc.frontend.typed import Apply, CellCall, CheckedModel, ComponentUse, Expression, FunctionCall, Let
 from dnc.frontend.walk import walk
+
+CHOICE = "argmax"
+NEIGHBOURS = ("prev", "next")
 
 
 def warn_of_oddities(model: CheckedModel, report: Report) -> None:
-    """`cross_entropy` takes logits: a softmax before it is applied twice, and learns badly."""
+    """Looks at every expression of the model."""
     bodies = [term.value for term in model.terms]
     bodies += [cell.body for cell in model.cells.values()]
     bodies += [body for function in model.functions.values() for _, body in function.bodies]
     for body in bodies:
         for found in walk(body):
             if isinstance(found, Apply) and found.opcode == "cross_entropy":
-                for value in _values(model, found.operands[0], set()):
-                    if isinstance(value, Apply) and value.opcode in ("softmax", "log_softmax"):
-                        report.warning(
-                            "cross_entropy takes logits and applies softmax itself; leave out "
-                            f"'{value.opcode}' in line {value.span.line}",
-                            found.operands[0].span,
-                        )
+                _warn_of_softmax(model, found.operands[0], report)
+            elif isinstance(found, Apply) and found.opcode == "row":
+                _warn_of_choice(found.operands[1], report)
+
+
+def _warn_of_softmax(model: CheckedModel, logits: Expression, report: Report) -> None:
+    """`cross_entropy` takes logits: a softmax before it is applied twice, and learns badly."""
+    for value in _values(model, logits, set()):
+        if isinstance(value, Apply) and value.opcode in ("softmax", "log_softmax"):
+            report.warning(
+                "cross_entropy takes logits and applies softmax itself; leave out "
+                f"'{value.opcode}' in line {value.span.line}",
+                logits.span,
+            )
+
+
+def _warn_of_choice(index: Expression, report: Report) -> None:
+    """A row that is chosen by scores of another vertex: row 0 beside the first one, and draws of its own."""
+    if not isinstance(index, Apply) or index.opcode != CHOICE:
+        return
+    scores = index.operands[0]
+    drawn = isinstance(scores, Apply) and scores.opcode == GUMBEL
+    if isinstance(scores, Apply) and drawn:
+        scores = scores.operands[0]
+    while isinstance(scores, ComponentUse):
+        scores = scores.base
+    if not isinstance(scores, FunctionCall) or not scores.path:
+        return
+    step, name = ".".join(scores.path), scores.function
+    if drawn:
+        found = f"this draws a class of its own, not the one of '{SAMPLE}' at '{step}'"
+    elif scores.path[-1] in NEIGHBOURS and scores.instead is None:
+        found = f"where '{step}' is absent, '{name}' is zeros, and row 0 is read"
+    else:
+        return
+    report.warning(f"{found}; expected a function that reads the row, called at '{step}'", index.span)
 
 
 def _values(model: CheckedModel, expression: Expression, seen: set[str]) -> Iterator[Expression]:

@@ -138,8 +138,9 @@ class FieldUse:
 
 @attrs.frozen
 class Noise:
-    """The key of the random numbers of the vertex at hand."""
+    """The key of the random numbers of the vertex at hand. draws: as `NoiseInput` has it."""
 
+    draws: bool
     span: Span = attrs.field(eq=False, repr=False)
     type: Type = Index("key", Dimension("key", None))
 

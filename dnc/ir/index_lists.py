@@ -54,10 +54,11 @@ class VectorList:
 
 @attrs.frozen
 class NoiseList:
-    """Per row: the key of its random numbers; 0 for none."""
+    """Per row: the key of its random numbers; 0 for none. draws: as `NoiseInput` has it."""
 
     name: str
     space: str
+    draws: bool
 
 
 @attrs.frozen

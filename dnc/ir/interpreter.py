@@ -221,8 +221,8 @@ class _Interpreter:
                 shares = self.shares(parameter)
                 at = self.tokens(stage, selector, ()) if selector else np.zeros(len(rows), np.int64)
                 return lambda row: np.asarray(shares[at[row]])
-            case NoiseInput():
-                keys = vertex_keys(np.asarray(self.noise), rows)
+            case NoiseInput(draws):
+                keys = vertex_keys(np.asarray(self.noise), rows, draws)
                 return lambda row: np.asarray(keys[row])
             case SavedInput(name, key):
                 saved = self.saved[name, key]

@@ -1,4 +1,4 @@
-"""Counter-based random numbers for dropout: the same bits on every target and in every executor.
+"""Counter-based random numbers of dropout and draws: the same bits on every target and in every executor.
 
 In: the seed of a run, the number of a step, vertices. Out: a key per vertex, and from a key and a
 counter a number in [0, 1). Guaranteed: nothing depends on the batch, its order, or who computes it.
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 GOLDEN, FIRST, SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 SITES = 0x01000193  # distance of the counters of two dropouts of one vertex
 NONE = 0
-"""The key that stands for no noise: evaluation, prediction."""
+"""The noise, and the key, that stand for none: evaluation, prediction."""
+DRAWS = 1
+"""Zero in this bit of a noise: classes are drawn, nothing is dropped. A training step's noise does both."""
 
 
 def mix(values: NDArray[Any]) -> NDArray[np.uint32]:
@@ -33,7 +35,7 @@ def step_noises(seed: int, first: int, count: int) -> NDArray[np.uint32]:
     found = np.full(count, seed & 0xFFFFFFFF)
     for word in (np.uint64(seed >> 32 & 0xFFFFFFFF), steps & 0xFFFFFFFF, steps >> 32):
         found = mix(mix(found) ^ np.asarray(word).astype(np.uint32))
-    return found | np.uint32(1)
+    return found | np.uint32(DRAWS)
 
 
 def step_noise(seed: int, step: int) -> int:
@@ -41,12 +43,23 @@ def step_noise(seed: int, step: int) -> int:
     return int(step_noises(seed, step, 1)[0])
 
 
-def vertex_keys(noise: NDArray[Any], vertices: NDArray[Any]) -> NDArray[np.int32]:
-    """A key per vertex: `noise` of its step (one for all, or one each), and its number in the data."""
+def drawing_noise(seed: int | None, call: int = 0) -> int:
+    """The noise of one call that draws classes outside training; `NONE` without a seed."""
+    return NONE if seed is None else step_noise(seed, call) & ~DRAWS | 2
+
+
+def vertex_keys(noise: NDArray[Any], vertices: NDArray[Any], draws: bool = False) -> NDArray[np.int32]:
+    """A key per vertex: `noise` of its step (one for all, or one each), and its number in the data.
+
+    draws: a key of what is drawn, not of what is dropped. A training step draws as a call whose noise is
+    its own but for the bit `DRAWS`.
+    """
     noise = np.asarray(noise).astype(np.uint32)
+    alone = noise & np.uint32(~DRAWS & 0xFFFFFFFF)
+    silent = noise == NONE if draws else noise == alone
     number = np.asarray(vertices).astype(np.uint32) + np.uint32(1)
-    keys = mix(mix(noise) ^ number) | np.uint32(1)
-    return np.where(noise == NONE, np.uint32(NONE), keys).view(np.int32)
+    keys = mix(mix(alone if draws else noise) ^ number) | np.uint32(1)
+    return np.where(silent, np.uint32(NONE), keys).view(np.int32)
 
 
 def uniform(key: NDArray[Any], counter: NDArray[Any]) -> NDArray[np.float64]:

@@ -70,7 +70,7 @@ from dnc.ir.structure import (
 
 INPUTS = (
     *("parameter", "selected", "table", "field", "state", "states"),
-    *("saved", "gradient", "seed", "noise", "share"),
+    *("saved", "gradient", "seed", "noise", "draws", "share"),
 )
 DECLARATIONS = (
     *("dimension", "struct", "root", "frozen", "running", "parameter"),
@@ -193,6 +193,8 @@ class _Reader(Cursor):
                 return GradientInput(self.name(), self.name())
             case "noise":
                 return NoiseInput()
+            case "draws":
+                return NoiseInput(draws=True)
             case "share":
                 return ShareInput(self.name(), self.selector())
             case _:

@@ -118,8 +118,8 @@ def print_input(source: Input) -> str:
             return f"gradient {name(function)} {name(component)}"
         case SeedInput():
             return "seed"
-        case NoiseInput():
-            return "noise"
+        case NoiseInput(draws):
+            return "draws" if draws else "noise"
         case ShareInput(parameter, selector):
             return f"share {name(parameter)}{_by(selector)}"
 

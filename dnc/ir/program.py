@@ -182,7 +182,12 @@ class SeedInput:
 
 @attrs.frozen
 class NoiseInput:
-    """The key of this row's random numbers in this step, i32[]; 0 where there is to be no noise."""
+    """The key of this row's random numbers in this step, i32[]; 0 where there is to be no noise.
+
+    draws: of classes that are drawn, in a prediction too, not of what is dropped.
+    """
+
+    draws: bool = False
 
 
 @attrs.frozen

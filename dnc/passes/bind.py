@@ -96,7 +96,8 @@ class Binder:
         if isinstance(bound, SeedInput):
             return SeedAddress()
         if isinstance(bound, NoiseInput):
-            return IndexAddress(self._list(NoiseList(f"{space}:noise", space)))
+            kind = "draws" if bound.draws else "noise"
+            return IndexAddress(self._list(NoiseList(f"{space}:{kind}", space, bound.draws)))
         if isinstance(bound, ShareInput):
             name = f"{space}:share {bound.parameter}.{bound.field}"
             return GatherAddress(self._list(ShareList(name, space, bound.parameter, bound.field)))

@@ -2,8 +2,9 @@
 
 In: a session and small forests, one after another. Out: the declared outputs, as `Session.predict`.
 Guaranteed: the same bits. Samples of one shape (arms, links, order) have schedules that differ in
-their data alone: token and class numbers, and vectors. So a schedule is encoded once a shape; later
-only those words are filled in, nothing is allocated for the launch, and one copy brings the results.
+their data alone: token and class numbers, vectors, and keys of random numbers. So a schedule is encoded once
+a shape; later only those words are filled in, nothing is allocated for the launch, and one copy brings the
+results.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir.forest import Forest, path_struct
-from dnc.ir.plan import ClassList, TableList, VectorList, padded
+from dnc.ir.noise import NONE, vertex_keys
+from dnc.ir.plan import ClassList, NoiseList, TableList, VectorList, padded
 from dnc.ir.states import state_layout
 from dnc.ir.structure import SELECTOR
 from dnc.runtime.encoder import Encoder
@@ -122,6 +124,19 @@ class _Known:
 
 
 @attrs.frozen(eq=False)
+class _Keys:
+    """Words that are the keys of random numbers, of the vertices of some rows."""
+
+    words: slice
+    vertices: Indices
+    draws: bool
+
+    def fill(self, words: NDArray[np.int32], noise: int) -> None:
+        """Writes them for the noise of a call."""
+        words[self.words] = vertex_keys(np.array([noise]), self.vertices, self.draws)
+
+
+@attrs.frozen(eq=False)
 class _Output:
     """Where an output's rows are in what was read, and which of them are a sample's.
 
@@ -158,7 +173,8 @@ def until(values: NDArray[Any], end: int) -> NDArray[Any]:
 
 @attrs.frozen(eq=False)
 class Template:
-    """The schedule of a shape. fills: what follows from the data; reads: what comes back.
+    """The schedule of a shape. fills: what follows from the data; keys: from a call's noise; reads: what
+    comes back.
 
     first_record: the first of the reads that are records of states.
     """
@@ -166,6 +182,7 @@ class Template:
     schedule: Schedule
     pool: StaticPool
     fills: tuple[_Numbers | _Vectors | _Known, ...]
+    keys: tuple[_Keys, ...]
     reads: tuple[Range, ...]
     outputs: tuple[_Output, ...]
     first_record: int
@@ -180,20 +197,25 @@ class Predictor:
         self._words = 0
         self.encoded = 0
 
-    def predict(self, forest: Forest) -> dict[str, list[Any]]:
+    def predict(self, forest: Forest, noise: int = NONE) -> dict[str, list[Any]]:
         """The declared outputs of all samples, in order; they are few."""
-        found = self.run(forest)
-        # Where it is None it takes several launches.
-        return self.session.predict(self.session.attach(forest)) if found is None else found[0]
+        found = self.run(forest, noise=noise)
+        if found is None:  # it takes several launches
+            return self.session.predict(self.session.attach(forest), noise=noise)
+        return found[0]
 
     def run(
-        self, forest: Forest, wanted: Sequence[tuple[str, int]] = (), ending: Ending | None = None
+        self,
+        forest: Forest,
+        wanted: Sequence[tuple[str, int]] = (),
+        ending: Ending | None = None,
+        noise: int = NONE,
     ) -> tuple[dict[str, list[Any]], list[Floats]] | None:
         """The declared outputs, and the records of states, (function, vertex) each, in one launch.
 
         What is wanted follows from the shape. ending: its output alone, every list cut behind the word
-        that ends it; states of a list that has ended are not defined then. None if the samples do not fit
-        into one launch.
+        that ends it; states of a list that has ended are not defined then. noise: what is drawn follows from
+        it. None if the samples do not fit into one launch.
         """
         self.session.settle()
         shape = shape_of(forest), ending
@@ -207,7 +229,7 @@ class Predictor:
             found = made
         else:
             self._templates.move_to_end(shape)
-        return run_template(self.session, found, forest)
+        return run_template(self.session, found, forest, noise)
 
     def _keep(self, shape: Shape, made: Template) -> None:
         old = self._templates.pop(shape, None)
@@ -219,11 +241,13 @@ class Predictor:
 
 
 def run_template(
-    session: Session, template: Template, forest: Forest
+    session: Session, template: Template, forest: Forest, noise: int = NONE
 ) -> tuple[dict[str, list[Any]], list[Floats]]:
     """One launch for the data of a forest of the template's shape: declared outputs, wanted records."""
     for fill in template.fills:
         fill.fill(template.schedule.words, forest)
+    for keys in template.keys:
+        keys.fill(template.schedule.words, noise)
     parts = session.run(template.schedule, template.reads)
     outputs = {output.name: output.values(parts) for output in template.outputs}
     return outputs, parts[template.first_record :]
@@ -252,14 +276,14 @@ def make_template(
         end = None if ending is None else ending.word
         is_integer = result.dtype == "i32"
         outputs.append(_Output(result.name, part, begin, rows, width, result.shape, is_integer, numbers, end))
-    fills = _fills(data, schedule)
+    fills, keys = _fills(data, schedule), _keys(data, schedule)
     program = schedule.plan.program
     records = [
         (data.lists.record(function, vertex) * 4, state_layout(program, function)[""])
         for function, vertex in wanted
     ]
     pool = session.memory.pool
-    return Template(schedule, pool, fills, (*reads, *records), tuple(outputs), len(reads))
+    return Template(schedule, pool, fills, keys, (*reads, *records), tuple(outputs), len(reads))
 
 
 def _ranges(schedule: Schedule) -> tuple[tuple[Range, ...], dict[str, Range]]:
@@ -282,6 +306,16 @@ def _ranges(schedule: Schedule) -> tuple[tuple[Range, ...], dict[str, Range]]:
             ranges.append((at, count))
         places[name] = len(ranges) - 1, at - ranges[-1][0]
     return tuple(ranges), places
+
+
+def _keys(data: Encoder, schedule: Schedule) -> tuple[_Keys, ...]:
+    found = []
+    for item in data.modes.mode(schedule.mode).lists:
+        if isinstance(item, NoiseList) and schedule.rows[item.space]:
+            at = list_words(schedule.words, data.layout, item.name)
+            vertices = data.prepared.spaces[item.space].vertex[schedule.positions[item.space]]
+            found.append(_Keys(slice(at, at + len(vertices)), vertices, item.draws))
+    return tuple(found)
 
 
 def _fills(data: Encoder, schedule: Schedule) -> tuple[_Numbers | _Vectors | _Known, ...]:

@@ -336,6 +336,10 @@ class Session:
             return np.full(count, NONE, np.uint32)
         return step_noises(self.seed, self.steps_done + before + 1, count)
 
+    def next_noise(self) -> int:
+        """That of the next training step."""
+        return int(self._noises(1)[0])
+
     # ---- evaluation and prediction --------------------------------------------------------------
 
     def evaluate(self, data: Encoder, samples: Sequence[int] | Ints | None = None) -> Evaluation:
@@ -343,14 +347,10 @@ class Session:
         return self.answers.evaluate(data, _all_or(data, samples))
 
     def predict(
-        self, data: Encoder, samples: Sequence[int] | Ints | None = None, *, noisy: bool = False
+        self, data: Encoder, samples: Sequence[int] | Ints | None = None, *, noise: int = NONE
     ) -> dict[str, list[Any]]:
-        """The declared outputs by name, one entry a sample in the order of `samples`.
-
-        noisy: with the random numbers of the next training step.
-        """
+        """The declared outputs by name, one entry a sample in the order of `samples`."""
         self.settle()
-        noise = int(self._noises(1)[0]) if noisy else NONE
         return self.answers.predict(data, _all_or(data, samples), noise)
 
     def predictions(
@@ -456,7 +456,7 @@ class Session:
         lanes: on the grid, and so with the bits, of one that runs beside others.
         """
         if noise is None:
-            noise = int(self._noises(1)[0]) if mode == TRAIN else NONE
+            noise = self.next_noise() if mode == TRAIN else NONE
         replicas, workers = self.backend.grid(len(samples), mode == TRAIN, lanes)
         parts = 1
         while True:

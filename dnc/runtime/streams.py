@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from dnc.diagnostics import DiagnosticError, counted, fail
 from dnc.ir.forest import Forest, Ints
+from dnc.ir.noise import NONE
 from dnc.ir.program import Program
 from dnc.ir.states import state_layout
 from dnc.ir.structure import LIST, VERTEX_KINDS
@@ -92,14 +93,15 @@ class Stream:
         hand_in: HandIn = lambda dataset: None,
         ending: Ending | None = None,
         times: int = 1,
+        noise: int = NONE,
     ) -> Outputs:
         """The outputs of the next chunks, one a stream: by name one entry a chunk, of its own elements.
 
         A chunk is a sample in nested form whose list holds the elements that follow, one or more; its
         other fields are those of this call. ending: its output alone, cut behind the last word; streams
         that have ended do not go on. times: how often the last element of every chunk stands there, which
-        holds nothing then. DiagnosticError for anything else; then the streams stand where
-        they stood.
+        holds nothing then. noise: of classes that are drawn. DiagnosticError for anything else; then the
+        streams stand where they stood.
         """
         field, state = self.carried.field, self._state or self._start(len(samples))
         if len(samples) != len(state.elements):
@@ -127,7 +129,7 @@ class Stream:
         if self._predictor is None or self._predictor.session is not session:
             self._predictor = Predictor(session)
         wanted, kept = self._wanted(rows, state)
-        found = self._predictor.run(forest, wanted, ending)
+        found = self._predictor.run(forest, wanted, ending, noise)
         if found is None:
             raise fail("the chunks do not fit into memory at once; feed fewer elements")
         outputs, records = found

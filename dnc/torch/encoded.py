@@ -46,8 +46,8 @@ PURPOSES = {TRAINING: (FORWARD_ONLY, TRAIN), VALUES: (FORWARD_ONLY,), PREDICTION
 
 # By mode (replicas, workers) of batches of 1, 2, ... samples.
 Grids = Mapping[str, Sequence[tuple[int, int]]]
-# Words of a schedule that noise is made into: (offset, vertex of every row).
-NoiseWords = Sequence[tuple[int, NDArray[np.intp]]]
+# Words of a schedule that noise is made into: (offset, vertex of every row, whether classes are drawn).
+NoiseWords = Sequence[tuple[int, NDArray[np.intp], bool]]
 
 _KNOWN: WeakValueDictionary[str, BatchEncoder] = WeakValueDictionary()
 
@@ -108,8 +108,8 @@ class Encoded:
             return None
         if pool.words + found.activations > words:
             return None
-        for at, vertices in self.noises[mode]:
-            found.words[at : at + len(vertices)] = vertex_keys(np.array([noise]), vertices)
+        for at, vertices, draws in self.noises[mode]:
+            found.words[at : at + len(vertices)] = vertex_keys(np.array([noise]), vertices, draws)
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -308,6 +308,7 @@ class BatchEncoder:
             (
                 list_words(schedule.words, self.modes.layout, item.name),
                 encoder.prepared.spaces[item.space].vertex[schedule.positions[item.space]],
+                item.draws,
             )
             for item in self.modes.mode(schedule.mode).lists
             if isinstance(item, NoiseList)

@@ -13,7 +13,7 @@ import numpy as np
 from dnc.ir import isa
 from dnc.ir.forest import Forest
 from dnc.ir.interpreter import Results, interpret
-from dnc.ir.noise import NONE, step_noise
+from dnc.ir.noise import DRAWS, NONE, step_noise
 from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import Plan
 from dnc.ir.program import ROOT, DeclaredOutput, Program
@@ -31,6 +31,9 @@ from tests.support.forests import ForestGrower
 Array = np.ndarray[Any, Any]
 
 NOISE = step_noise(seed=3, step=5)
+DRAWN = NOISE & ~DRAWS
+# By mode what a launch of a bench has.
+NOISES = {TRAIN: NOISE, PREDICT: DRAWN}
 
 
 def random_parameters(program: Program, seed: int, vocabulary: int = 11) -> dict[str, Array]:
@@ -82,7 +85,7 @@ class Bench:
             replicas=replicas,
             workers=workers,
             update=hyper.update(),
-            noise=NOISE if mode == TRAIN else NONE,
+            noise=NOISES.get(mode, NONE),
         )
         verify(schedule)
         self.load(schedule.static_words + schedule.activations)
@@ -173,7 +176,7 @@ def check_group(bench: Bench) -> None:
     """Batches of one sample that are encoded together: the bits of batches encoded one by one."""
     replicas, workers = bench.backend.grid(1)
     update, batches = Hyper(learning_rate=0.1).update(), [bench.samples[i : i + 1] for i in bench.samples]
-    noises = [NOISE + step for step in range(len(batches))]
+    noises = [NOISE + 2 * step for step in range(len(batches))]
     alone = [
         bench.encoder.encode(batch, replicas=replicas, workers=workers, update=update, noise=noise)
         for batch, noise in zip(batches, noises, strict=True)
@@ -245,8 +248,8 @@ def check_evaluation(bench: Bench, tolerance: float = 2e-5) -> None:
 
 
 def check_outputs(bench: Bench, tolerance: float = 2e-5) -> None:
-    """The declared outputs of a prediction launch against the interpreter, sample by sample."""
-    expected = interpret(bench.program, bench.forest, bench.values)
+    """The declared outputs of a prediction launch that draws against the interpreter, sample by sample."""
+    expected = interpret(bench.program, bench.forest, bench.values, noise=DRAWN)
     schedule, _ = bench.launch(PREDICT)
     found = collect(bench.backend, bench.encoder, schedule, bench.samples)
     for stage in bench.program.stages:

@@ -39,6 +39,7 @@ CASES = [
     ("scale", (V3,), {"factor": -2.5}, V3),
     ("dropout", (V3, INDEX), {"rate": 0.5, "site": 2}, V3),
     ("dropout", (M34, INDEX), {"rate": 0.25, "site": 0}, M34),
+    ("gumbel", (V3, INDEX), {"site": 2}, V3),
     ("fill", (SCALAR,), {"shape": (3,)}, V3),
     ("fill", (SCALAR,), {"shape": (3, 4)}, M34),
     ("constant", (), {"value": 0.5, "shape": (3,)}, V3),

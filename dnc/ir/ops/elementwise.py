@@ -156,6 +156,21 @@ def _dropped(
     return a * m.select(m.equal(key, key * 0), m.constant(1.0), factor)
 
 
+def _noisy(types: tuple[Type, ...], attributes: Attributes) -> Type:
+    index(types[1], "key")
+    integer(attributes, "site")
+    return floats(types[0], "operand", 1)
+
+
+def _with_gumbel_noise(
+    m: Expression, i: Expression, a: Expression, key: Expression, *, site: int
+) -> Expression:
+    """Element i. A key of zero, as in a prediction without a seed, adds nothing."""
+    chance = m.maximum(m.random(key, i + (site * SITES & 0x3FFFFFFF)), m.constant(2.0**-25))
+    noise = m.constant(0.0) - m.log(m.constant(0.0) - m.log(chance))
+    return a + m.select(m.equal(key, key * 0), m.constant(0.0), noise)
+
+
 def _entry(
     name: str,
     arity: int,
@@ -251,6 +266,18 @@ ENTRIES = (
         attributes=("rate", "site"),
         scalar=_dropped,
         flops=lambda types, result: 12 * size(result),
+        traits=frozenset({ELEMENTWISE, INDEXED}),
+    ),
+    # With Gumbel noise the largest element is at i with the probability softmax(x)[i]. Nothing but `argmax`
+    # reads it, which has no gradient.
+    OpDef(
+        name="gumbel",
+        arity=2,
+        infer=_noisy,
+        evaluate=indexed_value(_with_gumbel_noise),
+        attributes=("site",),
+        scalar=_with_gumbel_noise,
+        flops=lambda types, result: 30 * size(result),
         traits=frozenset({ELEMENTWISE, INDEXED}),
     ),
     _entry("scale", 1, lambda m, a, *, factor: a * m.constant(factor), _scale, _scaled, ("factor",)),

@@ -249,7 +249,7 @@ class Lists:
         body, spread = group.body, rows.spread
         if isinstance(item, NoiseList):
             vertex = self.prepared.spaces[item.space].vertex[rows.positions]
-            return body.add(spread.matrix(vertex_keys(group.noise[spread.batch], vertex)))
+            return body.add(spread.matrix(vertex_keys(group.noise[spread.batch], vertex, item.draws)))
         if isinstance(item, VectorList):
             return self._vectors(item, rows, group)
         if isinstance(item, ShareList):

@@ -34,6 +34,7 @@ from dnc.runtime.backend import Backend
 from dnc.runtime.data.usage import layout_of
 from dnc.runtime.outside import pushed_values
 from tests.support.executors import (
+    DRAWN,
     NOISE,
     Bench,
     check_evaluation,
@@ -144,7 +145,8 @@ def _prepared(text: str, case: Case) -> Prepared:
     forest = grow(source, case)
     values = random_parameters(source, case.seed)
     with np.errstate(all="ignore"):
-        for noise in (NONE, NOISE) if "dropout" in text else (NOISE,):
+        draws = "sample(" in text
+        for noise in (*[NONE] * ("dropout" in text or draws), *[DRAWN] * draws, NOISE):
             expected = interpret(program, forest, values, noise=noise)
             check_conditioning(program, forest, values, expected, case, noise)
         plain = interpret(source, forest, values, noise=NOISE)
@@ -183,7 +185,7 @@ def check_inference(prepared: Prepared, backend: Backend, case: Case) -> None:
     check_evaluation(bench, TOLERANCE[plan.precision])
     check_outputs(bench, TOLERANCE[plan.precision])
     with np.errstate(all="ignore"):
-        quiet = interpret(prepared.program, prepared.forest, prepared.values, noise=NONE)
+        quiet = interpret(prepared.program, prepared.forest, prepared.values, noise=DRAWN)
         found = interpret(program, prepared.forest, prepared.values, noise=NOISE)
     _same_meaning(found, quiet, gradients=False)
 

@@ -202,9 +202,11 @@ def _equal(e: Expressions, shape: Shape, depth: int) -> str:
 
 
 def class_text(e: Expressions, size: int, depth: int) -> str:
-    """A class among `size`: a field or the largest of a vector."""
+    """A class among `size`: a field, the largest of a vector, or one that is drawn."""
     known = e.scope.classes.get(size, [])
-    return e.pick(known) if known and e.chance(50) else f"argmax({e.value((size,), depth)})"
+    if known and e.chance(50):
+        return e.pick(known)
+    return f"{e.pick(('argmax', 'sample'))}({e.value((size,), depth)})"
 
 
 def _cell_call(e: Expressions, shape: Shape, depth: int) -> str:
