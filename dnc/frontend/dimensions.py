@@ -15,6 +15,7 @@ from dnc.frontend.report import Report
 from dnc.ir.structure import Dimension
 
 LARGEST = 2**31 - 1
+PART = "a part of a value"
 
 
 class Dimensions:
@@ -68,7 +69,7 @@ class Dimensions:
 
     def bound(self, expression: syntax.Expression) -> int | None:
         """A place in a value: a size that may be 0; None if it is wrong."""
-        return self._value(expression, "a part of a value", "")
+        return self._value(expression, PART, "")
 
     def open_or_known(self, expression: syntax.Expression, user: str) -> Dimension | None:
         """A dimension that may be open, for rows of tables, tokens and classes."""
@@ -97,7 +98,10 @@ class Dimensions:
             return None if operand is None else -operand
         if isinstance(expression, syntax.Binary):
             return self._binary(expression, user)
-        self.report.error("a dimension is made of names, whole numbers and + - * //", expression.span)
+        what = "a bound" if user == PART else "a dimension"
+        self.report.error(
+            f"{what} is made of names of dimensions, whole numbers and + - * //", expression.span
+        )
         return None
 
     def _named(self, name: syntax.Name, user: str, hint: str) -> int | None:

@@ -20,6 +20,7 @@ from dnc.ir.ops import OPS
 from dnc.ir.structure import SELECTOR, TOKEN, Dimension
 from dnc.ir.types import TensorType
 
+OF_ONE_CLASS = "; 1 for one class is v[class] with frozen param v: [classes] = pieces(1, 0, ...)"
 HINTS = {
     TOKEN: "; look it up in a table: E[...]",
     SELECTOR: "; it selects from a stack of parameters: W[...]",
@@ -94,8 +95,8 @@ def _mismatch(report: Report, text: str, symbol: str, operands: Sequence[Express
             text = text.replace("found i32[]", f"found {describe(operand.type)}") + hint
         elif symbol in AXES and isinstance(operand.type, TensorType) and len(operand.type.shape) == 2:
             text += f"; along an axis it is {symbol}(M, 1) of every row, {symbol}(M, 0) of every column"
-        elif symbol == "==" and isinstance(operand.type, TensorType) and operand.type.shape:
-            text += "; argmax(x) gives a class"
+        elif symbol == "==" and isinstance(operand.type, TensorType):
+            text += "; argmax(x) gives a class" if operand.type.shape else OF_ONE_CLASS
         elif symbol == "@" and all(_is_vector(each.type) for each in operands):
             text += "; of two vectors it is sum(a * b)"
     elif text.endswith("or a scalar"):
