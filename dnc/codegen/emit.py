@@ -48,6 +48,12 @@ def let(name: str, value: Expr) -> Expr:
     return named(name, T.Bind(value))
 
 
+def let_of(name: str, value: Expr) -> Expr:
+    """A `let` of what a program, or a pass, calls so: any name, and so one that no function and no type of C
+    has, which it would hide."""
+    return let(f"{name}_", value)
+
+
 def held(value: Expr) -> Any:
     """A stack slot that holds `value`, a scalar or a vector; read with [0]."""
     slot = T.alloc_buffer((1,), _dtype(value), scope="global")

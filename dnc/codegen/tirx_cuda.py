@@ -4,7 +4,7 @@ In comes one TIRx kernel (a ``PrimFunc`` with a device entry); out comes a ``Cud
 the translation unit, the symbol to launch and the order of its parameters.
 Guaranteed: no ``__restrict__`` anywhere (TVM marks every device function ``noalias``; the
 compiler would then read the shared pool through the read-only path and drop the reload
-after an acquire), and no include, so that NVRTC needs no header.
+after an acquire), no local that hides a function, and no include, so that NVRTC needs no header.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ _KEPT_SHARED = f"""
   asm volatile("" : "+r"(dnc_shared_at));
   uchar* const shared_ptr = (uchar*)__cvta_shared_to_generic(dnc_shared_at);
 #endif"""
+_LOCAL = re.compile(r"^ *(?:const )?\w+[*]? (\w+)(?:\[\w+\])?(?: =|;)", re.MULTILINE)
+_CALLED = re.compile(r"\b([A-Za-z_]\w*)\(")
 _BARE_EXPRESSION = re.compile(r"^ *\(+int\)(?:blockIdx|threadIdx)\.[xyz]\);\n", re.MULTILINE)
 
 
@@ -86,6 +88,8 @@ def emit_cuda(kernel: tirx.PrimFunc, arch: str) -> CudaSource:
     text = text.replace(_SHARED, _KEPT_SHARED)
     if "__restrict__" in text:
         raise CodegenError(f"{symbol}: __restrict__ in the emitted text")
+    if hidden := set(_LOCAL.findall(text)) & set(_CALLED.findall(text)):
+        raise CodegenError(f"{symbol}: locals hide the functions {', '.join(sorted(hidden))}")
     return CudaSource(text, symbol, parameters)
 
 

@@ -54,6 +54,7 @@ CASES: dict[str, Case] = {
     ),
     "states that are pushed": ("lstm_classifier", {"hidden": 32, "embed": 20}, {"cluster": 4}),
     "matrices without a bias": ("../tests/support/unbiased", {"width": 32}, {"cluster": 4}),
+    "names that C has, too": ("../tests/support/hidden_names", {}, {"cluster": 4}),
     "two parts of a recursion": ("bilstm_tagger", {"hidden": 32, "embed": 20}, {"cluster": 4}),
     "states that are polled": ("lstm_classifier", {"hidden": 32, "embed": 20}, {"cluster": 0, "workers": 4}),
     "values that every worker makes": (

@@ -14,7 +14,7 @@ import attrs
 from dnc.codegen.access import Access, ListReader
 from dnc.codegen.cells.lists import list_op
 from dnc.codegen.cells.values import Element, as_declared, as_number
-from dnc.codegen.emit import Expr, floats, let, loop, put, shift
+from dnc.codegen.emit import Expr, floats, let, let_of, loop, put, shift
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
@@ -98,7 +98,7 @@ class UnitCell:
 
             def start() -> Started:
                 sums = [slots.start(element) for element in elements]
-                return lambda: [let(value.name, add_up()) for add_up in sums]
+                return lambda: [let_of(value.name, add_up()) for add_up in sums]
 
             return start
 
@@ -109,7 +109,7 @@ class UnitCell:
             reader = self.access.children(address, self.row)
             return lambda: known([self._child(reader, element) for element in elements])
         read = self.access.reader(address, self.row)
-        return lambda: known([let(value.name, as_declared(load, read(element))) for element in elements])
+        return lambda: known([let_of(value.name, as_declared(load, read(element))) for element in elements])
 
     @staticmethod
     def _child(reader: ListReader, element: Expr) -> tuple[Expr, Element]:
@@ -140,7 +140,7 @@ class UnitCell:
             return [as_number(self.element(op.result, gate))] if definition.has(INDEXED) else []
 
         return [
-            let(op.result.name, scalar(self.math, *element(gate), *at(gate), **attributes))
+            let_of(op.result.name, scalar(self.math, *element(gate), *at(gate), **attributes))
             for gate in range(count)
         ]
 

@@ -28,7 +28,7 @@ from dnc.codegen.cells.values import (
     as_number,
     four_of,
 )
-from dnc.codegen.emit import Expr, elements4, let, loop, put, quad_at, store_four, wide
+from dnc.codegen.emit import Expr, elements4, let, let_of, loop, put, quad_at, store_four, wide
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
@@ -171,7 +171,7 @@ class VertexCell:
             return
         read = self.access.reader(address, self.row)
         if not value.tensor.shape:
-            self.scalars[value] = let(value.name, as_declared(load, read(0)))
+            self.scalars[value] = let_of(value.name, as_declared(load, read(0)))
         else:
             aligned = self.access.is_aligned(address)
             whole = Vector(read, (lambda first: elements4(read(tirx.Ramp(first, 1, 4)))) if aligned else None)
@@ -253,7 +253,7 @@ class VertexCell:
             elif shape:
                 self.vectors[result] = Vector(element, self._four(op))
             else:
-                self.scalars[result] = let(result.name, element(0))
+                self.scalars[result] = let_of(result.name, element(0))
         elif lowering is not None:
             found = lowering(self, op)
             if isinstance(result.type, ListType):
