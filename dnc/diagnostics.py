@@ -58,14 +58,24 @@ class Diagnostic:
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        notes = "".join(f"\n  {note}" for note in self.notes)
+        """What stands in messages and sources as it comes from files steers no terminal."""
+        notes = "".join(f"\n  {_printed(note)}" for note in self.notes)
+        message = _printed(self.message)
         if self.span is None:
-            return f"{self.severity}: {self.message}{notes}"
+            return f"{self.severity}: {message}{notes}"
         span = self.span
         shown, column = _window(span.source.line_text(span.line).expandtabs(1), span.column)
         caret = " " * (column - 1) + "^" * max(1, min(span.length, len(shown) - column + 1))
-        head = f"{span.source.name}:{span.line}:{span.column}: {self.severity}: {self.message}"
+        shown = "".join(each if each.isprintable() else "\ufffd" for each in shown)
+        head = f"{span.source.name}:{span.line}:{span.column}: {self.severity}: {message}"
         return f"{head}\n  {shown}\n  {caret}{notes}"
+
+
+def _printed(text: str) -> str:
+    """A text with escapes for what is not printed."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def _window(line: str, column: int) -> tuple[str, int]:

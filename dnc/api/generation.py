@@ -17,8 +17,10 @@ from dnc.api.arguments import check_whole
 from dnc.api.streaming import ModelStream
 from dnc.api.words import ending_of, words_output
 from dnc.diagnostics import fail
+from dnc.ir.forest import target_of
 from dnc.ir.noise import step_noise
-from dnc.runtime.carried import Carried, carried
+from dnc.ir.structure import LIST
+from dnc.runtime.carried import carried
 from dnc.runtime.data import layout_of
 from dnc.runtime.streams import Sample, StreamState
 
@@ -44,9 +46,9 @@ def generate(
 
     samples: in nested form, without the list that is made. end: a number, or the class of that name.
     output: that of the words, one for every element; None for the only such output. chunk: words of a
-    launch; None for all of them in one, up to `LONGEST`. field: the list of the root that grows; None for its
-    only one. seed: what `sample` draws follows from it, the samples, `most` and `chunk`; None chooses the
-    largest.
+    launch; None for all of them in one, up to `LONGEST`. field: the list of the root that grows; None for the
+    only one that can be made. seed: what `sample` draws follows from it, the samples, `most` and `chunk`;
+    None chooses the largest.
     DiagnosticError where the program cannot go on from its own words (`Model.stream`).
     """
     check_whole("most", most, 1)
@@ -80,22 +82,36 @@ def _stream_of(model: Model, field: str | None) -> ModelStream:
         raise fail(f"field is {field!r}, expected the name of a list")
     known = model.generating
     if field not in known:
-        grows = carried(model.plan, field)
-        _check_makes(model, grows)
-        known[field] = ModelStream(model, grows)
+        known[field] = ModelStream(model, carried(model.plan, _list_of(model, field)))
     return known[field]
 
 
-def _check_makes(model: Model, grows: Carried) -> None:
-    """DiagnosticError where elements of the list have fields that nobody can know before they are made."""
+def _list_of(model: Model, name: str | None) -> str | None:
+    """The list `name` of the root, or the only one that can be made; DiagnosticError where elements have
+    fields that nobody can know before they are made."""
     layout = layout_of(model.program, labels_required=False)
-    element = layout.structs[grows.element]
-    given = sorted({name for arm in element.arms for name in layout.required(element, arm)})
-    if given:
+    root = layout.structs[model.program.root]
+    given = {}
+    for field in root.fields.values():
+        if field.kind == LIST:
+            element = layout.structs[target_of(root, field.name)]
+            given[field.name] = sorted(
+                {each for arm in element.arms for each in layout.required(element, arm)}
+            )
+    made = [each for each, fields in given.items() if not fields]
+    if name is None:
+        if not given:
+            raise fail(f"{root.name}, the root, has no list that could be made")
+        if len(made) > 1:
+            raise fail(f"{root.name}, the root, has lists that can be made, {', '.join(made)}: name one")
+        name = made[0] if made else next(iter(given))
+    if given.get(name):
+        fields = ", ".join(given[name])
         raise fail(
-            f"'{grows.field}' cannot be made: data give every {element.name} its {', '.join(given)}",
+            f"'{name}' cannot be made: data give every {target_of(root, name)} its {fields}",
             "what is predicted is a class<...> there, no token<...>",
         )
+    return name
 
 
 def _checked(samples: Sequence[Sample], field: str) -> list[Sample]:

@@ -30,7 +30,8 @@ def generate(
         str | None, typer.Option(help="The output that is the next word. [default: the only one]")
     ] = None,
     field: Annotated[
-        str | None, typer.Option("--list", help="The list of the root that grows. [default: its only one]")
+        str | None,
+        typer.Option("--list", help="The list that is made. [default: the only one that can be]"),
     ] = None,
     most: Annotated[int, typer.Option(help="Words of a list.", min=1)] = 200,
     chunk: Annotated[

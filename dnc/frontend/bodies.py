@@ -15,7 +15,7 @@ from dnc.frontend.declarations import Declarations
 from dnc.frontend.expressions import Expressions
 from dnc.frontend.operations import apply
 from dnc.frontend.syntax_walk import walk
-from dnc.frontend.typed import Expression, Let, Local, Record, State, Type, describe
+from dnc.frontend.typed import Apply, Constant, Expression, Let, Local, Record, State, Type, describe
 from dnc.ir.types import TensorType
 
 
@@ -52,12 +52,20 @@ class Body:
     def _returned(self, value: Expression | None, declared: Type | None, wrong: bool) -> Expression | None:
         if value is None or wrong:
             return None
+        value = self._filled(value, declared)
         expected = "a value or a state" if declared is None else describe(declared)
         misfit = declared is not None and value.type != declared
         if misfit or not isinstance(value.type, TensorType | State):
             self.report.error(f"{self.owner} returns {describe(value.type)}, expected {expected}", value.span)
             return None
         return value
+
+    def _filled(self, value: Expression, expected: Type | None) -> Expression:
+        """A number, or a name for one, where a vector or a matrix is expected: that in every element."""
+        known = dict(self.assignments).get(value.name) if isinstance(value, Local) else value
+        if not isinstance(known, Constant) or not isinstance(expected, TensorType) or not expected.shape:
+            return value
+        return Apply("fill", (value,), (("shape", expected.shape),), expected, value.span)
 
     def _block(
         self, block: syntax.Block, outer: Names, declared: Type | None, wrong: bool, at: Span
@@ -110,6 +118,7 @@ class Body:
             value = names[component.name]
             if value is None:
                 continue
+            value = self._filled(value, component.type)
             if value.type != component.type:
                 self.report.error(
                     f"component '{component.name}' of {state.name} is {describe(value.type)}, expected "

@@ -68,6 +68,18 @@ CALLS_ELSEWHERE = {
 }
 """What other languages call what this one has."""
 
+REDUCTIONS_ELSEWHERE = {
+    **dict.fromkeys(
+        ("softmax", "log_softmax"), "attend(query, key(k), value(k) for k in list) weighs values by softmax"
+    ),
+    "logsumexp": "log(sum(mass(k) for k in list)) with fn mass(k: Struct) = exp(score(k))",
+    "min": "a minimum is -max(opposite(k) for k in list) with fn opposite(k: Struct) = -f(k)",
+    **dict.fromkeys(
+        ("concat", "stack", "list"),
+        "nothing holds the values of all elements; sum, mean and max join them",
+    ),
+    **dict.fromkeys(("count", "len"), "its length is sum(one(k) for k in list) with fn one(k: Struct) = 1"),
+}
 REDUCTIONS = {"sum": "list_sum", "mean": "list_mean", "max": "list_max"}
 ATTEND = "attend"
 DROPOUT = "dropout"
@@ -197,6 +209,8 @@ class Calls:
     def _unknown(self, function: syntax.Identifier, names: Names) -> None:
         """Reports a call of what is no function."""
         name, declarations = function.text, self.declarations
+        if name in declarations.claimed:
+            return
         parameter = declarations.parameters.get(name)
         if name in names or name in declarations.parameters:
             table = name not in names and parameter is not None and parameter.kind == TABLE
@@ -291,8 +305,10 @@ class Calls:
         first, second = _call_of(value), _call_of(instead)
         if first is None or second is None:
             side, found = ("left", value) if first is None else ("right", instead)
+            zero = isinstance(found, typed.Constant) and not found.value
+            hint = "; an absent vertex gives zeros, without 'else'" if zero else ""
             self.report.error(
-                f"the {side} side of 'else' is {describe(found.type)}, expected the call of a function",
+                f"the {side} side of 'else' is {describe(found.type)}, expected the call of a function{hint}",
                 found.span,
             )
             return None
@@ -315,7 +331,11 @@ class Calls:
         source, reduction = self.expressions.check(over.source, names), over.reduction.text
         if reduction not in (*REDUCTIONS, ATTEND):
             known = (*REDUCTIONS, ATTEND)
-            self.report.unknown("reduction of a list", reduction, known, over.reduction.span)
+            if reduction in REDUCTIONS_ELSEWHERE:
+                text = f"a list has no '{reduction}'; {REDUCTIONS_ELSEWHERE[reduction]}"
+                self.report.error(text, over.reduction.span)
+            else:
+                self.report.unknown("reduction of a list", reduction, known, over.reduction.span)
             return None
         if source is None:
             return None

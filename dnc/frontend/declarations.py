@@ -50,6 +50,7 @@ class Declarations:
         self.cells: dict[str, syntax.CallableDeclaration] = {}
         self.functions: dict[str, syntax.CallableDeclaration] = {}
         self._taken: dict[str, tuple[str, Span]] = {}
+        self.claimed: set[str] = set()  # by two declarations, which was said: their uses are no more mistakes
 
     def enter(self, model: syntax.Model, settings: Mapping[str, int]) -> None:
         """Checks all declarations but the bodies of cells, functions and terms."""
@@ -80,6 +81,7 @@ class Declarations:
         if name.text in self._taken:
             other, span = self._taken[name.text]
             self.report.error(f"'{name}' is already {other}, in line {span.line}", name.span)
+            self.claimed.add(name.text)
             return False
         if name.text in BUILTINS and what in ("a cell", "a function"):
             self.report.error(f"'{name}' is a builtin and cannot be {what}", name.span)

@@ -102,6 +102,8 @@ def explain_token(token: Any, line: str, accepted: set[str], texts: Mapping[str,
     ):
         one = "one token, class, index or number selects, of a matrix M[i][k]; split(x, 2) gives equal parts"
         return f"found '{text}', expected ']': {one}"
+    if text == ":" and re.match(r"\s+\w+\([^()]*\)$", before):
+        return "found ':', expected '->' and an expression; a block stands in a cell that the arm calls"
     kind = re.search(r"\b(token|class|index)\s*$", before)
     if text == "<" and kind:
         article = "an" if kind[1] == "index" else "a"

@@ -113,8 +113,11 @@ class Expressions:
                 )
                 return None
             return typed.ParameterUse(name.text, TensorType(parameter.shape), name.span)
+        size = declarations.dimensions.sizes.get(name.text)
+        if size is not None:
+            return self._constant(float(size), f"a dimension of {size}", name.span)
         kinds: dict[str, Mapping[str, object]] = {
-            "a dimension": declarations.dimensions.sizes,
+            "a dimension without a size": declarations.dimensions.sizes,
             "a cell": declarations.cells,
             "a function": declarations.functions,
             "a state": declarations.states,
@@ -174,11 +177,12 @@ class Expressions:
             kind = index.type.kind if isinstance(index.type, Index) else ""
             hint = "; an index selects from a stack[...]" if kind == SELECTOR else ""
             expected = "a token" if is_table else "a token, a class, an index or a number"
-            note = f"a matrix of known size, param {table.name}: [rows, width], is read by classes too"
+            what_else = f"param {table.name}: [rows, width], is read by classes and indices, too"
+            note = f"a matrix of known size, {what_else}"
             self.report.error(
                 f"{what} '{table.name}' is indexed by {describe(index.type)}, expected {expected}{hint}",
                 lookup.index.span,
-                *([note] if kind == CLASS else []),
+                *([note] if kind in (CLASS, SELECTOR) else []),
             )
             return None
         rows, dimension = table.dimensions[0], index.type.dimension

@@ -99,6 +99,8 @@ def _mismatch(report: Report, text: str, symbol: str, operands: Sequence[Express
             text += "; argmax(x) gives a class" if operand.type.shape else OF_ONE_CLASS
         elif symbol == "@" and all(_is_vector(each.type) for each in operands):
             text += "; of two vectors it is sum(a * b)"
+        elif symbol == "@" and position == 0 and _is_vector(operand.type):
+            text += "; a matrix stands in front, as in transpose(M) @ x"
     elif text.endswith("or a scalar"):
         ranks = [len(each.type.shape) for each in operands if isinstance(each.type, TensorType)]
         if sorted(ranks) == [1, 2]:

@@ -116,19 +116,20 @@ Files = Mapping[str, bytes]
 def write_build(
     build: Build, kernels: Mapping[str, Files], candidates: Mapping[str, Sequence[Files]] | None = None
 ) -> None:
-    """Writes a build to `build.path`; `kernels` are the files of every target, and of its candidates."""
-    out = build.path
-    check_place(out)
+    """Writes a build to `build.path`, or where that leads as a link; `kernels` are the files of every target,
+    and of its candidates."""
+    check_place(build.path)
     try:
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=out.absolute().parent, prefix=f".{out.name}."))
+        out = Path(os.path.realpath(build.path))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
         try:
             _fill(made, build, kernels, candidates or {})
             _replace(made, out)
         finally:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
-        raise fail(f"{out}: cannot be written: {error.strerror}") from None
+        raise fail(f"{build.path}: cannot be written: {error.strerror}") from None
 
 
 def check_place(out: Path) -> None:
@@ -221,7 +222,7 @@ def _replace(made: Path, out: Path) -> None:
     if not out.exists():
         made.rename(out)
         return
-    old = Path(tempfile.mkdtemp(dir=out.absolute().parent, prefix=f".{out.name}.old."))
+    old = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.old."))
     try:
         out.rename(old / "build")
         made.rename(out)

@@ -107,14 +107,20 @@ def load_weights(
 
 
 def check_finite(values: Mapping[str, NDArray[np.generic]], where: str, *notes: str) -> None:
-    """DiagnosticError that names the arrays which hold infinities or NaN, as a model has them: in float32."""
+    """DiagnosticError that names the arrays which are no numbers of a model: what is no float, infinities and
+    NaN, and what float32 does not hold."""
+    for name, value in values.items():
+        if value.dtype.kind != "f":
+            raise fail(f"{where}: {name} holds {value.dtype}, expected floats", *notes)
     with np.errstate(over="ignore"):
         broken = [
             name for name, value in values.items() if not np.isfinite(np.asarray(value, np.float32)).all()
         ]
     if broken:
         hold = "holds" if len(broken) == 1 else "hold"
-        raise fail(f"{where}: {', '.join(broken)} {hold} numbers that are not finite", *notes)
+        finite = all(np.isfinite(values[name]).all() for name in broken)
+        what = "that a 32-bit float cannot hold" if finite else "that are not finite"
+        raise fail(f"{where}: {', '.join(broken)} {hold} numbers {what}", *notes)
 
 
 def _difference(program: Program, name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> str:

@@ -181,12 +181,7 @@ def test_mistakes(decoder: dnc.Model) -> None:
         with pytest.raises(dnc.DiagnosticError, match=message):
             decoder.generate(*arguments, **{"output": "words", "field": "target", **options})
 
-    refused(
-        "a stream goes along a list of Pair, the root; Pair has the lists source, target",
-        given,
-        0,
-        field=None,
-    )
+    refused("'source' cannot be made: data give every Source its form", given, 0, field="source")
     refused("name the output of the words: .* outputs that do: words, following", given, 0, output=None)
     refused("'wrds' is no output of words", given, 0, output="wrds")
     refused("end is -1, expected 0 or more", given, -1)
@@ -203,3 +198,5 @@ def test_mistakes(decoder: dnc.Model) -> None:
     refused("sample 1: found 'target', which is to be made", [{**given[0], "target": [{"form": 1}]}], 0)
     refused("sample 1: found 3; expected an object", [3], 0)
     assert decoder.generate([], 0, "words", field="target") == []
+    only = decoder.generate(given, 0, "words", most=4)  # the list that can be made
+    assert np.array_equal(only[0], decoder.generate(given, 0, "words", most=4, field="target")[0])

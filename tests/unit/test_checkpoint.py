@@ -86,7 +86,9 @@ def test_weights_by_name(tmp_path):
         ({"V": np.ones((5, 3), np.float32)}, r"V is \[5, 3\], expected \[5, 4\]"),
         ({"v": np.ones((5, 4), np.float32)}, "no parameter is called v; known: E, W, b_w, U, b_u, V, b_v"),
         ({"V": np.full((5, 4), np.nan, np.float32)}, "V holds numbers that are not finite"),
-        ({"V": np.full((5, 4), 1e300)}, "V holds numbers that are not finite"),
+        ({"V": np.full((5, 4), 1e300)}, "V holds numbers that a 32-bit float cannot hold"),
+        ({"V": np.ones((5, 4), np.int8)}, "V holds int8, expected floats"),
+        ({"V": np.ones((5, 4), np.bool_)}, "V holds bool, expected floats"),
         ({"optimizer/V": np.ones((5, 4), np.float32)}, "holds no weights"),
     ],
 )
@@ -112,6 +114,15 @@ def test_a_checkpoint_reads_back(tmp_path):
     before = path.read_bytes()
     save_checkpoint(path, checkpoint())
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_bytes_of_floats_are_no_whole_numbers(tmp_path):
+    """The header says what they are; it is no part of what the checksum is of."""
+    path = tmp_path / "last.safetensors"
+    save_checkpoint(path, checkpoint())
+    path.write_bytes(path.read_bytes().replace(b'"dtype":"F32"', b'"dtype":"I32"', 1))
+    with pytest.raises(DiagnosticError, match="holds int32, expected floats"):
+        check_model(load_checkpoint(path), PROGRAM, "abc", ROWS, path)
 
 
 def test_weights_that_are_not_finite_are_not_written(tmp_path):
@@ -263,6 +274,18 @@ def test_a_build_reads_back(tmp_path):
     write_build(attrs.evolve(build(tmp_path / "b"), source="model M2()"), {})
     assert read_build(tmp_path / "b").source == "model M2()"
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+def test_a_build_is_written_where_a_link_leads(tmp_path):
+    """Whoever serves what a link leads to gets the new build, and the link stays one."""
+    write_build(build(tmp_path / "first"), {})
+    (tmp_path / "current").symlink_to("first")
+    write_build(attrs.evolve(build(tmp_path / "current"), source="model M2()"), {})
+    assert (tmp_path / "current").is_symlink() and read_build(tmp_path / "first").source == "model M2()"
+    (tmp_path / "next").symlink_to("second")
+    write_build(build(tmp_path / "next"), {})
+    assert (tmp_path / "next").is_symlink() and is_build(tmp_path / "second")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["current", "first", "next", "second"]
 
 
 def test_a_build_replaces_nothing_else(tmp_path):

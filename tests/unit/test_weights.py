@@ -191,7 +191,17 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
         ("x = " + "1" * 5000, "map.toml: not TOML: "),
         (
             "[parameters]\nW = { constant = 1" + "0" * 400 + " }",
-            "map.toml: parameters.W.constant is larger than any float",
+            "map.toml: parameters.W.constant is a number of more than 40 digits, expected a number that a",
+        ),
+        (
+            "[parameters]\nW = { constant = 1e300 }",
+            "map.toml: parameters.W.constant is 1e+300, expected a number that a 32-bit float holds",
+        ),
+        ("[parameters]\nW = { constant = nan }", "map.toml: parameters.W.constant is NaN, expected a number"),
+        ("ignore = ['x', 1]", "map.toml: ignore holds a number, expected an array of names"),
+        (
+            '[parameters]\nW = { from = "x", squeeze = true }',
+            "map.toml: parameters.W.squeeze is true, expected a whole number from 0 on",
         ),
         ("[parameters]\na = " + 800 * "{from=" + '"x"' + 800 * "}", "map.toml: nested too deeply"),
     ],

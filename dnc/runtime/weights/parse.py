@@ -7,18 +7,21 @@ and the key.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from dnc.diagnostics import fail
-from dnc.runtime.data.problems import kind_of, names, suggestion
+from dnc.runtime.data.problems import kind_of, names, shown, suggestion
 from dnc.runtime.toml_file import read_toml
 from dnc.runtime.weights.nodes import Concat, Constant, Expand, Gates, Node, Source, Squeeze, Sum, Transpose
 
 KEEP = "keep"
+LARGEST = float(np.finfo(np.float32).max)
 _MAKERS = ("from", "sum", "concat", "constant", KEEP)
 _KEYS = (*_MAKERS, "axis", "sizes", "squeeze", "transpose", "gates", "expand")
 _ARROW = "->"
@@ -57,8 +60,10 @@ def read_map(path: str | Path) -> WeightMap:
     if not isinstance(entries, dict):
         raise fail(f"{path}: parameters is {kind_of(entries)}, expected a table")
     ignore = values.get("ignore", [])
-    if not isinstance(ignore, list) or not all(isinstance(each, str) for each in ignore):
-        raise fail(f"{path}: ignore is {kind_of(ignore)}, expected an array of names, as ['decoder.*']")
+    other = [each for each in ignore if not isinstance(each, str)] if isinstance(ignore, list) else [ignore]
+    if other:
+        found = f"{'holds' if isinstance(ignore, list) else 'is'} {kind_of(other[0])}"
+        raise fail(f"{path}: ignore {found}, expected an array of names, as ['decoder.*']")
     try:
         nodes = {name: _entry(f"{path}: parameters.{name}", value) for name, value in entries.items()}
     except RecursionError:
@@ -112,9 +117,12 @@ def _maker(where: str, kind: str, value: Mapping[str, Any]) -> Node:
         if isinstance(of, bool) or not isinstance(of, int | float):
             raise fail(f"{where}.constant is {kind_of(of)}, expected a number")
         try:
-            return Constant(float(of))
+            number = float(of)
         except OverflowError:
-            raise fail(f"{where}.constant is larger than any float") from None
+            number = math.inf
+        if not abs(number) <= LARGEST:
+            raise fail(f"{where}.constant is {shown(of)}, expected a number that a 32-bit float holds")
+        return Constant(number)
     if kind == "from":
         if isinstance(of, list):
             raise fail(f"{where}.from is an array, expected one tensor; several are a 'sum' or a 'concat'")
@@ -135,7 +143,7 @@ def _maker(where: str, kind: str, value: Mapping[str, Any]) -> Node:
 
 def _number(where: str, value: Any, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
-        raise fail(f"{where} is {value!r}, expected a whole number from {least} on")
+        raise fail(f"{where} is {shown(value)}, expected a whole number from {least} on")
     return value
 
 

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
-from dnc.runtime.data.problems import names, suggestion
+from dnc.runtime.data.problems import names, shortened, suggestion
 from dnc.runtime.initialize import check_finite
 from dnc.runtime.weights.nodes import Concat, Conflict, Floats, MapProblem, Shape, gates_of, merged, shown
 from dnc.runtime.weights.parse import WeightMap
@@ -122,7 +122,8 @@ def gather(
     ignored = [name for name in unused if any(fnmatchcase(name, each) for each in weights.ignore)]
     left = [name for name in unused if name not in ignored]
     if left:
-        listed = [f"{name} {shown(tensors[name].shape)}" if name in tensors else name for name in left]
+        sizes = {name: f" {shown(found.shape)}" for name, found in tensors.items()}
+        listed = [f"{shortened(name)}{sizes.get(name, '')}" for name in left]
         problems.append(f"{path}: not used: {', '.join(listed)}")
     if problems:
         if left:
