@@ -434,7 +434,7 @@ def test_wrong_arguments_in_python(workplace):
         (np.zeros((5, 4), object), "V holds object, expected real numbers"),
         ("x", "expected real numbers"),
         ([[1], [1, 2]], "V: no array can be made of list"),
-        (np.full((5, 4), 1e300), "not finite"),
+        (np.full((5, 4), 1e300), "a 32-bit float cannot hold"),
     ):
         with pytest.raises(dnc.DiagnosticError, match=message):
             model.set_parameters({"V": value})
