@@ -22,7 +22,7 @@ from dnc.diagnostics import Diagnostic, DiagnosticError, fail
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.program import Program
 from dnc.runtime.data import Vocabulary, vocabularies_from_json, vocabularies_to_json
-from dnc.runtime.initialize import check_finite, shapes
+from dnc.runtime.initialize import check_finite, check_floats, shapes
 from dnc.runtime.tensors import read_metadata, read_tensors, write_tensors
 
 Floats = NDArray[np.float32]
@@ -166,6 +166,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     """Reads a checkpoint; DiagnosticError if the file is none, or of another version."""
     _check_file(path)
     tensors, metadata = read_tensors(path)
+    check_floats(tensors, str(path))
     stored = _stored(path, metadata)
     clip = float("inf") if stored.clip_norm is None else stored.clip_norm
     states: dict[str, dict[str, Floats]] = {state.name: {} for state in OPTIMIZERS[stored.optimizer].states}

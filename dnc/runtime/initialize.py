@@ -101,17 +101,21 @@ def load_weights(
         raise DiagnosticError(*problems)
     if not given:
         raise fail(f"{path}: holds no weights")
+    check_floats(given, str(path))
     check_finite(given, str(path))
     replaced = {name: np.asarray(value, np.float32) for name, value in given.items()}
     return {**values, **replaced}, tuple(given)
 
 
-def check_finite(values: Mapping[str, NDArray[np.generic]], where: str, *notes: str) -> None:
-    """DiagnosticError that names the arrays which are no numbers of a model: what is no float, infinities and
-    NaN, and what float32 does not hold."""
+def check_floats(values: Mapping[str, NDArray[np.generic]], where: str) -> None:
+    """DiagnosticError that names an array of a file which holds no floats: codes of a quantised model, say."""
     for name, value in values.items():
         if value.dtype.kind != "f":
-            raise fail(f"{where}: {name} holds {value.dtype}, expected floats", *notes)
+            raise fail(f"{where}: {name} holds {value.dtype}, expected floats")
+
+
+def check_finite(values: Mapping[str, NDArray[np.generic]], where: str, *notes: str) -> None:
+    """DiagnosticError that names the arrays which hold infinities, NaN, or what float32 does not hold."""
     with np.errstate(over="ignore"):
         broken = [
             name for name, value in values.items() if not np.isfinite(np.asarray(value, np.float32)).all()
