@@ -108,7 +108,7 @@ def load_weights(
 
 
 def check_floats(values: Mapping[str, NDArray[np.generic]], where: str) -> None:
-    """DiagnosticError that names an array of a file which holds no floats: codes of a quantised model, say."""
+    """DiagnosticError that names an array of a file which holds no floats: codes of a quantised model."""
     for name, value in values.items():
         if value.dtype.kind != "f":
             raise fail(f"{where}: {name} holds {value.dtype}, expected floats")
