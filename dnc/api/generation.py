@@ -86,7 +86,7 @@ def _stream_of(model: Model, field: str | None) -> ModelStream:
     return known[field]
 
 
-def _list_of(model: Model, name: str | None) -> str | None:
+def _list_of(model: Model, name: str | None) -> str:
     """The list `name` of the root, or the only one that can be made; DiagnosticError where elements have
     fields that nobody can know before they are made."""
     layout = layout_of(model.program, labels_required=False)

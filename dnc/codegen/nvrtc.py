@@ -21,6 +21,7 @@ from dnc.diagnostics import fail
 
 KERNEL, SUFFIX = "kernel", ".cu"
 LACKING = "DNC_LACKS_A_REGISTER"  # defined for kernels that would spill the address of shared memory
+NEARLY = 64  # bytes that a thread stores outside its registers, of which one register more may save all
 
 _USAGE = re.compile(r"Used (\d+) registers")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -129,7 +130,7 @@ def compiled(files: Mapping[str, bytes], arch: str) -> dict[str, bytes]:
 def _compiled(files: Mapping[str, bytes], name: str, arch: str) -> dict[str, bytes]:
     source = files[name + SUFFIX].decode()
     binary = compile_cuda(source, arch)
-    if not binary.resident:
+    if not binary.resident and binary.spill_stores <= NEARLY:
         other = compile_cuda(source, arch, options=(f"-D{LACKING}",))
         binary = min(binary, other, key=lambda each: each.spill_stores + each.stack)
     described = json.loads(files[f"{name}.json"])

@@ -24,6 +24,7 @@ from dnc.ir.structure import CLASS, SELECTOR, TOKEN
 from dnc.ir.types import TensorType, fits_float
 
 ARITHMETIC = {"+": "add", "-": "sub", "*": "mul", "/": "div", "@": "matmul", "==": "equal"}
+READ_BY_OTHERS = "a matrix of known size, param {}: [rows, width], is read by classes and indices, too"
 LONGEST_NUMBER = 60  # characters of a number that a message shows
 
 
@@ -177,12 +178,11 @@ class Expressions:
             kind = index.type.kind if isinstance(index.type, Index) else ""
             hint = "; an index selects from a stack[...]" if kind == SELECTOR else ""
             expected = "a token" if is_table else "a token, a class, an index or a number"
-            what_else = f"param {table.name}: [rows, width], is read by classes and indices, too"
-            note = f"a matrix of known size, {what_else}"
+            note = READ_BY_OTHERS.format(table.name) if kind in (CLASS, SELECTOR) else ""
             self.report.error(
                 f"{what} '{table.name}' is indexed by {describe(index.type)}, expected {expected}{hint}",
                 lookup.index.span,
-                *([note] if kind in (CLASS, SELECTOR) else []),
+                *([note] if note else []),
             )
             return None
         rows, dimension = table.dimensions[0], index.type.dimension

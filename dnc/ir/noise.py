@@ -16,8 +16,8 @@ GOLDEN, FIRST, SECOND = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
 SITES = 0x01000193  # distance of the counters of two dropouts of one vertex
 NONE = 0
 """The noise, and the key, that stand for none: evaluation, prediction."""
-DRAWS = 1
-"""Zero in this bit of a noise: classes are drawn, nothing is dropped. A training step's noise does both."""
+DROPS = 1
+"""The bit of a noise with which things are dropped, as in training; without it classes are drawn alone."""
 
 
 def mix(values: NDArray[Any]) -> NDArray[np.uint32]:
@@ -35,7 +35,7 @@ def step_noises(seed: int, first: int, count: int) -> NDArray[np.uint32]:
     found = np.full(count, seed & 0xFFFFFFFF)
     for word in (np.uint64(seed >> 32 & 0xFFFFFFFF), steps & 0xFFFFFFFF, steps >> 32):
         found = mix(mix(found) ^ np.asarray(word).astype(np.uint32))
-    return found | np.uint32(DRAWS)
+    return found | np.uint32(DROPS)
 
 
 def step_noise(seed: int, step: int) -> int:
@@ -45,17 +45,17 @@ def step_noise(seed: int, step: int) -> int:
 
 def drawing_noise(seed: int | None, call: int = 0) -> int:
     """The noise of one call that draws classes outside training; `NONE` without a seed."""
-    return NONE if seed is None else step_noise(seed, call) & ~DRAWS | 2
+    return NONE if seed is None else step_noise(seed, call) & ~DROPS | 2
 
 
 def vertex_keys(noise: NDArray[Any], vertices: NDArray[Any], draws: bool = False) -> NDArray[np.int32]:
     """A key per vertex: `noise` of its step (one for all, or one each), and its number in the data.
 
     draws: a key of what is drawn, not of what is dropped. A training step draws as a call whose noise is
-    its own but for the bit `DRAWS`.
+    its own but for the bit `DROPS`.
     """
     noise = np.asarray(noise).astype(np.uint32)
-    alone = noise & np.uint32(~DRAWS & 0xFFFFFFFF)
+    alone = noise & np.uint32(~DROPS & 0xFFFFFFFF)
     silent = noise == NONE if draws else noise == alone
     number = np.asarray(vertices).astype(np.uint32) + np.uint32(1)
     keys = mix(mix(alone if draws else noise) ^ number) | np.uint32(1)

@@ -13,7 +13,7 @@ import numpy as np
 from dnc.ir import isa
 from dnc.ir.forest import Forest
 from dnc.ir.interpreter import Results, interpret
-from dnc.ir.noise import DRAWS, NONE, step_noise
+from dnc.ir.noise import DROPS, NONE, step_noise
 from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import Plan
 from dnc.ir.program import ROOT, DeclaredOutput, Program
@@ -31,7 +31,7 @@ from tests.support.forests import ForestGrower
 Array = np.ndarray[Any, Any]
 
 NOISE = step_noise(seed=3, step=5)
-DRAWN = NOISE & ~DRAWS
+DRAWN = NOISE & ~DROPS
 # By mode what a launch of a bench has.
 NOISES = {TRAIN: NOISE, PREDICT: DRAWN}
 

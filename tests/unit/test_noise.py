@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dnc.ir.noise import DRAWS, NONE, drawing_noise, step_noise, uniform, vertex_keys
+from dnc.ir.noise import DROPS, NONE, drawing_noise, step_noise, uniform, vertex_keys
 from dnc.ir.ops import OPS
 
 
@@ -53,7 +53,7 @@ def test_draws_have_noise_of_their_own():
         vertex_keys(np.asarray(step), vertices),
     )
     assert (drawn != dropped).all() and drawn.all() and dropped.all()
-    assert (vertex_keys(np.asarray(step & ~DRAWS), vertices, draws=True) == drawn).all()
+    assert (vertex_keys(np.asarray(step & ~DROPS), vertices, draws=True) == drawn).all()
     assert len({drawing_noise(seed, call) for seed in range(40) for call in range(40)}) > 1590
 
 

@@ -167,7 +167,7 @@ def _with_gumbel_noise(
 ) -> Expression:
     """Element i. A key of zero, as in a prediction without a seed, adds nothing."""
     chance = m.maximum(m.random(key, i + (site * SITES & 0x3FFFFFFF)), m.constant(2.0**-25))
-    noise = m.constant(0.0) - m.log(m.constant(0.0) - m.log(chance))
+    noise = -m.log(-m.log(chance))
     return a + m.select(m.equal(key, key * 0), m.constant(0.0), noise)
 
 
