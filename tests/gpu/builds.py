@@ -159,6 +159,8 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     "decoder": ("../tests/support/decoder", {"hidden": 24, "embed": 20}, PlanOptions(cluster=8)),
     "decoder-chip": ("../tests/support/decoder", {}, PlanOptions(cluster=0)),
     "drawing": ("../tests/support/drawing", {"hidden": 24, "embed": 20}, PlanOptions(cluster=8)),
+    # Names of C, a list that is averaged and attended to where a class is learned.
+    "hidden-names": ("../tests/support/hidden_names", {"d": 40}, PlanOptions(cluster=8)),
     # Levels have loops apart from a product that streams its weights, of one recursion and of two.
     "language_model-apart": (
         "language_model",
