@@ -145,8 +145,9 @@ def _prepared(text: str, case: Case) -> Prepared:
     forest = grow(source, case)
     values = random_parameters(source, case.seed)
     with np.errstate(all="ignore"):
-        draws = "sample(" in text
-        for noise in (*[NONE] * ("dropout" in text or draws), *[DRAWN] * draws, NOISE):
+        # Evaluation has no noise; a prediction draws what a step does, and drops nothing.
+        draws, drops = "sample(" in text, "dropout" in text
+        for noise in (*[NONE] * (draws or drops), *[DRAWN] * (draws and drops), NOISE):
             expected = interpret(program, forest, values, noise=noise)
             check_conditioning(program, forest, values, expected, case, noise)
         plain = interpret(source, forest, values, noise=NOISE)

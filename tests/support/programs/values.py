@@ -206,7 +206,7 @@ def class_text(e: Expressions, size: int, depth: int) -> str:
     known = e.scope.classes.get(size, [])
     if known and e.chance(50):
         return e.pick(known)
-    return f"{e.pick(('argmax', 'sample'))}({e.value((size,), depth)})"
+    return f"{'sample' if e.chance(25) else 'argmax'}({e.value((size,), depth)})"
 
 
 def _cell_call(e: Expressions, shape: Shape, depth: int) -> str:
