@@ -35,10 +35,10 @@ def check_whole(name: str, value: object, least: int, *, optional: bool = False)
         raise fail(f"{name} is {value}, expected {expected}")
 
 
-def noise_of(seed: object) -> int:
+def noise_of(seed: int | None) -> int:
     """The noise of a call that draws classes by a seed; None for one that draws none."""
     check_whole("seed", seed, 0, optional=True)
-    return drawing_noise(None if seed is None else int(seed))  # type: ignore[call-overload]
+    return drawing_noise(None if seed is None else int(seed))
 
 
 def check_number(name: str, value: object, setting: Setting) -> None:

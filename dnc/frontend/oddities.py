@@ -44,10 +44,9 @@ def _warn_of_choice(index: Expression, report: Report) -> None:
     """A row that is chosen by scores of another vertex: row 0 beside the first one, and draws of its own."""
     if not isinstance(index, Apply) or index.opcode != CHOICE:
         return
-    scores = index.operands[0]
-    drawn = isinstance(scores, Apply) and scores.opcode == GUMBEL
-    if isinstance(scores, Apply) and drawn:
-        scores = scores.operands[0]
+    scores, drawn = index.operands[0], False
+    if isinstance(scores, Apply) and scores.opcode == GUMBEL:
+        scores, drawn = scores.operands[0], True
     while isinstance(scores, ComponentUse):
         scores = scores.base
     if not isinstance(scores, FunctionCall) or not scores.path:

@@ -51,12 +51,12 @@ class ListType:
 Type = TensorType | ListType
 
 # Of 32-bit floats: the largest, and what is rounded to zero.
-_LARGEST, _NOTHING = (2 - 2.0**-23) * 2.0**127, 2.0**-150
+LARGEST_FLOAT, _NOTHING = (2 - 2.0**-23) * 2.0**127, 2.0**-150
 
 
 def fits_float(value: float) -> bool:
     """Whether a 32-bit float holds a number: it becomes neither infinite nor zero."""
-    return math.isfinite(value) and abs(value) <= _LARGEST and (value == 0 or abs(value) > _NOTHING)
+    return math.isfinite(value) and abs(value) <= LARGEST_FLOAT and (value == 0 or abs(value) > _NOTHING)
 
 
 SCALAR = TensorType(())

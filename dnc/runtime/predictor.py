@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir.forest import Forest, path_struct
-from dnc.ir.noise import NONE, vertex_keys
-from dnc.ir.plan import ClassList, NoiseList, TableList, VectorList, padded
+from dnc.ir.noise import NONE
+from dnc.ir.plan import ClassList, TableList, VectorList, padded
 from dnc.ir.states import state_layout
 from dnc.ir.structure import SELECTOR
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.ending import Ending
+from dnc.runtime.encoder.keys import Keys, keys_of
 from dnc.runtime.phases import PREDICT, results_of
 from dnc.runtime.pool import StaticPool
 from dnc.runtime.predictions import rows_by_sample
@@ -124,19 +125,6 @@ class _Known:
 
 
 @attrs.frozen(eq=False)
-class _Keys:
-    """Words that are the keys of random numbers, of the vertices of some rows."""
-
-    words: slice
-    vertices: Indices
-    draws: bool
-
-    def fill(self, words: NDArray[np.int32], noise: int) -> None:
-        """Writes them for the noise of a call."""
-        words[self.words] = vertex_keys(np.array([noise]), self.vertices, self.draws)
-
-
-@attrs.frozen(eq=False)
 class _Output:
     """Where an output's rows are in what was read, and which of them are a sample's.
 
@@ -182,7 +170,7 @@ class Template:
     schedule: Schedule
     pool: StaticPool
     fills: tuple[_Numbers | _Vectors | _Known, ...]
-    keys: tuple[_Keys, ...]
+    keys: tuple[Keys, ...]
     reads: tuple[Range, ...]
     outputs: tuple[_Output, ...]
     first_record: int
@@ -276,7 +264,7 @@ def make_template(
         end = None if ending is None else ending.word
         is_integer = result.dtype == "i32"
         outputs.append(_Output(result.name, part, begin, rows, width, result.shape, is_integer, numbers, end))
-    fills, keys = _fills(data, schedule), _keys(data, schedule)
+    fills, keys = _fills(data, schedule), keys_of(data, schedule)
     program = schedule.plan.program
     records = [
         (data.lists.record(function, vertex) * 4, state_layout(program, function)[""])
@@ -306,16 +294,6 @@ def _ranges(schedule: Schedule) -> tuple[tuple[Range, ...], dict[str, Range]]:
             ranges.append((at, count))
         places[name] = len(ranges) - 1, at - ranges[-1][0]
     return tuple(ranges), places
-
-
-def _keys(data: Encoder, schedule: Schedule) -> tuple[_Keys, ...]:
-    found = []
-    for item in data.modes.mode(schedule.mode).lists:
-        if isinstance(item, NoiseList) and schedule.rows[item.space]:
-            at = list_words(schedule.words, data.layout, item.name)
-            vertices = data.prepared.spaces[item.space].vertex[schedule.positions[item.space]]
-            found.append(_Keys(slice(at, at + len(vertices)), vertices, item.draws))
-    return tuple(found)
 
 
 def _fills(data: Encoder, schedule: Schedule) -> tuple[_Numbers | _Vectors | _Known, ...]:

@@ -25,18 +25,19 @@ from torch import Tensor
 from dnc.api.arguments import are_numbers, sample_numbers
 from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
-from dnc.ir.noise import NONE, vertex_keys
-from dnc.ir.plan import NoiseList, Plan
+from dnc.ir.noise import NONE
+from dnc.ir.plan import Plan
 from dnc.runtime.ahead import Ahead
 from dnc.runtime.batches import Drawn, distinct, groups
 from dnc.runtime.data import Dataset
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.job import Job
+from dnc.runtime.encoder.keys import Keys, keys_of
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.phases import FORWARD_ONLY, PREDICT, TRAIN
 from dnc.runtime.pool import StaticPool
 from dnc.runtime.prepared import prepare
-from dnc.runtime.schedule import Schedule, list_words
+from dnc.runtime.schedule import Schedule
 from dnc.runtime.schedules import Schedules
 from dnc.runtime.sharing import Sharing
 
@@ -46,8 +47,6 @@ PURPOSES = {TRAINING: (FORWARD_ONLY, TRAIN), VALUES: (FORWARD_ONLY,), PREDICTION
 
 # By mode (replicas, workers) of batches of 1, 2, ... samples.
 Grids = Mapping[str, Sequence[tuple[int, int]]]
-# Words of a schedule that noise is made into: (offset, vertex of every row, whether classes are drawn).
-NoiseWords = Sequence[tuple[int, NDArray[np.intp], bool]]
 
 _KNOWN: WeakValueDictionary[str, BatchEncoder] = WeakValueDictionary()
 
@@ -83,7 +82,7 @@ class Encoded:
     samples: int
     _count: Callable[[], Mapping[str, Ints]]
     schedules: Mapping[str, Schedule]
-    noises: Mapping[str, NoiseWords]
+    keys: Mapping[str, Sequence[Keys]]
     pool: StaticPool
 
     def __repr__(self) -> str:
@@ -108,14 +107,14 @@ class Encoded:
             return None
         if pool.words + found.activations > words:
             return None
-        for at, vertices, draws in self.noises[mode]:
-            found.words[at : at + len(vertices)] = vertex_keys(np.array([noise]), vertices, draws)
+        for keys in self.keys[mode]:
+            keys.fill(found.words, noise)
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled without what the encoder has: plan, positions, the numbers of all vertices."""
         light = {mode: schedule.bare() for mode, schedule in self.schedules.items()}
-        rest = (self.batch, self.samples, self.counts, light, self.noises, self.pool)
+        rest = (self.batch, self.samples, self.counts, light, self.keys, self.pool)
         return _received, (self.encoder.key, *rest)
 
 
@@ -125,7 +124,7 @@ def _received(
     samples: int,
     counts: Mapping[str, Ints],
     schedules: Mapping[str, Schedule],
-    noises: Mapping[str, NoiseWords],
+    keys: Mapping[str, Sequence[Keys]],
     pool: StaticPool,
 ) -> Encoded:
     encoder = _KNOWN.get(key)
@@ -133,7 +132,7 @@ def _received(
         raise fail("found a batch whose encoder is gone: keep what `encoder` returned while it is in use")
     plan = encoder.plan
     whole = {mode: attrs.evolve(schedule, plan=plan) for mode, schedule in schedules.items()}
-    return Encoded(encoder, batch, samples, lambda: counts, whole, noises, pool)
+    return Encoded(encoder, batch, samples, lambda: counts, whole, keys, pool)
 
 
 @attrs.frozen(eq=False)
@@ -298,18 +297,7 @@ class BatchEncoder:
         made = []
         for at, found in enumerate(group):
             own = {mode: each[at] for mode, each in schedules.items()}
-            noises = {mode: self._noise_words(found.encoder, each) for mode, each in own.items()}
+            keys = {mode: keys_of(found.encoder, each) for mode, each in own.items()}
             count = partial(found.sharing.counts, found.samples)
-            made.append(Encoded(self, found.kept, len(found.samples), count, own, noises, self.pool))
+            made.append(Encoded(self, found.kept, len(found.samples), count, own, keys, self.pool))
         return made
-
-    def _noise_words(self, encoder: Encoder, schedule: Schedule) -> NoiseWords:
-        return [
-            (
-                list_words(schedule.words, self.modes.layout, item.name),
-                encoder.prepared.spaces[item.space].vertex[schedule.positions[item.space]],
-                item.draws,
-            )
-            for item in self.modes.mode(schedule.mode).lists
-            if isinstance(item, NoiseList)
-        ]

@@ -87,13 +87,11 @@ class Module(nn.Module):
             model.restore(checkpoint)
         elif vocabularies is not None:
             model.start(dict(vocabularies))
-        elif data is None:
-            if has_vocabulary(model.program):
-                raise fail(
-                    f"{build}: the words of model {model.build.model} are not known",
-                    "give data or a checkpoint: Module(build, 'train.jsonl'), Module(build, checkpoint=...)",
-                )
-            model.start({})
+        elif data is None and has_vocabulary(model.program):
+            raise fail(
+                f"{build}: the words of model {model.build.model} are not known",
+                "give data or a checkpoint: Module(build, 'train.jsonl'), Module(build, checkpoint=...)",
+            )
         if data is not None:
             model.attach(data, min_count=min_count)
         self._memory = Memory(model.session)

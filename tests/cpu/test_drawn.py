@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 import dnc
-import dnc.kernel_cache
-from dnc.compiler import PlanOptions, compile_model
-from tests.support.models import SUPPORT
+from tests.support.models import SUPPORT, opened
 
 GREEDY = (SUPPORT / "decoder.dn").read_text()
 DRAWING = (SUPPORT / "drawing.dn").read_text()
@@ -37,23 +35,15 @@ SOURCES: list[dict[str, Any]] = [
 MOST = 12
 
 
-def opened(folder: Path, text: str, device: str = "cpu", mode: str = "train") -> dnc.Model:
-    folder.mkdir(exist_ok=True)
-    (folder / "m.dn").write_text(text)
-    with pytest.MonkeyPatch.context() as patch:
-        if device == "vm":
-            patch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
-            patch.setenv("DNC_CACHE_DIR", str(folder / "cache"))
-        compile_model(folder / "m.dn", folder / "b", ("cpu",), {}, PlanOptions(mode=mode))
-    model = dnc.load(folder / "b", device, seed=4)
-    if "Source" in text:
-        model.read([{"source": [{"form": at} for at in range(9)], "target": [{"form": 1}]}])
+def decoding(folder: Path, text: str, device: str = "cpu", mode: str = "infer") -> dnc.Model:
+    model = opened(folder, text, device, mode)
+    model.read([{"source": [{"form": at} for at in range(9)], "target": [{"form": 1}]}])
     return model
 
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> dnc.Model:
-    return opened(tmp_path_factory.mktemp("drawing"), DRAWING, mode="infer")
+    return decoding(tmp_path_factory.mktemp("drawing"), DRAWING)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +72,7 @@ def test_what_is_fed_is_what_comes_out(decoder: dnc.Model) -> None:
 
 
 def test_without_a_seed_the_largest_is_chosen(decoder: dnc.Model, tmp_path: Path) -> None:
-    greedy = opened(tmp_path, GREEDY, mode="infer")
+    greedy = decoding(tmp_path, GREEDY)
     expected = greedy.predict(with_targets())["words"]
     assert lists(decoder.predict(with_targets())["words"]) == lists(expected)
     assert lists(decoder.predict(with_targets(), seed=1)["words"]) != lists(expected)
@@ -90,7 +80,7 @@ def test_without_a_seed_the_largest_is_chosen(decoder: dnc.Model, tmp_path: Path
 
 @pytest.mark.parametrize("device, mode", [("vm", "infer"), ("vm", "train"), ("cpu", "train")])
 def test_a_seed_draws_the_same_everywhere(decoder: dnc.Model, tmp_path: Path, device: str, mode: str) -> None:
-    other = opened(tmp_path, DRAWING, device, mode)
+    other = decoding(tmp_path, DRAWING, device, mode)
     for seed in (0, 7, 2**63 - 1):
         expected = decoder.predict(with_targets(), seed=seed)["words"]
         assert lists(other.predict(with_targets(), seed=seed)["words"]) == lists(expected)

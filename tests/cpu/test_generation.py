@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 import dnc
-import dnc.kernel_cache
 from dnc.api import generation
 from dnc.codegen.cpu_kernel import build_cpu
-from dnc.compiler import PlanOptions, compile_model, make_plan, transform
+from dnc.compiler import PlanOptions, make_plan, transform
 from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
 from dnc.ir.program import Program
@@ -24,19 +23,10 @@ from dnc.runtime.cpu_backend import CpuBackend
 from tests.support.endings import CLASSES, check_endings, encoded, exits_of
 from tests.support.executors import Bench, OnGrid
 from tests.support.forests import ForestGrower
+from tests.support.models import SUPPORT, opened
 
-PROGRAM = (Path(__file__).parents[1] / "support" / "decoder.dn").read_text()
+PROGRAM = (SUPPORT / "decoder.dn").read_text()
 LIMIT = 12
-
-
-def opened(folder: Path, device: str, mode: str) -> dnc.Model:
-    (folder / "m.dn").write_text(PROGRAM)
-    with pytest.MonkeyPatch.context() as patch:
-        if device == "vm":
-            patch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
-            patch.setenv("DNC_CACHE_DIR", str(folder / "cache"))
-        compile_model(folder / "m.dn", folder / "b", ("cpu",), {}, PlanOptions(mode=mode))
-    return dnc.load(folder / "b", device, seed=4)
 
 
 def sources(count: int) -> list[list[dict[str, Any]]]:
@@ -55,7 +45,7 @@ def one_after_another(model: dnc.Model, source: list[dict[str, Any]]) -> list[in
 
 @pytest.mark.parametrize("device, mode", [("vm", "infer"), ("cpu", "infer"), ("cpu", "train")])
 def test_one_launch_is_the_loop(tmp_path: Path, device: str, mode: str) -> None:
-    model, given = opened(tmp_path, device, mode), sources(5)
+    model, given = opened(tmp_path, PROGRAM, device, mode), sources(5)
     model.read([{"source": [{"form": at} for at in range(9)], "target": [{"form": 1}]}])
     if mode == "train":
         samples = [{"source": source, "target": [{"form": at} for at in (1, 2, 3)]} for source in given]
@@ -71,7 +61,7 @@ def test_one_launch_is_the_loop(tmp_path: Path, device: str, mode: str) -> None:
 
 
 def test_a_model_that_has_generated_goes_when_nobody_uses_it(tmp_path: Path) -> None:
-    model = opened(tmp_path, "vm", "infer")
+    model = opened(tmp_path, PROGRAM, "vm", "infer")
     model.read([{"source": [{"form": at} for at in range(9)], "target": [{"form": 1}]}])
     model.generate([{"source": each} for each in sources(2)], 0, "words", most=4, field="target")
     gone = weakref.ref(model)
@@ -81,7 +71,7 @@ def test_a_model_that_has_generated_goes_when_nobody_uses_it(tmp_path: Path) -> 
 
 
 def test_a_stream_goes_on_generating(tmp_path: Path) -> None:
-    model = opened(tmp_path, "cpu", "infer")
+    model = opened(tmp_path, PROGRAM, "cpu", "infer")
     model.read([{"source": [{"form": at} for at in range(9)], "target": [{"form": 1}]}])
     source = sources(1)[0]
     whole = model.predict([{"source": source, "target": [{"form": 0}] * LIMIT}])["words"][0]
@@ -95,7 +85,7 @@ def test_a_stream_goes_on_generating(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> dnc.Model:
-    model = opened(tmp_path_factory.mktemp("decoder"), "cpu", "infer")
+    model = opened(tmp_path_factory.mktemp("decoder"), PROGRAM, "cpu", "infer")
     model.read([{"source": [{"form": at} for at in range(9)], "target": [{"form": 1}]}])
     return model
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from dnc.compiler import PlanOptions, make_plan, transform
+import pytest
+
+import dnc
+import dnc.kernel_cache
+from dnc.compiler import PlanOptions, compile_model, make_plan, transform
 from dnc.diagnostics import Source
 from dnc.frontend.build import load_program
 from dnc.ir.plan import Plan
@@ -25,6 +29,17 @@ SMALL = {
     "dag": {"width": 3, "hidden": 4},
     "childsum": {"vocab": VOCABULARY, "embed": 4, "hidden": 4},
 }
+
+
+def opened(folder: Path, text: str, device: str = "cpu", mode: str = "train") -> dnc.Model:
+    """A program, compiled into `folder / "b"`; kernels are made for a CPU alone."""
+    (folder / "m.dn").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        if device == "vm":
+            patch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
+            patch.setenv("DNC_CACHE_DIR", str(folder / "cache"))
+        compile_model(folder / "m.dn", folder / "b", ("cpu",), {}, PlanOptions(mode=mode))
+    return dnc.load(folder / "b", device, seed=4)
 
 
 @cache

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 
 from dnc.diagnostics import fail
+from dnc.ir.types import LARGEST_FLOAT
 from dnc.runtime.data.problems import kind_of, names, shown, suggestion
 from dnc.runtime.toml_file import read_toml
 from dnc.runtime.weights.nodes import Concat, Constant, Expand, Gates, Node, Source, Squeeze, Sum, Transpose
 
 KEEP = "keep"
-LARGEST = float(np.finfo(np.float32).max)
 _MAKERS = ("from", "sum", "concat", "constant", KEEP)
 _KEYS = (*_MAKERS, "axis", "sizes", "squeeze", "transpose", "gates", "expand")
 _ARROW = "->"
@@ -120,7 +119,7 @@ def _maker(where: str, kind: str, value: Mapping[str, Any]) -> Node:
             number = float(of)
         except OverflowError:
             number = math.inf
-        if not abs(number) <= LARGEST:
+        if not abs(number) <= LARGEST_FLOAT:
             raise fail(f"{where}.constant is {shown(of)}, expected a number that a 32-bit float holds")
         return Constant(number)
     if kind == "from":
