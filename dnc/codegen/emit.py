@@ -67,7 +67,8 @@ def _dtype(value: Expr) -> str:
 
 def local(name: str, dtype: str, value: Expr, size: int = 1) -> Any:
     """A mutable local of `size` elements, all starting as `value`; read with [0]."""
-    made = named(name, T.alloc_buffer((size,), dtype, scope=_SCOPE.get()))
+    # Without a layout TVM would look one up, which takes a third of the time that all statements do.
+    made = named(name, T.alloc_buffer((size,), dtype, scope=_SCOPE.get(), layout=None))
     for index in range(size):
         T.buffer_store(made, value, [index])
     return made

@@ -36,7 +36,7 @@ from tests.support.programs.check import (
     run,
 )
 
-COUNT = int(os.environ.get("DNC_PROGRAMS", "200"))
+COUNT = int(os.environ.get("DNC_PROGRAMS", "120"))
 HERE = Path(__file__).parent
 FAILED_ONCE = sorted((HERE / "programs").glob("*.dn"))
 CASES = (

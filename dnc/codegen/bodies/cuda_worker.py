@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 from tvm import tirx
+from tvm.tirx.layout import S, TileLayout
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
@@ -249,8 +250,9 @@ def _start_slice(worker: Worker, placement: Placement) -> None:
 
 
 def make_view(shared: Any, name: str, first_word: int, words: int, dtype: str = "float32") -> Any:
-    """A view of dynamic shared memory."""
-    made = T.decl_buffer(
-        (max(words, 1),), dtype, data=shared.data, byte_offset=4 * first_word, scope="shared.dyn"
-    )
+    """A view of dynamic shared memory. Where it begins is a part of its layout, so that no pass adds that to
+    every access."""
+    count = max(words, 1)
+    layout = TileLayout(S[(count,):(1,)] + first_word)
+    made = T.decl_buffer((count,), dtype, data=shared.data, scope="shared.dyn", layout=layout)
     return named(name, made)
