@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -353,8 +353,9 @@ class _Launches:
             task.wait()
 
 
+@lru_cache(maxsize=8)
 def _loaded(text: str) -> cpu_code.Module:
-    """The compiled kernel of a text."""
+    """The compiled kernel of a text. Some are kept: machine code takes seconds to make."""
     return cpu_code.load(text, cache_folder() / "cpu", _compile)
 
 

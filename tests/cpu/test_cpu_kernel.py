@@ -91,7 +91,7 @@ def bench(
     return Bench(program, plan, OnGrid(backend, grid), forest, seed)  # type: ignore[arg-type]
 
 
-@settings(max_examples=35, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     kernel=st.sampled_from(KERNELS),
     grid=st.sampled_from(GRIDS),
@@ -126,7 +126,7 @@ def test_every_example_on_every_grid(name: str, grid: tuple[int, int]) -> None:
 def test_values_that_every_worker_makes(name: str) -> None:
     program, plan, backend = compiled(name, (), tuple(SIZES[name].items()), repeat=True)
     assert any(segment.repeated for segment in plan.segments)
-    for grid in GRIDS:
+    for grid in GRIDS[1::2]:
         for batch in (5, 70):  # more rows than a tile
             forest = ForestGrower(program, batch).grow(batch, 6)
             made = Bench(program, plan, OnGrid(backend, grid), forest, batch)  # type: ignore[arg-type]

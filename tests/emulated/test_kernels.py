@@ -142,8 +142,13 @@ CASES: dict[str, Case] = {
 # Those without clusters that run as several replicas.
 BESIDE = ("states that are polled", "shared memory that is lent, states that are polled")
 
-# Those that take longest: they run where `DNC_EMULATED` is set.
-LONG = ("blocks of units, long rows of logits", "sums of many columns over the warps")
+# Those that take longest, or are much like others: they run where `DNC_EMULATED` is set.
+LONG = (
+    "blocks of units, long rows of logits",
+    "sums of many columns over the warps",
+    "tensor cores, bf16, weights in registers and shared memory",
+    "runs of many workers, a thread each",
+)
 
 
 def _more() -> Iterator[tuple[str, Case]]:

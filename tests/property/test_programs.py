@@ -2,7 +2,7 @@
 
 Each program is printed and parsed, compiled with passes on and off, and run on random structures and
 grids. `DNC_PROGRAMS` sets how many run on the VM. Of the CPU kernel, which takes seconds to compile, a
-fortieth are compiled as a build is, and a fifth many in a module. Programs that once failed are in
+twentieth are compiled as a build is, and a fifth many in a module. Programs that once failed are in
 `programs/`; docs/testing.md says how to run many more.
 """
 
@@ -36,7 +36,7 @@ from tests.support.programs.check import (
     run,
 )
 
-COUNT = int(os.environ.get("DNC_PROGRAMS", "120"))
+COUNT = int(os.environ.get("DNC_PROGRAMS", "100"))
 HERE = Path(__file__).parent
 FAILED_ONCE = sorted((HERE / "programs").glob("*.dn"))
 CASES = (
@@ -119,7 +119,7 @@ def test_reference_vm(text: str, case: Case) -> None:
         assume(False)
 
 
-@settings(generated, max_examples=max(COUNT // 40, 1))
+@settings(generated, max_examples=max(COUNT // 20, 1))
 @given(text=programs(WIDTHS, groups=1, depth=2), case=cases.map(fused))
 def test_cpu_kernel(text: str, case: Case) -> None:
     try:

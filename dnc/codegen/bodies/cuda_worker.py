@@ -253,6 +253,6 @@ def make_view(shared: Any, name: str, first_word: int, words: int, dtype: str = 
     """A view of dynamic shared memory. Where it begins is a part of its layout, so that no pass adds that to
     every access."""
     count = max(words, 1)
-    layout = TileLayout(S[(count,):(1,)] + first_word)
+    layout = TileLayout(S[(count,) : (1,)] + first_word)
     made = T.decl_buffer((count,), dtype, data=shared.data, scope="shared.dyn", layout=layout)
     return named(name, made)
