@@ -194,6 +194,12 @@ def test_the_update_is_that_of_the_optimizer(grid: tuple[int, int], optimizer: s
         np.testing.assert_allclose(found, expected[name], atol=3e-5, err_msg=name)
 
 
+def test_machine_code_of_a_kernel_is_made_once() -> None:
+    """It takes seconds; every model of a build, and every grid that is timed, has the same."""
+    _, plan, backend = model("dag")
+    assert CpuBackend(plan, build_cpu(plan))._module is backend._module
+
+
 def test_a_norm_that_is_not_finite_leaves_the_parameters() -> None:
     made = bench("treelstm", (1, 2), 3)
     made.values["V"][0, 0] = np.inf
