@@ -196,8 +196,9 @@ def test_the_update_is_that_of_the_optimizer(grid: tuple[int, int], optimizer: s
 
 def test_machine_code_of_a_kernel_is_made_once() -> None:
     """It takes seconds; every model of a build, and every grid that is timed, has the same."""
-    _, plan, backend = model("dag")
-    assert CpuBackend(plan, build_cpu(plan))._module is backend._module
+    _, plan, _ = model("dag")
+    files = build_cpu(plan)
+    assert CpuBackend(plan, files)._module is CpuBackend(plan, files)._module
 
 
 def test_a_norm_that_is_not_finite_leaves_the_parameters() -> None:

@@ -20,12 +20,13 @@ from tvm.ir import GlobalVar, IRModule
 from tvm.target.codegen import llvm_get_system_cpu
 from tvm_ffi import structural_equal, structural_hash
 
-from dnc import cpu_code, tirx_cpu
+from dnc import tirx_cpu
 from dnc.codegen.bodies import cpu_update
 from dnc.codegen.bodies.cpu_worker import Functions
 from dnc.codegen.cpu_kernel import Kernel
 from dnc.ir.optimizers import OPTIMIZERS
 from dnc.ir.plan import Plan
+from dnc.runtime import cpu_backend
 from dnc.runtime.cpu_backend import CpuBackend
 
 LIBRARY = "dnc_"  # functions of this prefix depend on a plan's tile, and on where blocks are listed, alone
@@ -93,7 +94,7 @@ def compile_together(plans: Sequence[Plan]) -> list[CpuBackend]:
     target = target.with_host(target)
     with patch.object(tirx_cpu, "host_target", lambda: target):
         compiled = tirx_cpu.compile_module(IRModule({**shared.made, **entries}))
-    with patch.object(cpu_code, "load", lambda *text_and_places: compiled):
+    with patch.object(cpu_backend, "_loaded", lambda text: compiled):
         return [
             CpuBackend(plan, {"kernel.tirx": b"", "kernel.json": json.dumps(kernel.described()).encode()})
             for plan, kernel in zip(plans, kernels, strict=True)
