@@ -18,6 +18,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen import sync
+from dnc.codegen.bodies.cuda_worker import make_view
 
 WORKERS, THREADS, WARPS = 16, 256, 8
 HIDDEN, GATES, INPUTS = 256, 5, 512
@@ -188,15 +189,11 @@ class Kernel:
         self.thread = named("thread", T.thread_id([THREADS]))
         shared = named("shared", T.alloc_buffer((SHARED_BYTES,), "uint8", scope="shared.dyn", align=128))
 
-        def carve(name: str, at: int, size: int, kind: str = "float32") -> Any:
-            buffer = T.decl_buffer((size,), kind, data=shared.data, byte_offset=4 * at, scope="shared.dyn")
-            return named(name, buffer)
-
-        self.states = carve("states", SHARED["states"], SLOTS * SLOT)
-        self.cells = carve("cells", SHARED["cells"], SLOTS * VERTICES * UNITS)
-        self.sums = carve("sums", SHARED["sums"], WARPS * VERTICES * ROWS)
-        self.biases = carve("biases", SHARED["biases"], WARPS * ROWS)
-        self.window = carve("window", WINDOW_AT, WINDOW * WORDS, "int32")
+        self.states = make_view(shared, "states", SHARED["states"], SLOTS * SLOT)
+        self.cells = make_view(shared, "cells", SHARED["cells"], SLOTS * VERTICES * UNITS)
+        self.sums = make_view(shared, "sums", SHARED["sums"], WARPS * VERTICES * ROWS)
+        self.biases = make_view(shared, "biases", SHARED["biases"], WARPS * ROWS)
+        self.window = make_view(shared, "window", WINDOW_AT, WINDOW * WORDS, "int32")
         self.resident = named("resident", T.alloc_local((ROWS * CHUNKS * 4,), "float32"))
         self.at = named("at", T.alloc_local((1,), "int32"))
         self.running = named("running", T.alloc_local((1,), "int32"))

@@ -1,6 +1,7 @@
 """TIRx to CUDA C++ text, on a machine with or without a GPU.
 
-In comes one TIRx kernel (a ``PrimFunc`` with a device entry); out comes a ``CudaSource``:
+In comes one TIRx kernel (a ``PrimFunc`` with a device entry), whose buffers have one dimension, and
+whose views say in their layout where they begin, as those of ``make_view``; out comes a ``CudaSource``:
 the translation unit, the symbol to launch and the order of its parameters.
 Guaranteed: no ``__restrict__`` anywhere (TVM marks every device function ``noalias``; the
 compiler would then read the shared pool through the read-only path and drop the reload
