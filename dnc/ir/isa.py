@@ -100,7 +100,7 @@ NORM_CHUNK = 4096
 # Chunk 0 is summed into GRADIENTS, the others into arenas of their own at CHUNKS; NORM adds them up in
 # order. All gradients of a parameter have as many chunks, different parameters as many as suits them.
 CHUNK_MULTIPLE = 32
-MOST_CHUNKS = 8
+MOST_CHUNKS = 12
 
 NOP, END, REPLICA_BARRIER, GRID_BARRIER = "nop", "end", "replica_barrier", "grid_barrier"
 NORM, REDUCE, FOLLOW, OUTER = "norm", "reduce", "follow", "outer"
