@@ -185,7 +185,7 @@ SIZES = ((1, (3, 4)), (5, (2, 4)), (9, (7, 4)))
 @pytest.mark.parametrize("text, without", [(TEXT, ()), (TEXT, ("hoist",)), (ONE_WAY, ()), (OUTPUT, ())])
 def test_values(text: str, without: tuple[str, ...]) -> None:
     plan = make_plan(program_of(text, *without), "sm_90a", PlanOptions(workers=4, cluster=4))
-    for seed, (samples, grid) in enumerate(SIZES[1:2] if without or text != TEXT else SIZES):
+    for seed, (samples, grid) in enumerate(SIZES if text == TEXT and not without else SIZES[1:2]):
         bench = bench_on_vm(plan, samples, 16, grid, seed)
         for shared in (None, True):
             with forced(shared=shared):
