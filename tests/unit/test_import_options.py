@@ -70,6 +70,7 @@ def test_fields_are_renamed_or_left_out(tmp_path: Path) -> None:
         ("text", {"length": 1 << 40}, "--length: found 1099511627776, expected at most 2147483647"),
         ("sick", {"classes": 10**9}, "--classes: found 1000000000, expected at most 1000"),
         ("text", {"rare": 2, "structure": "random"}, "--rare goes with --structure sequence alone"),
+        ("text", {"seed": 1, "structure": "balanced"}, "--seed goes with --structure random alone"),
         (
             "text",
             {"counted_in": "x"},

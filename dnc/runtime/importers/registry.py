@@ -241,6 +241,8 @@ def _checked(format: str, chosen: Format, given: Mapping[str, Any]) -> Options:
             raise fail(f"--skip: found {options.skip}, expected at most --layers, which is {options.layers}")
     elif options.layers is not None or options.skip:
         raise fail("--layers and --skip go with --structure grid alone")
+    if "seed" in given and options.structure != "random":
+        raise fail("--seed goes with --structure random alone")
     if options.rare and options.structure != "sequence":
         raise fail("--rare goes with --structure sequence alone")
     if options.counted_in is not None and not options.rare:
