@@ -234,6 +234,7 @@ def _dependency_tree(make: Maker) -> Sample:
 
 
 MAKERS: dict[str, Callable[[Maker], Sample]] = {
+    "additive_attention": _translated,
     "attention": _translated,
     "bilstm_tagger": _tagged,
     "char_rnn": lambda make: {"letters": make.words("letter", "chars", make.sizes.steps)},

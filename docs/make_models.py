@@ -35,6 +35,11 @@ TARGET = "sm_90a"
 
 # name -> (source, what it exercises, the file of its reference under tests/models)
 MODELS = {
+    "additive_attention": (
+        "Bahdanau et al. 2015",
+        "attention within a recursion; scores that are computed of a vertex and every child",
+        "pairs",
+    ),
     "attention": (
         "Luong et al. 2015; OpenNMT in the sparse paper",
         "a sum weighted by softmax over all states of another sequence",

@@ -14,10 +14,10 @@ from typing import Any
 
 from dnc.editing.builtins import DOMAINS, PARAMETER_KINDS
 from dnc.editing.highlight import NAMED, keywords
-from dnc.frontend.calls import ATTEND, REDUCTIONS
 from dnc.frontend.declarations import BUILTINS
 from dnc.frontend.initializers import RULES
 from dnc.frontend.parser import grammar, terminal_texts
+from dnc.frontend.reductions import ATTEND, REDUCTIONS
 from dnc.frontend.structs import INDEXED_KINDS, LINKS
 from dnc.ir.measures import MEASURES
 

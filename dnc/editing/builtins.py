@@ -90,8 +90,9 @@ REDUCTIONS: Mapping[str, Builtin] = {
     "mean": FUNCTIONS["mean"],
     "max": FUNCTIONS["max"],
     "attend": Builtin(
-        "attend(query: [n], key(k): [n], value(k): [m] for k in list) -> [m]",
-        "the values, weighted by the softmax of the products of query and keys",
+        "attend(score: [], value(k): [m] for k in list) -> [m]",
+        "the values, weighted by the softmax of the scores; of attend(query, key(k), value(k) for k in list) "
+        "these are the products of query and keys",
     ),
 }
 

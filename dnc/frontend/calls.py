@@ -1,4 +1,4 @@
-"""Checks calls: of builtins, cells and functions, and reductions of lists of children.
+"""Checks calls: of builtins, cells and functions.
 
 In: the syntax of a call and the names in scope. Out: a typed expression, or None after a mistake.
 Guaranteed: arguments have the declared types, and functions are called on vertices only.
@@ -15,12 +15,11 @@ from dnc.diagnostics import counted
 from dnc.frontend import syntax, typed
 from dnc.frontend.axes import AXES, along
 from dnc.frontend.declarations import BUILTINS, Declarations
-from dnc.frontend.operations import apply, no_value
+from dnc.frontend.operations import apply
 from dnc.frontend.typed import Expression, Index, Vertex, VertexList, VertexUse, describe
-from dnc.frontend.vertices import whole
 from dnc.ir.program import TABLE
 from dnc.ir.structure import LINKS
-from dnc.ir.types import SCALAR, TensorType
+from dnc.ir.types import TensorType
 
 Names = Mapping[str, Expression | None]
 STATEMENTS_ELSEWHERE = {
@@ -68,20 +67,6 @@ CALLS_ELSEWHERE = {
 }
 """What other languages call what this one has."""
 
-REDUCTIONS_ELSEWHERE = {
-    **dict.fromkeys(
-        ("softmax", "log_softmax"), "attend(query, key(k), value(k) for k in list) weighs values by softmax"
-    ),
-    "logsumexp": "log(sum(mass(k) for k in list)) with fn mass(k: Struct) = exp(score(k))",
-    "min": "a minimum is -max(opposite(k) for k in list) with fn opposite(k: Struct) = -f(k)",
-    **dict.fromkeys(
-        ("concat", "stack", "list"),
-        "nothing holds the values of all elements; sum, mean and max join them",
-    ),
-    **dict.fromkeys(("count", "len"), "its length is sum(one(k) for k in list) with fn one(k: Struct) = 1"),
-}
-REDUCTIONS = {"sum": "list_sum", "mean": "list_mean", "max": "list_max"}
-ATTEND = "attend"
 DROPOUT = "dropout"
 SAMPLE, GUMBEL = "sample", "gumbel"
 FOLLOW = "follow"
@@ -325,85 +310,6 @@ class Calls:
             return None
         call = attrs.evolve(first, instead=second, span=fallback.span)
         return attrs.evolve(value, base=call) if isinstance(value, typed.ComponentUse) else call
-
-    def comprehension(self, over: syntax.Comprehension, names: Names) -> Expression | None:
-        """A reduction of what calls on every child in a list give."""
-        source, reduction = self.expressions.check(over.source, names), over.reduction.text
-        if reduction not in (*REDUCTIONS, ATTEND):
-            known = (*REDUCTIONS, ATTEND)
-            if reduction in REDUCTIONS_ELSEWHERE:
-                text = f"a list has no '{reduction}'; {REDUCTIONS_ELSEWHERE[reduction]}"
-                self.report.error(text, over.reduction.span)
-            else:
-                self.report.unknown("reduction of a list", reduction, known, over.reduction.span)
-            return None
-        if source is None:
-            return None
-        if not isinstance(source, VertexUse) or not isinstance(source.type, VertexList):
-            self.report.error(f"found {describe(source.type)}, expected a list field", over.source.span)
-            return None
-        expected = 3 if reduction == ATTEND else 1
-        if len(over.bodies) != expected:
-            shown = "3 (query, key, value)" if reduction == ATTEND else "1"
-            self.report.error(
-                f"'{reduction}' of a list has {counted(len(over.bodies), 'argument')}, expected {shown}",
-                over.reduction.span,
-            )
-            return None
-        child = VertexUse(source.path, whole(self.declarations, source.type.struct), over.variable.span)
-        inside = {**names, over.variable.text: child}
-        self.declarations.observer.name(over.variable, child)
-        query = [self.expressions.check(body, names) for body in over.bodies[: expected - 1][:1]]
-        lists = [self._of_children(over, body, source, inside) for body in over.bodies[len(query) :]]
-        values = [value for value in (*query, *lists) if value is not None]
-        if len(values) != expected:
-            return None
-        if reduction == ATTEND:
-            return self._attend(over, *values)
-        return typed.Apply(REDUCTIONS[reduction], (values[0],), (), values[0].type, over.span)
-
-    def _of_children(
-        self, over: syntax.Comprehension, body: syntax.Expression, source: VertexUse, names: Names
-    ) -> Expression | None:
-        """What a call on the variable, or a component of one, is for every child: a list."""
-        found, variable = self.expressions.check(body, names), over.variable.text
-        if found is None:
-            return None
-        call = _call_of(found)
-        if call is None or call.path != source.path or call.instead is not None:
-            self.report.error(
-                f"the body of '{over.reduction}' is more than a call on '{variable}', "
-                f"expected f({variable}) or f({variable}).component",
-                body.span,
-                "move the computation into a function of the child",
-            )
-            return None
-        if not isinstance(found.type, TensorType):
-            self.report.error(*no_value(over.reduction.text, found))
-            return None
-        element: Expression = attrs.evolve(call, is_list=True)
-        return attrs.evolve(found, base=element) if isinstance(found, typed.ComponentUse) else element
-
-    def _attend(
-        self, over: syntax.Comprehension, query: Expression, keys: Expression, values: Expression
-    ) -> Expression | None:
-        """softmax of the products of query and keys, as weights of the sum of the values."""
-        for what, found in (("query", query), ("key", keys), ("value", values)):
-            if not isinstance(found.type, TensorType) or len(found.type.shape) != 1:
-                self.report.error(
-                    f"the {what} of '{ATTEND}' is {describe(found.type)}, expected a vector", found.span
-                )
-                return None
-        if query.type != keys.type:
-            self.report.error(
-                f"'{ATTEND}': the query is {describe(query.type)} and the key {describe(keys.type)}, "
-                "expected equal shapes",
-                keys.span,
-            )
-            return None
-        scores = typed.Apply("list_dot", (query, keys), (), SCALAR, over.span)
-        weights = typed.Apply("list_softmax", (scores,), (), SCALAR, over.span)
-        return typed.Apply("list_weighted", (weights, values), (), values.type, over.span)
 
 
 def _call_of(expression: Expression) -> typed.FunctionCall | None:

@@ -16,6 +16,7 @@ from dnc.frontend.axes import element
 from dnc.frontend.calls import Calls, Names, Signatures
 from dnc.frontend.declarations import Declarations
 from dnc.frontend.operations import apply
+from dnc.frontend.reductions import Reductions
 from dnc.frontend.syntax_walk import walk
 from dnc.frontend.typed import Expression, Index, State, VertexUse, describe
 from dnc.frontend.vertices import step
@@ -34,7 +35,7 @@ class Expressions:
     def __init__(self, declarations: Declarations, signatures: Signatures, where: str) -> None:
         self.declarations, self.signatures, self.where = declarations, signatures, where
         self.report = declarations.report
-        self.calls = Calls(self, where)
+        self.calls, self.reductions = Calls(self, where), Reductions(self)
 
     def check(self, expression: syntax.Expression, names: Names) -> Expression | None:
         """The typed expression; None after a mistake."""
@@ -64,7 +65,7 @@ class Expressions:
             case syntax.Call():
                 return self.calls.call(expression, names)
             case syntax.Comprehension():
-                return self.calls.comprehension(expression, names)
+                return self.reductions.check(expression, names)
             case syntax.Fallback():
                 return self.calls.fallback(expression, names)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dnc.diagnostics import Span
 from dnc.ir.cell import Attribute, Cell, Op, Value
 from dnc.ir.ops import OPS
-from dnc.ir.types import Type
+from dnc.ir.types import ListType, Type
 
 
 def infer_type(opcode: str, types: tuple[Type, ...], attributes: dict[str, Attribute]) -> Type:
@@ -80,7 +80,7 @@ class Builder:
         """The sum of one or more values of equal type, in order."""
         result = values[0]
         for value in values[1:]:
-            result = self.op("add", result, value)
+            result = self.op("each_add" if isinstance(value.type, ListType) else "add", result, value)
         return result
 
     def finish(self, results: Iterable[Value]) -> Cell:

@@ -6,6 +6,8 @@ lists. Guaranteed: a value is exchanged through a buffer only where it crosses s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import attrs
 
 from dnc.ir.cell import Cell, Op, Value
@@ -94,8 +96,25 @@ class Cutter:
     def cut(self) -> list[Segment]:
         """The stage's segments in order of their steps."""
         self._assign_homes()
-        groups = sorted({(self.step[v], self.group[v]) for v in self.group})
+        made = [value for value in self.group if not self._is_read_only(value)]
+        groups = sorted({(self.step[value], self.group[value]) for value in made})
         return [self._segment(step, group, index) for index, (step, group) in enumerate(groups)]
+
+    def _is_made_anew(self, value: Value) -> bool:
+        """Whether who reads a value works it out for itself: a list of vectors, which no buffer holds."""
+        return isinstance(value.type, ListType) and not is_scalar_list(value) and value in self.ops
+
+    def _is_read_only(self, value: Value) -> bool:
+        """Whether a value is made where it is read, and nowhere else."""
+        return self._is_made_anew(value) and value not in self.cell.results
+
+    def _reads(self, op: Op) -> Iterator[Value]:
+        """What an operation reads, and what is read to make lists for it."""
+        for operand in op.operands:
+            if self._is_made_anew(operand):
+                yield from self._reads(self.ops[operand])
+            else:
+                yield operand
 
     # ---- where values that leave their segment live --------------------------------------------
 
@@ -105,7 +124,7 @@ class Cutter:
         for value, output in self._split_slots():
             self._bind_output(value, output)
         for op in self.cell.ops:
-            for operand in op.operands:
+            for operand in () if self._is_read_only(op.result) else self._reads(op):
                 for source in self.found.behind_views(operand):
                     inside = source is operand and self.found.inside(operand, op.result)
                     inside = inside or self.found.is_repeated(source, op)
@@ -239,12 +258,13 @@ class Cutter:
     # ---- segments ------------------------------------------------------------------------------
 
     def _segment(self, step: int, group: int, index: int) -> Segment:
-        members = [op for op in self.cell.ops if self.group.get(op.result) == group]
+        own = (op for op in self.cell.ops if self.group.get(op.result) == group)
+        members = [op for op in own if not self._is_read_only(op.result)]
         values = [op.result for op in members]
         mapping = VERTEX if self.kind[values[0]] == VERTEX else UNIT
         inside = {op.result for op in members if self.kind[op.result] != PARTIAL}
         loads: dict[Value, Load] = {}
-        products, transposed, ops = [], [], []
+        products, transposed, ops, anew = [], [], list[Op](), set[Value]()
         constants: dict[Value, Op] = {}
 
         def use(value: Value) -> Value:
@@ -253,6 +273,12 @@ class Cutter:
                 return value
             if self.kind[value] == CONSTANT:
                 constants[value] = self.ops[value]
+                return value
+            if self._is_made_anew(value):
+                if value not in anew:
+                    anew.add(value)
+                    made = self.ops[value]
+                    ops.append(attrs.evolve(made, operands=tuple(use(v) for v in made.operands)))
                 return value
             if is_scalar_list(value) and self.kind[value] != INPUT:
                 place = self._list_scratch(value)

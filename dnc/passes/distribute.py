@@ -208,6 +208,12 @@ class Distribution:
             return len(op.result.tensor.shape) == 1 and WHOLE not in traits
         return ELEMENTWISE in traits and len(op.result.tensor.shape) == 1
 
+    def _is_shared_out(self, op: Op) -> bool:
+        """Whether units of the result may be shared out: also not where a list is read that is made vertex by
+        vertex, as no buffer holds it."""
+        made = (value for value in op.operands if isinstance(value.type, ListType))
+        return self._unit_legal(op) and all(self.kind[value] != VERTEX for value in made)
+
     def _is_constant(self, value: Value) -> bool:
         """Whether no buffer holds a value: what many workers take a product with is read."""
         return value in self.ops and not self.ops[value].operands
@@ -224,7 +230,7 @@ class Distribution:
             elif op.opcode in ("slice", "concat") and self._is_view(op, vertex):
                 self.kind[value] = VIEW
                 self.step[value] = max(self.step[v] for v in op.operands)
-            elif value not in vertex and self._unit_legal(op) and not self._follows(op):
+            elif value not in vertex and self._is_shared_out(op) and not self._follows(op):
                 self.kind[value] = PARTIAL if op.opcode == "matmul_t" else UNIT
                 whole = op.opcode == "matmul"
                 self.step[value] = max(self._ready(v, UNIT, whole) for v in op.operands)

@@ -78,3 +78,18 @@ def attention(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
         return tanh(p.C @ torch.cat([h, weights @ states]))
 
     return _decoded(p, sample, [attended(h) for h, _ in target])
+
+
+def additive_attention(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """Bahdanau et al. 2015, appendix A.1.2, with the cells of LSTMs."""
+    words = [p.E[word["form"]] for word in sample["source"]]
+    forward = lstm_run(p.Wf, p.Uf, p.bf, words)
+    backward = lstm_run(p.Wb, p.Ub, p.bb, words[::-1])[::-1]
+    both = torch.stack([torch.cat([one[0], other[0]]) for one, other in zip(forward, backward, strict=True)])
+    keys, state, tops = both @ p.K.T, backward[0], []
+    gates = torch.cat([p.Wt, p.Ct], 1)
+    for word in _before(p, sample):
+        scores = tanh(p.Q @ state[0] + keys) @ p.v
+        (state,) = lstm_run(gates, p.Ut, p.bt, [torch.cat([word, softmax(scores, 0) @ both])], state)
+        tops.append(state[0])
+    return _decoded(p, sample, tops)

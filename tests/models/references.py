@@ -10,6 +10,7 @@ from tests.models.cells import Dropout, Parameters, Result, Sample
 Run = Callable[[Parameters, Sample, Dropout], Result]
 
 REFERENCES: dict[str, Run] = {
+    "additive_attention": pairs.additive_attention,
     "attention": pairs.attention,
     "bilstm_tagger": taggers.bilstm_tagger,
     "char_rnn": sequences.char_rnn,

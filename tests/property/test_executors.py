@@ -25,6 +25,7 @@ from tests.support.forests import SHAPES, ForestGrower
 from tests.support.models import EXAMPLES
 
 SIZES = {
+    "additive_attention": {"hidden": 5, "embed": 4, "targets": 11},
     "attention": {"hidden": 5, "embed": 4, "targets": 11},
     "bilstm_tagger": {"hidden": 5, "embed": 4},
     "char_rnn": {"hidden": 4, "embed": 3, "chars": 11},

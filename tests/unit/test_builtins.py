@@ -7,11 +7,11 @@ import pytest
 
 from dnc.editing import builtins
 from dnc.editing.sizes import Size, symbolic
-from dnc.frontend.calls import ATTEND, REDUCTIONS
 from dnc.frontend.declarations import BUILTINS
 from dnc.frontend.expectations import DECLARATION_WORDS
 from dnc.frontend.initializers import RULES
 from dnc.frontend.parser import grammar, terminal_texts
+from dnc.frontend.reductions import ATTEND, REDUCTIONS
 from dnc.frontend.structs import INDEXED_KINDS, LINKS
 from dnc.ir.measures import MEASURES
 from dnc.ir.program import ALL, ROOT, STACK, TABLE

@@ -80,7 +80,21 @@ CASES = [
     ("list_softmax_grad", (SCALARS, SCALARS), {}, SCALARS),
     ("list_weighted", (SCALARS, LIST), {}, V3),
     ("list_scaled", (SCALARS, V3), {}, LIST),
+    *(
+        (f"each_{name}", (type,), {}, type)
+        for name in ("neg", "abs", "sigmoid", "tanh", "relu", "exp", "log", "sqrt", "sign", "step")
+        for type in (LIST, SCALARS)
+    ),
+    ("each_scale", (LIST,), {"factor": -2.5}, LIST),
+    *(
+        (f"each_{name}", types, {}, SCALARS if types == (SCALARS, SCALARS) else LIST)
+        for name in ("add", "sub", "mul", "div", "maximum", "minimum")
+        for types in ((LIST, LIST), (SCALARS, LIST), (LIST, SCALARS), (SCALARS, SCALARS))
+    ),
+    *(("list_repeat", (V3, type), {}, LIST) for type in (LIST, SCALARS)),
+    ("list_repeat", (SCALAR, LIST), {}, SCALARS),
 ]
+COUNTED = {("list_repeat", 1)}  # operands of which nothing but their number counts
 
 
 def label(case):
@@ -131,7 +145,7 @@ def test_gradient_against_finite_differences(case, sign):
     opcode, types, attributes, expected = case
     random = np.random.default_rng(2)
     operands = [sample(type, random) for type in types]
-    if opcode not in ("log", "div", "sqrt", "kl_divergence"):
+    if opcode.removeprefix("each_") not in ("log", "div", "sqrt", "kl_divergence"):
         operands = [np.asarray(x * sign) if x.dtype == float else x for x in operands]
     build = Builder()
     inputs = [build.input(type) for type in types]
@@ -142,7 +156,7 @@ def test_gradient_against_finite_differences(case, sign):
     for operand, found in zip(inputs, grads, strict=True):
         assert found is None or found.type == operand.type
     wanted = [i for i, found in enumerate(grads) if found is not None]
-    assert wanted == [i for i, type in enumerate(types) if type != INDEX]
+    assert wanted == [i for i, type in enumerate(types) if type != INDEX and (opcode, i) not in COUNTED]
     cell = build.finish([result, *(grads[i] for i in wanted)])
     weights = random.normal(size=np.shape(OPS[opcode].evaluate(operands, attributes)))
     computed = evaluate_cell(cell, [*operands, weights])[1:]
@@ -176,6 +190,19 @@ def test_unlabelled_costs_nothing():
         with np.errstate(invalid="ignore"):
             parts = value("max", logits), value("softmax_scale", logits)
             assert (value("cross_entropy_grad", logits, *parts, -1) == 0).all()
+
+
+def test_operations_on_every_child_of_none():
+    none = np.zeros((0, 3)), np.zeros(0)
+    for name in ("each_add", "each_mul", "each_maximum"):
+        assert value(name, none[0], none[1]).shape == value(name, none[1], none[0]).shape == (0, 3)
+    assert value("list_repeat", np.ones(4), none[0]).shape == (0, 4)
+    assert value("list_repeat", np.asarray(1.0), none[0]).shape == (0,)
+
+
+def test_every_element_wise_operation_with_a_gradient_is_there_for_every_child():
+    lifted = {name for name, entry in OPS.items() if entry.has(ELEMENTWISE) and entry.gradient is not None}
+    assert lifted - {"dropout", "fill"} <= {name.removeprefix("each_") for name in OPS if name[:5] == "each_"}
 
 
 @pytest.mark.parametrize("name", ["list_sum", "list_mean", "list_max"])

@@ -24,7 +24,7 @@ def _scalars_of(cell: VertexCell, value: Value) -> tuple[Expr, Element]:
     return cell.lists[value](T.int32(0))
 
 
-def _keep_list(cell: VertexCell, op: Op, count: Expr, term: Element) -> Callable[[Expr], Any]:
+def keep_list(cell: VertexCell, op: Op, count: Expr, term: Element) -> Callable[[Expr], Any]:
     """Evaluates a scalar per child once. `term` may use all lanes."""
     place = next(item for item in cell.segment.scratch if item.value == op.result)
     at = cell.access.entry_place(place.buffer, place.children, cell.row)
@@ -44,20 +44,20 @@ def _list_dot(cell: VertexCell, op: Op) -> Any:
             query.tensor.size, lambda k: cell.vectors[query](k) * cell.lists[children](k)[1](child)
         )
 
-    return _keep_list(cell, op, count, product)
+    return keep_list(cell, op, count, product)
 
 
 def _list_softmax(cell: VertexCell, op: Op) -> Any:
     count, read = _scalars_of(cell, op.operands[0])
     top = _over_children(count, -3.4e38, lambda child, so_far: T.max(so_far, read(child)))
     total = _over_children(count, 0.0, lambda child, so_far: so_far + cell.math.exp(read(child) - top))
-    return _keep_list(cell, op, count, lambda child: cell.math.exp(read(child) - top) / total)
+    return keep_list(cell, op, count, lambda child: cell.math.exp(read(child) - top) / total)
 
 
 def _list_softmax_grad(cell: VertexCell, op: Op) -> Any:
     (count, grad), (_, weight) = (_scalars_of(cell, value) for value in op.operands)
     mean = _over_children(count, 0.0, lambda child, so_far: so_far + grad(child) * weight(child))
-    return _keep_list(cell, op, count, lambda child: weight(child) * (grad(child) - mean))
+    return keep_list(cell, op, count, lambda child: weight(child) * (grad(child) - mean))
 
 
 def _list_weighted(cell: VertexCell, op: Op) -> Element:

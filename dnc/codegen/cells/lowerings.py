@@ -6,6 +6,7 @@ An operation has one lowering, which serves all targets.
 from __future__ import annotations
 
 from dnc.codegen.cells.attention import ATTENTION
+from dnc.codegen.cells.each import EACH
 from dnc.codegen.cells.matrices import MATRICES
 from dnc.codegen.cells.parts import PARTS
 from dnc.codegen.cells.products import PRODUCTS
@@ -15,4 +16,4 @@ from dnc.codegen.cells.values import Lowerings
 ALWAYS_KEPT = frozenset({"matmul", "concat", "row_max", "row_logsumexp", "row_argmax"})
 """What has a lowering that writes scratch memory itself."""
 
-LOWERINGS: Lowerings = {**PRODUCTS, **MATRICES, **REDUCTIONS, **PARTS, **ATTENTION}
+LOWERINGS: Lowerings = {**PRODUCTS, **MATRICES, **REDUCTIONS, **PARTS, **ATTENTION, **EACH}

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from dnc.ir.opdef import OpDef
-from dnc.ir.ops import elementwise, lists, losses, matrices, products, vectors
+from dnc.ir.ops import each, elementwise, lists, losses, matrices, products, vectors
 
 OPS: dict[str, OpDef] = {
     entry.name: entry
-    for module in (products, elementwise, vectors, matrices, losses, lists)
+    for module in (products, elementwise, vectors, matrices, losses, lists, each)
     for entry in module.ENTRIES
 }

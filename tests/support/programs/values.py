@@ -186,6 +186,46 @@ def _attend(e: Expressions, shape: Shape, depth: int) -> str:
     return f"attend({e.value(width, depth)}, {key}, {value} for k in {text})"
 
 
+OF_EACH = ("tanh({})", "sigmoid({})", "relu({})", "(-{})", "abs({})", "exp(tanh({}))", "sqrt(1.5 + tanh({}))")
+OF_TWO = ("({} + {})", "({} * {})", "({} - {})", "maximum({}, {})", "({} / (1.5 + tanh({})))")
+
+
+def _listed(e: Expressions, shape: Shape) -> list[str]:
+    """The lists of whose children something of the shape can be computed."""
+    return [
+        text
+        for text, found in e.scope.elements.items()
+        if any(one == shape or (not shape and len(one) == 1) for one, _ in found)
+    ]
+
+
+def _of_every(e: Expressions, text: str, shape: Shape, depth: int) -> str:
+    """What is computed of every child in a list, here `k`, and of the vertex at hand."""
+    found = e.scope.elements[text]
+    own = [value for one, value in found if one == shape]
+    vectors = [one for one, _ in found if len(one) == 1]
+    if not shape and vectors and (not own or e.chance(50)):
+        return f"{e.pick(('sum', 'mean'))}({_of_every(e, text, e.pick(vectors), depth)})"
+    if depth <= 0 or e.chance(20):
+        return e.pick(own)
+    first = _of_every(e, text, shape, depth - 1)
+    if e.chance(40):
+        return e.pick(OF_EACH).format(first)
+    other = _of_every(e, text, shape, depth - 1) if e.chance(30) else e.other(shape, depth - 1)
+    return e.pick(OF_TWO).format(*((first, other) if e.chance(60) else (other, first)))
+
+
+def _reduction(e: Expressions, shape: Shape, depth: int) -> str:
+    text = e.pick(_listed(e, shape))
+    return f"{e.pick(('sum', 'mean', 'max'))}({_of_every(e, text, shape, depth)} for k in {text})"
+
+
+def _attend_by_scores(e: Expressions, shape: Shape, depth: int) -> str:
+    text = e.pick([text for text in _listed(e, shape) if text in _listed(e, ())])
+    score, value = _of_every(e, text, (), depth), _of_every(e, text, shape, depth - 1)
+    return f"attend({score}, {value} for k in {text})"
+
+
 def _scaled(e: Expressions, shape: Shape, depth: int) -> str:
     template = e.pick(("{1} * {0}", "{0} * {1}", "{0} / {1}", "{1} + {0}", "{0} - {1}"))
     return f"({template.format(e.value(shape, depth), e.pick(NUMBERS))})"
@@ -300,6 +340,8 @@ PRODUCTIONS = (
     Production("kl_divergence", (0,), _kl_divergence),
     Production("dropout", ANY, _around("dropout({}, 0.25)")),
     Production("attend", (1,), _attend, lambda e, shape: bool(_attended(e, shape))),
+    Production("attend by scores", (1,), _attend_by_scores, lambda e, shape: bool(_listed(e, shape))),
+    Production("reduction of a body", (0, 1), _reduction, lambda e, shape: bool(_listed(e, shape))),
     Production("cell", ANY, _cell_call, lambda e, shape: e.scope.cells),
     Production("cell again", ANY, _cell_call, lambda e, shape: e.scope.cells),
 )
