@@ -126,6 +126,15 @@ def _tables(program: Program, dimension: str) -> list[str]:
     return [p.name for p in program.parameters if p.kind == TABLE and p.dimensions[0].name == dimension]
 
 
+def checkpoint_of(run: str | Path) -> Path:
+    """Of a run folder its best checkpoint, else its last; or the checkpoint itself."""
+    check_path(run, "a run folder or a checkpoint")
+    path = run_checkpoint(run) if Path(run).is_dir() else Path(run)
+    if path is None:
+        raise fail(f"{run}: holds no checkpoint")
+    return path
+
+
 def export_weights(
     run: str | Path, out: str | Path, map: str | Path | None = None
 ) -> dict[str, tuple[int, ...]]:
@@ -134,10 +143,7 @@ def export_weights(
     The tensors have the names and shapes that the map reads them with; their shapes by name. Without
     a map they have those of the parameters.
     """
-    check_path(run, "a run folder or a checkpoint")
-    path = run_checkpoint(run) if Path(run).is_dir() else Path(run)
-    if path is None:
-        raise fail(f"{run}: holds no checkpoint")
+    path = checkpoint_of(run)
     names = WeightMap() if map is None else read_map(map)
     tensors = spread(names, load_checkpoint(path).weights)
     write_foreign(out, tensors, path, map)

@@ -34,7 +34,13 @@ from dnc.runtime.devices import choose, open_backend
 from dnc.runtime.importers import import_file
 from dnc.runtime.interrupts import Interrupts
 from dnc.runtime.rates import rate_schedule
-from dnc.runtime.run_config import RunConfig, check_options, read_config, with_values
+from dnc.runtime.run_config import (
+    RunConfig,
+    check_options,
+    has_lost_its_beginning,
+    read_config,
+    with_values,
+)
 from dnc.runtime.run_folder import check_result
 
 __all__ = [
@@ -64,6 +70,7 @@ __all__ = [
     "predict_lines",
     "predict_to_file",
     "rate_schedule",
+    "has_lost_its_beginning",
     "read_config",
     "read_summary",
     "run_of",

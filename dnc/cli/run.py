@@ -156,6 +156,9 @@ def run(
         api.check_result(out, wanted.data, begun, wanted.weights, config)
     if measuring:
         return _measure(wanted, predict, begun, run_dir, tracing)
+    if config is not None and wanted.checkpoint is None and api.has_lost_its_beginning(config):
+        begins = "this one begins with random ones; --checkpoint FILE gives it others"
+        _say(f"note: the run of {config} began with weights that are gone, and {begins}")
     same_data = resume is not None and data is None
     return _train(wanted, last, resume or run_dir, resume is not None, same_data, tracing)
 

@@ -55,11 +55,12 @@ def export_weights(
     map: Map = None,
 ) -> None:
     """Write weights under other names."""
-    from dnc.weights import export_weights
+    from dnc.weights import checkpoint_of, export_weights
 
-    for name, shape in export_weights(run, out, map).items():
+    checkpoint = checkpoint_of(run)
+    for name, shape in export_weights(checkpoint, out, map).items():
         print(f"{name} [{', '.join(str(size) for size in shape)}]", file=sys.stderr)
-    print(f"wrote {out}", file=sys.stderr)
+    print(f"wrote {out}, the weights of {checkpoint}", file=sys.stderr)
 
 
 def _vocabularies(given: list[str] | None) -> tuple[dict[str, str | Path | int], Path | None]:

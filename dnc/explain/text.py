@@ -22,6 +22,7 @@ from dnc.explain.facts import (
 from dnc.explain.memory import MemoryFacts
 from dnc.ir.forest import Forest
 from dnc.ir.isa import REPLICA_BARRIER
+from dnc.ir.machine import target_name
 from dnc.ir.plan import Plan
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.footprint import footprint, footprint_text
@@ -33,7 +34,7 @@ from dnc.runtime.schedule import disassemble, queue
 def as_text(facts: PlanFacts, memory: MemoryFacts) -> str:
     """Stages, weights, exchanges, instructions, registers, predicted cost and memory of a plan."""
     parts = [
-        [f"target {facts.target}: {facts.tiling}"],
+        [f"target {target_name(facts.target)}: {facts.tiling}"],
         ["", "why it is fast", *(f"  {sentence}" for sentence in facts.why)],
         ["", "stages, in order (a segment is one instruction: work between two exchanges)"],
         [line for stage in facts.stages for line in _stage(stage)],

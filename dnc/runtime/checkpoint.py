@@ -166,8 +166,8 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     """Reads a checkpoint; DiagnosticError if the file is none, or of another version."""
     _check_file(path)
     tensors, metadata = read_tensors(path)
-    check_floats(tensors, str(path))
     stored = _stored(path, metadata)
+    check_floats(tensors, str(path))
     clip = float("inf") if stored.clip_norm is None else stored.clip_norm
     states: dict[str, dict[str, Floats]] = {state.name: {} for state in OPTIMIZERS[stored.optimizer].states}
     for name, value in tensors.items():

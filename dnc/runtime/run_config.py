@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import fail, reading
 from dnc.ir.optimizers import CLIP, SETTINGS
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.rates import decay_of
@@ -118,6 +118,12 @@ def read_config(path: str | Path) -> RunConfig:
             raise fail(f"{_place(path, key)}: {key} is {_shown(value)}, {wrong}")
     config = msgspec.convert(values, RunConfig)
     return _from_folder(config, Path(path).absolute().parent)
+
+
+def has_lost_its_beginning(path: str | Path) -> bool:
+    """Whether a configuration is of a run that began with weights which others have taken the place of."""
+    with reading(path):
+        return Path(path).read_bytes().startswith(OVERWRITTEN.encode())
 
 
 def check_options(config: RunConfig) -> None:

@@ -26,6 +26,7 @@ from dnc.runtime.json_text import decode_json
 # The one key of a file's metadata; several would be stored in no fixed order.
 KEY = "dnc"
 FROM_PYTORCH = "from PyTorch: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+PICKLED = (b"PK", b"\x80\x02")  # how files of torch.save begin
 CHECKSUM = "checksum"  # in the metadata, where it is an object; files from before there were any have none
 
 
@@ -78,7 +79,7 @@ def _read(path: str | Path, whole: bool) -> tuple[dict[str, NDArray[Any]], Any]:
 def _notes(path: str | Path) -> tuple[str, ...]:
     """What to do with a file of torch.save: an archive, or in old ones a pickle."""
     with suppress(OSError), Path(path).open("rb") as file:
-        if file.read(2) in (b"PK", b"\x80\x02"):
+        if file.read(2) in PICKLED:
             return (FROM_PYTORCH, "then dnc import-weights model.safetensors, which makes a checkpoint of it")
     return ()
 

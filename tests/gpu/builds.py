@@ -198,6 +198,7 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     ),
     "tags": ("../tests/support/tags", {"vocab": 11}, PlanOptions()),
     "attention": ("attention", {"hidden": 40, "embed": 20, "targets": 300}, PlanOptions()),
+    "additive": ("additive_attention", {"hidden": 40, "embed": 20, "targets": 300}, PlanOptions(cluster=8)),
     "mvrnn": ("mvrnn", {"width": 12}, PlanOptions()),
     "similarity": ("similarity", {"hidden": 40, "embed": 24}, PlanOptions()),
     "char_rnn": ("char_rnn", {"hidden": 24, "embed": 20}, PlanOptions(cluster=8)),

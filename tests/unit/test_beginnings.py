@@ -71,3 +71,10 @@ def test_imported_weights_that_are_trained_in_their_folder(command, workplace):
         done = command(f"run --resume imported --data train.jsonl --device vm --batch 4 --epochs {epochs}")
         assert done.code == 0, done.error
         assert text.read_text().startswith(OVERWRITTEN)
+    note = (
+        "note: the run of imported/run.toml began with weights that are gone, and this one begins with random"
+    )
+    again = "run --config imported/run.toml --run-dir"
+    assert note in command(f"{again} random").error
+    told = command(f"{again} told --epochs 3 --checkpoint imported/last.safetensors")
+    assert told.code == 0 and "note" not in told.error

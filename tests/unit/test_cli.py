@@ -295,7 +295,7 @@ def test_explain(command):
         assert text in done.out
     assert "schedule of 2 samples" in done.out and "encode.Node/0 row=0 rows=" in done.out
     both = command("explain build --schedule").out
-    assert "target sm_90a" in both and "registers for weights" in both and "ns a vertex" in both
+    assert "target cuda:sm_90a" in both and "registers for weights" in both and "ns a vertex" in both
 
 
 def test_no_compiler_is_imported_to_run(workplace):

@@ -103,6 +103,7 @@ def test_words_as_json_and_from_another_run(command, workplace) -> None:
     assert done.code == 0 and "V" not in load_file("back.safetensors")  # its map keeps it
     back = command("export-weights one -o back.safetensors")
     assert back.code == 0 and load_file("back.safetensors")["W"].shape == (12, 4)
+    assert back.error.splitlines()[-1] == "wrote back.safetensors, the weights of one/last.safetensors"
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,25 @@ def test_words_as_json_and_from_another_run(command, workplace) -> None:
             "the vocabulary of 'classes' has 6 entries; the build has 5",
         ),
         (
+            "m.safetensors --vocabulary vocab=4 --vocabulary classes=two.json --map map.toml",
+            "the vocabulary of 'classes' has 2 entries; the build has 5",
+        ),
+        (
+            "m.safetensors --vocabulary vocab=null.json",
+            "null.json: entry 1 is null, expected a word",
+        ),
+        (
+            "m.safetensors --map below.toml",
+            "below.toml: parameters.ignore is an array, expected the name of a tensor or a table\n"
+            "  it stands in front of [parameters]\n",
+        ),
+        (
+            "half.safetensors --map map.toml",
+            "half.safetensors: not a safetensors file: Error while deserializing: incomplete metadata, file "
+            "not fully covered\n",
+        ),
+        ("nan.safetensors --map map.toml", "nan.safetensors: leaf holds numbers that are not finite"),
+        (
             "m.safetensors --map cut.toml",
             "error: cut.toml: parameters.W.gates: 2 parts are wanted, but W has 3 * hidden rows\n",
         ),
@@ -172,6 +192,10 @@ def test_words_as_json_and_from_another_run(command, workplace) -> None:
 def test_mistakes_on_the_command_line(command, workplace, arguments: str, message: str) -> None:
     save_file(tree_tensors(), "m.safetensors")
     save_file({**tree_tensors(), "E": np.full((4, 4), np.inf, np.float32)}, "inf.safetensors")
+    save_file({**tree_tensors(), "leaf": np.full((12, 4), np.nan, np.float32)}, "nan.safetensors")
+    Path("half.safetensors").write_bytes(Path("m.safetensors").read_bytes()[:-8])
+    Path("null.json").write_text('["a", null]')
+    Path("below.toml").write_text("[parameters]\nignore = ['x']\n")
     Path("map.toml").write_text(TREE_MAP)
     save_file({"U": np.zeros((20, 8), np.float32)}, "rest.safetensors")
     Path("empty.txt").write_text("")
@@ -205,9 +229,11 @@ def test_a_damaged_checkpoint_is_no_source(command, workplace) -> None:
 
 def test_mistakes_of_the_export(command, workplace) -> None:
     save_file(tree_tensors(), "m.safetensors")
+    save_file({**tree_tensors(), "steps": np.zeros(1, np.int64)}, "steps.safetensors")
     Path("map.toml").write_text(TREE_MAP)
     assert command("import-weights m.safetensors --map map.toml --run-dir run").code == 0
     for arguments, message in (
+        ("steps.safetensors -o x", "error: steps.safetensors: not a checkpoint"),
         ("none -o x", "error: none: there is no such file"),
         ("build -o x", "error: build: holds no checkpoint"),
         ("m.safetensors -o x", "error: m.safetensors: not a checkpoint"),

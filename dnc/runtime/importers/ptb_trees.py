@@ -49,7 +49,8 @@ def _tree(source: Source, number: int, line: str, counts: Counts) -> dict[str, A
         else:
             stack[-1][1].append(text)
     if tree is None:
-        raise source.mistake(number, len(line) + 1, f"the line ends inside {len(stack)} open '('")
+        text = f"the line ends inside {len(stack)} open '('; a tree has to be on one line"
+        raise source.mistake(number, len(line) + 1, text)
     return tree
 
 

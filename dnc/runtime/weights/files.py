@@ -19,7 +19,7 @@ from safetensors.numpy import save
 from dnc.diagnostics import fail, reading
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.run_folder import check_result
-from dnc.runtime.tensors import FROM_PYTORCH, check_own
+from dnc.runtime.tensors import FROM_PYTORCH, PICKLED, check_own
 
 Floats = NDArray[np.float32]
 METADATA = "__metadata__"
@@ -33,7 +33,8 @@ def read_foreign(path: str | Path) -> tuple[dict[str, Floats], dict[str, str]]:
     try:
         entries: Any = safetensors.deserialize(content)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
-        raise fail(f"{path}: not a safetensors file: {error}", FROM_PYTORCH) from None
+        notes = (FROM_PYTORCH,) if content.startswith(PICKLED) else ()
+        raise fail(f"{path}: not a safetensors file: {error}", *notes) from None
     check_own(path)
     found, others = dict[str, Floats](), dict[str, str]()
     for name, entry in sorted(entries, key=lambda named: named[0]):  # they come in any order

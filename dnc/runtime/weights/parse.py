@@ -83,7 +83,8 @@ def _node(where: str, value: Any) -> Node:
     if isinstance(value, str):
         return Source(value)
     if not isinstance(value, dict):
-        raise fail(f"{where} is {kind_of(value)}, expected the name of a tensor or a table")
+        notes = ("it stands in front of [parameters]",) if where.endswith(".ignore") else ()
+        raise fail(f"{where} is {kind_of(value)}, expected the name of a tensor or a table", *notes)
     for key in value:
         if key not in _KEYS or key == KEEP:
             hint = suggestion(key, _KEYS) or f"; there are {names(_KEYS)}"

@@ -130,6 +130,7 @@ def gather(
             notes.append("what is not needed is named in the map, as ignore = ['decoder.*']")
         last = Diagnostic(problems.pop(), notes=tuple(dict.fromkeys(notes)))
         raise DiagnosticError(*map(Diagnostic, problems), last)
+    check_finite({source: tensors[source] for source in expected}, path)
     nodes = {name: node for name in shapes if (node := weights.of(name)) is not None}
     values = {
         name: np.ascontiguousarray(node.gather(lambda source: tensors[source], shapes[name]), np.float32)

@@ -341,7 +341,10 @@ PRODUCTIONS = (
     Production("dropout", ANY, _around("dropout({}, 0.25)")),
     Production("attend", (1,), _attend, lambda e, shape: bool(_attended(e, shape))),
     Production("attend by scores", (1,), _attend_by_scores, lambda e, shape: bool(_listed(e, shape))),
-    Production("reduction of a body", (0, 1), _reduction, lambda e, shape: bool(_listed(e, shape))),
+    *(
+        Production(name, (0, 1), _reduction, lambda e, shape: bool(_listed(e, shape)))
+        for name in ("reduction of a body", "reduction of a body again")
+    ),
     Production("cell", ANY, _cell_call, lambda e, shape: e.scope.cells),
     Production("cell again", ANY, _cell_call, lambda e, shape: e.scope.cells),
 )
