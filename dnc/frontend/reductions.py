@@ -206,6 +206,8 @@ class _Body:
         if EACH + found.opcode not in LIFTED:
             other = "another reduction" if found.opcode.startswith("list_") else f"'{found.opcode}'"
             raise _Impossible(IMPOSSIBLE.get(found.opcode, other), found.span)
+        if any(isinstance(each.type, TensorType) and len(each.type.shape) > 1 for each in found.operands):
+            raise _Impossible(f"'{found.opcode}' of matrices", found.span)
         lists = [self.listed(each) if self.reads_child(each) else None for each in found.operands]
         some = next(each for each in lists if each is not None)
         pairs = zip(lists, found.operands, strict=True)

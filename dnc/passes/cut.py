@@ -12,6 +12,7 @@ import attrs
 
 from dnc.ir.cell import Cell, Op, Value
 from dnc.ir.measures import is_summed
+from dnc.ir.ops.each import REPEAT
 from dnc.ir.plan import (
     UNIT,
     VERTEX,
@@ -101,8 +102,11 @@ class Cutter:
         return [self._segment(step, group, index) for index, (step, group) in enumerate(groups)]
 
     def _is_made_anew(self, value: Value) -> bool:
-        """Whether who reads a value works it out for itself: a list of vectors, which no buffer holds."""
-        return isinstance(value.type, ListType) and not is_scalar_list(value) and value in self.ops
+        """Whether who reads a value works it out for itself: a list of vectors, which no buffer holds, or of
+        a value that every child sees."""
+        if value not in self.ops or not isinstance(value.type, ListType):
+            return False
+        return not is_scalar_list(value) or self.ops[value].opcode == REPEAT
 
     def _is_read_only(self, value: Value) -> bool:
         """Whether a value is made where it is read, and nowhere else."""
