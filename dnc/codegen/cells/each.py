@@ -1,7 +1,7 @@
 """Element-wise operations on every child of a list, in a vertex cell.
 
-In: the cell and an operation. Out: a list. One of vectors is worked out where it is read, element by element, as is
-what all children see; one of scalars once, and lies in memory, as those of attention do.
+In: the cell and an operation. Out: a list. One of vectors is worked out where it is read, element by element,
+and so is what all children see; one of scalars once, and lies in memory, as those of attention do.
 """
 
 from __future__ import annotations
