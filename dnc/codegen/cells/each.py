@@ -12,7 +12,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.cells.attention import keep_list
 from dnc.codegen.cells.values import Lowerings
-from dnc.codegen.emit import Expr
+from dnc.codegen.emit import Expr, let
 from dnc.ir.cell import Op
 from dnc.ir.ops.each import LIFTED, REPEAT
 
@@ -32,7 +32,17 @@ def _each(cell: VertexCell, op: Op) -> Any:
 
     if not op.result.tensor.shape:
         return keep_list(cell, op, count, lambda child: term(zero, child))
-    return lambda i: (count, lambda child: term(i, child))
+    # Made once for an element of a child, however often it is read there: nested operations would grow
+    # exponentially. What is known is in scope as long as the loops over both variables are.
+    known = dict[tuple[int, int], tuple[Expr, Expr, Expr]]()
+
+    def once(i: Expr, child: Expr) -> Expr:
+        key = id(i), id(child)
+        if key not in known:
+            known[key] = i, child, let("each", term(i, child))
+        return known[key][2]
+
+    return lambda i: (count, lambda child: once(i, child))
 
 
 def _repeat(cell: VertexCell, op: Op) -> Any:
