@@ -46,7 +46,7 @@ from dnc.passes.repetition import repetition
 from dnc.passes.select_instructions import SelectInstructions
 from dnc.passes.select_tiles import SelectTiles
 from dnc.passes.share import Share
-from dnc.runtime.build import Build, Target, check_place, write_build
+from dnc.runtime.build import PROGRAM, Build, Target, check_outside, check_place, write_build
 from dnc.version import VERSION
 
 FUSE = "fuse"
@@ -335,6 +335,10 @@ def compile_model(
         raise fail(str(problem)) from None
     if show.dump_dir is not None and show.dump_dir.exists() and not show.dump_dir.is_dir():
         raise fail(f"{show.dump_dir}: is a file, expected a folder for the IR behind every pass")
+    if show.dump_dir is not None:
+        check_outside(show.dump_dir / PROGRAM, show.dump_dir)
+        if show.dump_dir.resolve().is_relative_to(Path(out).resolve()):
+            raise fail(f"{show.dump_dir}: is where the build is written; choose another folder for the IR")
     source, program, warnings = read_program(path, settings or {})
     of_program = Remarks()
     transformed = transform(program, options, attrs.evolve(show, remarks=of_program))

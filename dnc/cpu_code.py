@@ -133,10 +133,19 @@ def load(text: str, cache_folder: Path, compile_into: Callable[[Path, str], Path
     cached = cached_in(cache_folder, text)
     if cached.exists():
         try:
-            return _opened(cached)
+            if _holds_text(cached):
+                return _opened(cached)
         except RuntimeError:
-            cached.unlink(missing_ok=True)  # another process may have been faster
+            pass
+        cached.unlink(missing_ok=True)  # another process may have been faster
     return _opened(compile_into(cache_folder, text))
+
+
+def _holds_text(cached: Path) -> bool:
+    """Whether a file begins with a character: after a power cut it may be empty, or zeros, which LLVM takes
+    for a module of another machine."""
+    with cached.open("rb") as file:
+        return file.read(1) not in (b"", b"\0")
 
 
 def cached_in(cache_folder: Path, text: str) -> Path:

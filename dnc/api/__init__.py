@@ -110,7 +110,7 @@ def load(
     opened = read_build(build)
     place = choose(opened, device)
     plan = build_plan(opened, place.target)
-    model = Model(opened, plan, open_backend(place, plan, opened, replicas, workers), seed)
+    model = Model(opened, plan, open_backend(place, plan, opened, replicas, workers), int(seed))
     model.memory_words = None if memory_bytes is None else memory_bytes // 4
     model.encoders = encoders
     if checkpoint is not None:

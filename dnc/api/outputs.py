@@ -74,7 +74,8 @@ def _lines(model: Model, outputs: Mapping[str, Sequence[Any]]) -> list[bytes]:
 def as_json(model: Model, outputs: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """What `model.predict` returned as JSON has it: an object a sample, with classes as in the data.
 
-    Numbers have the digits that a float32 holds; a class that is absent is None.
+    Numbers have the digits that a float32 holds. A class that is absent and a number that is not finite are
+    None.
     """
     words = named_classes(model.program, model.vocabularies or {})
     columns = {name: [plain(each, words.get(name)) for each in values] for name, values in outputs.items()}
@@ -85,7 +86,7 @@ def plain(value: Any, words: Sequence[str] | None = None) -> Any:
     """An output as JSON: numbers with the digits that a float32 holds, classes as in the data.
 
     words: the labels of the classes; None, or a class that the training data lack: its number. A class that
-    is absent is null.
+    is absent is null, and so is a number that is not finite.
     """
     if value is None:
         return None
@@ -95,4 +96,4 @@ def plain(value: Any, words: Sequence[str] | None = None) -> Any:
         if value < 0:
             return None
         return words[value] if words is not None and value < len(words) else int(value)
-    return float(f"{value:.8g}")
+    return float(f"{value:.8g}") if np.isfinite(value) else None

@@ -72,6 +72,9 @@ def train(
         check_whole(name, value, 1)
     check_whole("patience", patience, 1, optional=True)
     check_whole("save_every", save_every, 1, optional=True)
+    # Those of NumPy are written to no file.
+    epochs, batch, log_every = int(epochs), int(batch), int(log_every)
+    patience, save_every = (None if each is None else int(each) for each in (patience, save_every))
     if patience is not None and dev is None:
         raise fail("patience counts epochs without a better score on the dev set, and there is none")
     if tensorboard:  # before there is a folder, which the next attempt would find

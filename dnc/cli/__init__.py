@@ -8,6 +8,7 @@ every terminal, 40 columns wide or a pipe.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -114,6 +115,8 @@ def main() -> None:
     """The command line of this process; its exit code ends it."""
     # TVM imports PyTorch where it is installed, which takes longer than all else here; no command needs it.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    if sys.stdout is None:  # closed by the shell, as in `dnc check program.dn >&-`
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.exit(execute(sys.argv[1:]))
 
 
@@ -149,9 +152,14 @@ def execute(arguments: list[str]) -> int:
             f"error: this needs the package {PACKAGES[missing]}, which is not installed here", file=sys.stderr
         )
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
+        place = f"{error.filename}: " if error.filename else "standard output: " if _is_full(error) else ""
         print(f"error: {place}{error.strerror or error}", file=sys.stderr)
     return 2
+
+
+def _is_full(error: OSError) -> bool:
+    """Whether a write to a file without a name failed: files of ours say themselves what they are."""
+    return error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF)
 
 
 def _in_our_words(error: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from dnc.cli.pipes import put
 from dnc.diagnostics import fail
 
 BATCH = 32
@@ -51,7 +52,7 @@ def explain(
         raise fail("--memory: found inf, expected GiB")
     explained = api.explain_build(build, target, data=data, memory_bytes=int(min(memory, 2**20) * 2**30))
     if html is None:
-        print(explained.text(schedule, BATCH if batch is None else batch, remarks, candidates))
+        put(explained.text(schedule, BATCH if batch is None else batch, remarks, candidates) + "\n")
         return
     api.check_result(html, data, explained.build.source_name)
     explained.write_page(html)

@@ -8,6 +8,7 @@ that are looked for are kept in memory; the first of several vectors of a word c
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def _lines(path: str | Path, table: Parameter, width: int) -> Iterator[tuple[int
     with reading(path), Path(path).open("rb") as file:
         first = True
         for number, raw in enumerate(file, 1):
-            line = raw.rstrip(b" \r\n")
+            line = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).rstrip(b" \r\n")
             cells = line.count(b" ")
             if not line or (number == 1 and cells == 1 and line.replace(b" ", b"").isdigit() and width != 1):
                 continue

@@ -68,7 +68,10 @@ def _read(path: str | Path, whole: bool) -> tuple[dict[str, NDArray[Any]], Any]:
         with safetensors.safe_open(str(path), "numpy") as file:
             metadata = (file.metadata() or {}).get(KEY)
             tensors = {name: file.get_tensor(name) for name in (file.keys() if whole else ())}
-    except (OSError, safetensors.SafetensorError, TypeError) as error:
+    except (TypeError, AttributeError):  # numbers that NumPy does not have, as bfloat16
+        what = "holds floats of 8 bits, or of 16 that NumPy does not have"
+        raise fail(f"{path}: {what}", "dnc import-weights reads bfloat16") from None
+    except (OSError, safetensors.SafetensorError) as error:
         raise fail(f"{path}: not a safetensors file that can be read: {error}", *_notes(path)) from None
     try:
         return tensors, None if metadata is None else decode_json(metadata)

@@ -28,6 +28,13 @@ def damage(folder: Path) -> bool:
     return True
 
 
+def wipe(folder: Path, content: bytes) -> bool:
+    """Puts something else in the place of every file."""
+    for path in folder.iterdir():
+        path.write_bytes(content)
+    return True
+
+
 def small_module():
     with IRBuilder() as builder, T.prim_func(s_tir=True):
         tirx_cpu.begin_function("kernel")
@@ -96,6 +103,13 @@ def test_text_and_cache(tmp_path: Path):
         lambda: cpu_code.load(text, tmp_path / "cache", tirx_cpu.compile_text),
         lambda: cpu_code.load(text, tmp_path / "cache", tirx_cpu.compile_text),
         lambda: damage(tmp_path / "cache") and cpu_code.load(text, tmp_path / "cache", tirx_cpu.compile_text),
+        *(
+            lambda content=content: (
+                wipe(tmp_path / "cache", content)
+                and cpu_code.load(text, tmp_path / "cache", tirx_cpu.compile_text)
+            )
+            for content in (b"", bytes(5000))  # what a power cut leaves
+        ),
         lambda: (
             unwritable.write_text("not a folder") and cpu_code.load(text, unwritable, tirx_cpu.compile_text)
         ),

@@ -65,6 +65,10 @@ COMMANDS = [
         f"error: {TREE}: is a file, expected a folder for the IR behind every pass",
     ),
     (
+        f"compile {TREE} -o out --dump-dir out/ir",
+        "error: out/ir: is where the build is written; choose another folder for the IR",
+    ),
+    (
         f"compile {TREE} --batch 8",
         "error: a plan for batches of 8 is made for GPUs, and no target is one",
     ),

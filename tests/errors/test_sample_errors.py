@@ -111,6 +111,19 @@ def test_half_of_a_character() -> None:
         read_samples([{**good, "tag": half}], program(WORD), known)
 
 
+def test_keys_that_are_no_strings() -> None:
+    """Numbers count as their digits, as in JSON; anything else is named with its sample."""
+    good = {"form": "a", "tag": "Noun"}
+    for sample, message in (
+        ({**good, 3: 1}, "Word has no field '3'; its fields are 'form', 'tag'"),
+        ({**good, None: 1}, "holds what JSON has not: Only dicts with str-like or number-like keys are"),
+        ({b"form": 1}, "holds what JSON has not: Only dicts with str-like or number-like keys are supported"),
+    ):
+        with pytest.raises(DiagnosticError) as caught:
+            read_samples([good, sample], program(WORD))
+        assert str(caught.value).startswith(f"samples:2: error: {message}"), str(caught.value)
+
+
 def test_one_sample() -> None:
     with pytest.raises(DiagnosticError) as caught:
         read_samples({"form": "a", "tag": "Noun"}, program(WORD))  # type: ignore[arg-type]

@@ -37,6 +37,8 @@ def test_rows_by_word(tmp_path: Path) -> None:
         "vectors.txt: 4 of 6 rows of E (2 by the lower-case form of the word); "
         "the others keep their first values"
     )
+    values, _ = loaded(tmp_path, "\ufeffgood 1 2\nbad 3 4\n")
+    assert values[1] == [1, 2]
     values, _ = loaded(tmp_path, "Good 5 5\ngood 1 2\n")
     assert values[1:3] == [[1, 2], [5, 5]]
     assert (FIRST == -1).all()

@@ -49,7 +49,7 @@ def test_fields_are_renamed_or_left_out(tmp_path: Path) -> None:
                 {"fields": {"form": name}},
                 f"--fields: no field of a program can be called '{name}', as form would be",
             )
-            for name in ("arm", "prev")
+            for name in ("arm", "prev", "root")
         ),
         ("tagged", {"fields": {"form": "tag"}}, "--fields: form and tag are both called 'tag'"),
         (

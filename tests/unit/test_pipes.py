@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
+
 import dnc.api
 
 TRAIN = "run build --data train.jsonl --device vm --batch 4"
@@ -56,3 +58,22 @@ def test_outputs_as_json(command, workplace):
     model.restore(dnc.api.find_checkpoint("build", None))
     found = dnc.as_json(model, model.predict("dev.jsonl"))
     assert json.loads(json.dumps(found)) == lines and len(lines) == 5
+
+
+def test_a_terminal_without_unicode_and_none_at_all(command, workplace):
+    """Texts are in UTF-8 wherever they go, and who closes standard output has no use for them."""
+    explain = [sys.executable, "-m", "dnc", "explain", "build"]
+    narrow = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(explain, capture_output=True, env=narrow)
+    assert done.returncode == 0 and done.stdout.decode() == command("explain build").out
+    closed = subprocess.run(f"{' '.join(explain)} >&-", shell=True, capture_output=True)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    full = subprocess.run(f"{' '.join(explain)} > /dev/full", shell=True, capture_output=True)
+    assert (full.returncode, full.stderr) == (2, b"error: standard output: No space left on device\n")
+
+
+def test_numbers_that_json_has_not(workplace):
+    infinite = np.array([1.5, -np.inf, np.nan], np.float32)
+    model = dnc.load("build", "vm")
+    model.attach("train.jsonl")
+    assert dnc.as_json(model, {"p": [infinite]}) == [{"p": [1.5, None, None]}]

@@ -9,6 +9,9 @@ import dnc
 from dnc import api
 from dnc.api.tuning import tune
 from dnc.compiler import PlanOptions, compile_model
+from dnc.runtime.checkpoint import load_checkpoint
+from dnc.runtime.encoder.readout import Values
+from dnc.runtime.run_config import read_config
 from dnc.weights import export_weights, import_weights
 
 TAKES = {
@@ -242,3 +245,22 @@ def test_a_working_folder_that_is_gone(workplace, monkeypatch):
     (workplace / "gone").rmdir()
     with pytest.raises(dnc.DiagnosticError, match="from the working folder: No such file"):
         model.train(workplace / "train.jsonl", run_dir="run")
+
+
+def test_whole_numbers_of_numpy(workplace):
+    model = dnc.load("build", "vm", seed=np.int64(3))
+    kept = model.train(
+        "train.jsonl", epochs=np.int64(1), batch=np.int32(4), run_dir="run", log_every=np.int8(2)
+    )
+    model.save("saved.safetensors")
+    assert read_config(kept / "run.toml").epochs == 1
+    assert load_checkpoint("saved.safetensors").seed == 3
+
+
+def test_numbers_behind_the_last_row_are_not_looked_at():
+    """They are what was in memory before, and may be no whole numbers."""
+    values = Values(
+        "f1", "f1", "column", 0, 2, 1, (), True, False, np.zeros(0, np.intp), np.zeros(1, np.intp)
+    )
+    with np.errstate(all="raise"):
+        assert values.of(np.array([4.0, np.nan], np.float32), 1)[0] == 4

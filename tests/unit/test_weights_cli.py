@@ -243,3 +243,14 @@ def test_mistakes_of_the_export(command, workplace) -> None:
         done = command(f"export-weights {arguments}")
         assert done.code == 2 and done.error.startswith(message), done.error
     assert not Path("x").exists()
+
+
+def test_floats_that_numpy_has_not(command, workplace) -> None:
+    for kind, size in (("BF16", 2), ("F8_E4M3", 1)):
+        header = json.dumps({"V": {"dtype": kind, "shape": [2], "data_offsets": [0, 2 * size]}}).encode()
+        Path("m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(2 * size))
+        done = command("run build --data dev.jsonl --device vm --eval --checkpoint m.safetensors")
+        assert done.code == 2 and done.error.splitlines()[-2:] == [
+            "error: m.safetensors: holds floats of 8 bits, or of 16 that NumPy does not have",
+            "  dnc import-weights reads bfloat16",
+        ]

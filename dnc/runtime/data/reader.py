@@ -144,7 +144,9 @@ def _plain_samples(samples: Iterable[Any], problems: ProblemList) -> Iterator[tu
         try:
             yield (
                 number,
-                msgspec.to_builtins(sample, enc_hook=plain, builtin_types=(bytes, bytearray, memoryview))
+                msgspec.to_builtins(
+                    sample, enc_hook=plain, builtin_types=(bytes, bytearray, memoryview), str_keys=True
+                )
                 if isinstance(sample, dict)
                 else sample,
             )

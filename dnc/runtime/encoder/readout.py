@@ -67,7 +67,11 @@ class Values:
     def _shaped(self, found: NDArray[Any]) -> NDArray[Any]:
         size = math.prod(self.shape)
         values = found[:, :size].reshape(len(found), *self.shape)
-        return np.rint(values).astype(np.int32) if self.is_integer else values
+        if not self.is_integer:
+            return values
+        with np.errstate(invalid="ignore"):  # behind the last row there is what was there before
+            numbers: NDArray[np.int32] = np.rint(values).astype(np.int32)
+        return numbers
 
 
 @attrs.frozen(eq=False)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dnc.diagnostics import fail
-from dnc.ir.structure import ARM, LINKS
+from dnc.ir.structure import ARM, LINKS, ROOT
 from dnc.runtime.data.problems import names, suggestion
 
 
@@ -24,7 +24,7 @@ class Naming:
                 raise fail(f"--fields: the format '{format}' has no field '{name}'{hint}")
             if new and not (new.isidentifier() and new.isascii()):
                 raise fail(f"--fields: found '{new}' for {name}, expected the name of a field")
-            if new in (ARM, *LINKS):
+            if new in (ARM, ROOT, *LINKS):
                 raise fail(f"--fields: no field of a program can be called '{new}', as {name} would be")
         self.names = {**known, **given}
         used: dict[str, str] = {}
