@@ -51,7 +51,7 @@ def test_trees(tmp_path: Path) -> None:
         ),
         ("(3 (b) (2 c))", "1:4: error: a node starts with its label, a number, found 'b'"),
         ("((2 b) (2 c))", "1:1: error: a node starts with its label, a number"),
-        ("(2 a", "1:5: error: the line ends inside 1 open '('"),
+        ("(2 a", "1:5: error: the line ends inside 1 open '('; a tree has to be on one line"),
         ("(2 a) (2 b)", "1:7: error: '(' after the end of the tree"),
         ("word", "1:1: error: expected '(', found 'word'"),
         ("(1 " * 501 + ")" * 501, "1:1501: error: a tree of more than 500 levels"),
