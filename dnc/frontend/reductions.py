@@ -7,14 +7,11 @@ values of the vertex at hand, which every child sees alike (`dnc.ir.ops.each`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
-
 import attrs
 
 from dnc.diagnostics import Span, counted
 from dnc.frontend import syntax, typed
-from dnc.frontend.declarations import Declarations
+from dnc.frontend.calls import Checker, Names
 from dnc.frontend.operations import no_value
 from dnc.frontend.typed import Apply, Expression, VertexList, VertexUse, describe
 from dnc.frontend.vertices import whole
@@ -23,7 +20,6 @@ from dnc.ir.ops.each import EACH, LIFTED, REPEAT
 from dnc.ir.structure import Path
 from dnc.ir.types import SCALAR, TensorType
 
-Names = Mapping[str, Expression | None]
 REDUCTIONS = {"sum": "list_sum", "mean": "list_mean", "max": "list_max"}
 ATTEND = "attend"
 ARGUMENTS = {2: "score, value", 3: "query, key, value"}
@@ -47,15 +43,6 @@ ELSEWHERE = {
     **dict.fromkeys(("count", "len"), "its length is sum(one(k) for k in list) with fn one(k: Struct) = 1"),
 }
 """What other languages reduce lists by."""
-
-
-class Checker(Protocol):
-    """What checks the expressions within a reduction."""
-
-    declarations: Declarations
-
-    def check(self, expression: syntax.Expression, names: Names) -> Expression | None:
-        """The typed expression; None after a mistake."""
 
 
 class _Impossible(Exception):
