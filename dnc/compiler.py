@@ -291,6 +291,15 @@ def read_program(
     return source, program, warnings
 
 
+def _check_dump(folder: Path, out: Path) -> None:
+    """DiagnosticError where the IR behind every pass has no place: a file, or a build that would lose it."""
+    if folder.exists() and not folder.is_dir():
+        raise fail(f"{folder}: is a file, expected a folder for the IR behind every pass")
+    check_outside(folder / PROGRAM, folder)
+    if folder.resolve().is_relative_to(out.resolve()):
+        raise fail(f"{folder}: is where the build is written; choose another folder for the IR")
+
+
 def model_digest(program: Program) -> str:
     """A name for what a model computes: the checked program before any pass."""
     return hashlib.sha256(print_program(program).encode()).hexdigest()[:16]
@@ -333,12 +342,8 @@ def compile_model(
             plan_passes(options, machine(name))  # which look at their options
     except ValueError as problem:
         raise fail(str(problem)) from None
-    if show.dump_dir is not None and show.dump_dir.exists() and not show.dump_dir.is_dir():
-        raise fail(f"{show.dump_dir}: is a file, expected a folder for the IR behind every pass")
     if show.dump_dir is not None:
-        check_outside(show.dump_dir / PROGRAM, show.dump_dir)
-        if show.dump_dir.resolve().is_relative_to(Path(out).resolve()):
-            raise fail(f"{show.dump_dir}: is where the build is written; choose another folder for the IR")
+        _check_dump(show.dump_dir, Path(out))
     source, program, warnings = read_program(path, settings or {})
     of_program = Remarks()
     transformed = transform(program, options, attrs.evolve(show, remarks=of_program))

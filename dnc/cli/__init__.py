@@ -111,6 +111,10 @@ PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm", "lark": "lark"}
 """Of a module that only compiling and CPU builds need, the package: a machine with a GPU may lack it."""
 
 
+UNWRITTEN = (errno.ENOSPC, errno.EIO, errno.EBADF)
+"""Errors of writing; without the name of a file those of standard output, as files of ours are named."""
+
+
 def main() -> None:
     """The command line of this process; its exit code ends it."""
     # TVM imports PyTorch where it is installed, which takes longer than all else here; no command needs it.
@@ -152,14 +156,9 @@ def execute(arguments: list[str]) -> int:
             f"error: this needs the package {PACKAGES[missing]}, which is not installed here", file=sys.stderr
         )
     except OSError as error:
-        place = f"{error.filename}: " if error.filename else "standard output: " if _is_full(error) else ""
-        print(f"error: {place}{error.strerror or error}", file=sys.stderr)
+        place = error.filename or ("standard output" if error.errno in UNWRITTEN else "")
+        print(f"error: {place}{': ' if place else ''}{error.strerror or error}", file=sys.stderr)
     return 2
-
-
-def _is_full(error: OSError) -> bool:
-    """Whether a write to a file without a name failed: files of ours say themselves what they are."""
-    return error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF)
 
 
 def _in_our_words(error: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from dnc.diagnostics import fail, reading
+from dnc.diagnostics import fail
 from dnc.ir.optimizers import CLIP, SETTINGS
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.rates import decay_of
@@ -121,9 +121,11 @@ def read_config(path: str | Path) -> RunConfig:
 
 
 def has_lost_its_beginning(path: str | Path) -> bool:
-    """Whether a configuration is of a run that began with weights which others have taken the place of."""
-    with reading(path):
-        return Path(path).read_bytes().startswith(OVERWRITTEN.encode())
+    """Whether a configuration is of a run that began with weights in whose place are others now.
+
+    OSError where it cannot be read.
+    """
+    return Path(path).read_bytes().startswith(OVERWRITTEN.encode())
 
 
 def check_options(config: RunConfig) -> None:
@@ -184,7 +186,7 @@ def write_config(path: Path, config: RunConfig, overwrites: bool = False) -> Non
     import tomli_w  # a machine that only runs a build through Python needs none
 
     values = msgspec.to_builtins(_from_folder(config, Path.cwd()))
-    overwrites = overwrites or (path.exists() and path.read_bytes().startswith(OVERWRITTEN.encode()))
+    overwrites = overwrites or (path.exists() and has_lost_its_beginning(path))
     head = OVERWRITTEN if overwrites else HEAD.format(name=path.name)
     text = head + tomli_w.dumps({k: v for k, v in values.items() if v is not None})
     write_atomically(path, [text.encode()])

@@ -136,7 +136,7 @@ def gather(
         name: np.ascontiguousarray(node.gather(lambda source: tensors[source], shapes[name]), np.float32)
         for name, node in nodes.items()
     }
-    check_finite(values, path)
+    check_finite(values, path)  # sums of tensors may not be, where these are
     return Gathered(
         values,
         {name: tuple(dict.fromkeys(node.names())) for name, node in nodes.items()},

@@ -59,13 +59,11 @@ def read_vocabularies(
                     f"{name}=1000 is a number, where the data hold numbers",
                 )
             made = Vocabulary(name, None, size, name in tokens)
-        wrong = dimension.size is not None and made.size > dimension.size
-        if name in given and name not in tokens:  # a class that nobody names would be predicted as a number
-            wrong = dimension.size not in (None, made.size)
-        if wrong:
-            raise fail(
-                f"the vocabulary of '{name}' has {made.size:,} entries; the build has {dimension.size:,}"
-            )
+        size = made.size if dimension.size is None else dimension.size
+        # A class that nobody names would be predicted as a number.
+        too_few = made.size < size and name in given and name not in tokens
+        if made.size > size or too_few:
+            raise fail(f"the vocabulary of '{name}' has {made.size:,} entries; the build has {size:,}")
         found[name] = made
     _check_unknown(unknown, [found[name] for name in given if name in tokens])
     return found
