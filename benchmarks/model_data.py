@@ -255,6 +255,7 @@ MAKERS: dict[str, Callable[[Maker], Sample]] = {
     "rnn_stack": Maker.grid,
     "rvnn": _binary_tree,
     "similarity": Maker.pair_of_trees,
+    "sparse_lstm": lambda make: {"letters": make.words("letter", "chars", make.sizes.steps)},
     "td_lstm": Maker.pyramid,
     "td_rnn": Maker.pyramid,
     "tied_language_model": _text,

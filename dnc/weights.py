@@ -19,6 +19,7 @@ from dnc.diagnostics import check_path, fail
 from dnc.ir.optimizers import DEFAULT, OPTIMIZERS
 from dnc.ir.parser import parse_program
 from dnc.ir.program import TABLE, Program
+from dnc.ir.sparse import pruned
 from dnc.runtime.build import read_build
 from dnc.runtime.checkpoint import Checkpoint, Position, load_checkpoint, save_checkpoint
 from dnc.runtime.data import table_rows
@@ -44,7 +45,8 @@ from dnc.runtime.weights.words import token_dimensions
 class Imported:
     """A run folder with the weights of a file: its checkpoint, and what the parameters were made of.
 
-    closed: dimensions of tokens in whose words none stands for others; data with others are refused.
+    pruned: sparse parameters of which the file had more than is kept, the largest of each row. closed:
+    dimensions of tokens in whose words none stands for others; data with others are refused.
     numbers: those of whose words nothing was said, only the rows of their tables known; data with words are
     refused.
     """
@@ -52,6 +54,7 @@ class Imported:
     folder: Path
     checkpoint: Path
     gathered: Gathered
+    pruned: tuple[str, ...]
     closed: tuple[str, ...]
     numbers: tuple[str, ...]
 
@@ -98,7 +101,8 @@ def import_weights(
     gathered = gather(names, tensors, others, shapes(program, sizes), str(weights), entries)
     first = initialize(program, sizes, seed) if gathered.kept else {}
     values = {p.name: gathered.values.get(p.name, first.get(p.name)) for p in program.parameters}
-    whole = {name: value for name, value in values.items() if value is not None}
+    given = {name: value for name, value in values.items() if value is not None}
+    whole = {name: pruned(program.parameter(name), value) for name, value in given.items()}
     zeros = {p.name: np.zeros_like(whole[p.name]) for p in program.parameters if p.trained}
     state = {each.name: zeros for each in OPTIMIZERS[DEFAULT.optimizer].states}
     if run_dir is not None:
@@ -119,7 +123,8 @@ def import_weights(
     closed = tuple(name for name, each in known.items() if name in tokens and each.words and not each.unknown)
     sized = known if saved is not None else vocabularies or {}
     numbers = tuple(name for name in known if name in tokens.difference(sized) and known[name].words is None)
-    return Imported(folder.path, checkpoint, gathered, closed, numbers)
+    fewer = tuple(name for name, value in whole.items() if value is not given[name])
+    return Imported(folder.path, checkpoint, gathered, fewer, closed, numbers)
 
 
 def _tables(program: Program, dimension: str) -> list[str]:

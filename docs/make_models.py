@@ -105,6 +105,11 @@ MODELS = {
         "two structures a sample; KL divergence, Pearson; frozen parameters",
         "pairs",
     ),
+    "sparse_lstm": (
+        "Sparse Persistent RNNs",
+        "recurrent weights of which a tenth is kept",
+        "sequences",
+    ),
     "td_lstm": ("VPPS", "a derived DAG with shared vertices; the cell of the Tree-LSTM", "graphs"),
     "td_rnn": ("VPPS", "a derived DAG with shared vertices: a pyramid over the words", "graphs"),
     "tied_language_model": (

@@ -285,11 +285,17 @@ def _start(model: Model, config: RunConfig, checkpoint: Path | None, trains: boo
             names = api.start_by_name(model, config.weights, config.data, trains=trains, min_count=least)
         else:
             names = model.load_weights(config.weights)
-        _say(f"{config.weights}: {', '.join(names)}")
+        _say(f"{config.weights}: {', '.join(_taken(model, name) for name in names)}")
     if vectors and model.vocabularies is None:
         model.attach(config.data, min_count=least)
     for table, path in vectors.items():
         _say(str(model.load_embeddings(table, path)))
+
+
+def _taken(model: Model, name: str) -> str:
+    """The name of a parameter that was loaded, and what is kept of a sparse one."""
+    parameter = model.program.parameter(name)
+    return f"{name} (the {parameter.kept} largest of each row)" if parameter.is_sparse else name
 
 
 def _train(

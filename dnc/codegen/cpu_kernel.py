@@ -77,7 +77,7 @@ class Kernel:
         """A function for every instruction; one for all optimizers' of the same parameters."""
         for table in (None, *self.plan.table_gradients):
             parameter = "" if table is None else table.parameter
-            names = isa.UPDATE_FIELDS if table is None else isa.TABLE_UPDATE_FIELDS
+            names = isa.update_fields(self.plan) if table is None else isa.TABLE_UPDATE_FIELDS
             opcodes = isa.optimizers_of(self.plan, parameter)
             if not opcodes:
                 continue

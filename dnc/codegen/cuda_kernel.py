@@ -394,7 +394,7 @@ class Kernel:
         """All optimizers' instructions for the dense parameters, or for a table."""
         if not parameter:
             return lambda: cuda_update.update(
-                self._tail_worker(), self.window[self.entry[0]], *self.values(isa.UPDATE_FIELDS)
+                self._tail_worker(), self.window[self.entry[0]], *self.values(isa.update_fields(self.plan))
             )
         table = next(table for table in self.plan.table_gradients if table.parameter == parameter)
         return lambda: cuda_update.update_table(

@@ -15,7 +15,7 @@ from dnc.diagnostics import counted
 from dnc.ir.lean import MOST_ROWS, has_lean
 from dnc.ir.machine import Machine, machine
 from dnc.ir.phases import Phases
-from dnc.ir.plan import FP32, REGISTER, SHARED, STREAMED, UNIT, Placement, Plan, unit_range
+from dnc.ir.plan import FP32, REGISTER, SHARED, SPARSE, STREAMED, UNIT, Placement, Plan, unit_range
 from dnc.ir.program import BACKWARD, EARLY, FORWARD, LEVEL, ROOT, STACK, TABLE
 from dnc.ir.regions import are_reused, turns
 from dnc.ir.shared_memory import shared_memory
@@ -246,7 +246,8 @@ def _why(plan: Plan, chip: Machine) -> Iterator[str]:
         kept.setdefault(place.residency, []).append(place.parameter)
         if place.rest:
             kept.setdefault(SHARED, []).append(f"the rest of {place.parameter}")
-    places = [(REGISTER, "registers"), (SHARED, "shared memory")]
+    columns = "shared memory, of each row the elements that are not zero"
+    places = [(REGISTER, "registers"), (SHARED, "shared memory"), (SPARSE, columns)]
     stay = [f"{', '.join(dict.fromkeys(kept[key]))} in {name}" for key, name in places if key in kept]
     if stay:
         yield f"Weights that stay on the chip are read once a launch, not at every level: {'; '.join(stay)}."
@@ -335,7 +336,7 @@ def _on_chip(plan: Plan, chip: Machine) -> OnChip:
             registers.append(Block(place.parameter, held.start, len(held), True, *alone))
             if rest:
                 shared.append(Block(place.parameter, (lies.weights_at + rest.start) * 4, len(rest) * 4))
-        elif place.residency == SHARED:
+        elif place.in_shared:
             shared.append(Block(place.parameter, lies.slice_at(place) * 4, place.bytes_per_worker))
     shared += [
         Block(name, (lies.weights_at + at) * 4, size * 4) for (name, _, _), (at, size) in lies.vectors.items()

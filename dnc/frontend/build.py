@@ -62,7 +62,9 @@ def build(model: CheckedModel) -> Program:
         ir.Function(function.name, function.struct, function.components, function.span) for function in order
     )
     parameters = tuple(
-        ir.Parameter(p.name, p.kind, p.dimensions, p.initializer, p.frozen, p.rate, p.running, p.span)
+        ir.Parameter(
+            p.name, p.kind, p.dimensions, p.initializer, p.frozen, p.rate, p.running, p.density, p.span
+        )
         for p in model.parameters
     )
     return Program(

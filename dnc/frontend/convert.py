@@ -98,20 +98,26 @@ class Converter:
         return syntax.ParametersDeclaration(nodes, self._span(tree))
 
     def _parameter(self, tree: Any, way: str) -> syntax.ParameterDeclaration:
-        name, *kind, shape, initializer, rate = tree.children
+        name, *kind, shape, initializer, density, rate = tree.children
         return syntax.ParameterDeclaration(
             self._identifier(name),
             self._identifier(kind[0]) if kind else None,
             self._shape(shape),
             None if initializer is None else self._initializer(initializer),
             way,
-            None if rate is None else syntax.RateSyntax(self._signed(rate.children[-1]), self._span(rate)),
+            self._behind_word(density),
+            self._behind_word(rate),
         )
 
     def _initializer(self, tree: Any) -> syntax.InitializerSyntax:
         kind, *values = tree.children
         numbers = tuple(self._signed(value) for value in values if value is not None)
         return syntax.InitializerSyntax(self._identifier(kind), numbers, self._span(tree))
+
+    def _behind_word(self, tree: Any) -> syntax.NumberSyntax | None:
+        return (
+            None if tree is None else syntax.NumberSyntax(self._signed(tree.children[-1]), self._span(tree))
+        )
 
     def _signed(self, tree: Any) -> float:
         minus, number = tree.children

@@ -174,11 +174,11 @@ class Declarations:
             self.report.error(f"{found}, expected a vector or a stack of vectors", declared.shape.span)
             return None
         start = initializer(declared, kind, known, self.report)
-        rate = self._rate(declared)
-        if start is None or rate is None:
+        rate, density = self._rate(declared), self._density(declared, kind, len(known))
+        if start is None or rate is None or density is None:
             return None
         frozen = declared.way == "frozen"
-        return Parameter(name, kind, known, start, frozen, running, rate, declared.name.span)
+        return Parameter(name, kind, known, start, frozen, running, rate, density, declared.name.span)
 
     def _rate(self, declared: syntax.ParameterDeclaration) -> float | None:
         """A parameter's factor on the learning rate; None if it is wrong."""
@@ -192,6 +192,21 @@ class Declarations:
             hint = "; a parameter that is never updated is a frozen param" if value == 0 else ""
             found = f"found {value:g} as a factor on the learning rate"
             self.report.error(f"{found}, expected a number above 0, at most {LARGEST_RATE:g}{hint}", span)
+            return None
+        return value
+
+    def _density(self, declared: syntax.ParameterDeclaration, kind: str, dimensions: int) -> float | None:
+        """The share of a matrix's elements that are kept; None if it is wrong."""
+        if declared.density is None:
+            return 1.0
+        value, span = declared.density.value, declared.density.span
+        if kind != DENSE or dimensions != 2:
+            found = f"a {kind}" if kind != DENSE else "a vector"
+            self.report.error(f"'density' is for matrices, but '{declared.name}' is {found}", span)
+            return None
+        if not 0 < value <= 1:
+            found = f"found {value:g} as the share of elements that are kept"
+            self.report.error(f"{found}, expected a number above 0, at most 1", span)
             return None
         return value
 

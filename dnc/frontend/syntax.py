@@ -198,7 +198,8 @@ class InitializerSyntax:
 
 @attrs.frozen
 class ParameterDeclaration:
-    """`name: [shape] = initializer lr * rate`; `kind` is what stands before the shape (table) or None.
+    """`name: [shape] = initializer density share lr * rate`; `kind` is what stands before the shape (table)
+    or None.
 
     way: how it changes: "" (trained), "frozen" or "running".
     """
@@ -208,12 +209,13 @@ class ParameterDeclaration:
     shape: ShapeType
     initializer: InitializerSyntax | None
     way: str
-    rate: RateSyntax | None
+    density: NumberSyntax | None
+    rate: NumberSyntax | None
 
 
 @attrs.frozen
-class RateSyntax:
-    """`lr * value`."""
+class NumberSyntax:
+    """A number behind a word: `density value`, `lr * value`."""
 
     value: float
     span: Span = attrs.field(eq=False, repr=False)

@@ -262,6 +262,7 @@ class Parameter:
     frozen: bool
     running: bool
     rate: float
+    density: float
     span: Span = attrs.field(eq=False, repr=False)
 
     @property

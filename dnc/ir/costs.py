@@ -17,6 +17,7 @@ from dnc.ir.ops import OPS
 from dnc.ir.plan import (
     BF16,
     SHARED,
+    SPARSE,
     STREAMED,
     TF32,
     UNIT,
@@ -49,6 +50,8 @@ REPEATED = 1.6
 # What an operation of a product takes on tensor cores, of its time otherwise: fitted to launches on an H200.
 # They work on whole blocks of vertices, which lack EMPTY on the average, and not for as few as FEW_ROWS.
 ON_CORES, EMPTY, FEW_ROWS = {TF32: 0.3, BF16: 0.3}, 3.5, 2
+# What an element of a sparse row takes, whose operand is gathered, of the time of one in registers.
+GATHERED = 12.0
 NAMES = tuple(field.name for field in attrs.fields(Constants))
 LAUNCH, INSTRUCTION, CLUSTER, EXCHANGE, GRID, FLOP, TILED, ELEMENT, BYTE, SHARED_BYTE = range(len(NAMES))
 
@@ -89,6 +92,7 @@ class Costs:
         self._streamed = {_key(p) for p in plan.placements if p.residency == STREAMED or not self.on_gpu}
         self._shared = {_key(p): 1.0 for p in plan.placements if p.residency == SHARED}
         self._shared |= {_key(p): 4.0 * len(p.rest) / p.bytes_per_worker for p in plan.placements if p.rest}
+        self._sparse = {_key(p): p.pairs / p.columns for p in plan.placements if p.residency == SPARSE}
         self._partial = {buffer.name for buffer in plan.buffers if buffer.partial}
         self._width = {buffer.name: buffer.width for buffer in plan.buffers}
         self._segments = {segment.name: self._segment(segment) for segment in plan.segments}
@@ -199,7 +203,10 @@ class Costs:
             rows, columns = self.plan.program.parameter(product.parameter).type.shape
             repeated = isinstance(product, Product) and product.result in segment.repeated
             own = rows * (1.0 if repeated else fraction)
-            share.product[flop] += 2.0 * own * columns * (REPEATED if repeated else 1.0)
+            density = self._sparse.get((product.parameter, segment.units, repeated))
+            time = share.product if density is None else share.row  # nothing sparse is on tensor cores
+            gathered = 1.0 if density is None else density * GATHERED
+            time[flop] += 2.0 * own * columns * gathered * (REPEATED if repeated else 1.0)
             if (product.parameter, segment.units, repeated) in self._streamed:
                 share.tile[BYTE] += 4.0 * own * columns
             else:

@@ -21,6 +21,7 @@ from dnc.ir.optimizers import COEFFICIENTS, MOST_STATES, OPTIMIZERS
 from dnc.ir.plan import (
     BF16,
     FP32,
+    SPARSE,
     TF32,
     TF32X3,
     Opcode,
@@ -32,6 +33,7 @@ from dnc.ir.plan import (
 )
 from dnc.ir.program import TABLE, Parameter
 from dnc.ir.regions import ANYWHERE, FRONT, Regions, generates
+from dnc.ir.sparse import packed_words
 
 INSTRUCTION_WORDS = 8
 VERSION = 8
@@ -137,8 +139,10 @@ FEW_SLOTS, PART_COLUMNS = 16, 64
 # take turns from the first on, without the `left_out` that follow the first `before`.
 TABLE_PRODUCT_FIELDS = (*TABLE_GRADIENT_FIELDS, "before", "left_out", "groups")
 TOKEN_GROUP = 8
-# `rate` is the factor of these parameters on the learning rate, the bits of a float.
+# `rate` is the factor of these parameters on the learning rate, the bits of a float; behind it, where a plan
+# has such, whether these are sparse: what is zero stays so.
 UPDATE_FIELDS = ("first", "count", "norms", "rate")
+KEEPS_ZEROS = "keeps_zeros"
 FLOAT_FIELDS = ("rate",)
 TABLE_UPDATE_FIELDS = ("tokens", "norms", "rate")
 
@@ -238,7 +242,7 @@ def opcodes(plan: Plan) -> tuple[Opcode, ...]:
     named += [(NORM, NORM_FIELDS, behind)] if plan.trains else []
     named.append((REDUCE, REDUCE_FIELDS, behind))
     if plan.trains:
-        named += [(optimizer, UPDATE_FIELDS, behind) for optimizer in OPTIMIZERS]
+        named += [(optimizer, update_fields(plan), behind) for optimizer in OPTIMIZERS]
     if running_floats(plan):
         named.append((FOLLOW, FOLLOW_FIELDS, behind))
     for table in plan.table_gradients:
@@ -259,9 +263,26 @@ def header_names(plan: Plan) -> tuple[str, ...]:
     return (*HEADER, *(name for name, is_there in some if is_there))
 
 
+def packed_parameters(plan: Plan) -> tuple[str, ...]:
+    """Parameters that are in the pool a second time, packed (`ir.sparse`), for SPARSE slices."""
+    return tuple(dict.fromkeys(p.parameter for p in plan.placements if p.residency == SPARSE))
+
+
+def packed_base(parameter: str) -> str:
+    """Base of a packed parameter."""
+    return f"packed {parameter}"
+
+
+def packed_floats(plan: Plan, parameter: str) -> int:
+    """Words of a packed parameter."""
+    found = plan.program.parameter(parameter)
+    return packed_words(found.type.shape[0], found.kept)
+
+
 def base_names(plan: Plan) -> tuple[str, ...]:
-    """Names of the base table's entries, in order: places, parameters, tables' rows, buffers."""
+    """Names of the base table's entries, in order: places, parameters, packed ones, tables' rows, buffers."""
     parameters = tuple(parameter.name for parameter in plan.program.parameters)
+    parameters += tuple(map(packed_base, packed_parameters(plan)))
     tables = tuple(table_base(table.parameter) for table in plan.table_gradients)
     return (*PLACES, *parameters, *tables, *(buffer.name for buffer in plan.buffers))
 
@@ -320,7 +341,9 @@ def dense_parameters(plan: Plan) -> tuple[Parameter, ...]:
     """
     dense = [parameter for parameter in plan.program.parameters if parameter.kind != TABLE]
     summed = _summed(plan)
-    return tuple(sorted(dense, key=lambda p: (p.frozen, p.running, p.name not in summed, p.rate)))
+    return tuple(
+        sorted(dense, key=lambda p: (p.frozen, p.running, p.name not in summed, p.rate, p.is_sparse))
+    )
 
 
 def _summed(plan: Plan) -> set[str]:
@@ -330,7 +353,7 @@ def _summed(plan: Plan) -> set[str]:
 
 def trained_floats(plan: Plan) -> int:
     """Floats of all trained dense parameters, of which a plan that trains has the gradient."""
-    return sum(count for _, count, _ in rate_groups(plan)) if plan.trains else 0
+    return sum(group.count for group in update_groups(plan)) if plan.trains else 0
 
 
 def norm_groups(plan: Plan) -> tuple[tuple[int, int, str], ...]:
@@ -384,24 +407,46 @@ def gradient_floats(plan: Plan) -> int:
     return trained_floats(plan) + running_floats(plan)
 
 
-def rate_groups(plan: Plan) -> tuple[tuple[int, int, float], ...]:
-    """Runs of trained dense parameters of one rate: first float in the arena, floats, rate.
+@attrs.frozen
+class UpdateGroup:
+    """Trained dense parameters that lie side by side and are updated alike.
 
-    One, of no floats, where all that is trained are tables.
+    first: their first float in the arena. count: floats. sparse: what is zero stays so.
     """
-    groups: list[tuple[int, int, float]] = []
+
+    first: int
+    count: int
+    rate: float
+    sparse: bool
+
+
+def update_groups(plan: Plan) -> tuple[UpdateGroup, ...]:
+    """Those of a plan; one, of no floats, where all that is trained are tables."""
+    groups: list[UpdateGroup] = []
     at = 0
     for parameter in dense_parameters(plan):
         if not parameter.trained:
             break
-        floats = parameter_floats(plan, parameter.name)
-        if groups and groups[-1][2] == parameter.rate:
-            first, count, rate = groups.pop()
-            groups.append((first, count + floats, rate))
+        own = UpdateGroup(at, parameter_floats(plan, parameter.name), parameter.rate, parameter.is_sparse)
+        at += own.count
+        if groups and (groups[-1].rate, groups[-1].sparse) == (own.rate, own.sparse):
+            groups[-1] = attrs.evolve(groups[-1], count=groups[-1].count + own.count)
         else:
-            groups.append((at, floats, parameter.rate))
-        at += floats
-    return tuple(groups) or ((0, 0, 1.0),)
+            groups.append(own)
+    return tuple(groups) or (UpdateGroup(0, 0, 1.0, False),)
+
+
+def update_fields(plan: Plan) -> tuple[str, ...]:
+    """The fields of an update of dense parameters."""
+    return (
+        (*UPDATE_FIELDS, KEEPS_ZEROS) if any(p.is_sparse for p in plan.program.parameters) else UPDATE_FIELDS
+    )
+
+
+def update_words(plan: Plan, group: UpdateGroup) -> dict[str, int]:
+    """What the fields of an update say of its group."""
+    found = {"first": group.first, "count": group.count, "rate": float_bits(group.rate)}
+    return found | ({KEEPS_ZEROS: int(group.sparse)} if KEEPS_ZEROS in update_fields(plan) else {})
 
 
 def parameter_floats(plan: Plan, name: str) -> int:

@@ -301,9 +301,10 @@ class _Reader(Cursor):
         self.expect("=")
         start = self.name()
         value, *pieces = self.items("(", self.real, ")") or (0.0,)
+        density = self.real() if self.take("density") else 1.0
         rate = self.real() if self.take("rate") else 1.0
         initializer = Initializer(start, value, tuple(pieces))
-        return Parameter(name, kind, dimensions, initializer, rate=rate, span=span)
+        return Parameter(name, kind, dimensions, initializer, rate=rate, density=density, span=span)
 
     def function(self) -> Function:
         span = self.token.span

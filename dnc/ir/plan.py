@@ -23,6 +23,7 @@ from typing import TypeVar
 
 import attrs
 
+from dnc.ir import sparse
 from dnc.ir.cell import Cell, Value
 from dnc.ir.index_lists import ChildrenList as ChildrenList
 from dnc.ir.index_lists import ClassList as ClassList
@@ -48,8 +49,9 @@ ROWS, ENTRIES = "rows", "entries"
 
 MANY_UNITS = 32  # of a worker: so many that up to 3 more are no matter
 
-# Residency of a weight slice.
-REGISTER, SHARED, STREAMED = "register", "shared", "streamed"
+# Residency of a weight slice. SPARSE: of every row the elements that are not zero, each with its column, in
+# shared memory.
+REGISTER, SHARED, STREAMED, SPARSE = "register", "shared", "streamed", "sparse"
 
 
 @attrs.frozen
@@ -341,9 +343,9 @@ class Placement:
     """Where the slice of a parameter that a worker needs lives, and why.
 
     `units` and `gates` say which rows belong together (rows = gates * units); `columns` is K.
-    `slot` is the first word of a SHARED slice. `registers` are those of a thread that hold a REGISTER one;
-    what they have no room for is in the words `rest` of shared memory. repeated: every worker has all units,
-    for a product that is repeated.
+    `slot` is the first word of a SHARED or SPARSE slice. `registers` are those of a thread that hold a
+    REGISTER one; what they have no room for is in the words `rest` of shared memory. repeated: every worker
+    has all units, for a product that is repeated. kept: elements of a row that are not zero, at most.
     """
 
     parameter: str
@@ -357,6 +359,17 @@ class Placement:
     repeated: bool = False
     registers: range = range(0)
     rest: range = range(0)
+    kept: int = 0
+
+    @property
+    def pairs(self) -> int:
+        """Elements of a row that a SPARSE slice has room for."""
+        return sparse.pairs(self.kept)
+
+    @property
+    def in_shared(self) -> bool:
+        """Whether it lies in shared memory from `slot` on."""
+        return self.residency in (SHARED, SPARSE)
 
 
 @attrs.frozen

@@ -200,12 +200,14 @@ def print_initializer(initializer: Initializer) -> str:
 
 
 def print_parameter(parameter: Parameter) -> str:
-    """`parameter W: dense[hidden = 4, embed = 3] = xavier(0.0)`."""
+    """`parameter W: dense[hidden = 4, embed = 3] = xavier(0.0) density 0.1`."""
     frozen = "frozen " if parameter.frozen else "running " if parameter.running else ""
     dimensions = ", ".join(print_dimension(dimension) for dimension in parameter.dimensions)
     start = print_initializer(parameter.initializer)
+    density = f" density {parameter.density!r}" if parameter.is_sparse else ""
     rate = "" if parameter.rate == 1.0 else f" rate {parameter.rate!r}"
-    return f"{frozen}parameter {name(parameter.name)}: {parameter.kind}[{dimensions}] = {start}{rate}"
+    kind = f"{parameter.kind}[{dimensions}]"
+    return f"{frozen}parameter {name(parameter.name)}: {kind} = {start}{density}{rate}"
 
 
 def print_program(program: Program) -> str:

@@ -52,7 +52,8 @@ class Parameter:
 
     A stack holds a dense parameter for every value of an index, its first dimension. frozen: it keeps
     its first values. running: it has no gradient, but moves towards means (`FollowOutput`). rate: its
-    factor on the learning rate.
+    factor on the learning rate. density: the share of a matrix's elements that are not zero; the others are
+    zero, and no update changes them.
     """
 
     name: str
@@ -62,7 +63,18 @@ class Parameter:
     frozen: bool = False
     rate: float = 1.0
     running: bool = False
+    density: float = 1.0
     span: Span | None = attrs.field(default=None, eq=False, repr=False)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether some elements are zero and stay so."""
+        return self.density < 1.0
+
+    @property
+    def kept(self) -> int:
+        """Elements of a row of a matrix that may be other than zero: at least one."""
+        return max(1, math.ceil(self.density * self.type.shape[-1]))
 
     @property
     def trained(self) -> bool:

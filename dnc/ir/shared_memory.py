@@ -1,8 +1,8 @@
 """Where weights lie in the shared memory of a GPU's worker: the kernel and `dnc explain` ask here.
 
-In: a plan with placements. Out: words. In order come the window of the schedule, its tables, SHARED slices
-and the rests of slices in registers, vectors that cells of the recursion read, and SHARED slices whose place
-is lent (`uses.lends`). What every instruction uses as it likes, staging, begins behind them.
+In: a plan with placements. Out: words. In order come the window of the schedule, its tables, SHARED and
+SPARSE slices and the rests of slices in registers, vectors that cells of the recursion read, and SHARED
+slices whose place is lent (`uses.lends`). What every instruction uses as it likes, staging, begins behind.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import attrs
 
 from dnc.ir.isa import layout
-from dnc.ir.plan import SHARED, UNIT, ParameterAddress, Placement, Plan, unit_share
+from dnc.ir.plan import UNIT, ParameterAddress, Placement, Plan, unit_share
 from dnc.ir.program import LEVEL
 from dnc.ir.repeated import repeated_parts
 from dnc.ir.uses import lends
@@ -50,7 +50,7 @@ class SharedMemory:
         return self.lent_at + self.lent
 
     def slice_at(self, placement: Placement) -> int:
-        """Where a SHARED slice lies."""
+        """Where a SHARED or SPARSE slice lies."""
         return self.weights_at + placement.slot + (self.lent_at if self.lent else 0)
 
 
@@ -58,7 +58,7 @@ def shared_memory(plan: Plan) -> SharedMemory:
     """The shared memory of a worker of a plan that has placements."""
     assert plan.tiling is not None
     placed = plan.placements
-    slices = (place.slot + place.bytes_per_worker // 4 for place in placed if place.residency == SHARED)
+    slices = (place.slot + place.bytes_per_worker // 4 for place in placed if place.in_shared)
     matrices = max((*slices, *(place.rest.stop for place in placed)), default=0)
     lent = matrices if lends(plan) else 0
     tables = -(-layout(plan).queues_at // 32) * 32

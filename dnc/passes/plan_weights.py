@@ -17,10 +17,13 @@ from collections.abc import Sequence
 import attrs
 
 from dnc.diagnostics import Span
+from dnc.ir import sparse
+from dnc.ir.costs import GATHERED
 from dnc.ir.machine import THREADS, Machine, weight_registers
 from dnc.ir.plan import (
     REGISTER,
     SHARED,
+    SPARSE,
     STREAMED,
     UNIT,
     Placement,
@@ -38,6 +41,9 @@ MOST_PACKED = 96  # registers that hold two weights each: with 120 of them kerne
 # Registers where a replica is no cluster and a level of it has more rows than these: launches whose products
 # of 16 rows then were no tiles took 6,150 us with 128 registers, and 5,460 with none.
 MOST_APART, FEW_ROWS = 96, 2
+# Of an element of a weight, for one row, in the time of a multiplication by one in registers: those of sparse
+# rows are gathered; and what others take beside it, however many rows there are, where they are elsewhere.
+READ_SHARED, READ_STREAMED = 4, 21
 FEWER = (16, 32, 64, 96, 128, 160)  # registers than the most
 # Of shared memory, kept for the schedule's window and tables, what is looked up ahead, and staging: a tile of
 # a weight gradient takes 50 KiB. The rest of a slice that is split may have 16 KiB of it, for smaller tiles.
@@ -60,7 +66,8 @@ class Slice:
     """A parameter as the unit segments use it: rows = gates * units. packed: weights of a register. repeated:
     every worker has all units. strata: those whose recursions use it; outside: whether anything else does.
     both_ways: whether one direction of the program multiplies by it as it is and transposed, where these want
-    it in registers in different orders."""
+    it in registers in different orders. kept: elements of a row that are not zero; 0 where all may be other
+    than that, or something multiplies by it transposed."""
 
     parameter: str
     units: int
@@ -73,6 +80,7 @@ class Slice:
     strata: frozenset[int] = frozenset()
     outside: bool = False
     both_ways: bool = False
+    kept: int = 0
 
     @property
     def fits_registers(self) -> bool:
@@ -98,6 +106,10 @@ class Slice:
         """Words of shared memory a worker."""
         return self.rows(workers) * shared_stride(self.columns)
 
+    def sparse_words(self, workers: int) -> int:
+        """The same of the elements that are not zero, with their columns."""
+        return sparse.packed_words(self.rows(workers), self.kept)
+
 
 def slices(plan: Plan) -> tuple[Slice, ...]:
     """Every slice that unit segments use, recursive ones first, then by use and size."""
@@ -116,6 +128,7 @@ def slices(plan: Plan) -> tuple[Slice, ...]:
             key = (parameter, segment.units, rows // segment.units, repeated)
             stacked = plan.program.parameter(parameter).kind == STACK
             known = Slice(parameter, segment.units, key[2], columns, False, stacked, packed, repeated)
+            known = attrs.evolve(known, kept=_kept(plan, parameter))
             before = found.get(key, known)
             found[key] = attrs.evolve(
                 before,
@@ -127,6 +140,12 @@ def slices(plan: Plan) -> tuple[Slice, ...]:
             uses[key] = uses.get(key, 0) + 1
     order = sorted(found, key=lambda key: (not found[key].recursive, -uses[key], found[key].columns))
     return tuple(found[key] for key in order)
+
+
+def _kept(plan: Plan, parameter: str) -> int:
+    found = plan.program.parameter(parameter)
+    turned = any(p.parameter == parameter for segment in plan.segments for p in segment.transposed)
+    return 0 if turned or not found.is_sparse or found.type.shape[-1] > sparse.MOST_COLUMNS else found.kept
 
 
 def _use(plan: Plan, parameter: str) -> tuple[str, Span | None]:
@@ -161,8 +180,9 @@ class PlanWeights:
 
     @residency.validator
     def _known(self, _: object, value: str | None) -> None:
-        if value not in (None, REGISTER, SHARED, STREAMED):
-            raise ValueError(f"residency: found '{value}', expected {REGISTER}, {SHARED} or {STREAMED}")
+        if value not in (None, REGISTER, SHARED, STREAMED, SPARSE):
+            expected = f"{REGISTER}, {SHARED}, {STREAMED} or {SPARSE}"
+            raise ValueError(f"residency: found '{value}', expected {expected}")
 
     @limit.validator
     def _not_below(self, _: object, value: int | None) -> None:
@@ -197,7 +217,7 @@ class PlanWeights:
 
         def room(reuse: bool) -> _Room:
             words = (self.machine.shared_bytes - STAGING_BYTES) // 4
-            return _Room(_Registers(offered, reuse), _Memory(words), splits, few)
+            return _Room(_Registers(offered, reuse), _Memory(words), splits, few, rows or 1)
 
         def filled(reuse: bool) -> list[_Filled]:
             return min((self._filled(order, workers, room(reuse)) for order in orders), key=_streamed)
@@ -252,6 +272,11 @@ class PlanWeights:
         if in_registers and need <= registers.free and piece.fits_registers:
             reason = f"{kind}; {need} registers a thread, {registers.free} were free"
             residency, held = REGISTER, registers.take(need)
+        elif self._is_sparse(piece, workers, room):
+            words = piece.sparse_words(workers)
+            whose = f"{piece.kept} of {piece.columns} elements of a row, with their columns"
+            reason = f"{kind}; {whose}: {_size(words)} a worker, {free} were free"
+            residency, slot = SPARSE, shared.take(words)
         elif splits and (room.first or words > shared.free):
             reason = (
                 f"{kind}; {own} of {need} registers a thread, the rest in {_size(other)} of shared memory"
@@ -286,18 +311,31 @@ class PlanWeights:
             piece.repeated,
             held,
             rest,
+            piece.kept,
         )
+
+    def _is_sparse(self, piece: Slice, workers: int, room: _Room) -> bool:
+        """Whether a slice that registers have no room for is kept as the elements that are not zero: where it
+        is asked for, or levels of the expected rows take less time than with all of it, wherever that is."""
+        if not piece.kept or piece.stacked or piece.sparse_words(workers) > room.shared.free:
+            return False
+        if self.residency is not None or not piece.recursive:
+            return self.residency == SPARSE
+        other = READ_SHARED if piece.words(workers) <= room.shared.free else READ_STREAMED
+        return room.rows * GATHERED * sparse.pairs(piece.kept) < (other + room.rows) * piece.columns
 
 
 @attrs.frozen
 class _Room:
     """What a worker has room for. splits: a slice without room in either may be in registers, as far as there
-    are such, and in shared memory; first: even one that has room in shared memory."""
+    are such, and in shared memory; first: even one that has room in shared memory. rows: of a level, as far
+    as that is known."""
 
     registers: _Registers
     shared: _Memory
     splits: bool
     first: bool
+    rows: int
 
 
 _Filled = tuple[Slice, Placement, str]
@@ -369,6 +407,8 @@ def _size(words: int) -> str:
 
 def _missing(piece: Slice, residency: str, workers: int, registers: _Registers, shared: _Memory) -> str:
     """Where a weight of the recursion is kept instead of in registers, and what was missing."""
+    if residency == SPARSE:
+        return f"kept as {piece.kept} elements of a row with their columns, in shared memory"
     kept = "kept in shared memory, not in registers" if residency == SHARED else "not kept on the chip"
     if piece.stacked:
         return f"{kept}: it is a stack, of which the rows of an instruction choose one"

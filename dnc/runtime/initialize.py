@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
 from dnc.ir.program import STACK, TABLE, Initializer, Parameter, Program
+from dnc.ir.sparse import pruned
 from dnc.runtime.tensors import read_tensors
 
 Floats = NDArray[np.float32]
@@ -43,7 +44,7 @@ def initialize(program: Program, table_rows: Mapping[str, int], seed: int) -> di
             values = np.stack([initial_values(rule, shape, random) for _ in range(parameter.count)])
         else:
             values = initial_values(rule, sizes[parameter.name], random)
-        found[parameter.name] = values
+        found[parameter.name] = pruned(parameter, values)
     return found
 
 

@@ -18,11 +18,15 @@ from dnc.ir.isa import (
     STATES,
     dense_parameters,
     gradient_floats,
+    packed_base,
+    packed_floats,
+    packed_parameters,
     parameter_floats,
     trained_floats,
 )
 from dnc.ir.plan import Plan, padded
 from dnc.ir.program import STACK, TABLE, Parameter
+from dnc.ir.sparse import pack, pruned
 
 Floats = NDArray[np.float32]
 MAX_ADDRESS = 2**31 - 1
@@ -76,6 +80,9 @@ def static_pool(
             at += parameter_floats(plan, parameter.name) // 4
         if not parameter.frozen:
             arena = at - bases[PARAMETERS]
+    for name in packed_parameters(plan):
+        bases[packed_base(name)] = at
+        at += units(packed_floats(plan, name))
     at += -at % 4
     gradients = units(gradient_floats(plan))
     for name, size in ((GRADIENTS, gradients), *((state, arena) for state in STATES[:states])):
@@ -104,10 +111,11 @@ def arena_order(plan: Plan) -> list[Parameter]:
 
 
 def load_parameters(plan: Plan, pool: StaticPool, values: dict[str, Floats], words: Floats) -> None:
-    """Writes parameter arrays into the words of a pool, in the plan's weight format."""
+    """Writes parameter arrays into the words of a pool, in the plan's weight format; of sparse ones what is
+    kept."""
     for parameter in plan.program.parameters:
         at = pool.bases[parameter.name] * 4
-        value = np.asarray(values[parameter.name], np.float32)
+        value = pruned(parameter, values[parameter.name])
         if parameter.kind == TABLE:
             rows = np.zeros((value.shape[0], padded(parameter.row_size)), np.float32)
             rows[:, : parameter.row_size] = value.reshape(len(value), -1)
@@ -117,6 +125,9 @@ def load_parameters(plan: Plan, pool: StaticPool, values: dict[str, Floats], wor
                 flat = plan.weight_format.pack(own)
                 words[at : at + flat.size] = flat
                 at += flat.size
+        if (own_base := packed_base(parameter.name)) in pool.bases:
+            flat, at = pack(value, parameter.kept), pool.bases[own_base] * 4
+            words[at : at + flat.size] = flat
 
 
 def read_array(plan: Plan, pool: StaticPool, name: str, words: Floats, place: str = PARAMETERS) -> Floats:

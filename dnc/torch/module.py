@@ -14,6 +14,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from dnc.api.arguments import are_numbers, batches_of, check_whole
 from dnc.api.turns import Turn, in_turn
 from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
+from dnc.ir.isa import packed_parameters
 from dnc.ir.noise import NONE
 from dnc.runtime.batches import distinct
 from dnc.runtime.data import Dataset, Vocabulary, has_vocabulary, vocabularies_from_json, vocabularies_to_json
@@ -77,6 +79,11 @@ class Module(nn.Module):
         if not isinstance(vocabularies, Mapping | None):
             raise fail(f"vocabularies is {vocabularies!r}, expected one by name, as `Model.vocabularies`")
         model = load(build, _device_of(device), seed=seed, memory_bytes=memory_bytes, encoders=encoders)
+        if packed := packed_parameters(model.plan):
+            raise fail(
+                f"{build}: keeps {', '.join(packed)} packed, for inference; PyTorch sees whole matrices",
+                "compile it for training, or open it with dnc.load",
+            )
         backend: Any = model.backend
         if hasattr(backend, "lend"):
             gpu = backend.device.ordinal
@@ -111,8 +118,11 @@ class Module(nn.Module):
             # `.data`: what else is written there is no change of the parameter.
             values = place.view(self._memory.floats, self._memory.first(name)).data
             trained = self.dnc.plan.trains and place.parameter.trained
+            own = nn.Parameter(values, requires_grad=trained)
+            if trained and place.parameter.is_sparse:
+                own.register_hook(partial(_without_zeros, ref(own)))
             try:
-                self.register_parameter(name, nn.Parameter(values, requires_grad=trained))
+                self.register_parameter(name, own)
             except KeyError:
                 raise fail(f"a parameter of an nn.Module cannot be called '{name}'; rename it") from None
 
@@ -405,6 +415,12 @@ def _again(
             del module._parameters[name]
     module.draws = draws
     return module
+
+
+def _without_zeros(sparse: ref[Tensor], gradient: Tensor) -> Tensor:
+    """The gradient of what is not zero of a parameter; what is, stays so."""
+    own = sparse()
+    return gradient if own is None else gradient.masked_fill(own.detach() == 0, 0.0)
 
 
 def _device_of(device: str | torch.device | None) -> str | None:

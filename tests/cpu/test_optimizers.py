@@ -112,9 +112,14 @@ def test_the_state_can_be_taken_elsewhere() -> None:
 
 
 def test_parameters_of_one_rate_are_one_instruction() -> None:
-    groups = isa.rate_groups(plan())
-    assert [rate for _, _, rate in groups] == [0.25, 1.0, 2.0]
-    assert sum(count for _, count, _ in groups) == isa.trained_floats(plan())
+    groups = isa.update_groups(plan())
+    assert [(group.rate, group.sparse) for group in groups] == [
+        (0.25, False),
+        (0.25, True),
+        (1.0, False),
+        (2.0, False),
+    ]
+    assert sum(group.count for group in groups) == isa.trained_floats(plan())
 
 
 TORCH = {

@@ -72,6 +72,16 @@ CASES: dict[str, Case] = {
         {"hidden": 72, "embed": 24},
         {"cluster": 4, "residency": "streamed"},
     ),
+    "sparse weights, units that some workers lack": (
+        "sparse_lstm",
+        {"hidden": 150, "embed": 20, "chars": 30},
+        {"cluster": 0, "workers": 8, "residency": "sparse", "mode": "infer"},
+    ),
+    "sparse weights, in training": (
+        "sparse_lstm",
+        {"hidden": 32, "embed": 20, "chars": 30},
+        {"cluster": 4},
+    ),
     "blocks of units, long rows of logits": (
         "language_model",
         {"hidden": 16, "embed": 8, "vocab": 1028},
@@ -174,6 +184,10 @@ def test_against_the_definition(name: str, tmp_path: Path) -> None:
         forest = ForestGrower(plan.program, samples).grow(samples, 9, shape)
         return Bench(plan.program, plan, backend, forest, samples)
 
+    if not plan.trains:
+        for samples, shape in ((1, "single"), (5, "random"), (40, "complete")):
+            check_evaluation(bench(samples, shape), tolerance)
+        return
     check_training(bench(1, "single"), tolerance)
     with forced(few=True, shared=True, parts=True):
         small = bench(5, "random")

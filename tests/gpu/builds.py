@@ -196,6 +196,19 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         {"hidden": 32, "half": 16, "char": 12, "mlp": 24},
         PlanOptions(cluster=8),
     ),
+    # What is not zero, with its columns: as one replica over the chip and as clusters.
+    "sparse": (
+        "sparse_lstm",
+        {"hidden": 150, "embed": 20, "chars": 30},
+        PlanOptions(cluster=0, workers=33, residency="sparse", mode="infer"),
+    ),
+    "sparse-clusters": (
+        "sparse_lstm",
+        {"hidden": 264, "embed": 20, "chars": 30},
+        PlanOptions(cluster=8, residency="sparse", mode="infer", precision="tf32"),
+    ),
+    "sparse-1792": ("sparse_lstm", {}, PlanOptions(mode="infer")),
+    "sparse-training": ("sparse_lstm", {"hidden": 72, "embed": 20, "chars": 30}, PlanOptions(cluster=8)),
     "tags": ("../tests/support/tags", {"vocab": 11}, PlanOptions()),
     "attention": ("attention", {"hidden": 40, "embed": 20, "targets": 300}, PlanOptions()),
     "additive": ("additive_attention", {"hidden": 40, "embed": 20, "targets": 300}, PlanOptions(cluster=8)),

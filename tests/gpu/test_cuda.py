@@ -49,7 +49,8 @@ def device() -> Any:
     return _device()
 
 
-def _backend(device: Any, name: str, replicas: int | None = None) -> tuple[Any, Any]:
+def _backend(device: Any, name: str, replicas: int | None = None, trains: bool = True) -> tuple[Any, Any]:
+    """trains: whether a kernel for inference will not do."""
     from dnc.runtime.cuda_backend import CudaBackend
 
     folder = FOLDER / name
@@ -59,6 +60,8 @@ def _backend(device: Any, name: str, replicas: int | None = None) -> tuple[Any, 
     options["without"] = tuple(options["without"])
     program = parse_program((folder / "program.ir").read_text())
     plan = make_plan(program, "sm_90a", PlanOptions(**options))
+    if trains and not plan.trains:
+        pytest.skip("is for inference")
     return program, CudaBackend(plan, kernel_files(folder), device, replicas)
 
 
@@ -66,7 +69,7 @@ def _backend(device: Any, name: str, replicas: int | None = None) -> tuple[Any, 
 @pytest.mark.parametrize("name", NAMES or ["none"])
 def test_against_the_definition(device: Any, name: str, is_lean: bool) -> None:
     """is_lean: small batches have the lean kernel."""
-    program, backend = _backend(device, name)
+    program, backend = _backend(device, name, trains=False)
     if not is_lean:
         backend.lean = None
     elif backend.lean is None:
@@ -79,7 +82,8 @@ def test_against_the_definition(device: Any, name: str, is_lean: bool) -> None:
             )
             bench = Bench(program, backend.plan, backend, forest, seed)
             tolerance = TOLERANCE[backend.plan.precision]
-            check_training(bench, tolerance)
+            if backend.plan.trains:
+                check_training(bench, tolerance)
             check_evaluation(bench, tolerance)
 
 
@@ -177,7 +181,7 @@ def test_same_bits_twice_and_one_launch(device: Any, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES or ["none"])
 def test_a_stream_of_predictions(device: Any, name: str) -> None:
     """Groups of batches, two under way: the bits of each alone; the values of calls, and on one replica."""
-    program, backend = _backend(device, name)
+    program, backend = _backend(device, name, trains=False)
     if not any(result.kind == "output" for result in backend.plan.results):
         pytest.skip("declares no output")
     rows = {p.name: p.dimensions[0].size or 11 for p in program.parameters if p.kind == "table"}
@@ -192,7 +196,7 @@ def test_a_stream_of_predictions(device: Any, name: str) -> None:
         return all(np.allclose(a, b, **close) for a, b in floats)
 
     found = []
-    for own in (backend, _backend(device, name, replicas=1)[1]):
+    for own in (backend, _backend(device, name, replicas=1, trains=False)[1]):
         made = Session(backend.plan, own, rows, values)
         data = made.attach(ForestGrower(program, 3).grow(40, 9))
         before = own.launches

@@ -70,8 +70,8 @@ def compare(name: str, build: Path, sizes: Sizes, device: str = "cpu") -> Differ
     model = dnc.load(build, device, seed=SEED)
     data = model_data.samples(name, model.program, SAMPLES, sizes)
     model.attach(data)
-    first = _parameters(model)
-    model.set_parameters(first)
+    model.set_parameters(_parameters(model))
+    first = model.parameters()  # of sparse ones what is kept
     model.configure("sgd", RATE)
     trained = {p.name for p in model.program.parameters if p.trained}
     leaves = {
@@ -82,8 +82,9 @@ def compare(name: str, build: Path, sizes: Sizes, device: str = "cpu") -> Differ
     step = train(model, name, Parameters(**leaves), numbered(model.program, model.vocabularies, data))
     step.expected.backward()
     after = model.parameters()
+    sparse = {p.name for p in model.program.parameters if p.is_sparse}
     gradients = {
-        key: relative((first[key].astype(np.float64) - after[key]) / RATE, _gradient(leaf))
+        key: relative((first[key].astype(np.float64) - after[key]) / RATE, _gradient(leaf, key in sparse))
         for key, leaf in leaves.items()
     }
     for key, moved in _moved(first, step.results).items():
@@ -107,8 +108,11 @@ def _moved(first: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Ten
     return moved
 
 
-def _gradient(leaf: Tensor) -> Tensor:
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+def _gradient(leaf: Tensor, sparse: bool = False) -> Tensor:
+    """sparse: what is zero stays so."""
+    if leaf.grad is None:
+        return torch.zeros_like(leaf)
+    return torch.where(leaf == 0, torch.zeros_like(leaf), leaf.grad) if sparse else leaf.grad
 
 
 def _train(model: Model, name: str, p: Parameters, data: list[Sample]) -> Trained:

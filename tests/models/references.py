@@ -31,6 +31,7 @@ REFERENCES: dict[str, Run] = {
     "rnn_stack": graphs.rnn_stack,
     "rvnn": trees.rvnn,
     "similarity": pairs.similarity,
+    "sparse_lstm": sequences.sparse_lstm,
     "td_lstm": graphs.td_lstm,
     "td_rnn": graphs.td_rnn,
     "tied_language_model": sequences.tied_language_model,

@@ -97,6 +97,12 @@ def char_rnn(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
     return _predicted(p.V, p.b_v, states, [letter["letter"] for letter in letters])
 
 
+def sparse_lstm(p: Parameters, sample: Sample, dropout: Dropout) -> Result:
+    """Every letter predicts the next one; most of U is zero."""
+    letters = [letter["letter"] for letter in sample["letters"]]
+    return _predicted(p.V, p.b_v, lstm_run(p.W, p.U, p.b, [p.E[letter] for letter in letters]), letters)
+
+
 def _predicted(V: Tensor, b: Tensor, states: Sequence[State], tokens: Sequence[int]) -> Result:
     logits = [V @ h + b for h, _ in states]
     loss = total(surprise(each, token) for each, token in zip(logits, tokens[1:], strict=False))

@@ -45,6 +45,7 @@ SIZES = {
     "rnn_stack": {"hidden": 5, "layers": 3, "chars": 11},
     "rvnn": {"hidden": 6},
     "similarity": {"hidden": 5, "embed": 4, "mlp": 3},
+    "sparse_lstm": {"hidden": 6, "embed": 4, "chars": 11},
     "td_lstm": {"hidden": 5, "embed": 4},
     "td_rnn": {"hidden": 5},
     "tied_language_model": {"hidden": 5, "vocab": 11},

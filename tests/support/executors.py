@@ -17,6 +17,7 @@ from dnc.ir.noise import DROPS, NONE, step_noise
 from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import Plan
 from dnc.ir.program import ROOT, DeclaredOutput, Program
+from dnc.ir.sparse import pruned
 from dnc.runtime.backend import Backend, VMBackend
 from dnc.runtime.encoder import Encoder, Part
 from dnc.runtime.measurements import Measurements
@@ -37,7 +38,7 @@ NOISES = {TRAIN: NOISE, PREDICT: DRAWN}
 
 
 def random_parameters(program: Program, seed: int, vocabulary: int = 11) -> dict[str, Array]:
-    """Normal values; open dimensions have `vocabulary` rows."""
+    """Normal values, of sparse parameters what is kept; open dimensions have `vocabulary` rows."""
     rng = np.random.default_rng(seed)
     values = {}
     for parameter in program.parameters:
@@ -45,7 +46,7 @@ def random_parameters(program: Program, seed: int, vocabulary: int = 11) -> dict
         fan = shape[-1] if len(shape) > 1 else 4
         made = rng.normal(size=shape) / np.sqrt(fan)
         # A running mean may be anything; of a running variance the root is taken.
-        values[parameter.name] = (np.abs(made) + 0.5 if parameter.running else made).astype(np.float32)
+        values[parameter.name] = pruned(parameter, np.abs(made) + 0.5 if parameter.running else made)
     return values
 
 
@@ -211,6 +212,8 @@ def _check_update(bench: Bench, expected: Results, tolerance: float, rate: float
         if parameter.running:
             found = after[parameter.name] - before
         gradient = expected.gradients[parameter.name]
+        if parameter.is_sparse:  # what is zero stays so
+            gradient = np.where(before == 0, 0.0, gradient)
         # What float32 parameters can show of a gradient: half a unit in their last place.
         noise = 1e-7 * float(np.linalg.norm(before))
         difference = float(np.linalg.norm(found - gradient))

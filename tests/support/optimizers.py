@@ -105,6 +105,8 @@ def expected(
                 assert 0 < len(touched) < VOCABULARY
             kept = [each[touched] for each in state[name]]
             g, rate = gradients[name][touched] * scale, hyper.learning_rate * factor
+            if program.parameter(name).is_sparse:  # what is zero stays so
+                g = np.where(values[name][touched] == 0, 0.0, g)
             values[name][touched] = formula(hyper, rate, step, values[name][touched], g, kept)
             for each, now in zip(state[name], kept, strict=True):
                 each[touched] = now
@@ -133,6 +135,9 @@ def check_many_steps(made: Session, optimizer: str, decay: float, clip: float) -
         moved = float(np.abs(right[name] - first[name]).max())
         if name in rates:
             assert moved > 0.01, (name, moved)
+            parameter = program.parameter(name)
+            most = int((value != 0).sum(axis=-1).max()) if parameter.is_sparse else 0
+            assert most == (parameter.kept if parameter.is_sparse else 0), (name, most)
             np.testing.assert_allclose(value, right[name], atol=3e-6 * max(moved, 1.0), err_msg=name)
         else:
             assert np.array_equal(value, first[name]), name

@@ -212,7 +212,7 @@ def test_words_met_as_often_as_no_number(workplace, count, message):
         ({"mode": None}, "mode: found None, expected a text"),
         ({"workers": 0}, "workers: found 0, expected 1 or more"),
         ({"registers": -1}, "registers: found -1, expected 0 or more"),
-        ({"residency": "shelf"}, "residency: found 'shelf', expected register, shared or streamed"),
+        ({"residency": "shelf"}, "residency: found 'shelf', expected register, shared, streamed or sparse"),
     ],
 )
 def test_options_of_plans(workplace, options, message):

@@ -70,8 +70,17 @@ def _finite(value: Expr) -> Expr:
     return both(value == value, value < T.float32(3.0e38))
 
 
-def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, rate: Expr) -> None:
-    """Dense parameters of one rate; nothing is changed where the norm is not finite.
+def update(
+    worker: Worker,
+    opcode: Expr,
+    first: Expr,
+    count: Expr,
+    norms: Expr,
+    rate: Expr,
+    sparse: Expr | None = None,
+) -> None:
+    """Dense parameters of one rate; nothing is changed where the norm is not finite. sparse: whether what is
+    zero stays so; None: it never has to.
 
     All optimizers share what comes before their own step.
     """
@@ -94,7 +103,7 @@ def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, 
             chunk = let("chunk", worker.number + (own - 1 - turn) * worker.grid)
             at = [let("at", start + wide(chunk) * size) for start in starts]
             length = let("length", smaller(count - chunk * size, size))
-            elements(length, lambda i: _step(worker, optimizer, coefficients, at, i, scale))
+            elements(length, lambda i: _step(worker, optimizer, coefficients, at, i, scale, sparse))
 
     with when(_finite(found)):
         each_optimizer(worker.plan, opcode, "", step)
@@ -156,13 +165,20 @@ def _step(
     at: list[Expr],
     i: Expr,
     scale: Expr,
+    sparse: Expr | None = None,
 ) -> None:
-    """New values of the elements i; at: where parameter, gradient and state begin."""
+    """New values of the elements i; at: where parameter, gradient and state begin; sparse: as in `update`."""
     pool, width = worker.pool, lanes(i)
     places = [shift(place, i) for place in at]
     old, found, *state = (let("old", pool[place]) for place in places)
     spread = {n: tirx.Broadcast(c, width) if width > 1 else c for n, c in coefficients.items()}
-    new = optimizer.step(worker.math, spread, old, let("g", found * scale), *state)
+    gradient = let("g", found * scale)
+    if sparse is not None:
+        kept = let("kept", T.Select(sparse != 0, T.float32(0.0), T.float32(1.0)))  # of what is zero
+        some = tirx.Broadcast(kept, width) if width > 1 else kept
+        zero = tirx.Broadcast(T.float32(0.0), width) if width > 1 else T.float32(0.0)
+        gradient = let("g", T.Select(old == zero, gradient * some, gradient))
+    new = optimizer.step(worker.math, spread, old, gradient, *state)
     values = [let("new", value) for value in new]
     for place, value in zip([places[0], *places[2:]], values, strict=True):
         put(pool, place, value)

@@ -70,17 +70,11 @@ def most_streamed(worker: Worker) -> int:
 def _forward_group(tile: UnitTile, product: Product, weights_at: Expr, vertices: int, first: Expr) -> None:
     """Rows of the worker times the staged operands of `vertices` vertices, from vertex `first` on."""
     worker, placement = tile.worker, tile.placement(product)
-    plane = tile.staging.sums[product.result]
-    rows = rows_per_warp(placement, worker.workers)
-    total_rows = placement.gates * unit_share(placement.units, worker.workers)
     stride = operand_stride(placement.columns)
     operand = first * stride
     weights = chunk_reader(worker, placement, weights_at)
 
-    def block(row_begin: Any, count: int) -> None:
-        size = count * vertices
-        partial = local("partial", "float32", T.float32(0.0), size)
-
+    def block(partial: Any, row_begin: Any, count: int) -> None:
         def operand_of(vertex: int, chunk: Any) -> Expr:
             at = operand + vertex * stride + chunk * CHUNK + worker.lane * 4
             return let("x", worker.staging[quad_at(at)])
@@ -99,6 +93,34 @@ def _forward_group(tile: UnitTile, product: Product, weights_at: Expr, vertices:
 
         with loop("chunk", chunks(placement.columns)) as chunk:
             accumulate(chunk)
+
+    together = ROW_BLOCK
+    if placement.residency == STREAMED:
+        together = STREAMED_BLOCK if worker.crowded else AHEAD_BLOCK * WIDE // max(WIDE, vertices)
+    sum_rows(tile, product, vertices, first, together, block)
+
+
+def sum_rows(
+    tile: UnitTile,
+    product: Product,
+    vertices: int,
+    first: Expr,
+    together: int,
+    add: Callable[[Any, Any, int], None],
+) -> None:
+    """The rows of the worker for `vertices` vertices from `first` on, a warp `together` rows at a time.
+
+    add: adds what a lane has of so many rows of its warp, from one on, to its sums, vertices side by side.
+    """
+    worker, placement = tile.worker, tile.placement(product)
+    plane = tile.staging.sums[product.result]
+    rows = rows_per_warp(placement, worker.workers)
+    total_rows = placement.gates * unit_share(placement.units, worker.workers)
+
+    def block(row_begin: Any, count: int) -> None:
+        size = count * vertices
+        partial = local("partial", "float32", T.float32(0.0), size)
+        add(partial, row_begin, count)
         owned = cuda.warp_reduce_scatter(partial, size, worker.lane)
         for slot in range(owned.slots):
             with when(owned.valid[slot]):
@@ -108,9 +130,6 @@ def _forward_group(tile: UnitTile, product: Product, weights_at: Expr, vertices:
                 with when(both(own < rows, row < total_rows)):
                     put(worker.staging, plane.place(row, first + index % vertices), partial[slot])
 
-    together = ROW_BLOCK
-    if placement.residency == STREAMED:
-        together = STREAMED_BLOCK if worker.crowded else AHEAD_BLOCK * WIDE // max(WIDE, vertices)
     if rows <= UNROLLED_ROWS:
         for row_begin in range(0, rows, together):
             block(row_begin, min(together, rows - row_begin))

@@ -36,6 +36,7 @@ from dnc.codegen.bodies.cuda_resident_products import forward as forward_residen
 from dnc.codegen.bodies.cuda_resident_products import transposed as transposed_resident
 from dnc.codegen.bodies.cuda_runs import shares_runs, staged_words, vertices_together
 from dnc.codegen.bodies.cuda_scalars import make_scalars, staging_of_scalars
+from dnc.codegen.bodies.cuda_sparse import forward as forward_sparse
 from dnc.codegen.bodies.cuda_staging import (
     Plane,
     Staging,
@@ -61,6 +62,7 @@ from dnc.ir.machine import LANES, THREADS
 from dnc.ir.plan import (
     REGISTER,
     SHARED,
+    SPARSE,
     STREAMED,
     UNIT,
     VERTEX,
@@ -453,9 +455,10 @@ def _products(tile: UnitTile, early: tuple[EarlyLoads, ...], started: Expr | Non
         stage_operand(tile.worker, pieces, tile.first, tile.count, group, 0, meanwhile, started)
 
     def multiply(product: Product) -> None:
-        if tile.placement(product).residency == REGISTER:
+        residency = tile.placement(product).residency
+        if residency == REGISTER:
             forward_resident(tile, product)
         else:
-            forward(tile, product, group)
+            (forward_sparse if residency == SPARSE else forward)(tile, product, group)
 
     each_product(tile, stage, multiply)

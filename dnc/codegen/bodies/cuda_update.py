@@ -132,8 +132,17 @@ def _finite(value: Expr) -> Expr:
     return both(value == value, value <= T.float32(3.4028234663852886e38))
 
 
-def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, rate: Expr) -> None:
-    """Dense parameters of one rate; nothing is changed where the norm is not finite.
+def update(
+    worker: Worker,
+    opcode: Expr,
+    first: Expr,
+    count: Expr,
+    norms: Expr,
+    rate: Expr,
+    sparse: Expr | None = None,
+) -> None:
+    """Dense parameters of one rate; nothing is changed where the norm is not finite. sparse: whether what is
+    zero stays so; None: it never has to.
 
     Parameters and gradients come into shared memory in two halves: one is on its way while the other is used.
     """
@@ -176,7 +185,7 @@ def update(worker: Worker, opcode: Expr, first: Expr, count: Expr, norms: Expr, 
             positions = [fixed("position", base + at, "int64") for base in bases[:arrays]]
             copied = [let("old", worker.staging[quad_at(word + i * QUAD_WORDS)]) for i in range(COPIED)]
             found = [*copied, *_load(worker, positions[COPIED:], 4)]
-            _step(worker, optimizer, coefficients, positions, found, scale, 4)
+            _step(worker, optimizer, coefficients, positions, found, scale, 4, sparse)
 
         side = local("side", "int32", 0)
         with stride_loop("element", begin, count, together) as element:
@@ -304,15 +313,20 @@ def _step(
     found: list[Expr],
     scale: Expr,
     lanes: int,
+    sparse: Expr | None = None,
 ) -> None:
-    """New values of one element, or of four neighbours; at: parameter, gradient, state; found: there."""
+    """New values of one element, or of four neighbours; at: parameter, gradient, state; found: there.
+    sparse: as in `update`."""
     index = _index(at, lanes)
     old, gradient, *state = found
     targets = [index[0], *index[2:]]
     new = [named("new", T.alloc_local((4,), "float32")) for _ in targets]
     for i in range(lanes):
         p, g, *s = (lane4(each, i) if lanes == 4 else each for each in (old, gradient, *state))
-        values = optimizer.step(worker.math, coefficients, p, let("g", g * scale), *s)
+        step = let("g", g * scale)
+        if sparse is not None:
+            step = let("g", T.Select(both(sparse != 0, p == T.float32(0.0)), T.float32(0.0), step))
+        values = optimizer.step(worker.math, coefficients, p, step, *s)
         for into, value in zip(new, values, strict=True):
             put(into, i, value)
     for into, target in zip(new, targets, strict=True):

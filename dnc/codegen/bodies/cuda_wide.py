@@ -50,6 +50,7 @@ from dnc.ir.machine import THREADS
 from dnc.ir.plan import (
     REGISTER,
     SHARED,
+    SPARSE,
     STREAMED,
     Plan,
     Product,
@@ -94,7 +95,7 @@ def wide_staging(worker: Worker, segment: Segment) -> Staging | None:
     if not fits_quads(segment, units):
         return None
     used = product_parameters(segment)
-    if any(worker.placement(name, segment.units).residency == REGISTER for name in used):
+    if any(worker.placement(name, segment.units).residency in (REGISTER, SPARSE) for name in used):
         return None
     if not all(all_aligned(worker, product.pieces) for product in segment.products):
         return None

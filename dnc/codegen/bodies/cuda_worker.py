@@ -20,9 +20,11 @@ from dnc.codegen.access import Access
 from dnc.codegen.emit import Expr, fixed, let, local, named, put, smaller, stride_loop, when
 from dnc.codegen.math import TirMath
 from dnc.codegen.slots import FEW_RUNS, MOST_RUNS
+from dnc.ir import isa
 from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import (
     SHARED,
+    SPARSE,
     Placement,
     Plan,
     PlanTooLarge,
@@ -217,9 +219,10 @@ def hold_slices(worker: Worker, held: Any) -> None:
 
 
 def _start_slices(worker: Worker) -> None:
+    start = {SHARED: _start_slice, SPARSE: _start_packed}
     for placement in worker.plan.placements:
-        if placement.residency == SHARED:
-            _start_slice(worker.holding(placement), placement)
+        if placement.in_shared:
+            start[placement.residency](worker.holding(placement), placement)
 
 
 def _start_vector(worker: Worker, parameter: str, units: int, slot: int) -> None:
@@ -247,6 +250,31 @@ def _start_slice(worker: Worker, placement: Placement) -> None:
         to = placement.slot + row * shared_stride(placement.columns) + column
         target = T.address_of(worker.shared_weights[to])
         cuda.copy4_async(target, T.address_of(worker.pool[at]), valid)
+
+
+def _start_packed(worker: Worker, placement: Placement) -> None:
+    """The same of a sparse slice: its numbers, then their columns (`ir.sparse`)."""
+    base = let("packed", worker.access.base(isa.packed_base(placement.parameter)))
+    every = placement.gates * placement.units * placement.pairs
+    rows = placement.gates * unit_share(placement.units, worker.workers)
+    parts = (
+        (0, placement.slot, placement.pairs),
+        (every, columns_at(worker, placement), placement.pairs // 2),
+    )
+    for first, slot, words in parts:
+        quads = words // 4
+        with stride_loop("quad", worker.thread, rows * quads, THREADS) as quad:
+            row = fixed("row", quad // quads)
+            source, valid = source_row(worker, placement, row)
+            word = (quad - row * quads) * 4
+            at = fixed("from", base + first + source * words + word, "int64")
+            target = T.address_of(worker.shared_weights[slot + row * words + word])
+            cuda.copy4_async(target, T.address_of(worker.pool[at]), valid)
+
+
+def columns_at(worker: Worker, placement: Placement) -> int:
+    """The word of shared memory where the columns of a sparse slice begin, two in a word."""
+    return placement.slot + placement.gates * unit_share(placement.units, worker.workers) * placement.pairs
 
 
 def make_view(shared: Any, name: str, first_word: int, words: int, dtype: str = "float32") -> Any:

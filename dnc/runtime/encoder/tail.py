@@ -448,8 +448,9 @@ class Tail:
                 before += -(-count // isa.NORM_CHUNK)
             found.append(exchange())
             if optimizer is not None:
-                for begin, count, rate in isa.rate_groups(plan):
-                    found.append([number[optimizer], begin, count, "norms", isa.float_bits(rate)])
+                for group in isa.update_groups(plan):
+                    own: dict[str, int | str] = {"norms": "norms", **isa.update_words(plan, group)}
+                    found.append([number[optimizer], *(own[field] for field in isa.update_fields(plan))])
             if followed := isa.followed_floats(plan):
                 chunks = f"chunks {self.followers[0].gradient.parameter}"
                 found.append([number[isa.FOLLOW], isa.trained_floats(plan), followed, "norms", chunks])

@@ -224,6 +224,8 @@ def update(vm: ReferenceVM, optimizer: str, table: str, fields: dict[str, int], 
         for begin, end in _share(vm, fields["count"], isa.NORM_CHUNK, 0, worker):
             index = fields["first"] + np.arange(begin, end)
             gradient = vm.read(vm.base(isa.GRADIENTS) + index, worker) * scale
+            if fields.get(isa.KEEPS_ZEROS):
+                gradient = np.where(vm.read(parameters + index, worker) == 0, 0.0, gradient)
             _step(vm, optimizer, coefficients, parameters + index, gradient, worker)
         return
     width = padded(vm.tables[table].width)

@@ -32,7 +32,7 @@ class Closing:
         tables = {f"gradient {table.parameter}": table for table in self.text.plan.table_gradients}
         products = isa.sum_opcodes(self.text.plan)
         norm_groups = iter(isa.norm_groups(self.text.plan))
-        norms, sums, updated = isa.norm_count(self.text.plan), [], list[tuple[int, int, int]]()
+        norms, sums, updated = isa.norm_count(self.text.plan), [], list[dict[str, int]]()
         norms_before = 0
         buffers = dict[int, list[Result]]()  # one without rows begins where the next one does
         for result in self.text.plan.results:
@@ -104,7 +104,7 @@ class Closing:
                 moved = {n for name, n in chunks.items() if self.text.program.parameter(name).running}
                 need(moved <= {fields["chunks"]}, f"'{name}': 'chunks' is {fields['chunks']}, not {moved}")
             elif name in OPTIMIZERS:
-                updated.append((fields["first"], fields["count"], fields["rate"]))
+                updated.append({field: word for field, word in fields.items() if field != "norms"})
                 self._fields(name, fields, {"norms": norms})
                 self._has_states(name)
             elif name.split(" ")[0] in OPTIMIZERS:
@@ -119,9 +119,9 @@ class Closing:
             need(summed == right_rows, f"'{name}': {summed} rows, expected {right_rows}")
         right_sums = [word for word, _ in self.text.schedule.results.values()]
         need(sums == right_sums, f"sums go to the words {sums} of the results, expected {right_sums}")
-        groups = [(first, count, float_bits(rate)) for first, count, rate in isa.rate_groups(self.text.plan)]
-        whole = updated in ([], groups)
-        need(whole, f"(first, count, rate) of the updates are {updated}, expected {groups}")
+        plan = self.text.plan
+        groups = [isa.update_words(plan, group) for group in isa.update_groups(plan)]
+        need(updated in ([], groups), f"updates are {updated}, expected {groups}")
         if self.text.mode == TRAIN:
             missing = ({*dense, *tables} - set(names)) or {""}
             need(missing == {""}, f"'{min(missing)}' is missing")

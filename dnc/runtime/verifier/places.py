@@ -196,9 +196,12 @@ class Places:
             parameter.name: 0 if parameter.kind == TABLE else isa.parameter_floats(text.plan, parameter.name)
             for parameter in text.program.parameters
         }
+        packed = {isa.packed_base(name): name for name in isa.packed_parameters(text.plan)}
+        sizes |= {base: isa.packed_floats(text.plan, name) for base, name in packed.items()}
         sizes[isa.GRADIENTS] = isa.gradient_floats(text.plan)
         sizes[isa.CHUNKS] = (self.closing.chunks - 1) * sizes[isa.GRADIENTS]
-        ends = [text.bases[parameter.name] for parameter in text.program.parameters if parameter.frozen]
+        frozen = [parameter.name for parameter in text.program.parameters if parameter.frozen]
+        ends = [text.bases[name] for name in (*frozen, *packed)]
         gradients = text.bases[isa.GRADIENTS]
         if isa.STATES[0] in text.bases:  # behind the first arena, which need not be the launch's
             gradients = min(gradients, text.bases[isa.STATES[0]] - units(sizes[isa.GRADIENTS]))
