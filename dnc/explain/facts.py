@@ -297,14 +297,11 @@ def _weights(plan: Plan) -> Iterator[WeightFacts]:
     placed = {placement.parameter for placement in plan.placements}
     vectors = {name for name, _, _ in shared_memory(plan).vectors} if machine(plan.target).is_gpu else set()
     for place in plan.placements:
-        found = plan.program.parameter(place.parameter)
+        found, reason = plan.program.parameter(place.parameter), place.reason
+        if found.is_sparse and place.residency != SPARSE:
+            reason += f"; with its zeros, as {found.kept} of {place.columns} elements of a row are kept"
         yield WeightFacts(
-            place.parameter,
-            found.type.shape,
-            place.residency,
-            place.bytes_per_worker,
-            place.reason,
-            found.count,
+            place.parameter, found.type.shape, place.residency, place.bytes_per_worker, reason, found.count
         )
     for parameter in plan.program.parameters:
         if parameter.name in placed:

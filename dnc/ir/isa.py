@@ -438,9 +438,8 @@ def update_groups(plan: Plan) -> tuple[UpdateGroup, ...]:
 
 def update_fields(plan: Plan) -> tuple[str, ...]:
     """The fields of an update of dense parameters."""
-    return (
-        (*UPDATE_FIELDS, KEEPS_ZEROS) if any(p.is_sparse for p in plan.program.parameters) else UPDATE_FIELDS
-    )
+    some = any(parameter.is_sparse and parameter.trained for parameter in plan.program.parameters)
+    return (*UPDATE_FIELDS, KEEPS_ZEROS) if some else UPDATE_FIELDS
 
 
 def update_words(plan: Plan, group: UpdateGroup) -> dict[str, int]:

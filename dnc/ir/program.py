@@ -74,7 +74,7 @@ class Parameter:
     @property
     def kept(self) -> int:
         """Elements of a row of a matrix that may be other than zero: at least one."""
-        return max(1, math.ceil(self.density * self.type.shape[-1]))
+        return max(1, math.ceil(round(self.density * self.type.shape[-1], 6)))
 
     @property
     def trained(self) -> bool:
