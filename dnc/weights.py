@@ -19,7 +19,7 @@ from dnc.diagnostics import check_path, fail
 from dnc.ir.optimizers import DEFAULT, OPTIMIZERS
 from dnc.ir.parser import parse_program
 from dnc.ir.program import TABLE, Program
-from dnc.ir.sparse import pruned
+from dnc.ir.sparse import keeping, pruned
 from dnc.runtime.build import read_build
 from dnc.runtime.checkpoint import Checkpoint, Position, load_checkpoint, save_checkpoint
 from dnc.runtime.data import table_rows
@@ -45,16 +45,15 @@ from dnc.runtime.weights.words import token_dimensions
 class Imported:
     """A run folder with the weights of a file: its checkpoint, and what the parameters were made of.
 
-    pruned: sparse parameters of which the file had more than is kept, the largest of each row. closed:
-    dimensions of tokens in whose words none stands for others; data with others are refused.
-    numbers: those of whose words nothing was said, only the rows of their tables known; data with words are
-    refused.
+    sparse: what is kept of sparse parameters that the file has, in words. closed: dimensions of tokens in
+    whose words none stands for others; data with others are refused. numbers: those of whose words nothing
+    was said, only the rows of their tables known; data with words are refused.
     """
 
     folder: Path
     checkpoint: Path
     gathered: Gathered
-    pruned: tuple[str, ...]
+    sparse: tuple[str, ...]
     closed: tuple[str, ...]
     numbers: tuple[str, ...]
 
@@ -101,8 +100,7 @@ def import_weights(
     gathered = gather(names, tensors, others, shapes(program, sizes), str(weights), entries)
     first = initialize(program, sizes, seed) if gathered.kept else {}
     values = {p.name: gathered.values.get(p.name, first.get(p.name)) for p in program.parameters}
-    given = {name: value for name, value in values.items() if value is not None}
-    whole = {name: pruned(program.parameter(name), value) for name, value in given.items()}
+    whole = {n: pruned(program.parameter(n), value) for n, value in values.items() if value is not None}
     zeros = {p.name: np.zeros_like(whole[p.name]) for p in program.parameters if p.trained}
     state = {each.name: zeros for each in OPTIMIZERS[DEFAULT.optimizer].states}
     if run_dir is not None:
@@ -123,8 +121,8 @@ def import_weights(
     closed = tuple(name for name, each in known.items() if name in tokens and each.words and not each.unknown)
     sized = known if saved is not None else vocabularies or {}
     numbers = tuple(name for name in known if name in tokens.difference(sized) and known[name].words is None)
-    fewer = tuple(name for name, value in whole.items() if value is not given[name])
-    return Imported(folder.path, checkpoint, gathered, fewer, closed, numbers)
+    sparse = tuple(keeping(p) for p in program.parameters if p.is_sparse and p.name in gathered.values)
+    return Imported(folder.path, checkpoint, gathered, sparse, closed, numbers)
 
 
 def _tables(program: Program, dimension: str) -> list[str]:

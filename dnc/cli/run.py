@@ -273,6 +273,7 @@ def _measure(
 def _start(model: Model, config: RunConfig, checkpoint: Path | None, trains: bool) -> None:
     """Weights from a checkpoint, by name, from vectors of words."""
     from dnc import api
+    from dnc.ir.sparse import keeping
 
     assert config.data is not None
     if checkpoint is not None:
@@ -285,17 +286,14 @@ def _start(model: Model, config: RunConfig, checkpoint: Path | None, trains: boo
             names = api.start_by_name(model, config.weights, config.data, trains=trains, min_count=least)
         else:
             names = model.load_weights(config.weights)
-        _say(f"{config.weights}: {', '.join(_taken(model, name) for name in names)}")
+        _say(f"{config.weights}: {', '.join(names)}")
+        for parameter in map(model.program.parameter, names):
+            if parameter.is_sparse:
+                _say(keeping(parameter))
     if vectors and model.vocabularies is None:
         model.attach(config.data, min_count=least)
     for table, path in vectors.items():
         _say(str(model.load_embeddings(table, path)))
-
-
-def _taken(model: Model, name: str) -> str:
-    """The name of a parameter that was loaded, and what is kept of a sparse one."""
-    parameter = model.program.parameter(name)
-    return f"{name} (the {parameter.kept} largest of each row)" if parameter.is_sparse else name
 
 
 def _train(

@@ -40,8 +40,8 @@ def import_weights(
         build, weights, map, vocabularies=given, unknown=unknown, saved=saved, seed=seed, run_dir=run_dir
     )
     print(made.gathered, file=sys.stderr)
-    for name in made.pruned:
-        print(f"of each row of {name} the largest elements are kept, the others are zero", file=sys.stderr)
+    for kept in made.sparse:
+        print(kept, file=sys.stderr)
     for name in made.closed:
         found = f"'{unknown}' is not among the words of '{name}'"
         print(f"{found}: data with other words will be refused (--unknown WORD)", file=sys.stderr)

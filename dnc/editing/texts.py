@@ -76,15 +76,15 @@ def parameter(found: Parameter) -> tuple[str, str]:
     values = ", ".join(f"{value:g}" for value in start.pieces) if start.pieces else f"{start.value:g}"
     plain = start.kind in ("zeros", "xavier", "orthogonal", "identity")
     made = f" = {'pieces' if start.pieces else start.kind}{'' if plain else f'({values})'}"
-    rate = f" density {found.density:g}" if found.density != 1.0 else ""
-    rate += f" lr * {found.rate:g}" if found.rate != 1.0 else ""
+    behind = f" density {found.density:g}" if found.density != 1.0 else ""
+    behind += f" lr * {found.rate:g}" if found.rate != 1.0 else ""
     count = 1
     for dimension in found.dimensions:
         count *= int(dimension.size or 0)
     elements = (
         f"{kind}{numbers}, {count:,} elements" if count else f"{kind}{numbers}, open until the data are seen"
     )
-    return f"{way}param {found.name}: {kind}{names}{made}{rate}", elements
+    return f"{way}param {found.name}: {kind}{names}{made}{behind}", elements
 
 
 def field(found: Field) -> str:

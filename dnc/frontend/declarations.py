@@ -177,6 +177,10 @@ class Declarations:
         rate, density = self._rate(declared), self._density(declared, kind, len(known))
         if start is None or rate is None or density is None:
             return None
+        if density < 1 and not start.value and start.kind in ("zeros", "constant", "uniform", "normal"):
+            found = f"'{name}' begins as zeros, and with a density it stays so"
+            self.report.error(f"{found}, expected another initializer", declared.name.span)
+            return None
         frozen = declared.way == "frozen"
         return Parameter(name, kind, known, start, frozen, running, rate, density, declared.name.span)
 
@@ -205,7 +209,7 @@ class Declarations:
             self.report.error(f"'density' is for matrices, but '{declared.name}' is {found}", span)
             return None
         if not 0 < value <= 1:
-            found = f"found {value:g} as the share of elements that are kept"
+            found = f"found {value!r} as the share of elements that are kept"
             self.report.error(f"{found}, expected a number above 0, at most 1", span)
             return None
         return value

@@ -16,7 +16,7 @@ from dnc.frontend.calls import STATEMENTS_ELSEWHERE
 FORMS = {
     "model": "model Name(open, size = 256)",
     "struct": "struct Tree = Leaf(word: token<vocab>) | Node(left: Tree, more: [Tree], label: class<n>)",
-    "param": "param W: [rows, columns] = uniform(0.1), E: table[rows, columns] lr * 0.1",
+    "param": "param W: [rows, columns] = uniform(0.1) density 0.5, E: table[rows, columns] lr * 0.1",
     "frozen": "frozen param W: [rows, columns]",
     "running": "running param m: [size] = zeros",
     "state": "state S = (h: [hidden], c: [hidden])",

@@ -2,7 +2,8 @@
 
 In: tokens in which every line break is a _NEWLINE holding the next line's indentation. Out: the
 same with blank lines and continued lines joined. A line goes on inside brackets, after a comma, an
-operator, `=` or `->`, and where the next line begins with `|`.
+operator, `=` or `->`, and where the next line begins with `|`. A word that means something in one place
+only is a name in every other.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from lark import Token
 
 OPENING = {"LPAR": "RPAR", "LSQB": "RSQB"}
 CLOSING = frozenset(OPENING.values())
+ENDING_OPERANDS = frozenset({*CLOSING, "NAME"})  # behind which no name can stand
 CONTINUES = frozenset({"COMMA", "EQUAL", "PLUS", "MINUS", "STAR", "SLASH", "FLOOR", "AT", "VBAR"})
 CONTINUING_TEXTS = frozenset({"=", "->", "<", "."})
 
@@ -59,6 +61,8 @@ class Layout:
                         token,
                     )
             pending = None
+            if token.type == "DENSITY" and (previous is None or previous.type not in ENDING_OPERANDS):
+                token.type = "NAME"
             if token.type in OPENING:
                 brackets.append(token)
             elif brackets and token.type == OPENING[brackets[-1].type]:

@@ -33,6 +33,12 @@ def pruned(parameter: Parameter, values: Floats) -> Floats:
     return np.where(above | (equal & (equal.cumsum(axis=1) <= room)), rows, np.float32(0.0))
 
 
+def keeping(parameter: Parameter) -> str:
+    """What is kept of a sparse parameter, in words."""
+    columns = parameter.type.shape[-1]
+    return f"of each row of {parameter.name} the {parameter.kept} largest of {columns} elements are kept"
+
+
 def pairs(kept: int) -> int:
     """Elements that a packed row has room for of which `kept` may be other than zero."""
     return -(-kept // PAIRS) * PAIRS

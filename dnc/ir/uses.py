@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from dnc.ir.plan import REGISTER, SHARED, STREAMED, UNIT, Placement, Plan, Segment
+from dnc.ir.plan import REGISTER, SHARED, SPARSE, STREAMED, UNIT, Placement, Plan, Segment
 from dnc.ir.program import LEVEL
 
 
@@ -33,8 +33,8 @@ def shared_out(plan: Plan, segment: Segment, parameters: Container[str]) -> list
 
 
 def lends(plan: Plan) -> bool:
-    """Whether slices in shared memory are there during levels only, and staging of everything else takes
-    their place in between: where levels alone multiply by them, and others stream weights.
+    """Whether slices in shared memory, whole or sparse, are there during levels only, and staging of all else
+    takes their place in between: where levels alone multiply by them, and others stream weights.
 
     Not where registers hold weights of levels, too: larger tiles elsewhere leave fewer registers to these.
     """
@@ -45,7 +45,8 @@ def lends(plan: Plan) -> bool:
             is_level = plan.program.stage(segment.stage).placement == LEVEL
             used = {held[name, segment.units, repeated] for name, repeated in uses_of(segment)}
             (inside if is_level else outside).update(used)
-    return {SHARED, REGISTER} & inside == {SHARED} and SHARED not in outside and STREAMED in outside
+    near = {SHARED, SPARSE}
+    return bool(near & inside) and REGISTER not in inside and not near & outside and STREAMED in outside
 
 
 def keeps_weights(plan: Plan) -> bool:

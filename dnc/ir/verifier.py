@@ -18,6 +18,7 @@ from dnc.ir.cell import Cell, Value
 from dnc.ir.program import (
     ALL,
     BACKWARD,
+    DENSE,
     FORWARD,
     LEVEL,
     ORDER,
@@ -123,6 +124,11 @@ def _declaration_errors(program: Program) -> Iterator[Diagnostic]:
             if item.name in seen:
                 yield Diagnostic(f"{what} '{item.name}' is declared twice", getattr(item, "span", None))
             seen.add(item.name)
+    for parameter in program.parameters:
+        is_matrix = parameter.kind == DENSE and len(parameter.dimensions) == 2
+        if not 0 < parameter.density <= 1 or (parameter.is_sparse and not is_matrix):
+            found = f"parameter '{parameter.name}': found density {parameter.density!r}"
+            yield Diagnostic(f"{found}, expected a matrix and a number above 0, at most 1", parameter.span)
     structs = {struct.name: struct for struct in program.structs}
     if program.root not in structs:
         yield Diagnostic(f"the root struct '{program.root}' does not exist")

@@ -416,5 +416,7 @@ def _missing(piece: Slice, residency: str, workers: int, registers: _Registers, 
         return f"{kept}: it is multiplied both as it is and transposed in one direction of the program"
     missing = f"it takes {piece.registers(workers)} registers a thread, and {registers.free} are free"
     if residency == STREAMED:
-        missing += f"; or {_size(piece.words(workers))} a worker, and {shared.free * 4 // 1024} KiB are free"
+        packed = f", {_size(piece.sparse_words(workers))} packed" if piece.kept else ""
+        free = f"{shared.free * 4 // 1024} KiB are free"
+        missing += f"; or {_size(piece.words(workers))}{packed} a worker, and {free}"
     return f"{kept}: {missing}"

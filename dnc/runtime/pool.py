@@ -26,7 +26,7 @@ from dnc.ir.isa import (
 )
 from dnc.ir.plan import Plan, padded
 from dnc.ir.program import STACK, TABLE, Parameter
-from dnc.ir.sparse import pack, pruned
+from dnc.ir.sparse import pack
 
 Floats = NDArray[np.float32]
 MAX_ADDRESS = 2**31 - 1
@@ -111,11 +111,10 @@ def arena_order(plan: Plan) -> list[Parameter]:
 
 
 def load_parameters(plan: Plan, pool: StaticPool, values: dict[str, Floats], words: Floats) -> None:
-    """Writes parameter arrays into the words of a pool, in the plan's weight format; of sparse ones what is
-    kept."""
+    """Writes parameter arrays into the words of a pool, in the plan's weight format."""
     for parameter in plan.program.parameters:
         at = pool.bases[parameter.name] * 4
-        value = pruned(parameter, values[parameter.name])
+        value = np.asarray(values[parameter.name], np.float32)
         if parameter.kind == TABLE:
             rows = np.zeros((value.shape[0], padded(parameter.row_size)), np.float32)
             rows[:, : parameter.row_size] = value.reshape(len(value), -1)

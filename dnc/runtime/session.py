@@ -22,6 +22,7 @@ from dnc.ir.forest import Forest, Ints
 from dnc.ir.noise import NONE, step_noises
 from dnc.ir.optimizers import OPTIMIZERS, Hyper, Update
 from dnc.ir.plan import NoiseList, Plan
+from dnc.ir.sparse import pruned
 from dnc.runtime.ahead import Ahead
 from dnc.runtime.answers import Answers
 from dnc.runtime.backend import Backend, Fill
@@ -91,18 +92,17 @@ class Session:
     # ---- parameters -----------------------------------------------------------------------------
 
     def write_arrays(self, values: Mapping[str, Floats], place: str = isa.PARAMETERS) -> None:
-        """Writes parameters by name, or what lies at their places in another arena.
+        """Writes parameters by name, of sparse ones what is kept; or what lies at their places elsewhere.
 
         What is not named stays as it is.
         """
         self.settle()
         words, pool = self.memory.read_static(), self.memory.pool
         shift = (pool.bases[place] - pool.bases[isa.PARAMETERS]) * 4
-        program = attrs.evolve(
-            self.plan.program,
-            parameters=tuple(p for p in self.plan.program.parameters if p.name in values),
-        )
-        load_parameters(attrs.evolve(self.plan, program=program), pool, dict(values), words[shift:])
+        some = tuple(p for p in self.plan.program.parameters if p.name in values)
+        program = attrs.evolve(self.plan.program, parameters=some)
+        own = {p.name: pruned(p, values[p.name]) if place == isa.PARAMETERS else values[p.name] for p in some}
+        load_parameters(attrs.evolve(self.plan, program=program), pool, own, words[shift:])
         self.memory.write_static(words)
 
     def read_arrays(self, place: str = isa.PARAMETERS) -> dict[str, Floats]:

@@ -404,6 +404,8 @@ class Gradients:
                 found[name] = _table(rows[name], tables[name][1], place.shape, sparse)
             else:
                 found[name] = place.view(whole, pool.shift(name))
+                if place.parameter.is_sparse:  # what is zero stays so
+                    found[name].masked_fill_(place.view(pool.floats, pool.first(name)) == 0, 0.0)
         for name in pulled:
             found[name] = vectors[name] if scale is None else vectors[name] * scale
         return found

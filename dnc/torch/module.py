@@ -14,7 +14,6 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from dnc.diagnostics import fail
 from dnc.ir.forest import Ints
 from dnc.ir.isa import packed_parameters
 from dnc.ir.noise import NONE
+from dnc.ir.sparse import pruned
 from dnc.runtime.batches import distinct
 from dnc.runtime.data import Dataset, Vocabulary, has_vocabulary, vocabularies_from_json, vocabularies_to_json
 from dnc.runtime.outside import pulled_fields, pushed_values
@@ -118,11 +118,8 @@ class Module(nn.Module):
             # `.data`: what else is written there is no change of the parameter.
             values = place.view(self._memory.floats, self._memory.first(name)).data
             trained = self.dnc.plan.trains and place.parameter.trained
-            own = nn.Parameter(values, requires_grad=trained)
-            if trained and place.parameter.is_sparse:
-                own.register_hook(partial(_without_zeros, ref(own)))
             try:
-                self.register_parameter(name, own)
+                self.register_parameter(name, nn.Parameter(values, requires_grad=trained))
             except KeyError:
                 raise fail(f"a parameter of an nn.Module cannot be called '{name}'; rename it") from None
 
@@ -335,6 +332,16 @@ class Module(nn.Module):
             self._parameters.update({name: found[name] for name in every})
         return self
 
+    def _load_from_state_dict(self, *arguments: Any, **options: Any) -> None:
+        """As in any module; of sparse parameters what is kept."""
+        super()._load_from_state_dict(*arguments, **options)
+        for name, place in self._memory.places.items():
+            value = self._parameters.get(name)
+            if value is not None and place.parameter.is_sparse:
+                kept = torch.from_numpy(pruned(place.parameter, value.detach().cpu().numpy()))
+                with torch.no_grad():
+                    value.copy_(kept)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled and copied as the path of the build, vocabulary and weights, and what was added to them."""
         model = self.dnc
@@ -415,12 +422,6 @@ def _again(
             del module._parameters[name]
     module.draws = draws
     return module
-
-
-def _without_zeros(sparse: ref[Tensor], gradient: Tensor) -> Tensor:
-    """The gradient of what is not zero of a parameter; what is, stays so."""
-    own = sparse()
-    return gradient if own is None else gradient.masked_fill(own.detach() == 0, 0.0)
 
 
 def _device_of(device: str | torch.device | None) -> str | None:

@@ -77,6 +77,16 @@ CASES: dict[str, Case] = {
         {"hidden": 150, "embed": 20, "chars": 30},
         {"cluster": 0, "workers": 8, "residency": "sparse", "mode": "infer"},
     ),
+    "sparse weights in shared memory that is lent": (
+        "sparse_lstm",
+        {"hidden": 64, "embed": 8, "chars": 3700},
+        {"cluster": 0, "workers": 4, "registers": 0, "residency": "sparse", "mode": "infer"},
+    ),
+    "sparse weights, used outside the recursion, too": (
+        "../tests/support/sparse_outside",
+        {"hidden": 64, "chars": 3700},
+        {"cluster": 0, "workers": 4, "registers": 0, "residency": "sparse", "mode": "infer"},
+    ),
     "sparse weights, in training": (
         "sparse_lstm",
         {"hidden": 32, "embed": 20, "chars": 30},

@@ -105,9 +105,10 @@ def expected(
                 assert 0 < len(touched) < VOCABULARY
             kept = [each[touched] for each in state[name]]
             g, rate = gradients[name][touched] * scale, hyper.learning_rate * factor
+            before = values[name][touched].copy()
+            values[name][touched] = formula(hyper, rate, step, before, g, kept)
             if program.parameter(name).is_sparse:  # what is zero stays so
-                g = np.where(values[name][touched] == 0, 0.0, g)
-            values[name][touched] = formula(hyper, rate, step, values[name][touched], g, kept)
+                values[name][before == 0] = 0.0
             for each, now in zip(state[name], kept, strict=True):
                 each[touched] = now
     return values

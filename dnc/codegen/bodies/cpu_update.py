@@ -77,10 +77,10 @@ def update(
     count: Expr,
     norms: Expr,
     rate: Expr,
-    sparse: Expr | None = None,
+    keeps_zeros: Expr | None = None,
 ) -> None:
-    """Dense parameters of one rate; nothing is changed where the norm is not finite. sparse: whether what is
-    zero stays so; None: it never has to.
+    """Dense parameters of one rate; nothing is changed where the norm is not finite. keeps_zeros:
+    whether what is zero stays so; None: no parameter has to.
 
     All optimizers share what comes before their own step.
     """
@@ -103,7 +103,7 @@ def update(
             chunk = let("chunk", worker.number + (own - 1 - turn) * worker.grid)
             at = [let("at", start + wide(chunk) * size) for start in starts]
             length = let("length", smaller(count - chunk * size, size))
-            elements(length, lambda i: _step(worker, optimizer, coefficients, at, i, scale, sparse))
+            elements(length, lambda i: _step(worker, optimizer, coefficients, at, i, scale, keeps_zeros))
 
     with when(_finite(found)):
         each_optimizer(worker.plan, opcode, "", step)
@@ -165,20 +165,19 @@ def _step(
     at: list[Expr],
     i: Expr,
     scale: Expr,
-    sparse: Expr | None = None,
+    keeps_zeros: Expr | None = None,
 ) -> None:
-    """New values of the elements i; at: where parameter, gradient and state begin; sparse: as in `update`."""
+    """New values of the elements i; at: where parameter, gradient and state begin; keeps_zeros:
+    as in `update`."""
     pool, width = worker.pool, lanes(i)
     places = [shift(place, i) for place in at]
     old, found, *state = (let("old", pool[place]) for place in places)
     spread = {n: tirx.Broadcast(c, width) if width > 1 else c for n, c in coefficients.items()}
-    gradient = let("g", found * scale)
-    if sparse is not None:
-        kept = let("kept", T.Select(sparse != 0, T.float32(0.0), T.float32(1.0)))  # of what is zero
-        some = tirx.Broadcast(kept, width) if width > 1 else kept
-        zero = tirx.Broadcast(T.float32(0.0), width) if width > 1 else T.float32(0.0)
-        gradient = let("g", T.Select(old == zero, gradient * some, gradient))
-    new = optimizer.step(worker.math, spread, old, gradient, *state)
+    new = optimizer.step(worker.math, spread, old, let("g", found * scale), *state)
     values = [let("new", value) for value in new]
+    if keeps_zeros is not None:
+        share = let("share", T.Select(keeps_zeros != 0, T.float32(0.0), T.float32(1.0)))
+        spread_share, zero = (tirx.Broadcast(x, width) if width > 1 else x for x in (share, T.float32(0.0)))
+        values[0] = let("kept", T.Select(old == zero, values[0] * spread_share, values[0]))
     for place, value in zip([places[0], *places[2:]], values, strict=True):
         put(pool, place, value)

@@ -139,10 +139,10 @@ def update(
     count: Expr,
     norms: Expr,
     rate: Expr,
-    sparse: Expr | None = None,
+    keeps_zeros: Expr | None = None,
 ) -> None:
-    """Dense parameters of one rate; nothing is changed where the norm is not finite. sparse: whether what is
-    zero stays so; None: it never has to.
+    """Dense parameters of one rate; nothing is changed where the norm is not finite. keeps_zeros:
+    whether what is zero stays so; None: no parameter has to.
 
     Parameters and gradients come into shared memory in two halves: one is on its way while the other is used.
     """
@@ -185,7 +185,7 @@ def update(
             positions = [fixed("position", base + at, "int64") for base in bases[:arrays]]
             copied = [let("old", worker.staging[quad_at(word + i * QUAD_WORDS)]) for i in range(COPIED)]
             found = [*copied, *_load(worker, positions[COPIED:], 4)]
-            _step(worker, optimizer, coefficients, positions, found, scale, 4, sparse)
+            _step(worker, optimizer, coefficients, positions, found, scale, 4, keeps_zeros)
 
         side = local("side", "int32", 0)
         with stride_loop("element", begin, count, together) as element:
@@ -313,20 +313,19 @@ def _step(
     found: list[Expr],
     scale: Expr,
     lanes: int,
-    sparse: Expr | None = None,
+    keeps_zeros: Expr | None = None,
 ) -> None:
     """New values of one element, or of four neighbours; at: parameter, gradient, state; found: there.
-    sparse: as in `update`."""
+    keeps_zeros: as in `update`."""
     index = _index(at, lanes)
     old, gradient, *state = found
     targets = [index[0], *index[2:]]
     new = [named("new", T.alloc_local((4,), "float32")) for _ in targets]
     for i in range(lanes):
         p, g, *s = (lane4(each, i) if lanes == 4 else each for each in (old, gradient, *state))
-        step = let("g", g * scale)
-        if sparse is not None:
-            step = let("g", T.Select(both(sparse != 0, p == T.float32(0.0)), T.float32(0.0), step))
-        values = optimizer.step(worker.math, coefficients, p, step, *s)
+        values = [*optimizer.step(worker.math, coefficients, p, let("g", g * scale), *s)]
+        if keeps_zeros is not None:
+            values[0] = T.Select(both(keeps_zeros != 0, p == T.float32(0.0)), p, values[0])
         for into, value in zip(new, values, strict=True):
             put(into, i, value)
     for into, target in zip(new, targets, strict=True):

@@ -224,9 +224,8 @@ def update(vm: ReferenceVM, optimizer: str, table: str, fields: dict[str, int], 
         for begin, end in _share(vm, fields["count"], isa.NORM_CHUNK, 0, worker):
             index = fields["first"] + np.arange(begin, end)
             gradient = vm.read(vm.base(isa.GRADIENTS) + index, worker) * scale
-            if fields.get(isa.KEEPS_ZEROS):
-                gradient = np.where(vm.read(parameters + index, worker) == 0, 0.0, gradient)
-            _step(vm, optimizer, coefficients, parameters + index, gradient, worker)
+            keeps = bool(fields.get(isa.KEEPS_ZEROS))
+            _step(vm, optimizer, coefficients, parameters + index, gradient, worker, keeps)
         return
     width = padded(vm.tables[table].width)
     for token, _ in _share(vm, fields["tokens"], 1, 0, worker):
@@ -243,9 +242,12 @@ def _step(
     at: Array,
     gradient: Array,
     worker: Worker,
+    keeps_zeros: bool = False,
 ) -> None:
     entry, shift = OPTIMIZERS[optimizer], at - vm.base(isa.PARAMETERS)
     places = [at, *(vm.base(isa.STATES[i]) + shift for i in range(len(entry.states)))]
     old, *state = (vm.read(place, worker) for place in places)
-    for place, value in zip(places, entry.step(NUMPY_MATH, coefficients, old, gradient, *state), strict=True):
+    new, *kept = entry.step(NUMPY_MATH, coefficients, old, gradient, *state)
+    new = np.where(old == 0, old, new) if keeps_zeros else new
+    for place, value in zip(places, (new, *kept), strict=True):
         vm.write(place, value, worker)
