@@ -29,7 +29,7 @@ POINTS: tuple[Point, ...] = (
     (1024, DENSE, 1, None),
     (1024, DENSE, None, None),
     (1024, 0.1, 1, "sparse"),
-    (1024, 0.1, None, "sparse"),
+    (1024, 0.1, None, None),
     (1024, 0.03, 1, "sparse"),
     (1792, DENSE, None, None),
     (1792, 0.2, 1, "sparse"),

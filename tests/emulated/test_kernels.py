@@ -79,8 +79,8 @@ CASES: dict[str, Case] = {
     ),
     "sparse weights in shared memory that is lent": (
         "sparse_lstm",
-        {"hidden": 64, "embed": 8, "chars": 3700},
-        {"cluster": 0, "workers": 4, "registers": 0, "residency": "sparse", "mode": "infer"},
+        {"hidden": 160, "embed": 8, "chars": 3700},
+        {"cluster": 0, "workers": 4, "registers": 0, "mode": "infer"},
     ),
     "sparse weights, used outside the recursion, too": (
         "../tests/support/sparse_outside",

@@ -207,6 +207,17 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
         {"hidden": 264, "embed": 20, "chars": 30},
         PlanOptions(cluster=8, residency="sparse", mode="infer", precision="tf32"),
     ),
+    # Where shared memory is lent between levels, and where something else multiplies by the weights, too.
+    "sparse-lent": (
+        "sparse_lstm",
+        {"hidden": 520, "embed": 20, "chars": 12000},
+        PlanOptions(cluster=0, workers=33, registers=0, mode="infer"),
+    ),
+    "sparse-outside": (
+        "../tests/support/sparse_outside",
+        {"hidden": 128, "chars": 6000},
+        PlanOptions(cluster=8, registers=0, residency="sparse", mode="infer"),
+    ),
     "sparse-1792": ("sparse_lstm", {}, PlanOptions(mode="infer")),
     "sparse-training": ("sparse_lstm", {"hidden": 72, "embed": 20, "chars": 30}, PlanOptions(cluster=8)),
     "tags": ("../tests/support/tags", {"vocab": 11}, PlanOptions()),

@@ -215,17 +215,14 @@ def test_it_is_packed_where_all_of_it_does_not_fit() -> None:
 
 def test_its_place_is_not_lent_where_others_read_it() -> None:
     """Shared memory that is lent holds a slice during levels only."""
-    sizes = {"hidden": 64, "embed": 8, "chars": 3700}
-    options = {"cluster": 0, "workers": 4, "registers": 0, "residency": "sparse", "mode": "infer"}
-    plan = plan_of(EXAMPLE, sizes, **options)
-    assert {p.parameter: p.residency for p in plan.placements}["U"] == SPARSE
-    assert lends(attrs.evolve(plan, placements=streaming(plan, "V")))
-    used = plan_of("../tests/support/sparse_outside", {"hidden": 64, "chars": 3700}, **options)
-    assert not lends(attrs.evolve(used, placements=streaming(used, "V")))
-
-
-def streaming(plan, name: str):
-    return tuple(attrs.evolve(p, residency=STREAMED) if p.parameter == name else p for p in plan.placements)
+    options = {"cluster": 0, "workers": 4, "registers": 0, "mode": "infer"}
+    plan = plan_of(EXAMPLE, {"hidden": 160, "embed": 8, "chars": 3700}, **options)
+    assert {p.parameter: p.residency for p in plan.placements} == {"U": SPARSE, "V": STREAMED}
+    assert lends(plan)
+    sizes = {"hidden": 64, "chars": 3700}
+    used = plan_of("../tests/support/sparse_outside", sizes, residency="sparse", **options)
+    assert {p.parameter: p.residency for p in used.placements} == {"U": SPARSE, "A": SHARED, "V": STREAMED}
+    assert not lends(used)
 
 
 def test_only_what_is_packed_is_there_twice() -> None:
