@@ -238,38 +238,31 @@ def _start_vector(worker: Worker, parameter: str, units: int, slot: int) -> None
 
 
 def _start_slice(worker: Worker, placement: Placement) -> None:
-    rows = placement.gates * unit_share(placement.units, worker.workers)
-    columns = padded(placement.columns)
     base = let("weights", worker.access.base(placement.parameter))
-    quads = columns // 4
-    with stride_loop("quad", worker.thread, rows * quads, THREADS) as quad:
-        row = fixed("row", quad // quads)
-        source, valid = source_row(worker, placement, row)
-        column = (quad - row * quads) * 4
-        at = fixed("from", base + source * columns + column, "int64")
-        to = placement.slot + row * shared_stride(placement.columns) + column
-        target = T.address_of(worker.shared_weights[to])
-        cuda.copy4_async(target, T.address_of(worker.pool[at]), valid)
+    stride = shared_stride(placement.columns)
+    _start_rows(worker, placement, base, padded(placement.columns), placement.slot, stride)
 
 
 def _start_packed(worker: Worker, placement: Placement) -> None:
     """The same of a sparse slice: its numbers, then their columns (`ir.sparse`)."""
+    numbers, columns = placement.pairs, placement.pairs // 2
     base = let("packed", worker.access.base(isa.packed_base(placement.parameter)))
-    every = placement.gates * placement.units * placement.pairs
+    _start_rows(worker, placement, base, numbers, placement.slot, numbers)
+    behind = base + placement.gates * placement.units * numbers
+    _start_rows(worker, placement, behind, columns, columns_at(worker, placement), columns)
+
+
+def _start_rows(worker: Worker, placement: Placement, base: Expr, words: int, slot: int, stride: int) -> None:
+    """Starts to copy the worker's rows, of so many words each, from `base` to a word of shared memory."""
     rows = placement.gates * unit_share(placement.units, worker.workers)
-    parts = (
-        (0, placement.slot, placement.pairs),
-        (every, columns_at(worker, placement), placement.pairs // 2),
-    )
-    for first, slot, words in parts:
-        quads = words // 4
-        with stride_loop("quad", worker.thread, rows * quads, THREADS) as quad:
-            row = fixed("row", quad // quads)
-            source, valid = source_row(worker, placement, row)
-            word = (quad - row * quads) * 4
-            at = fixed("from", base + first + source * words + word, "int64")
-            target = T.address_of(worker.shared_weights[slot + row * words + word])
-            cuda.copy4_async(target, T.address_of(worker.pool[at]), valid)
+    quads = words // 4
+    with stride_loop("quad", worker.thread, rows * quads, THREADS) as quad:
+        row = fixed("row", quad // quads)
+        source, valid = source_row(worker, placement, row)
+        column = (quad - row * quads) * 4
+        at = fixed("from", base + source * words + column, "int64")
+        target = T.address_of(worker.shared_weights[slot + row * stride + column])
+        cuda.copy4_async(target, T.address_of(worker.pool[at]), valid)
 
 
 def columns_at(worker: Worker, placement: Placement) -> int:

@@ -6,11 +6,12 @@ or a list. Guaranteed: unit cells and vertex cells of all targets share these; c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.emit import Expr, any_of, both, floats, let, local, loop, put, when
+from dnc.codegen.emit import Expr, any_of, floats, let, local, loop, put, when
 from dnc.ir.cell import Op
 
 
@@ -26,12 +27,7 @@ def list_op(op: Op, operands: list[Any], zero: Expr) -> Any:
         return let("list_mean", total[0] / T.cast(T.max(count, 1), "float32"))
     if op.opcode == "list_max":
         count, read = operands[0]
-        best = local("best", "float32", zero)
-        with loop("child", count) as child:
-            found = let("found", read(child))
-            with when(any_of(child == 0, found > best[0])):
-                put(best, 0, found)
-        return let("list_max", best[0])
+        return let("list_max", _largest(count, read, zero)[0])
     grad, (count, read) = operands[0], operands[1]
     if op.opcode == "list_sum_grad":
         return count, lambda child: grad
@@ -39,7 +35,16 @@ def list_op(op: Op, operands: list[Any], zero: Expr) -> Any:
         share = let("share", grad / T.cast(T.max(count, 1), "float32"))
         return count, lambda child: share
     assert op.opcode == "list_max_grad", op.opcode
-    first = local("first", "int32", -1)
-    with loop("child", count) as child, when(both(first[0] < 0, read(child) == operands[2])):
-        put(first, 0, child)
-    return count, lambda child: T.Select(child == first[0], grad, zero)
+    first = let("first", _largest(count, read, zero)[1])
+    return count, lambda child: T.Select(child == first, grad, zero)
+
+
+def _largest(count: Expr, read: Callable[[Expr], Expr], zero: Expr) -> tuple[Expr, Expr]:
+    """The largest element of a list, and the first child that has it: zero and -1 of none."""
+    best, first = local("best", "float32", zero), local("first", "int32", -1)
+    with loop("child", count) as child:
+        found = let("found", read(child))
+        with when(any_of(child == 0, found > best[0])):
+            put(best, 0, found)
+            put(first, 0, child)
+    return best[0], first[0]

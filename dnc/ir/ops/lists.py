@@ -19,11 +19,10 @@ def _reduced(types: tuple[Type, ...], attributes: Attributes) -> Type:
 
 
 def _spread(types: tuple[Type, ...], attributes: Attributes) -> Type:
-    """(dy: element, xs: list, ...) -> a gradient per child."""
+    """(dy: element, xs: list) -> a gradient per child."""
     grad, xs = floats(types[0], "gradient"), elements(types[1], "children")
-    for found in (grad, *types[2:]):
-        if found != xs.element:
-            raise ValueError(f"found {found}, expected {xs.element} as in {xs}")
+    if grad != xs.element:
+        raise ValueError(f"found {grad}, expected {xs.element} as in {xs}")
     return xs
 
 
@@ -48,33 +47,32 @@ def _mean_grad(operands: Sequence[Array], attributes: Attributes) -> Array:
 
 
 def _max_grad(operands: Sequence[Array], attributes: Attributes) -> Array:
-    grad, xs, maximum = operands
-    hit = xs == maximum
-    first = hit & (np.cumsum(hit, axis=0) == 1)
-    return np.where(first, grad, 0.0)
+    # Of a list that is worked out anew the maximum may have other last bits, so none is compared with.
+    grad, xs = operands
+    if not len(xs):
+        return np.zeros(xs.shape)
+    numbers = np.arange(len(xs)).reshape(-1, *([1] * (xs.ndim - 1)))
+    return np.where(numbers == xs.argmax(axis=0), grad, 0.0)
 
 
 def _pair(
     name: str,
     value: Callable[[Sequence[Array], Attributes], Array],
     spread: Callable[[Sequence[Array], Attributes], Array],
-    with_result: bool = False,
 ) -> tuple[OpDef, OpDef]:
-    """The reduction `name` of a list, and `name`_grad(dy, xs[, y]), its gradient per child."""
+    """The reduction `name` of a list, and `name`_grad(dy, xs), its gradient per child."""
     return (
         OpDef(
             name=name,
             arity=1,
             infer=_reduced,
             evaluate=value,
-            gradient=lambda build, op, grad: [
-                build.op(f"{name}_grad", grad, op.operands[0], *([op.result] if with_result else []))
-            ],
+            gradient=lambda build, op, grad: [build.op(f"{name}_grad", grad, op.operands[0])],
             traits=frozenset({LIST}),
         ),
         OpDef(
             name=f"{name}_grad",
-            arity=3 if with_result else 2,
+            arity=2,
             infer=_spread,
             evaluate=spread,
             traits=frozenset({LIST}),
@@ -182,5 +180,5 @@ ENTRIES = (
     ),
     *_pair("list_sum", lambda operands, attributes: operands[0].sum(axis=0), _sum_grad),
     *_pair("list_mean", _mean, _mean_grad),
-    *_pair("list_max", _max, _max_grad, with_result=True),
+    *_pair("list_max", _max, _max_grad),
 )

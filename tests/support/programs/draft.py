@@ -141,7 +141,11 @@ class Draft:
         name = self.name("P")
         self.parameters[name] = shape
         start = f" = {self.pick(INITIALIZERS[len(shape)])}" if self.chance(30) else ""
-        density = f" density {self.pick((0.2, 0.5, 0.8))}" if len(shape) == 2 and self.chance(10) else ""
+        density = (
+            f" density {self.pick((0.2, 0.5, 0.8))}"
+            if len(shape) == 2 and not start and self.chance(15)
+            else ""
+        )
         self._declare(f"{name}: {self.type_text(shape)}{start}{density}")
         return name
 
