@@ -72,6 +72,11 @@ CASES: dict[str, Case] = {
         {"hidden": 72, "embed": 24},
         {"cluster": 4, "residency": "streamed"},
     ),
+    "tensor cores, tf32, rows of weights longer than eight vertices have room for": (
+        "../tests/support/long_rows",
+        {},
+        {"cluster": 4, "precision": "tf32"},
+    ),
     "sparse weights, units that some workers lack": (
         "sparse_lstm",
         {"hidden": 150, "embed": 20, "chars": 30},

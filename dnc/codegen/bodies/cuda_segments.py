@@ -395,13 +395,14 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, block: int, buff
     if segment.repeated:
         return _staging_with_repeated(worker, segment, tile, block, buffers)
     units, taken = unit_share(segment.units, worker.workers), tile
-    if uses_cores(worker.plan):
-        taken = max(tile, BLOCK // 2)  # these take so many at a time
-    else:
-        block = min(block, tile)
 
     def in_registers(product: Product | TransposedProduct) -> bool:
         return worker.placement(product.parameter, segment.units).residency == REGISTER
+
+    if uses_cores(worker.plan) and any(map(in_registers, (*segment.products, *segment.transposed))):
+        taken = max(tile, BLOCK // 2)  # these take so many at a time
+    else:
+        block = min(block, tile)
 
     def plane(tile: int, rows: int, product: Product | TransposedProduct) -> Plane:
         if isinstance(product, Product):
