@@ -49,8 +49,7 @@ ROWS, ENTRIES = "rows", "entries"
 
 MANY_UNITS = 32  # of a worker: so many that up to 3 more are no matter
 
-# Residency of a weight slice. SPARSE: of every row the elements that are not zero, each with its column, in
-# shared memory.
+# Residency of a weight slice. SPARSE: what is not zero of every row, with its columns, in shared memory.
 REGISTER, SHARED, STREAMED, SPARSE = "register", "shared", "streamed", "sparse"
 
 
@@ -479,9 +478,10 @@ def shared_stride(columns: int) -> int:
 
 
 def unit_share(units: int, workers: int) -> int:
-    """Units of a worker, at most: where these are many, a multiple of 4, as whole addresses are."""
+    """Units of a worker, at most: where these are many, a multiple of 4, as whole addresses are. A single
+    one has all of them: what every worker repeats lies gate by gate, without gaps."""
     even = -(-units // workers)
-    return even if even < MANY_UNITS else -(-even // 4) * 4
+    return even if even < MANY_UNITS or workers == 1 else -(-even // 4) * 4
 
 
 def unit_range(units: int, workers: int, rank: int) -> tuple[int, int]:

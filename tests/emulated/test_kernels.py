@@ -62,6 +62,11 @@ CASES: dict[str, Case] = {
         {"hidden": 32, "embed": 20},
         {"cluster": 4, "repeat": True},
     ),
+    "values that every worker makes, of many units that are no multiple of 4": (
+        "gru_classifier",
+        {"hidden": 50, "embed": 20},
+        {"cluster": 4, "repeat": True},
+    ),
     "scalars that every worker makes": (
         "layer_norm_lstm",
         {"hidden": 72, "embed": 24},

@@ -101,6 +101,7 @@ CASES: dict[str, tuple[str, dict[str, int], PlanOptions]] = {
     ),
     # Values that every worker makes in whole.
     "gru-repeated": ("gru_classifier", {"hidden": 72, "embed": 20}, PlanOptions(cluster=8, repeat=True)),
+    "gru-repeated-odd": ("gru_classifier", {"hidden": 50, "embed": 50}, PlanOptions(batch=8)),
     "gru-repeated-bf16": (
         "gru_classifier",
         {"hidden": 64, "embed": 20},
