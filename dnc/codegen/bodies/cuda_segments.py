@@ -399,7 +399,8 @@ def narrow_staging(worker: Worker, segment: Segment, tile: int, block: int, buff
     def in_registers(product: Product | TransposedProduct) -> bool:
         return worker.placement(product.parameter, segment.units).residency == REGISTER
 
-    if uses_cores(worker.plan) and any(map(in_registers, (*segment.products, *segment.transposed))):
+    every: tuple[Product | TransposedProduct, ...] = (*segment.products, *segment.transposed)
+    if uses_cores(worker.plan) and any(map(in_registers, every)):
         taken = max(tile, BLOCK // 2)  # these take so many at a time
     else:
         block = min(block, tile)
