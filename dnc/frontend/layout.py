@@ -16,7 +16,8 @@ from lark import Token
 
 OPENING = {"LPAR": "RPAR", "LSQB": "RSQB"}
 CLOSING = frozenset(OPENING.values())
-ENDING_OPERANDS = frozenset({*CLOSING, "NAME"})  # behind which no name can stand
+PARAMETERS = frozenset({"PARAM", "FROZEN", "RUNNING"})  # what their declarations begin with
+BEFORE_DENSITY = frozenset({*CLOSING, "NAME"})  # shape and initializer
 CONTINUES = frozenset({"COMMA", "EQUAL", "PLUS", "MINUS", "STAR", "SLASH", "FLOOR", "AT", "VBAR"})
 CONTINUING_TEXTS = frozenset({"=", "->", "<", "."})
 
@@ -40,6 +41,7 @@ class Layout:
         brackets: list[Any] = []
         pending: Any = None
         previous: Any = None
+        parameters = False
         for token in stream:
             if token.type == "_NEWLINE":
                 pending = token if previous is not None else None
@@ -61,7 +63,8 @@ class Layout:
                         token,
                     )
             pending = None
-            if token.type == "DENSITY" and (previous is None or previous.type not in ENDING_OPERANDS):
+            parameters = parameters or (previous is None and token.type in PARAMETERS)
+            if token.type == "DENSITY" and not (parameters and previous.type in BEFORE_DENSITY):
                 token.type = "NAME"
             if token.type in OPENING:
                 brackets.append(token)

@@ -125,10 +125,13 @@ def test_the_verifier_looks_at_densities(name: str, density: float) -> None:
 
 def test_density_is_a_name_elsewhere() -> None:
     text = (EXAMPLES / f"{EXAMPLE}.dn").read_text()
-    for name in ("letter", "embed", "lstm", "read", "x", "V"):
+    for name in ("letter", "embed", "lstm", "read", "x", "V", "h", "c", "S", "logits"):
         renamed = re.sub(rf"\b{name}\b", "density", text)
         found, warnings = load_program(Source("m.dn", renamed), {"hidden": 40})
         assert not warnings and found.parameter("U").density == 0.1
+    text += "fn f(c: Char) = mean(read(c).h)\nmetric m = mean(c in all(Char)) f(c)\n"
+    found, _ = load_program(Source("m.dn", re.sub(r"\bf\b(?=\()", "density", text)), {"hidden": 40})
+    assert any(function.name == "density" for function in found.functions)
 
 
 def test_a_density_of_one_is_none() -> None:
