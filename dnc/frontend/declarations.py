@@ -177,7 +177,7 @@ class Declarations:
         rate, density = self._rate(declared), self._density(declared, kind, len(known))
         if start is None or rate is None or density is None:
             return None
-        if density < 1 and not start.value and start.kind in ("zeros", "constant", "uniform", "normal"):
+        if density < 1 and start.is_zero:
             found = f"'{name}' begins as zeros, and with a density it stays so"
             self.report.error(f"{found}, expected another initializer", declared.name.span)
             return None

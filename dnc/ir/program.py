@@ -45,6 +45,12 @@ class Initializer:
     value: float = 0.0
     pieces: tuple[float, ...] = ()
 
+    @property
+    def is_zero(self) -> bool:
+        """Whether it gives nothing but zeros."""
+        given = self.kind in ("zeros", "constant", "uniform", "normal")
+        return given and not (self.value or any(self.pieces))
+
 
 @attrs.frozen
 class Parameter:

@@ -127,8 +127,9 @@ def slices(plan: Plan) -> tuple[Slice, ...]:
             rows, columns = plan.program.parameter(parameter).type.shape
             key = (parameter, segment.units, rows // segment.units, repeated)
             stacked = plan.program.parameter(parameter).kind == STACK
-            known = Slice(parameter, segment.units, key[2], columns, False, stacked, packed, repeated)
-            known = attrs.evolve(known, kept=_kept(plan, parameter))
+            kept = _kept(plan, parameter)
+            sizes = segment.units, key[2], columns
+            known = Slice(parameter, *sizes, False, stacked, packed, repeated, kept=kept)
             before = found.get(key, known)
             found[key] = attrs.evolve(
                 before,
@@ -317,7 +318,7 @@ class PlanWeights:
     def _is_sparse(self, piece: Slice, workers: int, room: _Room) -> bool:
         """Whether a slice that registers have no room for is kept as the elements that are not zero: where it
         is asked for, or levels of the expected rows take less time than with all of it, wherever that is."""
-        if not piece.kept or piece.stacked or piece.sparse_words(workers) > room.shared.free:
+        if not piece.kept or piece.sparse_words(workers) > room.shared.free:
             return False
         if self.residency is not None or not piece.recursive:
             return self.residency == SPARSE

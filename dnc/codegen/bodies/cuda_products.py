@@ -16,7 +16,7 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_operands import NARROW, operand_stride
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_weights import chunk_reader
-from dnc.codegen.bodies.cuda_worker import CHUNK, Worker, chunks, rows_per_warp
+from dnc.codegen.bodies.cuda_worker import CHUNK, Worker, chunks, rows_per_warp, slice_rows
 from dnc.codegen.emit import (
     Expr,
     both,
@@ -30,7 +30,7 @@ from dnc.codegen.emit import (
     stride_loop,
     when,
 )
-from dnc.ir.plan import STREAMED, Product, unit_share
+from dnc.ir.plan import STREAMED, Product
 
 ROW_BLOCK = 10  # rows a warp sums at a time: with 4 vertices, 40 accumulators
 STREAMED_BLOCK = 5  # the same where weights come from L2: their addresses take registers, too
@@ -115,7 +115,7 @@ def sum_rows(
     worker, placement = tile.worker, tile.placement(product)
     plane = tile.staging.sums[product.result]
     rows = rows_per_warp(placement, worker.workers)
-    total_rows = placement.gates * unit_share(placement.units, worker.workers)
+    total_rows = slice_rows(placement, worker.workers)
 
     def block(row_begin: Any, count: int) -> None:
         size = count * vertices

@@ -17,7 +17,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import vertex_words
 from dnc.codegen.bodies.cuda_tensor import cores_of, packs, uses_cores
-from dnc.codegen.bodies.cuda_worker import Worker, source_row
+from dnc.codegen.bodies.cuda_worker import Worker, slice_rows, source_row
 from dnc.codegen.emit import Expr, fixed, lane4, let, local, put, quad_at, smaller
 from dnc.ir.machine import LANES, THREADS, WARPS
 from dnc.ir.plan import Placement, padded, unit_share, weights_of_register
@@ -51,7 +51,7 @@ class Held:
     @property
     def rows(self) -> int:
         """Rows of the worker."""
-        return self.placement.gates * unit_share(self.placement.units, self.worker.workers)
+        return slice_rows(self.placement, self.worker.workers)
 
     @property
     def bands(self) -> int:

@@ -19,18 +19,9 @@ from dnc.codegen.bodies.cuda_operands import operand_stride
 from dnc.codegen.bodies.cuda_products import WIDE, sum_rows
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_tensor import pair_at
-from dnc.codegen.bodies.cuda_worker import columns_at, rows_per_warp
-from dnc.codegen.emit import (
-    Expr,
-    by_size,
-    lane4,
-    let,
-    loop,
-    put,
-    smaller,
-    stride_loop,
-)
-from dnc.ir.plan import Product, unit_share
+from dnc.codegen.bodies.cuda_worker import columns_at, rows_per_warp, slice_rows
+from dnc.codegen.emit import Expr, by_size, lane4, let, loop, put, smaller, stride_loop
+from dnc.ir.plan import Product
 from dnc.ir.sparse import PAIRS
 
 TOGETHER = 8  # rows that a warp sums at a time
@@ -60,7 +51,7 @@ def _add(
     """Adds what a lane has of `count` rows of its warp."""
     worker, placement = tile.worker, tile.placement(product)
     rows = rows_per_warp(placement, worker.workers)
-    last = placement.gates * unit_share(placement.units, worker.workers) - 1
+    last = slice_rows(placement, worker.workers) - 1
     stride, pairs, weights = operand_stride(placement.columns), placement.pairs, worker.shared_weights
     operand = let("operand", first * stride)
     own = [let("own_row", smaller(worker.warp * rows + row_begin + row, last)) for row in range(count)]

@@ -18,6 +18,7 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_staging import UnitTile
 from dnc.codegen.bodies.cuda_stores import store_columns
 from dnc.codegen.bodies.cuda_weights import weight_place
+from dnc.codegen.bodies.cuda_worker import slice_rows
 from dnc.codegen.emit import (
     Expr,
     both,
@@ -35,7 +36,7 @@ from dnc.codegen.emit import (
     when,
 )
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import STREAMED, Placement, TransposedProduct, padded, unit_share
+from dnc.ir.plan import STREAMED, Placement, TransposedProduct, padded
 
 COLUMN_VERTICES = 16  # vertices whose sums a thread holds that has a column to itself
 ROWS_TOGETHER = 2  # rows whose weights such a thread loads together
@@ -93,7 +94,7 @@ class _Sums:
     @property
     def rows(self) -> int:
         """Rows of the worker."""
-        return self.placement.gates * unit_share(self.placement.units, self.tile.worker.workers)
+        return slice_rows(self.placement, self.tile.worker.workers)
 
     def delta_at(self, row: Expr, vertex: Expr) -> Expr:
         """The staged delta of a row of the worker and a vertex of the tile."""

@@ -16,10 +16,11 @@ from dnc.codegen.bodies.cuda_worker import (
     CHUNK,
     Worker,
     rows_per_warp,
+    slice_rows,
     source_row,
 )
 from dnc.codegen.emit import Expr, fixed, lane4, let, quad_at
-from dnc.ir.plan import SHARED, Placement, padded, shared_stride, unit_share
+from dnc.ir.plan import SHARED, Placement, padded, shared_stride
 
 ChunkReader = Callable[[Any, Any], list[Expr]]  # (row of the warp, chunk) -> four weights
 
@@ -34,7 +35,7 @@ def chunk_reader(worker: Worker, placement: Placement, weights_at: Expr) -> Chun
         return column if whole else T.Select(column < columns, column, 0)
 
     weights, place = weight_place(worker, placement, weights_at)
-    last = placement.gates * unit_share(placement.units, worker.workers) - 1
+    last = slice_rows(placement, worker.workers) - 1
 
     def elsewhere(row: Any, chunk: Any) -> list[Expr]:
         index = worker.warp * rows + row

@@ -167,9 +167,14 @@ class Worker:
         return self.block_sum(total[0])
 
 
+def slice_rows(placement: Placement, workers: int) -> int:
+    """Rows of a slice, gate by gate; of the last worker some may not exist."""
+    return placement.gates * unit_share(placement.units, workers)
+
+
 def rows_per_warp(placement: Placement, workers: int) -> int:
     """Rows of a slice that one warp works on (the last warps may have padding)."""
-    return -(-placement.gates * unit_share(placement.units, workers) // WARPS)
+    return -(-slice_rows(placement, workers) // WARPS)
 
 
 def chunks(columns: int) -> int:
@@ -254,7 +259,7 @@ def _start_packed(worker: Worker, placement: Placement) -> None:
 
 def _start_rows(worker: Worker, placement: Placement, base: Expr, words: int, slot: int, stride: int) -> None:
     """Starts to copy the worker's rows, of so many words each, from `base` to a word of shared memory."""
-    rows = placement.gates * unit_share(placement.units, worker.workers)
+    rows = slice_rows(placement, worker.workers)
     quads = words // 4
     with stride_loop("quad", worker.thread, rows * quads, THREADS) as quad:
         row = fixed("row", quad // quads)
@@ -267,7 +272,7 @@ def _start_rows(worker: Worker, placement: Placement, base: Expr, words: int, sl
 
 def columns_at(worker: Worker, placement: Placement) -> int:
     """The word of shared memory where the columns of a sparse slice begin, two in a word."""
-    return placement.slot + placement.gates * unit_share(placement.units, worker.workers) * placement.pairs
+    return placement.slot + slice_rows(placement, worker.workers) * placement.pairs
 
 
 def make_view(shared: Any, name: str, first_word: int, words: int, dtype: str = "float32") -> Any:
