@@ -61,7 +61,7 @@ PUSHING = (
     "treelstm",
 )
 """Examples with one segment a level, that can push."""
-MATRICES = (8, 33, 40, 64, 100, 128, 130, 200, 256, 300)
+MATRICES = (8, 33, 40, 50, 64, 70, 100, 128, 130, 150, 200, 256, 300)
 OTHERS = {"classes": (5,), "tags": (7,), "targets": (11, 300), "vocab": (11, 300), "chars": (20,)}
 OTHERS |= {"layers": (2, 5), "width": (4, 12)}
 """Settings of an example that are no sides of large matrices."""
@@ -171,10 +171,11 @@ def case_of(seed: int) -> Case:
             cluster=cluster,
             workers=choice.choice((None, 7, 64)) if cluster == 0 else None,
             residency=choice.choice((None, REGISTER, SHARED, STREAMED, STREAMED)),
-            precision=choice.choice((FP32, TF32X3)),
+            precision=choice.choice((FP32, TF32X3) if seed < EXAMPLES_FROM else PRECISIONS),
             tile=choice.choice((None, None, 4, 16)),
             window=choice.choice((256, 1024)),
             registers=choice.choice((None, 32, 96)) if seed >= EXAMPLES_FROM else None,
+            repeat=choice.choice((None, True, False)) if seed >= EXAMPLES_FROM else None,
         ),
         narrow=choice.choice((0, NARROW)),
     )
