@@ -17,15 +17,16 @@ from dnc.api.bench import read_structures
 from dnc.api.generation import output_of
 from dnc.api.model import Model
 from dnc.diagnostics import fail
+from dnc.ir.plan import NoiseList
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.predictions import named_classes
 from dnc.runtime.run_folder import check_result
 
 
-def predict_to_file(model: Model, data: str | Path, path: str | Path) -> int:
-    """Writes the outputs for every sample of `data` as a line of JSON; how many lines."""
+def predict_to_file(model: Model, data: str | Path, path: str | Path, *, seed: int | None = None) -> int:
+    """Writes the outputs for every sample of `data` as a line of JSON; how many lines. seed: as `predict`."""
     check_result(path, data)
-    return write_lines(path, predict_lines(model, data))
+    return write_lines(path, predict_lines(model, data, seed=seed))
 
 
 def write_lines(path: str | Path, lines: Sequence[bytes]) -> int:
@@ -52,6 +53,7 @@ def generate_lines(
 
     end: the word that ends a list, or its number if no word is called so. The others: as there.
     """
+    _check_draws(model, seed)
     samples = read_structures(data)
     name = output_of(model, field, output)
     words = named_classes(model.program, model.vocabularies or {}).get(name)
@@ -60,11 +62,19 @@ def generate_lines(
     return _lines(model, {name: found})
 
 
-def predict_lines(model: Model, data: str | Path) -> list[bytes]:
-    """The outputs for every sample of `data` as a line of JSON."""
+def predict_lines(model: Model, data: str | Path, *, seed: int | None = None) -> list[bytes]:
+    """The outputs for every sample of `data` as a line of JSON. seed: as `Model.predict` has it."""
+    _check_draws(model, seed)
     if not any(result.kind == "output" for result in model.plan.results):
         raise fail(f"model {model.build.model} declares no output")
-    return _lines(model, model.predict(data))
+    return _lines(model, model.predict(data, seed=seed))
+
+
+def _check_draws(model: Model, seed: int | None) -> None:
+    """DiagnosticError if a seed is given to a program that draws nothing by it."""
+    draws = any(isinstance(item, NoiseList) and item.draws for item in model.plan.lists)
+    if seed is not None and not draws:
+        raise fail(f"a seed is what 'sample' draws by, and model {model.build.model} draws nothing")
 
 
 def _lines(model: Model, outputs: Mapping[str, Sequence[Any]]) -> list[bytes]:

@@ -10,7 +10,7 @@ import typer
 
 from dnc.cli.options import Device, run_option
 from dnc.cli.pipes import PIPE, STDIN, put
-from dnc.diagnostics import counted
+from dnc.diagnostics import counted, fail
 
 
 def generate(
@@ -49,6 +49,8 @@ def generate(
     """Make lists word by word, in one launch."""
     from dnc import api
 
+    if checkpoint is not None and run_dir is not None:
+        raise fail("--checkpoint and --run-dir exclude each other: both name the weights")
     weights = api.find_checkpoint(build, run_dir) if checkpoint is None else checkpoint
     if out != PIPE:
         api.check_result(out, data, weights)

@@ -26,15 +26,13 @@ MEASURING = (
     "data",
     "weights",
     "checkpoint",
-    "seed",
-    "min_count",
     "device",
     "memory",
     "replicas",
     "workers",
 )
 """Options that --eval and --predict look at; all others are for training."""
-STARTING = ("weights", "checkpoint", "seed", "min_count")
+STARTING = ("weights", "checkpoint")
 """Those that a configuration has for the beginning of training: there they count if they are given."""
 BEGINNING = ("weights", "embeddings", "min_count")
 """What a run begins with: its checkpoint has all of that, so that they mean nothing to a run that goes on."""
@@ -68,7 +66,9 @@ def run(
     patience: Annotated[
         int | None, typer.Option(help="End after so many epochs that are no better on the dev set.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of first weights and shuffling. [default: 1]")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of first weights and shuffling; of draws. [default: 1]")
+    ] = None,
     run_dir: Annotated[Path | None, run_option("What is written goes there. [default: runs/...]")] = None,
     config: Annotated[Path | None, typer.Option(help="Options from a TOML file; those here win.")] = None,
     resume: Annotated[Path | None, run_option("Go on with the run in this folder.", "RUN")] = None,
@@ -132,7 +132,9 @@ def run(
     elif config is not None:
         base = api.read_config(config)
     if measuring:  # what a configuration says of training does not matter here
-        _refuse_training(given, "--eval" if predict is None else "--predict")
+        _refuse_training(given, predict is not None)
+        if checkpoint is not None and run_dir is not None:
+            raise fail("--checkpoint and --run-dir exclude each other: both name the weights")
         base = api.RunConfig(**{name: getattr(base, name) for name in MEASURING if name not in STARTING})
     texts = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     wanted = api.with_values(base, **texts)
@@ -155,7 +157,7 @@ def run(
     if out is not None:
         api.check_result(out, wanted.data, begun, wanted.weights, config)
     if measuring:
-        return _measure(wanted, predict, begun, run_dir, tracing)
+        return _measure(wanted, predict, seed, begun, run_dir, tracing)
     if config is not None and wanted.checkpoint is None and api.has_lost_its_beginning(config):
         begins = "this one begins with random ones; --checkpoint FILE gives it others"
         _say(f"note: the run of {config} began with weights that are gone, and {begins}")
@@ -184,12 +186,13 @@ def _beginning(config: RunConfig, name: str) -> object:
             return value or 1
 
 
-def _refuse_training(given: Mapping[str, object], mode: str) -> None:
+def _refuse_training(given: Mapping[str, object], predicts: bool) -> None:
     """DiagnosticError if an option was given that means nothing where nothing is trained."""
+    mode = "--predict" if predicts else "--eval"
     if given["embeddings"]:
         raise fail(f"--embeddings and {mode} exclude each other: a checkpoint has its own vectors")
     for name, value in given.items():
-        if value is not None and name not in MEASURING:
+        if value is not None and name not in MEASURING and not (predicts and name == "seed"):
             raise fail(f"--{name.replace('_', '-')} is for training; with {mode} nothing is trained")
 
 
@@ -246,11 +249,12 @@ def _tell_trace(model: Model, tracing: tuple[Path, int] | None) -> None:
 def _measure(
     config: RunConfig,
     predict: str | None,
+    seed: int | None,
     checkpoint: Path | None,
     run_dir: Path | None,
     tracing: tuple[Path, int] | None,
 ) -> int:
-    """Loss and metrics on standard output, or the outputs there or into a file."""
+    """Loss and metrics on standard output, or the outputs there or into a file; seed: what they draw by."""
     from dnc import api
 
     assert config.build is not None and config.data is not None
@@ -263,9 +267,10 @@ def _measure(
     if predict is None:
         _evaluate(model, Path(config.data))
     elif predict == PIPE:
-        put(b"".join(api.predict_lines(model, config.data)).decode())
+        put(b"".join(api.predict_lines(model, config.data, seed=seed)).decode())
     else:
-        _say(f"wrote {predict}: {counted(api.predict_to_file(model, config.data, predict), 'line')}")
+        lines = api.predict_to_file(model, config.data, predict, seed=seed)
+        _say(f"wrote {predict}: {counted(lines, 'line')}")
     _tell_trace(model, tracing)
     return 0
 

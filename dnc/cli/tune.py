@@ -14,6 +14,7 @@ from dnc.diagnostics import fail
 if TYPE_CHECKING:
     from dnc.api.tuning import Tuning
 
+BEST, ROUNDS = 5, 5
 COLUMNS = ("rank", "replicas", "workers", "cluster", "tile", "registers", "predicted us", "measured us")
 
 
@@ -21,13 +22,17 @@ def tune(
     build: Annotated[Path, typer.Argument(help="The build folder, which gets the fastest kernel.")],
     data: Annotated[Path | None, typer.Option(help="Samples like those that it will run on, JSONL.")] = None,
     batch: Annotated[int, typer.Option(help="Samples of a batch.", min=1)] = 32,
-    best: Annotated[int, typer.Option(help="How many candidates are timed.", min=1)] = 5,
+    best: Annotated[
+        int | None, typer.Option(help=f"How many candidates are timed. [default: {BEST}]", min=1)
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda. [default: the best there is]")] = None,
     emit: Annotated[
         int | None,
         typer.Option(help="Put the kernels of so many candidates into the build, and time none.", min=1),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="How often every batch is run.", min=1)] = 5,
+    rounds: Annotated[
+        int | None, typer.Option(help=f"How often every batch is run. [default: {ROUNDS}]", min=1)
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Leave the build as it is.")] = False,
 ) -> None:
     """Time candidates on your data, keep the fastest."""
@@ -39,6 +44,9 @@ def tune(
         raise fail("expected --data, with samples like those that the model will run on, or --emit")
     if emit is not None and dry_run:
         raise fail("--emit and --dry-run exclude each other: the kernels go into the build")
+    for option, value in {"--best": best, "--rounds": rounds}.items():
+        if emit is not None and value is not None:
+            raise fail(f"--emit and {option} exclude each other: nothing is timed")
     console = Console(stderr=True)
     status = console.status("")
 
@@ -54,9 +62,9 @@ def tune(
                 build,
                 data,
                 batch=batch,
-                best=best,
+                best=BEST if best is None else best,
                 device=device,
-                rounds=rounds,
+                rounds=ROUNDS if rounds is None else rounds,
                 keeps=not dry_run,
                 tell=tell,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,34 @@ def test_training_draws_anew_in_every_step(dice: dnc.Model) -> None:
     assert (first["faces"][0] != third["faces"][0]).any()
     assert (first["kept"][0] == 0).any()
     assert (dice.forward(game)["faces"][0] == np.argmax(dice.parameters()["b"])).all()
+
+
+def test_predictions_of_the_command_line_draw_by_a_seed(tmp_path: Path, command: Any) -> None:
+    model = opened(tmp_path, DICE, "vm")
+    games = [{"throws": [{"loaded": 0.1}] * 40}]
+    model.attach(games)
+    model.save(tmp_path / "dice.safetensors")
+    (tmp_path / "games.jsonl").write_text(json.dumps(games[0]) + "\n")
+    weights = f"--checkpoint {tmp_path}/dice.safetensors --device vm"
+    run = f"run {tmp_path}/b {weights} --data {tmp_path}/games.jsonl"
+    (drawn,) = command(f"{run} --predict - --seed 3").events
+    assert drawn["faces"] == model.predict(games, seed=3)["faces"][0].tolist()
+    assert command(f"{run} --predict {tmp_path}/out.jsonl --seed 3").code == 0
+    assert json.loads((tmp_path / "out.jsonl").read_text()) == drawn
+    (largest,) = command(f"{run} --predict -").events
+    assert len(set(largest["faces"])) == 1 < len(set(drawn["faces"]))
+
+
+def test_a_seed_of_a_program_that_draws_nothing(tmp_path: Path, command: Any) -> None:
+    model = opened(tmp_path, GREEDY, "vm")
+    model.attach([{**each, "target": [{"form": 1}] * 2} for each in SOURCES])
+    model.save(tmp_path / "greedy.safetensors")
+    (tmp_path / "sources.jsonl").write_text("".join(json.dumps(each) + "\n" for each in SOURCES))
+    weights = f"--checkpoint {tmp_path}/greedy.safetensors --device vm"
+    makes = "--end 1 --list target --output words"
+    for call in (f"run {tmp_path}/b --predict -", f"generate {tmp_path}/b {makes}"):
+        done = command(f"{call} {weights} --data {tmp_path}/sources.jsonl --seed 3")
+        assert done.code == 2 and "model Decoder draws nothing" in done.error
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,11 @@ COMMANDS = [
     ),
     ("bench build --data none.jsonl --latency", "none.jsonl: error: there is no such file"),
     ("tune build --emit 2 --dry-run", "error: --emit and --dry-run exclude each other"),
+    ("tune build --emit 2 --rounds 3", "error: --emit and --rounds exclude each other: nothing is timed"),
+    (
+        "generate build --data train.jsonl --end x --checkpoint c.safetensors --run-dir r",
+        "error: --checkpoint and --run-dir exclude each other: both name the weights",
+    ),
     ("run none --data train.jsonl", NO_BUILD),
     ("run thesis --data train.jsonl", "error: thesis: not a build: manifest.json is missing"),
     ("run train.jsonl --data train.jsonl", "error: train.jsonl: is a file, expected the folder of a build"),
@@ -153,6 +158,15 @@ COMMANDS = [
         "error: --data: - is standard input, which can be read once; --weights reads data again",
     ),
     (f"{RUN} train.jsonl --eval --predict out", "error: --eval and --predict exclude each other"),
+    (f"{RUN} train.jsonl --eval --seed 3", "error: --seed is for training; with --eval nothing is trained"),
+    (
+        f"{RUN} train.jsonl --predict out --min-count 3",
+        "error: --min-count is for training; with --predict nothing is trained",
+    ),
+    (
+        f"{RUN} train.jsonl --eval --checkpoint c.safetensors --run-dir r",
+        "error: --checkpoint and --run-dir exclude each other: both name the weights",
+    ),
     (
         f"{RUN} train.jsonl --eval --epochs 3",
         "error: --epochs is for training; with --eval nothing is trained",
