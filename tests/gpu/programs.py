@@ -241,11 +241,14 @@ def on_the_vm(seed: int) -> str:
     case = case_of(seed)
     try:
         prepared = prepare(text_of(seed), case)
-        run(prepared, VMBackend(prepared.plan, 2, 4, seed), case)
     except Unsuitable:
         return "not comparable"
     except DiagnosticError:
         return "no such plan"
+    try:
+        run(prepared, VMBackend(prepared.plan, 2, 4, seed), case)
+    except Unsuitable:
+        return "not comparable"
     except Exception as error:
         print(f"seed {seed}: {type(error).__name__}: {str(error)[:400]}", flush=True)
         return "failed"

@@ -189,6 +189,8 @@ class Tail:
         self.followers = tuple(each for each in self._shared_out if each.gradient.parameter in running)
         self._sums = [result for result in plan.results if result.kind in ("loss", "metric")]
         self._with_products = [table for table in plan.table_gradients if table.products]
+        # In the order of their instructions: who has nothing else to do begins with products.
+        self._tables = (*self._with_products, *(each for each in plan.table_gradients if not each.products))
         self._has_outer = cutting.has_outer(plan)
         self._templates: dict[tuple[object, ...], Template] = {}
         self._deals = Known[tuple[object, ...], tuple[Numbers, Numbers, Numbers, Numbers]](MOST_KNOWN)
@@ -283,7 +285,7 @@ class Tail:
         if len(which):
             values["turn"] = np.where(few, self._shapes.behind(sharers, batches.grid), values["turn"])
         norms: int | Numbers = np.where(few, self.outer_norms, self._norm_count)
-        for table in self.plan.table_gradients:
+        for table in self._tables:
             tokens = decisions.touched[table.parameter].spread.counts
             values[f"tokens {table.parameter}"], values[f"norms {table.parameter}"] = tokens, norms
             norms = norms + tokens * isa.table_norms(table)
@@ -414,7 +416,7 @@ class Tail:
             return [number[f"gradient {name}"], *places]
 
         found, sums, norm, tokens = [exchange()], list[int](), list[int](), list[int]()
-        tables = plan.table_gradients if trains else ()
+        tables = self._tables if trains else ()
         for table in tables:
             for product in table.products:
                 tokens.append(len(found))
@@ -424,7 +426,6 @@ class Tail:
             found.append(exchange())
         for word, key in enumerate(results, isa.RESULT_FIRST):
             found.append([number[isa.REDUCE], f"base {key}", f"rows {key}", width[key], word])
-        # Products come first: who has nothing else to do begins with them.
         found += [table_gradient(table) for table in tables if table.products]
         if trains:
             known = set[tuple[str, int]]()
