@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from dnc.cli.options import Device, run_option
+from dnc.cli.options import Device, check_one_origin, run_option
 from dnc.cli.pipes import PIPE, STDIN, put
-from dnc.diagnostics import counted, fail
+from dnc.diagnostics import counted
 
 
 def generate(
@@ -49,8 +49,7 @@ def generate(
     """Make lists word by word, in one launch."""
     from dnc import api
 
-    if checkpoint is not None and run_dir is not None:
-        raise fail("--checkpoint and --run-dir exclude each other: both name the weights")
+    check_one_origin(checkpoint, run_dir)
     weights = api.find_checkpoint(build, run_dir) if checkpoint is None else checkpoint
     if out != PIPE:
         api.check_result(out, data, weights)

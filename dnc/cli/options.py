@@ -22,6 +22,12 @@ Device = Annotated[
 ]
 
 
+def check_one_origin(checkpoint: Path | None, run_dir: Path | None) -> None:
+    """DiagnosticError if two options say whose weights are read."""
+    if checkpoint is not None and run_dir is not None:
+        raise fail("--checkpoint and --run-dir exclude each other: both name the weights")
+
+
 def run_option(help: str, metavar: str = "<path>") -> Any:
     """An option that names the folder of a run."""
     return typer.Option(parser=_run_folder, help=help, metavar=metavar)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dnc.cli.options import Device, run_option
+from dnc.cli.options import Device, check_one_origin, run_option
 from dnc.cli.pipes import PIPE, STDIN, put
 from dnc.diagnostics import counted, fail
 
@@ -133,8 +133,7 @@ def run(
         base = api.read_config(config)
     if measuring:  # what a configuration says of training does not matter here
         _refuse_training(given, predict is not None)
-        if checkpoint is not None and run_dir is not None:
-            raise fail("--checkpoint and --run-dir exclude each other: both name the weights")
+        check_one_origin(checkpoint, run_dir)
         base = api.RunConfig(**{name: getattr(base, name) for name in MEASURING if name not in STARTING})
     texts = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     wanted = api.with_values(base, **texts)
