@@ -47,6 +47,9 @@ lint: .venv/installed-test
 types: .venv/installed-test
 	$(BIN)/mypy --strict dnc
 
+# Two processes of tests have two cores: threads of NumPy's and PyTorch's own would wait for each other.
+test: export OMP_NUM_THREADS := 1
+test: export OPENBLAS_NUM_THREADS := 1
 test: lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
