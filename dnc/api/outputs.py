@@ -72,8 +72,7 @@ def predict_lines(model: Model, data: str | Path, *, seed: int | None = None) ->
 
 def _check_draws(model: Model, seed: int | None) -> None:
     """DiagnosticError if a seed is given to a program that draws nothing by it."""
-    draws = any(isinstance(item, NoiseList) and item.draws for item in model.plan.lists)
-    if seed is not None and not draws:
+    if seed is not None and not any(isinstance(item, NoiseList) and item.draws for item in model.plan.lists):
         raise fail(f"a seed is what 'sample' draws by, and model {model.build.model} draws nothing")
 
 

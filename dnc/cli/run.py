@@ -31,7 +31,7 @@ MEASURING = (
     "replicas",
     "workers",
 )
-"""Options that --eval and --predict look at; all others are for training."""
+"""Options that --eval and --predict look at; --predict has a seed, too; all others are for training."""
 STARTING = ("weights", "checkpoint")
 """Those that a configuration has for the beginning of training: there they count if they are given."""
 BEGINNING = ("weights", "embeddings", "min_count")
@@ -156,7 +156,7 @@ def run(
     if out is not None:
         api.check_result(out, wanted.data, begun, wanted.weights, config)
     if measuring:
-        return _measure(wanted, predict, seed, begun, run_dir, tracing)
+        return _measure(wanted, predict, begun, run_dir, tracing)
     if config is not None and wanted.checkpoint is None and api.has_lost_its_beginning(config):
         begins = "this one begins with random ones; --checkpoint FILE gives it others"
         _say(f"note: the run of {config} began with weights that are gone, and {begins}")
@@ -187,11 +187,11 @@ def _beginning(config: RunConfig, name: str) -> object:
 
 def _refuse_training(given: Mapping[str, object], predicts: bool) -> None:
     """DiagnosticError if an option was given that means nothing where nothing is trained."""
-    mode = "--predict" if predicts else "--eval"
+    mode, known = ("--predict", (*MEASURING, "seed")) if predicts else ("--eval", MEASURING)
     if given["embeddings"]:
         raise fail(f"--embeddings and {mode} exclude each other: a checkpoint has its own vectors")
     for name, value in given.items():
-        if value is not None and name not in MEASURING and not (predicts and name == "seed"):
+        if value is not None and name not in known:
             raise fail(f"--{name.replace('_', '-')} is for training; with {mode} nothing is trained")
 
 
@@ -248,12 +248,11 @@ def _tell_trace(model: Model, tracing: tuple[Path, int] | None) -> None:
 def _measure(
     config: RunConfig,
     predict: str | None,
-    seed: int | None,
     checkpoint: Path | None,
     run_dir: Path | None,
     tracing: tuple[Path, int] | None,
 ) -> int:
-    """Loss and metrics on standard output, or the outputs there or into a file; seed: what they draw by."""
+    """Loss and metrics on standard output, or the outputs there or into a file, drawn by a seed if given."""
     from dnc import api
 
     assert config.build is not None and config.data is not None
@@ -266,9 +265,9 @@ def _measure(
     if predict is None:
         _evaluate(model, Path(config.data))
     elif predict == PIPE:
-        put(b"".join(api.predict_lines(model, config.data, seed=seed)).decode())
+        put(b"".join(api.predict_lines(model, config.data, seed=config.seed)).decode())
     else:
-        lines = api.predict_to_file(model, config.data, predict, seed=seed)
+        lines = api.predict_to_file(model, config.data, predict, seed=config.seed)
         _say(f"wrote {predict}: {counted(lines, 'line')}")
     _tell_trace(model, tracing)
     return 0

@@ -240,12 +240,10 @@ def on_the_vm(seed: int) -> str:
     """Runs a seed's program on the reference VM, with the plan for a GPU; what became of it."""
     case = case_of(seed)
     try:
-        prepared = prepare(text_of(seed), case)
-    except Unsuitable:
-        return "not comparable"
-    except DiagnosticError:
-        return "no such plan"
-    try:
+        try:
+            prepared = prepare(text_of(seed), case)
+        except DiagnosticError:
+            return "no such plan"
         run(prepared, VMBackend(prepared.plan, 2, 4, seed), case)
     except Unsuitable:
         return "not comparable"
