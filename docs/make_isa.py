@@ -132,6 +132,10 @@ OPCODES = {
     "along, the squares of every tile go into `@norms`, and there is no `norm`",
     "follow": "moves the running parameters, which lie behind the trained ones, by what the rows gave, "
     "unless the norm is not finite",
+    "device_barrier": "the first worker waits for those of all GPUs that train together; between barriers of "
+    "the grid",
+    "all_reduce": "adds up what all these GPUs have, span by span, and the squares of what comes out, on all "
+    "of them; spans are dealt out to the GPUs, and those of a GPU to its workers",
     "sum deltas": "adds up the deltas of every touched row of a table, with an exchange behind it: where "
     "vertices are many",
     "gradient TABLE": "adds up the slots of every touched row of a table; or what its products make of them "
@@ -142,7 +146,10 @@ FIELDS = {
     "passed when the counter is `ordinal` times the workers that meet",
     "first": "the first float of those parameters, in the arena of trained dense ones",
     "rate": "bits of a float: the factor of these parameters on the learning rate",
-    "count": "floats of these trained dense parameters, padding included",
+    "count": "floats of these trained dense parameters, or of what is added up, padding included",
+    "width": "words of a padded record that count; 0 where all do",
+    "device": "the number of the GPU",
+    "devices": "how many GPUs train together",
     "norms": "words of `@norms` to add up, in order, for the norm of the whole gradient",
     "tokens": "touched rows of the table",
     "first_norm": "the word of `@norms` for the first touched row, span or tile; -1 for none",
@@ -155,7 +162,7 @@ FIELDS = {
     "word": "the class that ends a list",
     "accumulate": "1: add to what is there (a later part of a batch, or a second use of the parameter); "
     "0: overwrite",
-    "base": "address of the first record",
+    "base": "address of the first record, or float",
     "stride": "words from record to record",
     "result": "the word of the results",
     "row": "first row of the group",

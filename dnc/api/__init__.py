@@ -97,7 +97,8 @@ def load(
 ) -> Model:
     """Opens a build on a device: "cpu", "cuda", "vm" (the reference VM); None takes the best there is.
 
-    "cuda:1" is one of several GPUs; "cuda" the one that is current in the thread, else the first.
+    "cuda:1" is one of several GPUs; "cuda" the one that is current in the thread, else the first. "cuda:0,1"
+    are two that train together, each on its share of every batch; whatever else runs on the first.
     checkpoint: weights, optimizer state and vocabulary to start from. seed: of the first weights
     otherwise. replicas, workers: how the device is divided, None for what suits it. memory_bytes:
     the most memory to take; a batch that does not fit is run in parts. encoders: other processes that

@@ -26,7 +26,7 @@ from dnc.ir.machine import Constants, Machine, machine
 from dnc.machine_constants import Measured, check_place, save
 from dnc.passes.candidates import candidates
 from dnc.runtime.build import MANIFEST, Build, read_build
-from dnc.runtime.devices import VM, Place, choose
+from dnc.runtime.devices import TIMED, VM, Place, alone, choose
 from dnc.runtime.prepared import prepare
 
 BATCHES = (1, 4, 16, 64)
@@ -60,7 +60,7 @@ def calibrate(
     place, chip = Place("", ""), machine("cpu")
     for path in builds:
         opened = read_build(path)
-        first, place = place.target, choose(opened, device)
+        first, place = place.target, alone(choose(opened, device), TIMED)
         target = place.target
         if first not in ("", target):
             raise fail(f"{path}: would run as {target}, those before it as {first}", "--device chooses one")

@@ -13,6 +13,7 @@ from dnc.diagnostics import fail
 from dnc.ir.plan import Plan
 from dnc.kernel_cache import traced_kernels
 from dnc.runtime.backend import Backend, VMBackend
+from dnc.runtime.data_parallel import DataParallelBackend
 from dnc.runtime.trace.chrome import write_trace as write_trace
 from dnc.runtime.trace.summary import Summary as Summary
 from dnc.runtime.trace.summary import WorkerTime as WorkerTime
@@ -28,7 +29,7 @@ def start_timeline(plan: Plan, backend: Backend, launches: int = LAUNCHES) -> Ti
     """A timeline of the next launches of a backend; DiagnosticError if it cannot keep times."""
     if not 1 <= launches <= MOST_LAUNCHES:
         raise fail(f"{launches} batches to trace, expected 1 to {MOST_LAUNCHES}")
-    files = {} if isinstance(backend, VMBackend) else _kernels(plan)
+    files = {} if isinstance(backend, VMBackend | DataParallelBackend) else _kernels(plan)
     return Timeline(plan, backend.name, launches, backend.trace_with(files))
 
 

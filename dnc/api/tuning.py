@@ -36,7 +36,7 @@ from dnc.passes.candidates import Candidate, replica_counts
 from dnc.runtime.build import Build, check_place, read_build
 from dnc.runtime.cores import cores
 from dnc.runtime.data import Dataset, examples, read, read_samples
-from dnc.runtime.devices import CPU, CUDA, VM, Place, choose
+from dnc.runtime.devices import CPU, CUDA, TIMED, VM, Place, alone, choose
 from dnc.runtime.outside import pulled_fields
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.tuned import Tuned, tuned_grid
@@ -119,7 +119,7 @@ def tune(
     opened = read_build(build)
     if keeps:
         check_place(opened.path)
-    place = choose(opened, device)
+    place = alone(choose(opened, device), TIMED)
     name = place.target
     if place.device == VM:
         raise fail("the reference VM is no device to be timed; devices: cpu, cuda")

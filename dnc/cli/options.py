@@ -18,7 +18,8 @@ Settings = Annotated[
 ]
 
 Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1, ... or vm. [default: the best there is]")
+    str | None,
+    typer.Option(help="cpu, cuda, cuda:1, cuda:0,1 (together) or vm. [default: the best there is]"),
 ]
 
 

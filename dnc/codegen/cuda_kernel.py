@@ -22,6 +22,7 @@ from dnc.codegen.access import Access
 from dnc.codegen.bodies import (
     cuda_ahead,
     cuda_dense,
+    cuda_devices,
     cuda_gradients,
     cuda_outer,
     cuda_polls,
@@ -126,6 +127,9 @@ class Kernel:
         sync_pointer = T.arg("counters", T.handle("uint32", "global"))
         self.grid = T.arg("grid", T.int32())
         self.limit_us = T.arg("limit_us", T.uint32())
+        if isa.runs_on_several(self.plan):
+            others_pointer = T.arg("others", T.handle("uint64", "global"))
+            self.others = named("others", T.decl_buffer((1 << 10,), "uint64", data=others_pointer))
         if self.traced:
             runs_pointer = T.arg("runs", T.handle("int64", "global"))
             stamps = T.arg("stamps", T.int32())
@@ -349,6 +353,12 @@ class Kernel:
             return lambda: cuda_update.norm(self.worker.here(), *values())
         if name == isa.FOLLOW:
             return lambda: cuda_update.follow(self.worker.here(), *values())
+        if name == isa.DEVICE_BARRIER:
+            return self._device_barrier
+        if name == isa.ALL_REDUCE:
+            return lambda: cuda_devices.all_reduce(
+                self.worker.here(), T.address_of(self.others[0]), *values()
+            )
         assert name == isa.REDUCE, name
         return lambda: cuda_update.reduce(self.worker.here(), *values())
 
@@ -442,6 +452,16 @@ class Kernel:
 
     def _grid_barrier(self) -> None:
         self._counter_barrier(isa.SYNC_GRID * isa.SYNC_STRIDE, self.grid, isa.GRID, self.at[0])
+
+    def _device_barrier(self) -> None:
+        """The first worker waits for those of other GPUs, the others for it, at the next barrier."""
+        with when(self.worker.here().number == 0):
+            device, devices = self.values(isa.DEVICE_BARRIER_FIELDS)
+            waiter = self.waiter(self.at[0], isa.GPUS)
+            others = T.address_of(self.others[0])
+            failed = let("failed", sync.meet_devices(others, device, devices, waiter))
+            with when(both(failed != 0, self.worker.thread == 0)):
+                put(self.aborted, 0, self.at[0] + 1)
 
     def _counter_barrier(self, counter: Expr, arrivals: Expr, exchange: int, at: Expr) -> Expr:
         zero = self.zero[0]  # so that addresses are not kept in registers

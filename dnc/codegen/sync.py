@@ -69,6 +69,36 @@ __device__ __forceinline__ int dnc_wait(
     "int32",
 )
 
+# The same of several GPUs, of which this is number `device`. Of each `others` says where its pool lies, and
+# its signals: one of every GPU, 32 words apart, which say how often that one has come.
+_MEET_DEVICES = Primitive(
+    "dnc_meet_devices",
+    f"""
+__device__ __forceinline__ int dnc_meet_devices(
+    const unsigned long long* others, int device, int devices, unsigned* abort, unsigned limit_us,
+    int worker, int instruction, int exchange) {{
+  int failed = 0;
+  if (threadIdx.x == 0) {{
+    unsigned* own = (unsigned*)others[2 * device + 1];
+    unsigned turn, value, seen;
+    unsigned long long now, start = 0;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(turn) : "l"(own + 32 * device) : "memory");
+    ++turn;
+    for (int each = 0; each < devices; ++each) {{
+      unsigned* to = (unsigned*)others[2 * each + 1] + 32 * device;
+      asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(to), "r"(turn) : "memory");
+    }}
+    for (int each = 0; each < devices && !failed; ++each) for (unsigned polls = 1;; ++polls) {{
+      asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(own + 32 * each) : "memory");
+      if ((int)(value - turn) >= 0) break;
+{_give_up("1")}    }}
+  }}
+  return __syncthreads_or(failed);
+}}
+""",
+    "int32",
+)
+
 _ARRIVE = Primitive(
     "dnc_arrive",
     """
@@ -300,6 +330,13 @@ def runs_arrived(
 def wait(counter: Any, target: Any, waiter: Waiter) -> Any:
     """Wait until ``counter`` has reached ``target`` (modulo 2**32); nonzero: aborted."""
     return _WAIT(counter, target, *waiter)
+
+
+def meet_devices(others: Any, device: Any, devices: Any, waiter: Waiter) -> Any:
+    """Wait for so many GPUs, of which this is number ``device``; nonzero: aborted. One worker of each does,
+    between two barriers of its grid. ``others``: of each its pool's address (uint64) and that of its signals.
+    """
+    return _MEET_DEVICES(others, device, devices, *waiter)
 
 
 def cluster_arrive() -> None:

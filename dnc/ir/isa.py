@@ -74,8 +74,13 @@ SYNC_STRIDE = 32
 # Words of the abort record. `waiter` is the worker that gave up plus one (0: no abort), `missing`
 # the arrivals that had not come, `exchange` an index into the names.
 ABORT_FIELDS = ("waiter", "instruction", "exchange", "missing")
-GRID, REPLICA, UNKNOWN_OPCODE = range(3)  # where a worker gave up, and what that is called
-ABORT_EXCHANGES = ("barrier of the whole grid", "barrier of a replica", "none: an unknown opcode")
+GRID, REPLICA, UNKNOWN_OPCODE, GPUS = range(4)  # where a worker gave up, and what that is called
+ABORT_EXCHANGES = (
+    "barrier of the whole grid",
+    "barrier of a replica",
+    "none: an unknown opcode",
+    "barrier of several GPUs",
+)
 
 # Places in the pool beside buffers and parameters; each has a base in the base table.
 PARAMETERS, GRADIENTS, CHUNKS, NORMS, RESULTS = (
@@ -107,6 +112,7 @@ MOST_CHUNKS = 12
 NOP, END, REPLICA_BARRIER, GRID_BARRIER = "nop", "end", "replica_barrier", "grid_barrier"
 NORM, REDUCE, FOLLOW, OUTER = "norm", "reduce", "follow", "outer"
 LEAVE = "leave"
+DEVICE_BARRIER, ALL_REDUCE = "device_barrier", "all_reduce"
 
 # `ordinal` counts the barriers of one kind in a queue, from 1: a counter has been passed when every
 # worker has added one for each of them.
@@ -131,6 +137,13 @@ REDUCE_FIELDS = ("base", "rows", "stride", "result")
 FOLLOW_FIELDS = ("first", "count", "norms", "chunks")
 # Adds up the deltas of every touched token of a table (`plan.TableProduct`).
 SUM_FIELDS = ("tokens", "first_worker")
+# Training on several GPUs (`encoder/devices.py`): device number `device` of `devices`. The floats from the
+# address `base` on lie at the same place on all of them. Spans of NORM_CHUNK floats are dealt out to devices,
+# and those of a device to its workers: whoever has a span adds up what all devices have, in their order, and
+# writes the sum, and its square into the norms, to all of them. NO_NORM as above. `width`: of padded records
+# the words that count, the others become zero; 0 where all do.
+DEVICE_BARRIER_FIELDS = ("device", "devices")
+ALL_REDUCE_FIELDS = ("base", "count", "first_norm", "width", *DEVICE_BARRIER_FIELDS)
 # On a GPU a token with more than FEW_SLOTS slots is made in parts of so many columns, each by a worker. Every
 # token leaves a norm a part: see `table_norms`.
 TABLE_GRADIENT_FIELDS = ("tokens", "first_norm", "accumulate", "first_worker")
@@ -247,12 +260,19 @@ def opcodes(plan: Plan) -> tuple[Opcode, ...]:
         named.append((FOLLOW, FOLLOW_FIELDS, behind))
     for table in plan.table_gradients:
         named += [(f"{name} {table.parameter}", TABLE_UPDATE_FIELDS, behind) for name in OPTIMIZERS]
+    if runs_on_several(plan):
+        named += [(DEVICE_BARRIER, DEVICE_BARRIER_FIELDS, behind), (ALL_REDUCE, ALL_REDUCE_FIELDS, behind)]
     named += [(gradient.name, DENSE_GRADIENT_FIELDS, behind) for gradient in plan.dense_gradients]
     named += [(OUTER, OUTER_FIELDS, behind)] if has_outer(plan) else []
     named += [(name, SUM_FIELDS, behind) for name in sum_opcodes(plan)]
     named += [(f"gradient {table.parameter}", table_fields(table), behind) for table in plan.table_gradients]
     named.sort(key=lambda item: item[2])
     return tuple(Opcode(name, number, fields, region) for number, (name, fields, region) in enumerate(named))
+
+
+def runs_on_several(plan: Plan) -> bool:
+    """Whether several devices can train on the shares of a batch, each with this plan."""
+    return plan.trains and machine(plan.target).is_gpu
 
 
 def header_names(plan: Plan) -> tuple[str, ...]:
@@ -385,6 +405,11 @@ def norm_groups(plan: Plan) -> tuple[tuple[int, int, str], ...]:
 def norm_count(plan: Plan) -> int:
     """Norms that `norm` instructions leave."""
     return sum(-(-count // NORM_CHUNK) for _, count, _ in norm_groups(plan))
+
+
+def summed_floats(plan: Plan) -> int:
+    """Floats of trained dense parameters to which rows add: the first ones of an arena of gradients."""
+    return sum(count for _, count, _ in norm_groups(plan))
 
 
 def running_floats(plan: Plan) -> int:

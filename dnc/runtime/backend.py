@@ -9,6 +9,7 @@ per slot; a slot's schedule memory may be written again once `finish` of that sl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Barrier
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from dnc.diagnostics import fail
 from dnc.ir.isa import RESULT_WORDS, RESULTS
 from dnc.ir.plan import Plan
 from dnc.ir.stamps import Times
-from dnc.runtime.reference_vm import ReferenceVM
+from dnc.runtime.reference_vm import MachineError, ReferenceVM
 from dnc.runtime.schedule import Schedule
 
 Array = NDArray[Any]
@@ -31,6 +32,7 @@ class Backend(Protocol):
     name: str  # for people: "CPU, 2 workers", "NVIDIA H200, 7 clusters of 16"
     plan: Plan
     leaves_cores: bool  # whether kernels run elsewhere than on the cores of this machine
+    devices: int  # how many train on the shares of a batch
 
     @property
     def launches(self) -> int:
@@ -115,7 +117,7 @@ class Backend(Protocol):
 class VMBackend:
     """The reference VM as a backend, for tests and for looking closely."""
 
-    leaves_cores = False
+    leaves_cores, devices = False, 1
 
     def __init__(self, plan: Plan, replicas: int = 1, workers: int = 1, seed: int = 0) -> None:
         self.plan, self._launches = plan, 0
@@ -174,7 +176,11 @@ class VMBackend:
             self.pool[schedule.static_words :] = np.nan
             at = schedule.address * 4  # `fill` may have changed words
             words = self.pool[at : at + len(schedule.words)].view(np.int32).copy()
-            self.machine.run(words, self.pool, schedule.static_words)
+            try:
+                self.machine.run(words, self.pool, schedule.static_words)
+            except MachineError:
+                self.machine.meeting.abort()  # nobody waits for this one
+                raise
         self._results[slot] = np.stack([self.read(s.bases[RESULTS] * 4, RESULT_WORDS) for s in schedules])
         readout = schedules[0].readout
         self._values[slot] = self.read(0, 0) if readout is None else self.read(readout.first, readout.count)
@@ -186,6 +192,13 @@ class VMBackend:
     def values(self, slot: int) -> NDArray[np.float32]:
         """What the slot's last launches left."""
         return self._values[slot]
+
+    def meet(self, members: Sequence[VMBackend], number: int) -> None:
+        """Launches meet those of these."""
+        if number == 0:
+            meeting = Barrier(len(members))
+            for member in members:
+                member.machine.devices, member.machine.meeting = [m.machine for m in members], meeting
 
     def trace_with(self, files: dict[str, bytes]) -> bool:
         """There is nothing to trace: steps of the VM take no time that means anything."""

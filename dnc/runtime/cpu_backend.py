@@ -52,7 +52,7 @@ MOST_VIEWS = 1024
 class CpuBackend:
     """Runs schedules of `plan` on the cores of this machine."""
 
-    leaves_cores = False
+    leaves_cores, devices = False, 1
     lanes = 1
 
     def __init__(

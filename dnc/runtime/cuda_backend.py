@@ -45,6 +45,7 @@ from dnc.runtime.tuned import Tuned, tuned_grid
 TIME_LIMIT_US = 2_000_000
 MOST_LAUNCHES = 1024  # in one group
 MOST_LANES = 16
+SIGNAL_BYTES = 128  # from a GPU's signal to the next one's
 FIRST_READ = 16  # words before what `run` brings back: the abort record
 
 ARGUMENTS = {
@@ -53,6 +54,7 @@ ARGUMENTS = {
     "counters": "pointer",
     "grid": "int32",
     "limit_us": "uint32",
+    "others": "pointer",
     "runs": "pointer",
     "stamps": "int32",
 }
@@ -61,7 +63,7 @@ ARGUMENTS = {
 class CudaBackend:
     """Runs schedules of `plan` on one GPU."""
 
-    leaves_cores = True
+    leaves_cores, devices = True, 1
 
     def __init__(
         self,
@@ -106,6 +108,8 @@ class CudaBackend:
         self._header, self._of_sample = isa.layout(plan).header, replicas_of_sample(plan)
         self._times: list[float] | None = None
         self._before = self.device.launches
+        self._signals: DeviceBuffer | None = None
+        self._others: DeviceBuffer | None = None
 
     def _load(self, files: dict[str, bytes]) -> tuple[Kernel, Kernel | None]:
         """The kernel, and the lean one if there is one."""
@@ -200,6 +204,27 @@ class CudaBackend:
             raise fail(
                 f"{error.message}: the pool of this model needs {words * 4 / 2**30:.2f} GiB"
             ) from error
+
+    @in_context
+    def meet(self, members: Sequence[CudaBackend], number: int) -> None:
+        """Launches meet those of these, over the links between the GPUs."""
+        table = np.empty((len(members), 2), np.uint64)
+        for at, member in enumerate(members):
+            if member is not self:
+                self.device.reach(member.device)
+            table[at] = member._at(0), member._signals_of(len(members)).address
+        if self._others is None:
+            self._others = self.device.allocate(table.nbytes)
+        self.device.copy_to(self._others.address, table)
+
+    @in_context
+    def _signals_of(self, devices: int) -> DeviceBuffer:
+        """Where each of several devices says how often it has come."""
+        if self._signals is None:
+            self._signals = self.device.allocate(devices * SIGNAL_BYTES)
+            self.device.stream.fill_zero(self._signals)
+            self.device.stream.synchronize()
+        return self._signals
 
     def _free_pool(self) -> None:
         if self._pool is not None:
@@ -313,7 +338,7 @@ class CudaBackend:
         """A launch of so many workers, of the lean kernel if there is one."""
         kernel = self._chosen((self.kernel, self.lean), is_lean)
         call = self._lanes.call(kernel, self._shape(grid), stream)
-        call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
+        call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US, others=self._others or 0)
         return call
 
     def _chosen(self, kernels: tuple[Kernel, Kernel | None], is_lean: bool) -> Kernel:
@@ -366,7 +391,7 @@ class CudaBackend:
             raise fail("the traced kernel was not loaded")
         kernel = self._chosen(self._traced, is_lean)
         call = self.device.call(kernel, self._shape(grid), self.device.stream)
-        call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US)
+        call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US, others=0)
         call.set(runs=runs.buffer.address, stamps=runs.words - ANCHOR_WORDS)
         return call
 

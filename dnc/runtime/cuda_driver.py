@@ -337,6 +337,16 @@ class Device:
         """Makes the context current in this thread from now on."""
         _check(_driver().cuCtxSetCurrent(self.context), "use the context")
 
+    def reach(self, other: Device) -> None:
+        """Kernels here may read and write the memory of another GPU from now on."""
+        driver = _driver()
+        here, there = (_check(driver.cuDeviceGet(each.ordinal), "open the GPU") for each in (self, other))
+        if not _check(driver.cuDeviceCanAccessPeer(here, there), "ask for the links between GPUs"):
+            raise CudaError(f"GPU {self.ordinal} does not reach the memory of GPU {other.ordinal}")
+        (status,) = driver.cuCtxEnablePeerAccess(other.context, 0)
+        if status != driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
+            _check((status,), f"reach the memory of GPU {other.ordinal}")
+
     def new_stream(self) -> Stream:
         """Another stream, which waits for none."""
         return Stream(_check(_driver().cuStreamCreate(1), "create a stream"))

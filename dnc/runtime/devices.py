@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
@@ -16,45 +17,53 @@ from dnc.diagnostics import fail
 from dnc.ir.plan import Plan
 from dnc.runtime.backend import Backend, VMBackend
 from dnc.runtime.build import Build
+from dnc.runtime.data_parallel import DataParallelBackend
 from dnc.runtime.tuned import Tuned
 
 CPU, CUDA, VM = "cpu", "cuda", "vm"
 DEVICES = (CPU, CUDA, VM)
+TIMED = "kernels are timed on"
 
 
 @attrs.frozen
 class Place:
-    """Where a build runs: CPU, CUDA or VM, the target whose kernels these are, and which GPU, from 0."""
+    """Where a build runs: CPU, CUDA or VM, the target whose kernels these are, and which GPU, from 0.
+
+    others: GPUs that train with this one, each on a share of every batch.
+    """
 
     device: str
     target: str
     gpu: int = 0
+    others: tuple[int, ...] = ()
 
 
 def choose(build: Build, device: str | None) -> Place:
-    """The place for a build. device: "cpu", "vm", "cuda" or one of several GPUs, as "cuda:1".
+    """The place for a build. device: "cpu", "vm", "cuda", one of several GPUs ("cuda:1"), or several that
+    train together ("cuda:0,1").
 
     "cuda" is the GPU that is current in the calling thread (`torch.cuda.set_device`), else the first.
     DiagnosticError if the build, or this machine, lacks what was asked for.
     """
     targets = tuple(build.targets)
-    kind, number = _parsed(device)
+    kind, numbers = _parsed(device)
+    compiled = [target for target in targets if target.startswith(f"{CUDA}:")]
+    if kind in (CUDA, VM) and not compiled and (kind == CUDA or len(numbers) > 1):
+        has = f"has no kernels for a GPU, only for {', '.join(targets)}"
+        raise fail(f"{build.path}: {has}", "dnc compile --target cpu,cuda makes kernels for both")
     if kind == VM:
-        return Place(VM, CPU if CPU in targets else targets[0])
+        target = CPU if CPU in targets and not numbers else (*compiled, *targets)[0]
+        return Place(VM, target, 0, numbers[1:])
     if kind == CPU:
         if CPU not in targets:
             raise fail(f"{build.path}: has no kernels for the CPU, only for {', '.join(targets)}")
         return Place(CPU, CPU)
-    compiled = [target for target in targets if target.startswith(f"{CUDA}:")]
-    if kind == CUDA and not compiled:
-        has = f"has no kernels for a GPU, only for {', '.join(targets)}"
-        raise fail(f"{build.path}: {has}", "dnc compile --target cpu,cuda makes kernels for both")
     if not compiled:
         return Place(CPU, CPU)
-    gpu, found, problem = _gpu(number)
+    gpu, found, problem = _gpu(numbers)
     matching = _matching(compiled, found)
     if matching is not None:
-        return Place(CUDA, matching, gpu)
+        return Place(CUDA, matching, gpu, numbers[1:])
     if device is None and CPU in targets:
         return Place(CPU, CPU)
     if found is None:
@@ -65,24 +74,46 @@ def choose(build: Build, device: str | None) -> Place:
     )
 
 
-def _parsed(device: str | None) -> tuple[str | None, int | None]:
-    """The kind of a device, and the number of a GPU where it says one."""
+def alone(place: Place, what: str) -> Place:
+    """The place, for what one device does; DiagnosticError where several were asked for."""
+    if place.others:
+        raise fail(f"{what} one device: choose one of {place.device}:{place.gpu},{_listed(place.others)}")
+    return place
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
+
+
+def _parsed(device: str | None) -> tuple[str | None, tuple[int, ...]]:
+    """The kind of a device, and the numbers of GPUs where it says some."""
     if device is None or device in DEVICES:
-        return device, None
-    numbered = re.fullmatch(rf"{CUDA}:([0-9]{{1,3}})", device) if isinstance(device, str) else None
-    if numbered is None:
-        several = f"one of several GPUs is {CUDA}:0, {CUDA}:1 and so on"
+        return device, ()
+    known = rf"({CUDA}|{VM}):([0-9]{{1,3}}(,[0-9]{{1,3}})*)"
+    numbered = re.fullmatch(known, device) if isinstance(device, str) else None
+    numbers = () if numbered is None else tuple(map(int, numbered[2].split(",")))
+    if numbered is None or (numbered[1] == VM and len(numbers) == 1):
+        several = (
+            f"one of several GPUs is {CUDA}:0, {CUDA}:1 and so on; {CUDA}:0,1 are two that train together"
+        )
         raise fail(f"unknown device '{device}'; devices: {', '.join(DEVICES)}", several)
-    return CUDA, int(numbered[1])
+    if len(set(numbers)) < len(numbers):
+        raise fail(f"device '{device}' names a GPU twice")
+    return numbered[1], numbers
 
 
-def _gpu(number: int | None) -> tuple[int, str | None, str]:
-    """A GPU of this machine and its architecture; or None and why there is none. number: None for any."""
+def _gpu(numbers: Sequence[int]) -> tuple[int, str | None, str]:
+    """A GPU of this machine and its architecture, that of all if they are several; or None and why there is
+    none. numbers: none for any."""
     from dnc.runtime.cuda_driver import CudaError, current_gpu, open_device
 
     try:
-        gpu = current_gpu() if number is None else number
-        return gpu, open_device(gpu).arch, ""
+        gpu, *others = numbers or (current_gpu(),)
+        arch = open_device(gpu).arch
+        for other in others:
+            if (found := open_device(other).arch) != arch:
+                return 0, None, f"GPU {gpu} is {arch}, GPU {other} {found}: only those alike train together"
+        return gpu, arch, ""
     except CudaError as error:
         return 0, None, error.message
 
@@ -104,6 +135,16 @@ def open_backend(
     place: Place, plan: Plan, build: Build, replicas: int | None, workers: int | None
 ) -> Backend:
     """The backend of a place. replicas, workers: None for what suits the machine."""
+    members = [_open_one(each, plan, build, replicas, workers) for each in _each(place)]
+    return DataParallelBackend(members) if place.others else members[0]
+
+
+def _each(place: Place) -> list[Place]:
+    """The places of the devices that train together."""
+    return [attrs.evolve(place, gpu=gpu, others=()) for gpu in (place.gpu, *place.others)]
+
+
+def _open_one(place: Place, plan: Plan, build: Build, replicas: int | None, workers: int | None) -> Any:
     if place.device == VM:
         return VMBackend(plan, replicas or 1, workers or 1)
     files = build.kernels(place.target)

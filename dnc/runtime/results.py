@@ -50,7 +50,7 @@ class NotFinite(DiagnosticError):
 class StepResult:
     """A training batch: the mean loss over its samples, and the norm of its gradient.
 
-    parts: launches it took, 1 unless its activations did not fit.
+    parts: launches it took on a device, 1 unless its activations did not fit.
     """
 
     step: int
@@ -71,11 +71,12 @@ class Evaluation:
 
 @attrs.define(eq=False)
 class BatchSums:
-    """What the launches of a batch add up to, filled in as they finish."""
+    """What the launches of a batch add up to, filled in as they finish: of each part one on every device."""
 
     step: int
     samples: int
     parts: int
+    devices: int = 1
     finished: int = 0
     sums: dict[str, tuple[float, int]] = attrs.field(factory=dict)
     norm: float = 0.0
@@ -92,6 +93,11 @@ class BatchSums:
         self.norm = float(words[isa.RESULT_NORM])
         self.updated = bool(words[isa.RESULT_UPDATED] == 1)
         self.finished += 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all launches are."""
+        return self.finished == self.parts * self.devices
 
     def loss(self) -> float:
         """The mean loss over the samples."""

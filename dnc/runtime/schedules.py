@@ -33,7 +33,8 @@ class Schedules(Sequence[Schedule]):
     positions: by space how the rows of all batches are divided, and which they are
     (not where a group came from another process). results: by name (word, rows summed of every batch).
     samples, division: of all batches, and how they are divided. lanes: batch i runs beside those of other
-    lanes than i % lanes. lean: of every batch. Everything else is as in `Schedule`.
+    lanes than i % lanes. lean: of every batch. devices: where they are several, so many schedules behind each
+    other are the shares of a batch, one a device. Everything else is as in `Schedule`.
     """
 
     plan: Plan
@@ -54,6 +55,7 @@ class Schedules(Sequence[Schedule]):
     readout: Readout | None
     lanes: int
     lean: NDArray[np.bool_]
+    devices: int = 1
 
     def __len__(self) -> int:
         return self.division.batches
@@ -72,7 +74,7 @@ class Schedules(Sequence[Schedule]):
         return Schedule(
             self.plan,
             self.words[at],
-            self.address + at * self.words.shape[1] // 4,
+            self.address + at // self.devices * self.words.shape[1] // 4,
             {name: int(counts[at]) for name, counts in self.rows.items()},
             bases,
             self.static_words,
@@ -85,6 +87,24 @@ class Schedules(Sequence[Schedule]):
             self.known,
             self.readout,
             bool(self.lean[at]),
+        )
+
+    def of_device(self, device: int) -> Schedules:
+        """Those of one of several devices."""
+        own = slice(device, None, self.devices)
+        from dnc.runtime.encoder.words import Spread
+
+        return attrs.evolve(
+            self,
+            words=self.words[own],
+            moving={name: each[own] for name, each in self.moving.items()},
+            rows={name: counts[own] for name, counts in self.rows.items()},
+            positions={},
+            results={name: (word, counts[own]) for name, (word, counts) in self.results.items()},
+            samples=self.samples[np.isin(self.division.batch, np.arange(len(self))[own])],
+            division=Spread(self.division.counts[own]),
+            lean=self.lean[own],
+            devices=1,
         )
 
     def results_of(self, index: int) -> Results:

@@ -26,15 +26,17 @@ from dnc.ir.sparse import pruned
 from dnc.runtime.ahead import Ahead
 from dnc.runtime.answers import Answers
 from dnc.runtime.backend import Backend, Fill
-from dnc.runtime.batches import MOST_SAMPLES, Drawn, Groups, are_distinct, filled, full_group, parts_of
+from dnc.runtime.batches import MOST_SAMPLES, Drawn, Groups, are_distinct, filled, full_group
 from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.encoder.processes import default_count
+from dnc.runtime.encoder.tail import Part
+from dnc.runtime.fitting import in_parts
 from dnc.runtime.launches import Launches
-from dnc.runtime.memory import Memory, too_little
+from dnc.runtime.memory import Memory
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import load_parameters, read_array
 from dnc.runtime.predictions import Gradients, collect_gradients
@@ -140,7 +142,7 @@ class Session:
     def reserve(self, data: Encoder, batch: int) -> None:
         """Makes room for training batches of `batch` samples, measured on the heaviest ones."""
         heaviest = np.argsort(-data.prepared.weight, kind="stable")[:batch]
-        self.encode(data, np.sort(heaviest).astype(np.int32), TRAIN)
+        self._encode_step(data, np.sort(heaviest).astype(np.int32), Update())
 
     # ---- training -------------------------------------------------------------------------------
 
@@ -244,6 +246,7 @@ class Session:
             mode,
             lanes=lanes,
             place=place,
+            devices=self.backend.devices if mode == TRAIN else 1,
         )
 
     def encode_job(self, data: Encoder, job: Job, ahead: Ahead) -> Schedules | None:
@@ -289,8 +292,10 @@ class Session:
         if schedules is None:
             return False
         self._go_on_with(job.updates[0])
-        found = [BatchSums(self.steps_done + 1 + i, len(each), 1) for i, each in enumerate(job.batches)]
-        self.launches.start(schedules, found)
+        devices = job.devices
+        first = self.steps_done + 1
+        found = [BatchSums(first + at, len(each), 1, devices) for at, each in enumerate(job.batches)]
+        self.launches.start(schedules, [batch for batch in found for _ in range(devices)])
         self._count(found, results)
         return True
 
@@ -299,11 +304,11 @@ class Session:
     ) -> None:
         """Launches a batch, in parts if it does not fit."""
         data, chosen = self.distinct(data, samples)
-        schedules = self.encode(data, chosen, TRAIN, update)
+        parts = self._encode_step(data, chosen, update)
         self._go_on_with(update)
-        batch = BatchSums(self.steps_done + 1, len(chosen), len(schedules))
-        for schedule in schedules:
-            self.launches.start([schedule], [batch])
+        batch = BatchSums(self.steps_done + 1, len(chosen), len(parts), self.backend.devices)
+        for schedules in parts:
+            self.launches.start(schedules, [batch] * len(schedules))
         self._count([batch], results)
 
     def _count(self, batches: list[BatchSums], results: Results) -> None:
@@ -370,6 +375,8 @@ class Session:
         By "Struct.field"; what was pushed has its gradient in the data. Samples are distinct, and all of
         them fit into one launch. noisy: with random numbers; without, nothing is dropped.
         """
+        if self.backend.devices > 1:
+            raise fail("what is handed in has its gradients on one device: choose one")
         self.settle()
         chosen = np.asarray(samples, np.int32)
         self._check_samples(data, chosen)
@@ -458,40 +465,33 @@ class Session:
         if noise is None:
             noise = self.next_noise() if mode == TRAIN else NONE
         replicas, workers = self.backend.grid(len(samples), mode == TRAIN, lanes)
-        parts = 1
-        while True:
-            self.launches.check()
-            try:
-                data.pool = self.memory.pool
-                with self.timeline.host(ENCODE):
-                    return [
-                        data.encode(
-                            numbers,
-                            mode=mode,
-                            replicas=replicas,
-                            workers=workers,
-                            update=update,
-                            part=part,
-                            buffer=(self.launches.slot + index) % 2,
-                            pool_words=self.memory.words,
-                            noise=noise,
-                            guest=guest,
-                            ending=ending,
-                        )
-                        for index, (numbers, part) in enumerate(parts_of(data, samples, mode, parts))
-                    ]
-            except DoesNotFit as problem:
-                self.launches.drain()
-                if self.memory.grow(problem.schedule_words, problem.activations):
-                    continue
-                need = self.memory.pool.words + problem.activations
-                if parts == len(samples):
-                    raise fail(
-                        f"{self.backend.name}: a batch of one sample needs "
-                        f"{too_little(need, self.memory.most())}"
-                    ) from None
-                room = max(self.memory.most() - self.memory.pool.words, 1)
-                parts = min(len(samples), max(parts + 1, parts * problem.activations // room))
+
+        def encode(numbers: Ints, part: Part, buffer: int) -> Schedule:
+            return data.encode(
+                numbers,
+                mode=mode,
+                replicas=replicas,
+                workers=workers,
+                update=update,
+                part=part,
+                buffer=buffer,
+                pool_words=self.memory.words,
+                noise=noise,
+                guest=guest,
+                ending=ending,
+            )
+
+        return in_parts(self, data, samples, mode, encode)
+
+    def _encode_step(self, data: Encoder, samples: Ints, update: Update) -> list[Schedules]:
+        """The schedules of a training step, of all devices, in as many parts as it takes to fit."""
+        grid = self.backend.grid(len(samples))
+
+        def encode(numbers: Ints, part: Part, buffer: int) -> Schedules:
+            job = self.job(data, numbers[None], TRAIN, self._noises(1), 0, [update])
+            return attrs.evolve(job, grid=grid, part=part, buffer=buffer).encode(data)
+
+        return in_parts(self, data, samples, TRAIN, encode)
 
 
 def _all_or(data: Encoder, samples: Sequence[int] | Ints | None) -> Ints:

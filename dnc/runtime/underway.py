@@ -56,7 +56,7 @@ class Underway:
 
     def _result(self, batch: BatchSums) -> StepResult | None:
         """What a step gave, once it is over; None if it was not finite."""
-        while batch.finished < batch.parts:
+        while not batch.is_over:
             if not self._launches.collect_oldest():
                 raise fail(f"step {batch.step} was interrupted, and its results are lost")
         loss = batch.loss()

@@ -69,7 +69,7 @@ class Module(nn.Module):
     ) -> None:
         """Opens a build on a device: "cpu", "cuda", "vm"; None takes the best there is.
 
-        "cuda" is PyTorch's current GPU, "cuda:1" one of several.
+        "cuda" is PyTorch's current GPU, "cuda:1" one of several (each has its own module).
         data: training data, which give the vocabulary; or `checkpoint` has it; a program without words
         and classes needs neither. sparse: gradients of tables are sparse tensors, as in nn.Embedding.
         seed: of the first weights, and of dropout. encoders: other processes that encode `batches`, 0 for
@@ -79,6 +79,10 @@ class Module(nn.Module):
         if not isinstance(vocabularies, Mapping | None):
             raise fail(f"vocabularies is {vocabularies!r}, expected one by name, as `Model.vocabularies`")
         model = load(build, _device_of(device), seed=seed, memory_bytes=memory_bytes, encoders=encoders)
+        if model.backend.devices > 1:
+            raise fail(
+                f"device {device}: a module is on one", "several are PyTorch's DistributedDataParallel's"
+            )
         if packed := packed_parameters(model.plan):
             raise fail(
                 f"{build}: keeps {', '.join(packed)} packed, for inference; PyTorch sees whole matrices",

@@ -17,8 +17,9 @@ import pytest
 
 from dnc.diagnostics import DiagnosticError
 from dnc.ir import isa
+from dnc.runtime.data_parallel import DataParallelBackend
 from tests.gpu.builds import CASES as ON_A_GPU
-from tests.support.emulator import COMPILER, backend_of
+from tests.support.emulator import COMPILER, backend_of, backends_of
 from tests.support.executors import Bench, check_evaluation, check_group, check_training
 from tests.support.forced import forced
 from tests.support.forests import ForestGrower
@@ -237,6 +238,18 @@ def test_the_lean_kernel_against_the_definition(name: str, tmp_path: Path) -> No
     check_evaluation(bench, tolerance)
     with forced(few=False), pytest.raises(DiagnosticError, match="unknown"):
         check_training(bench, tolerance)
+
+
+@pytest.mark.parametrize(("name", "devices"), [("weights in registers", 2), ("states that are polled", 3)])
+def test_devices_that_train_together(name: str, devices: int, tmp_path: Path) -> None:
+    """Also where some have no sample, and the lean kernel of few samples is not there."""
+    example, settings, options = CASES[name]
+    plan = plan_of(example, settings, **options)
+    backend: Any = DataParallelBackend(backends_of(plan, tmp_path, devices, replicas=1))
+    for samples, shape, few in ((1, "single", True), (7, "random", False), (30, "complete", False)):
+        forest = ForestGrower(plan.program, samples).grow(samples, 9, shape)
+        with forced(few=few):
+            check_training(Bench(plan.program, plan, backend, forest, samples), TOLERANCE[plan.precision])
 
 
 def test_a_level_that_polls_in_vain_ends_the_launch(tmp_path: Path) -> None:

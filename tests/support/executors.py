@@ -19,6 +19,7 @@ from dnc.ir.plan import Plan
 from dnc.ir.program import ROOT, DeclaredOutput, Program
 from dnc.ir.sparse import pruned
 from dnc.runtime.backend import Backend, VMBackend
+from dnc.runtime.data_parallel import DataParallelBackend
 from dnc.runtime.encoder import Encoder, Part
 from dnc.runtime.measurements import Measurements
 from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN
@@ -80,6 +81,8 @@ class Bench:
     ) -> tuple[Any, Array]:
         """Encodes everything, verifies it, loads parameters, launches; the schedule and its results."""
         replicas, workers = grid or self.backend.grid(self.forest.samples)
+        if mode == TRAIN and self.backend.devices > 1:
+            return self._launch_shares(hyper, replicas, workers)
         schedule = self.encoder.encode(
             self.samples,
             mode=mode,
@@ -92,6 +95,32 @@ class Bench:
         self.load(schedule.static_words + schedule.activations)
         self.backend.launch([schedule], 0)
         return schedule, self.backend.finish(0)[0]
+
+    def _launch_shares(self, hyper: Hyper, replicas: int, workers: int) -> tuple[Any, Array]:
+        """The same for devices that train together, which have the same bits behind it; results are sums."""
+        schedules = self.encoder.encode_group(
+            [self.samples],
+            replicas=replicas,
+            workers=workers,
+            updates=[hyper.update()],
+            noises=np.array([NOISE], np.uint32),
+            devices=self.backend.devices,
+        )
+        for schedule in schedules:
+            verify(schedule)
+        self.load(schedules.static_words + schedules.activations)
+        self.backend.launch(schedules, 0)
+        found = self.backend.finish(0)
+        common = slice(isa.RESULT_NORM, isa.RESULT_UPDATED + 1)
+        assert (found[:, common] == found[0, common]).all()
+        total = found.sum(axis=0)
+        total[common] = found[0, common]
+        assert isinstance(self.backend, DataParallelBackend)
+        first, count = self.pool.bases[isa.PARAMETERS] * 4, self.pool.schedules[0] * 4
+        memories = [member.read(first, count - first) for member in self.backend.members]
+        for memory in memories[1:]:
+            np.testing.assert_array_equal(memory.view(np.int32), memories[0].view(np.int32))
+        return schedules[0], total
 
     def load(self, words: int) -> None:
         """A pool of so many words, with the parameters in it."""
@@ -141,7 +170,9 @@ def check_training(bench: Bench, tolerance: float = 2e-5, rate: float = 1.0) -> 
 
 
 def _check_pulled(bench: Bench, schedule: Schedule, expected: Results, tolerance: float) -> None:
-    """The gradients by pulled fields, vertex by vertex."""
+    """The gradients by pulled fields, vertex by vertex; where devices have shares, these are theirs."""
+    if bench.backend.devices > 1:
+        return
     gradients = collect_gradients(bench.backend, bench.encoder, schedule)
     assert gradients.keys() == expected.pulled.keys()
     for name, each in gradients.items():

@@ -147,6 +147,7 @@ class FakeDevice:
     """See the module. traced: of every launch so far, whether it was of the traced kernel."""
 
     name, arch, multiprocessors = "a made-up GPU", "sm_90", 132
+    origin = 0  # where its memory begins
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.launches, self.traced = plan, 0, list[bool]()
@@ -174,13 +175,14 @@ class FakeDevice:
 
     def bytes(self, address: int, size: int) -> Any:
         """A piece of memory."""
-        assert address > 0 and address + size <= self.used
-        return self.memory[address : address + size]
+        first = address - self.origin
+        assert first > 0 and first + size <= self.used
+        return self.memory[first : first + size]
 
     def allocate(self, size: int) -> Any:
         """Memory that is never used again."""
         self.check_context()
-        device, address = self, self.used
+        device, address = self, self.origin + self.used
         self.used += -(-size // 256) * 256
         self.held += 1
 
@@ -205,6 +207,10 @@ class FakeDevice:
         """From the device."""
         self.check_context()
         values.view(np.uint8).ravel()[:] = self.bytes(address, values.nbytes)
+
+    def reach(self, other: FakeDevice) -> None:
+        """All memory is the host's."""
+        self.check_context()
 
     def pinned(self, size: int) -> Any:
         """Memory of the host."""

@@ -11,7 +11,7 @@ import pytest
 
 from dnc.diagnostics import DiagnosticError
 from dnc.runtime import cuda_driver
-from dnc.runtime.devices import Place, choose
+from dnc.runtime.devices import TIMED, Place, alone, choose
 
 BUILD: Any = SimpleNamespace(
     path=Path("build"), targets={"cpu": None, "cuda:sm_80": None, "cuda:sm_90a": None}
@@ -100,6 +100,30 @@ def test_numbered_gpus(driver: TwoGPUs) -> None:
         with pytest.raises(DiagnosticError, match=r"unknown device .*; devices: cpu, cuda, vm\n.*cuda:1"):
             choose(BUILD, wrong)  # type: ignore[arg-type]
     assert not driver.stack  # the thread has no context, as before
+
+
+def test_gpus_that_train_together(driver: TwoGPUs, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = r"GPU 0 is sm_80, GPU 1 sm_90: only those alike train together"
+    with pytest.raises(DiagnosticError, match=both):
+        choose(BUILD, "cuda:0,1")
+    monkeypatch.setattr(driver, "cuDeviceGetAttribute", lambda key, number: (Status.CUDA_SUCCESS, 9))
+    place = choose(SimpleNamespace(path=BUILD.path, targets={"cuda:sm_99": None}), "cuda:1,0")  # type: ignore[arg-type]
+    assert place == Place("cuda", "cuda:sm_99", 1, (0,))
+    with pytest.raises(DiagnosticError, match=r"kernels are timed on one device: choose one of cuda:1,0"):
+        alone(place, TIMED)
+    assert alone(choose(BUILD, "cpu"), TIMED) == Place("cpu", "cpu")
+    assert choose(BUILD, "vm:0,1") == Place("vm", "cuda:sm_80", 0, (1,))
+    for wrong, message in (
+        ("cuda:0,0", "device 'cuda:0,0' names a GPU twice"),
+        ("cuda:0,2", r"GPU 2 was asked for; 2 are visible"),
+        ("cuda:0,", r"unknown device .*\n.*cuda:0,1 are two that train together"),
+        ("vm:0", r"unknown device"),
+        ("cpu:0,1", r"unknown device"),
+    ):
+        with pytest.raises(DiagnosticError, match=message):
+            choose(BUILD, wrong)
+    with pytest.raises(DiagnosticError, match=r"has no kernels for a GPU, only for cpu"):
+        choose(SimpleNamespace(path=BUILD.path, targets={"cpu": None}), "vm:0,1")  # type: ignore[arg-type]
 
 
 def test_the_gpu_that_is_current(driver: TwoGPUs) -> None:

@@ -25,6 +25,7 @@ from dnc.ir.regions import generates
 from dnc.runtime.encoder.alike import Alike
 from dnc.runtime.encoder.assign import Assignment, Burdens, assign
 from dnc.runtime.encoder.awaited import encode_awaited
+from dnc.runtime.encoder.devices import of_batch, shares_of
 from dnc.runtime.encoder.ending import Ending, exits, late_levels
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.lists import Group, Lists, Touched
@@ -115,11 +116,13 @@ class Encoder:
         replicas: int = 1,
         workers: int = 1,
         updates: Sequence[Update] = (),
+        part: Part = Part(),
         buffer: int = 0,
         pool_words: int | None = None,
         noises: NDArray[np.uint32] | None = None,
         guest: Guest | None = None,
         lanes: int = 1,
+        devices: int = 1,
     ) -> Schedules:
         """Schedules of several batches, one behind the other in the place for schedules.
 
@@ -127,14 +130,18 @@ class Encoder:
         noise of every step. No sample may occur twice. Batch i is in lane i % lanes; the activations of
         a lane share memory: its batches run one after another, beside those of other lanes (not in
         training). What the host reads row by row does not: it lies behind the schedules, and their
-        `readout` says whose it is. guest: as for `encode`; the host reads nothing row by row then.
+        `readout` says whose it is. guest: as for `encode`; the host reads nothing row by row then. devices:
+        in training, those that each run a share of every batch; shares stand behind each other, and lie at
+        the same place of their devices.
         """
         chosen = [np.asarray(batch, np.int32) for batch in batches]
         noise = np.full(len(chosen), NONE, np.uint32) if noises is None else noises
         updates = updates or [Update()] * len(chosen)
-        place = Part(), buffer, pool_words, noise
-        reads = guest is None
-        return self._encode(chosen, mode, replicas, workers, updates, *place, guest, reads=reads, lanes=lanes)
+        place = part, buffer, pool_words, noise
+        reads = guest is None and devices == 1
+        return self._encode(
+            chosen, mode, replicas, workers, updates, *place, guest, reads=reads, lanes=lanes, devices=devices
+        )
 
     def _encode(
         self,
@@ -151,16 +158,19 @@ class Encoder:
         ending: Ending | None = None,
         reads: bool = False,
         lanes: int = 1,
+        devices: int = 1,
     ) -> Schedules:
+        batches = shares_of(batches, self._burdens, devices)
+        updates, noise = [each for each in updates for _ in range(devices)], noise.repeat(devices)
         known = self.modes.mode(mode)
         assigned = self._assign(batches, mode, replicas, ending)
         late = self._late_levels(known, ending)
         rows = self._rows(known.spaces, assigned, late)
         if mode == TRAIN and self._alike is not None:
             rows = {name: self._alike.merged(name, own) for name, own in rows.items()}
-        touched = self._touched(mode, rows, part)
+        touched = self._touched(mode, rows, part, devices)
         tail = self.modes.tail
-        decisions = tail.decide(rows, mode, part, touched)
+        decisions = tail.decide(rows, mode, part, touched, devices)
         first = self.pool.activations if guest is None else guest.reserve(self.pool.activations)
         values, buffers = (known.values, known.inner) if reads else ((), known.buffers)
         is_lean = self._lean(known, rows, decisions, mode)
@@ -173,28 +183,29 @@ class Encoder:
             moving |= {buffer.name: bases[buffer.name] + shift for buffer in buffers}
             used += (lanes - 1) * room
         self._check_addresses(least)  # before any of them is written
-        body = Words(len(batches), self.layout.queues_at + replicas * workers)
-        followed = tail.followed(rows) if part.followed is None else part.followed
+        body = Words(len(batches), self.layout.queues_at + replicas * workers, devices)
+        followed = {name: of_batch(counts, devices) for name, counts in tail.followed(rows).items()}
+        if part.followed is not None:
+            followed = {name: counts.repeat(devices, axis=0) for name, counts in part.followed.items()}
         place = self.pool.schedules[buffer]
         group = Group(rows, bases, moving, workers, runs, place, body, noise, followed, guest)
         lists, known_states = self._lists(known, group, mode, decisions)
         optimizer = updates[0].optimizer if guest is None else None
-        behind = Batches(group, replicas * workers, optimizer, part, decisions)
+        behind = Batches(group, replicas * workers, optimizer, part, decisions, devices)
         closing, results, sharers = tail.encode(mode, behind)
         steps = known.columns.steps
         awaited = encode_awaited(self.plan, steps, rows, replicas, workers, body)
         left = exits(group, assigned, self.prepared, ending, steps, late) if ending and late else None
         scopes = None if left else known.scopes(rows, replicas, assigned.apart)
         queues = encode_queues(known.columns, rows, replicas, workers, closing, body, left, scopes)
-        samples = assigned.spread.counts
-        grid = replicas, workers
+        grid, samples = (replicas, workers), assigned.spread.counts
         words = self._assemble(
             group, lists, queues, grid, {isa.SHARERS: sharers, **awaited}, updates, part, samples
         )
         readout, own = self._read_behind(group, values, batches, words)
         behind_words = 0 if readout is None else readout.count
         self._check_room(words.size + behind_words, least, pool_words)
-        own[isa.RESULTS] = bases[isa.RESULTS] + np.arange(len(batches)) * (words.shape[1] // 4)
+        own[isa.RESULTS] = bases[isa.RESULTS] + body.turns * (words.shape[1] // 4)
         return Schedules(
             self.plan,
             words,
@@ -214,6 +225,7 @@ class Encoder:
             readout,
             lanes,
             is_lean,
+            devices,
         )
 
     def _lean(
@@ -291,14 +303,14 @@ class Encoder:
 
     # ---- addresses ------------------------------------------------------------------------------
 
-    def _touched(self, mode: str, rows: dict[str, Rows], part: Part) -> dict[str, Touched]:
-        """The touched rows of every trained table."""
+    def _touched(self, mode: str, rows: dict[str, Rows], part: Part, devices: int) -> dict[str, Touched]:
+        """The touched rows of every trained table, of a batch that devices share those of all shares."""
         if mode != TRAIN:
             return {}
         known, sizes = part.tokens or {}, self.pool.table_rows
         return {
             table.parameter: self.lists.touched(
-                table, rows, sizes[table.parameter], known.get(table.parameter)
+                table, rows, sizes[table.parameter], known.get(table.parameter), devices
             )
             for table in self.plan.table_gradients
         }
@@ -368,11 +380,13 @@ class Encoder:
                 total += tokens * isa.table_norms(table)
                 bases[isa.table_base(table.parameter)] = at
                 at += units(tokens * padded(table.width))
-                for product in table.products if any_apart else ():
-                    bases[product.sums] = at
-                    at += units(tokens * self.plan.buffer(product.sums).width)
             bases[isa.NORMS] = at
             at += units(total)
+            for table in self.plan.table_gradients if any_apart else ():
+                tokens = decisions.touched[table.parameter].spread.most
+                for product in table.products:
+                    bases[product.sums] = at
+                    at += units(tokens * self.plan.buffer(product.sums).width)
             if (most_chunks := decisions.most_chunks) > 1:
                 bases[isa.CHUNKS] = at
                 at += units((most_chunks - 1) * self._arena)
@@ -446,10 +460,9 @@ class Encoder:
         words[:, len(front) : len(front) + queues.shape[1]] = queues
         words[:, where.header["samples"]] = samples
         if body.batches > 1:
-            shift = np.arange(0, body.batches * length // 4, length // 4, dtype=np.int32)
-            words[:, where.bases_at + where.bases[isa.RESULTS]] += shift
+            words[:, where.bases_at + where.bases[isa.RESULTS]] += body.turns * np.int32(length // 4)
         floats = words.view(np.float32)
-        total = part.total_samples or samples
+        total = part.total_samples or of_batch(samples, body.devices)
         floats[:, where.header["loss_scale"]] = 1.0 / np.maximum(total, 1)
         floats[:, where.header["clip_norm"]] = [update.clip_norm for update in updates]
         for name in updates[0].coefficients:

@@ -152,7 +152,7 @@ def owners(samples: Ints, spread: Spread, burdens: Burdens, replicas: int) -> Nu
     if spread.batches > 1:
         rank += spread.batch * (int(rank.max()) + 1)
     owner = np.empty(len(samples), np.intp)
-    turns = _back_and_forth(replicas).take(spread.local, mode="wrap")
+    turns = back_and_forth(replicas).take(spread.local, mode="wrap")
     owner[rank.argsort(kind="stable")] = turns + spread.batch * replicas
     if spread.most > FEW * replicas:
         for number in np.flatnonzero(spread.counts > FEW * replicas).tolist():
@@ -163,7 +163,7 @@ def owners(samples: Ints, spread: Spread, burdens: Burdens, replicas: int) -> Nu
 
 
 @cache
-def _back_and_forth(count: int) -> Indices:
+def back_and_forth(count: int) -> Indices:
     """0, 1, ... and back again."""
     return np.concatenate((np.arange(count), np.arange(count)[::-1]))
 

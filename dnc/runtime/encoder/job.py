@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dnc.ir.forest import Ints
 from dnc.ir.optimizers import Update
+from dnc.runtime.encoder.tail import WHOLE, Part
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import StaticPool
 from dnc.runtime.schedules import Schedules
@@ -31,7 +32,8 @@ class Job:
     lies; buffer: which of its two places for schedules. pool_words: how many words there are, None if that
     is seen later. shares: whether the batches share vectors, results and gradients with another net. lanes:
     how many of the batches run beside each other. place: in training, the steps and the updates before the
-    first one, and the optimizer.
+    first one, and the optimizer. devices: those that share the batches; then the grid is that of each. part:
+    of a batch that does not fit, which is the only one then.
     """
 
     batches: Ints
@@ -45,6 +47,8 @@ class Job:
     shares: bool = False
     lanes: int = 1
     place: tuple[int, int, str] | None = None
+    devices: int = 1
+    part: Part = WHOLE
 
     def moved(self, pool: StaticPool, buffer: int, pool_words: int | None) -> Job:
         """The same job for another place; itself, if that is where it is."""
@@ -66,9 +70,11 @@ class Job:
             replicas=replicas,
             workers=workers,
             updates=self.updates,
+            part=self.part,
             buffer=self.buffer,
             pool_words=self.pool_words,
             noises=self.noises,
             guest=guest,
             lanes=self.lanes,
+            devices=self.devices,
         )

@@ -345,9 +345,15 @@ class Lists:
     # ---- gradients of tables --------------------------------------------------------------------
 
     def touched(
-        self, table: TableGradient, rows: dict[str, Rows], table_rows: int, tokens: Ints | None
+        self,
+        table: TableGradient,
+        rows: dict[str, Rows],
+        table_rows: int,
+        tokens: Ints | None,
+        devices: int = 1,
     ) -> Touched:
-        """The rows of a table that the batches touch; `tokens` where they are known (one batch)."""
+        """The rows of a table that the batches touch, with shares of a batch those that any of them does;
+        `tokens` where they are known (one batch)."""
         keys, batches = [], 1
         for source in table.sources:
             found, spread = (
@@ -359,6 +365,8 @@ class Lists:
                 found = np.where(found >= 0, found + spread.batch * table_rows, -1)
             keys.append(found)
         key, slots = in_order(_joined(keys))
+        if devices > 1:
+            return _touched_by_any(key, slots, table_rows, batches, devices, tokens)
         if tokens is not None:
             return Touched(tokens, Spread(np.array([len(tokens)])), slots, tokens.searchsorted(key))
         change = np.empty(len(key), bool)
@@ -439,3 +447,18 @@ def _source_numbers(plan: Plan) -> dict[str, int]:
         for item in plan.lists
         if isinstance(item, SlotList)
     }
+
+
+def _touched_by_any(
+    key: Numbers, slots: Indices, table_rows: int, shares: int, devices: int, tokens: Ints | None
+) -> Touched:
+    """As `Lists.touched`, for shares of batches. key: share * table_rows + row of every slot, in order."""
+    share, row = np.divmod(key, table_rows)
+    whole = share // devices * table_rows + row
+    distinct = np.unique(whole) if tokens is None else tokens
+    batch, own = np.divmod(distinct, table_rows)
+    first = Spread(np.bincount(batch, minlength=shares // devices))
+    spread = Spread(first.counts.repeat(devices))
+    before = (first.counts.cumsum() - first.counts).repeat(devices)
+    place = distinct.searchsorted(whole) - before[share]
+    return Touched(own[before[spread.batch] + spread.local], spread, slots, share * spread.most + place)

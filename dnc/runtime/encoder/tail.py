@@ -20,6 +20,7 @@ from dnc.ir import cutting, isa
 from dnc.ir.forest import Ints
 from dnc.ir.machine import machine
 from dnc.ir.plan import Plan, TableGradient
+from dnc.runtime.encoder import devices
 from dnc.runtime.encoder.known import Known
 from dnc.runtime.encoder.lists import Group, Touched
 from dnc.runtime.encoder.rows import Rows
@@ -76,14 +77,15 @@ class Decisions:
 
 @attrs.define(eq=False)
 class Batches:
-    """A group of batches behind their recursion. grid: workers in all. optimizer: None where gradients are
-    made for another net, which updates the parameters."""
+    """A group of batches behind their recursion, or of shares of them. grid: workers in all. optimizer: None
+    where gradients are made for another net, which updates the parameters. devices: shares of a batch."""
 
     group: Group
     grid: int
     optimizer: str | None
     part: Part
     decisions: Decisions
+    devices: int = 1
 
 
 @attrs.frozen(eq=False)
@@ -104,8 +106,8 @@ class Template:
     """The instructions of a tail. words: [count, INSTRUCTION_WORDS], zeros where a batch fills them in.
 
     places: of each value by name, (instruction, field). sums: the instructions of weight gradients, a
-    run of rows each. norm: those that `outer` instructions do without. tokens: those that add up deltas
-    before products, and an exchange, behind which are the exchanges `later`.
+    run of rows each. norm: those that `outer` instructions do without, with an exchange behind which is
+    `last`. tokens: those that add up deltas before products, and an exchange. exchanges: all of them.
     """
 
     def __init__(
@@ -114,18 +116,23 @@ class Template:
         sums: list[int],
         norm: list[int],
         tokens: list[int],
-        later: list[int],
+        exchanges: list[int],
     ) -> None:
         self.words = np.zeros((len(instructions), isa.INSTRUCTION_WORDS), np.int32)
         self.places: list[tuple[str, int, int]] = []
         self.sums, self.norm = np.array(sums, np.intp), np.array(norm, np.intp)
-        self.tokens, self.later = np.array(tokens, np.intp), np.array(later, np.intp)
+        self.tokens, self._exchanges = np.array(tokens, np.intp), np.array(exchanges, np.intp)
         for at, instruction in enumerate(instructions):
             for field, value in enumerate(instruction):
                 if isinstance(value, str):
                     self.places.append((value, at, field))
                 else:
                     self.words[at, field] = value
+
+    def behind(self, left_out: Numbers) -> Numbers:
+        """The exchanges behind instructions, one of them an exchange."""
+        found: Numbers = self._exchanges[self._exchanges > left_out.max()]
+        return found
 
     def filled(self, batches: int, values: Mapping[str, int | Numbers]) -> Ints:
         """The words of every batch, with values [batches]."""
@@ -221,9 +228,12 @@ class Tail:
         return found
 
     def decide(
-        self, rows: Mapping[str, Rows], mode: str, part: Part, touched: Mapping[str, Touched]
+        self, rows: Mapping[str, Rows], mode: str, part: Part, touched: Mapping[str, Touched], devices: int
     ) -> Decisions:
-        """How the gradients of a group are summed; those that add up over launches have one chunk at most."""
+        """How the gradients of a group are summed; those that add up over launches have one chunk at most.
+
+        And so have running values that add up over devices.
+        """
         batches = len(next(iter(rows.values())).counts) if rows else 1
         apart, few = self.apart(batches, rows, touched), np.zeros(batches, bool)
         targets = len(self._targets) if mode == TRAIN else 0
@@ -232,7 +242,8 @@ class Tail:
             none = np.zeros((batches, 0), np.int64)
             return Decisions(touched, apart, none, none, few, chunks, shape)
         found = _joined([self._rows_of(each, rows, touched, apart) for each in self._summed])
-        own, most = found[:, self._targets], isa.MOST_CHUNKS if part == WHOLE else 1
+        are_whole = part == WHOLE and not (devices > 1 and self.followers)
+        own, most = found[:, self._targets], isa.MOST_CHUNKS if are_whole else 1
         if self._has_outer:
             products = np.zeros(batches)
             for table in self._with_products:
@@ -271,7 +282,8 @@ class Tail:
         decisions, optimizer, few = batches.decisions, batches.optimizer, batches.decisions.few
         # Sums of chunks meet in the instructions of the norm, and running statistics follow them.
         ends = part.update and bool(optimizer or self.followers or (decisions.chunks > 1).any())
-        template = self._template(trains, tuple(results), optimizer, int(part.accumulate), ends)
+        meets = ends and batches.devices > 1
+        template = self._template(trains, tuple(results), optimizer, int(part.accumulate), ends, meets)
         if not trains:
             return template.filled(group.body.batches, values), results, np.full(len(few), batches.grid)
         if len(template.sums):
@@ -290,6 +302,9 @@ class Tail:
             values[f"tokens {table.parameter}"], values[f"norms {table.parameter}"] = tokens, norms
             norms = norms + tokens * isa.table_norms(table)
         values["norms"] = norms
+        if batches.devices > 1:
+            touched = {name: each.spread.counts for name, each in decisions.touched.items()}
+            values |= devices.values(self.plan, group.base, touched, len(few), batches.devices)
         for name, target in self._target.items():
             values[f"chunks {name}"] = decisions.chunks[:, target]
         words = template.filled(group.body.batches, values)
@@ -300,11 +315,13 @@ class Tail:
             kept[template.sums[self._shapes.leading]] = True
         together = (~decisions.apart).nonzero()[0][:, None] if len(template.tokens) else ()
         if len(together):
-            words[together, template.later, 1] -= 1
+            words[together, template.behind(template.tokens), 1] -= 1
             words[together, template.tokens] = 0  # `nop`
             kept[template.tokens] = len(together) < len(words)
         if len(which):
             words[which, template.sums] = self._as_outer(sums[few], sharers[few], kept[template.sums])
+            if len(template.norm):
+                words[which, template.behind(template.norm), 1] -= 1
             words[which, template.norm] = 0  # `nop`
             if len(which) == len(words):
                 kept[template.norm] = False
@@ -392,15 +409,27 @@ class Tail:
         return Dealt(values, sharers)
 
     def _template(
-        self, trains: bool, results: tuple[str, ...], optimizer: str | None, accumulate: int, ends: bool
+        self,
+        trains: bool,
+        results: tuple[str, ...],
+        optimizer: str | None,
+        accumulate: int,
+        ends: bool,
+        meets: bool,
     ) -> Template:
-        key = trains, results, optimizer, accumulate, ends
+        key = trains, results, optimizer, accumulate, ends, meets
         if key not in self._templates:
             self._templates[key] = self._make(*key)
         return self._templates[key]
 
     def _make(
-        self, trains: bool, results: tuple[str, ...], optimizer: str | None, accumulate: int, ends: bool
+        self,
+        trains: bool,
+        results: tuple[str, ...],
+        optimizer: str | None,
+        accumulate: int,
+        ends: bool,
+        meets: bool,
     ) -> Template:
         number, plan, ordinals = self._number, self.plan, itertools.count(1)
         width = {f"{result.kind}:{result.name}": self._width[result.buffer] for result in self._sums}
@@ -448,6 +477,7 @@ class Tail:
                 found.append([number[isa.NORM], begin, count, chunks, before])
                 before += -(-count // isa.NORM_CHUNK)
             found.append(exchange())
+            found += devices.meeting(plan, number, exchange) if meets else []
             if optimizer is not None:
                 for group in isa.update_groups(plan):
                     own: dict[str, int | str] = {"norms": "norms", **isa.update_words(plan, group)}
@@ -460,6 +490,5 @@ class Tail:
                 update_of = number[f"{optimizer} {table.parameter}"]
                 found.append([update_of, f"tokens {table.parameter}", "norms", rate])
         found.append([number[isa.END]])
-        barrier = number[isa.GRID_BARRIER]
-        later = [at for at, words in enumerate(found) if tokens and words[0] == barrier and at > tokens[-1]]
-        return Template(found, sums, norm, tokens, later)
+        exchanges = [at for at, words in enumerate(found) if words[0] == number[isa.GRID_BARRIER]]
+        return Template(found, sums, norm, tokens, exchanges)

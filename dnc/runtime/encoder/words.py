@@ -83,10 +83,15 @@ def chosen(which: NDArray[np.bool_], yes: int, no: int) -> int | Numbers:
 
 
 class Words:
-    """Collects pieces of the schedules; offsets are known at once, the words are joined last."""
+    """Collects pieces of the schedules; offsets are known at once, the words are joined last.
 
-    def __init__(self, batches: int, first: int) -> None:
-        self.batches, self.at = batches, first
+    devices: so many schedules behind each other lie at the same place, each on its device. turns: of every
+    schedule how many lie in front of it.
+    """
+
+    def __init__(self, batches: int, first: int, devices: int = 1) -> None:
+        self.batches, self.at, self.devices = batches, first, devices
+        self.turns = np.arange(batches, dtype=np.int32) // devices
         self._pieces = [np.zeros((batches, first), np.int32)]
         self._addresses: list[tuple[int, int]] = []
 
@@ -192,7 +197,7 @@ class Words:
         self.align(16)
         words = np.concatenate(self._pieces, axis=1)
         if self.batches > 1:
-            shift = np.arange(self.batches, dtype=np.int32)[:, None] * np.int32(words.shape[1] // 4)
+            shift = self.turns[:, None] * np.int32(words.shape[1] // 4)
             for begin, end in self._addresses:
                 words[:, begin:end] += shift
         return words

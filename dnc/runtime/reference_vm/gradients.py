@@ -192,6 +192,26 @@ def square_norm(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None
         vm.write(np.array([at]), float((found**2).sum()), worker)
 
 
+def all_reduce(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
+    """Adds up what all devices have of this worker's spans, and the squares of what comes out, for all."""
+    count, width, size = fields["count"], fields["width"], isa.NORM_CHUNK
+    spans = range(fields["device"], -(-count // size), fields["devices"])
+    for number, _ in _share(vm, len(spans), 1, fields["first_norm"], worker):
+        span = spans[number]
+        index = np.arange(span * size, min(count, (span + 1) * size))
+        counts = index % (padded(width) or 1) < (width or 1)
+        index, found = index + fields["base"] * 4, np.zeros(len(index))
+        for each in vm.devices:
+            found[counts] += each.memory.read_from_outside(index[counts], each)
+        written = [(index, found)]
+        if fields["first_norm"] != isa.NO_NORM:
+            norm = vm.base(isa.NORMS) + fields["first_norm"] + span
+            written.append((np.array([norm]), np.array([(found**2).sum()])))
+        for each in vm.devices:
+            for at, values in written:
+                each.memory.write_from_outside(at, values, each)
+
+
 def follow(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
     """Adds what the chunks of rows gave to the running parameters; nothing where the norm is not finite."""
     norms = vm.read(vm.base(isa.NORMS) + np.arange(fields["norms"]), worker)

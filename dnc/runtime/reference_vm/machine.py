@@ -7,11 +7,15 @@ names worker, instruction and place.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from threading import Barrier, BrokenBarrierError
+
 import numpy as np
 
 from dnc.ir import isa
 from dnc.ir.plan import UNIT, Plan
 from dnc.runtime.reference_vm.gradients import (
+    all_reduce,
     dense_gradient,
     follow,
     outer,
@@ -24,6 +28,7 @@ from dnc.runtime.reference_vm.memory import Array, CheckedMemory, Finish, Machin
 from dnc.runtime.reference_vm.segments import unit_segment, vertex_segment
 from dnc.runtime.schedule import list_words, queue
 
+DEVICE_SECONDS = 60.0  # that a device waits for the others
 REDUCTION = "partial sums of others"  # what a worker waits for within an instruction
 
 
@@ -40,6 +45,9 @@ class ReferenceVM:
         self.sums = isa.sum_opcodes(plan)
         self.buffers = {buffer.name: buffer for buffer in plan.buffers}
         self.reduced = {item.name for item in plan.lists if plan.is_reduced(item.name)}
+        # All devices, this one among them, and what they wait at for each other.
+        self.devices: Sequence[ReferenceVM] = (self,)
+        self.meeting = Barrier(1)
 
     # ---- scheduling -----------------------------------------------------------------------------
 
@@ -60,6 +68,8 @@ class ReferenceVM:
         self.memory = CheckedMemory(pool, activations, total)
         # Stamps of now, and of the last barriers: of every replica, and of all workers.
         self.now = self.since_grid = stamp(1)
+        # When all devices met here last, and when somebody did something last.
+        self.met = self.worked = 0
         self.since = [self.now] * self.replicas
         self.workers = [
             Worker(n, n // self.per_replica, n % self.per_replica, queue(words, plan, n))
@@ -125,6 +135,16 @@ class ReferenceVM:
             self.since_grid = self.now
             self.since = [self.now] * self.replicas
 
+    def _meet(self, worker: Worker) -> None:
+        """Waits for the other devices, which run in threads of their own."""
+        if self.worked >= self.since_grid:
+            raise self.error(worker, "no barrier of the grid stands in front of one of all devices")
+        try:
+            self.meeting.wait(DEVICE_SECONDS)
+        except BrokenBarrierError:
+            raise self.error(worker, "another device did not come") from None
+        self.met = self.now
+
     def _add_up(self, workers: list[Worker]) -> None:
         """All workers of a replica have what the others sent; each adds up its share. It is no barrier."""
         places = {worker.counter for worker in workers}
@@ -155,6 +175,10 @@ class ReferenceVM:
 
     def _execute(self, name: str, fields: dict[str, int], worker: Worker) -> Finish | None:
         """Executes an instruction; the answer, if any, ends it when all workers of the replica have come."""
+        if name not in (isa.NOP, isa.LEAVE, isa.DEVICE_BARRIER):
+            if self.since_grid <= self.met:
+                raise self.error(worker, "no barrier of the grid stands behind one of all devices")
+            self.worked = self.now
         if name in self.segments:
             segment = self.segments[name]
             if segment.mapping == UNIT:
@@ -178,6 +202,11 @@ class ReferenceVM:
                 self.write(np.array([self.base(isa.RESULTS) + fields["result"]]), total, worker)
         elif name == isa.FOLLOW:
             follow(self, fields, worker)
+        elif name == isa.ALL_REDUCE:
+            all_reduce(self, fields, worker)
+        elif name == isa.DEVICE_BARRIER:
+            if worker.number == 0:
+                self._meet(worker)
         elif name not in (isa.NOP, isa.LEAVE):
             optimizer, _, table = name.partition(" ")
             update(self, optimizer, table, fields, worker)

@@ -23,6 +23,9 @@ class MachineError(Exception):
     """An execution that a real machine may not perform: a race, a bad address, a deadlock."""
 
 
+OUTSIDE = (1 << 20) - 1  # in place of a worker's number
+
+
 def stamp(time: int) -> int:
     """The stamp of worker 0 at a time; those of the others follow."""
     return time << 20
@@ -111,3 +114,25 @@ class CheckedMemory:
             self._check_ordered(flat, self.has_read[flat], machine, worker, "read")
         self.words[flat] = np.broadcast_to(values, at.shape).astype(np.float32).ravel()
         self.wrote[flat] = machine.now + worker.number
+
+    def read_from_outside(self, at: Array, machine: ReferenceVM) -> Array:
+        """What a device reads of this one, for which it has waited; MachineError if it was not there then."""
+        stamps = self.wrote[at]
+        if len(at) and not np.minimum.reduce(stamps):
+            raise MachineError(f"word {int(at[0])} or one behind it is added up before anything was written")
+        self._check_waited(at, stamps, machine)
+        return self.words[at].astype(np.float64)
+
+    def write_from_outside(self, at: Array, values: Array, machine: ReferenceVM) -> None:
+        """What a device writes here; no worker of this one may touch it before its next barrier."""
+        if not self.alone:
+            self._check_waited(at, self.has_read[at], machine)
+        self.words[at] = values.astype(np.float32)
+        self.wrote[at] = machine.now + OUTSIDE
+
+    def _check_waited(self, at: Array, stamps: Array, machine: ReferenceVM) -> None:
+        """MachineError if some stamps are of workers here, and no barrier of them all came since."""
+        raced = stamps >= machine.since_grid
+        if raced.any():
+            bad = int(at[int(np.flatnonzero(raced)[0])])
+            raise MachineError(f"race: word {bad} is added up in the epoch in which a worker used it")

@@ -11,6 +11,7 @@ from dnc.ir.isa import float_bits
 from dnc.ir.optimizers import OPTIMIZERS
 from dnc.ir.plan import DenseGradient, Result
 from dnc.runtime.phases import TRAIN
+from dnc.runtime.verifier.meeting import Meeting
 from dnc.runtime.verifier.text import Ints, Text, need
 
 
@@ -33,7 +34,7 @@ class Closing:
         products = isa.sum_opcodes(self.text.plan)
         norm_groups = iter(isa.norm_groups(self.text.plan))
         norms, sums, updated = isa.norm_count(self.text.plan), [], list[dict[str, int]]()
-        norms_before = 0
+        norms_before, meeting, most_norms = 0, Meeting(self.text, names, tail), 0
         buffers = dict[int, list[Result]]()  # one without rows begins where the next one does
         for result in self.text.plan.results:
             if result.kind in ("loss", "metric") and result.buffer in self.text.bases:
@@ -97,6 +98,8 @@ class Closing:
                 expected = {"first": begin, "count": floats, "first_norm": norms_before}
                 self._fields(name, fields, expected | {"chunks": chunks.get(owner, 1)})
                 norms_before += -(-floats // isa.NORM_CHUNK)
+            elif name == isa.DEVICE_BARRIER:
+                most_norms, norms = max(norms, most_norms), meeting.norms(self.tokens)
             elif name == isa.FOLLOW:
                 first, count = isa.trained_floats(self.text.plan), isa.followed_floats(self.text.plan)
                 expected = {"first": first, "count": count, "norms": norms}
@@ -125,7 +128,7 @@ class Closing:
         if self.text.mode == TRAIN:
             missing = ({*dense, *tables} - set(names)) or {""}
             need(missing == {""}, f"'{min(missing)}' is missing")
-        self.norms = norms
+        self.norms = max(norms, most_norms)
 
     def _outer_norms(self, instructions: Ints) -> int:
         """Norms that `outer` instructions leave: the last one of a trained parameter its own, in a row."""

@@ -39,7 +39,8 @@ OPTIONS = (
     "-fPIC",
 )
 MEMORY = 1 << 28  # bytes of the device: what is freed there is not used again
-ARGUMENTS = {"counters": "counters", "pool": "pool", "words": "words", "grid": "grid", "limit_us": "1000000"}
+PLACES = ("counters", "pool", "words", "others")
+ARGUMENTS = {name: name for name in (*PLACES, "grid")} | {"limit_us": "1000000"}
 """By a kernel's parameter what the launch passes."""
 
 _FUNCTION = re.compile(r"^__device__ __forceinline__ .*?^}\n", re.DOTALL | re.MULTILINE)
@@ -63,11 +64,12 @@ def translated(text: str, parameters: list[str]) -> str:
             '#include "kernel.h"',
             *plain,
             kernel,
-            "static unsigned* counters; static float* pool; static int* words; static int grid;",
+            "static unsigned* counters; static float* pool; static int* words; static uint64_t* others;",
+            "static int grid;",
             f"static void begin() {{ dnc_kernel({given}); }}",
-            'extern "C" int emulate(unsigned* c, float* p, int* w, int g, int cluster, int shared, int late,',
-            "                       int seed) {",
-            "  counters = c, pool = p, words = w, grid = g;",
+            'extern "C" int emulate(unsigned* c, float* p, int* w, uint64_t* o, int g, int cluster,',
+            "                       int shared, int late, int seed) {",
+            "  counters = c, pool = p, words = w, others = o, grid = g;",
             "  return launch(g, cluster, shared, late, seed);",
             "}",
             "",
@@ -75,7 +77,7 @@ def translated(text: str, parameters: list[str]) -> str:
     )
 
 
-def compiled(files: dict[str, bytes], folder: Path) -> ctypes.CDLL:
+def compiled(files: dict[str, bytes], folder: Path) -> Path:
     """The kernel as a library of the host."""
     described = json.loads(files["kernel.json"])
     source, library = folder / "kernel.cpp", folder / "kernel.so"
@@ -84,7 +86,7 @@ def compiled(files: dict[str, bytes], folder: Path) -> ctypes.CDLL:
     command = [COMPILER, *OPTIONS, f"-I{_HERE}", "-o", str(library), str(source)]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[:4000]
-    return ctypes.CDLL(str(library))
+    return library
 
 
 class _Kernel(FakeKernel):
@@ -109,7 +111,7 @@ class _Call(FakeCall):
         self.kernel.check(self.shape)
         device = self.device
         device.launches += 1
-        places = [device.address + self.values[name] for name in ("counters", "pool", "words")]
+        places = [getattr(self.values[name], "address", self.values[name]) for name in PLACES]
         shape = self.shape
         left = device.kernel.emulate(
             *map(ctypes.c_void_p, places), shape.workers, shape.cluster, shape.shared_bytes,
@@ -127,7 +129,7 @@ class EmulatedDevice(FakeDevice):
         self._all = np.zeros(MEMORY + 256, np.uint8)
         skipped = -self._all.ctypes.data % 256
         self.memory = self._all[skipped : skipped + MEMORY]
-        self.address = self.memory.ctypes.data
+        self.origin = self.memory.ctypes.data
 
     def load(self, cubin: bytes, symbol: str, parameters: list[tuple[str, str]]) -> FakeKernel:
         """The kernel."""
@@ -147,7 +149,25 @@ def backend_of(
 ) -> CudaBackend:
     """A backend that runs the plan's kernel here; change: what is done to its text before. is_lean: the lean
     one, whatever the batch."""
+    return backends_of(plan, folder, 1, replicas, change, is_lean)[0]
+
+
+def backends_of(
+    plan: Plan,
+    folder: Path,
+    devices: int,
+    replicas: int | None = None,
+    change: Callable[[str], str] = str,
+    is_lean: bool = False,
+) -> list[CudaBackend]:
+    """So many of them, whose launches may run at the same time."""
     text, described = emit_source(plan, is_lean=is_lean).values()
     files = {"kernel.cu": change(text.decode()).encode(), "kernel.json": described, "kernel.cubin": b""}
-    device: Any = EmulatedDevice(plan, compiled(files, folder))
-    return CudaBackend(plan, files, device, replicas)
+    library = compiled(files, folder)
+    found = list[CudaBackend]()
+    for number in range(devices):
+        own = folder / f"kernel{number}.so"  # with variables of its own
+        shutil.copy(library, own)
+        device: Any = EmulatedDevice(plan, ctypes.CDLL(str(own)))
+        found.append(CudaBackend(plan, files, device, replicas))
+    return found

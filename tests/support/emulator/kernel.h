@@ -6,7 +6,9 @@
 // order that `seed` decides, so a missing barrier shows where the wrong turn comes, not always. Clocks,
 // and the caches of a GPU, are not here.
 
+#include <sched.h>
 #include <setjmp.h>
+#include <time.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -271,6 +273,41 @@ static inline int dnc_wait(unsigned* counter, unsigned target, unsigned* aborted
   if (here->number == 0) wait_until([&] { return came() || *(volatile unsigned*)aborted; });
   return __syncthreads_or(here->number == 0 && !came());
 }
+// Other devices run in threads of the host; the limit is generous.
+static inline int dnc_meet_devices(const uint64_t* others, int device, int devices, unsigned* aborted, unsigned,
+                                   int worker, int instruction, int exchange) {
+  bool failed = false;
+  if (here->number == 0) {
+    unsigned* own = (unsigned*)others[2 * device + 1];
+    unsigned turn = own[32 * device] + 1;
+    for (int each = 0; each < devices; ++each)
+      __atomic_store_n((unsigned*)others[2 * each + 1] + 32 * device, turn, __ATOMIC_SEQ_CST);
+    time_t start = time(nullptr);
+    for (int each = 0; each < devices && !failed; ++each)
+      while ((int)(__atomic_load_n(own + 32 * each, __ATOMIC_SEQ_CST) - turn) < 0 && !failed)
+        sched_yield(), failed = time(nullptr) - start > 20;
+    if (failed) aborted[0] = worker + 1, aborted[1] = instruction, aborted[2] = exchange, aborted[3] = 1;
+    ++steps;
+  }
+  return __syncthreads_or(failed);
+}
+static inline float* of_device(const uint64_t* others, int device, long long at) {
+  return (float*)others[2 * device] + at;
+}
+static inline void dnc_load4_of(const uint64_t* others, int device, long long at, float& a, float& b, float& c,
+                                float& d) {
+  const float* from = of_device(others, device, at);
+  a = from[0], b = from[1], c = from[2], d = from[3];
+}
+static inline void dnc_store4_of(const uint64_t* others, int device, long long at, float a, float b, float c,
+                                 float d) {
+  float* to = of_device(others, device, at);
+  to[0] = a, to[1] = b, to[2] = c, to[3] = d;
+}
+static inline void dnc_store_of(const uint64_t* others, int device, long long at, float value) {
+  *of_device(others, device, at) = value;
+}
+static inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 static inline void dnc_arrive(unsigned* counter) {
   if (here->number == 0) ++*counter, ++steps;
 }
