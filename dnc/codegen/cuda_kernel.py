@@ -127,9 +127,8 @@ class Kernel:
         sync_pointer = T.arg("counters", T.handle("uint32", "global"))
         self.grid = T.arg("grid", T.int32())
         self.limit_us = T.arg("limit_us", T.uint32())
-        if isa.runs_on_several(self.plan):
-            others_pointer = T.arg("others", T.handle("uint64", "global"))
-            self.others = named("others", T.decl_buffer((1 << 10,), "uint64", data=others_pointer))
+        several = isa.runs_on_several(self.plan)
+        others_pointer = T.arg("others", T.handle("uint64", "global")) if several else None
         if self.traced:
             runs_pointer = T.arg("runs", T.handle("int64", "global"))
             stamps = T.arg("stamps", T.int32())
@@ -137,6 +136,8 @@ class Kernel:
         pool = named("pool", T.decl_buffer((1 << 40,), "float32", data=pool_pointer))
         words = named("words", T.decl_buffer((1 << 30,), "int32", data=words_pointer))
         self.counters = named("counters", T.decl_buffer((1 << 20,), "uint32", data=sync_pointer))
+        if several:
+            self.others = named("others", T.decl_buffer((1 << 10,), "uint64", data=others_pointer))
         T.device_entry()
         number = named("worker", T.cta_id([self.grid]))
         thread = named("thread", T.thread_id([THREADS]))

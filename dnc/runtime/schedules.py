@@ -92,8 +92,7 @@ class Schedules(Sequence[Schedule]):
     def of_device(self, device: int) -> Schedules:
         """Those of one of several devices."""
         own = slice(device, None, self.devices)
-        from dnc.runtime.encoder.words import Spread
-
+        numbers = range(len(self))[own]
         return attrs.evolve(
             self,
             words=self.words[own],
@@ -101,8 +100,8 @@ class Schedules(Sequence[Schedule]):
             rows={name: counts[own] for name, counts in self.rows.items()},
             positions={},
             results={name: (word, counts[own]) for name, (word, counts) in self.results.items()},
-            samples=self.samples[np.isin(self.division.batch, np.arange(len(self))[own])],
-            division=Spread(self.division.counts[own]),
+            samples=np.concatenate([self.samples[self.division.of(number)] for number in numbers]),
+            division=type(self.division)(self.division.counts[own]),
             lean=self.lean[own],
             devices=1,
         )

@@ -72,13 +72,13 @@ class Session:
         self.launches = Launches(backend, timeline)
         self.plan, self.backend, self.classes = plan, backend, classes or {}
         self.memory = Memory(plan, backend, table_rows, memory_words)
-        self.steps_done = 0
-        self.seed = seed
-        self.modes = Modes(plan)
+        self.steps_done, self.seed, self.modes = 0, seed, Modes(plan)
+        self._most = MOST_SAMPLES * backend.devices  # of a group
         self.is_noisy = any(isinstance(item, NoiseList) for item in plan.lists)
         self.optimizer, self.optimizer_steps = "sgd", 0
         self._underway = Underway(self.launches)
-        processes = default_count(backend.leaves_cores) if encoders is None else encoders
+        spare = default_count(backend.leaves_cores, backend.devices)
+        processes = spare if encoders is None else encoders
         self.ahead, self.answers = Ahead(processes), Answers(self, processes)
         self.write_arrays(values)
 
@@ -184,7 +184,7 @@ class Session:
         encoded meanwhile, where other processes encode.
         """
         self.ahead.use(data.prepared)
-        grouping, results = Groups(encoders=self.ahead.encoders), Results()
+        grouping, results = Groups(self._most, encoders=self.ahead.encoders), Results()
 
         def groups() -> Iterator[Ints | None]:
             for batches in stretches:
@@ -268,7 +268,7 @@ class Session:
                 return schedules
             except DoesNotFit as problem:
                 self.launches.drain()
-                most = min(MOST_SAMPLES, data.prepared.samples)
+                most = min(self._most, data.prepared.samples)
                 times = full_group(len(job.batches[0]), most) / count if job.mode == TRAIN else 1.0
                 if not self.memory.grow(problem.schedule_words, problem.activations, times):
                     if job.lanes == 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dnc.compiler import PlanOptions, make_plan
 from dnc.ir import isa
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.parser import parse_program
+from dnc.runtime.data_parallel import DataParallelBackend
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.initialize import initialize
 from dnc.runtime.session import Session
@@ -85,6 +87,34 @@ def test_against_the_definition(device: Any, name: str, is_lean: bool) -> None:
             if backend.plan.trains:
                 check_training(bench, tolerance)
             check_evaluation(bench, tolerance)
+
+
+@pytest.mark.parametrize("few", [None, False])
+@pytest.mark.parametrize("name", NAMES or ["none"])
+def test_gpus_that_train_together(device: Any, name: str, few: bool | None) -> None:
+    """All that there are, up to four; also with fewer samples than GPUs, and twice with the same bits."""
+    from dnc.runtime.cuda_driver import CudaError, open_device
+
+    others = []
+    for number in range(1, 4):
+        with suppress(CudaError):
+            others.append(open_device(number))
+    if not others:
+        pytest.skip("one GPU")
+    program = _backend(device, name)[0]
+    backend: Any = DataParallelBackend([_backend(each, name)[1] for each in (device, *others)])
+    for seed, samples in enumerate((1, 3, 30)):
+        shape = "random" if samples > 1 else "single"
+        bench = Bench(
+            program, backend.plan, backend, ForestGrower(program, seed).grow(samples, 9, shape), seed
+        )
+        found = []
+        with forced(few=few):
+            for _ in range(2):
+                check_training(bench, TOLERANCE[backend.plan.precision])
+                found.append(bench.parameters())
+        for parameter, value in found[0].items():
+            np.testing.assert_array_equal(found[1][parameter].view(np.int32), value.view(np.int32))
 
 
 @pytest.mark.parametrize("few, apart", [(True, False), (True, True), (False, True)])

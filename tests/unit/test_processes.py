@@ -437,3 +437,5 @@ def test_a_process_that_does_not_start_leaves_nothing_open(monkeypatch):
 def test_no_processes_beside_kernels_that_use_all_cores(monkeypatch):
     monkeypatch.setattr("dnc.runtime.encoder.processes.cores", lambda: 8)
     assert (default_count(True), default_count(False)) == (7, 0)
+    monkeypatch.setattr("dnc.runtime.encoder.processes.cores", lambda: 32)
+    assert (default_count(True), default_count(True, 2), default_count(True, 4)) == (12, 24, 31)

@@ -32,18 +32,19 @@ from dnc.runtime.schedule import Words
 from dnc.runtime.schedules import Schedules
 from dnc.runtime.sharing import Sharing
 
-# More processes than this do not make any GPU that we know wait less. Tensor cores run 256 sentences in a
-# ninth of the time that one process takes to encode them.
+# More processes than this, for each GPU, do not make any that we know wait less. Tensor cores run 256
+# sentences in a ninth of the time that one process takes to encode them.
 MOST = 12
 READY = "ready"
 
 
-def default_count(leaves_cores: bool) -> int:
-    """How many processes to encode in: none beside kernels that do not leave the cores alone.
+def default_count(leaves_cores: bool, devices: int = 1) -> int:
+    """How many processes to encode in for so many devices: none beside kernels that do not leave the cores
+    alone.
 
     This process keeps a core; one process alone is slower than none.
     """
-    count = min(MOST, cores() - 1) if leaves_cores and hasattr(os, "memfd_create") else 0
+    count = min(MOST * devices, cores() - 1) if leaves_cores and hasattr(os, "memfd_create") else 0
     return count if count > 1 else 0
 
 
