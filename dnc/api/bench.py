@@ -192,6 +192,8 @@ def _check(model: Model, **counts: int) -> None:
         check_whole(name, value, 1)
     if not any(result.kind in RESULT_KINDS[PREDICT] for result in model.plan.results):
         raise fail(f"model {model.build.model} declares no output: there is nothing to predict")
+    if model.backend.devices > 1:
+        raise fail(f"{model.device}: predictions run on one device: choose one")
 
 
 def _batches(samples: int, batch: int, calls: int, seed: int) -> Iterator[NDArray[np.intp]]:

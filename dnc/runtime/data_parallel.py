@@ -38,7 +38,8 @@ class DataParallelBackend:
     def __init__(self, members: Sequence[Member]) -> None:
         first = members[0]
         if not runs_on_several(first.plan):
-            raise fail(f"several devices train together on GPUs; this build is for {first.plan.target}")
+            what = first.plan.target if first.plan.trains else "inference"
+            raise fail(f"several devices train together on GPUs; this build is for {what}")
         self.plan, self.leaves_cores = first.plan, first.leaves_cores
         self.devices, self.members, self._first = len(members), members, first
         self.name = f"{len(members)} x ({first.name})"

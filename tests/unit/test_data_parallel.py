@@ -144,6 +144,7 @@ def test_training_goes_on_with_the_same_bits(command: Command, workplace: Path) 
         ("run build --data train.jsonl --device vm:0,1 --trace t.json", "a timeline is one device's"),
         ("run build --data train.jsonl --device vm:0", "unknown device 'vm:0'"),
         ("run build --data train.jsonl --device vm:1,1", "names a GPU twice"),
+        ("bench build --data train.jsonl --latency --device vm:0,1", "predictions run on one device"),
         ("tune build --data train.jsonl --device vm:0,1", "kernels are timed on one device"),
         ("calibrate build --data train.jsonl --device vm:0,1", "kernels are timed on one device"),
     ],
