@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -270,6 +272,16 @@ def kernel_files(folder: Path) -> dict[str, bytes]:
     """What a backend loads of a case: its kernel, and its lean one if it has one."""
     names = [f"{name}.{kind}" for name in ("kernel", lean.NAME) for kind in ("cubin", "json")]
     return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+
+
+def open_devices(most: int = 4) -> list[Any]:
+    """The GPUs that there are; CudaError if there is none."""
+    from dnc.runtime.cuda_driver import CudaError, open_device
+
+    found = [open_device()]
+    with suppress(CudaError):
+        found += [open_device(number) for number in range(1, most)]
+    return found
 
 
 def compile_case(target: Path) -> str:

@@ -2,9 +2,9 @@
 
 `python -m tests.gpu.programs emit FOLDER FIRST COUNT` writes CUDA text on a machine with TVM,
 `python -m tests.gpu.builds compile FOLDER` compiles it wherever NVRTC is,
-`python -m tests.gpu.programs run FOLDER` compares on the GPU: training, evaluation, outputs, parts and
-groups of batches with the interpreter, and the bits of three launches with each other.
-`python -m tests.gpu.programs vm FIRST COUNT` runs the same plans on the reference VM, without a GPU.
+`python -m tests.gpu.programs run FOLDER` compares on the GPU, or on all that there are together: training,
+evaluation, outputs, parts and groups of batches with the interpreter, and the bits of three launches with each
+other. `python -m tests.gpu.programs vm FIRST COUNT` runs the same plans on up to three reference VMs.
 Running needs Lark, not TVM. A seed is the same program, data and plan everywhere; a plan that a program
 has no place for takes no part. Seeds from EXAMPLES_FROM on are examples of random sizes: with matrices large
 enough for every way to multiply; from PUSHING_FROM on of those that can push. From VARIANTS_FROM on every
@@ -18,9 +18,11 @@ import re
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -35,8 +37,8 @@ from dnc.passes.plan_mailboxes import PlanMailboxes
 from dnc.passes.plan_reductions import PlanReductions
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cuda_backend import CudaBackend
-from dnc.runtime.cuda_driver import open_device
-from tests.gpu.builds import kernel_files
+from dnc.runtime.data_parallel import DataParallelBackend
+from tests.gpu.builds import kernel_files, open_devices
 from tests.support.executors import Bench
 from tests.support.forced import forced
 from tests.support.forests import SHAPES
@@ -224,7 +226,7 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     prepared = prepared_of(seed)
     plan = prepared.plan
     assert digest(plan) == (target / "digest").read_text(), "another plan than the one that was emitted"
-    backend = CudaBackend(plan, kernel_files(target), open_device())
+    backend = _together([CudaBackend(plan, kernel_files(target), each) for each in open_devices()])
     variant = forced_on(seed)
     try:
         added = False if _runs_lean(seed, plan) else variant.added
@@ -244,7 +246,8 @@ def on_the_vm(seed: int) -> str:
             prepared = prepare(text_of(seed), case)
         except DiagnosticError:
             return "no such plan"
-        run(prepared, VMBackend(prepared.plan, 2, 4, seed), case)
+        devices = range(random.Random(-4 - seed).choice((1, 2, 3)))
+        run(prepared, _together([VMBackend(prepared.plan, 2, 4, seed + number) for number in devices]), case)
     except Unsuitable:
         return "not comparable"
     except Exception as error:
@@ -253,7 +256,12 @@ def on_the_vm(seed: int) -> str:
     return "agree"
 
 
-def _same_bits(prepared: Prepared, backend: CudaBackend, seed: int) -> None:
+def _together(members: Sequence[Any]) -> Any:
+    """The backend of one device, or of several that train together."""
+    return DataParallelBackend(members) if len(members) > 1 and members[0].plan.trains else members[0]
+
+
+def _same_bits(prepared: Prepared, backend: Any, seed: int) -> None:
     bench = Bench(prepared.program, prepared.plan, backend, prepared.forest, seed)
     found = []
     for _ in range(3):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from dnc.runtime.initialize import initialize
 from dnc.runtime.session import Session
 from dnc.runtime.trace.chrome import write_trace
 from dnc.runtime.trace.timeline import OFF, Timeline
-from tests.gpu.builds import kernel_files
+from tests.gpu.builds import kernel_files, open_devices
 from tests.support.endings import check_endings
 from tests.support.executors import Bench, check_evaluation, check_group, check_training
 from tests.support.forced import forced
@@ -93,12 +92,7 @@ def test_against_the_definition(device: Any, name: str, is_lean: bool) -> None:
 @pytest.mark.parametrize("name", NAMES or ["none"])
 def test_gpus_that_train_together(device: Any, name: str, few: bool | None) -> None:
     """All that there are, up to four; also with fewer samples than GPUs, and twice with the same bits."""
-    from dnc.runtime.cuda_driver import CudaError, open_device
-
-    others = []
-    for number in range(1, 4):
-        with suppress(CudaError):
-            others.append(open_device(number))
+    others = open_devices()[1:]
     if not others:
         pytest.skip("one GPU")
     program = _backend(device, name)[0]
