@@ -3,8 +3,8 @@
 `python -m tests.gpu.programs emit FOLDER FIRST COUNT` writes CUDA text on a machine with TVM,
 `python -m tests.gpu.builds compile FOLDER` compiles it wherever NVRTC is,
 `python -m tests.gpu.programs run FOLDER` compares on the GPU, or on all that there are together: training,
-evaluation, outputs, parts and groups of batches with the interpreter, and the bits of three launches with each
-other. `python -m tests.gpu.programs vm FIRST COUNT` runs the same plans on up to three reference VMs.
+evaluation, outputs, parts and groups of batches with the interpreter, and the bits of three launches.
+`python -m tests.gpu.programs vm FIRST COUNT` runs the same plans on up to three reference VMs.
 Running needs Lark, not TVM. A seed is the same program, data and plan everywhere; a plan that a program
 has no place for takes no part. Seeds from EXAMPLES_FROM on are examples of random sizes: with matrices large
 enough for every way to multiply; from PUSHING_FROM on of those that can push. From VARIANTS_FROM on every
