@@ -129,6 +129,7 @@ class Kernel:
         self.limit_us = T.arg("limit_us", T.uint32())
         several = isa.runs_on_several(self.plan)
         others_pointer = T.arg("others", T.handle("uint64", "global")) if several else None
+        self.turn = T.arg("turn", T.uint32()) if several else None
         if self.traced:
             runs_pointer = T.arg("runs", T.handle("int64", "global"))
             stamps = T.arg("stamps", T.int32())
@@ -457,10 +458,10 @@ class Kernel:
     def _device_barrier(self) -> None:
         """The first worker waits for those of other GPUs, the others for it, at the next barrier."""
         with when(self.worker.here().number == 0):
-            device, devices = self.values(isa.DEVICE_BARRIER_FIELDS)
+            ordinal, device, devices = self.values(isa.DEVICE_BARRIER_FIELDS)
             waiter = self.waiter(self.at[0], isa.GPUS)
-            others = T.address_of(self.others[0])
-            failed = let("failed", sync.meet_devices(others, device, devices, waiter))
+            turn, others = self.turn + T.cast(ordinal, "uint32"), T.address_of(self.others[0])
+            failed = let("failed", sync.meet_devices(others, turn, device, devices, waiter))
             with when(both(failed != 0, self.worker.thread == 0)):
                 put(self.aborted, 0, self.at[0] + 1)
 

@@ -70,20 +70,21 @@ __device__ __forceinline__ int dnc_wait(
 )
 
 # The same of several GPUs, of which this is number `device`. Of each `others` says where its pool lies, and
-# its signals: one of every GPU, 32 words apart, which say how often that one has come.
+# its signals: one of every GPU, 32 words apart, with the turn to which that one has come. The host counts
+# turns over all launches, so that one that has failed leaves nothing behind. Who waits for other GPUs gives
+# up sooner than those who wait for him, and says so.
 _MEET_DEVICES = Primitive(
     "dnc_meet_devices",
     f"""
 __device__ __forceinline__ int dnc_meet_devices(
-    const unsigned long long* others, int device, int devices, unsigned* abort, unsigned limit_us,
-    int worker, int instruction, int exchange) {{
+    const unsigned long long* others, unsigned turn, int device, int devices, unsigned* abort,
+    unsigned limit_us, int worker, int instruction, int exchange) {{
   int failed = 0;
   if (threadIdx.x == 0) {{
     unsigned* own = (unsigned*)others[2 * device + 1];
-    unsigned turn, value, seen;
+    unsigned value, seen;
     unsigned long long now, start = 0;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(turn) : "l"(own + 32 * device) : "memory");
-    ++turn;
+    limit_us -= limit_us >> 3;
     for (int each = 0; each < devices; ++each) {{
       unsigned* to = (unsigned*)others[2 * each + 1] + 32 * device;
       asm volatile("st.release.sys.global.u32 [%0], %1;" :: "l"(to), "r"(turn) : "memory");
@@ -332,11 +333,12 @@ def wait(counter: Any, target: Any, waiter: Waiter) -> Any:
     return _WAIT(counter, target, *waiter)
 
 
-def meet_devices(others: Any, device: Any, devices: Any, waiter: Waiter) -> Any:
-    """Wait for so many GPUs, of which this is number ``device``; nonzero: aborted. One worker of each does,
-    between two barriers of its grid. ``others``: of each its pool's address (uint64) and that of its signals.
+def meet_devices(others: Any, turn: Any, device: Any, devices: Any, waiter: Waiter) -> Any:
+    """Wait until so many GPUs, of which this is number ``device``, have come to a turn; nonzero: aborted. One
+    worker of each does, between two barriers of its grid. ``others``: of each GPU the address (uint64) of its
+    pool and of its signals.
     """
-    return _MEET_DEVICES(others, device, devices, *waiter)
+    return _MEET_DEVICES(others, turn, device, devices, *waiter)
 
 
 def cluster_arrive() -> None:

@@ -142,8 +142,9 @@ SUM_FIELDS = ("tokens", "first_worker")
 # and those of a device to its workers: whoever has a span adds up what all devices have, in their order, and
 # writes the sum, and its square into the norms, to all of them. NO_NORM as above. `width`: of padded records
 # the words that count, the others become zero; 0 where all do.
-DEVICE_BARRIER_FIELDS = ("device", "devices")
-ALL_REDUCE_FIELDS = ("base", "count", "first_norm", "width", *DEVICE_BARRIER_FIELDS)
+DEVICE_BARRIER_FIELDS = (*BARRIER_FIELDS, "device", "devices")
+ALL_REDUCE_FIELDS = ("base", "count", "first_norm", "width", "device", "devices")
+MEETINGS = 2  # barriers of all devices in a launch, at most
 # On a GPU a token with more than FEW_SLOTS slots is made in parts of so many columns, each by a worker. Every
 # token leaves a norm a part: see `table_norms`.
 TABLE_GRADIENT_FIELDS = ("tokens", "first_norm", "accumulate", "first_worker")

@@ -19,7 +19,7 @@ from dnc.diagnostics import fail
 from dnc.ir.isa import RESULT_WORDS, RESULTS
 from dnc.ir.plan import Plan
 from dnc.ir.stamps import Times
-from dnc.runtime.reference_vm import MachineError, ReferenceVM
+from dnc.runtime.reference_vm import ReferenceVM
 from dnc.runtime.schedule import Schedule
 
 Array = NDArray[Any]
@@ -176,11 +176,7 @@ class VMBackend:
             self.pool[schedule.static_words :] = np.nan
             at = schedule.address * 4  # `fill` may have changed words
             words = self.pool[at : at + len(schedule.words)].view(np.int32).copy()
-            try:
-                self.machine.run(words, self.pool, schedule.static_words)
-            except MachineError:
-                self.machine.meeting.abort()  # nobody waits for this one
-                raise
+            self.machine.run(words, self.pool, schedule.static_words)
         self._results[slot] = np.stack([self.read(s.bases[RESULTS] * 4, RESULT_WORDS) for s in schedules])
         readout = schedules[0].readout
         self._values[slot] = self.read(0, 0) if readout is None else self.read(readout.first, readout.count)
@@ -192,6 +188,14 @@ class VMBackend:
     def values(self, slot: int) -> NDArray[np.float32]:
         """What the slot's last launches left."""
         return self._values[slot]
+
+    def launch_share(self, schedules: Sequence[Schedule], slot: int, turn: int) -> None:
+        """Runs launches that meet those of others, in other threads."""
+        try:
+            self.launch(schedules, slot)
+        except BaseException:
+            self.machine.meeting.abort()  # nobody waits for this one
+            raise
 
     def meet(self, members: Sequence[VMBackend], number: int) -> None:
         """Launches meet those of these."""

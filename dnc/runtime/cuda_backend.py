@@ -35,17 +35,15 @@ from dnc.runtime.cuda_driver import (
 )
 from dnc.runtime.cuda_lanes import Lanes
 from dnc.runtime.cuda_slots import NOTHING, RECORD, Direct, Runs, Slot
+from dnc.runtime.cuda_together import Together
 from dnc.runtime.encoder.parts import replicas_of_sample
 from dnc.runtime.encoder.readout import Readout
 from dnc.runtime.schedule import Schedule, longest_queue
 from dnc.runtime.schedules import first_of, lanes_of, lean_of, words_of
 from dnc.runtime.tuned import Tuned, tuned_grid
 
-# How long a worker waits for the others before the launch is given up.
-TIME_LIMIT_US = 2_000_000
 MOST_LAUNCHES = 1024  # in one group
 MOST_LANES = 16
-SIGNAL_BYTES = 128  # from a GPU's signal to the next one's
 FIRST_READ = 16  # words before what `run` brings back: the abort record
 
 ARGUMENTS = {
@@ -55,6 +53,7 @@ ARGUMENTS = {
     "grid": "int32",
     "limit_us": "uint32",
     "others": "pointer",
+    "turn": "uint32",
     "runs": "pointer",
     "stamps": "int32",
 }
@@ -108,8 +107,7 @@ class CudaBackend:
         self._header, self._of_sample = isa.layout(plan).header, replicas_of_sample(plan)
         self._times: list[float] | None = None
         self._before = self.device.launches
-        self._signals: DeviceBuffer | None = None
-        self._others: DeviceBuffer | None = None
+        self._together = Together()
 
     def _load(self, files: dict[str, bytes]) -> tuple[Kernel, Kernel | None]:
         """The kernel, and the lean one if there is one."""
@@ -208,23 +206,13 @@ class CudaBackend:
     @in_context
     def meet(self, members: Sequence[CudaBackend], number: int) -> None:
         """Launches meet those of these, over the links between the GPUs."""
-        table = np.empty((len(members), 2), np.uint64)
-        for at, member in enumerate(members):
-            if member is not self:
-                self.device.reach(member.device)
-            table[at] = member._at(0), member._signals_of(len(members)).address
-        if self._others is None:
-            self._others = self.device.allocate(table.nbytes)
-        self.device.copy_to(self._others.address, table)
+        self._together.meet(self.device, [(each.device, each._at(0), each._together) for each in members])
 
     @in_context
-    def _signals_of(self, devices: int) -> DeviceBuffer:
-        """Where each of several devices says how often it has come."""
-        if self._signals is None:
-            self._signals = self.device.allocate(devices * SIGNAL_BYTES)
-            self.device.stream.fill_zero(self._signals)
-            self.device.stream.synchronize()
-        return self._signals
+    def launch_share(self, schedules: Sequence[Schedule], slot: int, turn: int) -> None:
+        """Starts launches that meet those of others."""
+        with self._together.launching(self.device, turn):
+            self.launch(schedules, slot)
 
     def _free_pool(self) -> None:
         if self._pool is not None:
@@ -319,6 +307,7 @@ class CudaBackend:
         try:
             for index in range(traced, count):
                 call = calls[is_lean[index]][index % lanes]
+                call.set(**self._together.arguments(index))
                 self._start(call, words_at + index * size * 4, sync)
         finally:  # also behind those of a group that ends halfway
             stream = self._lanes.merge(streams)
@@ -338,7 +327,7 @@ class CudaBackend:
         """A launch of so many workers, of the lean kernel if there is one."""
         kernel = self._chosen((self.kernel, self.lean), is_lean)
         call = self._lanes.call(kernel, self._shape(grid), stream)
-        call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US, others=self._others or 0)
+        call.set(pool=self._at(0), grid=grid, **self._together.arguments())
         return call
 
     def _chosen(self, kernels: tuple[Kernel, Kernel | None], is_lean: bool) -> Kernel:
@@ -391,7 +380,7 @@ class CudaBackend:
             raise fail("the traced kernel was not loaded")
         kernel = self._chosen(self._traced, is_lean)
         call = self.device.call(kernel, self._shape(grid), self.device.stream)
-        call.set(pool=self._at(0), grid=grid, limit_us=TIME_LIMIT_US, others=0)
+        call.set(pool=self._at(0), grid=grid, **self._together.arguments())
         call.set(runs=runs.buffer.address, stamps=runs.words - ANCHOR_WORDS)
         return call
 

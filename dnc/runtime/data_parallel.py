@@ -7,21 +7,29 @@ runs on the first one alone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from threading import Lock
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dnc.diagnostics import fail
-from dnc.ir.isa import runs_on_several
+from dnc.ir.isa import ABORT_EXCHANGES, GPUS, MEETINGS, runs_on_several
 from dnc.ir.stamps import Times
 from dnc.runtime.backend import Array, Backend, Fill
+from dnc.runtime.reference_vm.machine import DID_NOT_COME
 from dnc.runtime.schedule import Schedule
 from dnc.runtime.schedules import Schedules
 
 T = TypeVar("T")
+
+MANY = 1 << 20  # samples: more than any device has replicas
+ECHOES = (ABORT_EXCHANGES[GPUS], DID_NOT_COME)
+"""What an error says of who has waited in vain for another device."""
+_ORDER = Lock()  # all devices have the launches of several models in one order
 
 
 class Member(Backend, Protocol):
@@ -30,6 +38,9 @@ class Member(Backend, Protocol):
     def meet(self, members: Sequence[Any], number: int) -> None:
         """Launches from now on meet those of these, of which this is the one with the number; all pools have
         been allocated. DiagnosticError where a device does not reach the memory of another."""
+
+    def launch_share(self, schedules: Sequence[Schedule], slot: int, turn: int) -> None:
+        """As `launch`; turn: how often devices have met before, as all of them have to agree on."""
 
 
 class DataParallelBackend:
@@ -43,16 +54,36 @@ class DataParallelBackend:
         self.plan, self.leaves_cores = first.plan, first.leaves_cores
         self.devices, self.members, self._first = len(members), members, first
         self.name = f"{len(members)} x ({first.name})"
-        # A launch of the VM returns when it is over, and a launch may wait for those of the others.
-        self._threads = ThreadPoolExecutor(len(members))
-        self._is_shared = [False, False]
+        if len({member.grid(MANY) for member in members}) > 1:
+            names = "; ".join(member.name for member in members)
+            raise fail(f"devices that train together have to be alike: {names}")
+        self._threads, self._process = self._started()
+        self._is_shared, self._turn, self._has_failed = [False, False], 0, False
+
+    def _started(self) -> tuple[ThreadPoolExecutor, int]:
+        """Threads, and the process that has them. One for each device: a launch of the VM returns when it is
+        over, and a launch may wait for those of the others."""
+        return ThreadPoolExecutor(self.devices), os.getpid()
 
     def _all(self, call: Callable[[int, Member], T]) -> list[T]:
-        """What a call of every member gives; the first error, once all have returned."""
-        under_way = [self._threads.submit(call, *each) for each in enumerate(self.members)]
-        for problem in [each.exception() for each in under_way]:
-            if problem is not None:
-                raise problem
+        """What a call of every member gives, once all have returned, whatever happens; an error of them.
+
+        One that did not wait for others in vain, if there is one: it is why others did.
+        """
+        if self._process != os.getpid():  # a fork has none of them
+            self._threads, self._process = self._started()
+        under_way = list[Future[T]]()
+        try:
+            under_way += [self._threads.submit(call, *each) for each in enumerate(self.members)]
+            wait(under_way)
+        except BaseException:
+            self._has_failed = True
+            wait(under_way)
+            raise
+        problems = [problem for each in under_way if (problem := each.exception()) is not None]
+        if problems:
+            self._has_failed = True
+            raise min(problems, key=lambda problem: any(echo in str(problem) for echo in ECHOES))
         return [each.result() for each in under_way]
 
     @property
@@ -77,7 +108,8 @@ class DataParallelBackend:
 
     def close(self) -> None:
         """Gives all pools back."""
-        self._all(lambda _, member: member.close())
+        for member in self.members:
+            member.close()
         self._threads.shutdown()
 
     def capacity(self) -> int:
@@ -101,8 +133,23 @@ class DataParallelBackend:
             self._first.launch(schedules, slot, traced, fill)
             return
         assert isinstance(schedules, Schedules) and not traced and fill is None
-        own = [schedules.of_device(number) for number in range(self.devices)]
-        self._all(lambda number, member: member.launch(own[number], slot))
+        if self._has_failed:
+            self._agree(schedules.static_words)
+        own, turn = [schedules.of_device(number) for number in range(self.devices)], self._turn
+        self._turn += MEETINGS * len(own[0])
+        with _ORDER:
+            self._all(lambda number, member: member.launch_share(own[number], slot, turn))
+
+    def _agree(self, words: int) -> None:
+        """After something has failed on one device, and not on another: what all have is what the first has.
+
+        words: in front of the activations.
+        """
+        kept = self._first.read(0, words)
+        for number, member in enumerate(self.members):
+            member.write(0, kept)
+            member.meet(self.members, number)
+        self._has_failed = False
 
     def pool_array(self) -> Any:
         """The pool of the first device."""

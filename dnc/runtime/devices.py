@@ -98,7 +98,7 @@ def _parsed(device: str | None) -> tuple[str | None, tuple[int, ...]]:
         )
         raise fail(f"unknown device '{device}'; devices: {', '.join(DEVICES)}", several)
     if len(set(numbers)) < len(numbers):
-        raise fail(f"device '{device}' names a GPU twice")
+        raise fail(f"device '{device}' names one twice")
     return numbered[1], numbers
 
 

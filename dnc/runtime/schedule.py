@@ -35,7 +35,7 @@ class Schedule:
     positions: per space the row of the prepared data that every row is. mode: what it was encoded for.
     guest: what it shares with another net, if anything. known: by function the states that lie in the
     words: (address of the first, how many). readout: what the host reads of the group that it is one of.
-    lean: whether the plan's lean kernel runs it, where there is one.
+    lean: whether the plan's lean kernel runs it, where there is one. devices: that have a share of the batch.
     """
 
     plan: Plan
@@ -53,6 +53,7 @@ class Schedule:
     known: dict[str, tuple[int, int]] = attrs.field(factory=dict)
     readout: Readout | None = None
     lean: bool = False
+    devices: int = 1
 
     def bare(self) -> Schedule:
         """Without plan and positions: what another process needs to be sent, which has the plan."""

@@ -87,6 +87,7 @@ class Schedules(Sequence[Schedule]):
             self.known,
             self.readout,
             bool(self.lean[at]),
+            self.devices,
         )
 
     def of_device(self, device: int) -> Schedules:

@@ -376,7 +376,7 @@ class Session:
         them fit into one launch. noisy: with random numbers; without, nothing is dropped.
         """
         if self.backend.devices > 1:
-            raise fail("what is handed in has its gradients on one device: choose one")
+            raise fail(f"{self.backend.name}: gradients of what is handed in are on one device: choose one")
         self.settle()
         chosen = np.asarray(samples, np.int32)
         self._check_samples(data, chosen)
@@ -485,7 +485,7 @@ class Session:
 
     def _encode_step(self, data: Encoder, samples: Ints, update: Update) -> list[Schedules]:
         """The schedules of a training step, of all devices, in as many parts as it takes to fit."""
-        grid = self.backend.grid(len(samples))
+        grid = self.backend.grid(len(samples))  # also of parts
 
         def encode(numbers: Ints, part: Part, buffer: int) -> Schedules:
             job = self.job(data, numbers[None], TRAIN, self._noises(1), 0, [update])

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
 from dnc.diagnostics import DiagnosticError
 from dnc.ir import isa
+from dnc.runtime import cuda_together
 from dnc.runtime.data_parallel import DataParallelBackend
+from dnc.runtime.schedule import queue
 from tests.gpu.builds import CASES as ON_A_GPU
 from tests.support.emulator import COMPILER, backend_of, backends_of
 from tests.support.executors import Bench, check_evaluation, check_group, check_training
@@ -241,15 +244,39 @@ def test_the_lean_kernel_against_the_definition(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("name", "devices"), [("weights in registers", 2), ("states that are polled", 3)])
-def test_devices_that_train_together(name: str, devices: int, tmp_path: Path) -> None:
-    """Also where some have no sample, and the lean kernel of few samples is not there."""
+def test_devices_that_train_together(
+    name: str, devices: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where some have no sample. Who waits in vain says so, and the next launch is right."""
     example, settings, options = CASES[name]
     plan = plan_of(example, settings, **options)
-    backend: Any = DataParallelBackend(backends_of(plan, tmp_path, devices, replicas=1))
-    for samples, shape, few in ((1, "single", True), (7, "random", False), (30, "complete", False)):
+    backend = DataParallelBackend(backends_of(plan, tmp_path, devices, replicas=1))
+
+    def bench(samples: int, shape: str) -> Bench:
         forest = ForestGrower(plan.program, samples).grow(samples, 9, shape)
+        return Bench(plan.program, plan, backend, forest, samples)
+
+    for samples, shape, few in ((1, "single", True), (7, "random", False), (30, "complete", False)):
         with forced(few=few):
-            check_training(Bench(plan.program, plan, backend, forest, samples), TOLERANCE[plan.precision])
+            check_training(bench(samples, shape), TOLERANCE[plan.precision])
+    last = bench(7, "random")
+    schedules = last.encoder.encode_group(
+        [last.samples], replicas=1, workers=backend.grid(7)[1], devices=devices
+    )
+    last.load(schedules.static_words + schedules.activations)
+    lost = schedules.words.copy()
+    instructions = queue(lost[1], plan, 0)
+    number = int(np.flatnonzero(instructions[:, 0] == plan.opcode(isa.DEVICE_BARRIER).number)[-1])
+    first = int(lost[1, isa.layout(plan).queues_at]) + number * isa.INSTRUCTION_WORDS
+    lost[1, first : first + isa.INSTRUCTION_WORDS] = 0  # all workers of the replica have this queue
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda_together, "TOGETHER_LIMIT_US", 2_000_000)
+        backend.launch(attrs.evolve(schedules, words=lost), 0)
+    with pytest.raises(DiagnosticError, match="barrier of several GPUs, 1 arrivals missing"):
+        backend.finish(0)
+    backend.launch(schedules, 0)
+    assert (backend.finish(0)[:, isa.RESULT_UPDATED] == 1).all()
+    check_training(last, TOLERANCE[plan.precision])
 
 
 def test_a_level_that_polls_in_vain_ends_the_launch(tmp_path: Path) -> None:

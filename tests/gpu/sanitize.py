@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 
 from dnc.ir.optimizers import Hyper
-from dnc.runtime import cuda_backend
+from dnc.runtime import cuda_together
 from tests.gpu.test_cuda import _backend, _device
 from tests.support.executors import Bench
 from tests.support.forced import forced
@@ -24,7 +24,7 @@ REPLICAS = 2
 
 def main(name: str, samples: str = "12", sums: str = "") -> None:
     """Launches three times: few rows and many of weight gradients, with deltas added up apart."""
-    cuda_backend.TIME_LIMIT_US = 3_600_000_000
+    cuda_together.TIME_LIMIT_US = 3_600_000_000
     program, backend = _backend(_device(), name, trains=False)
     backend.replicas = min(backend.replicas, REPLICAS)  # of many workers there may be room for one
     forest = ForestGrower(program, 1).grow(int(samples), 9, "random", 0.0)

@@ -118,15 +118,17 @@ def schedules_of(bench: Bench) -> Schedules:
     return bench.encoder.encode_group([bench.samples], replicas=2, workers=2, devices=2)
 
 
-def damaged(schedules: Schedules, name: str, which: int, field: int, value: int) -> Schedules:
-    """With a word of an instruction changed, in the queues of both replicas of the first device."""
+def damaged(
+    schedules: Schedules, name: str, which: int, field: int, value: int, device: int = 0
+) -> Schedules:
+    """With a word of an instruction changed, in the queues of both replicas of a device."""
     words, plan = schedules.words.copy(), schedules.plan
     at = isa.layout(plan).queues_at
     for worker in (0, 2):
-        numbers = np.flatnonzero(queue(words[0], plan, worker)[:, 0] == plan.opcode(name).number)
-        first = words[0, at + worker] + numbers[which] * isa.INSTRUCTION_WORDS
-        words[0, first : first + isa.INSTRUCTION_WORDS] *= field > 0  # another opcode has no fields
-        words[0, first + field] = value
+        numbers = np.flatnonzero(queue(words[device], plan, worker)[:, 0] == plan.opcode(name).number)
+        first = words[device, at + worker] + numbers[which] * isa.INSTRUCTION_WORDS
+        words[device, first : first + isa.INSTRUCTION_WORDS] *= field > 0  # another opcode has no fields
+        words[device, first + field] = value
     return attrs.evolve(schedules, words=words)
 
 
@@ -134,7 +136,8 @@ NOP = 0
 DAMAGE = [
     (isa.DEVICE_BARRIER, 0, 0, NOP, "where devices meet stand"),
     (isa.DEVICE_BARRIER, 1, 0, NOP, "where devices meet stand"),
-    (isa.DEVICE_BARRIER, 0, 1, 1, "several numbers of a device"),
+    (isa.DEVICE_BARRIER, 0, 1, 2, r"count \[2, 2\], not \[1, 2\]"),
+    (isa.DEVICE_BARRIER, 0, 2, 1, "several numbers of a device"),
     (isa.ALL_REDUCE, 0, 0, NOP, "adds up"),
     (isa.ALL_REDUCE, 0, 2, 4, "adds up"),
     (isa.ALL_REDUCE, 1, 1, 4, "adds up"),
@@ -155,15 +158,30 @@ def test_damaged_schedules_are_refused(name: str, which: int, field: int, value:
         verify(damaged(schedules, name, which, field, value)[0])
 
 
-def test_a_device_that_does_not_come() -> None:
-    """What waits for it gives up, and says so; the next launch finds all of them."""
+def test_shares_that_do_not_meet_are_refused() -> None:
+    bench = bench_of("treelstm", 2, 4)
+    alone = bench.encoder.encode(bench.samples, replicas=2, workers=2)
+    verify(alone)
+    with pytest.raises(ScheduleError, match="do not meet in front of the update"):
+        verify(attrs.evolve(alone, devices=2))
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_a_device_that_fails(device: int) -> None:
+    """The error is its own, not that of those who waited for it; the next launch finds all of them, and the
+    same on all."""
     bench = bench_of("treelstm", 2, 4)
     schedules = schedules_of(bench)
-    broken = damaged(schedules, isa.DEVICE_BARRIER, 0, 0, 1 << 20)
     bench.load(schedules.static_words + schedules.activations)
-    with pytest.raises(MachineError, match=r"unknown opcode 1048576|another device did not come"):
-        bench.backend.launch(broken, 0)
-    check_training(bench)
+    backend = bench.backend
+    assert isinstance(backend, DataParallelBackend)
+    for name in (isa.DEVICE_BARRIER, "sgd"):  # the other device makes no update, or has made it
+        with pytest.raises(MachineError, match="unknown opcode 1048576"):
+            backend.launch(damaged(schedules, name, -1, 0, 1 << 20, device), 0)
+        backend.launch(schedules, 0)
+        assert (backend.finish(0)[:, isa.RESULT_UPDATED] == 1).all()
+        memories = [member.read(4096, schedules.address * 4 - 4096) for member in backend.members]
+        np.testing.assert_array_equal(*(memory.view(np.int32) for memory in memories))
 
 
 @pytest.mark.parametrize("barrier", [-1, -2, -3, -4])

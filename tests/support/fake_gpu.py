@@ -147,7 +147,7 @@ class FakeDevice:
     """See the module. traced: of every launch so far, whether it was of the traced kernel."""
 
     name, arch, multiprocessors = "a made-up GPU", "sm_90", 132
-    origin = 0  # where its memory begins
+    ordinal = origin = 0  # its number; where its memory begins
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.launches, self.traced = plan, 0, list[bool]()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +87,7 @@ def test_what_is_no_training_runs_on_the_first() -> None:
     assert counts[0] > 0 and counts[1] == 0
     list(two.steps(other, [[0, 1], [2]], MOMENTUM))
     assert two.evaluate(other) != one.evaluate(data)
-    with pytest.raises(DiagnosticError, match="gradients on one device: choose one"):
+    with pytest.raises(DiagnosticError, match="handed in are on one device: choose one"):
         two.backward(other, [0, 1])
 
 
@@ -121,6 +125,62 @@ def test_a_plan_for_a_cpu_is_refused() -> None:
         DataParallelBackend([VMBackend(plan), VMBackend(plan)])
 
 
+def test_devices_that_are_not_alike_are_refused() -> None:
+    plan = small_plan("treelstm", TARGET)
+    with pytest.raises(
+        DiagnosticError, match=r"have to be alike: reference VM, 2 x 1 .*; reference VM, 1 x 1"
+    ):
+        DataParallelBackend([VMBackend(plan, 2), VMBackend(plan, 1)])
+
+
+def test_devices_are_given_back_twice() -> None:
+    backend = session_of("treelstm", 2).backend
+    backend.close()
+    backend.close()
+
+
+def test_an_interrupt_waits_for_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs behind it, and training goes on with the same weights on all devices."""
+    session = session_of("treelstm", 2)
+    data = session.attach(forest_of("treelstm"))
+    list(session.steps(data, [[0, 1, 2]], MOMENTUM))
+    waits = [KeyboardInterrupt]
+
+    def wait(under_way: Sequence[Future[None]]) -> None:
+        if waits:
+            raise waits.pop()
+        concurrent.futures.wait(under_way)
+
+    monkeypatch.setattr("dnc.runtime.data_parallel.wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        session.step(data, [3, 4, 5], MOMENTUM)
+    before = session.backend.read(0, 4096)
+    counts = [member.launches for member in session.backend.members]  # type: ignore[attr-defined]
+    time.sleep(0.3)
+    np.testing.assert_array_equal(session.backend.read(0, 4096), before)
+    assert counts == [2, 2]
+    list(session.steps(data, [[6, 7], [8]], MOMENTUM))
+    same_bits(session)
+
+
+def test_a_fork_has_threads_of_its_own() -> None:
+    session = session_of("treelstm", 2)
+    data = session.attach(forest_of("treelstm"))
+    session.step(data, [0, 1], MOMENTUM)
+    session.sync()
+    session.backend._process = -1  # type: ignore[attr-defined]
+    old = session.backend._threads  # type: ignore[attr-defined]
+    session.step(data, [2, 3], MOMENTUM)
+    assert session.sync() is not None and session.backend._threads is not old  # type: ignore[attr-defined]
+
+
+def test_places_for_schedules_are_those_of_one_device() -> None:
+    one, four = session_of("treelstm", 1), session_of("treelstm", 4)
+    for session in (one, four):
+        list(session.steps(session.attach(forest_of("treelstm", 64)), [range(64)], MOMENTUM))
+    assert four.memory.pool.schedule_words <= one.memory.pool.schedule_words
+
+
 def test_training_goes_on_with_the_same_bits(command: Command, workplace: Path) -> None:
     """Through the command line; a run of two devices, stopped and resumed, is that of two devices."""
     run = "run build --data train.jsonl --dev dev.jsonl --batch 3 --optimizer adam --device"
@@ -143,7 +203,7 @@ def test_training_goes_on_with_the_same_bits(command: Command, workplace: Path) 
     [
         ("run build --data train.jsonl --device vm:0,1 --trace t.json", "a timeline is one device's"),
         ("run build --data train.jsonl --device vm:0", "unknown device 'vm:0'"),
-        ("run build --data train.jsonl --device vm:1,1", "names a GPU twice"),
+        ("run build --data train.jsonl --device vm:1,1", "names one twice"),
         ("bench build --data train.jsonl --latency --device vm:0,1", "predictions run on one device"),
         ("tune build --data train.jsonl --device vm:0,1", "kernels are timed on one device"),
         ("calibrate build --data train.jsonl --device vm:0,1", "kernels are timed on one device"),

@@ -114,7 +114,7 @@ def test_gpus_that_train_together(driver: TwoGPUs, monkeypatch: pytest.MonkeyPat
     assert alone(choose(BUILD, "cpu"), TIMED) == Place("cpu", "cpu")
     assert choose(BUILD, "vm:0,1") == Place("vm", "cuda:sm_80", 0, (1,))
     for wrong, message in (
-        ("cuda:0,0", "device 'cuda:0,0' names a GPU twice"),
+        ("cuda:0,0", "device 'cuda:0,0' names one twice"),
         ("cuda:0,2", r"GPU 2 was asked for; 2 are visible"),
         ("cuda:0,", r"unknown device .*\n.*cuda:0,1 are two that train together"),
         ("vm:0", r"unknown device"),

@@ -204,7 +204,7 @@ class Encoder:
         )
         readout, own = self._read_behind(group, values, batches, words)
         behind_words = 0 if readout is None else readout.count
-        self._check_room(words.size + behind_words, least, pool_words)
+        self._check_room(words.size // devices + behind_words, least, pool_words)
         own[isa.RESULTS] = bases[isa.RESULTS] + body.turns * (words.shape[1] // 4)
         return Schedules(
             self.plan,

@@ -48,12 +48,12 @@ def meeting(
 
     Their fields are named as `values` has them.
     """
-    among: list[int | str] = list(isa.DEVICE_BARRIER_FIELDS)
-    found = [[number[isa.DEVICE_BARRIER], *among], exchange()]
+    among: list[int | str] = ["device", "devices"]
+    found = [[number[isa.DEVICE_BARRIER], 1, *among], exchange()]
     for at, _ in enumerate(_areas(plan)):
         own = [f"{field} reduced {at}" for field in isa.ALL_REDUCE_FIELDS[: -len(among)]]
         found.append([number[isa.ALL_REDUCE], *own, *among])
-    return [*found, exchange(), [number[isa.DEVICE_BARRIER], *among], exchange()]
+    return [*found, exchange(), [number[isa.DEVICE_BARRIER], isa.MEETINGS, *among], exchange()]
 
 
 def values(

@@ -29,6 +29,7 @@ from dnc.runtime.reference_vm.segments import unit_segment, vertex_segment
 from dnc.runtime.schedule import list_words, queue
 
 DEVICE_SECONDS = 60.0  # that a device waits for the others
+DID_NOT_COME = "another device did not come"
 REDUCTION = "partial sums of others"  # what a worker waits for within an instruction
 
 
@@ -142,7 +143,7 @@ class ReferenceVM:
         try:
             self.meeting.wait(DEVICE_SECONDS)
         except BrokenBarrierError:
-            raise self.error(worker, "another device did not come") from None
+            raise self.error(worker, DID_NOT_COME) from None
         self.met = self.now
 
     def _add_up(self, workers: list[Worker]) -> None:

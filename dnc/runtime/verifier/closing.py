@@ -125,6 +125,8 @@ class Closing:
         plan = self.text.plan
         groups = [isa.update_words(plan, group) for group in isa.update_groups(plan)]
         need(updated in ([], groups), f"updates are {updated}, expected {groups}")
+        meets = isa.DEVICE_BARRIER in names or not updated or self.text.schedule.devices == 1
+        need(meets, "devices that train together do not meet in front of the update")
         if self.text.mode == TRAIN:
             missing = ({*dense, *tables} - set(names)) or {""}
             need(missing == {""}, f"'{min(missing)}' is missing")

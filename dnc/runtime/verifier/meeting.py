@@ -20,10 +20,11 @@ class Meeting:
     def __init__(self, text: Text, names: Sequence[str], tail: Ints) -> None:
         self.text, self._names = text, [name for name in names if name != isa.NOP]
         self._among = set[tuple[int, int]]()
-        self._added: list[tuple[int, ...]] = []
+        self._added, self._turns = list[tuple[int, ...]](), list[int]()
         for name, words in zip(names, tail.tolist(), strict=True):
             if name == isa.DEVICE_BARRIER:
-                self._among.add((words[1], words[2]))
+                self._turns.append(words[1])
+                self._among.add((words[2], words[3]))
             elif name == isa.ALL_REDUCE:
                 self._added.append(tuple(words[1:5]))
                 self._among.add((words[5], words[6]))
@@ -32,8 +33,10 @@ class Meeting:
         """All checks; tokens: touched rows of every table."""
         need(len(self._among) == 1, f"several numbers of a device, of so many: {sorted(self._among)}")
         ((device, devices),) = self._among
-        need(0 <= device < devices, f"device {device} of {devices}")
+        need(0 <= device < devices == self.text.schedule.devices, f"device {device} of {devices}")
         self._order()
+        right_turns = list(range(1, isa.MEETINGS + 1))
+        need(self._turns == right_turns, f"barriers of all devices count {self._turns}, not {right_turns}")
         plan, bases, count = self.text.plan, self.text.bases, 0
         right: list[tuple[int, ...]] = []
         areas = [(bases[isa.GRADIENTS], isa.summed_floats(plan), 0)]

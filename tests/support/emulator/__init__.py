@@ -40,7 +40,8 @@ OPTIONS = (
 )
 MEMORY = 1 << 28  # bytes of the device: what is freed there is not used again
 PLACES = ("counters", "pool", "words", "others")
-ARGUMENTS = {name: name for name in (*PLACES, "grid")} | {"limit_us": "1000000"}
+NUMBERS = ("grid", "turn", "limit_us")
+ARGUMENTS = {name: name for name in (*PLACES, *NUMBERS)}
 """By a kernel's parameter what the launch passes."""
 
 _FUNCTION = re.compile(r"^__device__ __forceinline__ .*?^}\n", re.DOTALL | re.MULTILINE)
@@ -65,11 +66,11 @@ def translated(text: str, parameters: list[str]) -> str:
             *plain,
             kernel,
             "static unsigned* counters; static float* pool; static int* words; static uint64_t* others;",
-            "static int grid;",
+            "static int grid; static unsigned turn, limit_us;",
             f"static void begin() {{ dnc_kernel({given}); }}",
-            'extern "C" int emulate(unsigned* c, float* p, int* w, uint64_t* o, int g, int cluster,',
-            "                       int shared, int late, int seed) {",
-            "  counters = c, pool = p, words = w, others = o, grid = g;",
+            'extern "C" int emulate(unsigned* c, float* p, int* w, uint64_t* o, int g, unsigned t,',
+            "                       unsigned l, int cluster, int shared, int late, int seed) {",
+            "  counters = c, pool = p, words = w, others = o, grid = g, turn = t, limit_us = l;",
             "  return launch(g, cluster, shared, late, seed);",
             "}",
             "",
@@ -112,9 +113,9 @@ class _Call(FakeCall):
         device = self.device
         device.launches += 1
         places = [getattr(self.values[name], "address", self.values[name]) for name in PLACES]
-        shape = self.shape
+        numbers, shape = (self.values.get(name, 0) for name in NUMBERS), self.shape
         left = device.kernel.emulate(
-            *map(ctypes.c_void_p, places), shape.workers, shape.cluster, shape.shared_bytes,
+            *map(ctypes.c_void_p, places), *map(ctypes.c_uint32, numbers), shape.cluster, shape.shared_bytes,
             int(device.late), device.launches,
         )  # fmt: skip
         assert left == 0, f"{left} threads wait for each other"

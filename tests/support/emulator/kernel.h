@@ -8,10 +8,10 @@
 
 #include <sched.h>
 #include <setjmp.h>
-#include <time.h>
 #include <ucontext.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -273,19 +273,19 @@ static inline int dnc_wait(unsigned* counter, unsigned target, unsigned* aborted
   if (here->number == 0) wait_until([&] { return came() || *(volatile unsigned*)aborted; });
   return __syncthreads_or(here->number == 0 && !came());
 }
-// Other devices run in threads of the host; the limit is generous.
-static inline int dnc_meet_devices(const uint64_t* others, int device, int devices, unsigned* aborted, unsigned,
-                                   int worker, int instruction, int exchange) {
+// Other devices run in threads of the host.
+static inline int dnc_meet_devices(const uint64_t* others, unsigned turn, int device, int devices,
+                                   unsigned* aborted, unsigned limit_us, int worker, int instruction,
+                                   int exchange) {
   bool failed = false;
   if (here->number == 0) {
     unsigned* own = (unsigned*)others[2 * device + 1];
-    unsigned turn = own[32 * device] + 1;
     for (int each = 0; each < devices; ++each)
       __atomic_store_n((unsigned*)others[2 * each + 1] + 32 * device, turn, __ATOMIC_SEQ_CST);
-    time_t start = time(nullptr);
+    auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(limit_us);
     for (int each = 0; each < devices && !failed; ++each)
       while ((int)(__atomic_load_n(own + 32 * each, __ATOMIC_SEQ_CST) - turn) < 0 && !failed)
-        sched_yield(), failed = time(nullptr) - start > 20;
+        sched_yield(), failed = std::chrono::steady_clock::now() > end;
     if (failed) aborted[0] = worker + 1, aborted[1] = instruction, aborted[2] = exchange, aborted[3] = 1;
     ++steps;
   }
