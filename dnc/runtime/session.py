@@ -229,15 +229,16 @@ class Session:
         updates: Sequence[Update] = (),
         lanes: int = 1,
         place: tuple[int, int, str] | None = None,
+        grid: tuple[int, int] | None = None,
     ) -> Job:
         """Batches that run in a mode, behind so many other jobs; in lanes, if these are several.
 
-        place: in training, as in `Job`.
+        place: in training, as in `Job`. grid: None for what suits the batches.
         """
         self._check_samples(data, batches)
         return Job(
             batches,
-            self.backend.grid(len(batches[0]), mode == TRAIN, lanes),
+            grid or self.backend.grid(len(batches[0]), mode == TRAIN, lanes),
             list(updates),
             noises,
             self.memory.pool,
@@ -488,8 +489,8 @@ class Session:
         grid = self.backend.grid(len(samples))  # also of parts
 
         def encode(numbers: Ints, part: Part, buffer: int) -> Schedules:
-            job = self.job(data, numbers[None], TRAIN, self._noises(1), 0, [update])
-            return attrs.evolve(job, grid=grid, part=part, buffer=buffer).encode(data)
+            job = self.job(data, numbers[None], TRAIN, self._noises(1), 0, [update], grid=grid)
+            return attrs.evolve(job, part=part, buffer=buffer).encode(data)
 
         return in_parts(self, data, samples, TRAIN, encode)
 
