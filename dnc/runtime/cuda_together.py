@@ -31,6 +31,7 @@ class Together:
         self._signals: DeviceBuffer | None = None
         self._others: DeviceBuffer | None = None
         self._turn, self._limit_us = 0, TIME_LIMIT_US
+        self._end: Event | None = None
 
     def meet(self, device: Device, all_of_them: Sequence[tuple[Device, int, Together]]) -> None:
         """Launches from now on meet those of all these, this one among them: GPU, address of its pool."""
@@ -62,7 +63,10 @@ class Together:
             yield
         finally:
             self._turn, self._limit_us = 0, TIME_LIMIT_US
-            _ENDS[device.ordinal] = device.stream.record()
+        if self._end is None:
+            self._end = device.stream.record()
+        device.stream.mark(self._end)
+        _ENDS[device.ordinal] = self._end
 
     def arguments(self, number: int = 0) -> dict[str, int]:
         """Those of a launch, the one with a number of those behind each other."""

@@ -74,17 +74,18 @@ class DataParallelBackend:
             self._threads, self._process = self._started()
         under_way = list[Future[T]]()
         try:
-            under_way += [self._threads.submit(call, *each) for each in enumerate(self.members)]
+            for each in enumerate(self.members):
+                under_way.append(self._threads.submit(call, *each))
             wait(under_way)
         except BaseException:
             self._has_failed = True
             wait(under_way)
             raise
-        problems = [problem for each in under_way if (problem := each.exception()) is not None]
+        problems = [problem for future in under_way if (problem := future.exception()) is not None]
         if problems:
             self._has_failed = True
             raise min(problems, key=lambda problem: any(echo in str(problem) for echo in ECHOES))
-        return [each.result() for each in under_way]
+        return [future.result() for future in under_way]
 
     @property
     def launches(self) -> int:
