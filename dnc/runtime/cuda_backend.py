@@ -307,7 +307,7 @@ class CudaBackend:
         try:
             for index in range(traced, count):
                 call = calls[is_lean[index]][index % lanes]
-                call.set(**self._together.arguments(index))
+                self._together.take_turn(call, index)
                 self._start(call, words_at + index * size * 4, sync)
         finally:  # also behind those of a group that ends halfway
             stream = self._lanes.merge(streams)
@@ -327,7 +327,8 @@ class CudaBackend:
         """A launch of so many workers, of the lean kernel if there is one."""
         kernel = self._chosen((self.kernel, self.lean), is_lean)
         call = self._lanes.call(kernel, self._shape(grid), stream)
-        call.set(pool=self._at(0), grid=grid, **self._together.arguments())
+        call.set(pool=self._at(0), grid=grid)
+        self._together.prepare(call)
         return call
 
     def _chosen(self, kernels: tuple[Kernel, Kernel | None], is_lean: bool) -> Kernel:
@@ -380,7 +381,8 @@ class CudaBackend:
             raise fail("the traced kernel was not loaded")
         kernel = self._chosen(self._traced, is_lean)
         call = self.device.call(kernel, self._shape(grid), self.device.stream)
-        call.set(pool=self._at(0), grid=grid, **self._together.arguments())
+        call.set(pool=self._at(0), grid=grid)
+        self._together.prepare(call)
         call.set(runs=runs.buffer.address, stamps=runs.words - ANCHOR_WORDS)
         return call
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from dnc.ir.isa import MEETINGS
-from dnc.runtime.cuda_driver import Device, DeviceBuffer, Event
+from dnc.runtime.cuda_driver import Call, Device, DeviceBuffer, Event
 
 # How long a worker waits for the others before the launch is given up; and where launches on other GPUs are
 # waited for, which the host has to start.
@@ -30,7 +30,8 @@ class Together:
     def __init__(self) -> None:
         self._signals: DeviceBuffer | None = None
         self._others: DeviceBuffer | None = None
-        self._turn, self._limit_us = 0, TIME_LIMIT_US
+        self._turn: int | None = None
+        self._limit_us = TIME_LIMIT_US
         self._end: Event | None = None
 
     def meet(self, device: Device, all_of_them: Sequence[tuple[Device, int, Together]]) -> None:
@@ -62,14 +63,18 @@ class Together:
         try:
             yield
         finally:
-            self._turn, self._limit_us = 0, TIME_LIMIT_US
+            self._turn, self._limit_us = None, TIME_LIMIT_US
         if self._end is None:
             self._end = device.stream.record()
         device.stream.mark(self._end)
         _ENDS[device.ordinal] = self._end
 
-    def arguments(self, number: int = 0) -> dict[str, int]:
-        """Those of a launch, the one with a number of those behind each other."""
+    def prepare(self, call: Call) -> None:
+        """What launches behind each other are told alike."""
         others = 0 if self._others is None else self._others.address
-        turn = (self._turn + MEETINGS * number) % 2**32
-        return {"limit_us": self._limit_us, "others": others, "turn": turn}
+        call.set(limit_us=self._limit_us, others=others, turn=0)
+
+    def take_turn(self, call: Call, number: int) -> None:
+        """What the one with a number of them is told: nothing more, where it meets no other."""
+        if self._turn is not None:
+            call.set(turn=(self._turn + MEETINGS * number) % 2**32)
