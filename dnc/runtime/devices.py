@@ -77,12 +77,9 @@ def choose(build: Build, device: str | None) -> Place:
 def alone(place: Place, what: str) -> Place:
     """The place, for what one device does; DiagnosticError where several were asked for."""
     if place.others:
-        raise fail(f"{what} one device: choose one of {place.device}:{place.gpu},{_listed(place.others)}")
+        numbers = ",".join(map(str, (place.gpu, *place.others)))
+        raise fail(f"{what} one device: choose one of {place.device}:{numbers}")
     return place
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))
 
 
 def _parsed(device: str | None) -> tuple[str | None, tuple[int, ...]]:
@@ -145,6 +142,7 @@ def _each(place: Place) -> list[Place]:
 
 
 def _open_one(place: Place, plan: Plan, build: Build, replicas: int | None, workers: int | None) -> Any:
+    """That of one device, alone or as a `Member` of several."""
     if place.device == VM:
         return VMBackend(plan, replicas or 1, workers or 1)
     files = build.kernels(place.target)

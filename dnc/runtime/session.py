@@ -293,8 +293,7 @@ class Session:
         if schedules is None:
             return False
         self._go_on_with(job.updates[0])
-        devices = job.devices
-        first = self.steps_done + 1
+        devices, first = job.devices, self.steps_done + 1
         found = [BatchSums(first + at, len(each), 1, devices) for at, each in enumerate(job.batches)]
         self.launches.start(schedules, [batch for batch in found for _ in range(devices)])
         self._count(found, results)

@@ -184,8 +184,9 @@ class Encoder:
             used += (lanes - 1) * room
         self._check_addresses(least)  # before any of them is written
         body = Words(len(batches), self.layout.queues_at + replicas * workers, devices)
-        followed = {name: of_batch(counts, devices) for name, counts in tail.followed(rows).items()}
-        if part.followed is not None:
+        if part.followed is None:
+            followed = {name: of_batch(counts, devices) for name, counts in tail.followed(rows).items()}
+        else:
             followed = {name: counts.repeat(devices, axis=0) for name, counts in part.followed.items()}
         place = self.pool.schedules[buffer]
         group = Group(rows, bases, moving, workers, runs, place, body, noise, followed, guest)
@@ -198,7 +199,8 @@ class Encoder:
         left = exits(group, assigned, self.prepared, ending, steps, late) if ending and late else None
         scopes = None if left else known.scopes(rows, replicas, assigned.apart)
         queues = encode_queues(known.columns, rows, replicas, workers, closing, body, left, scopes)
-        grid, samples = (replicas, workers), assigned.spread.counts
+        samples = assigned.spread.counts
+        grid = replicas, workers
         words = self._assemble(
             group, lists, queues, grid, {isa.SHARERS: sharers, **awaited}, updates, part, samples
         )
@@ -382,6 +384,7 @@ class Encoder:
                 at += units(tokens * padded(table.width))
             bases[isa.NORMS] = at
             at += units(total)
+            # Behind all that later parts of the batch add to: not all of them add up deltas apart.
             for table in self.plan.table_gradients if any_apart else ():
                 tokens = decisions.touched[table.parameter].spread.most
                 for product in table.products:

@@ -283,7 +283,10 @@ class Tail:
         # Sums of chunks meet in the instructions of the norm, and running statistics follow them.
         ends = part.update and bool(optimizer or self.followers or (decisions.chunks > 1).any())
         meets = ends and batches.devices > 1
-        template = self._template(trains, tuple(results), optimizer, int(part.accumulate), ends, meets)
+        kind = trains, tuple(results), optimizer, int(part.accumulate), ends, meets
+        if kind not in self._templates:
+            self._templates[kind] = self._make(*kind)
+        template = self._templates[kind]
         if not trains:
             return template.filled(group.body.batches, values), results, np.full(len(few), batches.grid)
         if len(template.sums):
@@ -407,20 +410,6 @@ class Tail:
             values |= {f"{name} {table.parameter}": each for name, each in zip(names, found, strict=False)}
             sharers = found[-1]
         return Dealt(values, sharers)
-
-    def _template(
-        self,
-        trains: bool,
-        results: tuple[str, ...],
-        optimizer: str | None,
-        accumulate: int,
-        ends: bool,
-        meets: bool,
-    ) -> Template:
-        key = trains, results, optimizer, accumulate, ends, meets
-        if key not in self._templates:
-            self._templates[key] = self._make(*key)
-        return self._templates[key]
 
     def _make(
         self,
