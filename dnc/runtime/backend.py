@@ -189,6 +189,9 @@ class VMBackend:
         """What the slot's last launches left."""
         return self._values[slot]
 
+    def make_room(self, schedules: Sequence[Schedule], slot: int) -> None:
+        """Launches need none."""
+
     def launch_share(self, schedules: Sequence[Schedule], slot: int, turn: int) -> None:
         """Runs launches that meet those of others, in other threads."""
         try:

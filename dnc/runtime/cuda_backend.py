@@ -209,6 +209,11 @@ class CudaBackend:
         self._together.meet(self.device, [(each.device, each._at(0), each._together) for each in members])
 
     @in_context
+    def make_room(self, schedules: Sequence[Schedule], slot: int) -> None:
+        """Makes the slot large enough."""
+        self._slot(slot, words_of(schedules).size)
+
+    @in_context
     def launch_share(self, schedules: Sequence[Schedule], slot: int, turn: int) -> None:
         """Starts launches that meet those of others."""
         with self._together.launching(self.device, turn):

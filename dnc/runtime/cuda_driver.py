@@ -11,7 +11,7 @@ import ctypes
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import attrs
@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dnc.diagnostics import Diagnostic, DiagnosticError
+from dnc.runtime.alone import alone, when_alone
 
 Scalar = Literal["int32", "uint32", "int64", "uint64", "float32", "pointer"]
 _CTYPES: Mapping[str, Any] = {
@@ -93,12 +94,13 @@ class OwnBuffer(DeviceBuffer):
     def free(self) -> None:
         """Give the memory back."""
         if self.forget.detach():
-            _check(_driver().cuMemFree(self.address), "free GPU memory")
+            with alone():
+                _check(_driver().cuMemFree(self.address), "free GPU memory")
 
 
 def _with_the_last_reference(owner: Any, call: str, address: int, context: Any) -> Any:
     """What gives memory back by a call of the driver once nothing refers to its owner."""
-    found = weakref.finalize(owner, _forget, call, address, context)
+    found = weakref.finalize(owner, when_alone, partial(_forget, call, address, context))
     found.atexit = False
     return found
 
@@ -143,7 +145,8 @@ class PinnedBuffer:
     def free(self) -> None:
         """Give the memory back."""
         if self.forget.detach():
-            _check(_driver().cuMemFreeHost(self.address), "free pinned memory")
+            with alone():
+                _check(_driver().cuMemFreeHost(self.address), "free pinned memory")
 
 
 @attrs.frozen
@@ -306,7 +309,8 @@ class Device:
 
     def allocate(self, size: int) -> DeviceBuffer:
         """Uninitialised GPU memory."""
-        address = _check(_driver().cuMemAlloc(max(size, 1)), f"allocate {size} bytes on the GPU")
+        with alone():
+            address = _check(_driver().cuMemAlloc(max(size, 1)), f"allocate {size} bytes on the GPU")
         return OwnBuffer(int(address), size, self.context)
 
     def free_memory(self) -> int:
@@ -325,7 +329,8 @@ class Device:
 
     def pinned(self, size: int) -> PinnedBuffer:
         """Uninitialised page-locked host memory."""
-        address = int(_check(_driver().cuMemHostAlloc(size, 0), f"pin {size} bytes"))
+        with alone():
+            address = int(_check(_driver().cuMemHostAlloc(size, 0), f"pin {size} bytes"))
         memory = (ctypes.c_uint8 * size).from_address(address)
         return PinnedBuffer(address, np.ctypeslib.as_array(memory), self.context)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from threading import Lock
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from dnc.diagnostics import fail
 from dnc.ir.isa import ABORT_EXCHANGES, GPUS, MEETINGS, runs_on_several
 from dnc.ir.stamps import Times
+from dnc.runtime.alone import alone
 from dnc.runtime.backend import Array, Backend, Fill
 from dnc.runtime.reference_vm.machine import DID_NOT_COME
 from dnc.runtime.schedule import Schedule
@@ -29,7 +29,6 @@ T = TypeVar("T")
 MANY = 1 << 20  # samples: more than any device has replicas
 ECHOES = (ABORT_EXCHANGES[GPUS], DID_NOT_COME)
 """What an error says of who has waited in vain for another device."""
-_ORDER = Lock()  # all devices have the launches of several models in one order
 
 
 class Member(Backend, Protocol):
@@ -39,8 +38,12 @@ class Member(Backend, Protocol):
         """Launches from now on meet those of these, of which this is the one with the number; all pools have
         been allocated. DiagnosticError where a device does not reach the memory of another."""
 
+    def make_room(self, schedules: Sequence[Schedule], slot: int) -> None:
+        """Takes what memory their launches in a slot need."""
+
     def launch_share(self, schedules: Sequence[Schedule], slot: int, turn: int) -> None:
-        """As `launch`; turn: how often devices have met before, as all of them have to agree on."""
+        """As `launch`, and takes no memory: there is room; turn: how often devices have met before, as all of
+        them have to agree on."""
 
 
 class DataParallelBackend:
@@ -138,7 +141,9 @@ class DataParallelBackend:
             self._agree(schedules.static_words)
         own, turn = [schedules.of_device(number) for number in range(self.devices)], self._turn
         self._turn += MEETINGS * len(own[0])
-        with _ORDER:
+        for number, member in enumerate(self.members):
+            member.make_room(own[number], slot)
+        with alone():  # also, all devices have the launches of several models in one order
             self._all(lambda number, member: member.launch_share(own[number], slot, turn))
 
     def _agree(self, words: int) -> None:

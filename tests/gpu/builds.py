@@ -280,7 +280,8 @@ def open_devices(most: int = 4) -> list[Any]:
 
     found = [open_device()]
     with suppress(CudaError):
-        found += [open_device(number) for number in range(1, most)]
+        for number in range(1, most):
+            found.append(open_device(number))
     return found
 
 

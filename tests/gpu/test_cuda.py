@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -109,6 +111,38 @@ def test_gpus_that_train_together(device: Any, name: str, few: bool | None) -> N
                 found.append(bench.parameters())
         for parameter, value in found[0].items():
             np.testing.assert_array_equal(found[1][parameter].view(np.int32), value.view(np.int32))
+
+
+@pytest.mark.parametrize("name", NAMES[:1] or ["none"])
+def test_memory_that_goes_between_launches_that_meet(device: Any, name: str, monkeypatch: Any) -> None:
+    """A driver that gives it back waits for what runs, which waits for the launch that has yet to come."""
+    others = open_devices()[1:]
+    if not others:
+        pytest.skip("one GPU")
+    program = _backend(device, name)[0]
+    backend: Any = DataParallelBackend([_backend(each, name)[1] for each in (device, *others)])
+    bench = Bench(program, backend.plan, backend, ForestGrower(program, 1).grow(8, 9, "random"), 1)
+    check_training(bench, TOLERANCE[backend.plan.precision])
+    first, last = backend.members[0], backend.members[-1]
+    started, kept, launch_first, launch_last = Event(), [], first.launch_share, last.launch_share
+    for each in (first, last):
+        with each.device.inside():
+            kept += [each.device.allocate(1 << 20), each.device.pinned(1 << 20)]
+
+    def first_one(*arguments: Any) -> None:
+        launch_first(*arguments)
+        started.set()
+
+    def last_one(*arguments: Any) -> None:
+        assert started.wait(10)
+        kept.clear()
+        launch_last(*arguments)
+
+    monkeypatch.setattr(first, "launch_share", first_one)
+    monkeypatch.setattr(last, "launch_share", last_one)
+    begin = time.perf_counter()
+    bench.launch(isa.TRAIN)
+    assert not kept and time.perf_counter() - begin < 20
 
 
 @pytest.mark.parametrize("few, apart", [(True, False), (True, True), (False, True)])

@@ -16,9 +16,11 @@ from dnc.diagnostics import DiagnosticError
 from dnc.ir import isa
 from dnc.ir.forest import Forest
 from dnc.ir.optimizers import Hyper
+from dnc.runtime.alone import when_alone
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.data_parallel import DataParallelBackend
 from dnc.runtime.initialize import initialize
+from dnc.runtime.schedule import Schedule
 from dnc.runtime.session import Session
 from tests.support.command_line import Command
 from tests.support.forests import ForestGrower
@@ -75,6 +77,22 @@ def test_steps_are_those_of_one_device(name: str, devices: int) -> None:
     assert alone == found
     for parameter, value in again.read_arrays().items():
         np.testing.assert_array_equal(several.read_arrays()[parameter], value)
+
+
+def test_memory_goes_behind_launches_that_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver gives none back before what runs is over, which waits for launches that have yet to start."""
+    order, launch_share, session = list[str](), VMBackend.launch_share, session_of("treelstm", 3)
+    data = session.attach(forest_of("treelstm"))
+
+    def launched(self: VMBackend, schedules: Sequence[Schedule], slot: int, turn: int) -> None:
+        when_alone(lambda: order.append("gone"))
+        launch_share(self, schedules, slot, turn)
+        order.append("launched")
+
+    monkeypatch.setattr(VMBackend, "launch_share", launched)
+    session.step(data, [0, 1, 2, 3], MOMENTUM)
+    session.sync()
+    assert order == ["launched"] * 3 + ["gone"] * 3
 
 
 def test_what_is_no_training_runs_on_the_first() -> None:
