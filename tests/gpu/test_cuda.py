@@ -20,6 +20,7 @@ from dnc.ir.parser import parse_program
 from dnc.runtime.data_parallel import DataParallelBackend
 from dnc.runtime.encoder.modes import Modes
 from dnc.runtime.initialize import initialize
+from dnc.runtime.phases import TRAIN
 from dnc.runtime.session import Session
 from dnc.runtime.trace.chrome import write_trace
 from dnc.runtime.trace.timeline import OFF, Timeline
@@ -141,7 +142,7 @@ def test_memory_that_goes_between_launches_that_meet(device: Any, name: str, mon
     monkeypatch.setattr(first, "launch_share", first_one)
     monkeypatch.setattr(last, "launch_share", last_one)
     begin = time.perf_counter()
-    bench.launch(isa.TRAIN)
+    bench.launch(TRAIN)
     assert not kept and time.perf_counter() - begin < 20
 
 

@@ -250,7 +250,7 @@ def test_steps_that_are_left_early_leave_nothing_behind():
 
 def test_the_next_stretch_is_encoded_while_one_ends(monkeypatch):
     """Between them something else may run: what was encoded stays good, whichever slot is next."""
-    session, plain = (small_session("treelstm", 2, 2, encoders=count) for count in (3, 0))
+    session, plain = (small_session("treelstm", 2, 2, encoders=count) for count in (2, 0))
     found, drawn, here = [], [], []
     encode = Job.encode
     monkeypatch.setattr(Job, "encode", lambda job, *more: here.append(job) or encode(job, *more))
@@ -280,7 +280,7 @@ def test_the_next_stretch_is_encoded_while_one_ends(monkeypatch):
     assert ours == expected and [done for done, *_ in ends] == [done for done, *_ in others] == list(
         range(2, 23, 3)
     )
-    assert [taken for _, taken, _ in ends] == [4, 5, 6, 7, 7, 7, 7]
+    assert [taken for _, taken, _ in ends] == [5, 6, 7, 7, 7, 7, 7]  # two processes, two jobs each
     assert [taken for _, taken, _ in others] == [1, 2, 3, 4, 5, 6, 7]
     assert not any(made for *_, made in ends) and all(made for *_, made in others)
 
@@ -386,19 +386,46 @@ def test_a_job_that_does_not_fit_says_what_it_needs():
     processes = Processes(data.prepared, 1)
     while not processes.ready:
         time.sleep(0.01)
-    processes.submit(job)
-    assert not processes.has_room
-    with pytest.raises(DoesNotFit) as found:
-        processes.receive(job)
-    assert found.value.schedule_words == expected.value.schedule_words
-    assert found.value.activations == expected.value.activations
     large = attrs.evolve(job, pool=attrs.evolve(job.pool, schedule_words=1 << 20), pool_words=1 << 24)
     expected_words = large.encode(data)[0].words
-    processes.submit(large)
-    assert np.array_equal(processes.receive(large)[0].words, expected_words)
+    for _ in range(2):
+        processes.submit(job)
+        assert processes.has_room
+        processes.submit(large)
+        assert not processes.has_room
+        with pytest.raises(DoesNotFit) as found:
+            processes.receive(job)
+        assert found.value.schedule_words == expected.value.schedule_words
+        assert found.value.activations == expected.value.activations
+        assert processes.has_room
+        assert np.array_equal(processes.receive(large)[0].words, expected_words)
     processes.close()
     with pytest.raises(Lost):
         processes.submit(large)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_words_stay_while_the_next_job_is_encoded(count):
+    """A process has one job while it encodes another, and the words of both lie in memory of their own."""
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    room = {"pool": attrs.evolve(session.memory.pool, schedule_words=1 << 20), "pool_words": 1 << 24}
+    jobs = [attrs.evolve(job_of(session, [at % SAMPLES]), **room) for at in range(12)]
+    jobs[5] = attrs.evolve(jobs[5], noises=np.zeros(1 << 20, np.uint32))  # more than a pipe holds
+    expected = [job.encode(data)[0].words.copy() for job in jobs]
+    processes = Processes(data.prepared, count)
+    while not processes.ready:
+        time.sleep(0.01)
+    ahead = 0
+    for at, job in enumerate(jobs):
+        while ahead < len(jobs) and processes.has_room:
+            processes.submit(jobs[ahead])
+            ahead += 1
+        assert ahead == min(at + 2 * count, len(jobs))
+        found = processes.receive(job)[0].words
+        time.sleep(0.02)  # the process is at the next one, or has made it
+        assert np.array_equal(found, expected[at])
+    processes.close()
 
 
 def test_processes_end_with_their_session():

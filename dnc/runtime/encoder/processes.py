@@ -5,8 +5,9 @@ makes here; a process that is lost, or does not start, costs time and nothing el
 this one, whatever ends it.
 
 A process is a fresh interpreter that reads the data set once, from memory that all of them share, and
-writes the words of a job into memory that it shares with us. It has one job at a time: its memory is
-written again when the next one comes, and by then the words are on their way to the device.
+writes the words of a job into memory that it shares with us. It has two jobs, and memory for the words of
+each: one waits while it encodes the other, so that it goes on whatever this process is doing. What is
+handed over is written again with the next job but one, and by then its words are on their way to the device.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ import subprocess
 import sys
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import cycle
 from multiprocessing.connection import Connection, Pipe
+from queue import SimpleQueue
+from threading import Thread
 
 import attrs
 import numpy as np
@@ -35,6 +41,7 @@ from dnc.runtime.sharing import Sharing
 # More processes than this, for each GPU, do not make any that we know wait less. Tensor cores run 256
 # sentences in a ninth of the time that one process takes to encode them.
 MOST = 12
+JOBS = 2  # of a process: one that it encodes, and the next one
 READY = "ready"
 
 
@@ -75,12 +82,13 @@ class Processes:
             if each.connection.poll():
                 each.receive()
                 each.is_ready = True
-                self._free.append(each)
-        return len(self._free) + len(self._busy) == len(self._all)
+        if starting and all(each.is_ready for each in starting):
+            self._free.extend(self._all * JOBS)  # each has one before the first one has two
+        return len(self._free) + len(self._busy) == len(self._all) * JOBS
 
     @property
     def has_room(self) -> bool:
-        """Whether a process has nothing to do."""
+        """Whether a process can take a job."""
         return bool(self._free)
 
     def submit(self, job: Job) -> None:
@@ -97,12 +105,11 @@ class Processes:
         if not self._busy or self._busy[0][1] is not job:
             raise Lost("another job is the oldest")
         process, _ = self._busy.popleft()
-        reply = process.receive()
+        reply = process.reply()
         self._free.append(process)
         if isinstance(reply, _TooLarge):
             raise DoesNotFit(reply.message, reply.schedule_words, reply.activations)
-        assert isinstance(reply, _Encoded)
-        return process.schedules(reply)
+        return reply
 
     def close(self) -> None:
         """Ends the processes."""
@@ -136,13 +143,13 @@ class _Process:
     def __init__(self, data: int, prepared: Prepared) -> None:
         self.plan = prepared.plan
         self.is_ready = False
-        self._shared: mmap.mmap | None = None
         self.connection, theirs = Pipe()
-        self._words = os.memfd_create("dnc-words")
+        words = [os.memfd_create("dnc-words") for _ in range(JOBS)]
+        self._words = deque(_Received(file) for file in words)
         running: list[subprocess.Popen[bytes]] = []
-        self.close = weakref.finalize(self, _end, running, self.connection, self._words)
+        self.close = weakref.finalize(self, _end, running, self.connection, words)
         command = [sys.executable, "-c", f"import {__name__} as it; it.main()"]
-        handed = [theirs.fileno(), data, self._words]
+        handed = [theirs.fileno(), data, *words]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
         try:
             self._running = subprocess.Popen(
@@ -167,20 +174,38 @@ class _Process:
         except (OSError, EOFError) as error:
             raise Lost(str(error)) from error
 
-    def schedules(self, reply: _Encoded) -> Schedules:
-        """The schedules with their words, which lie in shared memory."""
-        batches, length = reply.shape
-        if self._shared is None or len(self._shared) < batches * length * 4:
-            self._shared = mmap.mmap(self._words, os.fstat(self._words).st_size)
-        words = np.frombuffer(self._shared, np.int32, batches * length).reshape(reply.shape)
-        return attrs.evolve(reply.schedules, plan=self.plan, words=words)
+    def reply(self) -> Schedules | _TooLarge:
+        """What came of the oldest job; the words of its schedules lie in shared memory."""
+        found = self.receive()
+        here = self._words[0]
+        self._words.rotate(-1)
+        if isinstance(found, _TooLarge):
+            return found
+        assert isinstance(found, _Encoded)
+        return attrs.evolve(found.schedules, plan=self.plan, words=here.read(found.shape))
 
 
-def _end(running: list[subprocess.Popen[bytes]], connection: Connection, words: int) -> None:
+class _Received:
+    """Memory that a process writes the words of every other job into, seen from here."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+        self._memory: mmap.mmap | None = None
+
+    def read(self, shape: tuple[int, int]) -> Words:
+        """The words of a group."""
+        batches, length = shape
+        if self._memory is None or len(self._memory) < batches * length * 4:
+            self._memory = mmap.mmap(self._file, os.fstat(self._file).st_size)
+        return np.frombuffer(self._memory, np.int32, batches * length).reshape(shape)
+
+
+def _end(running: list[subprocess.Popen[bytes]], connection: Connection, words: list[int]) -> None:
     """Ends a process, if there is one; it has nothing to lose, and without us would end when its connection
     does."""
     connection.close()
-    os.close(words)
+    for file in words:
+        os.close(file)
     for process in running:
         process.kill()
         process.wait()
@@ -192,19 +217,34 @@ def _end(running: list[subprocess.Popen[bytes]], connection: Connection, words: 
 def main() -> None:
     """A process: reads the data, then encodes a job at a time until the connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that trains
-    ours, data, words = map(int, sys.argv[1:])
-    connection, shared = Connection(ours), _Shared(words)
+    ours, data, *words = map(int, sys.argv[1:])
+    connection, memories = Connection(ours), cycle([_Shared(file) for file in words])
     prepared, sharing = pickle.loads(mmap.mmap(data, 0, prot=mmap.PROT_READ))
     os.close(data)
     encoder: Encoder | None = None
-    try:
+    with suppress(OSError):
         connection.send(READY)
-        while True:
-            job = connection.recv()
+        for job in _jobs(connection):
             encoder = encoder or Encoder(prepared, job.pool)
-            connection.send(_encode(job, encoder, sharing, shared))
-    except (EOFError, OSError):
-        return
+            connection.send(_encode(job, encoder, sharing, next(memories)))
+
+
+def _jobs(connection: Connection) -> Iterator[Job]:
+    """Those that come, until the connection ends.
+
+    They are read in a thread: with large jobs and large replies each side would wait for the other to read.
+    """
+    came = SimpleQueue[Job | None]()
+
+    def read() -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                came.put(connection.recv())
+        came.put(None)
+
+    Thread(target=read, daemon=True).start()
+    while (job := came.get()) is not None:
+        yield job
 
 
 def _encode(job: Job, encoder: Encoder, sharing: Sharing | None, shared: _Shared) -> _Encoded | _TooLarge:
