@@ -19,7 +19,9 @@ from dnc.runtime.backend import Backend
 from dnc.runtime.pool import MAX_ADDRESS, StaticPool, static_pool
 
 FIRST_SCHEDULE = 4096
-SLACK = 1.25
+# Room beyond what is asked for: the first where that is little. What was encoded ahead is in vain each time
+# that memory grows, and a later batch may well need a third more than the first one.
+AMPLE, SLACK = 2.0, 1.25
 LITTLE = 16  # such a part of the memory that there is
 MEGABYTE = 2**20
 
@@ -66,12 +68,13 @@ class Memory:
         if times > 1 and largest <= self.most() // LITTLE and self.grow(largest, activations):
             return True
         most = max(self.words, self.most())
-        for slack in (SLACK, 1.0):
+        for slack, enough in ((AMPLE, most // LITTLE), (SLACK, most), (1.0, most)):
             pool = self._layout(schedule_words, slack)
-            words = pool.words + max(self.words - self.pool.words, round(activations * slack) + 16)
-            if words > most:
-                words = pool.words + round(activations * slack) + 16
-            if words <= most and self._allocate(pool, words):
+            room = round(activations * slack) + 16
+            words = pool.words + max(self.words - self.pool.words, room)
+            if words > enough:
+                words = pool.words + room
+            if words <= enough and self._allocate(pool, words):
                 return True
         return False
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dnc
-from dnc.runtime.memory import FIRST_SCHEDULE
+from dnc.runtime.memory import AMPLE, FIRST_SCHEDULE, LITTLE, SLACK, Memory
 from dnc.runtime.pool import static_pool
 
 SMALL = [{"word": "a", "label": 1}, {"word": "b", "label": 2}]
@@ -66,3 +66,20 @@ def test_a_device_that_has_no_memory_after_all(trained):
     assert trained.position.step == 0 and len(trained.predict(SMALL)["p"]) == 2
     trained.restore("adam.safetensors")
     assert trained.position.step == 1
+
+
+@pytest.mark.parametrize(
+    "part, slack",
+    [(40, AMPLE), (LITTLE * 1.3 * SLACK, SLACK), (1.3, SLACK), (1.1, 1.0), (0.9, None)],
+)
+def test_room_beyond_what_is_asked_for(trained, part, slack):
+    """Twice as much where that is little of what there is; then less; what was encoded ahead stays good."""
+    static, asked = trained.session.memory.pool.words, 1 << 20
+    limit = round(part * (static + asked))
+    memory = Memory(trained.plan, trained.backend, trained.session.memory.table_rows, limit)
+    schedule = memory.pool.schedule_words
+    if slack is None:
+        assert not memory.grow(schedule, asked) and memory.words == memory.pool.words
+        return
+    assert memory.grow(schedule, asked)
+    assert memory.words == memory.pool.words + round(asked * slack) + 16 <= limit
