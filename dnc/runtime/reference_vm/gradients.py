@@ -19,7 +19,7 @@ from dnc.ir.plan import DenseGradient, SlotsAddress, TableProduct, padded
 from dnc.ir.program import TABLE
 from dnc.ir.weight_format import WeightFormat
 from dnc.runtime.reference_vm.memory import Array, Worker
-from dnc.runtime.reference_vm.operands import load_matrix, load_operand, load_value, slice_at
+from dnc.runtime.reference_vm.operands import load_matrix, load_operands, load_rows, load_value, slice_at
 
 if TYPE_CHECKING:
     from dnc.runtime.reference_vm.machine import ReferenceVM
@@ -66,18 +66,24 @@ def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, i
             if along is not None:
                 rest = np.arange(gradient.rows, vm.plan.weight_format.floats((gradient.rows,)))
                 vm.write(_arena(vm, chunk) + vector + rest, 0.0, worker)
-        total, deltas = np.zeros((end - begin, place.shape[1])), np.zeros(end - begin)
-        for number in range(chunk * step, min(fields["rows"], (chunk + 1) * step)):
-            row = fields["row"] + number
-            delta = load_value(vm, gradient.delta, row, np.arange(begin, end), worker)
-            x = load_operand(vm, gradient.pieces, row, worker) if gradient.pieces else np.ones(1)
-            total += np.outer(delta, x)
-            deltas += delta
+        own = range(chunk * step, min(fields["rows"], (chunk + 1) * step))
+        rows = range(fields["row"] + own.start, fields["row"] + max(own.start, own.stop))
+        total, deltas = _outer_sums(vm, gradient, rows, np.arange(begin, end), worker)
         sums: list[tuple[Array, Array]] = [(at + place[begin:end], total)]
         if along is not None:
             sums.append((_arena(vm, chunk) + vector + np.arange(begin, end), deltas))
         for where, found in sums:
             vm.write(where, found + vm.read(where, worker) if fields["accumulate"] else found, worker)
+
+
+def _outer_sums(
+    vm: ReferenceVM, gradient: DenseGradient, rows: range, index: Array, worker: Worker
+) -> tuple[Array, Array]:
+    """The sum over some rows of deltas times operands, [elements, operands], and of deltas alone."""
+    deltas = load_rows(vm, gradient.delta, rows, index, worker)
+    if not gradient.pieces:
+        return deltas.sum(axis=0)[:, None], deltas.sum(axis=0)
+    return deltas.T @ load_operands(vm, gradient.pieces, rows, worker), deltas.sum(axis=0)
 
 
 def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
@@ -93,14 +99,9 @@ def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
 
     at = place_of(gradient.parameter)
     rows = range(fields["row"], fields["row"] + fields["rows"])
-    deltas = np.array(
-        [load_value(vm, gradient.delta, row, np.arange(gradient.rows), worker) for row in rows]
-    ).reshape(len(rows), gradient.rows)
-    if gradient.pieces:
-        operands = np.array([load_operand(vm, gradient.pieces, row, worker) for row in rows])
-        total = deltas.T @ operands.reshape(len(rows), shape[-1])
-    else:
-        total = deltas.sum(axis=0)[None]
+    total, delta_sums = _outer_sums(vm, gradient, rows, np.arange(gradient.rows), worker)
+    if not gradient.pieces:
+        total = delta_sums[None]
     height, width = total.shape
     places = at + np.arange(height)[:, None] * padded(width) + np.arange(padded(width))
     across = -(-width // tile.columns)
@@ -118,7 +119,7 @@ def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
         vm.write(places[own], found, worker)
         square = float((found**2).sum())
         if beside is not None and column == 0:
-            found = deltas.sum(axis=0)[row : row + tile.rows]
+            found = delta_sums[row : row + tile.rows]
             where = place_of(beside.parameter) + np.arange(row, row + len(found))
             if fields["accumulate"]:
                 found = found + vm.read(where, worker)

@@ -13,7 +13,8 @@ from threading import Barrier, BrokenBarrierError
 import numpy as np
 
 from dnc.ir import isa
-from dnc.ir.plan import UNIT, Plan
+from dnc.ir.plan import UNIT, Plan, Segment
+from dnc.ir.repeated import repeated_parts
 from dnc.runtime.reference_vm.gradients import (
     all_reduce,
     dense_gradient,
@@ -25,7 +26,7 @@ from dnc.runtime.reference_vm.gradients import (
     update,
 )
 from dnc.runtime.reference_vm.memory import Array, CheckedMemory, Finish, MachineError, Worker, stamp
-from dnc.runtime.reference_vm.segments import unit_segment, vertex_segment
+from dnc.runtime.reference_vm.segments import Share, unit_segment, vertex_segment
 from dnc.runtime.schedule import list_words, queue
 
 DEVICE_SECONDS = 60.0  # that a device waits for the others
@@ -46,6 +47,10 @@ class ReferenceVM:
         self.sums = isa.sum_opcodes(plan)
         self.buffers = {buffer.name: buffer for buffer in plan.buffers}
         self.reduced = {item.name for item in plan.lists if plan.is_reduced(item.name)}
+        self.repeated = {
+            segment.name: repeated_parts(segment) for segment in plan.segments if segment.repeated
+        }
+        self.shares = dict[tuple[int, int, int], Share]()
         # All devices, this one among them, and what they wait at for each other.
         self.devices: Sequence[ReferenceVM] = (self,)
         self.meeting = Barrier(1)
@@ -60,6 +65,8 @@ class ReferenceVM:
         plan = self.plan
         self.words = words
         self.floats = words.view(np.float32)
+        bases = words[self.layout.bases_at :]
+        self.bases = {name: int(bases[at]) * 4 for name, at in self.layout.bases.items()}
         field = {name: int(words[at]) for name, at in self.layout.header.items()}
         self.replicas, self.per_replica = field["replicas"], field["workers"]
         self.runs = field[isa.RUNS]
@@ -76,23 +83,26 @@ class ReferenceVM:
             Worker(n, n // self.per_replica, n % self.per_replica, queue(words, plan, n))
             for n in range(total)
         ]
-        running = set(range(total))
-        while running:
-            ready = [n for n in running if self.workers[n].waiting is None]
-            if not ready:
-                names = ", ".join(f"{n}: {self.workers[n].waiting}" for n in sorted(running))
-                raise MachineError(f"deadlock: every worker waits ({names})")
-            number = int(self.random.choice(ready))
-            if self._advance(self.workers[number]):
-                running.discard(number)
-            if self.workers[number].waiting is not None:
-                self._release()
+        ready = list(self.workers)
+        while ready:
+            at = int(self.random.integers(len(ready)))
+            worker = ready[at]
+            has_ended = self._advance(worker)
+            if has_ended or worker.waiting is not None:
+                ready[at] = ready[-1]
+                ready.pop()
+            if worker.waiting is not None:
+                ready += self._released(worker)
+        stuck = [worker for worker in self.workers if worker.waiting is not None]
+        if stuck:
+            names = ", ".join(f"{worker.number}: {worker.waiting}" for worker in stuck)
+            raise MachineError(f"deadlock: every worker waits ({names})")
 
     def _advance(self, worker: Worker) -> bool:
         """Executes one instruction; True when the worker has ended."""
         if worker.counter >= len(worker.instructions):
             raise self.error(worker, "ran past the end of its queue")
-        instruction = [int(word) for word in worker.instructions[worker.counter]]
+        instruction = worker.instructions[worker.counter].tolist()
         if not 0 <= instruction[0] < len(self.plan.opcodes):
             raise self.error(worker, f"unknown opcode {instruction[0]}")
         opcode = self.plan.opcodes[instruction[0]]
@@ -121,20 +131,29 @@ class ReferenceVM:
                 return False
         return True
 
-    def _release(self) -> None:
-        for replica in range(self.replicas):
-            mine = [w for w in self.workers if w.replica == replica]
-            if mine and all(w.waiting == isa.REPLICA_BARRIER for w in mine):
-                self._pass(mine)
-                self.now += stamp(1)
-                self.since[replica] = self.now
-            elif mine and all(w.waiting == REDUCTION for w in mine):
-                self._add_up(mine)
-        if all(w.waiting == isa.GRID_BARRIER for w in self.workers):
-            self._pass(self.workers)
-            self.now += stamp(1)
+    def _released(self, worker: Worker) -> list[Worker]:
+        """Those that need not wait any longer, as this one has come."""
+        own = worker.waiting
+        first = worker.replica * self.per_replica
+        mine = self.workers if own == isa.GRID_BARRIER else self.workers[first : first + self.per_replica]
+        if any(each.waiting != own for each in mine):
+            return []
+        if own == REDUCTION:
+            self._add_up(mine)
+            return mine
+        self._pass(mine)
+        self.now += stamp(1)
+        if own == isa.GRID_BARRIER:
             self.since_grid = self.now
             self.since = [self.now] * self.replicas
+        else:
+            self.since[worker.replica] = self.now
+        return mine
+
+    def settled(self, worker: Worker) -> int:
+        """What came before this is in order with a worker, whoever it was."""
+        is_alone = self.replicas == len(self.devices) == 1
+        return self.since[worker.replica] if is_alone else self.since_grid
 
     def _meet(self, worker: Worker) -> None:
         """Waits for the other devices, which run in threads of their own."""
@@ -173,6 +192,13 @@ class ReferenceVM:
         return MachineError(f"worker {worker.number}, instruction {worker.counter} ({name}): {what}")
 
     # ---- instructions ---------------------------------------------------------------------------
+
+    def share(self, segment: Segment, begin: int, end: int) -> Share:
+        """Some units of a segment, the same for all instructions."""
+        key = id(segment), begin, end
+        if key not in self.shares:
+            self.shares[key] = Share(segment, begin, end)
+        return self.shares[key]
 
     def _execute(self, name: str, fields: dict[str, int], worker: Worker) -> Finish | None:
         """Executes an instruction; the answer, if any, ends it when all workers of the replica have come."""
@@ -215,7 +241,7 @@ class ReferenceVM:
 
     def base(self, name: str) -> int:
         """Word address of a base."""
-        return int(self.words[self.layout.bases_at + self.layout.bases[name]]) * 4
+        return self.bases[name]
 
     def runs_of(self, name: str) -> int:
         """Runs of the records of a buffer."""

@@ -31,6 +31,11 @@ def stamp(time: int) -> int:
     return time << 20
 
 
+def _largest(numbers: Array) -> Any:
+    """The largest of some 64-bit numbers, among which negative ones are larger than any other."""
+    return np.maximum.reduce(numbers.view(np.uint64))
+
+
 # Ends an instruction, given what the workers of the replica have sent, by rank.
 Finish = Callable[[list[dict[Any, Array]]], None]
 
@@ -64,20 +69,19 @@ class CheckedMemory:
         self.wrote[:static] = 1  # before the first time
         self.has_read = np.zeros(0 if self.alone else len(words), np.int64)
 
-    def _check_inside(self, at: Array, machine: ReferenceVM, worker: Worker) -> int:
-        """The lowest address; MachineError if one is outside the pool."""
-        lowest, highest = int(np.minimum.reduce(at)), int(np.maximum.reduce(at))
+    def _outside(self, at: Array, machine: ReferenceVM, worker: Worker) -> MachineError:
+        """What is wrong with addresses of which some are outside the pool, or in front of what is written."""
+        lowest, highest = int(at.min()), int(at.max())
         if lowest < 0 or highest >= len(self.words):
-            raise machine.error(worker, f"address {lowest}..{highest} outside the pool")
-        return lowest
+            return machine.error(worker, f"address {lowest}..{highest} outside the pool")
+        return machine.error(worker, f"word {lowest} of the row of zeros is overwritten")
 
     def _check_ordered(
         self, at: Array, stamps: Array, machine: ReferenceVM, worker: Worker, verb: str
     ) -> None:
-        """MachineError if some stamps are of other workers, and no barrier of both came since."""
+        """MachineError if some stamps, not all of them settled, are of other workers, and no barrier of both
+        came since."""
         of_replica, of_grid = machine.since[worker.replica], machine.since_grid
-        if np.maximum.reduce(stamps) < of_grid:
-            return
         other = stamps & (stamp(1) - 1)
         since = np.where(other // machine.per_replica == worker.replica, of_replica, of_grid)
         raced = (stamps >= since) & (other != worker.number)
@@ -91,28 +95,33 @@ class CheckedMemory:
         """The words at some places, in float64; MachineError if that is not allowed now."""
         flat = at.ravel()
         if len(flat):
-            self._check_inside(flat, machine, worker)
-            stamps = self.wrote[flat]
-            if not np.minimum.reduce(stamps):
-                bad = int(flat[stamps == 0][0])
-                raise machine.error(worker, f"word {bad} is read before anything was written there")
+            if _largest(flat) >= len(self.words):
+                raise self._outside(flat, machine, worker)
+            stamps = self.wrote.take(flat)
+            if _largest(stamps - 1) >= machine.settled(worker) - 1:  # 0 is the largest there
+                if not stamps.all():
+                    bad = int(flat[stamps == 0][0])
+                    raise machine.error(worker, f"word {bad} is read before anything was written there")
+                if not self.alone:
+                    self._check_ordered(flat, stamps, machine, worker, "written")
             if not self.alone:
-                self._check_ordered(flat, stamps, machine, worker, "written")
                 self.has_read[flat] = machine.now + worker.number
-        return self.words[at].astype(np.float64)
+        return self.words.take(at).astype(np.float64)
 
     def write(self, at: Array, values: Array, machine: ReferenceVM, worker: Worker) -> None:
         """Changes the words at some places; MachineError if that is not allowed now."""
         flat = at.ravel()
         if not len(flat):
             return
-        lowest = self._check_inside(flat, machine, worker)
-        if lowest < machine.zero_words:
-            raise machine.error(worker, f"word {lowest} of the row of zeros is overwritten")
-        if not self.alone:
-            self._check_ordered(flat, self.wrote[flat], machine, worker, "written")
-            self._check_ordered(flat, self.has_read[flat], machine, worker, "read")
-        self.words[flat] = np.broadcast_to(values, at.shape).astype(np.float32).ravel()
+        if _largest(flat - machine.zero_words) >= len(self.words) - machine.zero_words:
+            raise self._outside(flat, machine, worker)
+        for stamps, verb in () if self.alone else ((self.wrote, "written"), (self.has_read, "read")):
+            found = stamps.take(flat)
+            if _largest(found) >= machine.settled(worker):
+                self._check_ordered(flat, found, machine, worker, verb)
+        if values.size != flat.size:
+            values = np.broadcast_to(values, at.shape)
+        self.words[flat] = values.ravel()
         self.wrote[flat] = machine.now + worker.number
 
     def read_from_outside(self, at: Array, machine: ReferenceVM) -> Array:

@@ -102,6 +102,18 @@ def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker
     return np.array([vm.floats[vm.layout.header["loss_scale"]]], np.float64)
 
 
+def load_rows(vm: ReferenceVM, address: Address, rows: range, index: Array, worker: Worker) -> Array:
+    """What `load_value` gives of vectors for some rows: [rows, elements]."""
+    if isinstance(address, BufferAddress):
+        width, runs = vm.buffers[address.buffer].width, vm.runs_of(address.buffer)
+        first = vm.base(address.buffer) + np.arange(rows.start, rows.stop) * (width * runs) + address.offset
+        at = first[:, None, None] + np.arange(runs)[:, None] * width + index
+        total: Array = np.add.reduce(vm.read(at, worker), axis=1)
+        return total
+    found = [load_value(vm, address, row, index, worker) for row in rows]
+    return np.array(found, np.float64).reshape(len(rows), len(index))
+
+
 def added_up(vm: ReferenceVM, first: int, runs: int, width: int, index: Array, worker: Worker) -> Array:
     """Elements `index` of a record of so many runs: their sum, in order."""
     if runs == 1:
@@ -144,4 +156,11 @@ def load_matrix(vm: ReferenceVM, parameter: str, select: str | None, row: int, w
 
 def load_operand(vm: ReferenceVM, pieces: tuple[Piece, ...], row: int, worker: Worker) -> Array:
     """The elements of several pieces, one behind the other."""
-    return np.concatenate([load_value(vm, p.address, row, np.arange(p.width), worker) for p in pieces])
+    found = [load_value(vm, p.address, row, np.arange(p.width), worker) for p in pieces]
+    return np.concatenate(found) if len(found) > 1 else found[0]
+
+
+def load_operands(vm: ReferenceVM, pieces: tuple[Piece, ...], rows: range, worker: Worker) -> Array:
+    """The same for some rows: [rows, elements]."""
+    found = [load_rows(vm, p.address, rows, np.arange(p.width), worker) for p in pieces]
+    return np.concatenate(found, axis=1)

@@ -6,7 +6,7 @@ operations come from the op table.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,6 @@ from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
 from dnc.ir.plan import UNIT, ParameterAddress, Segment, unit_range
-from dnc.ir.repeated import repeated_parts
 from dnc.runtime.reference_vm.memory import Array, Finish, Worker
 from dnc.runtime.reference_vm.operands import (
     check_selected,
@@ -32,6 +31,50 @@ if TYPE_CHECKING:
 FIRST = np.zeros(1, np.int64)  # the element of a scalar
 
 
+class Share:
+    """Units [begin, end) of a segment: what is read, computed and written of each of its rows.
+
+    elements: by value which of its elements they are.
+    """
+
+    def __init__(self, segment: Segment, begin: int, end: int) -> None:
+        self.segment = segment
+        self._units, self._own = segment.units, np.arange(begin, end)
+        self.used = {(use.parameter, use.select) for use in segment.products}
+        self.used |= {(use.parameter, use.select) for use in segment.transposed}
+        self.elements = {
+            value: self._elements(value)
+            for value in (
+                *(load.value for load in segment.loads),
+                *(product.result for product in segment.products),
+                *(store.value for store in segment.stores),
+                *(transposed.delta for transposed in segment.transposed),
+            )
+        }
+        self.operations = [(op, self._evaluation(op)) for op in segment.cell.ops]
+
+    def _elements(self, value: Value) -> Array:
+        if not value.tensor.shape:
+            return FIRST
+        gates = np.arange(value.tensor.size // self._units)
+        return (gates[:, None] * self._units + self._own).ravel()
+
+    def _evaluation(self, op: Op) -> Callable[[list[Any]], Any]:
+        attributes: dict[str, Any] = dict(op.attributes)
+        units, own = self._units, len(self._own)
+        if OPS[op.opcode].has(INDEXED) and op.result.tensor.shape:
+            attributes["index"] = self._elements(op.result)
+        if op.opcode == "slice":
+            begin, end = (int(attributes[name]) // units * own for name in ("begin", "end"))
+            return lambda operands: operands[0][begin:end]
+        if "shape" in attributes and op.result.tensor.shape:
+            if own == 0:
+                return lambda operands: np.zeros(0)
+            attributes["shape"] = (op.result.tensor.size // units * own,)
+        evaluate = OPS[op.opcode].evaluate
+        return lambda operands: evaluate(operands, attributes)
+
+
 def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worker: Worker) -> Finish | None:
     """All rows of a group, for this worker's own units; and then its share of what the workers add up.
 
@@ -39,51 +82,40 @@ def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worke
     """
     begin, end = unit_range(segment.units, vm.per_replica, worker.rank)
     if not segment.repeated:
-        _units(vm, segment, first, rows, worker, np.arange(begin, end))
+        _units(vm, vm.share(segment, begin, end), first, rows, worker)
     else:
-        whole, rest = repeated_parts(segment)
+        whole, rest = vm.repeated[segment.name]
         for row in range(first, first + rows):
             if whole.mapping == UNIT:
-                worker.repeated = _units(vm, whole, row, 1, worker, np.arange(segment.units))
+                worker.repeated = _units(vm, vm.share(whole, 0, segment.units), row, 1, worker)
             else:
                 worker.repeated = _scalars(vm, whole, row, worker)
-            _units(vm, rest, row, 1, worker, np.arange(begin, end))
+            _units(vm, vm.share(rest, begin, end), row, 1, worker)
     return (lambda sent: _add_up(vm, sent, worker)) if worker.sent else None
 
 
-def _units(
-    vm: ReferenceVM, segment: Segment, first: int, rows: int, worker: Worker, own: Array
-) -> dict[Value, Any]:
+def _units(vm: ReferenceVM, share: Share, first: int, rows: int, worker: Worker) -> dict[Value, Any]:
     """All rows of a group, for some units; the values of the last row."""
-    used = {(use.parameter, use.select) for use in segment.products}
-    used |= {(use.parameter, use.select) for use in segment.transposed}
-    check_selected(vm, {select for _, select in used}, first, rows, worker)
-    matrices = {use: load_matrix(vm, *use, first, worker) for use in sorted(used, key=str) if rows}
-
-    @cache
-    def of_gates(gates: int) -> Array:
-        return (np.arange(gates)[:, None] * segment.units + own).ravel()
-
-    def index(value: Value) -> Array:
-        return of_gates(value.tensor.size // segment.units) if value.tensor.shape else FIRST
-
+    segment, elements = share.segment, share.elements
+    check_selected(vm, {select for _, select in share.used}, first, rows, worker)
+    matrices = {use: load_matrix(vm, *use, first, worker) for use in sorted(share.used, key=str) if rows}
     values: dict[Value, Any] = {}
     for row in range(first, first + rows):
         for load in segment.loads:
-            found = load_value(vm, load.address, row, index(load.value), worker)
+            found = load_value(vm, load.address, row, elements[load.value], worker)
             values[load.value] = shaped(load.value, found)
         for product in segment.products:
             operand = load_operand(vm, product.pieces, row, worker)
             matrix = matrices[product.parameter, product.select]
-            values[product.result] = matrix[index(product.result)] @ operand
-        for op in segment.cell.ops:
-            values[op.result] = _unit_op(op, values, segment.units, len(own), index(op.result))
+            values[product.result] = matrix[elements[product.result]] @ operand
+        for op, evaluate in share.operations:
+            values[op.result] = evaluate([values[operand] for operand in op.operands])
         for store in segment.stores:
-            _store(vm, store, row, index(store.value), values[store.value], worker)
+            _store(vm, store, row, elements[store.value], values[store.value], worker)
         for transposed in segment.transposed:
             delta = values[transposed.delta]
             matrix = matrices[transposed.parameter, transposed.select]
-            partial = matrix[index(transposed.delta)].T @ delta
+            partial = matrix[elements[transposed.delta]].T @ delta
             for name, offset, low, high in transposed.stores:
                 if vm.runs_of(name) == 1 < vm.per_replica:
                     worker.sent[name, offset, row] = partial[low:high].astype(np.float32)
@@ -102,20 +134,6 @@ def _add_up(vm: ReferenceVM, sent: list[dict[Any, Array]], worker: Worker) -> No
         own = worker.rank * share + np.arange(share)
         at = vm.base(name) + row * vm.buffers[name].width + offset
         vm.write(at + own, np.add.reduce(parts)[own], worker)
-
-
-def _unit_op(op: Op, values: dict[Value, Any], units: int, own: int, elements: Array) -> Any:
-    attributes: dict[str, Any] = dict(op.attributes)
-    if OPS[op.opcode].has(INDEXED) and op.result.tensor.shape:
-        attributes["index"] = elements
-    if op.opcode == "slice":
-        begin, end = (int(attributes[name]) // units * own for name in ("begin", "end"))
-        return values[op.operands[0]][begin:end]
-    if "shape" in attributes and op.result.tensor.shape:
-        if own == 0:
-            return np.zeros(0)
-        attributes["shape"] = (op.result.tensor.size // units * own,)
-    return OPS[op.opcode].evaluate([values[v] for v in op.operands], attributes)
 
 
 def _scalars(vm: ReferenceVM, whole: Segment, row: int, worker: Worker) -> dict[Value, Any]:
