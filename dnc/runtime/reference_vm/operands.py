@@ -6,6 +6,7 @@ goes through the VM's checked memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,9 @@ from dnc.runtime.reference_vm.memory import Array, Worker
 
 if TYPE_CHECKING:
     from dnc.runtime.reference_vm.machine import ReferenceVM
+
+
+FIRST = np.zeros(1, np.int64)  # the element of a scalar
 
 
 def shaped(value: Value, found: Any) -> Any:
@@ -67,25 +71,57 @@ def slots(vm: ReferenceVM, name: str, row: int, worker: Worker) -> list[int]:
     return [vm.word(head + 1 + i, worker) * 4 for i in range(count)]
 
 
-def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker: Worker) -> Any:
-    """Elements `index` of what `address` stands for in `row`; a list of them for a list."""
+def places(vm: ReferenceVM, address: Address, row: int, index: Array, worker: Worker) -> Array | None:
+    """Where elements `index` of what `address` stands for in `row` lie, if each of them is one word."""
     if isinstance(address, ParameterAddress):
         at = weights_at(vm, address.parameter, address.select, row, worker)
-        return vm.read(at + address.offset + index, worker)
+        return at + address.offset + index
     if isinstance(address, BufferAddress):
-        buffer = vm.buffers[address.buffer]
-        runs = vm.runs_of(address.buffer)
-        first = vm.base(address.buffer) + row * buffer.width * runs + address.offset
-        return added_up(vm, first, runs, buffer.width, index, worker)
+        if vm.runs_of(address.buffer) > 1:
+            return None
+        return vm.base(address.buffer) + row * vm.buffers[address.buffer].width + address.offset + index
     if isinstance(address, GatherAddress):
         record = vm.word(vm.list(address.list) + row, worker) * 4
-        return vm.read(record + address.offset + index, worker)
+        return record + address.offset + index
+    if isinstance(address, EntriesAddress):
+        return kept(vm, address, row, worker)
+    return None
+
+
+def load_values(
+    vm: ReferenceVM, wanted: Sequence[tuple[Address, Array]], row: int, worker: Worker
+) -> list[Any]:
+    """What `load_value` gives for some addresses; what is one word each is read at once."""
+    at = [places(vm, address, row, index, worker) for address, index in wanted]
+    simple = [each for each in at if each is not None]
+    if not simple:
+        read: Array = FIRST
+    else:
+        read = vm.read(np.concatenate(simple) if len(simple) > 1 else simple[0], worker)
+    found, begin = list[Any](), 0
+    for each, (address, index) in zip(at, wanted, strict=True):
+        if each is None:
+            found.append(_made(vm, address, row, index, worker))
+        else:
+            found.append(read[begin : begin + len(each)])
+            begin += len(each)
+    return found
+
+
+def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker: Worker) -> Any:
+    """Elements `index` of what `address` stands for in `row`; a list of them for a list."""
+    return load_values(vm, [(address, index)], row, worker)[0]
+
+
+def _made(vm: ReferenceVM, address: Address, row: int, index: Array, worker: Worker) -> Any:
+    """The same of what is more than words that lie somewhere."""
+    if isinstance(address, BufferAddress):
+        width, runs = vm.buffers[address.buffer].width, vm.runs_of(address.buffer)
+        first = vm.base(address.buffer) + row * width * runs + address.offset
+        return added_up(vm, first, runs, width, index, worker)
     if isinstance(address, ChildrenAddress):
         found = entries(vm, address.list, row, worker)
-        children = [vm.read(at + address.offset + index, worker) for at in found]
-        return np.array(children, np.float64).reshape(len(found), len(index))
-    if isinstance(address, EntriesAddress):
-        return vm.read(kept(vm, address, row, worker), worker)
+        return vm.read(np.array(found, np.int64)[:, None] + address.offset + index, worker)
     if isinstance(address, SlotsAddress):
         total = np.zeros(len(index))
         for at in slots(vm, address.plain, row, worker) if address.plain else ():
@@ -156,8 +192,8 @@ def load_matrix(vm: ReferenceVM, parameter: str, select: str | None, row: int, w
 
 def load_operand(vm: ReferenceVM, pieces: tuple[Piece, ...], row: int, worker: Worker) -> Array:
     """The elements of several pieces, one behind the other."""
-    found = [load_value(vm, p.address, row, np.arange(p.width), worker) for p in pieces]
-    return np.concatenate(found) if len(found) > 1 else found[0]
+    found = load_values(vm, [(p.address, np.arange(p.width)) for p in pieces], row, worker)
+    return np.concatenate(found) if len(found) > 1 else np.asarray(found[0])
 
 
 def load_operands(vm: ReferenceVM, pieces: tuple[Piece, ...], rows: range, worker: Worker) -> Array:

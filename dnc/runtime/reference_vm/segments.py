@@ -14,21 +14,20 @@ import numpy as np
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
-from dnc.ir.plan import UNIT, ParameterAddress, Segment, unit_range
+from dnc.ir.plan import UNIT, Load, ParameterAddress, Segment, Store, unit_range
 from dnc.runtime.reference_vm.memory import Array, Finish, Worker
 from dnc.runtime.reference_vm.operands import (
+    FIRST,
     check_selected,
     kept,
     load_matrix,
     load_operand,
-    load_value,
+    load_values,
     shaped,
 )
 
 if TYPE_CHECKING:
     from dnc.runtime.reference_vm.machine import ReferenceVM
-
-FIRST = np.zeros(1, np.int64)  # the element of a scalar
 
 
 class Share:
@@ -51,6 +50,7 @@ class Share:
                 *(transposed.delta for transposed in segment.transposed),
             )
         }
+        self.loads = [(load.address, self.elements[load.value]) for load in segment.loads]
         self.operations = [(op, self._evaluation(op)) for op in segment.cell.ops]
 
     def _elements(self, value: Value) -> Array:
@@ -101,8 +101,7 @@ def _units(vm: ReferenceVM, share: Share, first: int, rows: int, worker: Worker)
     matrices = {use: load_matrix(vm, *use, first, worker) for use in sorted(share.used, key=str) if rows}
     values: dict[Value, Any] = {}
     for row in range(first, first + rows):
-        for load in segment.loads:
-            found = load_value(vm, load.address, row, elements[load.value], worker)
+        for load, found in zip(segment.loads, load_values(vm, share.loads, row, worker), strict=True):
             values[load.value] = shaped(load.value, found)
         for product in segment.products:
             operand = load_operand(vm, product.pieces, row, worker)
@@ -110,8 +109,9 @@ def _units(vm: ReferenceVM, share: Share, first: int, rows: int, worker: Worker)
             values[product.result] = matrix[elements[product.result]] @ operand
         for op, evaluate in share.operations:
             values[op.result] = evaluate([values[operand] for operand in op.operands])
-        for store in segment.stores:
-            _store(vm, store, row, elements[store.value], values[store.value], worker)
+        _store(
+            vm, [(store, elements[store.value], values[store.value]) for store in segment.stores], row, worker
+        )
         for transposed in segment.transposed:
             delta = values[transposed.delta]
             matrix = matrices[transposed.parameter, transposed.select]
@@ -139,8 +139,8 @@ def _add_up(vm: ReferenceVM, sent: list[dict[Any, Array]], worker: Worker) -> No
 def _scalars(vm: ReferenceVM, whole: Segment, row: int, worker: Worker) -> dict[Value, Any]:
     """What every worker makes of whole vectors, as vectors of one element; the first one stores it."""
     values = _whole(vm, whole, row, worker)
-    for store in whole.stores if worker.rank == 0 else ():
-        _store(vm, store, row, FIRST, values[store.value], worker)
+    if worker.rank == 0:
+        _store(vm, [(store, FIRST, values[store.value]) for store in whole.stores], row, worker)
     return {value: np.atleast_1d(values[value]) for value in whole.cell.results}
 
 
@@ -153,20 +153,21 @@ def vertex_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, wor
         values = _whole(vm, segment, row, worker)
         for place in segment.scratch:
             vm.write(kept(vm, place, row, worker), values[place.value], worker)
-        for store in segment.stores:
-            _store(vm, store, row, np.arange(store.value.tensor.size), values[store.value], worker)
+        stored = [(each, np.arange(each.value.tensor.size), values[each.value]) for each in segment.stores]
+        _store(vm, stored, row, worker)
 
 
 def _whole(vm: ReferenceVM, segment: Segment, row: int, worker: Worker) -> dict[Value, Any]:
     """The values of a VERTEX segment's cell for a row."""
-    values: dict[Value, Any] = {}
+    values, vectors = dict[Value, Any](), list[Load]()
     for load in segment.loads:
-        shape = load.value.tensor.shape
-        if isinstance(load.address, ParameterAddress) and len(shape) > 1:
-            address = load.address
+        address = load.address
+        if isinstance(address, ParameterAddress) and len(load.value.tensor.shape) > 1:
             values[load.value] = load_matrix(vm, address.parameter, address.select, row, worker)
-            continue
-        found = load_value(vm, load.address, row, np.arange(load.value.tensor.size), worker)
+        else:
+            vectors.append(load)
+    wanted = [(load.address, np.arange(load.value.tensor.size)) for load in vectors]
+    for load, found in zip(vectors, load_values(vm, wanted, row, worker), strict=True):
         values[load.value] = shaped(load.value, found)
     for op in segment.cell.ops:
         operands = [values[v] for v in op.operands]
@@ -174,14 +175,16 @@ def _whole(vm: ReferenceVM, segment: Segment, row: int, worker: Worker) -> dict[
     return values
 
 
-def _store(vm: ReferenceVM, store: Any, row: int, index: Array, value: Any, worker: Worker) -> None:
-    width = vm.buffers[store.buffer].width
-    if store.children is None:
-        at = vm.base(store.buffer) + row * width + store.offset + index
-        vm.write(at, np.asarray(value).ravel(), worker)
-        return
-    begin = vm.list(store.children)
-    first = vm.word(begin + row, worker) - vm.word(begin, worker)
-    for entry, found in enumerate(value):
-        at = vm.base(store.buffer) + (first + entry) * width + store.offset + index
-        vm.write(at, np.asarray(found).ravel(), worker)
+def _store(vm: ReferenceVM, stored: list[tuple[Store, Array, Any]], row: int, worker: Worker) -> None:
+    """Writes elements of values to a row's records; of a list to those of its children."""
+    places, values = list[Array](), list[Array]()
+    for store, index, value in stored:
+        width, entries, first = vm.buffers[store.buffer].width, [value], row
+        if store.children is not None:
+            begin = vm.list(store.children)
+            entries, first = value, vm.word(begin + row, worker) - vm.word(begin, worker)
+        for entry, found in enumerate(entries):
+            places.append(vm.base(store.buffer) + (first + entry) * width + store.offset + index)
+            values.append(np.asarray(found, np.float64).ravel())
+    if places:
+        vm.write(np.concatenate(places), np.concatenate(values), worker)
