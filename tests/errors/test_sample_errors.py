@@ -118,10 +118,15 @@ def test_keys_that_are_no_strings() -> None:
         ({**good, 3: 1}, "Word has no field '3'; its fields are 'form', 'tag'"),
         ({**good, None: 1}, "holds what JSON has not: Only dicts with str-like or number-like keys are"),
         ({b"form": 1}, "holds what JSON has not: Only dicts with str-like or number-like keys are supported"),
+        (
+            {**good, "more": [({b"form": 1},)]},
+            "holds what JSON has not: Only dicts with str-like or number-like",
+        ),
     ):
         with pytest.raises(DiagnosticError) as caught:
             read_samples([good, sample], program(WORD))
         assert str(caught.value).startswith(f"samples:2: error: {message}"), str(caught.value)
+        assert len(str(caught.value).splitlines()) == 1
 
 
 def test_one_sample() -> None:
