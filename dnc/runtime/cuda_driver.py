@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from dnc.diagnostics import Diagnostic, DiagnosticError
-from dnc.runtime.alone import alone, when_alone
+from dnc.runtime.alone import ALONE, make_calls, watch, when_alone
 
 Scalar = Literal["int32", "uint32", "int64", "uint64", "float32", "pointer"]
 _CTYPES: Mapping[str, Any] = {
@@ -93,13 +93,14 @@ class OwnBuffer(DeviceBuffer):
 
     def free(self) -> None:
         """Give the memory back."""
-        if self.forget.detach():
-            with alone():
+        with ALONE:
+            if self.forget.detach():
                 _check(_driver().cuMemFree(self.address), "free GPU memory")
 
 
 def _with_the_last_reference(owner: Any, call: str, address: int, context: Any) -> Any:
     """What gives memory back by a call of the driver once nothing refers to its owner."""
+    watch()
     found = weakref.finalize(owner, when_alone, partial(_forget, call, address, context))
     found.atexit = False
     return found
@@ -144,8 +145,8 @@ class PinnedBuffer:
 
     def free(self) -> None:
         """Give the memory back."""
-        if self.forget.detach():
-            with alone():
+        with ALONE:
+            if self.forget.detach():
                 _check(_driver().cuMemFreeHost(self.address), "free pinned memory")
 
 
@@ -194,17 +195,13 @@ class Stream:
     def upload(self, to: DeviceBuffer, source: PinnedBuffer, size: int | None = None) -> None:
         """Copy the first ``size`` bytes to the GPU, asynchronously."""
         count = source.bytes.nbytes if size is None else size
-        _check(
-            _driver().cuMemcpyHtoDAsync(to.address, source.address, count, self.handle),
-            "copy to the GPU",
-        )
+        _check(_driver().cuMemcpyHtoDAsync(to.address, source.address, count, self.handle), "copy to the GPU")
 
     def download(self, to: PinnedBuffer, source: DeviceBuffer, size: int | None = None) -> None:
         """Copy the first ``size`` bytes from the GPU, asynchronously."""
         count = to.bytes.nbytes if size is None else size
         _check(
-            _driver().cuMemcpyDtoHAsync(to.address, source.address, count, self.handle),
-            "copy from the GPU",
+            _driver().cuMemcpyDtoHAsync(to.address, source.address, count, self.handle), "copy from the GPU"
         )
 
     def download_to(self, host: int, address: int, size: int) -> None:
@@ -309,9 +306,10 @@ class Device:
 
     def allocate(self, size: int) -> DeviceBuffer:
         """Uninitialised GPU memory."""
-        with alone():
+        with ALONE:
+            make_calls()
             address = _check(_driver().cuMemAlloc(max(size, 1)), f"allocate {size} bytes on the GPU")
-        return OwnBuffer(int(address), size, self.context)
+            return OwnBuffer(int(address), size, self.context)
 
     def free_memory(self) -> int:
         """Bytes that could be allocated now."""
@@ -329,10 +327,11 @@ class Device:
 
     def pinned(self, size: int) -> PinnedBuffer:
         """Uninitialised page-locked host memory."""
-        with alone():
+        with ALONE:
+            make_calls()
             address = int(_check(_driver().cuMemHostAlloc(size, 0), f"pin {size} bytes"))
-        memory = (ctypes.c_uint8 * size).from_address(address)
-        return PinnedBuffer(address, np.ctypeslib.as_array(memory), self.context)
+            memory = (ctypes.c_uint8 * size).from_address(address)
+            return PinnedBuffer(address, np.ctypeslib.as_array(memory), self.context)
 
     def inside(self) -> Context:
         """For a `with` around calls."""
@@ -363,7 +362,8 @@ class Device:
     def load(self, cubin: bytes, symbol: str, parameters: Sequence[tuple[str, Scalar]]) -> Kernel:
         """The kernel ``symbol`` of a cubin; ``parameters`` in signature order."""
         driver = _driver()
-        module = _check(driver.cuModuleLoadData(cubin), f"load the kernel {symbol} on {self.name}")
+        with ALONE:
+            module = _check(driver.cuModuleLoadData(cubin), f"load the kernel {symbol} on {self.name}")
         function = _check(driver.cuModuleGetFunction(module, symbol.encode()), f"find {symbol}")
         return Kernel(function, symbol, tuple(parameters))
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dnc.diagnostics import fail
 from dnc.ir.isa import ABORT_EXCHANGES, GPUS, MEETINGS, runs_on_several
 from dnc.ir.stamps import Times
-from dnc.runtime.alone import alone
+from dnc.runtime.alone import ALONE
 from dnc.runtime.backend import Array, Backend, Fill
 from dnc.runtime.reference_vm.machine import DID_NOT_COME
 from dnc.runtime.schedule import Schedule
@@ -143,7 +143,7 @@ class DataParallelBackend:
         self._turn += MEETINGS * len(own[0])
         for number, member in enumerate(self.members):
             member.make_room(own[number], slot)
-        with alone():  # also, all devices have the launches of several models in one order
+        with ALONE:  # also, all devices have the launches of several models in one order
             self._all(lambda number, member: member.launch_share(own[number], slot, turn))
 
     def _agree(self, words: int) -> None:

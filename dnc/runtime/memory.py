@@ -72,7 +72,7 @@ class Memory:
             pool = self._layout(schedule_words, slack)
             room = round(activations * slack) + 16
             words = pool.words + max(self.words - self.pool.words, room)
-            if words > enough:
+            if words > enough and slack < AMPLE:
                 words = pool.words + room
             if words <= enough and self._allocate(pool, words):
                 return True

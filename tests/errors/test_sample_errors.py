@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,6 +128,14 @@ def test_keys_that_are_no_strings() -> None:
             read_samples([good, sample], program(WORD))
         assert str(caught.value).startswith(f"samples:2: error: {message}"), str(caught.value)
         assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_sample_that_holds_itself() -> None:
+    sample: dict[str, Any] = {"form": "a", "tag": "Noun"}
+    sample["more"] = [sample, sample]
+    with pytest.raises(DiagnosticError) as caught:
+        read_samples([sample], program(WORD))
+    assert str(caught.value) == "samples:1: error: nested too deeply; write it in the flat form"
 
 
 def test_one_sample() -> None:

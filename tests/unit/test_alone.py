@@ -3,40 +3,59 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 
 import pytest
 
-from dnc.runtime.alone import alone, when_alone
+from dnc.runtime import alone
+from dnc.runtime.alone import ALONE, make_calls, watch, when_alone
 
 
 class Owner:
     """What a finalizer hangs on."""
 
 
-def test_a_call_is_made_at_once_if_nobody_is_alone() -> None:
+@pytest.fixture(autouse=True)
+def watched() -> Iterator[None]:
+    watch()
+    yield
+    assert not ALONE.locked()
+
+
+def wait_for(is_so: Callable[[], bool]) -> None:
+    """Returns once something is so, which another thread does; AssertionError if it does not come."""
+    end = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_a_call_is_made_if_nobody_is_alone() -> None:
     made = list[int]()
     when_alone(lambda: made.append(1))
-    assert made == [1]
+    wait_for(lambda: made == [1])
 
 
 def test_a_call_comes_behind_who_is_alone_whatever_thread_it_is_from() -> None:
     made = list[int]()
-    with ThreadPoolExecutor(1) as threads, alone():
+    with ThreadPoolExecutor(1) as threads, ALONE:
         when_alone(lambda: made.append(1))
         threads.submit(when_alone, lambda: made.append(2)).result(10)
+        time.sleep(0.05)
         assert made == []
-    assert made == [1, 2]
+    wait_for(lambda: made == [1, 2])
 
 
-def test_a_call_comes_also_behind_an_error() -> None:
+def test_who_is_alone_makes_calls_before_what_he_wants() -> None:
     made = list[int]()
-    with pytest.raises(KeyError), alone():
+    with ALONE:
         when_alone(lambda: made.append(1))
-        raise KeyError
-    assert made == [1]
+        when_alone(lambda: made.append(2))
+        make_calls()
+        assert made == [1, 2]
 
 
 def test_a_call_that_makes_others_go() -> None:
@@ -48,45 +67,38 @@ def test_a_call_that_makes_others_go() -> None:
         made.append(1)
 
     when_alone(first)
-    assert made == [1, 2]
+    wait_for(lambda: made == [1, 2])
 
 
-def test_one_at_a_time() -> None:
-    order, inside, leave = list[str](), Event(), Event()
+def test_a_call_that_fails_is_told_and_keeps_none_from_being_made(capsys: pytest.CaptureFixture[str]) -> None:
+    made = list[int]()
 
-    def one() -> None:
-        with alone():
-            inside.set()
-            assert leave.wait(10)
-            order.append("one")
+    def failing() -> None:
+        raise KeyError("a call")
 
-    def other() -> None:
-        with alone():
-            order.append("other")
-
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(one)
-        assert inside.wait(10)
-        second = threads.submit(other)
-        leave.set()
-        first.result(10)
-        second.result(10)
-    assert order == ["one", "other"]
+    when_alone(failing)
+    when_alone(lambda: made.append(1))
+    wait_for(lambda: made == [1])
+    with ALONE:
+        make_calls()
+    assert "KeyError: 'a call'" in capsys.readouterr().err
 
 
 def test_nothing_is_left_over_of_many_threads() -> None:
-    """Calls that come just as somebody has looked for the last time."""
     made = list[int]()
 
     def many(first: int) -> None:
         for number in range(first, first + 500):
             owner = Owner()
             weakref.finalize(owner, when_alone, lambda number=number: made.append(number))
-            with alone():
+            with ALONE:
                 del owner
+                if number % 3 == 0:
+                    make_calls()
 
     with ThreadPoolExecutor(4) as threads:
         for done in [threads.submit(many, first) for first in range(0, 4000, 500)]:
             done.result(30)
     gc.collect()
-    assert sorted(made) == list(range(4000))
+    wait_for(lambda: len(made) == 4000)
+    assert sorted(made) == list(range(4000)) and not alone._WAITING

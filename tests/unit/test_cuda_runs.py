@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from dnc.compiler import PlanOptions, make_plan
 from dnc.diagnostics import DiagnosticError
 from dnc.ir import isa
 from dnc.runtime import cuda_driver
+from dnc.runtime.alone import ALONE
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.cuda_backend import CudaBackend
 from dnc.runtime.cuda_driver import CudaError, LaunchShape
@@ -167,6 +169,41 @@ def test_no_room_for_larger_page_locked_memory(made, monkeypatch) -> None:
     assert device.locked == 0
 
 
+def wait_for(is_so) -> None:
+    """Returns once something is so, which another thread does; AssertionError if it does not come."""
+    end = time.monotonic() + 10
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_memory_that_is_taken_is_what_went_before(monkeypatch) -> None:
+    """Who takes memory has that of what is gone, whenever the thread that gives it back comes to run."""
+    order: list[str] = []
+    driver = SimpleNamespace(
+        cuCtxPushCurrent=lambda _: (0,),
+        cuCtxPopCurrent=lambda: (0,),
+        cuMemFree=lambda address: order.append(f"free {address}") or (0,),
+        cuMemAlloc=lambda size: order.append("allocate") or (0, 1024),
+        cuMemHostAlloc=lambda size, flags: order.append("pin") or (0, np.zeros(size, np.uint8).ctypes.data),
+        cuMemFreeHost=lambda address: (0,),
+    )
+    monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
+    device = cuda_driver.Device("host", "sm_90", 4, 13000, cuda_driver.Stream(1), context=1)
+    dropped = [cuda_driver.OwnBuffer(at, 4, "context") for at in (256, 512)]
+    ALONE.acquire()
+    dropped.pop()
+    ALONE.release()
+    kept = [device.allocate(4)]
+    ALONE.acquire()
+    dropped.pop()
+    ALONE.release()
+    kept.append(device.pinned(4))
+    assert order == ["free 512", "allocate", "free 256", "pin"]
+    kept.clear()
+    wait_for(lambda: order[4:] == ["free 1024"])
+
+
 def test_memory_goes_with_the_last_reference(monkeypatch) -> None:
     freed: list[int] = []
     driver = SimpleNamespace(
@@ -183,20 +220,25 @@ def test_memory_goes_with_the_last_reference(monkeypatch) -> None:
     given.free()
     given.free()
     del dropped, given
-    assert freed == [512, 256]
+    wait_for(lambda: freed == [512, 256])
     pinned = [cuda_driver.PinnedBuffer(at, np.zeros(4, np.uint8), "context") for at in (768, 1024)]
     pinned[0].free()
     del pinned
-    assert freed == [512, 256, -768, -1024]
+    wait_for(lambda: freed == [512, 256, -768, -1024])
 
 
 def test_memory_is_left_alone_in_a_process_without_the_context(monkeypatch) -> None:
     freed: list[int] = []
-    driver = SimpleNamespace(cuCtxPushCurrent=lambda _: (3,), cuMemFree=freed.append)
+    asked: list[str] = []
+    driver = SimpleNamespace(
+        cuCtxPushCurrent=lambda context: asked.append(context) or (3,), cuMemFree=freed.append
+    )
     monkeypatch.setattr(cuda_driver, "_driver", lambda: driver)
     found = cuda_driver.OwnBuffer(256, 4, "context")
     del found
-    assert freed == []
+    wait_for(lambda: asked == ["context"])
+    with ALONE:  # whoever asked is done
+        assert freed == []
 
 
 def test_no_more_replicas_than_samples(made) -> None:

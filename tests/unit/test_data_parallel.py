@@ -16,7 +16,7 @@ from dnc.diagnostics import DiagnosticError
 from dnc.ir import isa
 from dnc.ir.forest import Forest
 from dnc.ir.optimizers import Hyper
-from dnc.runtime.alone import when_alone
+from dnc.runtime.alone import ALONE, make_calls, watch, when_alone
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.data_parallel import DataParallelBackend
 from dnc.runtime.initialize import initialize
@@ -90,8 +90,11 @@ def test_memory_goes_behind_launches_that_meet(monkeypatch: pytest.MonkeyPatch) 
         order.append("launched")
 
     monkeypatch.setattr(VMBackend, "launch_share", launched)
+    watch()
     session.step(data, [0, 1, 2, 3], MOMENTUM)
     session.sync()
+    with ALONE:
+        make_calls()
     assert order == ["launched"] * 3 + ["gone"] * 3
 
 

@@ -428,6 +428,48 @@ def test_words_stay_while_the_next_job_is_encoded(count):
     processes.close()
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_an_interrupt_within_a_reply(before, monkeypatch):
+    """A process of which nobody knows what it says next is not listened to any more."""
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    room = {"pool": attrs.evolve(session.memory.pool, schedule_words=1 << 20), "pool_words": 1 << 24}
+    first, second = (attrs.evolve(job_of(session, [at]), **room) for at in range(2))
+    processes = Processes(data.prepared, 1)
+    while not processes.ready:
+        time.sleep(0.01)
+    processes.submit(first)
+    processes.submit(second)
+    process = processes._all[0]
+    receive = process.receive
+
+    def interrupted():
+        if not before:
+            receive()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(process, "receive", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        processes.receive(first)
+    monkeypatch.setattr(process, "receive", receive)
+    for job in (second, first):
+        with pytest.raises(Lost):
+            processes.receive(job)
+    processes.close()
+
+
+def test_what_cannot_be_read_ends_a_process():
+    """As code that has changed under it: nobody waits for each other."""
+    session = small_session("treelstm")
+    data = session.attach(forest_of("treelstm"))
+    processes = Processes(data.prepared, 1)
+    while not processes.ready:
+        time.sleep(0.01)
+    processes._all[0].connection.send_bytes(b"no pickle")
+    assert processes._all[0]._running.wait(20) == 0
+    processes.close()
+
+
 def test_processes_end_with_their_session():
     session = small_session("treelstm", 2, 2, encoders=2)
     data = session.attach(forest_of("treelstm"))

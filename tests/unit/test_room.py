@@ -83,3 +83,13 @@ def test_room_beyond_what_is_asked_for(trained, part, slack):
         return
     assert memory.grow(schedule, asked)
     assert memory.words == memory.pool.words + round(asked * slack) + 16 <= limit
+
+
+def test_room_that_is_held_is_kept(trained):
+    """A batch that needs less of everything but of its schedule."""
+    static, held = trained.session.memory.pool.words, 1 << 20
+    memory = Memory(trained.plan, trained.backend, trained.session.memory.table_rows, (static + held) * 8)
+    assert memory.grow(memory.pool.schedule_words, held)
+    before = memory.words - memory.pool.words
+    assert memory.grow(memory.pool.schedule_words * 2, held // 64)
+    assert memory.words - memory.pool.words == before

@@ -165,9 +165,12 @@ def _plain_samples(samples: Iterable[Any], problems: ProblemList) -> Iterator[tu
 
 def _has_bytes_keys(sample: Any) -> bool:
     """Whether a key within is bytes, of which msgspec makes base64 from 0.23 on."""
-    waiting = [sample]
+    waiting, seen = [sample], set[int]()
     while waiting:
         value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
         if isinstance(value, Mapping):
             if any(isinstance(key, bytes | memoryview) for key in value):
                 return True

@@ -104,9 +104,14 @@ class Processes:
         """
         if not self._busy or self._busy[0][1] is not job:
             raise Lost("another job is the oldest")
-        process, _ = self._busy.popleft()
+        process = self._busy[0][0]
+        if process.is_torn:
+            raise Lost("somebody was interrupted as he took a reply")
+        process.is_torn = True
         reply = process.reply()
+        self._busy.popleft()
         self._free.append(process)
+        process.is_torn = False
         if isinstance(reply, _TooLarge):
             raise DoesNotFit(reply.message, reply.schedule_words, reply.activations)
         return reply
@@ -142,7 +147,7 @@ class _Process:
 
     def __init__(self, data: int, prepared: Prepared) -> None:
         self.plan = prepared.plan
-        self.is_ready = False
+        self.is_ready = self.is_torn = False  # torn: perhaps within a reply, or one behind
         self.connection, theirs = Pipe()
         words = [os.memfd_create("dnc-words") for _ in range(JOBS)]
         self._words = deque(_Received(file) for file in words)
@@ -237,10 +242,12 @@ def _jobs(connection: Connection) -> Iterator[Job]:
     came = SimpleQueue[Job | None]()
 
     def read() -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                came.put(connection.recv())
-        came.put(None)
+        try:
+            with suppress(EOFError, OSError):
+                while True:
+                    came.put(connection.recv())
+        finally:
+            came.put(None)
 
     Thread(target=read, daemon=True).start()
     while (job := came.get()) is not None:

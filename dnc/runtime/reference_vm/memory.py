@@ -119,7 +119,7 @@ class CheckedMemory:
             found = stamps.take(flat)
             if _largest(found) >= machine.settled(worker):
                 self._check_ordered(flat, found, machine, worker, verb)
-        if values.size != flat.size:
+        if values.shape != at.shape:
             values = np.broadcast_to(values, at.shape)
         self.words[flat] = values.ravel()
         self.wrote[flat] = machine.now + worker.number

@@ -185,6 +185,7 @@ def _store(vm: ReferenceVM, stored: list[tuple[Store, Array, Any]], row: int, wo
             entries, first = value, vm.word(begin + row, worker) - vm.word(begin, worker)
         for entry, found in enumerate(entries):
             places.append(vm.base(store.buffer) + (first + entry) * width + store.offset + index)
-            values.append(np.asarray(found, np.float64).ravel())
+            flat = np.asarray(found, np.float64).ravel()
+            values.append(flat if len(flat) == len(index) else np.broadcast_to(flat, index.shape))
     if places:
         vm.write(np.concatenate(places), np.concatenate(values), worker)
