@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from dnc.runtime import alone
 from dnc.runtime.alone import ALONE, make_calls, watch, when_alone
+from tests.support.waiting import wait_for
 
 
 class Owner:
@@ -23,14 +24,6 @@ def watched() -> Iterator[None]:
     watch()
     yield
     assert not ALONE.locked()
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    """Returns once something is so, which another thread does; AssertionError if it does not come."""
-    end = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def test_a_call_is_made_if_nobody_is_alone() -> None:

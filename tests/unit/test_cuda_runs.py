@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +26,7 @@ from dnc.runtime.session import Session
 from tests.support.fake_gpu import FakeCall, FakeDevice, FakeKernel, FakeStream
 from tests.support.forests import ForestGrower
 from tests.support.models import rows_of, small_program
+from tests.support.waiting import wait_for
 from tests.unit.test_trace_gpu import files
 
 
@@ -167,14 +167,6 @@ def test_no_room_for_larger_page_locked_memory(made, monkeypatch) -> None:
         assert len(backend._slot(0, 1).words) and len(backend._direct_for(1, 1).words)
     backend.close()
     assert device.locked == 0
-
-
-def wait_for(is_so) -> None:
-    """Returns once something is so, which another thread does; AssertionError if it does not come."""
-    end = time.monotonic() + 10
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def test_memory_that_is_taken_is_what_went_before(monkeypatch) -> None:

@@ -1,13 +1,10 @@
-"""Encoding in other processes: the same bits as in this one, whatever becomes of them."""
+"""Sessions whose batches other processes encode: the same bits, whatever becomes of the processes."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import time
 
-import attrs
 import numpy as np
 import pytest
 
@@ -15,14 +12,14 @@ from dnc.diagnostics import DiagnosticError
 from dnc.ir.optimizers import Hyper
 from dnc.runtime.ahead import GROUPS, Ahead
 from dnc.runtime.checkpoint import Position
-from dnc.runtime.encoder import DoesNotFit
 from dnc.runtime.encoder.job import Job
-from dnc.runtime.encoder.processes import Lost, Processes, default_count
+from dnc.runtime.encoder.processes import Lost, Processes
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.results import NotFinite
 from dnc.runtime.trainer import Trainer, TrainOptions
 from tests.support.forests import ForestGrower
 from tests.support.models import small_plan, small_session
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory of Linux")
 
@@ -54,10 +51,7 @@ def first_steps(session, data):
 def with_processes(session, data):
     """The same, until the processes are there."""
     found = first_steps(session, data)
-    end = time.monotonic() + 60
-    while not session.ahead.has_room:
-        assert time.monotonic() < end, "the processes do not start"
-        time.sleep(0.01)
+    wait_for(lambda: session.ahead.has_room, "the processes do not start")
     return found
 
 
@@ -365,111 +359,6 @@ def test_batches_before_an_empty_one_are_run(encoders):
     assert session.steps_done - first == 4 * (SAMPLES + SAMPLES // size)
 
 
-def job_of(session, samples):
-    return Job(
-        np.array([samples], np.int32),
-        (2, 2),
-        [SGD.update(1)],
-        np.zeros(1, np.uint32),
-        session.memory.pool,
-        0,
-        session.memory.words,
-    )
-
-
-def test_a_job_that_does_not_fit_says_what_it_needs():
-    session = small_session("treelstm")
-    data = session.attach(forest_of("treelstm"))
-    job = job_of(session, range(SAMPLES))
-    with pytest.raises(DoesNotFit) as expected:
-        job.encode(data)
-    processes = Processes(data.prepared, 1)
-    while not processes.ready:
-        time.sleep(0.01)
-    large = attrs.evolve(job, pool=attrs.evolve(job.pool, schedule_words=1 << 20), pool_words=1 << 24)
-    expected_words = large.encode(data)[0].words
-    for _ in range(2):
-        processes.submit(job)
-        assert processes.has_room
-        processes.submit(large)
-        assert not processes.has_room
-        with pytest.raises(DoesNotFit) as found:
-            processes.receive(job)
-        assert found.value.schedule_words == expected.value.schedule_words
-        assert found.value.activations == expected.value.activations
-        assert processes.has_room
-        assert np.array_equal(processes.receive(large)[0].words, expected_words)
-    processes.close()
-    with pytest.raises(Lost):
-        processes.submit(large)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_words_stay_while_the_next_job_is_encoded(count):
-    """A process has one job while it encodes another, and the words of both lie in memory of their own."""
-    session = small_session("treelstm")
-    data = session.attach(forest_of("treelstm"))
-    room = {"pool": attrs.evolve(session.memory.pool, schedule_words=1 << 20), "pool_words": 1 << 24}
-    jobs = [attrs.evolve(job_of(session, [at % SAMPLES]), **room) for at in range(12)]
-    jobs[5] = attrs.evolve(jobs[5], noises=np.zeros(1 << 20, np.uint32))  # more than a pipe holds
-    expected = [job.encode(data)[0].words.copy() for job in jobs]
-    processes = Processes(data.prepared, count)
-    while not processes.ready:
-        time.sleep(0.01)
-    ahead = 0
-    for at, job in enumerate(jobs):
-        while ahead < len(jobs) and processes.has_room:
-            processes.submit(jobs[ahead])
-            ahead += 1
-        assert ahead == min(at + 2 * count, len(jobs))
-        found = processes.receive(job)[0].words
-        time.sleep(0.02)  # the process is at the next one, or has made it
-        assert np.array_equal(found, expected[at])
-    processes.close()
-
-
-@pytest.mark.parametrize("before", [True, False])
-def test_an_interrupt_within_a_reply(before, monkeypatch):
-    """A process of which nobody knows what it says next is not listened to any more."""
-    session = small_session("treelstm")
-    data = session.attach(forest_of("treelstm"))
-    room = {"pool": attrs.evolve(session.memory.pool, schedule_words=1 << 20), "pool_words": 1 << 24}
-    first, second = (attrs.evolve(job_of(session, [at]), **room) for at in range(2))
-    processes = Processes(data.prepared, 1)
-    while not processes.ready:
-        time.sleep(0.01)
-    processes.submit(first)
-    processes.submit(second)
-    process = processes._all[0]
-    receive = process.receive
-
-    def interrupted():
-        if not before:
-            receive()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(process, "receive", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        processes.receive(first)
-    monkeypatch.setattr(process, "receive", receive)
-    for job in (second, first):
-        with pytest.raises(Lost):
-            processes.receive(job)
-    processes.close()
-
-
-def test_what_cannot_be_read_ends_a_process():
-    """As code that has changed under it: nobody waits for each other."""
-    session = small_session("treelstm")
-    data = session.attach(forest_of("treelstm"))
-    processes = Processes(data.prepared, 1)
-    while not processes.ready:
-        time.sleep(0.01)
-    processes._all[0].connection.send_bytes(b"no pickle")
-    assert processes._all[0]._running.wait(20) == 0
-    processes.close()
-
-
 def test_processes_end_with_their_session():
     session = small_session("treelstm", 2, 2, encoders=2)
     data = session.attach(forest_of("treelstm"))
@@ -479,32 +368,3 @@ def test_processes_end_with_their_session():
     other = session.attach(forest_of("treelstm", seed=4))
     list(session.steps(other, [[0]], SGD))  # another data set: those of the first are not needed
     assert all(each.poll() is not None for each in running)
-
-
-def open_files():
-    """Every open file of this process: its number, and what it stands for."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself
-            found.add((number, os.readlink(f"/proc/self/fd/{number}")))
-    return found
-
-
-def test_a_process_that_does_not_start_leaves_nothing_open(monkeypatch):
-    def refused(*arguments, **options):
-        raise OSError("no more processes")
-
-    data = small_session("treelstm").attach(forest_of("treelstm"))
-    before = open_files()
-    monkeypatch.setattr("dnc.runtime.encoder.processes.subprocess.Popen", refused)
-    with pytest.raises(Lost, match="no more processes") as held:  # whoever keeps the error keeps its frames
-        Processes(data.prepared, 2)
-    # what other tests have left may be closed meanwhile
-    assert open_files() <= before and held.value.__traceback__
-
-
-def test_no_processes_beside_kernels_that_use_all_cores(monkeypatch):
-    monkeypatch.setattr("dnc.runtime.encoder.processes.cores", lambda: 8)
-    assert (default_count(True), default_count(False)) == (7, 0)
-    monkeypatch.setattr("dnc.runtime.encoder.processes.cores", lambda: 32)
-    assert (default_count(True), default_count(True, 2), default_count(True, 4)) == (12, 24, 31)

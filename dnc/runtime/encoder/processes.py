@@ -7,7 +7,7 @@ this one, whatever ends it.
 A process is a fresh interpreter that reads the data set once, from memory that all of them share, and
 writes the words of a job into memory that it shares with us. It has two jobs, and memory for the words of
 each: one waits while it encodes the other, so that it goes on whatever this process is doing. What is
-handed over is written again with the next job but one, and by then its words are on their way to the device.
+handed over may be written again from the next `submit` on; by then its words are on their way to the device.
 """
 
 from __future__ import annotations

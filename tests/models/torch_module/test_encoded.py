@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import time
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from dnc.runtime.ahead import GROUPS  # noqa: E402
 from dnc.runtime.encoder.processes import Processes  # noqa: E402
 from tests.models.references import DROPPED  # noqa: E402
 from tests.models.torch_module.cases import BATCH, opened  # noqa: E402
+from tests.support.waiting import wait_for  # noqa: E402
 
 NAMES = ["treelstm", "bilstm_tagger", "attention", next(iter(DROPPED))]
 
@@ -122,10 +122,8 @@ def ready(net):
     """Starts the processes that encode."""
     rounds = net.batches([[0]] * (GROUPS + 2))
     list(rounds)
-    end = time.monotonic() + 60
-    while net._launches.ahead_of(net.dnc.attached).is_starting:
-        assert time.monotonic() < end, "the processes do not start"
-        time.sleep(0.01)
+    ahead = net._launches.ahead_of(net.dnc.attached)
+    wait_for(lambda: not ahead.is_starting, "the processes do not start")
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory of Linux")
