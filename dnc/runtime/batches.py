@@ -17,7 +17,7 @@ from dnc.ir.forest import Ints
 from dnc.runtime.data import Dataset
 from dnc.runtime.encoder import Encoder
 from dnc.runtime.encoder.tail import WHOLE, Part
-from dnc.runtime.phases import TRAIN
+from dnc.runtime.phases import trains
 
 _Batch = TypeVar("_Batch", bound=Sized)
 
@@ -195,7 +195,7 @@ def parts_of(data: Encoder, samples: Ints, mode: str, parts: int) -> Iterator[tu
     if parts == 1:
         yield samples, WHOLE
         return
-    if mode != TRAIN:
+    if not trains(mode):
         yield from ((numbers, WHOLE) for numbers in np.array_split(samples, parts))
         return
     tokens = {table.parameter: data.tokens(table, samples) for table in data.plan.table_gradients}

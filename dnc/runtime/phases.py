@@ -16,14 +16,21 @@ from dnc.ir.plan import VERTEX, BufferAddress, Plan, Result, Segment
 from dnc.ir.program import BACKWARD, LEVEL, Stage
 from dnc.ir.reads import needed, producers, stage_producers
 
-# FORWARD_ONLY: what another net sees of a batch before it hands back gradients.
-TRAIN, EVALUATE, PREDICT, FORWARD_ONLY = "train", "evaluate", "predict", "forward"
+# FORWARD_ONLY: what another net sees of a batch before it hands back gradients. BOTH: training, by a schedule
+# of which a launch in front of it can be made that does that.
+TRAIN, EVALUATE, PREDICT, FORWARD_ONLY, BOTH = "train", "evaluate", "predict", "forward", "both"
 RESULT_KINDS = {
     TRAIN: ("loss",),
     EVALUATE: ("loss", "metric", "column"),
     PREDICT: ("output",),
     FORWARD_ONLY: ("loss", "output"),
+    BOTH: ("loss", "output"),
 }
+
+
+def trains(mode: str) -> bool:
+    """Whether gradients are made."""
+    return mode in (TRAIN, BOTH)
 
 
 def prediction_of(output: str) -> str:
@@ -49,11 +56,11 @@ class Step:
 
 
 def needed_stages(plan: Plan, mode: str) -> set[str]:
-    """Stages that a mode runs: those its results need, and in training all that learn."""
+    """Stages that a mode runs: those its results need, and in training all that learn, and no others."""
     program = plan.program
-    wanted = {result.buffer for result in results_of(plan, mode)}
+    wanted = {result.buffer for result in results_of(plan, TRAIN if trains(mode) else mode)}
     work = {segment.stage for segment in plan.segments if any(s.buffer in wanted for s in segment.stores)}
-    if mode == TRAIN:
+    if trains(mode):
         work |= {stage.name for stage in program.stages if stage.direction == BACKWARD}
         for gradient in program.weight_gradients:  # may read what no stage reads
             work |= producers(program, (bound for bound, _, _ in gradient.x)) | {gradient.stage}

@@ -13,8 +13,9 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from dnc.ir.isa import END, FLOAT_FIELDS, INSTRUCTION_WORDS, Layout, layout
+from dnc.ir.isa import AWAITED_SUMS, END, FLOAT_FIELDS, INSTRUCTION_WORDS, Layout, layout
 from dnc.ir.plan import Plan
+from dnc.runtime.phases import FORWARD_ONLY
 
 if TYPE_CHECKING:
     from dnc.runtime.encoder.guest import Guest
@@ -36,6 +37,7 @@ class Schedule:
     guest: what it shares with another net, if anything. known: by function the states that lie in the
     words: (address of the first, how many). readout: what the host reads of the group that it is one of.
     lean: whether the plan's lean kernel runs it, where there is one. devices: that have a share of the batch.
+    forward: offset of another queue table, that of `values_of`; 0 if there is none.
     """
 
     plan: Plan
@@ -54,12 +56,24 @@ class Schedule:
     readout: Readout | None = None
     lean: bool = False
     devices: int = 1
+    forward: int = 0
 
     def bare(self) -> Schedule:
         """Without plan and positions: what another process needs to be sent, which has the plan."""
         nothing: Any = None
         guest = None if self.guest is None else self.guest.bare()
         return attrs.evolve(self, plan=nothing, positions={}, guest=guest)
+
+
+def values_of(schedule: Schedule) -> Schedule:
+    """Of one for BOTH that of FORWARD_ONLY: another launch of the same words, by their other queue table."""
+    plan, words, where = schedule.plan, schedule.words.copy(), layout(schedule.plan)
+    head = header(words, plan)
+    grid = head["replicas"] * head["workers"]
+    words[where.queues_at : where.queues_at + grid] = words[schedule.forward : schedule.forward + grid]
+    if AWAITED_SUMS in where.header:  # of gradients
+        words[where.header[AWAITED_SUMS]] = 0
+    return attrs.evolve(schedule, words=words, mode=FORWARD_ONLY, forward=0)
 
 
 def header(words: Words, plan: Plan) -> dict[str, int]:

@@ -56,6 +56,7 @@ class Schedules(Sequence[Schedule]):
     lanes: int
     lean: NDArray[np.bool_]
     devices: int = 1
+    forward: int = 0
 
     def __len__(self) -> int:
         return self.division.batches
@@ -88,6 +89,7 @@ class Schedules(Sequence[Schedule]):
             self.readout,
             bool(self.lean[at]),
             self.devices,
+            self.forward,
         )
 
     def of_device(self, device: int) -> Schedules:

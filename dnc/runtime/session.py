@@ -37,7 +37,7 @@ from dnc.runtime.encoder.tail import Part
 from dnc.runtime.fitting import in_parts
 from dnc.runtime.launches import Launches
 from dnc.runtime.memory import Memory
-from dnc.runtime.phases import TRAIN
+from dnc.runtime.phases import TRAIN, trains
 from dnc.runtime.pool import load_parameters, read_array
 from dnc.runtime.predictions import Gradients, collect_gradients
 from dnc.runtime.prepared import prepare
@@ -238,7 +238,7 @@ class Session:
         self._check_samples(data, batches)
         return Job(
             batches,
-            grid or self.backend.grid(len(batches[0]), mode == TRAIN, lanes),
+            grid or self.backend.grid(len(batches[0]), trains(mode), lanes),
             list(updates),
             noises,
             self.memory.pool,
@@ -247,7 +247,7 @@ class Session:
             mode,
             lanes=lanes,
             place=place,
-            devices=self.backend.devices if mode == TRAIN else 1,
+            devices=self.backend.devices if trains(mode) else 1,
         )
 
     def encode_job(self, data: Encoder, job: Job, ahead: Ahead) -> Schedules | None:
@@ -270,7 +270,7 @@ class Session:
             except DoesNotFit as problem:
                 self.launches.drain()
                 most = min(self._most, data.prepared.samples)
-                times = full_group(len(job.batches[0]), most) / count if job.mode == TRAIN else 1.0
+                times = full_group(len(job.batches[0]), most) / count if trains(job.mode) else 1.0
                 if not self.memory.grow(problem.schedule_words, problem.activations, times):
                     if job.lanes == 1:
                         return None
@@ -463,8 +463,8 @@ class Session:
         lanes: on the grid, and so with the bits, of one that runs beside others.
         """
         if noise is None:
-            noise = self.next_noise() if mode == TRAIN else NONE
-        replicas, workers = self.backend.grid(len(samples), mode == TRAIN, lanes)
+            noise = self.next_noise() if trains(mode) else NONE
+        replicas, workers = self.backend.grid(len(samples), trains(mode), lanes)
 
         def encode(numbers: Ints, part: Part, buffer: int) -> Schedule:
             return data.encode(

@@ -18,7 +18,7 @@ from dnc.ir.program import Space
 from dnc.runtime.data import Dataset
 from dnc.runtime.encoder.guest import Guest, Handed
 from dnc.runtime.outside import pulled_fields, pushed_values
-from dnc.runtime.phases import TRAIN
+from dnc.runtime.phases import BOTH, trains
 
 GRADIENT, OUTPUT = "gradient", "output"
 
@@ -44,18 +44,23 @@ class Sharing:
         self._nobody = {key: np.full(len(table) + 1, -1, np.int32) for key, table in tables.items()}
 
     def guest_of(self, samples: Ints, mode: str) -> Guest:
-        """What a batch shares in a mode: in training gradients come in and go out, otherwise outputs."""
-        kind, backward = (GRADIENT, True) if mode == TRAIN else (OUTPUT, False)
-        places = {**self.pulled, **(self.pushed if backward else {})}
+        """What a batch shares in a mode: in training gradients come in and go out, otherwise outputs do."""
+        places = {**self.pulled, **(self.pushed if trains(mode) else {})}
         handed = {
             (space.struct, field): self._handed(space, field, samples) for space, field in places.values()
         }
-        wanted = self._results[kind].items()
+        wanted = self._wanted(mode).items()
         return Guest(handed, {name: self._orders[space].of(samples) for name, space in wanted})
+
+    def _wanted(self, mode: str) -> Mapping[str, Space]:
+        """The spaces of what goes out, by name."""
+        gradients = self._results[GRADIENT] if trains(mode) else {}
+        outputs = {} if trains(mode) and mode != BOTH else self._results[OUTPUT]
+        return {**outputs, **gradients}
 
     def in_groups(self, mode: str) -> bool:
         """Whether several batches can be encoded together: they share the gradients of tables alone."""
-        return not (self._nobody or self._results[GRADIENT if mode == TRAIN else OUTPUT])
+        return not (self._nobody or self._wanted(mode))
 
     def counts(self, samples: Ints) -> Mapping[str, Ints]:
         """Rows of every sample, by pulled field and by output."""

@@ -16,7 +16,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from dnc.runtime.phases import FORWARD_ONLY, TRAIN
+from dnc.runtime.phases import BOTH, FORWARD_ONLY, TRAIN
 from dnc.torch.launches import BatchOf, Gradients, Launches, Statistics
 
 LOSS = "loss"
@@ -51,9 +51,11 @@ class Call:
     def _vectors(self, tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
         return dict(zip(self.pulled, tensors, strict=False))
 
-    def forward(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Loss and pushed values, without gradients."""
-        launched = self.launches.run(self.batch, FORWARD_ONLY, self._vectors(tensors), self.weights)
+    def forward(self, tensors: tuple[Tensor, ...], learns: bool) -> tuple[Tensor, ...]:
+        """Loss and pushed values, without gradients. learns: whether `backward` may follow: then the batch is
+        encoded for it as well, once."""
+        mode = BOTH if learns else FORWARD_ONLY
+        launched = self.launches.run(self.batch, mode, self._vectors(tensors), self.weights)
         pushed = [name for name in self.outputs if name != LOSS]
         found = self.launches.values(launched, pushed)
         if LOSS in self.outputs:
@@ -73,12 +75,12 @@ class Call:
         given = self._vectors(tensors), self.weights, pushed, loss
         still = attrs.evolve(self.batch, moves=False)
         if seen is None or seen.moves == launches.moves:
-            launched = launches.run(self.batch, TRAIN, *given)
+            launched = launches.run(self.batch, BOTH, *given)
         else:
             # From where they are now they move by a launch of their own, in front of that of the gradients.
             if self.batch.moves:
-                launches.run(self.batch, TRAIN, *given)
-            launched = launches.run(still, TRAIN, *given, seen.values)
+                launches.run(self.batch, BOTH, *given)
+            launched = launches.run(still, BOTH, *given, seen.values)
         self.batch = still
         return launches.gradients(launched)
 
@@ -111,7 +113,7 @@ class Batch(torch.autograd.Function):
             ctx.save_for_backward(NOTHING)
             return (loss,)
         ctx.save_for_backward(*tensors)
-        found = call.forward(tensors)
+        found = call.forward(tensors, True)
         call.statistics = call.launches.statistics()
         return found
 

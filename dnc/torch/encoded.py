@@ -34,19 +34,19 @@ from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.job import Job
 from dnc.runtime.encoder.keys import Keys, keys_of
 from dnc.runtime.encoder.modes import Modes
-from dnc.runtime.phases import FORWARD_ONLY, PREDICT, TRAIN
+from dnc.runtime.phases import BOTH, FORWARD_ONLY, PREDICT
 from dnc.runtime.pool import StaticPool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.schedule import Schedule
 from dnc.runtime.schedules import Schedules
 from dnc.runtime.sharing import Sharing
 
-# What an encoder is made for, and the modes of its schedules.
+# What an encoder is made for, and the mode of its schedules.
 TRAINING, VALUES, PREDICTION = "training", "values", "prediction"
-PURPOSES = {TRAINING: (FORWARD_ONLY, TRAIN), VALUES: (FORWARD_ONLY,), PREDICTION: (PREDICT,)}
+PURPOSES = {TRAINING: BOTH, VALUES: FORWARD_ONLY, PREDICTION: PREDICT}
 
-# By mode (replicas, workers) of batches of 1, 2, ... samples.
-Grids = Mapping[str, Sequence[tuple[int, int]]]
+# (replicas, workers) of batches of 1, 2, ... samples.
+Grids = Sequence[tuple[int, int]]
 
 _KNOWN: WeakValueDictionary[str, BatchEncoder] = WeakValueDictionary()
 
@@ -72,7 +72,7 @@ def as_lists(counts: Mapping[str, Ints]) -> dict[str, list[int]]:
 
 @attrs.frozen(eq=False, repr=False)
 class Encoded:
-    """A batch with its schedules by mode, for one layout of the pool; the schedules may be missing.
+    """A batch with its schedule for one layout of the pool, which may be missing.
 
     batch: what was encoded. samples: how many. count: what finds the sizes, of which few ask.
     """
@@ -81,14 +81,19 @@ class Encoded:
     batch: Any
     samples: int
     _count: Callable[[], Mapping[str, Ints]]
-    schedules: Mapping[str, Schedule]
-    keys: Mapping[str, Sequence[Keys]]
+    _schedule: Schedule | None
+    keys: Sequence[Keys]
     pool: StaticPool
 
     def __repr__(self) -> str:
-        of = {taken[-1]: purpose for purpose, taken in PURPOSES.items()}
-        modes = ", ".join(of[mode] for mode in self.schedules) or "nothing: it is encoded when it comes"
-        return f"<{self.samples} samples of {self.encoder.plan.program.name}, encoded for {modes}>"
+        missing = "nothing: it is encoded when it comes"
+        what = missing if self._schedule is None else self.encoder.purpose
+        return f"<{self.samples} samples of {self.encoder.plan.program.name}, encoded for {what}>"
+
+    @property
+    def mode(self) -> str | None:
+        """That of the schedule."""
+        return None if self._schedule is None else self._schedule.mode
 
     @property
     def counts(self) -> Mapping[str, Ints]:
@@ -101,19 +106,19 @@ class Encoded:
         return as_lists(self.counts)
 
     def schedule(self, mode: str, pool: StaticPool, words: int, noise: int) -> Schedule | None:
-        """The schedule of a mode with some noise, if it is there and suits a pool of so many words."""
-        found = self.schedules.get(mode)
-        if found is None or not (self.pool is pool or self.pool == pool):
+        """The schedule with some noise, if it is there for a mode and suits a pool of so many words."""
+        found = self._schedule
+        if found is None or found.mode != mode or not (self.pool is pool or self.pool == pool):
             return None
         if pool.words + found.activations > words:
             return None
-        for keys in self.keys[mode]:
+        for keys in self.keys:
             keys.fill(found.words, noise)
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled without what the encoder has: plan, positions, the numbers of all vertices."""
-        light = {mode: schedule.bare() for mode, schedule in self.schedules.items()}
+        light = None if self._schedule is None else self._schedule.bare()
         rest = (self.batch, self.samples, self.counts, light, self.keys, self.pool)
         return _received, (self.encoder.key, *rest)
 
@@ -123,15 +128,14 @@ def _received(
     batch: Any,
     samples: int,
     counts: Mapping[str, Ints],
-    schedules: Mapping[str, Schedule],
-    keys: Mapping[str, Sequence[Keys]],
+    schedule: Schedule | None,
+    keys: Sequence[Keys],
     pool: StaticPool,
 ) -> Encoded:
     encoder = _KNOWN.get(key)
     if encoder is None:
         raise fail("found a batch whose encoder is gone: keep what `encoder` returned while it is in use")
-    plan = encoder.plan
-    whole = {mode: attrs.evolve(schedule, plan=plan) for mode, schedule in schedules.items()}
+    whole = None if schedule is None else attrs.evolve(schedule, plan=encoder.plan)
     return Encoded(encoder, batch, samples, lambda: counts, whole, keys, pool)
 
 
@@ -150,14 +154,15 @@ class _Samples:
 class BatchEncoder:
     """Encodes batches of one module; a data loader takes it as its `collate_fn`.
 
-    owner: the module's. grids: of as many samples as it was made for. attached: what sample numbers
-    mean. read: samples to a data set.
+    owner: the module's. mode: of its schedules. grids: of as many samples as it was made for. attached: what
+    sample numbers mean. read: samples to a data set.
     """
 
     owner: str
     plan: Plan
     pool: StaticPool
     modes: Modes
+    mode: str
     grids: Grids
     attached: tuple[Dataset, Encoder, Sharing] | None
     read: Callable[[Any], Dataset]
@@ -172,7 +177,12 @@ class BatchEncoder:
     @property
     def reads_labels(self) -> bool:
         """Whether samples need what is to be predicted."""
-        return PREDICT not in self.grids
+        return self.mode != PREDICT
+
+    @property
+    def purpose(self) -> str:
+        """What its batches are for."""
+        return {FORWARD_ONLY: VALUES, PREDICT: PREDICTION}.get(self.mode, TRAINING)
 
     def __call__(self, batch: Sequence[Any] | NDArray[Any] | Tensor) -> Encoded:
         """A list of samples, or of numbers of those that were attached when the encoder was made."""
@@ -193,22 +203,22 @@ class BatchEncoder:
         dataset, encoder, sharing = attached
         ahead = room.ahead_of(dataset)
         ahead.use(encoder.prepared, sharing)
-        coming = deque[tuple[list[_Samples], dict[str, Job]]]()
+        coming = deque[tuple[list[_Samples], Job | None]]()
         try:
             for group in self._groups(batches, attached):
                 while coming and not ahead.has_room:
                     yield from self._made_ahead(*coming.popleft(), ahead, room)
                 self.pool = room.pool
-                jobs, ours = self._jobs(group), group[0].encoder is encoder
-                taken = [ours and ahead.take(job) for job in jobs.values()]
-                coming.append((group, jobs))
-                while coming and not any(taken):  # nobody helps
+                job, ours = self._job(group), group[0].encoder is encoder
+                is_taken = job is not None and ours and ahead.take(job)
+                coming.append((group, job))
+                while coming and not is_taken:  # nobody helps
                     yield from self._made_ahead(*coming.popleft(), ahead, room)
             while coming:
                 yield from self._made_ahead(*coming.popleft(), ahead, room)
         finally:
-            for _, jobs in coming:  # broken off
-                for job in jobs.values():
+            for _, job in coming:  # broken off
+                if job is not None:
                     ahead.drop(job)
 
     def _groups(
@@ -216,7 +226,7 @@ class BatchEncoder:
     ) -> Iterator[list[_Samples]]:
         """Batches in order, in groups that can be encoded together: of numbers, if they share little."""
         _, encoder, sharing = attached
-        together = all(sharing.in_groups(mode) for mode in self.grids)
+        together = sharing.in_groups(self.mode)
         for is_group, run in groupby(batches, lambda found: together and found.encoder is encoder):
             if not is_group:
                 yield from ([found] for found in run)
@@ -251,53 +261,52 @@ class BatchEncoder:
         return _Samples(dataset, own, Sharing(self.plan, dataset), samples, batch)
 
     def _encoded(self, found: _Samples) -> Encoded:
-        """A batch, encoded here; without schedules where they do not fit."""
-        schedules: dict[str, Schedules] = {}
-        for mode, job in self._jobs([found]).items():
+        """A batch, encoded here; without a schedule where that does not fit."""
+        schedules, job = None, self._job([found])
+        if job is not None:
             with suppress(DoesNotFit):
-                schedules[mode] = job.encode(found.encoder, found.sharing)
+                schedules = job.encode(found.encoder, found.sharing)
         return self._with([found], schedules)[0]
 
     def _made_ahead(
-        self, group: list[_Samples], jobs: Mapping[str, Job], ahead: Ahead, room: Room
+        self, group: list[_Samples], job: Job | None, ahead: Ahead, room: Room
     ) -> Iterator[Encoded]:
-        """Batches of which some jobs were taken; the others are encoded here."""
-        found: dict[str, Schedules] = {}
-        for mode, job in jobs.items():
-            with suppress(DoesNotFit):
-                made = ahead.schedules(job)
-                if made is not None and job.pool is self.pool:  # its words lie where those of others will
-                    found[mode] = attrs.evolve(made, words=made.words.copy())
+        """Batches whose job, if there is one, was taken, or is done here."""
+        if job is None:
+            yield from self._with(group, None)
+            return
+        found: Schedules | None = None
+        with suppress(DoesNotFit):
+            made = ahead.schedules(job)
+            if made is not None and job.pool is self.pool:  # its words lie where those of others will
+                found = attrs.evolve(made, words=made.words.copy())
         while True:
             try:
-                for mode, job in jobs.items():
-                    if mode not in found:
-                        here = job.moved(self.pool, job.buffer, job.pool_words)
-                        found[mode] = here.encode(group[0].encoder, group[0].sharing)
+                if found is None:
+                    here = job.moved(self.pool, job.buffer, job.pool_words)
+                    found = here.encode(group[0].encoder, group[0].sharing)
                 yield from self._with(group, found)
                 return
             except DoesNotFit as problem:
                 if not room.grow(problem):
                     break
-                self.pool, found = room.pool, {}
+                self.pool = room.pool
         yield from map(self._encoded, group)
 
-    def _jobs(self, group: Sequence[_Samples]) -> dict[str, Job]:
-        """By mode what there is to encode; nothing for batches that are encoded when they come."""
+    def _job(self, group: Sequence[_Samples]) -> Job | None:
+        """What there is to encode; nothing for batches that are encoded when they come."""
         batches = np.stack([found.samples for found in group])
         count = batches.shape[1]
-        none = np.full(len(batches), NONE, np.uint32)
-        return {
-            mode: Job(batches, grids[count - 1], [], none, self.pool, 0, None, mode, shares=True)
-            for mode, grids in self.grids.items()
-            if count <= len(grids)
-        }
+        if count > len(self.grids):
+            return None
+        none, grid = np.full(len(batches), NONE, np.uint32), self.grids[count - 1]
+        return Job(batches, grid, [], none, self.pool, 0, None, self.mode, shares=True)
 
-    def _with(self, group: Sequence[_Samples], schedules: Mapping[str, Schedules]) -> list[Encoded]:
+    def _with(self, group: Sequence[_Samples], schedules: Schedules | None) -> list[Encoded]:
         made = []
         for at, found in enumerate(group):
-            own = {mode: each[at] for mode, each in schedules.items()}
-            keys = {mode: keys_of(found.encoder, each) for mode, each in own.items()}
+            own = None if schedules is None else schedules[at]
+            keys = () if own is None else keys_of(found.encoder, own)
             count = partial(found.sharing.counts, found.samples)
             made.append(Encoded(self, found.kept, len(found.samples), count, own, keys, self.pool))
         return made

@@ -33,9 +33,9 @@ from dnc.runtime.encoder import DoesNotFit, Encoder
 from dnc.runtime.encoder.guest import Guest
 from dnc.runtime.encoder.processes import default_count
 from dnc.runtime.outside import pulled_fields, pushed_values
-from dnc.runtime.phases import TRAIN
+from dnc.runtime.phases import BOTH, TRAIN, trains
 from dnc.runtime.pool import StaticPool
-from dnc.runtime.schedule import Schedule
+from dnc.runtime.schedule import Schedule, values_of
 from dnc.runtime.session import Session
 from dnc.runtime.sharing import Sharing
 from dnc.torch import memory
@@ -47,16 +47,25 @@ Values = Mapping[str, Tensor]
 Incoming = Mapping[str, Tensor | None]
 
 
+@attrs.define(eq=False)
+class Made:
+    """A batch's schedule for values and gradients, and the layout of the memory that it is for."""
+
+    schedule: Schedule | None = None
+    pool: StaticPool | None = None
+
+
 @attrs.frozen(eq=False)
 class BatchOf:
     """Samples of a data set, or what was encoded of them. noise: for dropout, `NONE` for none of it.
 
-    moves: whether running statistics move, as they do in training.
+    moves: whether running statistics move, as they do in training. made: what was encoded as it came.
     """
 
     data: tuple[Dataset, Ints] | Encoded
     noise: int = NONE
     moves: bool = False
+    made: Made = attrs.field(factory=lambda: Made())
 
     def source(self) -> tuple[Dataset, Ints]:
         """The data set and the sample numbers."""
@@ -132,13 +141,13 @@ class Launches:
         """
         self.enter()
         model, session = self.model, self.session()
-        modes = (TRAIN,) if at_once and purpose == TRAINING else PURPOSES[purpose]
+        mode = TRAIN if at_once and purpose == TRAINING else PURPOSES[purpose]
         attached, known = model.attached, None
         if attached is not None:
             encoder, sharing = model.encoder(attached), self.sharing(attached)
             heaviest = np.argsort(-encoder.prepared.weight, kind="stable")[:samples].astype(np.int32)
             with self._growing():
-                for mode in modes if len(heaviest) else ():
+                if len(heaviest):
                     session.shared(encoder, np.sort(heaviest), mode, sharing.guest_of(heaviest, mode))
             known = attached, Encoder(encoder.prepared, session.memory.pool, session.modes), sharing
         labels = purpose != PREDICTION
@@ -149,9 +158,10 @@ class Launches:
             labels_required=labels,
             layout=layout_of(model.program, labels),
         )
-        grid, counts, pool = model.backend.grid, range(1, samples + 1), session.memory.pool
-        grids = {mode: [grid(count, mode == TRAIN) for count in counts] for mode in modes}
-        return BatchEncoder(self.key, model.plan, pool, session.modes, grids, known, read)
+        grids = [model.backend.grid(count, trains(mode)) for count in range(1, samples + 1)]
+        return BatchEncoder(
+            self.key, model.plan, session.memory.pool, session.modes, mode, grids, known, read
+        )
 
     def ahead_of(self, dataset: Dataset) -> Ahead:
         """What encodes batches of a data set in other processes."""
@@ -197,16 +207,22 @@ class Launches:
             self.memory.refresh(parameters)
 
     def schedule(self, batch: BatchOf, mode: str) -> Schedule:
-        """The schedule of a batch: as it was encoded ahead if that still fits, else encoded now."""
-        session = self.model.session
+        """The schedule of a batch: as it was encoded ahead, or for a launch before this one, if that still
+        fits, else encoded now."""
+        session, made = self.model.session, batch.made
+        room = session.memory
         if isinstance(batch.data, Encoded):
-            room = session.memory
             found = batch.data.schedule(mode, room.pool, room.words, batch.noise)
             if found is not None:
                 return found
+        if mode == BOTH and made.schedule is not None and made.pool is room.pool:
+            return made.schedule
         dataset, samples = batch.source()
         guest = self.sharing(dataset).guest_of(samples, mode)
-        return session.shared(self.model.encoder(dataset), samples, mode, guest, batch.noise)
+        found = session.shared(self.model.encoder(dataset), samples, mode, guest, batch.noise)
+        if mode == BOTH:
+            made.schedule, made.pool = found, room.pool
+        return found
 
     def run(
         self,
@@ -218,15 +234,19 @@ class Launches:
         loss: Tensor | None = None,
         statistics: Values | None = None,
     ) -> Launched:
-        """Starts a launch. weights: all parameters, or what stands in their place.
+        """Starts a launch; of BOTH without `pushed` the one that makes values alone.
 
-        pushed: gradients of all outputs; with it, `loss` is the gradient of the loss. statistics: running
-        ones that are there for this launch alone, of a batch that does not move them.
+        weights: all parameters, or what stands in their place. pushed: gradients of all outputs; with it,
+        `loss` is the gradient of the loss. statistics: running ones that are there for this launch alone, of
+        a batch that does not move them.
         """
         self.enter()
         session, kept = self.session(), dict[str, Tensor]()
         with self._growing(weights):
             schedule = self.schedule(batch, mode)
+        if mode == BOTH and pushed is None:
+            schedule = values_of(schedule)
+        learns = trains(schedule.mode)
         guest, arena = schedule.guest, self.memory.free_arena()
         assert guest is not None
         self._make_gradients_in(session.memory.pool.gradients[arena], schedule)
@@ -243,7 +263,7 @@ class Launches:
                 at = schedule.address * 4 + self._layout.header["loss_scale"]
                 scale = self.memory.floats.narrow(0, at, 1)
                 scale.mul_(0.0 if loss is None else loss)
-            if mode == TRAIN and not batch.moves:
+            if learns and not batch.moves:
                 kept.update(self.statistics().values)
             for name, value in (statistics or {}).items():
                 self._statistic(name).copy_(value)
@@ -257,7 +277,7 @@ class Launches:
         finally:
             for name, value in kept.items():
                 self._statistic(name).copy_(value)
-        self.moves += mode == TRAIN and batch.moves and bool(self._running)
+        self.moves += learns and batch.moves and bool(self._running)
         return Launched(schedule, guest, arena, self.model.launches)
 
     def statistics(self) -> Statistics:

@@ -227,7 +227,7 @@ class Module(nn.Module):
             found = Batch.apply(call, *tensors)
         else:
             with torch.no_grad():
-                found = call.forward(tensors)
+                found = call.forward(tensors, False)
         return dict(zip(self._outputs, found, strict=True))
 
     @in_turn

@@ -19,7 +19,7 @@ from dnc.passes.share import SHARED
 from dnc.runtime.backend import Fill, VMBackend
 from dnc.runtime.schedule import Schedule
 from dnc.runtime.verifier import verify
-from tests.support.executors import Bench, check_evaluation, check_training
+from tests.support.executors import Bench, check_both, check_evaluation, check_training
 from tests.support.forced import shared_products
 from tests.support.forests import SHAPES, ForestGrower
 from tests.support.models import EXAMPLES
@@ -159,6 +159,13 @@ def test_products_in_common(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(SIZES))
 def test_forty_samples(name: str) -> None:
     compare(name, (), (2, 2), 40, "single", 0.0, 3)
+
+
+@pytest.mark.parametrize("name", sorted(SIZES))
+def test_values_and_training_by_one_schedule(name: str) -> None:
+    program, plan = model(name, (), False)
+    forest = ForestGrower(program, 6).grow(6, 7, "random")
+    check_both(Bench(program, plan, VMBackend(plan, 2, 3, 6), forest, 6))
 
 
 @pytest.mark.parametrize("name", sorted(SIZES))

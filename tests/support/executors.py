@@ -22,11 +22,11 @@ from dnc.runtime.backend import Backend, VMBackend
 from dnc.runtime.data_parallel import DataParallelBackend
 from dnc.runtime.encoder import Encoder, Part
 from dnc.runtime.measurements import Measurements
-from dnc.runtime.phases import EVALUATE, PREDICT, RESULT_KINDS, TRAIN
+from dnc.runtime.phases import BOTH, EVALUATE, PREDICT, RESULT_KINDS, TRAIN
 from dnc.runtime.pool import StaticPool, load_parameters, read_array, static_pool
 from dnc.runtime.predictions import collect, collect_gradients, read_columns
 from dnc.runtime.prepared import prepare
-from dnc.runtime.schedule import Schedule
+from dnc.runtime.schedule import Schedule, values_of
 from dnc.runtime.verifier import verify
 from tests.support.forests import ForestGrower
 
@@ -35,7 +35,7 @@ Array = np.ndarray[Any, Any]
 NOISE = step_noise(seed=3, step=5)
 DRAWN = NOISE & ~DROPS
 # By mode what a launch of a bench has.
-NOISES = {TRAIN: NOISE, PREDICT: DRAWN}
+NOISES = {TRAIN: NOISE, BOTH: NOISE, PREDICT: DRAWN}
 
 
 def random_parameters(program: Program, seed: int, vocabulary: int = 11) -> dict[str, Array]:
@@ -83,7 +83,14 @@ class Bench:
         replicas, workers = grid or self.backend.grid(self.forest.samples)
         if mode == TRAIN and self.backend.devices > 1:
             return self._launch_shares(hyper, replicas, workers)
-        schedule = self.encoder.encode(
+        schedule = self.encode(mode, hyper, (replicas, workers))
+        self.load(schedule.static_words + schedule.activations)
+        return schedule, self.launched(schedule)
+
+    def encode(self, mode: str, hyper: Hyper, grid: tuple[int, int]) -> Schedule:
+        """Everything, for a mode."""
+        replicas, workers = grid
+        return self.encoder.encode(
             self.samples,
             mode=mode,
             replicas=replicas,
@@ -91,10 +98,12 @@ class Bench:
             update=hyper.update(),
             noise=NOISES.get(mode, NONE),
         )
+
+    def launched(self, schedule: Schedule) -> Array:
+        """Verifies and launches a schedule; its results."""
         verify(schedule)
-        self.load(schedule.static_words + schedule.activations)
         self.backend.launch([schedule], 0)
-        return schedule, self.backend.finish(0)[0]
+        return self.backend.finish(0)[0]
 
     def _launch_shares(self, hyper: Hyper, replicas: int, workers: int) -> tuple[Any, Array]:
         """The same for devices that train together, which have the same bits behind it; results are sums."""
@@ -151,11 +160,25 @@ def check_training(bench: Bench, tolerance: float = 2e-5, rate: float = 1.0) -> 
     """One training launch against the interpreter; AssertionError names what differs."""
     expected = interpret(bench.program, bench.forest, bench.values, noise=NOISE)
     schedule, results = bench.launch("train", Hyper(learning_rate=rate))
+    _check_trained(bench, schedule, results, expected, tolerance, rate)
+    return expected
+
+
+def _check_loss(
+    bench: Bench, schedule: Schedule, results: Array, expected: Results, tolerance: float
+) -> None:
     loss = (
         sum(float(results[word]) for name, (word, _) in schedule.results.items() if name.startswith("loss:"))
         / bench.forest.samples
     )
     assert abs(loss - expected.loss) <= tolerance * max(1.0, abs(expected.loss)), (loss, expected.loss)
+
+
+def _check_trained(
+    bench: Bench, schedule: Schedule, results: Array, expected: Results, tolerance: float, rate: float
+) -> None:
+    """What a training launch has left."""
+    _check_loss(bench, schedule, results, expected, tolerance)
     _check_update(bench, expected, tolerance, rate)
     norm = np.sqrt(
         sum(float((expected.gradients[p.name] ** 2).sum()) for p in bench.program.parameters if p.trained)
@@ -166,7 +189,23 @@ def check_training(bench: Bench, tolerance: float = 2e-5, rate: float = 1.0) -> 
     )
     assert results[isa.RESULT_UPDATED] == 1
     _check_pulled(bench, schedule, expected, tolerance)
-    return expected
+
+
+def check_both(bench: Bench, tolerance: float = 2e-5) -> None:
+    """A launch for values and one of training, which reads nothing of what the first has left, by one
+    schedule, against the interpreter."""
+    expected = interpret(bench.program, bench.forest, bench.values, noise=NOISE)
+    whole = bench.encode(BOTH, Hyper(learning_rate=1.0), bench.backend.grid(bench.forest.samples))
+    end = whole.static_words + whole.activations
+    bench.load(end)
+    values = values_of(whole)
+    results = bench.launched(values)
+    _check_loss(bench, values, results, expected, tolerance)
+    _check_declared(bench, values, expected, tolerance)
+    for name, value in bench.parameters().items():
+        assert np.array_equal(value, bench.values[name]), name
+    bench.backend.write(whole.static_words, np.full(whole.activations, np.nan, np.float32))
+    _check_trained(bench, whole, bench.launched(whole), expected, tolerance, 1.0)
 
 
 def _check_pulled(bench: Bench, schedule: Schedule, expected: Results, tolerance: float) -> None:
@@ -261,11 +300,7 @@ def check_evaluation(bench: Bench, tolerance: float = 2e-5) -> None:
     if not any(result.kind in RESULT_KINDS[EVALUATE] for result in bench.plan.results):
         return
     schedule, results = bench.launch(EVALUATE)
-    loss = (
-        sum(float(results[word]) for name, (word, _) in schedule.results.items() if name.startswith("loss:"))
-        / bench.forest.samples
-    )
-    assert abs(loss - expected.loss) <= tolerance * max(1.0, abs(expected.loss)), (loss, expected.loss)
+    _check_loss(bench, schedule, results, expected, tolerance)
     measurements = Measurements(bench.plan, {})
     measurements.add(bench.encoder, schedule, read_columns(bench.backend, schedule))
     sums = {name: (float(results[word]), rows) for name, (word, rows) in schedule.results.items()}
@@ -285,6 +320,11 @@ def check_outputs(bench: Bench, tolerance: float = 2e-5) -> None:
     """The declared outputs of a prediction launch that draws against the interpreter, sample by sample."""
     expected = interpret(bench.program, bench.forest, bench.values, noise=DRAWN)
     schedule, _ = bench.launch(PREDICT)
+    _check_declared(bench, schedule, expected, tolerance)
+
+
+def _check_declared(bench: Bench, schedule: Schedule, expected: Results, tolerance: float) -> None:
+    """The declared outputs that a launch has left, sample by sample."""
     found = collect(bench.backend, bench.encoder, schedule, bench.samples)
     for stage in bench.program.stages:
         for output in stage.outputs:

@@ -35,9 +35,10 @@ from dnc.runtime.encoder.queues import encode_queues
 from dnc.runtime.encoder.readout import Readout, Readouts
 from dnc.runtime.encoder.rows import Rows, Spaces
 from dnc.runtime.encoder.runs import runs_of
+from dnc.runtime.encoder.scopes import Scopes
 from dnc.runtime.encoder.tail import Batches, Decisions, Part
 from dnc.runtime.encoder.words import Numbers, Words, chosen
-from dnc.runtime.phases import TRAIN
+from dnc.runtime.phases import BOTH, FORWARD_ONLY, TRAIN, trains
 from dnc.runtime.pool import MAX_ADDRESS, StaticPool, units
 from dnc.runtime.prepared import Prepared
 from dnc.runtime.schedule import Schedule
@@ -166,7 +167,7 @@ class Encoder:
         assigned = self._assign(batches, mode, replicas, ending)
         late = self._late_levels(known, ending)
         rows = self._rows(known.spaces, assigned, late)
-        if mode == TRAIN and self._alike is not None:
+        if trains(mode) and self._alike is not None:
             rows = {name: self._alike.merged(name, own) for name, own in rows.items()}
         touched = self._touched(mode, rows, part, devices)
         tail = self.modes.tail
@@ -198,9 +199,10 @@ class Encoder:
         awaited = encode_awaited(self.plan, steps, rows, replicas, workers, body)
         left = exits(group, assigned, self.prepared, ending, steps, late) if ending and late else None
         scopes = None if left else known.scopes(rows, replicas, assigned.apart)
-        queues = encode_queues(known.columns, rows, replicas, workers, closing, body, left, scopes)
-        samples = assigned.spread.counts
         grid = replicas, workers
+        queues = encode_queues(known.columns, rows, *grid, closing, body, left, scopes)
+        forward = self._forward(rows, behind, grid, scopes) if mode == BOTH else 0
+        samples = assigned.spread.counts
         words = self._assemble(
             group, lists, queues, grid, {isa.SHARERS: sharers, **awaited}, updates, part, samples
         )
@@ -228,14 +230,23 @@ class Encoder:
             lanes,
             is_lean,
             devices,
+            forward,
         )
+
+    def _forward(
+        self, rows: dict[str, Rows], behind: Batches, grid: tuple[int, int], scopes: Scopes | None
+    ) -> int:
+        """Appends what FORWARD_ONLY runs, of the same rows in the same places; offset of its queue table."""
+        columns, body = self.modes.mode(FORWARD_ONLY).columns, behind.group.body
+        closing, _, _ = self.modes.tail.encode(FORWARD_ONLY, behind)
+        return body.add(encode_queues(columns, rows, *grid, closing, body, scopes=scopes))
 
     def _lean(
         self, known: Mode, rows: Mapping[str, Rows], decisions: Decisions, mode: str
     ) -> NDArray[np.bool_]:
         """Which batches the plan's lean kernel runs: it follows from the batch, as the bits do."""
         found = np.full(len(decisions.few), known.products is not None)
-        if mode == TRAIN and self.modes.lean_needs_few:
+        if trains(mode) and self.modes.lean_needs_few:
             found &= decisions.few
         for space, leveled in known.products or ():
             most = rows[space].by_level.max(axis=(1, 2)) if leveled else rows[space].by_replica.max(axis=1)
@@ -267,7 +278,7 @@ class Encoder:
         self.lists.number_calls(group, known.has_slots)
         states = self.lists.place_known(group)
         lists: dict[str, int | Numbers] = dict(self.lists.encode(known.lists, group))
-        if mode == TRAIN:
+        if trains(mode):
             for table in self.plan.table_gradients:
                 touched = decisions.touched[table.parameter]
                 lists |= self.lists.encode_table(table, touched, group, decisions.apart)
@@ -307,7 +318,7 @@ class Encoder:
 
     def _touched(self, mode: str, rows: dict[str, Rows], part: Part, devices: int) -> dict[str, Touched]:
         """The touched rows of every trained table, of a batch that devices share those of all shares."""
-        if mode != TRAIN:
+        if not trains(mode):
             return {}
         known, sizes = part.tokens or {}, self.pool.table_rows
         return {
@@ -374,7 +385,7 @@ class Encoder:
         """Bases of everything dynamic from address `at` on, the first free address, and of what not all
         batches have at the same place the bases of each."""
         bases, moving = dict(self.pool.bases), dict[str, Numbers]()
-        if mode == TRAIN:
+        if trains(mode):
             tail, any_apart = self.modes.tail, bool(decisions.apart.any())
             total = tail.most_norms
             for table in self.plan.table_gradients:
@@ -402,7 +413,7 @@ class Encoder:
                 count = self.lists.most_entries(buffer.space, path, rows[buffer.space])
             bases[buffer.name] = at
             at += units(count * buffer.width * self.plan.runs_in(buffer, most_runs, workers))
-        if mode == TRAIN and not decisions.apart.all():
+        if trains(mode) and not decisions.apart.all():
             for product in self.plan.table_products:
                 deltas = bases[product.source.buffer]
                 place = chosen(decisions.apart, bases.get(product.sums, 0), deltas)

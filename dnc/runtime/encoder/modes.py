@@ -20,7 +20,7 @@ from dnc.runtime.encoder.queues import Columns
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.scopes import Scopes, Sharing
 from dnc.runtime.encoder.tail import Tail
-from dnc.runtime.phases import TRAIN, Step, results_of, sequence
+from dnc.runtime.phases import BOTH, FORWARD_ONLY, Step, results_of, sequence, trains
 
 BY_ROW = ("output", "column")  # kinds of results that the host reads as they are
 
@@ -29,6 +29,7 @@ BY_ROW = ("output", "column")  # kinds of results that the host reads as they ar
 class Mode:
     """What training, evaluation or prediction needs of a plan.
 
+    columns: of what it runs; of BOTH that is training, and all else is of the launch in front of it as well.
     buffers: those that the host reads come first, so that one copy brings them; inner: without what it reads
     row by row, which are the `values`. parts: see `parts_of`. has_slots: whether there are lists of slots.
     products: see `lean.product_spaces`; None if the plan has no lean kernel.
@@ -76,12 +77,15 @@ class Modes:
         return self._modes[name]
 
     def _make(self, name: str) -> Mode:
-        steps = sequence(self.plan, name)
+        own = sequence(self.plan, name)
+        runs = {step.segment.name for step in own}
+        others = sequence(self.plan, FORWARD_ONLY) if name == BOTH else ()
+        steps = *own, *(step for step in others if step.segment.name not in runs)
         written = {s.buffer for step in steps for s in step.segment.stores}
         written |= {s.buffer for step in steps for s in step.segment.scratch}
         written |= {name for step in steps for name in step.segment.summed}
         used = {item for step in steps for item in _lists_of(step)}
-        if name == TRAIN:
+        if trains(name):
             for gradient in self.plan.dense_gradients:
                 used |= {getattr(p.address, "list", "") for p in gradient.pieces}
                 used |= {getattr(p.address, "select", "") for p in gradient.pieces}
@@ -94,7 +98,7 @@ class Modes:
         lists = [item for item in self.plan.lists if item.name in used]
         sharing = Sharing(self.plan, steps)
         return Mode(
-            Columns(self.plan, steps),
+            Columns(self.plan, own),
             sharing,
             parts_of(self.plan, steps, sharing),
             tuple(dict.fromkeys(step.segment.space for step in steps)),

@@ -249,9 +249,11 @@ def _jobs(connection: Connection) -> Iterator[Job]:
         finally:
             came.put(None)
 
-    Thread(target=read, daemon=True).start()
+    reader = Thread(target=read, daemon=True)
+    reader.start()
     while (job := came.get()) is not None:
         yield job
+    reader.join()  # it may be saying why it has ended, and an interpreter that ends meanwhile aborts
 
 
 def _encode(job: Job, encoder: Encoder, sharing: Sharing | None, shared: _Shared) -> _Encoded | _TooLarge:

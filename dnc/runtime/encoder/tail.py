@@ -26,7 +26,7 @@ from dnc.runtime.encoder.lists import Group, Touched
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.shares import MOST_KNOWN, Shapes, Summed, summed
 from dnc.runtime.encoder.words import Numbers
-from dnc.runtime.phases import TRAIN
+from dnc.runtime.phases import trains
 
 # Of so many vertices on, with this share of tokens at most, deltas are added up before products.
 MANY_DELTAS, FEWER_TOKENS = 500, 0.75
@@ -236,7 +236,7 @@ class Tail:
         """
         batches = len(next(iter(rows.values())).counts) if rows else 1
         apart, few = self.apart(batches, rows, touched), np.zeros(batches, bool)
-        targets = len(self._targets) if mode == TRAIN else 0
+        targets = len(self._targets) if trains(mode) else 0
         chunks, shape = np.ones((batches, targets), np.int64), np.zeros((batches, targets), np.int64)
         if not targets:
             none = np.zeros((batches, 0), np.int64)
@@ -278,16 +278,16 @@ class Tail:
                 key = f"{result.kind}:{result.name}"
                 results[key] = isa.RESULT_FIRST + len(results), counts
                 values[f"base {key}"], values[f"rows {key}"] = group.base(result.buffer), counts
-        trains = mode == TRAIN
+        learns = trains(mode)
         decisions, optimizer, few = batches.decisions, batches.optimizer, batches.decisions.few
         # Sums of chunks meet in the instructions of the norm, and running statistics follow them.
         ends = part.update and bool(optimizer or self.followers or (decisions.chunks > 1).any())
         meets = ends and batches.devices > 1
-        kind = trains, tuple(results), optimizer, int(part.accumulate), ends, meets
+        kind = learns, tuple(results), optimizer, int(part.accumulate), ends, meets
         if kind not in self._templates:
             self._templates[kind] = self._make(*kind)
         template = self._templates[kind]
-        if not trains:
+        if not learns:
             return template.filled(group.body.batches, values), results, np.full(len(few), batches.grid)
         if len(template.sums):
             sums, values["turn"] = self._gradients(batches, template)
@@ -413,7 +413,7 @@ class Tail:
 
     def _make(
         self,
-        trains: bool,
+        learns: bool,
         results: tuple[str, ...],
         optimizer: str | None,
         accumulate: int,
@@ -434,7 +434,7 @@ class Tail:
             return [number[f"gradient {name}"], *places]
 
         found, sums, norm, tokens = [exchange()], list[int](), list[int](), list[int]()
-        tables = self._tables if trains else ()
+        tables = self._tables if learns else ()
         for table in tables:
             for product in table.products:
                 tokens.append(len(found))
@@ -445,7 +445,7 @@ class Tail:
         for word, key in enumerate(results, isa.RESULT_FIRST):
             found.append([number[isa.REDUCE], f"base {key}", f"rows {key}", width[key], word])
         found += [table_gradient(table) for table in tables if table.products]
-        if trains:
+        if learns:
             known = set[tuple[str, int]]()
             for each in self._shared_out:
                 if self._others and each is self._others[0]:  # other workers add to the same elements
@@ -458,7 +458,7 @@ class Tail:
                     sums.append(len(found))
                     found.append([number[each.gradient.name], 0, 0, 0, again, 0, index, 0])
             found += [table_gradient(table) for table in tables if not table.products]
-        if trains and ends:
+        if learns and ends:
             found.append(exchange())
             norm, before = list(range(len(found), len(found) + len(self._norms) + 1)), 0
             for begin, count, name in self._norms:

@@ -10,7 +10,7 @@ from dnc.ir import cutting, isa
 from dnc.ir.isa import float_bits
 from dnc.ir.optimizers import OPTIMIZERS
 from dnc.ir.plan import DenseGradient, Result
-from dnc.runtime.phases import TRAIN
+from dnc.runtime.phases import trains
 from dnc.runtime.verifier.meeting import Meeting
 from dnc.runtime.verifier.text import Ints, Text, need
 
@@ -117,7 +117,7 @@ class Closing:
                     name, fields, {"tokens": self.tokens.get(table, 0), "norms": norms, "rate": rate}
                 )
                 self._has_states(optimizer)
-        for name, gradient in dense.items() if self.text.mode == TRAIN else ():
+        for name, gradient in dense.items() if trains(self.text.mode) else ():
             right_rows, summed = self._rows_of(gradient), self.summed[name]
             need(summed == right_rows, f"'{name}': {summed} rows, expected {right_rows}")
         right_sums = [word for word, _ in self.text.schedule.results.values()]
@@ -127,7 +127,7 @@ class Closing:
         need(updated in ([], groups), f"updates are {updated}, expected {groups}")
         meets = isa.DEVICE_BARRIER in names or not updated or self.text.schedule.devices == 1
         need(meets, "devices that train together do not meet in front of the update")
-        if self.text.mode == TRAIN:
+        if trains(self.text.mode):
             missing = ({*dense, *tables} - set(names)) or {""}
             need(missing == {""}, f"'{min(missing)}' is missing")
         self.norms = max(norms, most_norms)

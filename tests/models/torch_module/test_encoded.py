@@ -73,9 +73,9 @@ def test_values_and_predictions(name, tmp_path):
     net.eval()
     with torch.no_grad():
         values = net.encoder(4, "values")(BATCH)
-        assert list(values.schedules) == ["forward"] and torch.equal(net(values)["loss"], net(BATCH)["loss"])
+        assert values.mode == "forward" and torch.equal(net(values)["loss"], net(BATCH)["loss"])
     unlabelled = net.encoder(4, "prediction")(data[:3])
-    assert list(unlabelled.schedules) == ["predict"]
+    assert unlabelled.mode == "predict"
     assert_same_bits(net.predict(unlabelled), net.predict(data[:3]))
     assert net.sizes(unlabelled) == net.sizes(data[:3])
 
@@ -98,7 +98,7 @@ def test_vectors_go_in_and_out(both):
     x = torch.randn(6, 3, requires_grad=True)
     expected = learned(net, [2, 0, 1], x)
     batch = pickle.loads(pickle.dumps((encode := net.encoder(3))([2, 0, 1])))
-    assert set(batch.schedules) == {"forward", "train"} and net.sizes(batch)["Tree.x"] == [3, 1, 2]
+    assert batch.mode == "both" and net.sizes(batch)["Tree.x"] == [3, 1, 2]
     assert_same_bits(learned(net, batch, x), expected)
     own = pickle.loads(pickle.dumps(encode([trees[number] for number in (2, 0, 1)])))
     assert_same_bits(learned(net, own, x), expected)
@@ -137,7 +137,7 @@ def test_batches_ahead(name, encoders, tmp_path, monkeypatch):
     elsewhere, receive = [], Processes.receive
     monkeypatch.setattr(Processes, "receive", lambda self, job: elsewhere.append(1) or receive(self, job))
     found = list(net.batches(given))
-    assert len(elsewhere) == 4 and not found[3].schedules  # more samples than the first has
+    assert len(elsewhere) == 4 and found[3].mode is None  # more samples than the first has
     assert [batch.samples for batch in found] == [4, 2, 1, 5, 1]
     for batch, expected in zip(found, given, strict=True):
         assert launches_of(net, batch) == (batch is found[3])
@@ -151,11 +151,11 @@ def test_batches_ahead_with_vectors(both):
     ready(net)
     orders = [[2, 0, 1], [0, 1, 2], [1, 0, 2]] * 2
     for batch, order in zip(net.batches(orders), orders, strict=True):
-        assert set(batch.schedules) == {"forward", "train"}
+        assert batch.mode == "both"
         x = torch.randn(6, 3, requires_grad=True)
         assert_same_bits(learned(net, batch, x), learned(net, order, x))
     values = list(net.batches(orders, "values"))
-    assert len(values) == 6 and {tuple(each.schedules) for each in values} == {("forward",)}
+    assert len(values) == 6 and {each.mode for each in values} == {"forward"}
     kept = [tree for tree in trees for _ in range(2)]
     assert [batch.samples for batch in net.batches([kept[:2], kept])] == [2, 6]
 
@@ -221,7 +221,7 @@ def test_memory_that_grew_and_batches_that_are_larger(tmp_path):
     net, data, _ = opened("treelstm", tmp_path, samples=40)
     small, everything = net.encoder(2), list(range(40))
     batch, larger = small([1, 0]), small(everything)
-    assert not larger.schedules
+    assert larger.mode is None
     expected, before = learned(net, everything), net.dnc.session.memory.pool
     assert_same_bits(learned(net, larger), expected)
     expected = learned(net, [1, 0])
