@@ -23,7 +23,7 @@ from dnc.runtime.data_parallel import DataParallelBackend
 from dnc.runtime.schedule import queue
 from tests.gpu.builds import CASES as ON_A_GPU
 from tests.support.emulator import COMPILER, backend_of, backends_of
-from tests.support.executors import Bench, check_evaluation, check_group, check_training
+from tests.support.executors import Bench, check_both, check_evaluation, check_group, check_training
 from tests.support.forced import forced
 from tests.support.forests import ForestGrower
 from tests.support.plans import plan_of
@@ -217,6 +217,7 @@ def test_against_the_definition(name: str, tmp_path: Path) -> None:
         small = bench(5, "random")
         check_training(small, tolerance)
         check_evaluation(small, tolerance)
+        check_both(small, tolerance)
     device.late = False
     with forced(few=False, apart=True, alike=True, added=True, parts=False):
         check_training(bench(40, "complete"), tolerance)

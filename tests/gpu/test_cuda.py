@@ -26,7 +26,7 @@ from dnc.runtime.trace.chrome import write_trace
 from dnc.runtime.trace.timeline import OFF, Timeline
 from tests.gpu.builds import kernel_files, open_devices
 from tests.support.endings import check_endings
-from tests.support.executors import Bench, check_evaluation, check_group, check_training
+from tests.support.executors import Bench, check_both, check_evaluation, check_group, check_training
 from tests.support.forced import forced
 from tests.support.forests import SHAPES, ForestGrower
 from tests.support.optimizers import VOCABULARY, check_many_steps
@@ -88,6 +88,7 @@ def test_against_the_definition(device: Any, name: str, is_lean: bool) -> None:
             tolerance = TOLERANCE[backend.plan.precision]
             if backend.plan.trains:
                 check_training(bench, tolerance)
+                check_both(bench, tolerance)
             check_evaluation(bench, tolerance)
 
 

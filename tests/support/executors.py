@@ -196,8 +196,7 @@ def check_both(bench: Bench, tolerance: float = 2e-5) -> None:
     schedule, against the interpreter."""
     expected = interpret(bench.program, bench.forest, bench.values, noise=NOISE)
     whole = bench.encode(BOTH, Hyper(learning_rate=1.0), bench.backend.grid(bench.forest.samples))
-    end = whole.static_words + whole.activations
-    bench.load(end)
+    bench.load(whole.static_words + whole.activations)
     values = values_of(whole)
     results = bench.launched(values)
     _check_loss(bench, values, results, expected, tolerance)

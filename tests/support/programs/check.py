@@ -37,6 +37,7 @@ from tests.support.executors import (
     DRAWN,
     NOISE,
     Bench,
+    check_both,
     check_evaluation,
     check_group,
     check_outputs,
@@ -173,6 +174,7 @@ def run(prepared: Prepared, backend: Backend, case: Case) -> None:
         check_training(bench, tolerance)
         check_evaluation(bench, tolerance)
         check_outputs(bench, tolerance)
+        check_both(bench, tolerance)
         if case.samples > 1:
             check_parts(bench, tolerance)
             check_group(bench)
