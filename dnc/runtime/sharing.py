@@ -18,7 +18,7 @@ from dnc.ir.program import Space
 from dnc.runtime.data import Dataset
 from dnc.runtime.encoder.guest import Guest, Handed
 from dnc.runtime.outside import pulled_fields, pushed_values
-from dnc.runtime.phases import BOTH, trains
+from dnc.runtime.phases import TRAIN, trains
 
 GRADIENT, OUTPUT = "gradient", "output"
 
@@ -55,7 +55,7 @@ class Sharing:
     def _wanted(self, mode: str) -> Mapping[str, Space]:
         """The spaces of what goes out, by name."""
         gradients = self._results[GRADIENT] if trains(mode) else {}
-        outputs = {} if trains(mode) and mode != BOTH else self._results[OUTPUT]
+        outputs = self._results[OUTPUT] if mode != TRAIN else {}
         return {**outputs, **gradients}
 
     def in_groups(self, mode: str) -> bool:
