@@ -17,7 +17,7 @@ import attrs
 from dnc.diagnostics import fail
 from dnc.ir.program import TABLE, Program
 from dnc.runtime.checkpoint import stored_vocabularies
-from dnc.runtime.data import read
+from dnc.runtime.data import read, vocabulary_dimensions
 from dnc.runtime.initialize import shapes
 from dnc.runtime.measurements import class_metrics
 from dnc.runtime.memory import FIRST_SCHEDULE, MEGABYTE, too_little
@@ -64,14 +64,15 @@ def start_by_name(
 ) -> tuple[str, ...]:
     """Gives a model without a vocabulary the weights of a file; their names.
 
-    A checkpoint among such files has its vocabulary. For another file `data` say which words there are: in
-    training, where the file holds no rows of words; for measuring, where there are no words.
+    A checkpoint among such files has its vocabulary. What it lacks, as one of another program may, and for
+    another file all, `data` say: in training, where the file holds no rows of such words; for measuring,
+    where these are no words.
     """
     tensors, metadata = read_tensors(path)
-    vocabularies = stored_vocabularies(metadata, path)
-    if vocabularies is None:
+    vocabularies = stored_vocabularies(metadata, path) or {}
+    if vocabulary_dimensions(model.program) - vocabularies.keys():
         found = read(data, model.program, labels_required=trains, min_count=min_count).vocabularies
-        worded = {name for name, each in found.items() if each.words is not None}
+        worded = {n for n, each in found.items() if each.words is not None and n not in vocabularies}
         unclear = worded & _dimensions(model, tensors) if trains else worded
         if unclear:
             named = ", ".join(f"'{name}'" for name in found if name in unclear)
@@ -87,10 +88,11 @@ def start_by_name(
             for p in model.program.parameters
             if p.kind == TABLE and p.name in tensors and tensors[p.name].ndim
         }
-        vocabularies = {
+        lacking = {
             name: each if each.words is not None else attrs.evolve(each, size=rows.get(name, each.size))
             for name, each in found.items()
         }
+        vocabularies = {name: vocabularies.get(name, each) for name, each in lacking.items()}
     model.start(vocabularies)
     return model.load_weights(path)
 

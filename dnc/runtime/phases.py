@@ -56,7 +56,8 @@ class Step:
 
 
 def needed_stages(plan: Plan, mode: str) -> set[str]:
-    """Stages that a mode runs: those its results need, and in training all that learn, and no others."""
+    """Stages that a mode runs: those its results need, and in training all that learn. BOTH runs what TRAIN
+    does; its other results are those of the launch in front of it."""
     program = plan.program
     wanted = {result.buffer for result in results_of(plan, TRAIN if trains(mode) else mode)}
     work = {segment.stage for segment in plan.segments if any(s.buffer in wanted for s in segment.stores)}

@@ -67,6 +67,7 @@ class Schedule:
 
 def values_of(schedule: Schedule) -> Schedule:
     """Of one for BOTH that of FORWARD_ONLY: another launch of the same words, by their other queue table."""
+    assert schedule.forward, schedule.mode
     plan, words, where = schedule.plan, schedule.words.copy(), layout(schedule.plan)
     head = header(words, plan)
     grid = head["replicas"] * head["workers"]

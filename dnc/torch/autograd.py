@@ -129,6 +129,8 @@ class Batch(torch.autograd.Function):
                 found = call.sort(ctx.gradients, needed, incoming[0], not _graph_is_kept())
             else:
                 found = call.sort(call.backward(saved, incoming), needed, None, True)
+                if not _graph_is_kept():
+                    call.batch.made.forget()
         if torch.is_grad_enabled():  # create_graph=True
             found = [None if each is None else Once.apply(each.requires_grad_()) for each in found]
         return (None, *found)

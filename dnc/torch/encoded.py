@@ -154,14 +154,15 @@ class _Samples:
 class BatchEncoder:
     """Encodes batches of one module; a data loader takes it as its `collate_fn`.
 
-    owner: the module's. mode: of its schedules. grids: of as many samples as it was made for. attached: what
-    sample numbers mean. read: samples to a data set.
+    owner: the module's. purpose: what its batches are for; mode: of their schedules. grids: of as many
+    samples as it was made for. attached: what sample numbers mean. read: samples to a data set.
     """
 
     owner: str
     plan: Plan
     pool: StaticPool
     modes: Modes
+    purpose: str
     mode: str
     grids: Grids
     attached: tuple[Dataset, Encoder, Sharing] | None
@@ -177,12 +178,7 @@ class BatchEncoder:
     @property
     def reads_labels(self) -> bool:
         """Whether samples need what is to be predicted."""
-        return self.mode != PREDICT
-
-    @property
-    def purpose(self) -> str:
-        """What its batches are for."""
-        return {FORWARD_ONLY: VALUES, PREDICT: PREDICTION}.get(self.mode, TRAINING)
+        return self.purpose != PREDICTION
 
     def __call__(self, batch: Sequence[Any] | NDArray[Any] | Tensor) -> Encoded:
         """A list of samples, or of numbers of those that were attached when the encoder was made."""

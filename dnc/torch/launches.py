@@ -54,6 +54,15 @@ class Made:
     schedule: Schedule | None = None
     pool: StaticPool | None = None
 
+    def keep(self, schedule: Schedule, pool: StaticPool) -> None:
+        """Without what grows with the data set, and only the encoder reads."""
+        guest = None if schedule.guest is None else schedule.guest.bare()
+        self.schedule, self.pool = attrs.evolve(schedule, positions={}, guest=guest), pool
+
+    def forget(self) -> None:
+        """Nobody asks for the batch again."""
+        self.schedule = self.pool = None
+
 
 @attrs.frozen(eq=False)
 class BatchOf:
@@ -65,7 +74,7 @@ class BatchOf:
     data: tuple[Dataset, Ints] | Encoded
     noise: int = NONE
     moves: bool = False
-    made: Made = attrs.field(factory=lambda: Made())
+    made: Made = attrs.field(factory=Made)
 
     def source(self) -> tuple[Dataset, Ints]:
         """The data set and the sample numbers."""
@@ -159,9 +168,8 @@ class Launches:
             layout=layout_of(model.program, labels),
         )
         grids = [model.backend.grid(count, trains(mode)) for count in range(1, samples + 1)]
-        return BatchEncoder(
-            self.key, model.plan, session.memory.pool, session.modes, mode, grids, known, read
-        )
+        pool = session.memory.pool
+        return BatchEncoder(self.key, model.plan, pool, session.modes, purpose, mode, grids, known, read)
 
     def ahead_of(self, dataset: Dataset) -> Ahead:
         """What encodes batches of a data set in other processes."""
@@ -221,7 +229,7 @@ class Launches:
         guest = self.sharing(dataset).guest_of(samples, mode)
         found = session.shared(self.model.encoder(dataset), samples, mode, guest, batch.noise)
         if mode == BOTH:
-            made.schedule, made.pool = found, room.pool
+            made.keep(found, room.pool)
         return found
 
     def run(

@@ -20,7 +20,7 @@ from dnc.runtime.prepared import prepare
 from dnc.runtime.reference_vm import MachineError, ReferenceVM
 from dnc.runtime.schedule import Schedule, queue
 from dnc.runtime.verifier import verify
-from tests.support.executors import bench_on_vm, check_all
+from tests.support.executors import bench_on_vm, check_all, check_both
 from tests.support.forced import forced
 from tests.support.forests import ForestGrower
 from tests.support.meetings import without_first_meeting
@@ -43,9 +43,36 @@ output back = [back(w) for w in all(Word)], deep = [deep(w) for w in all(Word)]
 """
 
 
-def three(target: str = "sm_90a") -> Plan:
-    program = transform(load_program(Source("three.dn", THREE), {})[0], PlanOptions())
+LETTERS = """model Letters(width = 8)
+struct Letter = Letter(x: pulled<width>, y: vector<width>)
+struct Word = Word(letters: [Letter])
+struct Text = Text(words: [Word])
+param U: [width, width], R: [width, width], P: [3, width], Q: [width, width], K: [width, width]
+frozen param T: [width, width]
+running param M: [width]
+fn a(t: Letter) -> [width] = tanh(t.x + U @ a(t.prev))
+fn b(t: Letter) -> [width] = tanh(t.y + T @ b(t.next))
+fn c(t: Word) -> [width] = tanh(a(t.letters.last) + b(t.letters.first) + R @ c(t.prev))
+"""
+# What runs in one of two launches alone: a recursion that an output needs, or what running statistics follow.
+VALUES_ALONE = """fn d(t: Word) -> [width] = tanh(Q @ a(t.letters.last) + K @ d(t.prev))
+push s = [c(t) for t in all(Word)]
+output y = [argmax(P @ d(t)) for t in all(Word)]
+"""
+TRAINING_ALONE = """fn e(t: Word) -> [width] = Q @ a(t.letters.last) + K @ d(t.prev)
+fn d(t: Word) -> [width] = tanh(e(t) - follow(M, a(t.letters.last), 0.25))
+push s = [c(t) for t in all(Word)]
+metric y = mean(t in all(Word)) sum(P @ d(t))
+"""
+
+
+def plan_of_text(text: str, target: str = "sm_90a") -> Plan:
+    program = transform(load_program(Source("text.dn", text), {})[0], PlanOptions())
     return make_plan(program, target, PlanOptions())
+
+
+def three(target: str = "sm_90a") -> Plan:
+    return plan_of_text(THREE, target)
 
 
 def encoder_of(plan: Plan, samples: int, vertices: int = 15) -> Encoder:
@@ -159,6 +186,18 @@ def test_values_are_the_same(plan: Plan) -> None:
         for shared in (None, True):
             with forced(parts=True, shared=shared):
                 check_all(bench)
+                check_both(bench)
+
+
+@pytest.mark.parametrize("alone", [VALUES_ALONE, TRAINING_ALONE])
+def test_replicas_meet_in_both_launches_of_a_schedule(alone: str) -> None:
+    """At phases in which the launch runs something, not the other one."""
+    plan = plan_of_text(LETTERS + alone)
+    for seed, (samples, grid) in enumerate(((1, (3, 4)), (5, (2, 8)), (9, (7, 2)), (3, (4, 1)))):
+        bench = bench_on_vm(plan, samples, 7, grid, seed)
+        for parts in (True, None):
+            with forced(parts=parts):
+                check_both(bench)
 
 
 def test_a_replica_that_does_not_wait_is_found() -> None:

@@ -23,6 +23,7 @@ from dnc.runtime.phases import EVALUATE, sequence
 from dnc.runtime.pool import static_pool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.verifier import ScheduleError, verify
+from tests.support.executors import bench_on_vm, check_both
 from tests.support.forests import ForestGrower
 from tests.support.models import rows_of
 from tests.support.plans import plan_of
@@ -149,6 +150,24 @@ def test_nothing_is_awaited_where_nothing_stands_before_the_recursion() -> None:
     found = awaited_of(plan, steps, rows)
     assert found is not None and found.tolist() == [[5], [0]]
     assert awaited_of(plan, [step for step in steps if step.phase > 0], rows) is None
+
+
+def test_nothing_is_awaited_where_it_stands_before_the_recursion_in_one_launch_of_two() -> None:
+    """Of a schedule for values and training; what running statistics follow is not there for values."""
+    text = """model Followed(width = 256)
+struct Word = Word(form: token<11>, y: vector<width>)
+struct Text = Text(words: [Word])
+param E: table[11, width] = normal(1), U: [width, width]
+running param R: [width]
+fn a(t: Word) -> [width] = tanh(E[t.form] + U @ a(t.prev))
+fn g(t: Word) -> [width] = t.y - follow(R, t.y, 0.25)
+push s = [a(t) for t in all(Word)]
+metric m = mean(t in all(Word)) sum(g(t))
+"""
+    program = transform(load_program(Source("followed.dn", text), {})[0], PlanOptions())
+    plan = make_plan(program, "sm_80", PlanOptions())
+    assert plan.polled and plan.tiling is not None
+    check_both(bench_on_vm(plan, 1, 4, (2, plan.tiling.workers), 1))
 
 
 def test_sums_are_awaited_where_narrow_levels_gain_more_than_setting_them_costs() -> None:

@@ -7,7 +7,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import dnc
-from tests.support.command_line import write_data
+from tests.support.command_line import TREE, write_data
+from tests.support.models import EXAMPLES
 
 TRAIN = "run build --data train.jsonl --device vm --batch 4 --epochs 2 --lr 0.1"
 UNKNOWN = "which of its rows are which words or labels of 'vocab' is not known"
@@ -94,3 +95,26 @@ def test_what_is_no_checkpoint(command, workplace, exported):
         "error: w.safetensors: not a checkpoint\n  dnc import-weights makes a run folder of weights alone\n"
     )
     assert done.code == 2 and done.error.endswith(message)
+
+
+def test_a_checkpoint_of_a_program_without_words(command, workplace):
+    """Data say which words there are, as for a file that is no checkpoint."""
+    program = EXAMPLES / "token_vectors.dn"
+    assert command(f"compile {program} -o cell --target cuda --set hidden=4,width=4").code == 0
+    dnc.load("cell", "vm", seed=7).save("cell.safetensors")
+    run = command(f"{TRAIN} --lr 1e-30 --run-dir first --weights cell.safetensors")
+    assert run.code == 0 and "cell.safetensors: U, W, b_u, b_w\n" in run.error
+    assert set(load_words("first")) >= {"good", "bad", "film"}
+    found, cell = load_file("first/last.safetensors"), load_file("cell.safetensors")
+    np.testing.assert_allclose(found["U"], cell["U"], atol=1e-6)
+    done = command("run build --data dev.jsonl --device vm --eval --weights cell.safetensors")
+    assert done.code == 2 and UNKNOWN in done.error
+
+
+def test_a_checkpoint_whose_words_are_of_another_dimension(command, workplace):
+    text = TREE.read_text()
+    (workplace / "forms.dn").write_text(text.replace("vocab", "forms"))
+    assert command("compile forms.dn -o forms --target cuda --set embed=4,hidden=4").code == 0
+    assert command(f"{TRAIN.replace('build', 'forms', 1)} --run-dir first").code == 0
+    done = command(f"{TRAIN} --run-dir second --weights first/last.safetensors")
+    assert done.code == 2 and UNKNOWN in done.error and not (workplace / "second").exists()

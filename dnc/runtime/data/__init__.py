@@ -17,6 +17,7 @@ from dnc.runtime.data.vocabulary import (
     table_rows,
     vocabularies_from_json,
     vocabularies_to_json,
+    vocabulary_dimensions,
 )
 
 __all__ = [
@@ -35,4 +36,5 @@ __all__ = [
     "table_rows",
     "vocabularies_from_json",
     "vocabularies_to_json",
+    "vocabulary_dimensions",
 ]

@@ -117,8 +117,13 @@ def load_vocabularies(path: str | Path) -> dict[str, Vocabulary]:
 
 def has_vocabulary(program: Program) -> bool:
     """Whether its data hold words or classes, which training data give numbers to."""
-    fields = (field for struct in program.structs for field in struct.fields.values())
-    return any(field.kind in (TOKEN, CLASS) for field in fields)
+    return bool(vocabulary_dimensions(program))
+
+
+def vocabulary_dimensions(program: Program) -> set[str]:
+    """The dimensions of words and classes, by name."""
+    fields = [field for struct in program.structs for field in struct.fields.values()]
+    return {field.dimension.name for field in fields if field.kind in (TOKEN, CLASS) and field.dimension}
 
 
 def table_rows(program: Program, vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:

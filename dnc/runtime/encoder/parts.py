@@ -41,39 +41,49 @@ class Parts:
     overhead: float
 
 
-def parts_of(plan: Plan, steps: Sequence[Step], sharing: Sharing) -> Parts | None:
-    """The parts of a mode; None where there is but one, or where replicas cannot meet between two."""
-    stages = {step.segment.stage: plan.program.stage(step.segment.stage) for step in steps}
-    reads = [
-        (stages[name], stage)
-        for stage in stages.values()
-        for name in stage_producers(plan.program, stage)
-        if name in stages
-    ]
-    of_space = _of_space(plan.program, {s.space for s in stages.values() if s.placement == LEVEL})
+def parts_of(plan: Plan, launches: Sequence[Sequence[Step]], sharing: Sharing) -> Parts | None:
+    """The parts of a mode; None where there is but one, or where replicas cannot meet between two.
+
+    launches: the steps of all that a schedule is for; replicas meet at phases in which that launch runs any.
+    """
+    stages = {step.segment.stage for launch in launches for step in launch}
+    every = [plan.program.stage(name) for name in stages]
+    of_space = _of_space(plan.program, {stage.space for stage in every if stage.placement == LEVEL})
     count = 1 + max(of_space.values(), default=0)
     if count < 2 or not sharing.on_gpu:
         return None
-    begins, ends = dict[str, int](), dict[str, int]()
-    for step in steps:
-        name = step.segment.stage
-        begins[name] = min(step.phase, begins.get(name, step.phase))
-        ends[name] = max(step.phase, ends.get(name, 0))
-    crossing = [
-        (ends[one.name], begins[other.name])
-        for one, other in reads
-        if one.space not in of_space or of_space[one.space] != of_space.get(other.space)
-    ]
     # What stands behind all recursions is everybody's; what stands before or between them, if need be.
     phases = Phases.of(plan.program)
     meets = {phase for phase in sharing.phases if phase in (phases.behind, phases.starts)}
-    for end, begin in sorted(crossing, key=lambda each: each[1]):
-        there = [phase for phase in sharing.phases if end <= phase <= begin]
-        if not there:
-            return None
-        if not meets.intersection(there):
-            meets.add(there[-1])
+    for launch in launches:
+        used = {step.phase for step in launch}
+        for end, begin in _crossings(plan.program, launch, of_space):
+            there = [phase for phase in sharing.phases if end <= phase <= begin and phase in used]
+            if not there:
+                return None
+            if not meets.intersection(there):
+                meets.add(there[-1])
     return Parts(of_space, count, tuple(sorted(meets)), sharing.overhead(sorted(meets)))
+
+
+def _crossings(
+    program: Program, launch: Sequence[Step], of_space: Mapping[str, int]
+) -> list[tuple[int, int]]:
+    """Where stages read those of other parts: the last phase of what is read, the first of who reads it."""
+    begins, ends = dict[str, int](), dict[str, int]()
+    for step in launch:
+        name = step.segment.stage
+        begins[name] = min(step.phase, begins.get(name, step.phase))
+        ends[name] = max(step.phase, ends.get(name, 0))
+    stages = {name: program.stage(name) for name in begins}
+    found = [
+        (ends[name], begins[stage.name])
+        for stage in stages.values()
+        for name in stage_producers(program, stage)
+        if name in stages
+        and (stages[name].space not in of_space or of_space[stages[name].space] != of_space.get(stage.space))
+    ]
+    return sorted(found, key=lambda each: each[1])
 
 
 def _of_space(program: Program, spaces: set[str]) -> dict[str, int]:
@@ -88,7 +98,7 @@ def _of_space(program: Program, spaces: set[str]) -> dict[str, int]:
 def replicas_of_sample(plan: Plan) -> int:
     """How many replicas a sample can be on at once, forwards."""
     steps = sequence(plan, FORWARD_ONLY)
-    parts = parts_of(plan, steps, Sharing(plan, steps))
+    parts = parts_of(plan, (steps,), Sharing(plan, steps))
     return 1 if parts is None else parts.count
 
 

@@ -146,7 +146,7 @@ def test_batches_ahead(name, encoders, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory of Linux")
 def test_batches_ahead_with_vectors(both):
-    """A program that pushes has two schedules a batch."""
+    """A program that pushes has one schedule for two launches of a batch."""
     net, trees = both
     ready(net)
     orders = [[2, 0, 1], [0, 1, 2], [1, 0, 2]] * 2
