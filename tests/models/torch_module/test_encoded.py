@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -376,3 +377,28 @@ def test_an_error_of_who_gives_batches_comes_behind_them(tmp_path):
     assert [next(found).samples for _ in range(3)] == [1, 2, 1]
     with pytest.raises(DiagnosticError, match="holds sample 99"):
         next(found)
+
+
+def test_a_batch_is_encoded_once_and_its_schedule_goes_with_its_graph(both):
+    """Also where somebody keeps the loss; and while it stays, it holds nothing of the size of the data."""
+    net, _ = both
+    made, shared = [], net.dnc.session.shared
+
+    def watched(*given):
+        found = shared(*given)
+        made.append((ref(found.words), ref(next(iter(found.guest.handed.values())).number)))
+        return found
+
+    net.dnc.session.shared = watched
+    x = torch.randn(6, 3, requires_grad=True)
+    kept = net([2, 0, 1], x)["states"].sum()
+    others = [net([0], x[:1])["states"].sum() for _ in range(3)]  # these are the last launches
+    gc.collect()
+    (words, numbers), *_ = made
+    assert words() is not None and numbers() is None
+    kept.backward(retain_graph=True)
+    kept.backward()
+    for other in others:
+        other.backward()
+    gc.collect()
+    assert len(made) == 4 and words() is None and kept.grad_fn is not None
