@@ -104,6 +104,12 @@ def explain_token(token: Any, line: str, accepted: set[str], texts: Mapping[str,
         return f"found '{text}', expected ']': {one}"
     if text == ":" and re.match(r"\s+\w+\([^()]*\)$", before):
         return "found ':', expected '->' and an expression; a block stands in a cell that the arm calls"
+    method = re.search(r"\.(\w+)$", before)
+    if text == "(" and method and "DOT" in accepted:
+        return f"found '('; values have no methods, and functions no module: write {method[1]}(x)"
+    joined = re.search(r"\b(cat|concat|concatenate|stack)\($", before)
+    if text == "[" and joined:
+        return "found '[', expected a value; vectors are joined without brackets: concat(a, b)"
     kind = re.search(r"\b(token|class|index)\s*$", before)
     if text == "<" and kind:
         article = "an" if kind[1] == "index" else "a"
