@@ -18,10 +18,11 @@ from dnc.explain.facts import PlanFacts, gather
 from dnc.explain.html import as_page
 from dnc.explain.memory import MemoryFacts, memory_facts
 from dnc.explain.text import as_text, explain_schedule
-from dnc.ir.machine import machine_of, target_name
+from dnc.ir.machine import machine, machine_of, target_name
 from dnc.ir.plan import Plan
 from dnc.runtime.atomic import write_text
 from dnc.runtime.build import Build, read_build
+from dnc.runtime.cores import machine_memory
 from dnc.runtime.data import Dataset, describe, examples, read, read_samples, summarize, table_rows
 from dnc.runtime.run_folder import check_result
 
@@ -103,12 +104,12 @@ def explain_build(
     target: str | None = None,
     *,
     data: str | Path | None = None,
-    memory_bytes: int = GPU_MEMORY,
+    memory_bytes: int | None = None,
 ) -> Explained:
     """What the compiler made of a build; DiagnosticError where its kernels are damaged.
 
     data: what activations are measured on; a made-up sample without. memory_bytes: of the device for
-    which the largest batch is worked out.
+    which the largest batch is worked out; None for 80 GiB of a GPU, and all that this machine has for a CPU.
     """
     opened = read_build(build)
     names = tuple(opened.targets) if target is None else (target_name(machine_of(target)),)
@@ -124,6 +125,7 @@ def explain_build(
         else:
             given, what = read(data, plan.program), f"samples as in {data}"
         rows = table_rows(plan.program, given.vocabularies)
-        memory = memory_facts(plan, given.forest, rows, memory_bytes, what)
-        found.append((name, plan, gather(plan), memory, given))
+        usual = GPU_MEMORY if machine(plan.target).is_gpu else machine_memory()
+        room = usual if memory_bytes is None else memory_bytes
+        found.append((name, plan, gather(plan), memory_facts(plan, given.forest, rows, room, what), given))
     return Explained(opened, tuple(found))

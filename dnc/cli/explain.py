@@ -33,8 +33,12 @@ def explain(
         bool, typer.Option("--remarks", help="Say what could not be hoisted, fused, kept on the chip.")
     ] = False,
     memory: Annotated[
-        float, typer.Option(help="GiB of the device, for the largest batch that fits.", min=0)
-    ] = 80.0,
+        float | None,
+        typer.Option(
+            help="GiB of the device, for the largest batch that fits. [default: 80; of a CPU this machine's]",
+            min=0,
+        ),
+    ] = None,
 ) -> None:
     """Show what the compiler made of a model, and why."""
     from dnc import api
@@ -48,9 +52,10 @@ def explain(
             if given:
                 raise fail(f"{option} and --html exclude each other: the page has neither of the two")
         api.check_result(html, data)
-    if math.isinf(memory):
+    if memory is not None and math.isinf(memory):
         raise fail("--memory: found inf, expected GiB")
-    explained = api.explain_build(build, target, data=data, memory_bytes=int(min(memory, 2**20) * 2**30))
+    room = None if memory is None else int(min(memory, 2**20) * 2**30)
+    explained = api.explain_build(build, target, data=data, memory_bytes=room)
     if html is None:
         put(explained.text(schedule, BATCH if batch is None else batch, remarks, candidates) + "\n")
         return

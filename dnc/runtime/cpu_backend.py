@@ -31,7 +31,7 @@ from dnc.ir.plan import Plan
 from dnc.ir.program import FORWARD, LEVEL
 from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
 from dnc.runtime.backend import Fill
-from dnc.runtime.cores import cores
+from dnc.runtime.cores import cores, machine_memory
 from dnc.runtime.schedule import Schedule, longest_queue
 from dnc.runtime.schedules import words_of
 from dnc.runtime.trace.timeline import CLOCK
@@ -108,8 +108,7 @@ class CpuBackend:
 
     def capacity(self) -> int:
         """Words that a pool may have, of the machine's memory."""
-        pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 20
-        return int(pages * os.sysconf("SC_PAGE_SIZE") * machine(self.plan.target).pool_share) // 4
+        return int(machine_memory() * machine(self.plan.target).pool_share) // 4
 
     def allocate(self, words: int) -> None:
         """Makes the pool."""

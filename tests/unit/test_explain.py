@@ -193,6 +193,13 @@ def test_command_line(command, workplace):
     )
 
 
+def test_the_memory_that_a_batch_has(command, workplace, monkeypatch):
+    """Where nobody says: of a GPU what those have that are bought for it, of a CPU that of the machine."""
+    monkeypatch.setattr("dnc.api.reports.machine_memory", lambda: 3 * 2**30)
+    for target, room in (("cpu", "3.0"), ("cuda:sm_90a", "80.0")):
+        assert f"largest batch in {room} GiB" in command(f"explain build --target {target}").out
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
