@@ -70,7 +70,7 @@ def start_by_name(
     """
     tensors, metadata = read_tensors(path)
     vocabularies = stored_vocabularies(metadata, path) or {}
-    if vocabulary_dimensions(model.program) - vocabularies.keys():
+    if vocabulary_dimensions(model.program).keys() - vocabularies:
         found = read(data, model.program, labels_required=trains, min_count=min_count).vocabularies
         worded = {n for n, each in found.items() if each.words is not None and n not in vocabularies}
         unclear = worded & _dimensions(model, tensors) if trains else worded
@@ -88,11 +88,11 @@ def start_by_name(
             for p in model.program.parameters
             if p.kind == TABLE and p.name in tensors and tensors[p.name].ndim
         }
-        lacking = {
+        of_data = {
             name: each if each.words is not None else attrs.evolve(each, size=rows.get(name, each.size))
             for name, each in found.items()
         }
-        vocabularies = {name: vocabularies.get(name, each) for name, each in lacking.items()}
+        vocabularies = {name: vocabularies.get(name, each) for name, each in of_data.items()}
     model.start(vocabularies)
     return model.load_weights(path)
 

@@ -30,10 +30,11 @@ STATEMENTS_ELSEWHERE = {
 }
 """Words that begin statements in other languages, and what stands here instead."""
 
+JOINED_ELSEWHERE = ("cat", "concatenate", "stack")
 CALLS_ELSEWHERE = {
     **STATEMENTS_ELSEWHERE,
     **dict.fromkeys(("matmul", "dot", "mm", "linear", "dense"), "the product is W @ x"),
-    **dict.fromkeys(("cat", "concatenate", "stack"), "vectors are joined with concat(a, b)"),
+    **dict.fromkeys(JOINED_ELSEWHERE, "vectors are joined with concat(a, b)"),
     **dict.fromkeys(
         ("nll", "nll_loss", "crossentropy"), "the loss of a class is cross_entropy(logits, class)"
     ),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dnc.frontend.calls import STATEMENTS_ELSEWHERE
+from dnc.frontend.calls import CALLS_ELSEWHERE, JOINED_ELSEWHERE, STATEMENTS_ELSEWHERE
 
 FORMS = {
     "model": "model Name(open, size = 256)",
@@ -106,9 +106,10 @@ def explain_token(token: Any, line: str, accepted: set[str], texts: Mapping[str,
         return "found ':', expected '->' and an expression; a block stands in a cell that the arm calls"
     method = re.search(r"\.(\w+)$", before)
     if text == "(" and method and "DOT" in accepted:
-        return f"found '('; values have no methods, and functions no module: write {method[1]}(x)"
-    joined = re.search(r"\b(cat|concat|concatenate|stack)\($", before)
-    if text == "[" and joined:
+        instead = CALLS_ELSEWHERE.get(method[1].lower(), f"write {method[1]}(x)")
+        return f"found '('; values have no methods, and functions no module: {instead}"
+    called = re.search(r"\b(\w+)\($", before)
+    if text == "[" and called and called[1] in ("concat", *JOINED_ELSEWHERE):
         return "found '[', expected a value; vectors are joined without brackets: concat(a, b)"
     kind = re.search(r"\b(token|class|index)\s*$", before)
     if text == "<" and kind:

@@ -13,5 +13,6 @@ def cores() -> int:
 
 def machine_memory() -> int:
     """Bytes of the machine's memory; 4 GiB where it does not say."""
-    pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 1 << 20
-    return pages * (os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 1 << 12)
+    if not hasattr(os, "sysconf"):
+        return 1 << 32
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

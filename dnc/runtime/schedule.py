@@ -65,12 +65,11 @@ class Schedule:
         return attrs.evolve(self, plan=nothing, positions={}, guest=guest)
 
 
-def values_of(schedule: Schedule) -> Schedule:
+def values_of(schedule: Schedule, where: Layout) -> Schedule:
     """Of one for BOTH that of FORWARD_ONLY: another launch of the same words, by their other queue table."""
     assert schedule.forward, schedule.mode
-    plan, words, where = schedule.plan, schedule.words.copy(), layout(schedule.plan)
-    head = header(words, plan)
-    grid = head["replicas"] * head["workers"]
+    words = schedule.words.copy()
+    grid = int(words[where.header["replicas"]] * words[where.header["workers"]])
     words[where.queues_at : where.queues_at + grid] = words[schedule.forward : schedule.forward + grid]
     if AWAITED_SUMS in where.header:  # of gradients
         words[where.header[AWAITED_SUMS]] = 0

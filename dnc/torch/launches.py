@@ -56,8 +56,7 @@ class Made:
 
     def keep(self, schedule: Schedule, pool: StaticPool) -> None:
         """Without what grows with the data set, and only the encoder reads."""
-        guest = None if schedule.guest is None else schedule.guest.bare()
-        self.schedule, self.pool = attrs.evolve(schedule, positions={}, guest=guest), pool
+        self.schedule, self.pool = attrs.evolve(schedule.bare(), plan=schedule.plan), pool
 
     def forget(self) -> None:
         """Nobody asks for the batch again."""
@@ -253,7 +252,7 @@ class Launches:
         with self._growing(weights):
             schedule = self.schedule(batch, mode)
         if mode == BOTH and pushed is None:
-            schedule = values_of(schedule)
+            schedule = values_of(schedule, self._layout)
         learns = trains(schedule.mode)
         guest, arena = schedule.guest, self.memory.free_arena()
         assert guest is not None

@@ -197,7 +197,7 @@ def check_both(bench: Bench, tolerance: float = 2e-5) -> None:
     expected = interpret(bench.program, bench.forest, bench.values, noise=NOISE)
     whole = bench.encode(BOTH, Hyper(learning_rate=1.0), bench.backend.grid(bench.forest.samples))
     bench.load(whole.static_words + whole.activations)
-    values = values_of(whole)
+    values = values_of(whole, bench.encoder.layout)
     results = bench.launched(values)
     _check_loss(bench, values, results, expected, tolerance)
     _check_declared(bench, values, expected, tolerance)

@@ -1,4 +1,4 @@
-"""Plans of example programs."""
+"""Plans of examples, and of programs that a test writes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ def plan_of(
     example: str, settings: Mapping[str, int] | None = None, target: str = "sm_90a", **options: Any
 ) -> Plan:
     """The plan of `examples/EXAMPLE.dn` at some settings; options: of `PlanOptions`."""
+    text = (EXAMPLES / f"{example}.dn").read_text(encoding="utf-8")
+    return plan_of_text(text, settings, target, f"{example}.dn", **options)
+
+
+def plan_of_text(
+    text: str,
+    settings: Mapping[str, int] | None = None,
+    target: str = "sm_90a",
+    name: str = "text.dn",
+    **options: Any,
+) -> Plan:
+    """The same of a program; `plan.program` is what it was transformed to. name: that messages say."""
     chosen = PlanOptions(**options)
-    source = Source(f"{example}.dn", (EXAMPLES / f"{example}.dn").read_text(encoding="utf-8"))
-    return make_plan(transform(load_program(source, dict(settings or {}))[0], chosen), target, chosen)
+    program = load_program(Source(name, text), dict(settings or {}))[0]
+    return make_plan(transform(program, chosen), target, chosen)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dnc.compiler import PlanOptions, make_plan, transform
-from dnc.diagnostics import Source
 from dnc.explain.facts import gather
-from dnc.frontend.build import load_program
 from dnc.ir import isa
 from dnc.ir.phases import Phases
 from dnc.ir.plan import Plan
@@ -25,7 +22,7 @@ from tests.support.forced import forced
 from tests.support.forests import ForestGrower
 from tests.support.meetings import without_first_meeting
 from tests.support.models import rows_of
-from tests.support.plans import plan_of
+from tests.support.plans import plan_of, plan_of_text
 
 TAGGER = ("bilstm_tagger", {"hidden": 256, "embed": 256})
 BOTH = ("forward", "backward")
@@ -66,13 +63,8 @@ metric y = mean(t in all(Word)) sum(P @ d(t))
 """
 
 
-def plan_of_text(text: str, target: str = "sm_90a") -> Plan:
-    program = transform(load_program(Source("text.dn", text), {})[0], PlanOptions())
-    return make_plan(program, target, PlanOptions())
-
-
 def three(target: str = "sm_90a") -> Plan:
-    return plan_of_text(THREE, target)
+    return plan_of_text(THREE, target=target)
 
 
 def encoder_of(plan: Plan, samples: int, vertices: int = 15) -> Encoder:

@@ -26,7 +26,7 @@ from dnc.runtime.verifier import ScheduleError, verify
 from tests.support.executors import bench_on_vm, check_both
 from tests.support.forests import ForestGrower
 from tests.support.models import rows_of
-from tests.support.plans import plan_of
+from tests.support.plans import plan_of, plan_of_text
 
 TREE = {"hidden": 64, "embed": 40, "vocab": 11}
 CHIP = {"cluster": 0}
@@ -164,8 +164,7 @@ fn g(t: Word) -> [width] = t.y - follow(R, t.y, 0.25)
 push s = [a(t) for t in all(Word)]
 metric m = mean(t in all(Word)) sum(g(t))
 """
-    program = transform(load_program(Source("followed.dn", text), {})[0], PlanOptions())
-    plan = make_plan(program, "sm_80", PlanOptions())
+    plan = plan_of_text(text, target="sm_80")
     assert plan.polled and plan.tiling is not None
     check_both(bench_on_vm(plan, 1, 4, (2, plan.tiling.workers), 1))
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dnc.compiler import PlanOptions, make_plan, transform
-from dnc.diagnostics import Source
-from dnc.frontend.build import load_program
 from dnc.ir.phases import Phases
 from dnc.ir.plan import REGISTER, Plan
 from dnc.ir.program import FORWARD, LEVEL
 from dnc.ir.regions import FRONT, Regions, are_reused
-from tests.support.plans import plan_of
+from tests.support.plans import plan_of, plan_of_text
 
 TARGETS = {"targets": 12_000, "hidden": 64, "embed": 64}
 
@@ -102,8 +99,7 @@ loss sum(t in all(Text)) cross_entropy(V @ two(t.others.last), t.label)
 @pytest.mark.parametrize("options", [{}, {"residency": "register"}])
 def test_nothing_is_reused_where_weights_have_to_be_there_all_the_time(options: dict[str, str]) -> None:
     """A is multiplied by in front of the recursions, too."""
-    program = transform(load_program(Source("outside.dn", SHARED_WITH_AN_ENCODING), {})[0], PlanOptions())
-    plan = make_plan(program, "sm_90a", PlanOptions(cluster=8, registers=8, **options))
+    plan = plan_of_text(SHARED_WITH_AN_ENCODING, cluster=8, registers=8, **options)
     assert any(p.residency == REGISTER for p in plan.placements)
     assert plan.program.strata == 2 and not are_reused(plan)
 
@@ -121,8 +117,7 @@ fn old(o: Other) -> [width] = two(o.prev) else one(o.parent.words.last)
 fn two(o: Other) -> [width] = tanh(A @ old(o) + C @ tanh(two(o.prev)) + E[o.form])
 loss sum(t in all(Text)) cross_entropy(V @ two(t.others.last), t.label)
 """
-    program = transform(load_program(Source("both.dn", text), {})[0], PlanOptions())
-    plan = make_plan(program, "sm_90a", PlanOptions(cluster=8, registers=16))
+    plan = plan_of_text(text, cluster=8, registers=16)
     ranges = {p.parameter: p.registers for p in plan.placements if p.residency == REGISTER}
     assert ranges["B"] == ranges["C"] and not set(ranges["A"]) & set(ranges["B"])
 

@@ -16,7 +16,7 @@ import msgspec
 
 from dnc.diagnostics import check_path
 from dnc.ir.program import TABLE, Program
-from dnc.ir.structure import CLASS, TOKEN
+from dnc.ir.structure import CLASS, TOKEN, Dimension
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.data.problems import file_problem
 from dnc.runtime.json_text import decode_json
@@ -120,10 +120,14 @@ def has_vocabulary(program: Program) -> bool:
     return bool(vocabulary_dimensions(program))
 
 
-def vocabulary_dimensions(program: Program) -> set[str]:
+def vocabulary_dimensions(program: Program) -> dict[str, Dimension]:
     """The dimensions of words and classes, by name."""
-    fields = [field for struct in program.structs for field in struct.fields.values()]
-    return {field.dimension.name for field in fields if field.kind in (TOKEN, CLASS) and field.dimension}
+    return {
+        field.dimension.name: field.dimension
+        for struct in program.structs
+        for field in struct.fields.values()
+        if field.kind in (TOKEN, CLASS) and field.dimension is not None
+    }
 
 
 def table_rows(program: Program, vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:

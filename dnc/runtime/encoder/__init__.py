@@ -196,7 +196,7 @@ class Encoder:
         behind = Batches(group, replicas * workers, optimizer, part, decisions, devices)
         closing, results, sharers = tail.encode(mode, behind)
         steps = known.columns.steps
-        awaited = encode_awaited(self.plan, known.launches, rows, replicas, workers, body)
+        awaited = encode_awaited(self.plan, steps, known.common, rows, replicas, workers, body)
         left = exits(group, assigned, self.prepared, ending, steps, late) if ending and late else None
         scopes = None if left else known.scopes(rows, replicas, assigned.apart)
         grid = replicas, workers

@@ -1,9 +1,9 @@
 """What is awaited: which rows' records of polled buffers every replica sets to "not yet", a batch.
 
-In: a plan, the steps of a mode's launches, the rows of its spaces. Out: words of the header, and the list
-that they lead to. No level polls where a replica begins with the recursion, as no barrier would part setting
-and writing; nor where its records do not lie side by side. Partial sums, as many as workers, are awaited
-where narrow levels gain more than setting all of them costs.
+In: a plan, the steps of a mode and what all its launches run of them, the rows of its spaces. Out: words of
+the header, and the list that they lead to. No level polls where a replica begins with the recursion, as no
+barrier would part setting and writing; nor where its records do not lie side by side. Partial sums, as many
+as workers, are awaited where narrow levels gain more than setting all of them costs.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ Flags = NDArray[np.bool_]
 
 def encode_awaited(
     plan: Plan,
-    launches: Sequence[Sequence[Step]],
+    steps: Sequence[Step],
+    common: Sequence[Step],
     rows: Mapping[str, Rows],
     replicas: int,
     workers: int,
     body: Words,
 ) -> dict[str, int | Numbers]:
-    """Appends the list; the header's words that say so, by name: for all launches what all of them run."""
-    steps = launches[0]
-    by_all = set.intersection(*({step.segment.name for step in launch} for launch in launches))
-    records = awaited_of(plan, [step for step in steps if step.segment.name in by_all], rows)
+    """Appends the list; the header's words that say so, by name. common: steps that all launches run."""
+    records = awaited_of(plan, common, rows)
     if records is None:
         return {}
     sums = records.sum(axis=1) * _awaits_sums(plan, steps, rows, workers)

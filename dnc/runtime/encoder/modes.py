@@ -29,15 +29,15 @@ BY_ROW = ("output", "column")  # kinds of results that the host reads as they ar
 class Mode:
     """What training, evaluation or prediction needs of a plan.
 
-    columns: of what it runs, of BOTH training. launches: the steps of all that its schedules are for; of BOTH
-    these are two, and all else is of both, so what is decided once for a batch suits either one.
+    columns: of what it runs, of BOTH training. common: of that what all launches of its schedules run.
+    Of BOTH these are two, and all else is of both, so what is decided once for a batch suits either one.
     buffers: those that the host reads come first, so that one copy brings them; inner: without what it reads
     row by row, which are the `values`. parts: see `parts_of`. has_slots: whether there are lists of slots.
     products: see `lean.product_spaces`; None if the plan has no lean kernel.
     """
 
     columns: Columns
-    launches: tuple[tuple[Step, ...], ...]
+    common: tuple[Step, ...]
     sharing: Sharing
     parts: Parts | None
     spaces: tuple[str, ...]
@@ -81,7 +81,7 @@ class Modes:
     def _make(self, name: str) -> Mode:
         own = sequence(self.plan, name)
         launches = (own, sequence(self.plan, FORWARD_ONLY)) if name == BOTH else (own,)
-        runs = {step.segment.name for step in own}
+        runs, also = ({step.segment.name for step in launch} for launch in (own, launches[-1]))
         steps = *own, *(step for step in launches[-1] if step.segment.name not in runs)
         written = {s.buffer for step in steps for s in step.segment.stores}
         written |= {s.buffer for step in steps for s in step.segment.scratch}
@@ -101,7 +101,7 @@ class Modes:
         sharing = Sharing(self.plan, steps)
         return Mode(
             Columns(self.plan, own),
-            launches,
+            tuple(step for step in own if step.segment.name in also),
             sharing,
             parts_of(self.plan, launches, sharing),
             tuple(dict.fromkeys(step.segment.space for step in steps)),

@@ -16,8 +16,8 @@ import attrs
 
 from dnc.diagnostics import DiagnosticError, fail
 from dnc.ir.program import Program
-from dnc.ir.structure import CLASS, TOKEN, Dimension
-from dnc.runtime.data import Vocabulary, load_vocabularies
+from dnc.ir.structure import TOKEN
+from dnc.runtime.data import Vocabulary, load_vocabularies, vocabulary_dimensions
 from dnc.runtime.data.lines import load
 from dnc.runtime.data.problems import kind_of, names, suggestion
 from dnc.runtime.data.vocabulary import UNKNOWN
@@ -36,7 +36,7 @@ def read_vocabularies(
     given: by dimension a file, or how many numbers there are. unknown: the word that stands for those
     that are not among them. saved: a vocabulary.json. rows: of tables over an open dimension.
     """
-    used, tokens = _dimensions(program), token_dimensions(program)
+    used, tokens = vocabulary_dimensions(program), token_dimensions(program)
     for name in given:
         if name not in used:
             hint = suggestion(name, used) or f"; the program has {names(used) or 'none'}"
@@ -82,16 +82,6 @@ def token_dimensions(program: Program) -> set[str]:
     """The names of the dimensions of tokens."""
     fields = (field for struct in program.structs for field in struct.fields.values())
     return {field.dimension.name for field in fields if field.kind == TOKEN and field.dimension is not None}
-
-
-def _dimensions(program: Program) -> dict[str, Dimension]:
-    """The dimensions of tokens and classes."""
-    return {
-        field.dimension.name: field.dimension
-        for struct in program.structs
-        for field in struct.fields.values()
-        if field.kind in (TOKEN, CLASS) and field.dimension is not None
-    }
 
 
 def _saved(path: str | Path, used: Iterable[str]) -> dict[str, Vocabulary]:
