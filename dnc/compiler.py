@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -177,6 +178,7 @@ def make_plan(
     constants: of the machine, where they were measured; they decide only what `options` leave open.
     """
     chip = machine(target)
+    start = time.perf_counter()
     fuse, tiles = fuse_pass(options, chip), select_tiles(options, chip, constants)
     repeat, why = repetition(program, fuse, tiles, options.repeat, options.mode == TRAIN, options.precision)
     fuse = attrs.evolve(fuse, repeats=repeat)
@@ -186,8 +188,7 @@ def make_plan(
         plan = attrs.evolve(plan, precision=options.precision)
     else:
         plan = attrs.evolve(plan, weight_format=WeightFormat(column_major=True))
-    if FUSE in show.print_after or "all" in show.print_after:
-        show.log(f"# after {FUSE}\n{print_plan(plan)}")
+    show.report(FUSE, time.perf_counter() - start, partial(print_plan, plan))
     if show.stop_after == FUSE:
         return plan
     passes = plan_passes(options, chip, constants)

@@ -16,6 +16,7 @@ from functools import wraps
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from dnc.cli.bench import bench
 from dnc.cli.calibrate import calibrate
@@ -90,21 +91,37 @@ def options(
     """A compiler for dynamic neural networks: trees, sequences, DAGs."""
 
 
-app.command("bench")(_guarded(bench))
-app.command("calibrate")(_guarded(calibrate))
-app.command("check")(_guarded(check))
-app.command("compile")(_guarded(compile_command))
-app.command("explain")(_guarded(explain))
-app.command("fmt")(_guarded(fmt))
-app.command("generate")(_guarded(generate))
-app.command("import")(_guarded(import_command))
-app.command("lsp")(_guarded(lsp))
-app.command("opt")(_guarded(opt))
-app.command("run")(_guarded(run))
-app.command("import-weights")(_guarded(import_weights))
-app.command("export-weights")(_guarded(export_weights))
-app.command("trace")(_guarded(trace))
-app.command("tune")(_guarded(tune))
+class _Command(TyperCommand):
+    """A command that refuses an option given twice, of which the first value would be lost without a word."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """What is left of the arguments; a usage error names the option."""
+        given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+        for option in given:
+            if given.count(option) > 1 and not (option.multiple or option.is_flag):
+                ctx.fail(f"{max(option.opts, key=len)} is given more than once")
+        return super().parse_args(ctx, args)
+
+
+def _register(name: str, command: Callable[..., int | None]) -> None:
+    app.command(name, cls=_Command)(_guarded(command))
+
+
+_register("bench", bench)
+_register("calibrate", calibrate)
+_register("check", check)
+_register("compile", compile_command)
+_register("explain", explain)
+_register("fmt", fmt)
+_register("generate", generate)
+_register("import", import_command)
+_register("lsp", lsp)
+_register("opt", opt)
+_register("run", run)
+_register("import-weights", import_weights)
+_register("export-weights", export_weights)
+_register("trace", trace)
+_register("tune", tune)
 
 
 PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm", "lark": "lark"}

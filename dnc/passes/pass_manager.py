@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
@@ -62,6 +63,14 @@ class PassOptions:
     log: Callable[[str], None] = print
     remarks: Remarks | None = None
 
+    def report(self, name: str, seconds: float, made: Callable[[], str] | None) -> None:
+        """Shows what is to be seen of a pass. made: prints its result; None where nothing changed."""
+        timing = f"  {seconds * 1e3:.1f} ms" if self.time_passes else ""
+        if name in self.print_after or "all" in self.print_after:
+            self.log(f"# after {name}{timing}" + (" (unchanged)" if made is None else f"\n{made()}"))
+        elif timing:
+            self.log(f"{name}:{timing}" + (" (unchanged)" if made is None else ""))
+
     def check_names(self, known: Sequence[str], optional: Sequence[str]) -> None:
         """DiagnosticError where a name is none of the known passes, or one of those that are to stay."""
         printed = (name for name in self.print_after if name != "all")
@@ -95,7 +104,8 @@ class PassManager(Generic[T]):
             changed = self._apply(step, value)
             seconds = time.perf_counter() - start
             self._check(changed, f"after pass '{step.name}'")
-            self._report(step.name, value, changed, seconds)
+            made = None if value == changed else partial(self.show, changed)
+            self.options.report(step.name, seconds, made)
             self._dump(number, step.name, changed)
             value = changed
             if step.name == self.options.stop_after:
@@ -122,14 +132,6 @@ class PassManager(Generic[T]):
             raise DiagnosticError(
                 *(attrs.evolve(error, message=f"{when}: {error.message}") for error in errors)
             )
-
-    def _report(self, name: str, before: T, after: T, seconds: float) -> None:
-        log = self.options.log
-        timing = f"  {seconds * 1e3:.1f} ms" if self.options.time_passes else ""
-        if name in self.options.print_after or "all" in self.options.print_after:
-            log(f"# after {name}{timing}" + (" (unchanged)" if before == after else f"\n{self.show(after)}"))
-        elif timing:
-            log(f"{name}:{timing}" + (" (unchanged)" if before == after else ""))
 
     def _dump(self, number: int, name: str, value: T) -> None:
         if self.options.dump_dir is not None:

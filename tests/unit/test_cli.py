@@ -50,6 +50,17 @@ def test_help_shows_the_defaults(command):
     assert command("--version").out == f"dnc {dnc.__version__}\n"
 
 
+@pytest.mark.parametrize("again", ["-o b", "--out b", "--mode infer"])
+def test_an_option_whose_first_value_would_be_lost(command, workplace, again):
+    done = command(f"compile {TREE} --out a --mode train {again}")
+    name = "--mode" if "mode" in again else "--out"
+    assert (done.code, done.error) == (2, f"error: {name} is given more than once (see dnc compile --help)\n")
+    assert not (workplace / "a").exists()
+    several = "--set hidden=3 --set embed=5 --time-passes --time-passes"
+    done = command(f"compile {TREE} --stop-after hoist {several}")
+    assert done.code == 0 and "hidden = 3" in done.out and "embed = 5" in done.out
+
+
 def test_compile(command, workplace):
     done = command(f"compile {TREE} -o out --set hidden=4 --set embed=4 --target cpu,cuda,cuda:sm_80")
     assert done.code == 0 and done.out == "" and "wrote out" in done.error
@@ -92,6 +103,9 @@ def test_looking_into_the_compiler(command, workplace):
     done = command(f"compile {TREE} -o out --stop-after hoist --time-passes")
     assert done.code == 0 and "# after hoist" in done.out and "canonicalize:" in done.out
     assert not (workplace / "out").exists()
+    done = command(f"compile {TREE} -o out --stop-after select-tiles --time-passes")
+    timed = [line.partition(":")[0] for line in done.out.splitlines() if " ms" in line]
+    assert timed.index("share") < timed.index("fuse") < timed.index("reassociate")
     done = command(f"compile {TREE} -o out --print-ir-after-all")
     assert all(f"# after {name}" in done.out for name in ("differentiate", "fuse", "plan-weights"))
     done = command(f"compile {TREE} -o out --stop-after fuse")
