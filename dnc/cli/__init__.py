@@ -12,40 +12,18 @@ import errno
 import os
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
+from pkgutil import resolve_name
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from dnc.cli.bench import bench
-from dnc.cli.calibrate import calibrate
-from dnc.cli.check import check
-from dnc.cli.compile import compile_command
-from dnc.cli.explain import explain
-from dnc.cli.fmt import fmt
-from dnc.cli.generate import generate
-from dnc.cli.importing import import_command
-from dnc.cli.lsp import lsp
-from dnc.cli.opt import opt
-from dnc.cli.run import run
-from dnc.cli.trace import trace
-from dnc.cli.tune import tune
-from dnc.cli.weights import export_weights, import_weights
 from dnc.diagnostics import DiagnosticError
 from dnc.version import VERSION
 
 # Typer brings its own click in some versions, so the class is taken from where it surely is.
 USAGE_ERROR: Any = typer.BadParameter.__base__
-
-app = typer.Typer(
-    name="dnc",
-    help="A compiler for dynamic neural networks: trees, sequences, DAGs.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
 
 # What others call what `dnc run` does.
 _RUNS = {"train": "", "fit": "", "eval": " --eval", "evaluate": " --eval", "predict": " --predict OUT"}
@@ -82,7 +60,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
 def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
@@ -103,25 +80,40 @@ class _Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def _register(name: str, command: Callable[..., int | None]) -> None:
-    app.command(name, cls=_Command)(_guarded(command))
+COMMANDS = {
+    "bench": "dnc.cli.bench:bench",
+    "calibrate": "dnc.cli.calibrate:calibrate",
+    "check": "dnc.cli.check:check",
+    "compile": "dnc.cli.compile:compile_command",
+    "explain": "dnc.cli.explain:explain",
+    "fmt": "dnc.cli.fmt:fmt",
+    "generate": "dnc.cli.generate:generate",
+    "import": "dnc.cli.importing:import_command",
+    "lsp": "dnc.cli.lsp:lsp",
+    "opt": "dnc.cli.opt:opt",
+    "run": "dnc.cli.run:run",
+    "import-weights": "dnc.cli.weights:import_weights",
+    "export-weights": "dnc.cli.weights:export_weights",
+    "trace": "dnc.cli.trace:trace",
+    "tune": "dnc.cli.tune:tune",
+}
+"""Of each command the function, whose file is read when it is needed."""
 
 
-_register("bench", bench)
-_register("calibrate", calibrate)
-_register("check", check)
-_register("compile", compile_command)
-_register("explain", explain)
-_register("fmt", fmt)
-_register("generate", generate)
-_register("import", import_command)
-_register("lsp", lsp)
-_register("opt", opt)
-_register("run", run)
-_register("import-weights", import_weights)
-_register("export-weights", export_weights)
-_register("trace", trace)
-_register("tune", tune)
+@cache
+def _command_line(name: str | None) -> Any:
+    """What reads a command line whose command is known, or any; Typer takes 5 ms to prepare a command."""
+    app = typer.Typer(
+        name="dnc",
+        help="A compiler for dynamic neural networks: trees, sequences, DAGs.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    app.callback()(options)
+    for each in COMMANDS if name is None else [name]:
+        app.command(each, cls=_Command)(_guarded(resolve_name(COMMANDS[each])))
+    return typer.main.get_command(app)
 
 
 PACKAGES = {"tvm": "apache-tvm", "tvm_ffi": "apache-tvm", "lark": "lark"}
@@ -144,7 +136,8 @@ def main() -> None:
 def execute(arguments: list[str]) -> int:
     """Runs a command line; the exit code."""
     try:
-        code = app(args=arguments or ["--help"], prog_name="dnc", standalone_mode=False)
+        known = arguments[0] if arguments and arguments[0] in COMMANDS else None
+        code = _command_line(known)(args=arguments or ["--help"], prog_name="dnc", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except DiagnosticError as error:
         print(error, file=sys.stderr)
