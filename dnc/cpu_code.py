@@ -30,6 +30,9 @@ ALIGNMENT = 64  # bytes; TIRx on LLVM assumes it of every tensor, unchecked
 INTEGER, TENSOR, STRING, SHORT_TEXT, TEXT = 1, 7, 8, 11, 65
 OBJECT_HEADER = 24  # bytes in front of what an object holds
 DLPACK_CODES = {"i": 0, "u": 1, "f": 2}
+LIBRARY, IR = KINDS = (".so", ".ll")
+"""Files of the cache: machine code, which is there at once, and LLVM's, which becomes that when it is loaded,
+in a second or more."""
 ENDINGS = {"win32": "{}.dll", "darwin": "lib{}.dylib"}
 
 
@@ -130,10 +133,10 @@ def load(text: str, cache_folder: Path, compile_into: Callable[[Path, str], Path
     Always through the file: the first run and later runs execute the same code, bit for bit. A
     damaged file is made again.
     """
-    cached = cached_in(cache_folder, text)
-    if cached.exists():
+    cached = kept(cache_folder, text)
+    if cached is not None:
         try:
-            if _holds_text(cached):
+            if _is_whole(cached):
                 return _opened(cached)
         except RuntimeError:
             pass
@@ -141,17 +144,27 @@ def load(text: str, cache_folder: Path, compile_into: Callable[[Path, str], Path
     return _opened(compile_into(cache_folder, text))
 
 
-def _holds_text(cached: Path) -> bool:
-    """Whether a file begins with a character: after a power cut it may be empty, or zeros, which LLVM takes
-    for a module of another machine."""
-    with cached.open("rb") as file:
-        return file.read(1) not in (b"", b"\0")
+def kept(cache_folder: Path, text: str) -> Path | None:
+    """The file of a text for the CPU at hand, if it is there."""
+    places = (cached_as(cache_folder, text, kind) for kind in KINDS)
+    return next((path for path in places if path.exists()), None)
 
 
-def cached_in(cache_folder: Path, text: str) -> Path:
-    """The file of a text, for the CPU at hand."""
-    key = hashlib.sha256(f"{fingerprint()}\n{text}".encode()).hexdigest()[:32]
-    return cache_folder / f"{key}.ll"
+def cached_as(cache_folder: Path, text: str, kind: str) -> Path:
+    """The file of a text for the CPU at hand, of one of the `KINDS`."""
+    key = hashlib.sha256(f"sealed {fingerprint()}\n{text}".encode()).hexdigest()[:32]
+    return cache_folder / f"{key}{kind}"
+
+
+def sealed(content: bytes) -> bytes:
+    """The content of a file of the cache, with its digest behind it: a comment for LLVM, and behind the end
+    of a library. After a power cut a file may have lost its end, or be empty, or zeros."""
+    return content + b"\n; " + hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
+def _is_whole(cached: Path) -> bool:
+    written = cached.read_bytes()
+    return sealed(written[: -len(sealed(b""))]) == written
 
 
 @cache

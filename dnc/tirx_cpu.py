@@ -4,18 +4,22 @@ In: an `IRModule` of functions built with `IRBuilder`, or its stored text. Out: 
 or as a file. Guaranteed: no compiler and no linker on the machine are needed; int64 positions stay int64, and
 no pass moves, merges or reorders the memory of the program.
 
-The cache holds LLVM IR after optimisation: loading it leaves only instruction selection.
+The cache holds machine code where there is a linker, else LLVM IR after optimisation, which leaves
+instruction selection to whoever loads it: the same instructions, a second or more later.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import shutil
+import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import tvm
 from tvm import tirx
@@ -24,7 +28,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.target.codegen import llvm_get_system_cpu
 from tvm.tirx.script.builder import ir as T
 
-from dnc.cpu_code import cached_in
+from dnc.cpu_code import IR, LIBRARY, cached_as, kept, sealed
 
 SEPARATE = "dnc.separate"  # of a private function: it is not to be put into its only caller
 
@@ -111,16 +115,18 @@ def compile_into(cache_folder: Path, text: str, module: IRModule) -> Path:
     Where the cache cannot be written, as in a read-only home or on a full disk, the file goes into a folder
     of this process.
     """
-    cached = cached_in(cache_folder, text)
-    if cached.exists():
+    cached = kept(cache_folder, text)
+    if cached is not None:
         return cached
     compiled = compile_module(module)
+    kind, content = _content(compiled)
+    cached = cached_as(cache_folder, text, kind)
     try:
         cache_folder.mkdir(parents=True, exist_ok=True)
-        _write(compiled, cached)
+        _write(content, cached)
     except OSError:
         cached = _own_folder() / cached.name
-        _write(compiled, cached)
+        _write(content, cached)
     return cached
 
 
@@ -129,16 +135,44 @@ def compile_text(cache_folder: Path, text: str) -> Path:
     return compile_into(cache_folder, text, from_text(text))
 
 
-def _write(compiled: Any, cached: Path) -> None:
-    """The module as LLVM's text: whole or not at all, also among processes.
-
-    Python writes it: LLVM ends the process where a disk is full.
-    """
+def _content(compiled: Any) -> tuple[str, bytes]:
+    """The kind of file that is kept of a module, and what is in it."""
+    library = _linked(compiled)
+    if library is not None:
+        return LIBRARY, library
     # TVM marks private functions as exported too, which LLVM does not read back.
-    text = str(compiled.inspect_source("ll")).replace("private dllexport", "private")
+    return IR, str(compiled.inspect_source("ll")).replace("private dllexport", "private").encode()
+
+
+def _linked(compiled: Any) -> bytes | None:
+    """A library of the module, if this machine links one that can be loaded.
+
+    LLVM writes into memory: it ends the process where a disk is full.
+    """
+    linker = shutil.which("cc")
+    if linker is None or not hasattr(os, "memfd_create"):
+        return None
+    made = _own_folder() / f"{uuid4().hex}.so"
+    code = os.memfd_create("dnc")
+    try:
+        compiled.write_to_file(f"/proc/self/fd/{code}", "o")
+        found = f"/proc/{os.getpid()}/fd/{code}"
+        flags = ("-shared", "-nostdlib", "-s", "-Wl,-Bsymbolic", "-Wl,-z,now")
+        subprocess.run([linker, *flags, "-o", made, found], capture_output=True, check=True, timeout=60)
+        ctypes.CDLL(str(made))
+        return made.read_bytes()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    finally:
+        os.close(code)
+        made.unlink(missing_ok=True)
+
+
+def _write(content: bytes, cached: Path) -> None:
+    """Whole or not at all, also among processes."""
     with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
         partial = Path(folder) / cached.name
-        partial.write_text(text)
+        partial.write_bytes(sealed(content))
         os.replace(partial, cached)
 
 

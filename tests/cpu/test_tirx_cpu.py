@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,20 +18,40 @@ from tvm.tirx.script.builder import ir as T
 from dnc import cpu_code, tirx_cpu
 from dnc.codegen import cpu_sync
 from dnc.codegen.bodies import cpu_math
+from dnc.codegen.cpu_kernel import build_cpu
 from dnc.compiler import compile_model
+from dnc.ir.optimizers import Hyper
+from dnc.runtime.cpu_backend import CpuBackend
+from tests.support.executors import Bench, OnGrid
+from tests.support.forests import ForestGrower
 from tests.support.models import EXAMPLES
+from tests.support.plans import plan_of
+
+ATTENTION = {"hidden": 20, "embed": 6, "targets": 11}
+
+
+LINKS = pytest.mark.skipif(
+    shutil.which("cc") is None or not hasattr(os, "memfd_create"), reason="no linker, or no memory for files"
+)
+WAYS = [pytest.param(True, marks=LINKS, id="library"), pytest.param(False, id="LLVM")]
+
+
+def without_a_linker(monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+    if not links:
+        monkeypatch.setattr(shutil, "which", lambda name: None)
 
 
 def damage(folder: Path) -> bool:
     """Cuts every file in half."""
     for path in folder.iterdir():
-        path.write_text(path.read_text()[: path.stat().st_size // 2])
+        wipe(folder, path.read_bytes()[: path.stat().st_size // 2])
     return True
 
 
 def wipe(folder: Path, content: bytes) -> bool:
-    """Puts something else in the place of every file."""
+    """Puts another file in the place of every file, which may be mapped."""
     for path in folder.iterdir():
+        path.unlink()
         path.write_bytes(content)
     return True
 
@@ -47,17 +68,19 @@ def small_module():
     return tirx_cpu.module_of(builder)
 
 
-def test_a_full_disk_is_no_place_for_a_cache(tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("links", WAYS)
+def test_a_full_disk_is_no_place_for_a_cache(tmp_path: Path, monkeypatch, links: bool):
     """LLVM ended the process, and left what it had written."""
-    module, plain = small_module(), Path.write_text
+    module, plain = small_module(), Path.write_bytes
+    without_a_linker(monkeypatch, links)
 
-    def full(path: Path, text: str) -> int:
+    def full(path: Path, content: bytes) -> int:
         if tmp_path not in path.parents:
-            return plain(path, text)
-        plain(path, text[:100])
+            return plain(path, content)
+        plain(path, content[:100])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     found = tirx_cpu.compile_into(tmp_path / "cache", tirx_cpu.to_text(module), module)
     assert found.exists() and tmp_path not in found.parents
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -89,8 +112,10 @@ def test_without_what_a_command_needs_it_is_one_line(tmp_path: Path, module: str
     assert found.stderr == f"error: this needs the package {package}, which is not installed here\n"
 
 
-def test_text_and_cache(tmp_path: Path):
+@pytest.mark.parametrize("links", WAYS)
+def test_text_and_cache(tmp_path: Path, monkeypatch, links: bool):
     module = small_module()
+    without_a_linker(monkeypatch, links)
     text = tirx_cpu.to_text(module)
     tvm.ir.assert_structural_equal(tirx_cpu.from_text(text), module)
     values = cpu_code.aligned_zeros(64)
@@ -118,9 +143,38 @@ def test_text_and_cache(tmp_path: Path):
         values[16:] = 0
         compiled["kernel"](cpu_code.vector(values), cpu_code.vector(words))
         results.append(values[16:32].copy())
-    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".so" if links else ".ll"]
     assert all((r == results[0]).all() for r in results)
     np.testing.assert_allclose(results[0], np.tanh(values[:16]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("linker", ["#!/bin/sh\nexit 1\n", "#!/bin/sh\necho no library > $6\n"])
+def test_a_linker_that_makes_no_library(tmp_path: Path, monkeypatch, linker: str):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "cc").write_text(linker)
+    (tmp_path / "bin" / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    module = small_module()
+    found = tirx_cpu.compile_into(tmp_path / "cache", tirx_cpu.to_text(module), module)
+    assert found.suffix == ".ll" and list((tmp_path / "cache").iterdir()) == [found]
+
+
+@LINKS
+def test_a_library_and_what_llvm_makes_as_it_loads_have_the_same_bits(tmp_path: Path, monkeypatch):
+    plan, found = plan_of("attention", ATTENTION, "cpu"), []
+    for links in (True, False):
+        with monkeypatch.context() as patch:
+            without_a_linker(patch, links)
+            patch.setenv("DNC_CACHE_DIR", str(tmp_path / str(links)))
+            backend = CpuBackend(plan, build_cpu(plan))
+        kinds = {path.suffix for path in (tmp_path / str(links) / "cpu").iterdir()}
+        assert kinds == {".so" if links else ".ll"}
+        forest = ForestGrower(plan.program, 1).grow(9, 9)
+        made = Bench(plan.program, plan, OnGrid(backend, (1, 2)), forest, 1)  # type: ignore[arg-type]
+        _, results = made.launch("train", Hyper(learning_rate=0.1))
+        found.append({"results": results, **made.parameters()})
+    for value, other in zip(found[0].values(), found[1].values(), strict=True):
+        assert np.array_equal(value, other)
 
 
 def test_unaligned_arrays_are_refused():
