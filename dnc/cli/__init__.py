@@ -60,7 +60,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-def options(
+def _callback(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
@@ -110,7 +110,7 @@ def _command_line(name: str | None) -> Any:
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
-    app.callback()(options)
+    app.callback()(_callback)
     for each in COMMANDS if name is None else [name]:
         app.command(each, cls=_Command)(_guarded(resolve_name(COMMANDS[each])))
     return typer.main.get_command(app)
