@@ -60,12 +60,14 @@ class Worker:
 class CheckedMemory:
     """The pool with a log of who wrote and who read each word last, and when, if there are several workers.
 
-    A stamp is a time and a worker's number; times grow with every barrier. 0: nobody yet.
+    A stamp is a time and a worker's number; times grow with every barrier. 0: nobody yet. There are as many
+    stamps again of words that are not there, which nobody writes: of those behind the pool, and, counted from
+    the end, of those in front of it.
     """
 
     def __init__(self, words: Array, static: int, workers: int) -> None:
         self.words, self.alone = words, workers == 1
-        self.wrote = np.zeros(len(words), np.int64)
+        self.wrote = np.zeros(2 * len(words), np.int64)
         self.wrote[:static] = 1  # before the first time
         self.has_read = np.zeros(0 if self.alone else len(words), np.int64)
 
@@ -93,20 +95,27 @@ class CheckedMemory:
 
     def read(self, at: Array, machine: ReferenceVM, worker: Worker) -> Array:
         """The words at some places, in float64; MachineError if that is not allowed now."""
-        flat = at.ravel()
-        if len(flat):
-            if _largest(flat) >= len(self.words):
-                raise self._outside(flat, machine, worker)
-            stamps = self.wrote.take(flat)
-            if _largest(stamps - 1) >= machine.settled(worker) - 1:  # 0 is the largest there
-                if not stamps.all():
-                    bad = int(flat[stamps == 0][0])
-                    raise machine.error(worker, f"word {bad} is read before anything was written there")
-                if not self.alone:
-                    self._check_ordered(flat, stamps, machine, worker, "written")
+        try:
+            stamps = self.wrote.take(at)
             if not self.alone:
-                self.has_read[flat] = machine.now + worker.number
-        return self.words.take(at).astype(np.float64)
+                self.has_read[at] = machine.now + worker.number
+            found: Array = self.words.take(at).astype(np.float64)
+        except IndexError:
+            raise self._outside(at, machine, worker) from None
+        if found.size and _largest((stamps - 1).ravel()) >= machine.settled(worker) - 1:  # 0 is the largest
+            self._check_written(at.ravel(), stamps.ravel(), machine, worker)
+        return found
+
+    def _check_written(self, at: Array, stamps: Array, machine: ReferenceVM, worker: Worker) -> None:
+        """MachineError if words that are read are not there, or not written, or by workers who were not waited
+        for."""
+        if not stamps.all():
+            if _largest(at) >= len(self.words):
+                raise self._outside(at, machine, worker)
+            bad = int(at[stamps == 0][0])
+            raise machine.error(worker, f"word {bad} is read before anything was written there")
+        if not self.alone:
+            self._check_ordered(at, stamps, machine, worker, "written")
 
     def write(self, at: Array, values: Array, machine: ReferenceVM, worker: Worker) -> None:
         """Changes the words at some places; MachineError if that is not allowed now."""
