@@ -15,6 +15,14 @@ os.environ.setdefault("DNC_VERIFY", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+LONGEST = ("test_cuda_source.py", "test_kernels.py", "test_peers.py", "test_pages.py")
+"""Files of tests of many seconds each."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests first: at the end of a run its processes have short ones to share."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
 
 @pytest.fixture
 def nothing_to_collect() -> Iterator[None]:
