@@ -101,6 +101,9 @@ MEASURES: Mapping[str, Builtin] = {
     "mean": Builtin("mean(t in ...) x", "the mean over all vertices; of `a == b` the accuracy"),
     "perplexity": Builtin("perplexity(t in ...) x", "exp of the mean"),
     "pearson": Builtin("pearson(t in ...) x, y", "the correlation of two scalars"),
+    "spearman": Builtin("spearman(t in ...) x, y", "the correlation of the ranks of two scalars"),
+    "rmse": Builtin("rmse(t in ...) x, y", "the root of the mean square of the differences of two scalars"),
+    "macro_f1": Builtin("macro_f1(t in ...) argmax(scores(t)), t.label", "the mean of F1 over the classes"),
     "f1": Builtin("f1(w in all(Word)) argmax(scores(w)), w.tag", "F1 over the entities in lists"),
 }
 

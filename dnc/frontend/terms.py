@@ -132,6 +132,7 @@ class _Terms:
             self.report.error(
                 f"'{measure}' goes along lists: {found}, expected all(Struct) of a struct that is in a list",
                 domain.span,
+                "it counts entities, as names; of classes one by one F1 is macro_f1",
             )
 
     def output(self, item: syntax.OutputItem, keyword: str) -> Term | None:

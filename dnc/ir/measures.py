@@ -45,7 +45,7 @@ class Rows:
 class Measure:
     """A measure. operands: the kinds of its expressions. better: 1 where more is better, -1 where
     less is, 0 where it depends. It has either of_mean, of the mean of its expression, or of_rows;
-    with in_lists it goes over vertices in lists.
+    with in_lists it goes over vertices in lists, and names of classes say what they mean there.
     """
 
     operands: tuple[str, ...]
@@ -80,6 +80,40 @@ def pearson(rows: Rows) -> float:
     x, y = (value.astype(np.float64) - value.astype(np.float64).mean() for value in rows.values)
     scale = math.sqrt(float(x @ x)) * math.sqrt(float(y @ y))
     return float(x @ y) / scale if scale > 0 else math.nan
+
+
+def spearman(rows: Rows) -> float:
+    """The coefficient of correlation of ranks, of those that are alike their mean; NaN where one side is
+    constant, or holds a NaN."""
+    if any(np.isnan(value).any() for value in rows.values):
+        return math.nan
+    return pearson(attrs.evolve(rows, values=tuple(map(_ranks, rows.values))))
+
+
+def _ranks(values: Array) -> Array:
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return ranks
+
+
+def rmse(rows: Rows) -> float:
+    """The root of the mean of the squares of differences."""
+    x, y = (value.astype(np.float64) for value in rows.values)
+    return math.sqrt(float(((x - y) ** 2).mean())) if x.size else math.nan
+
+
+def macro_f1(rows: Rows) -> float:
+    """The mean of F1 over the classes that are predicted or right somewhere.
+
+    Classes that are unknown (-1) are one more, which is never predicted.
+    """
+    predicted, right = (value.astype(np.int64) + 1 for value in rows.values)
+    if not right.size:
+        return math.nan
+    size = int(max(predicted.max(), right.max())) + 1
+    hits = np.bincount(right[predicted == right], minlength=size)
+    both = np.bincount(predicted, minlength=size) + np.bincount(right, minlength=size)
+    return float((2 * hits[both > 0] / both[both > 0]).mean())
 
 
 def spans(classes: Array, sequence: Ints, names: Sequence[str]) -> set[tuple[int, int, str]]:
@@ -127,6 +161,9 @@ MEASURES: Mapping[str, Measure] = {
     "mean": Measure((SCALAR,), 0, of_mean=float),
     "perplexity": Measure((SCALAR,), -1, of_mean=perplexity),
     "pearson": Measure((SCALAR, SCALAR), 1, of_rows=pearson),
+    "spearman": Measure((SCALAR, SCALAR), 1, of_rows=spearman),
+    "rmse": Measure((SCALAR, SCALAR), -1, of_rows=rmse),
+    "macro_f1": Measure((CLASS, CLASS), 1, of_rows=macro_f1),
     "f1": Measure((CLASS, CLASS), 1, of_rows=span_f1, in_lists=True),
 }
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir.forest import Forest, Ints, path_struct
-from dnc.ir.measures import CLASS, MEASURES, Rows, in_lists, is_summed
+from dnc.ir.measures import MEASURES, Rows, in_lists, is_summed
 from dnc.ir.plan import Plan
 from dnc.ir.program import MetricOutput, Program
 from dnc.ir.structure import Path
@@ -37,7 +37,7 @@ def measured(program: Program) -> dict[str, tuple[MetricOutput, str]]:
 
 def class_metrics(program: Program) -> list[str]:
     """The metrics that have to know what their classes are called."""
-    return [name for name, (o, _) in measured(program).items() if CLASS in MEASURES[o.measure].operands]
+    return [name for name, (output, _) in measured(program).items() if MEASURES[output.measure].in_lists]
 
 
 @attrs.define(eq=False)

@@ -40,6 +40,9 @@ metric  following = perplexity(w in all(Word)) cross_entropy(scores(w), w.next.t
 metric  changes = mean(w in all(Word)) 1 - (w.prev.tag == w.next.tag)
 metric  ahead = mean(w in all(Word)) sum(E[w.next.form] + F[w.form])
 metric  behind = mean(w in all(Word)) sum(F[w.prev.form])
+metric  ranks = spearman(w in all(Word)) score(w), w.score
+metric  distance = rmse(w in all(Word)) score(w), w.score
+metric  each = macro_f1(w in all(Word)) argmax(scores(w)), w.tag
 output  tags = [argmax(scores(w)) for w in all(Word)]
 output  p = [softmax(scores(w)) for w in all(Word)]
 output  s = [score(w) for w in all(Word)]
@@ -130,8 +133,17 @@ def test_metrics_are_those_of_the_predictions(build, flat, monkeypatch):
     assert found["changes"] == pytest.approx(np.mean(changes))
     assert found["ahead"] == pytest.approx(np.mean(ahead), rel=1e-5)
     assert found["behind"] == pytest.approx(np.mean(behind), rel=1e-5)
+    ours, theirs = np.array(pairs, float).T
+    assert found["distance"] == pytest.approx(math.sqrt(np.mean((ours - theirs) ** 2)), rel=1e-5)
+    places = [[(each < x).sum() + (each <= x).sum() for x in each] for each in (ours, theirs)]
+    assert found["ranks"] == pytest.approx(np.corrcoef(*places)[0, 1], abs=1e-9)
+    of_class = []
+    for tag in {*predicted, *right}:
+        both = sum(a == b == tag for a, b in zip(predicted, right, strict=True))
+        of_class.append(2 * both / (predicted.count(tag) + right.count(tag)))
+    assert found["each"] == pytest.approx(np.mean(of_class))
     assert list(found)[:5] == ["accuracy", "entities", "confusion", "agreement", "following"]
-    assert list(found)[5:] == ["changes", "ahead", "behind"]
+    assert list(found)[5:] == ["changes", "ahead", "behind", "ranks", "distance", "each"]
 
 
 def test_a_sample_that_occurs_twice_counts_twice(build, monkeypatch):

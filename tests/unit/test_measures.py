@@ -92,6 +92,36 @@ def test_pearson_of_numbers_that_are_alike_but_not_their_mean():
         assert math.isnan(MEASURES["pearson"](Rows((alike, other), sequence)))
 
 
+def test_spearman_is_the_correlation_of_ranks():
+    """As scipy.stats.spearmanr has it; ranks of numbers that are alike are their mean."""
+    sequence = np.zeros(6, np.int32)
+    x, y = np.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0]), np.array([2.0, 7.0, 1.0, 8.0, 2.0, 8.0])
+    ranks = np.array([3, 1.5, 4, 1.5, 5, 6]), np.array([2.5, 4, 1, 5.5, 2.5, 5.5])
+    expected = np.corrcoef(*ranks)[0, 1]
+    spearman = MEASURES["spearman"]
+    assert spearman(Rows((x, y), sequence)) == pytest.approx(expected, abs=1e-12)
+    assert spearman(Rows((np.exp(x), y**3), sequence)) == pytest.approx(expected, abs=1e-12)
+    assert spearman(Rows((x, x * 2), sequence)) == pytest.approx(1.0)
+    for other in (np.ones(6), np.array([np.nan, 1, 2, 3, 4, 5])):
+        assert math.isnan(spearman(Rows((x, other), sequence)))
+
+
+def test_rmse():
+    rows = Rows((np.array([1.0, 2.0, 4.0]), np.array([1.0, 5.0, 0.0])), np.zeros(3, np.int32))
+    assert MEASURES["rmse"](rows) == pytest.approx(math.sqrt((9 + 16) / 3))
+
+
+def macro_f1(predicted, right):
+    return MEASURES["macro_f1"](Rows((np.array(predicted), np.array(right)), np.zeros(len(right), np.int32)))
+
+
+def test_macro_f1_is_the_mean_over_the_classes_that_occur():
+    # Class 0: one hit, twice predicted and twice right; class 1: two, twice and three times; class 4: none.
+    assert macro_f1([0, 0, 1, 4, 1], [0, 1, 1, 0, 1]) == pytest.approx(np.mean([2 * 1 / 4, 2 * 2 / 5, 0.0]))
+    assert macro_f1([3, 3], [3, 3]) == 1.0 and macro_f1([0], [1]) == 0.0
+    assert macro_f1([0, 0], [0, -1]) == pytest.approx(np.mean([2 * 1 / 3, 0.0]))  # none that was learned
+
+
 def test_perplexity():
     losses = np.array([0.5, 2.0, 1.0])
     assert MEASURES["perplexity"](Rows((losses,), np.arange(3, dtype=np.int32))) == pytest.approx(

@@ -107,8 +107,8 @@ class CheckedMemory:
         return found
 
     def _check_written(self, at: Array, stamps: Array, machine: ReferenceVM, worker: Worker) -> None:
-        """MachineError if words that are read are not there, or not written, or by workers who were not waited
-        for."""
+        """MachineError if words that are read are not there, or were not written, or by workers who were not
+        waited for."""
         if not stamps.all():
             if _largest(at) >= len(self.words):
                 raise self._outside(at, machine, worker)

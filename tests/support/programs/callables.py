@@ -17,6 +17,7 @@ MEASURED = (
     ("mean", "{}"),
     ("perplexity", "abs(tanh({}))"),
     ("pearson", "tanh({}), tanh({})"),
+    ("rmse", "tanh({}), tanh({})"),
 )
 BOUNDED = ("tanh({})", "sigmoid({})", "(0.5 * tanh({}) + 0.25)", "({} / 4)")
 
