@@ -156,15 +156,16 @@ def cached_as(cache_folder: Path, text: str, kind: str) -> Path:
     return cache_folder / f"{key}{kind}"
 
 
-def sealed(content: bytes) -> bytes:
-    """The content of a file of the cache, with its digest behind it: a comment for LLVM, and behind the end
-    of a library. After a power cut a file may have lost its end, or be empty, or zeros."""
-    return content + b"\n; " + hashlib.sha256(content).hexdigest().encode() + b"\n"
+def seal(content: bytes) -> bytes:
+    """What stands behind the content of a file of the cache: its digest, a comment for LLVM, and behind the
+    end of a library. After a power cut a file may have lost its end, or be empty, or zeros."""
+    return b"\n; " + hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
 def _is_whole(cached: Path) -> bool:
     written = cached.read_bytes()
-    return sealed(written[: -len(sealed(b""))]) == written
+    content = written[: -len(seal(b""))]
+    return written == content + seal(content)
 
 
 @cache

@@ -19,7 +19,6 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import tvm
 from tvm import tirx
@@ -28,7 +27,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.target.codegen import llvm_get_system_cpu
 from tvm.tirx.script.builder import ir as T
 
-from dnc.cpu_code import IR, LIBRARY, cached_as, kept, sealed
+from dnc.cpu_code import IR, LIBRARY, cached_as, kept, seal
 
 SEPARATE = "dnc.separate"  # of a private function: it is not to be put into its only caller
 
@@ -119,15 +118,11 @@ def compile_into(cache_folder: Path, text: str, module: IRModule) -> Path:
     if cached is not None:
         return cached
     compiled = compile_module(module)
-    kind, content = _content(compiled)
-    cached = cached_as(cache_folder, text, kind)
     try:
         cache_folder.mkdir(parents=True, exist_ok=True)
-        _write(content, cached)
+        return _keep(compiled, cache_folder, text)
     except OSError:
-        cached = _own_folder() / cached.name
-        _write(content, cached)
-    return cached
+        return _keep(compiled, _own_folder(), text)
 
 
 def compile_text(cache_folder: Path, text: str) -> Path:
@@ -135,24 +130,31 @@ def compile_text(cache_folder: Path, text: str) -> Path:
     return compile_into(cache_folder, text, from_text(text))
 
 
-def _content(compiled: Any) -> tuple[str, bytes]:
-    """The kind of file that is kept of a module, and what is in it."""
-    library = _linked(compiled)
-    if library is not None:
-        return LIBRARY, library
-    # TVM marks private functions as exported too, which LLVM does not read back.
-    return IR, str(compiled.inspect_source("ll")).replace("private dllexport", "private").encode()
+def _keep(compiled: Any, folder: Path, text: str) -> Path:
+    """The module as a file of a folder: whole or not at all, also among processes."""
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        partial = _linked(compiled, Path(made))
+        if partial is None:
+            partial = Path(made) / f"kernel{IR}"
+            # TVM marks private functions as exported too, which LLVM does not read back.
+            code = str(compiled.inspect_source("ll")).replace("private dllexport", "private")
+            partial.write_bytes(code.encode())
+        with partial.open("ab") as file:  # what is mapped stays as it is
+            file.write(seal(partial.read_bytes()))
+        kept_as = cached_as(folder, text, partial.suffix)
+        os.replace(partial, kept_as)
+    return kept_as
 
 
-def _linked(compiled: Any) -> bytes | None:
-    """A library of the module, if this machine links one that can be loaded.
+def _linked(compiled: Any, folder: Path) -> Path | None:
+    """A library of the module, if this machine links one, and one in this folder can be loaded.
 
     LLVM writes into memory: it ends the process where a disk is full.
     """
     linker = shutil.which("cc")
     if linker is None or not hasattr(os, "memfd_create"):
         return None
-    made = _own_folder() / f"{uuid4().hex}.so"
+    made = folder / f"kernel{LIBRARY}"
     code = os.memfd_create("dnc")
     try:
         compiled.write_to_file(f"/proc/self/fd/{code}", "o")
@@ -160,20 +162,11 @@ def _linked(compiled: Any) -> bytes | None:
         flags = ("-shared", "-nostdlib", "-s", "-Wl,-Bsymbolic", "-Wl,-z,now")
         subprocess.run([linker, *flags, "-o", made, found], capture_output=True, check=True, timeout=60)
         ctypes.CDLL(str(made))
-        return made.read_bytes()
     except (OSError, subprocess.SubprocessError):
         return None
     finally:
         os.close(code)
-        made.unlink(missing_ok=True)
-
-
-def _write(content: bytes, cached: Path) -> None:
-    """Whole or not at all, also among processes."""
-    with tempfile.TemporaryDirectory(dir=cached.parent) as folder:
-        partial = Path(folder) / cached.name
-        partial.write_bytes(sealed(content))
-        os.replace(partial, cached)
+    return made
 
 
 @cache

@@ -71,7 +71,7 @@ def small_module():
 @pytest.mark.parametrize("links", WAYS)
 def test_a_full_disk_is_no_place_for_a_cache(tmp_path: Path, monkeypatch, links: bool):
     """LLVM ended the process, and left what it had written."""
-    module, plain = small_module(), Path.write_bytes
+    module, plain, link = small_module(), Path.write_bytes, subprocess.run
     without_a_linker(monkeypatch, links)
 
     def full(path: Path, content: bytes) -> int:
@@ -80,9 +80,16 @@ def test_a_full_disk_is_no_place_for_a_cache(tmp_path: Path, monkeypatch, links:
         plain(path, content[:100])
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    def linked(command: list[object], **options: object) -> object:
+        if tmp_path not in command[-2].parents:
+            return link(command, **options)
+        plain(command[-2], b"its beginning")
+        raise subprocess.CalledProcessError(1, command)
+
     monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(subprocess, "run", linked)
     found = tirx_cpu.compile_into(tmp_path / "cache", tirx_cpu.to_text(module), module)
-    assert found.exists() and tmp_path not in found.parents
+    assert found.exists() and tmp_path not in found.parents and found.suffix == (".so" if links else ".ll")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
