@@ -155,7 +155,7 @@ def test_text_and_cache(tmp_path: Path, monkeypatch, links: bool):
     np.testing.assert_allclose(results[0], np.tanh(values[:16]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("linker", ["#!/bin/sh\nexit 1\n", "#!/bin/sh\necho no library > $6\n"])
+@pytest.mark.parametrize("linker", ["#!/bin/sh\nexit 1\n", "#!/bin/sh\necho no library > $7\n"])
 def test_a_linker_that_makes_no_library(tmp_path: Path, monkeypatch, linker: str):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "cc").write_text(linker)
