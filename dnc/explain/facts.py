@@ -300,9 +300,8 @@ def _weights(plan: Plan) -> Iterator[WeightFacts]:
         found, reason = plan.program.parameter(place.parameter), place.reason
         if found.is_sparse and place.residency != SPARSE:
             reason += f"; with its zeros, as {found.kept} of {place.columns} elements of a row are kept"
-        yield WeightFacts(
-            place.parameter, found.type.shape, place.residency, place.bytes_per_worker, reason, found.count
-        )
+        size = place.bytes_per_worker or found.count * math.prod(found.type.shape) * 4  # of a CPU all of it
+        yield WeightFacts(place.parameter, found.type.shape, place.residency, size, reason, found.count)
     for parameter in plan.program.parameters:
         if parameter.name in placed:
             continue
@@ -312,7 +311,7 @@ def _weights(plan: Plan) -> Iterator[WeightFacts]:
             yield WeightFacts(parameter.name, shape, IN_TABLE, 0, reason)
         else:
             own = "the recursion reads it: every worker has its units in shared memory, too"
-            reason = own if parameter.name in vectors else "not split by units"
+            reason = own if parameter.name in vectors else "read from there at every use"
             size = parameter.count * math.prod(shape) * 4
             yield WeightFacts(parameter.name, shape, IN_MEMORY, size, reason, parameter.count)
 

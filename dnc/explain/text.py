@@ -38,7 +38,7 @@ def as_text(facts: PlanFacts, memory: MemoryFacts) -> str:
         ["", "why it is fast", *(f"  {sentence}" for sentence in facts.why)],
         ["", "stages, in order (a segment is one instruction: work between two exchanges)"],
         [line for stage in facts.stages for line in _stage(stage)],
-        ["", "weights", *map(_weight, facts.weights), *_room(facts)],
+        ["", "weights", *(_weight(each, facts.on_chip is not None) for each in facts.weights), *_room(facts)],
         ["", f"exchanges between the workers of a replica, in {facts.doing}", *_exchanges(facts, memory)],
         ["", f"instructions ({len(facts.instructions)})", *_instructions(facts)],
         ["", "predicted cost", *(f"  {line}" for line in facts.cost)],
@@ -57,15 +57,15 @@ def _stage(stage: StageFacts) -> Iterator[str]:
         yield f"    step {segment.step}: {segment.name}: {work}; {shared}"
 
 
-def _weight(weight: WeightFacts) -> str:
+def _weight(weight: WeightFacts, by_worker: bool) -> str:
     many = f"{weight.count} x " if weight.count > 1 else ""
     shape, kib = f"{many}{list(weight.shape)}", weight.size / 1024
     if weight.residency == IN_TABLE:
         return f"  {weight.parameter}: {weight.reason}"
     if weight.residency == IN_MEMORY:
         return f"  {weight.parameter} {shape}: memory, {kib:.1f} KiB, {weight.reason}"
-    size = f"{kib:.1f} KiB a worker, " if weight.size else ""
-    return f"  {weight.parameter} {shape}: {weight.residency.upper()}, {size}{weight.reason}"
+    size = f"{kib:.1f} KiB{' a worker' if by_worker else ''}"
+    return f"  {weight.parameter} {shape}: {weight.residency.upper()}, {size}, {weight.reason}"
 
 
 def _room(facts: PlanFacts) -> Iterator[str]:

@@ -244,6 +244,9 @@ def test_why_it_is_fast():
     call, level, *_ = explained("treelstm", "cpu")[0].why
     assert "one call of compiled code" in call
     assert "2 instructions for all vertices of a replica at once; cores that share one make 2 ex" in level
+    facts, memory = explained("treelstm", "cpu")
+    assert "  U [1280, 512]: STREAMED, 2560.0 KiB, the caches of the core hold" in as_text(facts, memory)
+    assert '<th class="n">KiB</th>' in as_page("m", "m.dn", "", {}, [("t", facts, memory)], ())
 
 
 def test_a_build_that_is_damaged(command, workplace):
