@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dnc.cache_folder import mark_used
 from dnc.diagnostics import fail
 
 ALIGNMENT = 64  # bytes; TIRx on LLVM assumes it of every tensor, unchecked
@@ -137,6 +138,7 @@ def load(text: str, cache_folder: Path, compile_into: Callable[[Path, str], Path
     if cached is not None:
         try:
             if _is_whole(cached):
+                mark_used(cached)
                 return _opened(cached)
         except RuntimeError:
             pass

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from dnc.cache_folder import cache_folder
+from dnc.cache_folder import cache_folder, mark_used, trim
 from dnc.ir.machine import machine
 from dnc.ir.plan import Plan
 from dnc.runtime.json_text import decode_json
@@ -39,6 +39,7 @@ def _cached(key: str, emit: Callable[[], dict[str, bytes]]) -> tuple[dict[str, b
     folder = cache_folder() / "kernels" / key
     found = _read(folder)
     if found is not None:
+        mark_used(folder)
         return found, True
     files = emit()
     _write(folder, files)
@@ -104,6 +105,7 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
             (made / _INDEX).write_bytes(msgspec.json.encode(index))
             shutil.rmtree(folder, ignore_errors=True)
             made.rename(folder)  # OSError: another process was faster
+            trim(folder.parent)
         finally:
             shutil.rmtree(made, ignore_errors=True)
     except OSError:

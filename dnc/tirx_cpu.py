@@ -27,6 +27,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.target.codegen import llvm_get_system_cpu
 from tvm.tirx.script.builder import ir as T
 
+from dnc.cache_folder import trim
 from dnc.cpu_code import IR, LIBRARY, cached_as, kept, seal
 
 SEPARATE = "dnc.separate"  # of a private function: it is not to be put into its only caller
@@ -143,6 +144,7 @@ def _keep(compiled: Any, folder: Path, text: str) -> Path:
             file.write(seal(partial.read_bytes()))
         kept_as = cached_as(folder, text, partial.suffix)
         os.replace(partial, kept_as)
+    trim(folder)
     return kept_as
 
 
