@@ -134,22 +134,30 @@ def load(text: str, cache_folder: Path, compile_into: Callable[[Path, str], Path
     Always through the file: the first run and later runs execute the same code, bit for bit. A
     damaged file is made again.
     """
-    cached = kept(cache_folder, text)
-    if cached is not None:
-        try:
-            if _is_whole(cached):
-                mark_used(cached)
-                return _opened(cached)
-        except RuntimeError:
-            pass
-        cached.unlink(missing_ok=True)  # another process may have been faster
+    for kind in KINDS:
+        found = _usable(cached_as(cache_folder, text, kind))
+        if found is not None:
+            return found
     return _opened(compile_into(cache_folder, text))
 
 
-def kept(cache_folder: Path, text: str) -> Path | None:
-    """The file of a text for the CPU at hand, if it is there."""
-    places = (cached_as(cache_folder, text, kind) for kind in KINDS)
-    return next((path for path in places if path.exists()), None)
+def _usable(cached: Path) -> Module | None:
+    """The module of a file, if it is there and can be loaded. A damaged one is removed; one that is whole may
+    be of use to others, as where only here no code may be run from this disk."""
+    try:
+        if is_whole(cached):
+            module = _opened(cached)
+            mark_used(cached)
+            return module
+        cached.unlink()
+    except (OSError, RuntimeError):
+        pass
+    return None
+
+
+def is_kept(cache_folder: Path, text: str) -> bool:
+    """Whether there is a file of a text for the CPU at hand."""
+    return any(is_whole(path) for kind in KINDS if (path := cached_as(cache_folder, text, kind)).is_file())
 
 
 def cached_as(cache_folder: Path, text: str, kind: str) -> Path:
@@ -164,7 +172,8 @@ def seal(content: bytes) -> bytes:
     return b"\n; " + hashlib.sha256(content).hexdigest().encode() + b"\n"
 
 
-def _is_whole(cached: Path) -> bool:
+def is_whole(cached: Path) -> bool:
+    """Whether a file of the cache is as it was written."""
     written = cached.read_bytes()
     content = written[: -len(seal(b""))]
     return written == content + seal(content)

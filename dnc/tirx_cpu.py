@@ -10,6 +10,7 @@ instruction selection to whoever loads it: the same instructions, a second or mo
 
 from __future__ import annotations
 
+import _ctypes
 import atexit
 import ctypes
 import os
@@ -28,8 +29,10 @@ from tvm.target.codegen import llvm_get_system_cpu
 from tvm.tirx.script.builder import ir as T
 
 from dnc.cache_folder import trim
-from dnc.cpu_code import IR, LIBRARY, cached_as, kept, seal
+from dnc.cpu_code import IR, LIBRARY, cached_as, seal
 
+# All that is called is there when a library is loaded, or it is not; its own functions are called directly.
+LINKING = ("-shared", "-nostdlib", "-s", "-Wl,-Bsymbolic", "-Wl,-z,now")
 SEPARATE = "dnc.separate"  # of a private function: it is not to be put into its only caller
 
 
@@ -115,9 +118,6 @@ def compile_into(cache_folder: Path, text: str, module: IRModule) -> Path:
     Where the cache cannot be written, as in a read-only home or on a full disk, the file goes into a folder
     of this process.
     """
-    cached = kept(cache_folder, text)
-    if cached is not None:
-        return cached
     compiled = compile_module(module)
     try:
         cache_folder.mkdir(parents=True, exist_ok=True)
@@ -153,21 +153,24 @@ def _linked(compiled: Any, folder: Path) -> Path | None:
 
     LLVM writes into memory: it ends the process where a disk is full.
     """
-    linker = shutil.which("cc")
+    linker, made = shutil.which("cc"), folder / f"kernel{LIBRARY}"
     if linker is None or not hasattr(os, "memfd_create"):
         return None
-    made = folder / f"kernel{LIBRARY}"
-    code = os.memfd_create("dnc")
     try:
-        compiled.write_to_file(f"/proc/self/fd/{code}", "o")
-        found = f"/proc/{os.getpid()}/fd/{code}"
-        flags = ("-shared", "-nostdlib", "-s", "-Wl,-Bsymbolic", "-Wl,-z,now")
-        subprocess.run([linker, *flags, "-o", made, found], capture_output=True, check=True, timeout=60)
-        ctypes.CDLL(str(made))
-    except (OSError, subprocess.SubprocessError):
+        with os.fdopen(os.memfd_create("dnc")) as code:
+            found = f"/proc/self/fd/{code.fileno()}"
+            compiled.write_to_file(found, "o")
+            subprocess.run(
+                [linker, *LINKING, "-o", made, found],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=True,
+                timeout=20,
+                pass_fds=(code.fileno(),),
+            )
+        _ctypes.dlclose(ctypes.CDLL(str(made))._handle)
+    except (OSError, RuntimeError, subprocess.SubprocessError):
         return None
-    finally:
-        os.close(code)
     return made
 
 

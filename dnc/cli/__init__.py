@@ -25,6 +25,8 @@ from dnc.version import VERSION
 # Typer brings its own click in some versions, so the class is taken from where it surely is.
 USAGE_ERROR: Any = typer.BadParameter.__base__
 
+INTERRUPTED = 130  # the exit code
+
 # What others call what `dnc run` does.
 _RUNS = {"train": "", "fit": "", "eval": " --eval", "evaluate": " --eval", "predict": " --predict OUT"}
 
@@ -46,7 +48,7 @@ def _guarded(command: Callable[..., int | None]) -> Callable[..., int | None]:
                 sys.stdout.flush()
             return code
         except KeyboardInterrupt:
-            raise _Stopped(130, "interrupted") from None
+            raise _Stopped(INTERRUPTED, "interrupted") from None
         except BrokenPipeError:  # the reader has gone, as in `dnc explain build | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise _Stopped(0) from None
@@ -69,15 +71,16 @@ def _callback(
 
 
 class _Command(TyperCommand):
-    """A command that refuses an option given twice, of which the first value would be lost without a word."""
+    """A command that refuses an option given twice, whose first value would be lost without a word."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """What is left of the arguments; a usage error names the option."""
+        left = super().parse_args(ctx, list(args))  # ends where help is wanted
         given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
-        for option in given:
-            if given.count(option) > 1 and not (option.multiple or option.is_flag):
+        for option in (each for each in given if given.count(each) > 1):
+            if not option.multiple and (option.secondary_opts or not option.is_flag):
                 ctx.fail(f"{max(option.opts, key=len)} is given more than once")
-        return super().parse_args(ctx, args)
+        return left
 
 
 COMMANDS = {
@@ -151,6 +154,8 @@ def execute(arguments: list[str]) -> int:
         _in_our_words(error)
         print(f"error: {error.format_message().rstrip('.')} (see {where} --help)", file=sys.stderr)
     except typer.Exit as error:
+        if error.exit_code == INTERRUPTED:  # while Typer still read the command line
+            print("interrupted", file=sys.stderr)
         return int(error.exit_code)
     except _Stopped as stop:
         if str(stop):

@@ -16,7 +16,7 @@ from tvm.ir import IRModule
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
-from dnc import tirx_cpu
+from dnc import cpu_code, tirx_cpu
 from dnc.cache_folder import cache_folder
 from dnc.codegen import cpu_sync
 from dnc.codegen.access import Access
@@ -237,5 +237,7 @@ def build_cpu(plan: Plan, traced: bool = False) -> dict[str, bytes]:
     kernel = Kernel(plan, traced)
     module = kernel.build()
     text = tirx_cpu.to_text(module)
-    tirx_cpu.compile_into(cache_folder() / "cpu", text, module)  # reading the text back takes longer
+    folder = cache_folder() / "cpu"
+    if not cpu_code.is_kept(folder, text):  # reading the text back takes longer
+        tirx_cpu.compile_into(folder, text, module)
     return {"kernel.tirx": text.encode(), "kernel.json": json.dumps(kernel.described(), indent=1).encode()}

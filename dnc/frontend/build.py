@@ -23,6 +23,7 @@ from dnc.frontend.typecheck import check
 from dnc.frontend.typed import CheckedModel, Expression, FieldUse, Function, Index, TableRow, Term
 from dnc.frontend.walk import calls, walk
 from dnc.ir import program as ir
+from dnc.ir.measures import MEASURES
 from dnc.ir.program import Program, Space, Stage
 from dnc.ir.structure import Path
 
@@ -181,11 +182,12 @@ def _term_stages(model: CheckedModel, spaces: list[Space], stages: list[Stage], 
 
 
 def _known(terms: list[Term]) -> tuple[tuple[str, Path], ...]:
-    """The classes and tokens of other vertices that a metric of scalars reads, which may be absent."""
+    """The classes and tokens of other vertices that a metric reads, which may be absent; what goes along
+    lists sees these vertices, too."""
     found: dict[tuple[str, Path], None] = {}
     for term in terms:
         for use in walk(term.value):
             match use:
                 case FieldUse(type=Index(), path=path) | TableRow(path=path) if path:
                     found[use.field, path] = None
-    return () if isinstance(terms[0].value.type, Index) else tuple(found)
+    return () if MEASURES[terms[0].measure].in_lists else tuple(found)

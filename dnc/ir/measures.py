@@ -45,7 +45,7 @@ class Rows:
 class Measure:
     """A measure. operands: the kinds of its expressions. better: 1 where more is better, -1 where
     less is, 0 where it depends. It has either of_mean, of the mean of its expression, or of_rows;
-    with in_lists it goes over vertices in lists, and names of classes say what they mean there.
+    with in_lists it goes along the lists that hold the vertices, and needs the names of classes.
     """
 
     operands: tuple[str, ...]
@@ -99,15 +99,13 @@ def _ranks(values: Array) -> Array:
 def rmse(rows: Rows) -> float:
     """The root of the mean of the squares of differences."""
     x, y = (value.astype(np.float64) for value in rows.values)
-    return math.sqrt(float(((x - y) ** 2).mean())) if x.size else math.nan
+    with np.errstate(invalid="ignore"):  # inf on both sides
+        return math.sqrt(float(((x - y) ** 2).mean())) if x.size else math.nan
 
 
 def macro_f1(rows: Rows) -> float:
-    """The mean of F1 over the classes that are predicted or right somewhere.
-
-    Classes that are unknown (-1) are one more, which is never predicted.
-    """
-    predicted, right = (value.astype(np.int64) + 1 for value in rows.values)
+    """The mean of F1 over the classes that are predicted or right somewhere."""
+    predicted, right = (value.astype(np.int64) for value in rows.values)
     if not right.size:
         return math.nan
     size = int(max(predicted.max(), right.max())) + 1
@@ -127,7 +125,7 @@ def spans(classes: Array, sequence: Ints, names: Sequence[str]) -> set[tuple[int
     found: set[tuple[int, int, str]] = set()
     begin, kind, previous = 0, "", -1
     for row, (number, own) in enumerate(zip(classes.tolist(), sequence.tolist(), strict=True)):
-        name = OUTSIDE if number < 0 else names[number] if names else str(number)
+        name = OUTSIDE if number < 0 else names[number] if number < len(names) else str(number)
         tag = _TAG.fullmatch(name)
         prefix, type = (tag[1], tag[2]) if tag else ("I", "" if name == OUTSIDE else name)
         if kind and (own != previous or type != kind or prefix in "BSU"):

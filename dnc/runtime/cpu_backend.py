@@ -354,7 +354,7 @@ class _Launches:
 
 @lru_cache(maxsize=8)
 def _loaded(text: str) -> cpu_code.Module:
-    """The compiled kernel of a text. Some are kept: machine code takes seconds to make."""
+    """The compiled kernel of a text. Some are kept: without a linker machine code takes seconds to make."""
     return cpu_code.load(text, cache_folder() / "cpu", _compile)
 
 

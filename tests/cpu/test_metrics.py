@@ -43,6 +43,7 @@ metric  behind = mean(w in all(Word)) sum(F[w.prev.form])
 metric  ranks = spearman(w in all(Word)) score(w), w.score
 metric  distance = rmse(w in all(Word)) score(w), w.score
 metric  each = macro_f1(w in all(Word)) argmax(scores(w)), w.tag
+metric  later = macro_f1(w in all(Word)) argmax(scores(w)), w.next.tag
 output  tags = [argmax(scores(w)) for w in all(Word)]
 output  p = [softmax(scores(w)) for w in all(Word)]
 output  s = [score(w) for w in all(Word)]
@@ -87,6 +88,15 @@ def samples(count, seed, flat):
     return found
 
 
+def macro_f1(pairs):
+    """Of (predicted, right)."""
+    found = []
+    for tag in {tag for pair in pairs for tag in pair}:
+        hits = pairs.count((tag, tag))
+        found.append(2 * hits / (sum(tag == a for a, _ in pairs) + sum(tag == b for _, b in pairs)))
+    return np.mean(found)
+
+
 def given(sample):
     return {key: value for key, value in sample.items() if key != "all"}
 
@@ -102,7 +112,7 @@ def test_metrics_are_those_of_the_predictions(build, flat, monkeypatch):
     outputs = model.predict()
     names = model.vocabularies["tags"].words
     entities, hits, predicted, right, losses, pairs = [0, 0], 0, [], [], [], []
-    following, changes, ahead, behind = [], [], [], []
+    following, changes, ahead, behind, later = [], [], [], [], []
     sums = {name: model.parameters()[name].sum(axis=1) for name in "EF"}
     numbers = {word: number for number, word in enumerate(model.vocabularies["vocab"].words)}
     for number, sample in enumerate(data):
@@ -110,6 +120,7 @@ def test_metrics_are_those_of_the_predictions(build, flat, monkeypatch):
         order = sample["Sentence"]["words"][0] if flat else range(len(words))
         tags = [names[outputs["tags"][number][at]] for at in order]
         predicted += tags
+        later += zip(tags[:-1], [word["tag"] for word in words[1:]], strict=True)
         right += [word["tag"] for word in words]
         ours, theirs = conll_entities(tags), conll_entities([word["tag"] for word in words])
         hits += len(ours & theirs)
@@ -137,13 +148,10 @@ def test_metrics_are_those_of_the_predictions(build, flat, monkeypatch):
     assert found["distance"] == pytest.approx(math.sqrt(np.mean((ours - theirs) ** 2)), rel=1e-5)
     places = [[(each < x).sum() + (each <= x).sum() for x in each] for each in (ours, theirs)]
     assert found["ranks"] == pytest.approx(np.corrcoef(*places)[0, 1], abs=1e-9)
-    of_class = []
-    for tag in {*predicted, *right}:
-        both = sum(a == b == tag for a, b in zip(predicted, right, strict=True))
-        of_class.append(2 * both / (predicted.count(tag) + right.count(tag)))
-    assert found["each"] == pytest.approx(np.mean(of_class))
+    assert found["each"] == pytest.approx(macro_f1(list(zip(predicted, right, strict=True))))
+    assert found["later"] == pytest.approx(macro_f1(later))
     assert list(found)[:5] == ["accuracy", "entities", "confusion", "agreement", "following"]
-    assert list(found)[5:] == ["changes", "ahead", "behind", "ranks", "distance", "each"]
+    assert list(found)[5:] == ["changes", "ahead", "behind", "ranks", "distance", "each", "later"]
 
 
 def test_a_sample_that_occurs_twice_counts_twice(build, monkeypatch):

@@ -21,6 +21,7 @@ from dnc.codegen.bodies import cpu_math
 from dnc.codegen.cpu_kernel import build_cpu
 from dnc.compiler import compile_model
 from dnc.ir.optimizers import Hyper
+from dnc.runtime import cpu_backend
 from dnc.runtime.cpu_backend import CpuBackend
 from tests.support.executors import Bench, OnGrid
 from tests.support.forests import ForestGrower
@@ -166,20 +167,69 @@ def test_a_linker_that_makes_no_library(tmp_path: Path, monkeypatch, linker: str
     assert found.suffix == ".ll" and list((tmp_path / "cache").iterdir()) == [found]
 
 
+def no_memory_for_files(name: str) -> int:
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+def test_without_memory_for_files_there_is_no_library(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(os, "memfd_create", no_memory_for_files, raising=False)
+    module = small_module()
+    assert tirx_cpu.compile_into(tmp_path, tirx_cpu.to_text(module), module).suffix == ".ll"
+
+
+@LINKS
+def test_a_library_that_only_others_can_load(tmp_path: Path, monkeypatch):
+    """As on a disk from which no code may be run here: it stays, and LLVM's code comes beside it."""
+    module = small_module()
+    text, really = tirx_cpu.to_text(module), cpu_code._opened
+    library = tirx_cpu.compile_into(tmp_path, text, module)
+
+    def refused(path: Path) -> cpu_code.Module:
+        if path == library:
+            raise RuntimeError("failed to map segment from shared object")
+        return really(path)
+
+    monkeypatch.setattr(cpu_code, "_opened", refused)
+    without_a_linker(monkeypatch, False)
+    cpu_code.load(text, tmp_path, tirx_cpu.compile_text)
+    kept = sorted(path.suffix for path in tmp_path.iterdir())
+    assert kept == [".ll", ".so"] and cpu_code.is_whole(library)
+    cpu_code.load(text, tmp_path, lambda *_: pytest.fail("LLVM's code is there"))
+    wipe(tmp_path, b"")  # both damaged, in a cache that cannot be written
+    monkeypatch.setattr(cpu_code, "_opened", really)
+    monkeypatch.setattr(Path, "unlink", lambda path: unwritable())
+    monkeypatch.setattr(os, "replace", lambda *_: unwritable())
+    with pytest.raises(OSError, match="Read-only"):
+        cpu_code.load(text, tmp_path, tirx_cpu.compile_text)
+
+
+def unwritable() -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+@LINKS
+def test_a_library_that_was_tried_is_unloaded(tmp_path: Path):
+    module = small_module()
+    tirx_cpu.compile_into(tmp_path, tirx_cpu.to_text(module), module)
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
 @LINKS
 def test_a_library_and_what_llvm_makes_as_it_loads_have_the_same_bits(tmp_path: Path, monkeypatch):
     plan, found = plan_of("attention", ATTENTION, "cpu"), []
+    opened, really = [], cpu_code._opened
     for links in (True, False):
         with monkeypatch.context() as patch:
             without_a_linker(patch, links)
             patch.setenv("DNC_CACHE_DIR", str(tmp_path / str(links)))
+            patch.setattr(cpu_code, "_opened", lambda path: opened.append(path.suffix) or really(path))
+            cpu_backend._loaded.cache_clear()
             backend = CpuBackend(plan, build_cpu(plan))
-        kinds = {path.suffix for path in (tmp_path / str(links) / "cpu").iterdir()}
-        assert kinds == {".so" if links else ".ll"}
         forest = ForestGrower(plan.program, 1).grow(9, 9)
         made = Bench(plan.program, plan, OnGrid(backend, (1, 2)), forest, 1)  # type: ignore[arg-type]
         _, results = made.launch("train", Hyper(learning_rate=0.1))
         found.append({"results": results, **made.parameters()})
+    assert opened == [".so", ".ll"]
     for value, other in zip(found[0].values(), found[1].values(), strict=True):
         assert np.array_equal(value, other)
 

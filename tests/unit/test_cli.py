@@ -56,6 +56,10 @@ def test_an_option_whose_first_value_would_be_lost(command, workplace, again):
     name = "--mode" if "mode" in again else "--out"
     assert (done.code, done.error) == (2, f"error: {name} is given more than once (see dnc compile --help)\n")
     assert not (workplace / "a").exists()
+    assert command(f"compile {TREE} --out a {again} --out c --help").code == 0
+    assert "--no-labels is given more" not in command(f"check {TREE} --no-labels").error
+    done = command(f"check {TREE} --labels --no-labels")
+    assert (done.code, "--labels is given more than once" in done.error) == (2, True)
     several = "--set hidden=3 --set embed=5 --time-passes --time-passes"
     done = command(f"compile {TREE} --stop-after hoist {several}")
     assert done.code == 0 and "hidden = 3" in done.out and "embed = 5" in done.out

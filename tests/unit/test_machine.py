@@ -1,5 +1,8 @@
 """What the reference VM finds: races, deadlocks and wrong addresses made on purpose."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -7,6 +10,7 @@ from dnc.ir import isa
 from dnc.ir.plan import GatherList
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.reference_vm import MachineError
+from dnc.runtime.reference_vm.memory import CheckedMemory, Worker, stamp
 from dnc.runtime.schedule import queue
 from tests.support.executors import Bench
 from tests.support.forests import ForestGrower
@@ -75,6 +79,29 @@ def test_a_worker_without_a_barrier_deadlocks(bench):
     damaged[isa.layout(bench.plan).queues_at + 2] = len(words)
     with pytest.raises(MachineError, match="deadlock"):
         run(bench, damaged, schedule)
+
+
+@pytest.mark.parametrize("address", [-1, -5, -11, 10, 15, 25, -(1 << 40)])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_words_that_are_not_there_stay_so(address, workers):
+    """Whoever reads or writes them, and whatever was tried before."""
+    memory = CheckedMemory(np.zeros(10, np.float32), 10, workers)
+    machine: Any = SimpleNamespace(
+        now=stamp(1),
+        settled=lambda worker: stamp(1),
+        error=lambda worker, what: MachineError(what),
+        zero_words=0,
+    )
+    worker, at = Worker(0, 0, 0, np.zeros(0)), np.array([3, address])
+    for _ in range(2):
+        for attempt in (
+            lambda: memory.read(at, machine, worker),
+            lambda: memory.write(at, np.ones(2), machine, worker),
+            lambda: memory.read_from_outside(at, machine),
+            lambda: memory.write_from_outside(at, np.ones(2), machine),
+        ):
+            with pytest.raises(MachineError, match="outside the pool"):
+                attempt()
 
 
 @pytest.mark.parametrize("address", [1 << 28, -5])

@@ -135,6 +135,7 @@ class CheckedMemory:
 
     def read_from_outside(self, at: Array, machine: ReferenceVM) -> Array:
         """What a device reads of this one, for which it has waited; MachineError if it was not there then."""
+        self._check_inside(at)
         stamps = self.wrote[at]
         if len(at) and not np.minimum.reduce(stamps):
             raise MachineError(f"word {int(at[0])} or one behind it is added up before anything was written")
@@ -143,10 +144,15 @@ class CheckedMemory:
 
     def write_from_outside(self, at: Array, values: Array, machine: ReferenceVM) -> None:
         """What a device writes here; no worker of this one may touch it before its next barrier."""
+        self._check_inside(at)
         if not self.alone:
             self._check_waited(at, self.has_read[at], machine)
         self.words[at] = values.astype(np.float32)
         self.wrote[at] = machine.now + OUTSIDE
+
+    def _check_inside(self, at: Array) -> None:
+        if len(at) and _largest(at) >= len(self.words):
+            raise MachineError(f"address {int(at.min())}..{int(at.max())} of another device outside the pool")
 
     def _check_waited(self, at: Array, stamps: Array, machine: ReferenceVM) -> None:
         """MachineError if some stamps are of workers here, and no barrier of them all came since."""
