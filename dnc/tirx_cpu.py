@@ -140,7 +140,7 @@ def _keep(compiled: Any, folder: Path, text: str) -> Path:
             # TVM marks private functions as exported too, which LLVM does not read back.
             code = str(compiled.inspect_source("ll")).replace("private dllexport", "private")
             partial.write_bytes(code.encode())
-        with partial.open("ab") as file:  # what is mapped stays as it is
+        with partial.open("ab") as file:
             file.write(seal(partial.read_bytes()))
         kept_as = cached_as(folder, text, partial.suffix)
         os.replace(partial, kept_as)
