@@ -102,7 +102,8 @@ def test_a_checkpoint_of_a_program_without_words(command, workplace):
     program = EXAMPLES / "token_vectors.dn"
     assert command(f"compile {program} -o cell --target cuda --set hidden=4,width=4").code == 0
     dnc.load("cell", "vm", seed=7).save("cell.safetensors")
-    run = command(f"{TRAIN} --lr 1e-30 --run-dir first --weights cell.safetensors")
+    still = TRAIN.replace("--lr 0.1", "--lr 1e-30")
+    run = command(f"{still} --run-dir first --weights cell.safetensors")
     assert run.code == 0 and "cell.safetensors: U, W, b_u, b_w\n" in run.error
     assert set(load_words("first")) >= {"good", "bad", "film"}
     found, cell = load_file("first/last.safetensors"), load_file("cell.safetensors")
