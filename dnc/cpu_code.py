@@ -134,8 +134,9 @@ def load(text: str, cache_folder: Path, compile_into: Callable[[Path, str], Path
     Always through the file: the first run and later runs execute the same code, bit for bit. A
     damaged file is made again.
     """
+    stem = cached_as(cache_folder, text)
     for kind in KINDS:
-        found = _usable(cached_as(cache_folder, text, kind))
+        found = _usable(stem.with_suffix(kind))
         if found is not None:
             return found
     return _opened(compile_into(cache_folder, text))
@@ -157,13 +158,14 @@ def _usable(cached: Path) -> Module | None:
 
 def is_kept(cache_folder: Path, text: str) -> bool:
     """Whether there is a file of a text for the CPU at hand."""
-    return any(is_whole(path) for kind in KINDS if (path := cached_as(cache_folder, text, kind)).is_file())
+    stem = cached_as(cache_folder, text)
+    return any(is_whole(path) for kind in KINDS if (path := stem.with_suffix(kind)).is_file())
 
 
-def cached_as(cache_folder: Path, text: str, kind: str) -> Path:
-    """The file of a text for the CPU at hand, of one of the `KINDS`."""
+def cached_as(cache_folder: Path, text: str) -> Path:
+    """What the files of a text for the CPU at hand are called, without the ending: one of the `KINDS`."""
     key = hashlib.sha256(f"sealed {fingerprint()}\n{text}".encode()).hexdigest()[:32]
-    return cache_folder / f"{key}{kind}"
+    return cache_folder / key
 
 
 def seal(content: bytes) -> bytes:

@@ -142,7 +142,7 @@ def _keep(compiled: Any, folder: Path, text: str) -> Path:
             partial.write_bytes(code.encode())
         with partial.open("ab") as file:
             file.write(seal(partial.read_bytes()))
-        kept_as = cached_as(folder, text, partial.suffix)
+        kept_as = cached_as(folder, text).with_suffix(partial.suffix)
         os.replace(partial, kept_as)
     trim(folder)
     return kept_as

@@ -42,18 +42,23 @@ def without_a_linker(monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
         monkeypatch.setattr(shutil, "which", lambda name: None)
 
 
+def replace(path: Path, content: bytes) -> None:
+    """Another file: what is mapped stays as it is."""
+    path.unlink()
+    path.write_bytes(content)
+
+
 def damage(folder: Path) -> bool:
     """Cuts every file in half."""
     for path in folder.iterdir():
-        wipe(folder, path.read_bytes()[: path.stat().st_size // 2])
+        replace(path, path.read_bytes()[: path.stat().st_size // 2])
     return True
 
 
 def wipe(folder: Path, content: bytes) -> bool:
-    """Puts another file in the place of every file, which may be mapped."""
+    """Puts something else in the place of every file."""
     for path in folder.iterdir():
-        path.unlink()
-        path.write_bytes(content)
+        replace(path, content)
     return True
 
 
@@ -197,14 +202,25 @@ def test_a_library_that_only_others_can_load(tmp_path: Path, monkeypatch):
     cpu_code.load(text, tmp_path, lambda *_: pytest.fail("LLVM's code is there"))
     wipe(tmp_path, b"")  # both damaged, in a cache that cannot be written
     monkeypatch.setattr(cpu_code, "_opened", really)
-    monkeypatch.setattr(Path, "unlink", lambda path: unwritable())
-    monkeypatch.setattr(os, "replace", lambda *_: unwritable())
-    with pytest.raises(OSError, match="Read-only"):
-        cpu_code.load(text, tmp_path, tirx_cpu.compile_text)
+    found, move = [], os.replace
 
+    def unwritable(*paths: Path) -> None:
+        if tmp_path in paths[-1].parents:
+            raise OSError(errno.EROFS, "Read-only file system")
+        move(*paths)
 
-def unwritable() -> None:
-    raise OSError(errno.EROFS, "Read-only file system")
+    def compiled(folder: Path, text: str) -> Path:
+        found.append(tirx_cpu.compile_text(folder, text))
+        return found[0]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", unwritable)
+        patch.setattr(os, "replace", unwritable)
+        with pytest.raises(OSError, match="Read-only"):
+            os.replace(library, library)
+        cpu_code.load(text, tmp_path, compiled)
+    assert found[0].exists() and tmp_path not in found[0].parents
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"", b""]
 
 
 @LINKS

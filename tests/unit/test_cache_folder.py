@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,6 @@ def test_kernels_stay_within_the_limit(tmp_path: Path, monkeypatch: pytest.Monke
         return report.targets[0].cached
 
     assert not compiled(4) and not compiled(5) and compiled(4)
-    monkeypatch.setattr(trim, "__defaults__", (2500,))
+    monkeypatch.setattr(kernel_cache, "trim", partial(trim, limit=2500))
     assert not compiled(6)
     assert compiled(4) and compiled(6) and not compiled(5)
