@@ -104,6 +104,7 @@ RESULTS = {
 }
 SYNC = {
     "SYNC_GRID": "counter of `grid_barrier`",
+    "SYNC_POSTS": "counter of post 0; those of the others follow, a word each",
     "SYNC_ABORT": "abort record",
     "SYNC_REPLICAS": "counter of replica 0; those of the others follow",
 }
@@ -120,6 +121,9 @@ OPCODES = {
     "grid_barrier": "waits for all workers of the launch",
     "norm": "adds up the chunks of rows of neighbouring parameters, and the squares of what comes out, a "
     "span of these into a word of `@norms`; spans are dealt out to the grid, behind those of the last `norm`",
+    "post": "says that some levels of the way back are behind this worker; it waits for nobody",
+    "early": "waits until so many workers have posted; `outer` instructions behind it are shared out to the "
+    "workers from `first` on, where that is not 0, up to the next `early`",
     "leave": "goes on at another instruction if all lists have ended, see below",
     "reduce": "the last worker adds up a column of records into a word of the results",
     "OPTIMIZER": "clips, and updates the trained dense parameters of one rate: an opcode each for "
@@ -144,7 +148,8 @@ OPCODES = {
 FIELDS = {
     "ordinal": "how many barriers of this kind the queue has had, with this one; "
     "passed when the counter is `ordinal` times the workers that meet",
-    "first": "the first float of those parameters, in the arena of trained dense ones",
+    "first": "the first float of those parameters, in the arena of trained dense ones; of `early` the first "
+    "worker of those who share what follows",
     "rate": "bits of a float: the factor of these parameters on the learning rate",
     "count": "floats of these trained dense parameters, or of what is added up, padding included",
     "width": "words of a padded record that count; 0 where all do",
@@ -170,6 +175,8 @@ FIELDS = {
     "index": "which parameter of a stack; 0 where there is no stack",
     "tile": "which of the shapes of tiles that the kernel has for the gradient; a CPU has one",
     "first_worker": "the worker that takes the first tile, or the first touched row",
+    "number": "which post of the launch, from 0",
+    "posts": "workers that have made it",
     "before": "workers, counted from the first one on, that come before those who are left out",
     "left_out": "workers that take no tiles, because they have more to do than others",
     "groups": "8 tokens each, of a tile",
@@ -231,7 +238,8 @@ def blocks() -> dict[str, str]:
     plans = (plan, other_plan())
     kinds = {opcode_kind(each, opcode.name): opcode for each in plans for opcode in each.opcodes}
     fields = list(dict.fromkeys(field for opcode in kinds.values() for field in opcode.fields))
-    sync = {name: getattr(isa, name) * isa.SYNC_STRIDE for name in SYNC}
+    lines = {name: isa.SYNC_STRIDE for name in SYNC} | {"SYNC_POSTS": 1}
+    sync = {name: getattr(isa, name) * words for name, words in lines.items()}
     results = {name: getattr(isa, name) for name in RESULTS}
     exchanges = "; ".join(f"{number}: {name}" for number, name in enumerate(isa.ABORT_EXCHANGES))
     abort = meanings("abort record", isa.ABORT_FIELDS, ABORT)

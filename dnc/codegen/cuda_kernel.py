@@ -16,8 +16,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as T
 
+from dnc.codegen import cuda_early, sync
 from dnc.codegen import primitives as cuda
-from dnc.codegen import sync
 from dnc.codegen.access import Access
 from dnc.codegen.bodies import (
     cuda_ahead,
@@ -56,6 +56,7 @@ from dnc.codegen.math import TirMath
 from dnc.codegen.quads import QUAD
 from dnc.codegen.stamps import CudaStamps
 from dnc.ir import isa, lean
+from dnc.ir.early import early
 from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import Plan, Segment
 from dnc.ir.program import LEVEL
@@ -152,7 +153,8 @@ class Kernel:
         weight_words, fixed_words = lies.weights, lies.weights_at
         ahead_words = cuda_ahead.ahead_words(self.plan)
         reduction_words = cuda_reduce.WORDS if self.plan.reduced else 0
-        state_words = STATE_WORDS + (QUAD if self.plan.polled else 0)
+        has_early = early(self.plan) is not None
+        state_words = STATE_WORDS + (QUAD if self.plan.polled or has_early else 0)
         behind_words = ahead_words + state_words + reduction_words
         staging_words = self.shape.shared_bytes // 4 - fixed_words - weight_words - behind_words
         self.window = make_view(shared, "window", 0, self.tiling.window, "int32")
@@ -181,6 +183,7 @@ class Kernel:
             self.held = make_view(shared, "held", state + 5 + cuda_update.SCALE_WORDS, 1, "int32")
         if self.plan.polled:
             self.given_up = make_view(shared, "given_up", state + STATE_WORDS, 2, "int32")
+        sharing = make_view(shared, "sharing", state + STATE_WORDS, 1, "int32") if has_early else None
         ahead = make_view(shared, "ahead", state + state_words, ahead_words, "int32")
         total = self.shape.shared_bytes // 4
         reductions = None
@@ -201,7 +204,7 @@ class Kernel:
             lane=let("lane", thread % LANES), warp=let("warp", thread // LANES), rank=rank, number=number,
             grid=self.grid, ahead=cuda_ahead.Ahead(ahead, self.at),
             vectors={vector: at for vector, (at, _) in lies.vectors.items()}, reductions=reductions,
-            lean=self.is_lean, traced=self.traced, scale=scale,
+            lean=self.is_lean, traced=self.traced, scale=scale, sharing=sharing,
         )  # fmt: skip
         with when(thread == 0):
             put(self.aborted, 0, 0)
@@ -210,9 +213,10 @@ class Kernel:
             put(self.at, 0, 0)
             if self.lent is not None:
                 put(self.held, 0, 0)
-            if self.plan.polled:
-                put(self.given_up, 0, 0)
-                put(self.given_up, 1, 0)
+            for turn in range(2 if self.plan.polled else 0):
+                put(self.given_up, turn, 0)
+            if sharing is not None:
+                put(sharing, 0, 0)
             put(scale, 0, T.float32(cuda_update.UNKNOWN))
             cuda_ahead.clear(self.worker)
             put(self.queue, 0, words[layout.queues_at + number])
@@ -334,6 +338,8 @@ class Kernel:
         sums = isa.sum_opcodes(plan)
         if name == isa.LEAVE:
             return self._leave
+        if name in (isa.POST, isa.EARLY):
+            return partial(cuda_early.post if name == isa.POST else cuda_early.wait, self)
         if name in segments:
             return partial(self._run_segment, segments[name], fields)
         if name in dense:
@@ -466,8 +472,7 @@ class Kernel:
                 put(self.aborted, 0, self.at[0] + 1)
 
     def _counter_barrier(self, counter: Expr, arrivals: Expr, exchange: int, at: Expr) -> Expr:
-        zero = self.zero[0]  # so that addresses are not kept in registers
-        address = T.address_of(self.counters[counter + zero])
+        address = T.address_of(self.counters[counter + self.zero[0]])  # not kept in registers
         sync.signal(address)
         ordinal = self.worker.field("ordinal", self.place_of(at), self.window, isa.BARRIER_FIELDS)
         target = T.cast(ordinal * arrivals, "uint32")

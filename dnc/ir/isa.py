@@ -16,6 +16,7 @@ import attrs
 import numpy as np
 
 from dnc.ir.cutting import has_outer, made_along
+from dnc.ir.early import early
 from dnc.ir.machine import machine
 from dnc.ir.optimizers import COEFFICIENTS, MOST_STATES, OPTIMIZERS
 from dnc.ir.plan import (
@@ -67,19 +68,21 @@ AWAITED, AWAITED_SUMS, AWAITED_FROM = "awaited", "awaited_sums", "awaited_from"
 SHARERS = "sharers"
 
 # Words for synchronisation, zero in every encoded schedule, so that no launch has to clear them:
-# the counter of the grid, the abort record, the counters of the replicas, SYNC_STRIDE words apart.
+# the counter of the grid, the abort record, the counters of the replicas, SYNC_STRIDE words apart. Those of
+# posts lie in the line of the grid's, SYNC_POSTS words behind it: nobody waits there while others post.
 SYNC_GRID, SYNC_ABORT, SYNC_REPLICAS = 0, 1, 2
-SYNC_STRIDE = 32
+SYNC_STRIDE, SYNC_POSTS = 32, 16
 
 # Words of the abort record. `waiter` is the worker that gave up plus one (0: no abort), `missing`
 # the arrivals that had not come, `exchange` an index into the names.
 ABORT_FIELDS = ("waiter", "instruction", "exchange", "missing")
-GRID, REPLICA, UNKNOWN_OPCODE, GPUS = range(4)  # where a worker gave up, and what that is called
+GRID, REPLICA, UNKNOWN_OPCODE, GPUS, POSTED = range(5)  # where a worker gave up, and what that is called
 ABORT_EXCHANGES = (
     "barrier of the whole grid",
     "barrier of a replica",
     "none: an unknown opcode",
     "barrier of several GPUs",
+    "posts of other replicas",
 )
 
 # Places in the pool beside buffers and parameters; each has a base in the base table.
@@ -111,7 +114,7 @@ MOST_CHUNKS = 12
 
 NOP, END, REPLICA_BARRIER, GRID_BARRIER = "nop", "end", "replica_barrier", "grid_barrier"
 NORM, REDUCE, FOLLOW, OUTER = "norm", "reduce", "follow", "outer"
-LEAVE = "leave"
+LEAVE, POST, EARLY = "leave", "post", "early"
 DEVICE_BARRIER, ALL_REDUCE = "device_barrier", "all_reduce"
 
 # `ordinal` counts the barriers of one kind in a queue, from 1: a counter has been passed when every
@@ -122,6 +125,9 @@ SEGMENT_FIELDS = ("row", "rows")
 # `lists` lists: entries of a list are the words from the offset at begins + list up to that at ends + list,
 # each the address of a record whose first float is a class. Workers of a replica decide alike.
 LEAVE_FIELDS = ("to", "lists", "begins", "ends", "word")
+# Weight gradients of levels that have ended (`ir.early`): a worker says that post `number` is behind it;
+# others wait until so many have, and gradients that follow are shared out to workers from `first` on.
+POST_FIELDS, EARLY_FIELDS = ("number",), ("first", "number", "posts")
 # `index` is the number of a parameter in its stack (0 where there is no stack), `tile` an index into
 # `cutting.gradient_tiles`.
 DENSE_GRADIENT_FIELDS = ("row", "rows", "first_worker", "accumulate", "chunks", "index", "tile")
@@ -253,6 +259,8 @@ def opcodes(plan: Plan) -> tuple[Opcode, ...]:
     ]
     named += [(segment.name, SEGMENT_FIELDS, regions.of_segment(segment)) for segment in plan.segments]
     named += [(LEAVE, LEAVE_FIELDS, FRONT + 1)] if generates(plan) else []  # levels are not apart there
+    if (found := early(plan)) is not None:
+        named += [(POST, POST_FIELDS, found.region), (EARLY, EARLY_FIELDS, behind)]
     named += [(NORM, NORM_FIELDS, behind)] if plan.trains else []
     named.append((REDUCE, REDUCE_FIELDS, behind))
     if plan.trains:

@@ -18,8 +18,11 @@ import pytest
 
 from dnc.diagnostics import DiagnosticError
 from dnc.ir import isa
+from dnc.ir.early import early
+from dnc.ir.optimizers import Hyper
 from dnc.runtime import cuda_together
 from dnc.runtime.data_parallel import DataParallelBackend
+from dnc.runtime.phases import TRAIN
 from dnc.runtime.schedule import queue
 from tests.gpu.builds import CASES as ON_A_GPU
 from tests.support.emulator import COMPILER, backend_of, backends_of
@@ -28,6 +31,7 @@ from tests.support.forced import forced
 from tests.support.forests import ForestGrower
 from tests.support.plans import plan_of
 from tests.support.programs.check import TOLERANCE
+from tests.support.queues import made_early
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ to compile kernels with")
 
@@ -221,6 +225,12 @@ def test_against_the_definition(name: str, tmp_path: Path) -> None:
     device.late = False
     with forced(few=False, apart=True, alike=True, added=True, parts=False):
         check_training(bench(40, "complete"), tolerance)
+    if early(plan) is not None:  # by the second replica, which has no rows
+        for few in (True, False):
+            with forced(few=few, shared=True, early=True):
+                alone = bench(1, "complete")
+                check_training(alone, tolerance)
+                assert made_early(alone.encode(TRAIN, Hyper(), (2, plan.tiling.workers))) == [False, True]
     if plan.tiling.cluster > 1:
         check_group(bench(3, "random"))
 

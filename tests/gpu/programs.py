@@ -230,7 +230,8 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     variant = forced_on(seed)
     try:
         added = False if _runs_lean(seed, plan) else variant.added
-        with forced(variant.few, variant.apart, variant.apart, added, variant.shared, parts=variant.parts):
+        chosen = variant.few, variant.apart, variant.apart, added, variant.shared
+        with forced(*chosen, parts=variant.parts, early=variant.shared or None):
             run(prepared, backend, case)
             _same_bits(prepared, backend, case.seed)
     except Exception as error:

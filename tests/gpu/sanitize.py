@@ -30,7 +30,7 @@ def main(name: str, samples: str = "12", sums: str = "") -> None:
     forest = ForestGrower(program, 1).grow(int(samples), 9, "random", 0.0)
     bench = Bench(program, backend.plan, backend, forest, 1)
     for few in (True, False) if backend.plan.trains else ():
-        with forced(few=few, apart=not few, alike=few, added=sums == "added", shared=few):
+        with forced(few=few, apart=not few, alike=few, added=sums == "added", shared=few, early=few):
             bench.launch("train", Hyper(learning_rate=0.5))
     bench.launch("evaluate")
 

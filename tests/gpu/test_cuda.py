@@ -15,6 +15,7 @@ import pytest
 
 from dnc.compiler import PlanOptions, make_plan
 from dnc.ir import isa
+from dnc.ir.early import early
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
 from dnc.ir.parser import parse_program
 from dnc.runtime.data_parallel import DataParallelBackend
@@ -31,6 +32,7 @@ from tests.support.forced import forced
 from tests.support.forests import SHAPES, ForestGrower
 from tests.support.optimizers import VOCABULARY, check_many_steps
 from tests.support.programs.check import TOLERANCE
+from tests.support.queues import made_early
 from tests.support.traces import check_instructions, check_nesting, clock_error, load
 
 FOLDER = Path(os.environ.get("DNC_GPU_BUILDS", "/nonexistent"))
@@ -194,6 +196,31 @@ def test_phases_that_the_grid_shares_out(device: Any, name: str, shared: bool) -
             check_training(bench, TOLERANCE[backend.plan.precision])
             if samples > 1:
                 check_group(bench)
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("name", NAMES or ["none"])
+def test_weight_gradients_of_levels_that_have_ended(device: Any, name: str, few: bool) -> None:
+    """By replicas without rows; three times with the same bits."""
+    program, backend = _backend(device, name)
+    if early(backend.plan) is None:
+        pytest.skip("makes no weight gradient early")
+    for samples in (1, 3):
+        forest = ForestGrower(program, samples).grow(samples, 60, "complete")
+        bench = Bench(program, backend.plan, backend, forest, samples)
+        found = []
+        with forced(few=few, shared=True, early=True):
+            schedule = bench.encode(TRAIN, Hyper(), backend.grid(samples))
+            assert any(made_early(schedule)) and not all(made_early(schedule))
+            for _ in range(3):
+                check_training(bench, TOLERANCE[backend.plan.precision])
+                found.append(bench.parameters())
+            check_both(bench, TOLERANCE[backend.plan.precision])
+            if samples > 1:
+                check_group(bench)
+        for parameter, value in found[0].items():
+            for other in found[1:]:
+                np.testing.assert_array_equal(other[parameter].view(np.int32), value.view(np.int32))
 
 
 @pytest.mark.parametrize("parts", [True, False])

@@ -34,13 +34,15 @@ def forced(
     shared: Decision = None,
     groups: int | None = None,
     parts: bool | None = None,
+    early: bool | None = None,
 ) -> Iterator[None]:
     """few: whether weight gradients are `outer` instructions. apart: whether the deltas of tokens are added
     up before products (`dnc/passes/reassociate.py`). alike: whether leaves of one word share a row. added:
     whether workers add up partial sums before they write them (`dnc/passes/plan_reductions.py`). shared:
     whether the grid shares out all phases that it can (`dnc/runtime/encoder/scopes.py`). groups: of tokens in
     tiles of products, for encoders that are made meanwhile. parts: whether parts of the recursion have
-    replicas of their own (`dnc/runtime/encoder/parts.py`)."""
+    replicas of their own (`dnc/runtime/encoder/parts.py`). early: whether replicas without rows add up weight
+    gradients of levels that have ended, where they can (`dnc/runtime/encoder/early.py`)."""
 
     def decide(decision: Decision, rows: Numbers) -> Numbers:
         return decision(rows) if callable(decision) else np.full(len(rows), decision)
@@ -76,6 +78,9 @@ def forced(
         if parts is not None:
             wins = lambda own, together, apart: np.full(len(apart), parts)  # noqa: E731
             stack.enter_context(patch.object(PartBurdens, "wins", wins))
+        if early is not None:
+            least = -(1 << 30) if early else 1 << 30
+            stack.enter_context(patch("dnc.runtime.encoder.early.LEAST", least))
         if groups is not None:
             stack.enter_context(patch("dnc.ir.isa.token_groups", lambda plan: (groups,)))
         yield

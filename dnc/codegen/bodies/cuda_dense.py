@@ -57,7 +57,7 @@ def _tiles(
     """The worker's share of the tiles of one shape."""
     across = -(-max(gradient.columns, 1) // shape.columns)
     tiles = cutting.tile_count(gradient, shape)
-    first, rows, chunks, accumulate = (fields[name] for name in ("row", "rows", "chunks", "accumulate"))
+    first, rows, chunks, adds = (fields[name] for name in ("row", "rows", "chunks", "accumulate"))
     size = let("size", isa.chunk_rows(rows, chunks))
     # Read here: what follows from it is not worked out before the loops, and then kept in a register.
     grid = fixed("grid_here", cuda.NUMBER_HERE(worker.grid))
@@ -66,6 +66,9 @@ def _tiles(
         chunk = fixed("chunk", item // tiles)
         tile = fixed("tile", item - chunk * tiles)
         arena = worker.access.arena(chunk)
+        accumulate = adds  # of several chunks the first one alone does, to what was made early
+        if worker.sharing is not None:
+            accumulate = fixed("accumulates", T.Select(chunk == 0, adds, 0))
         base = fixed("gradient", arena + offset_of(worker, gradient.parameter, fields["index"]), "int64")
         start = fixed("start", first + chunk * size)
         end = fixed("end", smaller(first + rows, start + size))

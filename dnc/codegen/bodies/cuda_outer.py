@@ -31,16 +31,20 @@ LAYOUTS = ((64, 3), (32, 3), (16, 3), (16, 2))
 
 def outer(worker: Worker, fields: Mapping[str, Expr]) -> None:
     """Tiles of one gradient over all its rows. fields: by their names in `isa.OUTER_FIELDS`."""
-    sharers = let("sharers", worker.access.header(isa.SHARERS))
-    turn = let("turn", worker.number + sharers - fields["first_worker"])
+    number, apart = worker.number, worker.access.header(isa.SHARERS)
+    sharers = let("sharers", apart)
+    if worker.sharing is not None:
+        number, others = worker.among_sharers()
+        sharers = apart = let("early_sharers", T.Select(worker.sharing[0] > 0, others, sharers))
+    turn = let("turn", number + sharers - fields["first_worker"])
     begin = let("begin", turn - divided(turn, sharers) * sharers)
     tiles = let("tiles", tiles_of(worker.plan, fields["gradient"]))
-    with when(both(worker.number < sharers, begin < tiles)):  # who has none goes on at once
-        _tiles(worker, fields, begin, tiles)
+    with when(both(number < sharers, begin < tiles)):  # who has none goes on at once
+        _tiles(worker, fields, begin, apart, tiles)
 
 
-def _tiles(worker: Worker, fields: Mapping[str, Expr], begin: Expr, tiles: Expr) -> None:
-    """Those of a worker, from the first one on.
+def _tiles(worker: Worker, fields: Mapping[str, Expr], begin: Expr, apart: Expr, tiles: Expr) -> None:
+    """Those of a worker, from the first one on; `apart` from each other.
 
     Steps of rows follow each other, those of a tile and of the next one: copies are two steps ahead of
     the sums, and places are looked up two before.
@@ -50,7 +54,7 @@ def _tiles(worker: Worker, fields: Mapping[str, Expr], begin: Expr, tiles: Expr)
     ahead = last = stages.count - 1
     sources = [(kind.source[side], kind.stride[side]) for side in range(kind.sides)]
     places = Places(worker, sources, stages.step, stages.count, stages.count * stages.words)
-    walk = Walk(worker, kind, stages, fields, begin, tiles)
+    walk = Walk(worker, kind, stages, fields, begin, apart, tiles)
     copied, looked_up = _Copied(walk, places), local("looked_up", "int32", walk.start)
     summed = Position(walk)
     sums = TileSums(worker, kind, stages, fields["accumulate"], stages.all_words(kind.sides))

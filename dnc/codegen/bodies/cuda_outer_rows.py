@@ -151,10 +151,11 @@ class Walk:
         stages: Stages,
         fields: Mapping[str, Expr],
         begin: Expr,
+        apart: Expr,
         tiles: Expr,
     ) -> None:
         self.worker, self.kind, self.stages, self.tiles = worker, kind, stages, tiles
-        self.apart = worker.access.header(isa.SHARERS)
+        self.apart = apart
         self.first = fixed("first_tile", begin - self.apart)
         self.start, self.end = fields["row"], fixed("end", fields["row"] + fields["rows"])
         own = divided(tiles - begin + self.apart - 1, self.apart)

@@ -47,7 +47,7 @@ class Worker:
     `cuda_ahead`; push: see `cuda_push`, None where nothing can be pushed. reductions, reduction: memory of,
     and where partial sums are added up in the cluster: see `cuda_reduce`. scale: see `cuda_update`. repeats:
     it makes all units, as every other worker does, each for itself. awaits: see `cuda_polls`, None where all
-    that is read has come.
+    that is read has come. sharing: memory of the first worker that shares out gradients, None for number 0.
     """
 
     plan: Plan
@@ -78,6 +78,7 @@ class Worker:
     scale: Any = None
     repeats: bool = False
     awaits: Any = None
+    sharing: Any = None
 
     @property
     def workers(self) -> int:
@@ -89,6 +90,13 @@ class Worker:
     def held_registers(self) -> int:
         """Registers of a thread that hold weights."""
         return int(self.registers.shape[0]) if self.crowded else 0
+
+    def among_sharers(self) -> tuple[Expr, Expr]:
+        """Its number among the workers that share out weight gradients, and how many these are."""
+        if self.sharing is None:
+            return self.number, self.grid
+        first = let("first_sharer", self.sharing[0])
+        return self.number - first, self.grid - first
 
     def field(self, name: str, entry: Expr, window: Any, fields: tuple[str, ...]) -> Expr:
         """A field of the current instruction."""

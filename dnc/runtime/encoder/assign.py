@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dnc.ir.costs import ON_CORES, Costs, nanoseconds
 from dnc.ir.forest import Ints
-from dnc.ir.machine import machine
+from dnc.ir.machine import Constants, machine
 from dnc.ir.plan import Plan
 from dnc.ir.program import LEVEL
 from dnc.runtime.encoder.words import Numbers, Spread
@@ -30,6 +30,7 @@ MANY_ROWS = 1024.0  # of which one costs what a row costs
 FEW = 2  # samples a replica, for which an order by what they cost will do
 LAST = 2  # samples a replica that are shared out one by one, behind all others
 HALVINGS = 6  # of the range in which the end of all replicas lies
+AS_SOON = 1.005  # times the end on all replicas that one on fewer may have
 # How many rows that it does not have a level pays for on tensor cores, as these work on whole blocks of
 # vertices: fitted to launches on an H200.
 EMPTY = 5.0
@@ -80,15 +81,18 @@ def segment_prices(plan: Plan) -> dict[str, Price]:
     empty = EMPTY if plan.precision in ON_CORES else 0.0
     found: dict[str, Price] = {}
     for segment in plan.segments:
-        one, many = (
-            nanoseconds(costs.segment(segment.name, np.array([rows])), constants) for rows in (1.0, MANY_ROWS)
-        )
-        row = many / MANY_ROWS
-        level = max(one - row, 0.0)
+        price = bare_price(segment.name, costs, constants)
         if plan.program.stage(segment.stage).placement == LEVEL:
-            level += meeting + empty * row
-        found[segment.name] = Price(row, level)
+            price = Price(price.row, price.level + meeting + empty * price.row)
+        found[segment.name] = price
     return found
+
+
+def bare_price(name: str, costs: Costs, constants: Constants) -> Price:
+    """The price of a segment without that of its instruction."""
+    one, many = (nanoseconds(costs.segment(name, np.array([rows])), constants) for rows in (1.0, MANY_ROWS))
+    row = many / MANY_ROWS
+    return Price(row, max(one - row, 0.0))
 
 
 class Burdens:
@@ -128,6 +132,31 @@ def assign(batches: Sequence[Ints], burdens: Burdens, replicas: int) -> Assignme
     samples, spread = joined(batches)
     replicas = min(replicas, spread.most)
     return assigned(samples, spread, owners(samples, spread, burdens, replicas), replicas)
+
+
+def fewest(batches: Sequence[Ints], burdens: Burdens, replicas: int) -> int:
+    """The fewest replicas on which all batches are predicted to end as soon as on all of them: others have
+    nothing to do, and can take something else."""
+    samples, spread = joined(batches)
+    replicas = min(replicas, spread.most)
+    fewer = -(-spread.most // -(-spread.most // replicas))
+    if fewer == replicas:
+        return replicas
+    first, second = (
+        times(owners(samples, spread, burdens, count), samples, burdens, spread.batches * count)
+        .reshape(spread.batches, count)
+        .max(axis=1)
+        for count in (replicas, fewer)
+    )
+    return fewer if (second <= first * AS_SOON).all() else replicas
+
+
+def times(owner: Numbers, samples: Ints, burdens: Burdens, count: int) -> Numbers:
+    """When each of so many replicas of all batches has run its samples, in ns as predicted."""
+    total, highest = np.zeros((2, count), np.int64)
+    np.add.at(total, owner, burdens.rows[samples])
+    np.maximum.at(highest, owner, burdens.levels[samples])
+    return total + highest
 
 
 def assigned(samples: Ints, spread: Spread, owner: Numbers, replicas: int) -> Assignment:

@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir import isa, lean
+from dnc.ir.early import early
 from dnc.ir.plan import Buffer, IndexList, OperandList, Plan, Result, SlotList
 from dnc.runtime.encoder.assign import prices
+from dnc.runtime.encoder.early import Earlier, Posts
 from dnc.runtime.encoder.parts import Parts, parts_of
 from dnc.runtime.encoder.queues import Columns
 from dnc.runtime.encoder.rows import Rows
@@ -33,7 +35,8 @@ class Mode:
     Of BOTH these are two, and all else is of both, so what is decided once for a batch suits either one.
     buffers: those that the host reads come first, so that one copy brings them; inner: without what it reads
     row by row, which are the `values`. parts: see `parts_of`. has_slots: whether there are lists of slots.
-    products: see `lean.product_spaces`; None if the plan has no lean kernel.
+    products: see `lean.product_spaces`; None if the plan has no lean kernel. earlier: None where no weight
+    gradient can be made early.
     """
 
     columns: Columns
@@ -47,6 +50,7 @@ class Mode:
     values: tuple[Result, ...]
     has_slots: bool
     products: tuple[tuple[str, bool], ...] | None
+    earlier: Earlier | None
 
     def scopes(
         self, rows: Mapping[str, Rows], replicas: int, apart: NDArray[np.bool_] | None
@@ -59,6 +63,12 @@ class Mode:
         for phase in self.parts.meets:
             found[apart, phase] = True
         return found
+
+    def posts(
+        self, rows: Mapping[str, Rows], replicas: int, workers: int, scopes: Scopes | None
+    ) -> Posts | None:
+        """Levels behind which replicas post, if any batch makes weight gradients early."""
+        return None if self.earlier is None else self.earlier.choose(rows, replicas, workers, scopes)
 
 
 class Modes:
@@ -98,7 +108,7 @@ class Modes:
         buffers.sort(key=lambda buffer: buffer.name not in read)
         elsewhere = {result.buffer for result in values}
         lists = [item for item in self.plan.lists if item.name in used]
-        sharing = Sharing(self.plan, steps)
+        sharing, may = Sharing(self.plan, steps), early(self.plan) if trains(name) else None
         return Mode(
             Columns(self.plan, own),
             tuple(step for step in own if step.segment.name in also),
@@ -111,6 +121,7 @@ class Modes:
             tuple(values),
             any(isinstance(item, SlotList) for item in lists),
             lean.product_spaces(self.plan, {s.segment.name for s in steps}) if self._has_lean else None,
+            None if may is None else Earlier(self.plan, may, steps, self.tail),
         )
 
 

@@ -21,7 +21,7 @@ from dnc.ir.phases import Phases
 from dnc.ir.plan import Plan
 from dnc.ir.program import LEVEL, Program
 from dnc.ir.reads import parts_of_recursions, stage_producers
-from dnc.runtime.encoder.assign import Assignment, Burdens, Price, assign, assigned, joined, owners
+from dnc.runtime.encoder.assign import Assignment, Burdens, Price, assign, assigned, joined, owners, times
 from dnc.runtime.encoder.scopes import Sharing
 from dnc.runtime.encoder.words import Numbers
 from dnc.runtime.phases import FORWARD_ONLY, Step, sequence
@@ -143,11 +143,8 @@ class PartBurdens:
 
     def _ends(self, owner: Numbers, samples: Ints, batches: int, replicas: int) -> Numbers:
         """When the last replica of every batch has ended, in ns."""
-        total = np.zeros(batches * replicas, np.int64)
+        total: Numbers = np.zeros(batches * replicas, np.int64)
         for of_part, burdens in zip(owner, self._own, strict=True):
-            highest = np.zeros_like(total)
-            np.add.at(total, of_part, burdens.rows[samples])
-            np.maximum.at(highest, of_part, burdens.levels[samples])
-            total += highest
+            total = total + times(of_part, samples, burdens, len(total))
         found: Numbers = total.reshape(batches, replicas).max(axis=1)
         return found

@@ -17,6 +17,7 @@ from dnc.ir import isa
 from dnc.ir.forest import Ints
 from dnc.ir.phases import Phases
 from dnc.ir.plan import Plan
+from dnc.runtime.encoder.early import EarlyQueues
 from dnc.runtime.encoder.ending import Exits
 from dnc.runtime.encoder.known import Known
 from dnc.runtime.encoder.rows import Rows
@@ -140,25 +141,30 @@ def encode_queues(
     body: Words,
     exits: Exits | None = None,
     scopes: Scopes | None = None,
+    early: EarlyQueues | None = None,
 ) -> Ints:
     """Appends the queues, one a replica; [batches, replicas * workers] offsets.
 
     tail: [batches, count, INSTRUCTION_WORDS]. Instructions are in the order of (batch, replica, phase,
     level, step, place in the sequence); an exchange stands where anything before the place changes.
     exits: of the only batch; then what follows the recursion is made within it, window by window.
-    scopes: phases that the grid shares out, if any batch has such; then every replica has a queue.
+    scopes: phases that the grid shares out, if any batch has such; then every replica has a queue. early:
+    what those do who have no rows, if any batch makes gradients early.
     """
     batches = body.batches
     used = next(iter(rows.values())).counts.shape[2] if rows else 1
     made = _of_steps(mode, rows, exits)
     if scopes is not None:
         made, used = _shared_out(mode, made, rows, replicas, scopes), replicas
+    if early is not None:
+        made = attrs.evolve(made, owner=made.owner // used * replicas + made.owner % used)
+        made, used = _with_posts(mode, made, _depth(rows), replicas, early), replicas
     batch = made.owner // used
     idle = _idle(batch, batches)
     if len(idle):
         made = made.joined(_same(idle * used, 0, 0, mode.nop, 0, 0))
         batch = made.owner // used
-    at, first, out = _merge(mode, made, tail, batch, workers)
+    at, first, out = _merge(mode, made, tail, batch, workers, early, used)
     if exits is not None:
         own = np.flatnonzero(made.opcode == mode.leave)
         begin = made.owner.searchsorted(made.owner[own])
@@ -245,6 +251,22 @@ def _shared_out(
     return made.of(stays).joined(*others)
 
 
+def _with_posts(
+    mode: Columns, made: Instructions, depth: int, replicas: int, early: EarlyQueues
+) -> Instructions:
+    """Replicas post behind levels; those without rows, who wait for that, have a queue in any case."""
+    posts, others = early.posts, []
+    has_rows = np.arange(replicas) < posts.first[:, None]
+    batch, replica = (has_rows & posts.there[:, None]).nonzero()
+    for number, level in enumerate(posts.levels[batch].T):
+        place = mode.place(early.phase, level, early.step, depth)
+        owner = batch * replicas + replica
+        others.append(_same(owner, place, len(mode.steps), early.opcode, owner * 0 + number, 0))
+    batch, replica = (~has_rows & posts.there[:, None]).nonzero()
+    missing = np.setdiff1d(batch * replicas + replica, made.owner)
+    return made.joined(*others, _same(missing, 0, 0, mode.nop, 0, 0))
+
+
 def _idle(batch: Numbers, batches: int) -> Numbers:
     """The batches in which no step has a row: their first replica waits out a no-op."""
     if batches == 1:
@@ -255,11 +277,18 @@ def _idle(batch: Numbers, batches: int) -> Numbers:
 
 
 def _merge(
-    mode: Columns, made: Instructions, tail: Ints, batch: Numbers, workers: int
+    mode: Columns,
+    made: Instructions,
+    tail: Ints,
+    batch: Numbers,
+    workers: int,
+    early: EarlyQueues | None,
+    replicas: int,
 ) -> tuple[Numbers, Numbers, Ints]:
-    """All queues behind each other: instructions, exchanges between places, the tails.
+    """All queues behind each other: instructions, exchanges between places, what is made early, the tails.
 
-    Out: where each instruction stands; the first one of every queue; the words [count, WIDTH].
+    replicas: as owners count them. Out: where each instruction stands; the first one of every queue; the
+    words [count, WIDTH].
     """
     count, length = len(made.place), tail.shape[1]
     change = made.owner[1:] != made.owner[:-1]
@@ -268,7 +297,11 @@ def _merge(
     sizes = np.empty_like(first)
     sizes[:-1], sizes[-1] = first[1:] - first[:-1], count - first[-1]
     queue = np.arange(len(first)).repeat(sizes)
-    at = np.arange(count) + queue * length
+    waits, tails = np.zeros(len(first), np.intp), tail[batch[first]]
+    if early is not None:  # what some have in front of their tail
+        which = made.owner[first] % replicas >= early.posts.first[batch[first]]
+        waits[which] = early.words.shape[1]
+    at = np.arange(count) + ((waits + length).cumsum() - waits - length)[queue]
     # Exchanges behind instructions: of all replicas around a place that these share.
     meets = (made.place[1:] != made.place[:-1]) & ~change
     of_grid = meets & (made.shared[1:] | made.shared[:-1]) if made.shared.any() else None
@@ -279,9 +312,12 @@ def _merge(
     words[:, 0], words[:, 1], words[:, 2] = made.opcode, made.start, made.count
     last = first + sizes - 1
     ends = at[last] + 1
-    out = np.zeros((int(ends[-1]) + length, WIDTH), np.int32)
+    out = np.zeros((int(ends[-1] + waits[-1]) + length, WIDTH), np.int32)
     out[at] = words
-    tails = tail[batch[first]]
+    if early is not None:
+        own = np.flatnonzero(waits)
+        out[ends[own][:, None] + np.arange(early.words.shape[1])] = early.words[batch[first][own]]
+    ends += waits
 
     def meet(which: NDArray[np.bool_], opcode: int) -> Numbers:
         """Writes exchanges, counted in each queue; how many each has."""

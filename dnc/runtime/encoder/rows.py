@@ -31,7 +31,8 @@ class Rows:
     levels], how many rows a wavefront has and the first one's number in its batch. There is one key
     for every combination of the numbers that rows select from stacks, the last one fastest; `sizes`
     says how many there are of each. all: where rows stand for others, too, the positions of all, and of
-    each the row that stands for it, counted over all batches.
+    each the row that stands for it, counted over all batches. posts: so many keys are rows of levels that
+    replicas post (`early.py`), the last key those of others.
     """
 
     positions: Indices
@@ -40,6 +41,7 @@ class Rows:
     starts: Numbers
     sizes: tuple[int, ...] = ()
     all: tuple[Indices, Indices] | None = None
+    posts: int = 0
 
     @property
     def stand_alone(self) -> bool:
@@ -75,6 +77,11 @@ class Rows:
             counts, starts = counts.swapaxes(1, 2), starts.swapaxes(1, 2)
         shape = batches * replicas, keys * levels
         return counts.reshape(shape), starts.reshape(shape), (keys, levels)
+
+    def behind(self, post: int) -> tuple[Numbers, Numbers]:
+        """First rows and counts, [batches], of what ends between a post and the one before; of those that no
+        post is behind, by the number of posts."""
+        return self.starts[:, post, 0, 0], self.counts[:, post].sum(axis=(1, 2))
 
     def selected(self, position: int) -> tuple[Numbers, Numbers]:
         """The rows that select a number by the index at a position among the sizes.

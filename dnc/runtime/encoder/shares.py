@@ -40,22 +40,25 @@ class Summed:
     """A weight gradient and the rows that add to it.
 
     position: among the numbers that rows select, for a stack. targets: parameters of the stack. runs: of
-    rows of each that do not lie side by side, at most.
+    rows of each that do not lie side by side, at most. early: whether rows behind posts are added up before.
     """
 
     gradient: DenseGradient
     position: int | None
     targets: int
     runs: int
+    early: bool = False
 
     @property
-    def key(self) -> tuple[str, int | None, str]:
+    def key(self) -> tuple[str, int | None, str, bool]:
         """What it has in common with others to which the same rows add."""
-        return self.gradient.space, self.position, self.gradient.table
+        return self.gradient.space, self.position, self.gradient.table, self.early
 
     def rows(self, rows: Mapping[str, Rows]) -> Numbers:
         """How many rows add to the gradient, [batches, targets]."""
         own = rows[self.gradient.space]
+        if self.early and own.posts:
+            return own.behind(own.posts)[1][:, None]
         if self.position is None:
             return own.spread.counts[:, None]
         counts: Numbers = own.selected(self.position)[1].sum(axis=2)
@@ -64,6 +67,9 @@ class Summed:
     def runs_of(self, rows: Mapping[str, Rows]) -> tuple[Numbers, Numbers]:
         """First rows and counts of all runs, [batches, targets * runs]."""
         own = rows[self.gradient.space]
+        if self.early and own.posts:
+            start, count = own.behind(own.posts)
+            return start[:, None], count[:, None]
         if self.position is None:
             return own.starts[:, 0, 0, :1], own.spread.counts[:, None]
         starts, counts = own.selected(self.position)
@@ -167,7 +173,7 @@ class Shapes:
                 row = [s.row * cutting.on_cores(s, plan.precision) for s in shapes]
                 costs.append([[*row, *absent], [*(s.fixed for s in shapes), *absent]])
                 outer.append(cutting.outer_tiles(each.gradient))
-                outer_row.append(_outer_row(each.gradient, plan.precision))
+                outer_row.append(outer_cycles(each.gradient, plan.precision))
         self.tiles = np.array(counts, np.int64).reshape(-1, most)
         self.row, self.fixed = np.array(costs, np.float64).reshape(-1, 2, most).transpose(1, 0, 2)
         self.outer, self.outer_row = np.array(outer, np.int64), np.array(outer_row)
@@ -188,16 +194,27 @@ class Shapes:
         rows: [batches, targets]; products: what products of tables beside them cost, [batches] cycles; most:
         chunks; grid: workers that are expected, so that bits do not depend on those there.
         """
-        cost, tiles = rows * self.outer_row, max(int(self.outer.sum()), 1)
-        work = (cost * self.outer).sum(axis=1)
-        outer = np.maximum(work / tiles * -(-tiles // grid), cost.max(axis=1))
-        outer = np.maximum(outer, (work + products) / grid) + cutting.OUTER_TILE.fixed
+        outer = self._outer_end(rows, products, grid)
         pieces = (self.tiles * (rows[:, :, None] * self.row + self.fixed)).min(axis=2).sum(axis=1)
         fewer: NDArray[np.bool_] = outer < NORM + (pieces + products) / grid
         for batch in (~fewer).nonzero()[0]:  # of those that may be cut it is worked out how
             end = self._cut_once(_rounded(rows[batch]).tobytes(), most, grid)[2]
             fewer[batch] = outer[batch] < NORM + end + products[batch] / grid
         return fewer
+
+    def _outer_end(self, rows: Numbers, products: NDArray[Any] | float, grid: int) -> Numbers:
+        """When tiles of `outer_tile` are made, [batches] cycles; as in `few`."""
+        cost, tiles = rows * self.outer_row, max(int(self.outer.sum()), 1)
+        work = (cost * self.outer).sum(axis=1)
+        end = np.maximum(work / tiles * -(-tiles // grid), cost.max(axis=1))
+        found: Numbers = np.maximum(end, (work + products) / grid) + cutting.OUTER_TILE.fixed
+        return found
+
+    def end(self, rows: Numbers, most: int, grid: int) -> Numbers:
+        """When all tiles are made, of whichever kind, [batches] cycles; as in `few`, without products."""
+        chunks = np.array([self._cut_once(each.tobytes(), most, grid)[2] for each in _rounded(rows)])
+        found: Numbers = np.minimum(self._outer_end(rows, 0.0, grid), NORM + chunks)
+        return found
 
     def cut(self, rows: Numbers, most: int, grid: int) -> tuple[Numbers, Numbers]:
         """Into how many chunks rows are cut, and the shape of the tiles, [batches, targets]; as in `few`.
@@ -347,7 +364,7 @@ def _rounded(rows: Numbers) -> Numbers:
     return found
 
 
-def _outer_row(gradient: DenseGradient, precision: str) -> float:
+def outer_cycles(gradient: DenseGradient, precision: str) -> float:
     """What a row costs in a tile of `outer`, in cycles."""
     tile = cutting.outer_tile(gradient)
     if not gradient.pieces:
@@ -355,10 +372,10 @@ def _outer_row(gradient: DenseGradient, precision: str) -> float:
     return tile.row * cutting.on_cores(tile, precision)
 
 
-def summed(plan: Plan, gradient: DenseGradient) -> Summed:
+def summed(plan: Plan, gradient: DenseGradient, early: bool = False) -> Summed:
     """A weight gradient, with what its plan says of the rows that add to it."""
     if not gradient.field:
-        return Summed(gradient, None, 1, 1)
+        return Summed(gradient, None, 1, 1, early)
     selectors, struct = plan.program.selectors(gradient.space), plan.program.space(gradient.space).struct
     sizes = []
     for name in selectors:

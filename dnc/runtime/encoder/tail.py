@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir import cutting, isa
+from dnc.ir.early import early
 from dnc.ir.forest import Ints
 from dnc.ir.machine import machine
 from dnc.ir.plan import Plan, TableGradient
@@ -25,14 +26,12 @@ from dnc.runtime.encoder.known import Known
 from dnc.runtime.encoder.lists import Group, Touched
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.shares import MOST_KNOWN, Shapes, Summed, summed
+from dnc.runtime.encoder.template import Field, Template
 from dnc.runtime.encoder.words import Numbers
 from dnc.runtime.phases import trains
 
 # Of so many vertices on, with this share of tokens at most, deltas are added up before products.
 MANY_DELTAS, FEWER_TOKENS = 500, 0.75
-
-# A field of an instruction: a number, or the name of a value that depends on the batch.
-Field = int | str
 
 
 @attrs.frozen
@@ -78,7 +77,8 @@ class Decisions:
 @attrs.define(eq=False)
 class Batches:
     """A group of batches behind their recursion, or of shares of them. grid: workers in all. optimizer: None
-    where gradients are made for another net, which updates the parameters. devices: shares of a batch."""
+    where gradients are made for another net, which updates the parameters. devices: shares of a batch. early:
+    [batches], where some rows of some gradients were added up before (`early.py`)."""
 
     group: Group
     grid: int
@@ -86,6 +86,7 @@ class Batches:
     part: Part
     decisions: Decisions
     devices: int = 1
+    early: NDArray[np.bool_] | None = None
 
 
 @attrs.frozen(eq=False)
@@ -100,47 +101,6 @@ class Dealt:
 def _joined(columns: list[Numbers]) -> Numbers:
     """[batches, columns] of several side by side."""
     return columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
-
-
-class Template:
-    """The instructions of a tail. words: [count, INSTRUCTION_WORDS], zeros where a batch fills them in.
-
-    places: of each value by name, (instruction, field). sums: the instructions of weight gradients, a
-    run of rows each. norm: those that `outer` instructions do without, with an exchange behind which is
-    `last`. tokens: those that add up deltas before products, and an exchange. exchanges: all of them.
-    """
-
-    def __init__(
-        self,
-        instructions: list[list[Field]],
-        sums: list[int],
-        norm: list[int],
-        tokens: list[int],
-        exchanges: list[int],
-    ) -> None:
-        self.words = np.zeros((len(instructions), isa.INSTRUCTION_WORDS), np.int32)
-        self.places: list[tuple[str, int, int]] = []
-        self.sums, self.norm = np.array(sums, np.intp), np.array(norm, np.intp)
-        self.tokens, self._exchanges = np.array(tokens, np.intp), np.array(exchanges, np.intp)
-        for at, instruction in enumerate(instructions):
-            for field, value in enumerate(instruction):
-                if isinstance(value, str):
-                    self.places.append((value, at, field))
-                else:
-                    self.words[at, field] = value
-
-    def behind(self, left_out: Numbers) -> Numbers:
-        """The exchanges behind instructions, one of them an exchange."""
-        found: Numbers = self._exchanges[self._exchanges > left_out.max()]
-        return found
-
-    def filled(self, batches: int, values: Mapping[str, int | Numbers]) -> Ints:
-        """The words of every batch, with values [batches]."""
-        words = np.empty((batches, *self.words.shape), np.int32)
-        words[:] = self.words
-        for name, at, field in self.places:
-            words[:, at, field] = values[name]
-        return words
 
 
 def expected_grid(plan: Plan) -> int:
@@ -162,11 +122,13 @@ class Tail:
         beside = {gradient.name for gradient in cutting.made_along(plan).values()}
         # Gradients that share out a parameter alike; sums of deltas of matrices that products share out.
         alike, others = list[Summed](), list[Summed]()
+        may = early(plan)
+        early_ones = () if may is None else may.gradients
         for gradient in plan.dense_gradients:
             if gradient.name in beside:
                 continue
             lone = not gradient.pieces and gradient.parameter in products
-            (others if lone else alike).append(summed(plan, gradient))
+            (others if lone else alike).append(summed(plan, gradient, gradient.name in early_ones))
         self._shared_out, self._others = (*alike, *others), others
         self._shapes = Shapes(plan, self._shared_out)
         # Those that differ in the rows that add to them.
@@ -187,6 +149,9 @@ class Tail:
         numbers = {gradient.name: number for number, gradient in enumerate(plan.dense_gradients)}
         names = [each.gradient.name for each in self._shared_out for _ in range(each.targets * each.runs)]
         self._outer_numbers = np.array([numbers[name] for name in names], np.intp)
+        self._are_early = np.array(
+            [each.early for each in self._shared_out for _ in range(each.targets * each.runs)], bool
+        )
         self._has_stacks = any(each.position is not None for each in self._summed)
         # Of every parameter a target.
         own = [each.gradient.parameter for each in self._shared_out for _ in range(each.targets)]
@@ -252,6 +217,20 @@ class Tail:
         if self._splits and not few.all():
             chunks[~few], shape[~few] = self._shapes.cut(own[~few], most, self._grid)
         return Decisions(touched, apart, found, own, few, chunks, shape)
+
+    def saved(
+        self, rows: Mapping[str, Rows], ended: Mapping[str, Numbers], most: int = isa.MOST_CHUNKS
+    ) -> Numbers:
+        """How many cycles sooner all weight gradients are predicted to be made if of a space so many rows,
+        [batches], have been added up before."""
+        found = [each.rows(rows) for each in self._summed]
+        left = [
+            own - ended[each.gradient.space][:, None] if each.early else own
+            for each, own in zip(self._summed, found, strict=True)
+        ]
+        ends = [self._shapes.end(_joined(own)[:, self._targets], most, self._grid) for own in (found, left)]
+        sooner: Numbers = ends[0] - ends[1]
+        return sooner
 
     def apart(
         self, batches: int, rows: Mapping[str, Rows], touched: Mapping[str, Touched]
@@ -359,7 +338,8 @@ class Tail:
         most frequent ones."""
         shapes, decisions = self._shapes, batches.decisions
         counts = decisions.of_summed
-        if self._has_stacks:
+        has_starts = self._has_stacks or batches.early is not None
+        if has_starts:
             found = [self._runs_of(each, batches) for each in self._summed]
             counts = _joined([count for _, count in found])
         worker, turn = shapes.share_out(decisions.chunks, decisions.shape, batches.grid)
@@ -367,8 +347,10 @@ class Tail:
         words[:, :, 2] = counts[:, self._runs]
         words[:, :, 3], words[:, :, 7] = worker[:, shapes.whose], decisions.shape[:, shapes.whose]
         words[:, :, 5] = decisions.chunks[:, shapes.whose]
-        if self._has_stacks:
+        if has_starts:
             words[:, :, 1] = _joined([start for start, _ in found])[:, self._runs]
+        if batches.early is not None:
+            words[:, :, 4] |= batches.early[:, None] & self._are_early
         return words, turn
 
     def _runs_of(self, each: Summed, batches: Batches) -> tuple[Numbers, Numbers]:

@@ -73,7 +73,8 @@ def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, i
         if along is not None:
             sums.append((_arena(vm, chunk) + vector + np.arange(begin, end), deltas))
         for where, found in sums:
-            vm.write(where, found + vm.read(where, worker) if fields["accumulate"] else found, worker)
+            adds = fields["accumulate"] and chunk == 0
+            vm.write(where, found + vm.read(where, worker) if adds else found, worker)
 
 
 def _outer_sums(
@@ -105,8 +106,10 @@ def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
     height, width = total.shape
     places = at + np.arange(height)[:, None] * padded(width) + np.arange(padded(width))
     across = -(-width // tile.columns)
-    sharers = int(vm.words[vm.layout.header[isa.SHARERS]])
-    turn = (worker.number - fields["first_worker"]) % sharers if worker.number < sharers else 1 << 30
+    sharers, number = int(vm.words[vm.layout.header[isa.SHARERS]]), worker.number - worker.first
+    if worker.first:
+        sharers = vm.replicas * vm.per_replica - worker.first
+    turn = (number - fields["first_worker"]) % sharers if number < sharers else 1 << 30
     for item in range(turn, cutting.outer_tiles(gradient), sharers):
         if item == 0:
             rest = np.arange(height * padded(width), vm.plan.weight_format.floats(shape))

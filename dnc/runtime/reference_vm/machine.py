@@ -79,6 +79,9 @@ class ReferenceVM:
         # When all devices met here last, and when somebody did something last.
         self.met = self.worked = 0
         self.since = [self.now] * self.replicas
+        # Of every post by whom, and when; and who waits for one: for which, for how many.
+        self.posts = dict[int, dict[int, int]]()
+        self.expecting = dict[Worker, tuple[int, int]]()
         self.workers = [
             Worker(n, n // self.per_replica, n % self.per_replica, queue(words, plan, n))
             for n in range(total)
@@ -93,6 +96,8 @@ class ReferenceVM:
                 ready.pop()
             if worker.waiting is not None:
                 ready += self._released(worker)
+            if self.expecting:
+                ready += self._told()
         stuck = [worker for worker in self.workers if worker.waiting is not None]
         if stuck:
             names = ", ".join(f"{worker.number}: {worker.waiting}" for worker in stuck)
@@ -115,6 +120,10 @@ class ReferenceVM:
         if opcode.name == isa.LEAVE and self._ended(fields, worker):
             worker.counter = fields["to"]
             return False
+        if opcode.name == isa.EARLY:
+            worker.first, worker.waiting = fields["first"], isa.EARLY
+            self.expecting[worker] = fields["number"], fields["posts"]
+            return False
         worker.finish = self._execute(opcode.name, fields, worker)
         if worker.finish is None:
             worker.counter += 1
@@ -134,6 +143,8 @@ class ReferenceVM:
     def _released(self, worker: Worker) -> list[Worker]:
         """Those that need not wait any longer, as this one has come."""
         own = worker.waiting
+        if own == isa.EARLY:
+            return []
         first = worker.replica * self.per_replica
         mine = self.workers if own == isa.GRID_BARRIER else self.workers[first : first + self.per_replica]
         if any(each.waiting != own for each in mine):
@@ -149,6 +160,24 @@ class ReferenceVM:
         else:
             self.since[worker.replica] = self.now
         return mine
+
+    def _post(self, number: int, worker: Worker) -> None:
+        """What this worker did up to now is in order with those who wait for it."""
+        self.now += stamp(1)
+        self.posts.setdefault(number, {})[worker.number] = self.now
+
+    def _told(self) -> list[Worker]:
+        """Those for whom there are as many posts as they wait for."""
+        found = []
+        for worker, (number, count) in self.expecting.items():
+            posts = self.posts.get(number, {})
+            if len(posts) >= count:
+                worker.knows |= posts
+                found.append(worker)
+        for worker in found:
+            del self.expecting[worker]
+        self._pass(found)
+        return found
 
     def settled(self, worker: Worker) -> int:
         """What came before this is in order with a worker, whoever it was."""
@@ -218,6 +247,8 @@ class ReferenceVM:
             token_sums(self, self.sums[name], fields, worker)
         elif name.startswith("gradient "):
             table_gradient(self, name.removeprefix("gradient "), fields, worker)
+        elif name == isa.POST:
+            self._post(fields["number"], worker)
         elif name == isa.OUTER:
             outer(self, fields, worker)
         elif name == isa.NORM:

@@ -44,7 +44,8 @@ Finish = Callable[[list[dict[Any, Array]]], None]
 class Worker:
     """A worker's place in its queue; waiting: the barrier that it has come to. sent: what it has for the
     others of its replica within an instruction; finish: ends that. repeated: values of the row at hand that
-    it has made in whole."""
+    it has made in whole. first: the first worker that shares out gradients with it. knows: up to when it
+    waited for what others did, by number."""
 
     number: int
     replica: int
@@ -55,6 +56,8 @@ class Worker:
     sent: dict[Any, Array] = attrs.field(factory=dict)
     finish: Finish | None = None
     repeated: dict[Any, Array] = attrs.field(factory=dict)
+    first: int = 0
+    knows: dict[int, int] = attrs.field(factory=dict)
 
 
 class CheckedMemory:
@@ -86,6 +89,8 @@ class CheckedMemory:
         of_replica, of_grid = machine.since[worker.replica], machine.since_grid
         other = stamps & (stamp(1) - 1)
         since = np.where(other // machine.per_replica == worker.replica, of_replica, of_grid)
+        for number, time in worker.knows.items():
+            since[other == number] = np.maximum(since[other == number], time)
         raced = (stamps >= since) & (other != worker.number)
         if raced.any():
             bad = int(np.flatnonzero(raced)[0])

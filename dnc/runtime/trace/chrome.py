@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from dnc.diagnostics import fail
-from dnc.ir.isa import END, FLOAT_FIELDS, GRID_BARRIER, NOP, REPLICA_BARRIER
+from dnc.ir.isa import EARLY, END, FLOAT_FIELDS, GRID_BARRIER, NOP, REPLICA_BARRIER
 from dnc.ir.plan import Opcode, Plan
 from dnc.ir.stamps import nanoseconds
 from dnc.runtime.atomic import write_atomically
@@ -26,7 +26,7 @@ from dnc.runtime.trace.timeline import HOST, Timeline, TracedLaunch
 from dnc.version import VERSION
 
 WORK, BARRIER, SETUP, IDLE, WHOLE, HOST_WORK = "work", "wait", "setup", "idle", "launch", "host"
-CATEGORIES = {REPLICA_BARRIER: BARRIER, GRID_BARRIER: BARRIER, END: BARRIER, NOP: IDLE}
+CATEGORIES = dict.fromkeys((REPLICA_BARRIER, GRID_BARRIER, EARLY, END), BARRIER) | {NOP: IDLE}
 # Colours that chrome://tracing knows; Perfetto chooses one a name.
 COLOURS = {BARRIER: "terrible", SETUP: "grey", IDLE: "white", WHOLE: "generic_work"}
 PROLOGUE = "load weights"

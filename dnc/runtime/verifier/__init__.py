@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dnc.runtime.schedule import Schedule
 from dnc.runtime.verifier.closing import Closing
+from dnc.runtime.verifier.early import rows_made_early
 from dnc.runtime.verifier.places import Places
 from dnc.runtime.verifier.queues import Queues
 from dnc.runtime.verifier.text import ScheduleError, Text
@@ -22,6 +23,8 @@ def verify(schedule: Schedule) -> None:
     """ScheduleError if anything about the words of `schedule` is wrong."""
     text = Text(schedule)
     text.check_header()
-    closing = Closing(text)
-    closing.check(Queues(text).check())
+    queues = Queues(text)
+    tail = queues.check()
+    closing = Closing(text, rows_made_early(text, queues.found, tail))
+    closing.check(tail)
     Places(text, closing).check()

@@ -16,11 +16,11 @@ from dnc.runtime.verifier.text import Ints, Text, need
 
 
 class Closing:
-    """tokens: touched rows by table. first: by a product's buffer of sums the rows that were summed. chunks:
-    arenas of gradients. norms: how many there are."""
+    """early: rows added up before, by gradient. tokens: touched rows by table. first: by a product's
+    buffer of sums the rows that were summed. chunks: arenas of gradients. norms: how many there are."""
 
-    def __init__(self, text: Text) -> None:
-        self.text = text
+    def __init__(self, text: Text, early: dict[str, int]) -> None:
+        self.text, self.early = text, early
         self.tokens: dict[str, int] = {}
         self.first: dict[str, int] = {}
         self.summed: dict[str, int] = {}
@@ -41,7 +41,7 @@ class Closing:
                 buffers.setdefault(self.text.bases[result.buffer], []).append(result)
         rows_of = list(zip(names, tail.tolist(), strict=True))
         chunks = dict[str, int]()  # by parameter
-        self.summed = dict.fromkeys(dense, 0)
+        self.summed = dict.fromkeys(dense, 0) | self.early
         outer = isa.OUTER in names
         if outer:
             found = tail[tail[:, 0] == self.text.number[isa.OUTER]]
@@ -183,6 +183,9 @@ class Closing:
         if at:  # a launch in which nothing else selects, as backward alone may be, has no list of it
             chosen = self.text.part(at + first, count, gradient.field)
             need((chosen == index).all(), f"'{name}': a row of another index than {index}")
+        if name in self.early:
+            right = first == self.early[name] and fields["accumulate"] == 1
+            need(right, f"'{name}': rows from {first} on are not added to the {self.early[name]} before them")
         self.summed[name] += count
 
     def _fields(self, name: str, fields: dict[str, int], expected: dict[str, int]) -> None:

@@ -14,14 +14,15 @@ from dnc.runtime.verifier.text import Ints, Text, need
 
 
 class Queues:
-    """See the module."""
+    """See the module. found: the instructions of every replica, once they are checked."""
 
     def __init__(self, text: Text) -> None:
         self.text = text
+        self.found: list[Ints] = []
 
     def check(self) -> Ints:
         """All checks; the instructions from the barrier behind all segments on, the same for all replicas."""
-        queues = self._queues()
+        queues = self.found = self._queues()
         tail = self._tail(queues)
         self._barriers(queues)
         self._polls(queues)

@@ -170,7 +170,8 @@ def run(prepared: Prepared, backend: Backend, case: Case) -> None:
     bench = Bench(prepared.program, prepared.plan, backend, prepared.forest, case.seed)
     tolerance = TOLERANCE[prepared.plan.precision]
     decisions = (case.apart, case.alike, case.added, case.shared)
-    with forced(None, *(each or None for each in decisions), parts=case.parts or None):
+    early = case.shared or None  # who has no rows has none but its share of what the grid has
+    with forced(None, *(each or None for each in decisions), parts=case.parts or None, early=early):
         check_training(bench, tolerance)
         check_evaluation(bench, tolerance)
         check_outputs(bench, tolerance)
