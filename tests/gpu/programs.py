@@ -81,6 +81,7 @@ class Variant:
     added: bool | None = None
     shared: bool | None = None
     parts: bool | None = None
+    early: bool | None = None
 
 
 VARIANTS = (
@@ -104,12 +105,13 @@ VARIANTS = (
     *(Variant(added=added) for added in (True, False)),
     *(Variant(shared=shared) for shared in (True, False)),
     *(Variant(parts=parts) for parts in (True, False)),
+    *(Variant(shared=True, early=early) for early in (True, False)),
     *(Variant(PlanOptions(batch=1, registers=registers)) for registers in (4, 8)),
     Variant(PlanOptions(batch=1, registers=8, cluster=0, workers=40)),
 )
 """Every variant of an instruction in turn: where weights are (also in two places), how they are multiplied,
-how states travel, tiles, how gradients are made, whether rows are few or not, partial sums, what the grid
-shares out, and whether parts of the recursion are apart."""
+how states travel, tiles, how gradients are made and whether early, whether rows are few or not, partial
+sums, what the grid shares out, and whether parts of the recursion are apart."""
 
 
 def forced_on(seed: int) -> Variant:
@@ -119,7 +121,8 @@ def forced_on(seed: int) -> Variant:
     choice = random.Random(-3 - seed)
     pushes = choice.choice(("all", "all", "none", "planned"))
     added = choice.choice((True, True, False, None))
-    return Variant(pushes=pushes, added=added, shared=choice.choice((True, None)))
+    shared = choice.choice((True, None))
+    return Variant(pushes=pushes, added=added, shared=shared, early=shared)
 
 
 def data_seed(seed: int) -> int:
@@ -231,7 +234,7 @@ def check(folder: Path, seed: int) -> tuple[Plan, str]:
     try:
         added = False if _runs_lean(seed, plan) else variant.added
         chosen = variant.few, variant.apart, variant.apart, added, variant.shared
-        with forced(*chosen, parts=variant.parts, early=variant.shared or None):
+        with forced(*chosen, parts=variant.parts, early=variant.early):
             run(prepared, backend, case)
             _same_bits(prepared, backend, case.seed)
     except Exception as error:
