@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +14,8 @@ os.environ.setdefault("DNC_VERIFY", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+gc.set_threshold(20_000, 20)  # else the garbage collector takes a twentieth of a run
+
 LONGEST = ("test_cuda_source.py", "test_kernels.py", "test_peers.py", "test_pages.py")
 """Files of tests of many seconds each."""
 
@@ -24,9 +25,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
-@pytest.fixture
-def nothing_to_collect() -> Iterator[None]:
-    """For what calls the garbage collector often: what the tests before have left is no work for it."""
+def pytest_collection_finish() -> None:
+    """What all tests share is not looked at again and again by the garbage collector."""
+    gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
+
+
+@pytest.fixture
+def nothing_to_collect() -> None:
+    """For what calls the garbage collector often: what the tests before have left is no work for it."""
+    gc.collect()
+    gc.freeze()
