@@ -9,10 +9,14 @@ threads at the same time, and nothing about time. Needs g++.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
+import os
+import pickle
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ import numpy as np
 
 from dnc.codegen.cuda_files import emit_source
 from dnc.codegen.nvrtc import LACKING
+from dnc.compiler import digest
 from dnc.ir.plan import Plan
 from dnc.runtime.cuda_backend import CudaBackend
 from dnc.runtime.cuda_driver import LaunchShape
@@ -47,7 +52,7 @@ ARGUMENTS = {name: name for name in (*PLACES, *NUMBERS)}
 _FUNCTION = re.compile(r"^__device__ __forceinline__ .*?^}\n", re.DOTALL | re.MULTILINE)
 _TVM = re.compile(r"^__forceinline__ __device__ void tvm_builtin.*?^}\n", re.DOTALL | re.MULTILINE)
 _ONE_LINE = re.compile(r"^__device__ __forceinline__ [^\n]*\}\n", re.MULTILINE)
-_HERE = Path(__file__).parent
+HEADER = Path(__file__).parent / "kernel.h"
 
 
 def translated(text: str, parameters: list[str]) -> str:
@@ -78,16 +83,52 @@ def translated(text: str, parameters: list[str]) -> str:
     )
 
 
-def compiled(files: dict[str, bytes], folder: Path) -> Path:
-    """The kernel as a library of the host."""
-    described = json.loads(files["kernel.json"])
-    source, library = folder / "kernel.cpp", folder / "kernel.so"
-    source.write_text(translated(files["kernel.cu"].decode(), described["parameters"]))
+def shared_by_all(folder: Path) -> Path:
+    """Where the processes of a run keep what they share, given the folder of a test."""
+    in_own_folder = "PYTEST_XDIST_WORKER" in os.environ  # of a process, in which are those of its tests
+    found = (folder.parents[1] if in_own_folder else folder.parent) / "emulator"
+    found.mkdir(exist_ok=True)
+    return found
+
+
+def made_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """A file that is whole or not there; who needs it at the same time may make it, too."""
+    if not path.exists():
+        with tempfile.TemporaryDirectory(dir=path.parent) as own:
+            make(Path(own) / path.name)
+            os.replace(Path(own) / path.name, path)
+    return path
+
+
+def _run(*arguments: str | Path) -> None:
     assert COMPILER is not None
-    command = [COMPILER, *OPTIONS, f"-I{_HERE}", "-o", str(library), str(source)]
-    found = subprocess.run(command, capture_output=True, text=True)
+    found = subprocess.run([COMPILER, *OPTIONS, *arguments], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr[:4000]
-    return library
+
+
+def compiled(files: dict[str, bytes], folder: Path) -> Path:
+    """The kernel as a library of the host; a text that was compiled in this run is not compiled again."""
+    described = json.loads(files["kernel.json"])
+    text = translated(files["kernel.cu"].decode(), described["parameters"]).encode()
+
+    def compile_text(library: Path) -> None:
+        source = library.with_suffix(".cpp")
+        source.write_bytes(text)
+        header = made_once(folder / "kernel.h.gch", lambda made: _run("-xc++-header", HEADER, "-o", made))
+        _run(f"-I{header.parent}", f"-I{HEADER.parent}", "-o", library, source)
+
+    return made_once(folder / f"{hashlib.sha256(text).hexdigest()}.so", compile_text)
+
+
+def emitted(plan: Plan, is_lean: bool, folder: Path) -> list[bytes]:
+    """Text and description of a plan's kernel, emitted once in a run."""
+
+    def emit(found: Path) -> None:
+        found.write_bytes(pickle.dumps(list(emit_source(plan, is_lean=is_lean).values())))
+
+    kind = "lean" if is_lean else "kernel"
+    found: list[bytes] = pickle.loads(made_once(folder / f"{digest(plan)}.{kind}", emit).read_bytes())
+    return found
 
 
 class _Kernel(FakeKernel):
@@ -162,9 +203,10 @@ def backends_of(
     is_lean: bool = False,
 ) -> list[CudaBackend]:
     """So many of them, whose launches may run at the same time."""
-    text, described = emit_source(plan, is_lean=is_lean).values()
+    shared = shared_by_all(folder)
+    text, described = emitted(plan, is_lean, shared)
     files = {"kernel.cu": change(text.decode()).encode(), "kernel.json": described, "kernel.cubin": b""}
-    library = compiled(files, folder)
+    library = compiled(files, shared)
     found = list[CudaBackend]()
     for number in range(devices):
         own = folder / f"kernel{number}.so"  # with variables of its own
