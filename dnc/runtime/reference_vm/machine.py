@@ -26,7 +26,7 @@ from dnc.runtime.reference_vm.gradients import (
     update,
 )
 from dnc.runtime.reference_vm.memory import Array, CheckedMemory, Finish, MachineError, Worker, stamp
-from dnc.runtime.reference_vm.segments import Share, unit_segment, vertex_segment
+from dnc.runtime.reference_vm.segments import Share, Whole, unit_segment, vertex_segment
 from dnc.runtime.schedule import list_words, queue
 
 DEVICE_SECONDS = 60.0  # that a device waits for the others
@@ -51,6 +51,9 @@ class ReferenceVM:
             segment.name: repeated_parts(segment) for segment in plan.segments if segment.repeated
         }
         self.shares = dict[tuple[int, int, int], Share]()
+        self.wholes = dict[int, Whole]()
+        self.memory = CheckedMemory(np.zeros(0, np.float32), 0, 1)
+        self.now = 0
         # All devices, this one among them, and what they wait at for each other.
         self.devices: Sequence[ReferenceVM] = (self,)
         self.meeting = Barrier(1)
@@ -67,15 +70,18 @@ class ReferenceVM:
         self.floats = words.view(np.float32)
         bases = words[self.layout.bases_at :]
         self.bases = {name: int(bases[at]) * 4 for name, at in self.layout.bases.items()}
+        self.lists = dict[str, int]()
         field = {name: int(words[at]) for name, at in self.layout.header.items()}
         self.replicas, self.per_replica = field["replicas"], field["workers"]
         self.runs = field[isa.RUNS]
         self.header = field
         total = self.replicas * self.per_replica
         self.zero_words = self.base(isa.PARAMETERS)
-        self.memory = CheckedMemory(pool, activations, total)
         # Stamps of now, and of the last barriers: of every replica, and of all workers.
-        self.now = self.since_grid = stamp(1)
+        self.now = self.since_grid = self.now + stamp(1)
+        if len(self.memory.words) != len(pool):
+            self.memory = CheckedMemory(pool, activations, total)
+        self.memory.begin(pool, activations, total, self.now)
         # When all devices met here last, and when somebody did something last.
         self.met = self.worked = 0
         self.since = [self.now] * self.replicas
@@ -111,12 +117,12 @@ class ReferenceVM:
         if not 0 <= instruction[0] < len(self.plan.opcodes):
             raise self.error(worker, f"unknown opcode {instruction[0]}")
         opcode = self.plan.opcodes[instruction[0]]
-        fields = dict(zip(opcode.fields, instruction[1:], strict=False))
         if opcode.name == isa.END:
             return True
         if opcode.name in (isa.REPLICA_BARRIER, isa.GRID_BARRIER):
             worker.waiting = opcode.name
             return False
+        fields = dict(zip(opcode.fields, instruction[1:], strict=False))
         if opcode.name == isa.LEAVE and self._ended(fields, worker):
             worker.counter = fields["to"]
             return False
@@ -229,6 +235,12 @@ class ReferenceVM:
             self.shares[key] = Share(segment, begin, end)
         return self.shares[key]
 
+    def whole(self, segment: Segment) -> Whole:
+        """A segment whose rows are made in whole, the same for all instructions."""
+        if id(segment) not in self.wholes:
+            self.wholes[id(segment)] = Whole(segment)
+        return self.wholes[id(segment)]
+
     def _execute(self, name: str, fields: dict[str, int], worker: Worker) -> Finish | None:
         """Executes an instruction; the answer, if any, ends it when all workers of the replica have come."""
         if name not in (isa.NOP, isa.LEAVE, isa.DEVICE_BARRIER):
@@ -280,7 +292,9 @@ class ReferenceVM:
 
     def list(self, name: str) -> int:
         """Where a list of the schedule begins."""
-        return list_words(self.words, self.layout, name)
+        if name not in self.lists:
+            self.lists[name] = list_words(self.words, self.layout, name)
+        return self.lists[name]
 
     def word(self, at: int, worker: Worker) -> int:
         """A word of the schedule."""

@@ -33,7 +33,8 @@ def stamp(time: int) -> int:
 
 def _largest(numbers: Array) -> Any:
     """The largest of some 64-bit numbers, among which negative ones are larger than any other."""
-    return np.maximum.reduce(numbers.view(np.uint64))
+    found = numbers.view(np.uint64)
+    return found.item(found.argmax())  # a third of the time of `max`, where they are few
 
 
 # Ends an instruction, given what the workers of the replica have sent, by rank.
@@ -63,16 +64,21 @@ class Worker:
 class CheckedMemory:
     """The pool with a log of who wrote and who read each word last, and when, if there are several workers.
 
-    A stamp is a time and a worker's number; times grow with every barrier. 0: nobody yet. There are as many
+    A stamp is a time and a worker's number; times grow with every barrier, and from launch to launch. Nobody
+    has touched a word whose stamp is of a launch before, but who made the static words. There are as many
     stamps again of words that are not there, which nobody writes: of those behind the pool, and, counted from
     the end, of those in front of it.
     """
 
     def __init__(self, words: Array, static: int, workers: int) -> None:
-        self.words, self.alone = words, workers == 1
-        self.wrote = np.zeros(2 * len(words), np.int64)
-        self.wrote[:static] = 1  # before the first time
-        self.has_read = np.zeros(0 if self.alone else len(words), np.int64)
+        self.wrote, self.has_read = np.zeros(2 * len(words), np.int64), np.zeros(0, np.int64)
+        self.begin(words, static, workers, stamp(1))
+
+    def begin(self, words: Array, static: int, workers: int, first: int) -> None:
+        """A launch, on a pool of the same size. first: the first stamp of its first time."""
+        self.words, self.static, self.alone, self.first = words, static, workers == 1, first
+        if not self.alone and not len(self.has_read):
+            self.has_read = np.zeros(len(words), np.int64)
 
     def _outside(self, at: Array, machine: ReferenceVM, worker: Worker) -> MachineError:
         """What is wrong with addresses of which some are outside the pool, or in front of what is written."""
@@ -87,15 +93,17 @@ class CheckedMemory:
         """MachineError if some stamps, not all of them settled, are of other workers, and no barrier of both
         came since."""
         of_replica, of_grid = machine.since[worker.replica], machine.since_grid
-        other = stamps & (stamp(1) - 1)
-        since = np.where(other // machine.per_replica == worker.replica, of_replica, of_grid)
-        for number, time in worker.knows.items():
-            since[other == number] = np.maximum(since[other == number], time)
-        raced = (stamps >= since) & (other != worker.number)
-        if raced.any():
-            bad = int(np.flatnonzero(raced)[0])
+        raced = list[int]()
+        for found in set(stamps[stamps >= min(of_replica, of_grid)].tolist()):  # of few times and workers
+            other = found & (stamp(1) - 1)
+            since = of_replica if other // machine.per_replica == worker.replica else of_grid
+            if found >= max(since, worker.knows.get(other, 0)) and other != worker.number:
+                raced.append(found)
+        if raced:
+            bad = int(np.flatnonzero(np.isin(stamps, raced))[0])
+            other = int(stamps[bad]) & (stamp(1) - 1)
             raise machine.error(
-                worker, f"race: word {int(at[bad])} was {verb} by worker {int(other[bad])} in the same epoch"
+                worker, f"race: word {int(at[bad])} was {verb} by worker {other} in the same epoch"
             )
 
     def read(self, at: Array, machine: ReferenceVM, worker: Worker) -> Array:
@@ -107,20 +115,27 @@ class CheckedMemory:
             found: Array = self.words.take(at).astype(np.float64)
         except IndexError:
             raise self._outside(at, machine, worker) from None
-        if found.size and _largest((stamps - 1).ravel()) >= machine.settled(worker) - 1:  # 0 is the largest
+        # Stamps of launches before are the largest.
+        if found.size and _largest(stamps - self.first) >= machine.settled(worker) - self.first:
             self._check_written(at.ravel(), stamps.ravel(), machine, worker)
         return found
 
     def _check_written(self, at: Array, stamps: Array, machine: ReferenceVM, worker: Worker) -> None:
         """MachineError if words that are read are not there, or were not written, or by workers who were not
         waited for."""
-        if not stamps.all():
-            if _largest(at) >= len(self.words):
+        unwritten = self._unwritten(at, stamps)
+        if len(unwritten):
+            if _largest(unwritten) >= len(self.words):
                 raise self._outside(at, machine, worker)
-            bad = int(at[stamps == 0][0])
+            bad = int(unwritten[0])
             raise machine.error(worker, f"word {bad} is read before anything was written there")
-        if not self.alone:
+        if not self.alone and _largest(stamps) >= machine.settled(worker):
             self._check_ordered(at, stamps, machine, worker, "written")
+
+    def _unwritten(self, at: Array, stamps: Array) -> Array:
+        """Those of some places behind the static words, or outside the pool, where nobody has written."""
+        nobody = at[stamps < self.first]
+        return nobody[nobody.view(np.uint64) >= self.static]
 
     def write(self, at: Array, values: Array, machine: ReferenceVM, worker: Worker) -> None:
         """Changes the words at some places; MachineError if that is not allowed now."""
@@ -129,10 +144,12 @@ class CheckedMemory:
             return
         if _largest(flat - machine.zero_words) >= len(self.words) - machine.zero_words:
             raise self._outside(flat, machine, worker)
-        for stamps, verb in () if self.alone else ((self.wrote, "written"), (self.has_read, "read")):
-            found = stamps.take(flat)
-            if _largest(found) >= machine.settled(worker):
-                self._check_ordered(flat, found, machine, worker, verb)
+        if not self.alone:
+            settled = machine.settled(worker)
+            for stamps, verb in (self.wrote, "written"), (self.has_read, "read"):
+                found = stamps.take(flat)
+                if _largest(found) >= settled:
+                    self._check_ordered(flat, found, machine, worker, verb)
         if values.shape != at.shape:
             values = np.broadcast_to(values, at.shape)
         self.words[flat] = values.ravel()
@@ -142,7 +159,7 @@ class CheckedMemory:
         """What a device reads of this one, for which it has waited; MachineError if it was not there then."""
         self._check_inside(at)
         stamps = self.wrote[at]
-        if len(at) and not np.minimum.reduce(stamps):
+        if len(self._unwritten(at, stamps)):
             raise MachineError(f"word {int(at[0])} or one behind it is added up before anything was written")
         self._check_waited(at, stamps, machine)
         return self.words[at].astype(np.float64)

@@ -190,13 +190,7 @@ def load_matrix(vm: ReferenceVM, parameter: str, select: str | None, row: int, w
     return vm.plan.weight_format.unpack(flat, shape).astype(np.float64)
 
 
-def load_operand(vm: ReferenceVM, pieces: tuple[Piece, ...], row: int, worker: Worker) -> Array:
-    """The elements of several pieces, one behind the other."""
-    found = load_values(vm, [(p.address, np.arange(p.width)) for p in pieces], row, worker)
-    return np.concatenate(found) if len(found) > 1 else np.asarray(found[0])
-
-
 def load_operands(vm: ReferenceVM, pieces: tuple[Piece, ...], rows: range, worker: Worker) -> Array:
-    """The same for some rows: [rows, elements]."""
+    """The elements of several pieces, one behind the other, for some rows: [rows, elements]."""
     found = [load_rows(vm, p.address, rows, np.arange(p.width), worker) for p in pieces]
     return np.concatenate(found, axis=1)

@@ -14,14 +14,13 @@ import numpy as np
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
-from dnc.ir.plan import UNIT, Load, ParameterAddress, Segment, Store, unit_range
+from dnc.ir.plan import UNIT, Address, ParameterAddress, Segment, Store, unit_range
 from dnc.runtime.reference_vm.memory import Array, Finish, Worker
 from dnc.runtime.reference_vm.operands import (
     FIRST,
     check_selected,
     kept,
     load_matrix,
-    load_operand,
     load_values,
     shaped,
 )
@@ -50,7 +49,12 @@ class Share:
                 *(transposed.delta for transposed in segment.transposed),
             )
         }
-        self.loads = [(load.address, self.elements[load.value]) for load in segment.loads]
+        self.products = sorted(self.used, key=str)
+        self.selects = {select for _, select in self.used}
+        # What is read of a row, at once: the values of the cell, and behind them the operands of products.
+        self.reads = [(load.address, self.elements[load.value]) for load in segment.loads]
+        for product in segment.products:
+            self.reads += [(piece.address, np.arange(piece.width)) for piece in product.pieces]
         self.operations = [(op, self._evaluation(op)) for op in segment.cell.ops]
 
     def _elements(self, value: Value) -> Array:
@@ -75,6 +79,35 @@ class Share:
         return lambda operands: evaluate(operands, attributes)
 
 
+class Whole:
+    """A segment whose rows are made in whole: what is read, computed and stored of each."""
+
+    def __init__(self, segment: Segment) -> None:
+        self.matrices, self.vectors = list[tuple[Value, ParameterAddress]](), list[Value]()
+        self.reads = list[tuple[Address, Array]]()
+        for load in segment.loads:
+            if isinstance(load.address, ParameterAddress) and len(load.value.tensor.shape) > 1:
+                self.matrices.append((load.value, load.address))
+            else:
+                self.vectors.append(load.value)
+                self.reads.append((load.address, np.arange(load.value.tensor.size)))
+        self.operations = [
+            (op, OPS[op.opcode].evaluate, dict[str, Any](op.attributes)) for op in segment.cell.ops
+        ]
+        self.stores = [(store, np.arange(store.value.tensor.size)) for store in segment.stores]
+
+    def values(self, vm: ReferenceVM, row: int, worker: Worker) -> dict[Value, Any]:
+        """The values of the cell for a row."""
+        values = dict[Value, Any]()
+        for value, address in self.matrices:
+            values[value] = load_matrix(vm, address.parameter, address.select, row, worker)
+        for value, found in zip(self.vectors, load_values(vm, self.reads, row, worker), strict=True):
+            values[value] = shaped(value, found)
+        for op, evaluate, attributes in self.operations:
+            values[op.result] = evaluate([values[operand] for operand in op.operands], attributes)
+        return values
+
+
 def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worker: Worker) -> Finish | None:
     """All rows of a group, for this worker's own units; and then its share of what the workers add up.
 
@@ -97,14 +130,16 @@ def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worke
 def _units(vm: ReferenceVM, share: Share, first: int, rows: int, worker: Worker) -> dict[Value, Any]:
     """All rows of a group, for some units; the values of the last row."""
     segment, elements = share.segment, share.elements
-    check_selected(vm, {select for _, select in share.used}, first, rows, worker)
-    matrices = {use: load_matrix(vm, *use, first, worker) for use in sorted(share.used, key=str) if rows}
+    check_selected(vm, share.selects, first, rows, worker)
+    matrices = {use: load_matrix(vm, *use, first, worker) for use in share.products if rows}
     values: dict[Value, Any] = {}
     for row in range(first, first + rows):
-        for load, found in zip(segment.loads, load_values(vm, share.loads, row, worker), strict=True):
-            values[load.value] = shaped(load.value, found)
+        read = iter(load_values(vm, share.reads, row, worker))
+        for load in segment.loads:
+            values[load.value] = shaped(load.value, next(read))
         for product in segment.products:
-            operand = load_operand(vm, product.pieces, row, worker)
+            pieces = [next(read) for _ in product.pieces]
+            operand = np.concatenate(pieces) if len(pieces) > 1 else np.asarray(pieces[0])
             matrix = matrices[product.parameter, product.select]
             values[product.result] = matrix[elements[product.result]] @ operand
         for op, evaluate in share.operations:
@@ -138,7 +173,7 @@ def _add_up(vm: ReferenceVM, sent: list[dict[Any, Array]], worker: Worker) -> No
 
 def _scalars(vm: ReferenceVM, whole: Segment, row: int, worker: Worker) -> dict[Value, Any]:
     """What every worker makes of whole vectors, as vectors of one element; the first one stores it."""
-    values = _whole(vm, whole, row, worker)
+    values = vm.whole(whole).values(vm, row, worker)
     if worker.rank == 0:
         _store(vm, [(store, FIRST, values[store.value]) for store in whole.stores], row, worker)
     return {value: np.atleast_1d(values[value]) for value in whole.cell.results}
@@ -149,30 +184,12 @@ def vertex_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, wor
     share = -(-rows // vm.per_replica)
     begin = min(rows, worker.rank * share)
     end = min(rows, begin + share)
+    whole = vm.whole(segment)
     for row in range(first + begin, first + end):
-        values = _whole(vm, segment, row, worker)
+        values = whole.values(vm, row, worker)
         for place in segment.scratch:
             vm.write(kept(vm, place, row, worker), values[place.value], worker)
-        stored = [(each, np.arange(each.value.tensor.size), values[each.value]) for each in segment.stores]
-        _store(vm, stored, row, worker)
-
-
-def _whole(vm: ReferenceVM, segment: Segment, row: int, worker: Worker) -> dict[Value, Any]:
-    """The values of a VERTEX segment's cell for a row."""
-    values, vectors = dict[Value, Any](), list[Load]()
-    for load in segment.loads:
-        address = load.address
-        if isinstance(address, ParameterAddress) and len(load.value.tensor.shape) > 1:
-            values[load.value] = load_matrix(vm, address.parameter, address.select, row, worker)
-        else:
-            vectors.append(load)
-    wanted = [(load.address, np.arange(load.value.tensor.size)) for load in vectors]
-    for load, found in zip(vectors, load_values(vm, wanted, row, worker), strict=True):
-        values[load.value] = shaped(load.value, found)
-    for op in segment.cell.ops:
-        operands = [values[v] for v in op.operands]
-        values[op.result] = OPS[op.opcode].evaluate(operands, dict(op.attributes))
-    return values
+        _store(vm, [(store, index, values[store.value]) for store, index in whole.stores], row, worker)
 
 
 def _store(vm: ReferenceVM, stored: list[tuple[Store, Array, Any]], row: int, worker: Worker) -> None:
