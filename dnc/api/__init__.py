@@ -35,18 +35,21 @@ from dnc.runtime.importers import import_file
 from dnc.runtime.interrupts import Interrupts
 from dnc.runtime.rates import rate_schedule
 from dnc.runtime.run_config import (
+    GONE,
     RunConfig,
     check_options,
-    has_lost_its_beginning,
     read_config,
+    why_not_again,
     with_values,
 )
-from dnc.runtime.run_folder import check_result
+from dnc.runtime.run_folder import CONFIG, check_result
 
 __all__ = [
     "Batch",
+    "CONFIG",
     "Data",
     "DataCheck",
+    "GONE",
     "Interrupts",
     "LAUNCHES",
     "Missing",
@@ -64,7 +67,6 @@ __all__ = [
     "explain_build",
     "find_checkpoint",
     "generate_lines",
-    "has_lost_its_beginning",
     "import_file",
     "load",
     "machine_of",
@@ -77,6 +79,7 @@ __all__ = [
     "run_passes",
     "start_by_name",
     "summary_of",
+    "why_not_again",
     "with_values",
     "write_lines",
     "write_text",
@@ -113,7 +116,7 @@ def load(
     plan = build_plan(opened, place.target)
     model = Model(opened, plan, open_backend(place, plan, opened, replicas, workers), int(seed))
     model.memory_words = None if memory_bytes is None else memory_bytes // 4
-    model.encoders = encoders
+    model.grid, model.encoders = (replicas, workers), encoders
     if checkpoint is not None:
         model.restore(checkpoint)
     return model

@@ -7,17 +7,17 @@ Out: a model with parameters. Guaranteed: no row of a file is taken for that of 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import attrs
 
+from dnc.api.origin import Origin
 from dnc.diagnostics import fail
 from dnc.ir.program import TABLE, Program
 from dnc.runtime.checkpoint import stored_vocabularies
-from dnc.runtime.data import read, vocabulary_dimensions
+from dnc.runtime.data import dimension_names, read, vocabulary_dimensions
 from dnc.runtime.initialize import shapes
 from dnc.runtime.measurements import class_metrics
 from dnc.runtime.memory import FIRST_SCHEDULE, MEGABYTE, too_little
@@ -70,10 +70,13 @@ def start_by_name(
     """
     tensors, metadata = read_tensors(path)
     vocabularies = stored_vocabularies(metadata, path) or {}
+    origin = Origin.of_words(None, min_count)
     if vocabulary_dimensions(model.program).keys() - vocabularies:
-        found = read(data, model.program, labels_required=trains, min_count=min_count).vocabularies
+        dataset = read(data, model.program, labels_required=trains, min_count=min_count)
+        found = dataset.vocabularies
+        origin = origin if vocabularies else Origin.of_words(dataset.digest(), min_count)
         worded = {n for n, each in found.items() if each.words is not None and n not in vocabularies}
-        unclear = worded & _dimensions(model, tensors) if trains else worded
+        unclear = worded & dimension_names(model.program, tensors) if trains else worded
         if unclear:
             named = ", ".join(f"'{name}'" for name in found if name in unclear)
             raise fail(
@@ -93,11 +96,5 @@ def start_by_name(
             for name, each in found.items()
         }
         vocabularies = {name: vocabularies.get(name, each) for name, each in of_data.items()}
-    model.start(vocabularies)
+    model.start(vocabularies, origin=origin)
     return model.load_weights(path)
-
-
-def _dimensions(model: Model, names: Container[str]) -> set[str]:
-    """What the sizes of the parameters among `names` are made of."""
-    found = (p.dimensions for p in model.program.parameters if p.name in names)
-    return {word for dimensions in found for each in dimensions for word in re.findall(r"\w+", each.name)}

@@ -29,6 +29,7 @@ from dnc.api.arguments import (
     with_settings,
 )
 from dnc.api.first_values import check_class_metrics, check_memory
+from dnc.api.origin import ELSEWHERE, Origin
 from dnc.api.reading import Reader
 from dnc.api.streaming import ModelStream
 from dnc.api.tracing import LAUNCHES, start_timeline
@@ -73,8 +74,10 @@ class Model:
         self.hyper = DEFAULT
         self.vocabularies: dict[str, Vocabulary] | None = None
         self.position, self.course = Position(), Course()
+        self.origin = Origin()
         self.keep_place: Callable[[], None] = lambda: None  # in training: writes both as they are by now
         self.memory_words: int | None = None
+        self.grid: tuple[int | None, int | None] = None, None  # replicas, workers that were asked for
         self.encoders: int | None = None
         self.timeline = OFF
         self._session: Session | None = None
@@ -149,7 +152,7 @@ class Model:
         check_whole("min_count", min_count, 1)
         dataset = self._reader.read(data, self.vocabularies, labels_required, min_count)
         if self.vocabularies is None:
-            self.start(dataset.vocabularies)
+            self.start(dataset.vocabularies, origin=Origin.of_data(dataset))
         return dataset
 
     def encoder(self, dataset: Dataset) -> Encoder:
@@ -170,7 +173,7 @@ class Model:
         if self.vocabularies is None:
             if data.vocabularies and data is not batch:
                 raise fail(NO_VOCABULARY)  # a batch is too little to make one of
-            self.start(data.vocabularies)
+            self.start(data.vocabularies, origin=Origin.of_data(data))
         return data, sample_numbers(None, data.samples)
 
     @property
@@ -194,9 +197,12 @@ class Model:
         return self.start({}) if self._session is None else self._session
 
     def start(
-        self, vocabularies: dict[str, Vocabulary], values: Mapping[str, Floats] | None = None
+        self,
+        vocabularies: dict[str, Vocabulary],
+        values: Mapping[str, Floats] | None = None,
+        origin: Origin | None = None,
     ) -> Session:
-        """Makes the session, now that the sizes of the tables are known."""
+        """Makes the session, now that the sizes of the tables are known. origin: of words and values."""
         rows = table_rows(self.program, vocabularies)
         check_memory(self, rows)
         first = values or initialize(self.program, rows, self.seed)
@@ -221,6 +227,7 @@ class Model:
             self.encoders,
         )
         self.vocabularies = vocabularies
+        self.origin = origin or Origin(words=ELSEWHERE if vocabularies else None)
         return self._session
 
     @in_turn
@@ -242,6 +249,11 @@ class Model:
             arrays[name] = array
         check_finite(arrays, "set_parameters")
         self.session.write_arrays(arrays)
+        self.origin = self._origin().but("began with parameters that were set in Python")
+
+    def _origin(self) -> Origin:
+        """Where the model is now."""
+        return self.origin.at(self.session.steps_done)
 
     @moves
     def load_weights(self, path: str | Path) -> tuple[str, ...]:
@@ -249,6 +261,7 @@ class Model:
         rows = self.session.memory.table_rows
         values, names = load_weights(path, self.program, rows, self.parameters())
         self.session.write_arrays(values)
+        self.origin = self._origin().with_weights(path, names, self.program, self.vocabularies or {})
         return names
 
     @moves
@@ -259,6 +272,7 @@ class Model:
         vocabulary = vocabularies.get(parameter.dimensions[0].name)
         rows, found = read_embeddings(path, parameter, vocabulary, values)
         self.session.write_arrays({table: rows})
+        self.origin = self._origin().with_embeddings(table, path)
         return found
 
     # ---- checkpoints ----------------------------------------------------------------------------
@@ -272,7 +286,8 @@ class Model:
         rows = table_rows(self.program, checkpoint.vocabularies)
         check_model(checkpoint, self.program, self.build.digest, rows, path)
         check_memory(self, rows, len(checkpoint.optimizer_state))
-        self.start(checkpoint.vocabularies, checkpoint.weights)
+        origin = Origin.of_checkpoint(path, checkpoint.position.step)
+        self.start(checkpoint.vocabularies, checkpoint.weights, origin)
         if self.plan.trains:
             self.session.write_state(
                 checkpoint.hyper.optimizer, checkpoint.optimizer_steps, checkpoint.optimizer_state

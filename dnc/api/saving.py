@@ -6,9 +6,11 @@ saving changes nothing of the model; no input and no file of a build or of a run
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -56,6 +58,7 @@ def write(model: Model, path: str | Path) -> None:
             model.course,
         ),
     )
+    model.origin = attrs.evolve(model.origin, saved=(os.path.abspath(path), model.position.step))
 
 
 def _kept(

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dnc.api.arguments import Data, check_whole
+from dnc.api.kept import asked_for, begun, gone_on
 from dnc.api.saving import write
 from dnc.diagnostics import fail
-from dnc.ir.optimizers import OPTIMIZERS
 from dnc.runtime.checkpoint import Course, checkpoint_place
 from dnc.runtime.curves import TensorBoard, read_events, tensorboard_library
 from dnc.runtime.data import Dataset
@@ -23,7 +23,7 @@ from dnc.runtime.interrupts import Interrupts
 from dnc.runtime.outside import check_unaided
 from dnc.runtime.phases import RESULT_KINDS, TRAIN
 from dnc.runtime.rates import RateSchedule
-from dnc.runtime.run_config import RunConfig, with_values
+from dnc.runtime.run_config import RunConfig
 from dnc.runtime.run_folder import CONFIG, METRICS, RunFolder, check_free, lies_in, new_run
 from dnc.runtime.trainer import Event, Trainer, TrainOptions
 
@@ -140,11 +140,15 @@ def train(
         tick,
     )
     place = run_dir or new_run(model.build.model)
-    first = None if resumed is None or lies_in(resumed, place) else str(resumed)
-    effective = _effective(model, config or RunConfig(), data, dev, options, tensorboard, first)
-    if trainer.exhausted() and (Path(place) / CONFIG).exists():
-        effective = None  # of what trains nothing nothing is kept
-    folder = RunFolder(place, resumed, model.position.step, again, effective)
+    asked = asked_for(model, config or RunConfig(), data, dev, options, tensorboard)
+    kept: tuple[RunConfig | None, str] = None, ""
+    if not (trainer.exhausted() and (Path(place) / CONFIG).exists()):  # else there is nothing new to keep
+        if resumed is not None and lies_in(resumed, place):
+            dev_digest = None if measures is None else measures.digest()
+            kept = gone_on(model, asked, Path(place), others, dev_digest)
+        else:
+            kept = begun(model, asked, samples, dev is not None)
+    folder = RunFolder(place, resumed, model.position.step, again, *kept)
     assert model.vocabularies is not None
     folder.keep_vocabularies(model.vocabularies)
     board = TensorBoard(folder.path, read_events(folder.path / METRICS)) if tensorboard else None
@@ -193,40 +197,6 @@ def _check_samples(model: Model, dataset: Dataset, digest: str) -> bool:
     if model.position.batch and others:
         raise fail(f"training is inside an epoch over other samples than those of {dataset.path}")
     return others
-
-
-def _effective(
-    model: Model,
-    config: RunConfig,
-    data: Data,
-    dev: Data | None,
-    options: TrainOptions,
-    tensorboard: bool,
-    first: str | None,
-) -> RunConfig | None:
-    """A configuration with what the run has chosen; data that are no file have no place in it.
-
-    first: the checkpoint that it begins with, None for none, or for one that it goes on from.
-    """
-    hyper, schedule = model.hyper, options.schedule
-    values: dict[str, Any] = {name: getattr(hyper, name) for name in OPTIMIZERS[hyper.optimizer].settings}
-    values["lr"] = values.pop("learning_rate")
-    values |= {"build": str(model.build.path), "checkpoint": first, "data": _path(data), "dev": _path(dev)}
-    values |= {"epochs": options.epochs, "batch": options.batch, "seed": options.seed}
-    values |= {"patience": options.patience, "log_every": options.log_every}
-    values |= {"save_every": options.save_every, "tensorboard": tensorboard or None}
-    if schedule != RateSchedule():
-        values |= {"schedule": schedule.kind, "warmup": schedule.warmup or None}
-        values["decay"] = None if schedule.kind == "constant" else schedule.decay
-        values["decay_every"] = schedule.every if schedule.kind in ("step", "exponential") else None
-    clip = hyper.clip_norm if np.isfinite(hyper.clip_norm) else None
-    return with_values(config, optimizer=hyper.optimizer, clip=clip, **values)
-
-
-def _path(data: Data | None) -> str | None:
-    """Where data come from, if that is a file or a folder."""
-    path = data.path if isinstance(data, Dataset) else data
-    return str(path) if isinstance(path, str | Path) and Path(path).exists() else None
 
 
 def _start_event(model: Model, dataset: Dataset, options: TrainOptions, folder: Path) -> Event:

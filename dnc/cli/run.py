@@ -34,7 +34,7 @@ MEASURING = (
 """Options that --eval and --predict look at; --predict has a seed, too; all others are for training."""
 STARTING = ("weights", "checkpoint")
 """Those that a configuration has for the beginning of training: there they count if they are given."""
-BEGINNING = ("weights", "embeddings", "min_count")
+BEGUN = ("weights", "embeddings", "min_count")
 """What a run begins with: its checkpoint has all of that, so that they mean nothing to a run that goes on."""
 
 
@@ -157,16 +157,31 @@ def run(
         api.check_result(out, wanted.data, begun, wanted.weights, config)
     if measuring:
         return _measure(wanted, predict, begun, run_dir, tracing)
-    if config is not None and wanted.checkpoint is None and api.has_lost_its_beginning(config):
-        begins = "this one begins with random ones; --checkpoint FILE gives it others"
-        _say(f"note: the run of {config} began with weights that are gone, and {begins}")
+    if config is not None:
+        _tell_another(config, wanted.checkpoint is not None)
+    elif resume is not None and last is None:
+        _tell_another(resume / api.CONFIG)
     same_data = resume is not None and data is None
     return _train(wanted, last, resume or run_dir, resume is not None, same_data, tracing)
 
 
+def _tell_another(config: Path, has_weights: bool = False) -> None:
+    """Says so where a run is made of the configuration of one that it does not make again.
+
+    has_weights: it begins with a checkpoint.
+    """
+    from dnc import api
+
+    why, is_another = api.why_not_again(config), "this one is another"
+    if why == api.GONE:
+        is_another = "this one begins with random ones; --checkpoint FILE gives it others"
+    if why and not (why == api.GONE and has_weights):
+        _say(f"note: the run of {config} {why}, and {is_another}")
+
+
 def _refuse_beginning(begun: RunConfig, wanted: RunConfig, run: Path) -> None:
     """DiagnosticError if an option asks for another beginning than a run has had."""
-    for name in BEGINNING:
+    for name in BEGUN:
         if _beginning(wanted, name) != _beginning(begun, name):
             raise fail(
                 f"--resume and --{name.replace('_', '-')} exclude each other: {run} has begun already",

@@ -31,10 +31,19 @@ PATHS = ("build", "data", "dev", "weights", "checkpoint")
 WANTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 FROM_ZERO = ("seed", "warmup")
 MOST_SHOWN = 40  # letters of a value in a message
-HEAD = "# The configuration of a run. To make it again: dnc run --config {name}\n"
-OVERWRITTEN = (
-    "# The configuration of a run that began with weights in its folder, in whose place are others now.\n"
+# What a run begins with.
+BEGINNING = ("min_count", "weights", "checkpoint", "embeddings")
+# What may be another while a run goes on, and its bits are those of a run that was asked for it at first.
+# Others compare data by their samples, and devices.
+HARMLESS = (
+    *BEGINNING,
+    *("build", "data", "dev", "epochs", "patience", "seed", "log_every", "save_every"),
+    *("tensorboard", "device"),
 )
+HEAD = "# The configuration of a run. To make it again: dnc run --config {name}\n"
+NOT_AGAIN = "# The configuration of a run, which this file does not make again: the run "
+GONE = "began with weights that are gone"
+OVERWRITTEN = f"{NOT_AGAIN}{GONE}\n"
 
 
 class RunConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
@@ -72,6 +81,7 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
     workers: int | None = None
 
 
+NO_SCHEDULE = RunConfig(schedule="constant", warmup=0)
 # What every number can be that is not whole.
 NUMBERS = {"lr": SETTINGS["learning_rate"], "clip": CLIP} | {
     name: setting for name, setting in SETTINGS.items() if name in RunConfig.__struct_fields__
@@ -120,12 +130,27 @@ def read_config(path: str | Path) -> RunConfig:
     return _from_folder(config, Path(path).absolute().parent)
 
 
-def has_lost_its_beginning(path: str | Path) -> bool:
-    """Whether a configuration is of a run that began with weights in whose place are others now.
+def why_not_again(path: str | Path) -> str:
+    """What a run has done that its configuration does not do again; "" for nothing that is known.
 
     OSError where it cannot be read.
     """
-    return Path(path).read_bytes().startswith(OVERWRITTEN.encode())
+    with Path(path).open(encoding="utf-8", errors="replace") as file:
+        head = file.readline()
+    return head.removeprefix(NOT_AGAIN).rstrip("\n") if head.startswith(NOT_AGAIN) else ""
+
+
+def changed(before: RunConfig, after: RunConfig) -> str:
+    """Options with which a run that goes on would be another one, had it had them from the first: in words
+    as they were; "" for none."""
+    found = [name for name in RunConfig.__struct_fields__ if name not in HARMLESS]
+    if "cosine" in (before.schedule, after.schedule):  # its rates follow from the number of epochs
+        found.append("epochs")
+    if after.patience is not None and (before.patience is None or before.patience > after.patience):
+        found.append("patience")  # it might have ended earlier
+    before, after = (with_values(NO_SCHEDULE, **msgspec.structs.asdict(each)) for each in (before, after))
+    old = {name: getattr(before, name) for name in found if getattr(before, name) != getattr(after, name)}
+    return ", ".join(f"no {name}" if value is None else f"{name} {value}" for name, value in old.items())
 
 
 def check_options(config: RunConfig) -> None:
@@ -178,16 +203,15 @@ def _shown(value: Any) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
-def write_config(path: Path, config: RunConfig, overwrites: bool = False) -> None:
+def write_config(path: Path, config: RunConfig, why: str = "") -> None:
     """Writes a configuration, its paths absolute; OSError where that fails.
 
-    overwrites: whether it, or what it takes the place of, is of a run that writes over what it began with.
+    why: what its run has done that it does not do again, "" for nothing.
     """
     import tomli_w  # a machine that only runs a build through Python needs none
 
     values = msgspec.to_builtins(_from_folder(config, Path.cwd()))
-    overwrites = overwrites or (path.exists() and has_lost_its_beginning(path))
-    head = OVERWRITTEN if overwrites else HEAD.format(name=path.name)
+    head = f"{NOT_AGAIN}{why}\n" if why else HEAD.format(name=path.name)
     text = head + tomli_w.dumps({k: v for k, v in values.items() if v is not None})
     write_atomically(path, [text.encode()])
 

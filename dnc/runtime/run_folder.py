@@ -1,6 +1,6 @@
 """The folder of a run: what training writes.
 
-    run.toml           the configuration; `dnc run --config` with it makes the run again
+    run.toml           the configuration; `dnc run --config` with it makes the run again, or it says why not
     metrics.jsonl      an event a line
     vocabulary.json    the numbers of words and labels
     last.safetensors   the checkpoint of the last epoch (or of where it was stopped)
@@ -73,7 +73,8 @@ class RunFolder:
     """An open run.
 
     resumed: the checkpoint that the run goes on from, which may lie in it. again: the folder may hold a
-    run that has no checkpoint yet. step: the steps done. config: what is kept as run.toml.
+    run that has no checkpoint yet. step: the steps done. config: what is kept as run.toml; why: it does not
+    make the run again, "" where it does.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class RunFolder:
         step: int = 0,
         again: bool = False,
         config: RunConfig | None = None,
+        why: str = "",
     ) -> None:
         check_path(path, "a run folder")
         self.path = Path(path)
@@ -102,7 +104,7 @@ class RunFolder:
             if own:
                 self._tidy(step)
             if config is not None:  # first of all: with it, a run that was killed can be gone on with
-                write_config(self.path / CONFIG, config, own and resumed is not None and not step)
+                write_config(self.path / CONFIG, config, why)
             self._metrics: TextIO = (self.path / METRICS).open("a", encoding="utf-8")
         except OSError as error:
             raise fail(f"{path}: cannot be written: {error.strerror}") from None

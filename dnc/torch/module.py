@@ -115,6 +115,7 @@ class Module(nn.Module):
         self._frozen = [p.name for p in model.program.parameters if not p.trained]
         self._make_parameters()
         self._memory.bring_in(self._values())
+        model.origin = model.origin.but("began with parameters that PyTorch has")
         refuse_fused_steps_on_gaps()
 
     def _make_parameters(self) -> None:

@@ -11,6 +11,7 @@ from dnc.runtime.data.reader import Dataset, read, read_samples
 from dnc.runtime.data.usage import layout_of
 from dnc.runtime.data.vocabulary import (
     Vocabulary,
+    dimension_names,
     has_vocabulary,
     load_vocabularies,
     save_vocabularies,
@@ -25,6 +26,7 @@ __all__ = [
     "Layout",
     "Vocabulary",
     "describe",
+    "dimension_names",
     "examples",
     "has_vocabulary",
     "layout_of",

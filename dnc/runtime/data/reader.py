@@ -39,7 +39,8 @@ class Dataset:
     """Samples as one forest. lines: the line of the file that each sample stood in.
 
     positions: see `file_positions`. unlabelled: of data that may lack what is to be predicted, their layout.
-    lacks: what they lack for sure, "" for none that is known.
+    lacks: what they lack for sure, "" for none that is known. min_count: how often a word of their own
+    vocabulary occurs; None where they were read with one that was given.
     """
 
     forest: Forest
@@ -50,6 +51,7 @@ class Dataset:
     positions: dict[str, Ints] = attrs.field(factory=dict)
     unlabelled: Layout | None = None
     lacks: str = ""
+    min_count: int | None = None
     _missing: list[str] = attrs.field(factory=list, init=False, repr=False)
     _orders: dict[Space, Order] = attrs.field(factory=dict, init=False, repr=False)
 
@@ -218,7 +220,8 @@ def _read(
     if layout.labels_required:
         _check_roots(forest, columns, problems)
     lines, positions = tuple(columns.lines), file_positions(columns)
-    found = Dataset(forest, known, forest.samples, problems.path, lines, positions)
+    least = min_count if vocabularies is None else None
+    found = Dataset(forest, known, forest.samples, problems.path, lines, positions, min_count=least)
     if layout.labels_required:
         return found
     return attrs.evolve(found, unlabelled=layout, lacks=_missing_vector(columns))

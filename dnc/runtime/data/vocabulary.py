@@ -6,8 +6,9 @@ the same vocabulary (sorted by frequency, then by text); what is saved loads equ
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -128,6 +129,12 @@ def vocabulary_dimensions(program: Program) -> dict[str, Dimension]:
         for field in struct.fields.values()
         if field.kind in (TOKEN, CLASS) and field.dimension is not None
     }
+
+
+def dimension_names(program: Program, parameters: Container[str]) -> set[str]:
+    """What the sizes of the parameters of these names are made of."""
+    found = (p.dimensions for p in program.parameters if p.name in parameters)
+    return {word for dimensions in found for each in dimensions for word in re.findall(r"\w+", each.name)}
 
 
 def table_rows(program: Program, vocabularies: Mapping[str, Vocabulary]) -> dict[str, int]:
