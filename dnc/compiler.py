@@ -47,7 +47,15 @@ from dnc.passes.repetition import repetition
 from dnc.passes.select_instructions import SelectInstructions
 from dnc.passes.select_tiles import SelectTiles
 from dnc.passes.share import Share
-from dnc.runtime.build import PROGRAM, Build, Target, check_outside, check_place, write_build
+from dnc.runtime.build import (
+    PROGRAM,
+    Build,
+    Target,
+    check_outside,
+    check_place,
+    place_from,
+    write_build,
+)
 from dnc.version import VERSION
 
 FUSE = "fuse"
@@ -377,6 +385,7 @@ def compile_model(
             for each in made
         },
         remarks,
+        source_place=place_from(out, path),
     )
     write_build(build, {each.report.name: each.files for each in made})
     seconds = time.perf_counter() - start

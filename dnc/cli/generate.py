@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from dnc.cli.options import Device, check_one_origin, run_option
+from dnc.cli.options import Device, check_one_origin, run_option, tell_changed
 from dnc.cli.pipes import PIPE, STDIN, put
 from dnc.diagnostics import counted
 
@@ -54,6 +54,7 @@ def generate(
     if out != PIPE:
         api.check_result(out, data, weights)
     model = api.load(build, device, checkpoint=weights)
+    tell_changed(model)
     source = STDIN if data == PIPE else data
     lines = api.generate_lines(model, source, end, output, most=most, chunk=chunk, field=field, seed=seed)
     if out == PIPE:

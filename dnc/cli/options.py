@@ -5,12 +5,16 @@ In: texts from the command line. Out: values; DiagnosticError names the option.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dnc.diagnostics import fail
+
+if TYPE_CHECKING:
+    from dnc.api import Model
 
 Settings = Annotated[
     list[str] | None,
@@ -39,6 +43,13 @@ def _run_folder(text: str) -> Path:
     if not text:
         raise fail("a run folder is named by an empty text, expected a path")
     return Path(text)
+
+
+def tell_changed(model: Model) -> None:
+    """Says so where a build is of a program that was edited since."""
+    build = model.build
+    if build.source_has_changed():
+        print(f"note: {build.source_name} has changed since {build.path} was compiled", file=sys.stderr)
 
 
 def settings_of(given: list[str] | None) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dnc.cli.options import Device, check_one_origin, run_option
+from dnc.cli.options import Device, check_one_origin, run_option, tell_changed
 from dnc.cli.pipes import PIPE, STDIN, put
 from dnc.diagnostics import counted, fail
 
@@ -240,6 +240,7 @@ def _open(config: RunConfig, tracing: tuple[Path, int] | None = None) -> Model:
         memory_bytes=None if config.memory is None else config.memory * 2**20,
     )
     _say(f"{model.build.model} on {model.device}")
+    tell_changed(model)
     if tracing is not None:
         model.trace(tracing[1])
     return model

@@ -25,7 +25,7 @@ from typing import Any
 import attrs
 import msgspec
 
-from dnc.diagnostics import Source, Span, check_path, fail
+from dnc.diagnostics import DiagnosticError, Source, Span, check_path, fail, read_source
 from dnc.ir import isa
 from dnc.ir.machine import MACHINES, target_name
 from dnc.ir.remarks import Remark
@@ -56,7 +56,8 @@ class Target:
 class Build:
     """A build. digest: of the model (not of how it was compiled). program: the text of program.ir.
 
-    candidates: by target, other kernels that it could have.
+    candidates: by target, other kernels that it could have. source_place: where the source was, as seen from
+    the build; "" if that is not known.
     """
 
     path: Path
@@ -69,6 +70,15 @@ class Build:
     targets: dict[str, Target]
     remarks: tuple[Remark, ...] = ()
     candidates: dict[str, tuple[Target, ...]] = attrs.field(factory=dict)
+    source_place: str = ""
+
+    def source_has_changed(self) -> bool:
+        """Whether the file that the build was made of is there still, and says something else now."""
+        path = Path(os.path.realpath(self.path), self.source_place)
+        try:
+            return self.source_place != "" and path.is_file() and read_source(path).text != self.source
+        except (DiagnosticError, OSError, ValueError):  # it cannot be read
+            return False
 
     def folder(self, target: str) -> Path:
         """Where the kernels of a target lie."""
@@ -108,6 +118,7 @@ class _Manifest(msgspec.Struct):
     targets: dict[str, dict[str, Any]]
     candidates: dict[str, list[dict[str, Any]]] = {}
     schedules: int = FIRST_SCHEDULES
+    source_place: str = ""
 
 
 Files = Mapping[str, bytes]
@@ -201,6 +212,7 @@ def _fill(
         targets,
         others,
         isa.VERSION,
+        build.source_place,
     )
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
     mask = os.umask(0)
@@ -346,7 +358,17 @@ def read_build(path: str | Path) -> Build:
             texts.get(REMARKS, "[]"), Source(manifest.source_name, texts[SOURCE]), folder / REMARKS
         ),
         candidates,
+        manifest.source_place,
     )
+
+
+def place_from(build: str | Path, source: str | Path) -> str:
+    """Where a source lies, as seen from a build, so that both may be moved together; "" on another drive."""
+    folder, name = os.path.split(os.path.abspath(source))
+    try:
+        return Path(os.path.relpath(Path(os.path.realpath(folder), name), os.path.realpath(build))).as_posix()
+    except ValueError:
+        return ""
 
 
 def _print_remarks(remarks: tuple[Remark, ...]) -> bytes:
