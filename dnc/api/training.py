@@ -179,7 +179,8 @@ def _check_model(model: Model, epochs: int, batch: int) -> None:
     if model.position.epoch >= epochs:
         raise fail(
             f"nothing to train: {model.position.epoch} of {epochs} epochs are done",
-            "epochs count from the first one, those before a checkpoint included",
+            "epochs count from the first one, those before a checkpoint included: a larger number goes on",
+            "to count anew with these weights: --weights FILE, or load_weights of a new model",
         )
     known = model.course.batch_size
     if model.position.batch and known not in (0, batch):

@@ -204,6 +204,25 @@ def test_the_first_command_of_a_run_goes_on_with_it(command, workplace):
     assert command(f"run --resume {run} {begun} --epochs 3").code == 0
 
 
+def test_what_helps_where_nothing_is_left_to_train(workplace):
+    model = dnc.load("build", device="vm")
+    model.train("train.jsonl", batch=4, run_dir="first")
+    with pytest.raises(dnc.DiagnosticError) as raised:
+        model.train("train.jsonl", batch=4, run_dir="second")
+    assert str(raised.value).endswith(
+        "nothing to train: 1 of 1 epochs are done\n"
+        "  epochs count from the first one, those before a checkpoint included: a larger number goes on\n"
+        "  to count anew with these weights: --weights FILE, or load_weights of a new model"
+    )
+    model.train("train.jsonl", epochs=2, batch=4, run_dir="second")
+    assert model.position.epoch == 2
+    again = dnc.load("build", device="vm")
+    again.attach("train.jsonl")
+    again.load_weights("first/last.safetensors")
+    again.train("train.jsonl", batch=4, run_dir="third")
+    assert again.position.epoch == 1
+
+
 def test_a_person_is_told_of_other_data(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     with Progress(7, 2) as progress:
