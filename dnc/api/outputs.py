@@ -6,7 +6,7 @@ whole or not at all, and never over the data, into a build, or over what a run g
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,27 @@ import numpy as np
 from dnc.api.bench import read_structures
 from dnc.api.generation import output_of
 from dnc.api.model import Model
-from dnc.diagnostics import fail
+from dnc.diagnostics import counted, fail
 from dnc.ir.plan import NoiseList
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.predictions import named_classes
 from dnc.runtime.run_folder import check_result
 
 
-def predict_to_file(model: Model, data: str | Path, path: str | Path, *, seed: int | None = None) -> int:
-    """Writes the outputs for every sample of `data` as a line of JSON; how many lines. seed: as `predict`."""
+def predict_to_file(
+    model: Model,
+    data: str | Path,
+    path: str | Path,
+    *,
+    seed: int | None = None,
+    told: Callable[[str], None] = lambda text: None,
+) -> int:
+    """Writes the outputs for every sample of `data` as a line of JSON; how many lines. seed: as `predict`.
+
+    told: as `predict_lines` has it.
+    """
     check_result(path, data)
-    return write_lines(path, predict_lines(model, data, seed=seed))
+    return write_lines(path, predict_lines(model, data, seed=seed, told=told))
 
 
 def write_lines(path: str | Path, lines: Sequence[bytes]) -> int:
@@ -62,12 +72,41 @@ def generate_lines(
     return _lines(model, {name: found})
 
 
-def predict_lines(model: Model, data: str | Path, *, seed: int | None = None) -> list[bytes]:
-    """The outputs for every sample of `data` as a line of JSON. seed: as `Model.predict` has it."""
+def predict_lines(
+    model: Model,
+    data: str | Path,
+    *,
+    seed: int | None = None,
+    told: Callable[[str], None] = lambda text: None,
+) -> list[bytes]:
+    """The outputs for every sample of `data` as a line of JSON. seed: as `Model.predict` has it.
+
+    told: gets a sentence where numbers are not finite, for which JSON has null alone.
+    """
     _check_draws(model, seed)
     if not any(result.kind == "output" for result in model.plan.results):
         raise fail(f"model {model.build.model} declares no output")
-    return _lines(model, model.predict(data, seed=seed))
+    outputs = model.predict(data, seed=seed)
+    broken = _not_finite(outputs)
+    if len(broken):
+        count = len(next(iter(outputs.values())))
+        first = "" if len(broken) == 1 else "the first "
+        told(
+            f"numbers of {len(broken):,} of {counted(count, 'sample')} are not finite, null in the output: "
+            f"{first}in line {broken[0] + 1:,}"
+        )
+    return _lines(model, outputs)
+
+
+def _not_finite(outputs: Mapping[str, Sequence[Any]]) -> list[int]:
+    """The samples that have numbers which are not finite."""
+    found = {
+        at
+        for values in outputs.values()
+        for at, each in enumerate(values)
+        if each is not None and each.dtype.kind == "f" and not np.isfinite(each).all()
+    }
+    return sorted(found)
 
 
 def _check_draws(model: Model, seed: int | None) -> None:

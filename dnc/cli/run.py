@@ -278,13 +278,16 @@ def _measure(
         api.check_result(predict, checkpoint)
     model = _open(config, tracing)
     _start(model, config, checkpoint, False)
+    notes: list[str] = []
     if predict is None:
         _evaluate(model, Path(config.data))
     elif predict == PIPE:
-        put(b"".join(api.predict_lines(model, config.data, seed=config.seed)).decode())
+        put(b"".join(api.predict_lines(model, config.data, seed=config.seed, told=notes.append)).decode())
     else:
-        lines = api.predict_to_file(model, config.data, predict, seed=config.seed)
+        lines = api.predict_to_file(model, config.data, predict, seed=config.seed, told=notes.append)
         _say(f"wrote {predict}: {counted(lines, 'line')}")
+    for note in notes:
+        _say(f"note: {note}")
     _tell_trace(model, tracing)
     return 0
 
