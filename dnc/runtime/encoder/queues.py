@@ -8,6 +8,7 @@ which order, follows from the steps and from how deep the recursion is; a group 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import attrs
 import numpy as np
@@ -122,6 +123,14 @@ class Instructions:
         owner, place, turn, *_ = found
         order = np.lexsort((turn, place, owner))
         return Instructions(*(column[order] for column in found))
+
+    def with_few(self, owner: Numbers, place: Numbers, opcode: Numbers, start: Numbers) -> Instructions:
+        """These and a few others, in the order of their owners, each the last of its place."""
+        bound = max(int(self.place.max(initial=0)), int(place.max(initial=0))) + 1
+        at = (self.owner * bound + self.place).searchsorted(owner * bound + place, side="right")
+        others: tuple[Any, ...] = (owner, place, 0, opcode, start, 0, False)
+        columns = zip(attrs.astuple(self, recurse=False), others, strict=True)
+        return Instructions(*(np.insert(column, at, more) for column, more in columns))
 
 
 def _same(
@@ -255,16 +264,17 @@ def _with_posts(
     mode: Columns, made: Instructions, depth: int, replicas: int, early: EarlyQueues
 ) -> Instructions:
     """Replicas post behind levels; those without rows, who wait for that, have a queue in any case."""
-    posts, others = early.posts, []
+    posts = early.posts
     has_rows = np.arange(replicas) < posts.first[:, None]
-    batch, replica = (has_rows & posts.there[:, None]).nonzero()
-    for number, level in enumerate(posts.levels[batch].T):
-        place = mode.place(early.phase, level, early.step, depth)
-        owner = batch * replicas + replica
-        others.append(_same(owner, place, len(mode.steps), early.opcode, owner * 0 + number, 0))
     batch, replica = (~has_rows & posts.there[:, None]).nonzero()
     missing = np.setdiff1d(batch * replicas + replica, made.owner)
-    return made.joined(*others, _same(missing, 0, 0, mode.nop, 0, 0))
+    if len(missing):
+        made = made.joined(_same(missing, 0, 0, mode.nop, 0, 0))
+    batch, replica = (has_rows & posts.there[:, None]).nonzero()
+    count = posts.levels.shape[1]
+    owner, number = (batch * replicas + replica).repeat(count), np.arange(len(batch) * count) % count
+    place = mode.place(early.phase, posts.levels[batch].reshape(-1), early.step, depth)
+    return made.with_few(owner, place, np.full_like(owner, early.opcode), number)
 
 
 def _idle(batch: Numbers, batches: int) -> Numbers:

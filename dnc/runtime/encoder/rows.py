@@ -70,6 +70,9 @@ class Rows:
         leveled: False for one wavefront of all levels.
         """
         counts, starts = self.counts, self.starts
+        if leveled and self.posts:  # a level is behind one post, or behind none
+            starts = (starts * (counts > 0)).sum(axis=1, keepdims=True)
+            counts = counts.sum(axis=1, keepdims=True)
         if not leveled and counts.shape[3] > 1:
             counts, starts = counts.sum(axis=3, keepdims=True), starts[..., :1]
         batches, keys, replicas, levels = counts.shape
