@@ -16,6 +16,7 @@ import numpy as np
 from dnc.api.arguments import Data
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.optimizers import OPTIMIZERS
+from dnc.runtime.checkpoint import Course
 from dnc.runtime.curves import read_events
 from dnc.runtime.data import Dataset
 from dnc.runtime.memory import MEGABYTE
@@ -50,7 +51,7 @@ def asked_for(
     values["lr"] = values.pop("learning_rate")
     values |= {"build": str(model.build.path), "data": _path(data), "dev": _path(dev)}
     values |= {"epochs": options.epochs, "batch": options.batch, "seed": options.seed}
-    values |= {"patience": options.patience, "log_every": options.log_every}
+    values |= {"patience": options.patience, "best": options.best, "log_every": options.log_every}
     values |= {"save_every": options.save_every, "tensorboard": tensorboard or None}
     replicas, workers = (None if each is None else int(each) for each in model.grid)
     values |= {"replicas": replicas, "workers": workers, "memory": _memory(model)}
@@ -79,12 +80,13 @@ def begun(model: Model, asked: RunConfig, data: str, measures: bool) -> tuple[Ru
 
 
 def gone_on(
-    model: Model, asked: RunConfig, run: Path, others: bool, dev: str | None
+    model: Model, asked: RunConfig, run: Path, others: bool, course: Course | None
 ) -> tuple[RunConfig, str]:
     """The same of a run that goes on in its folder: it begins as it did.
 
-    others: whether it goes on over other data. dev: the digest of its dev set now.
+    others: whether it goes on over other data. course: what it has on its dev set, None without one.
     """
+    dev, score = ("", model.course.score) if course is None else (course.dev, course.score)
     step, up_to = model.session.steps_done, f"up to step {model.session.steps_done}"
     try:
         before, why = read_config(run / CONFIG), why_not_again(run / CONFIG)
@@ -97,8 +99,10 @@ def gone_on(
         why = f"had other weights {up_to}"
     if not why and others:
         why = f"had other data {up_to}"
-    if not why and (dev or "") != model.course.dev:
+    if not why and dev != model.course.dev:
         why = f"had {'another' if model.course.dev else 'no'} dev set {up_to}"
+    if not why and model.course.score not in ("", score):
+        why = f"had best {model.course.score} {up_to}"
     if not why and device not in (None, model.device):
         why = f"ran on {device} {up_to}"
     if not why and (old := changed(before, asked)):

@@ -25,7 +25,7 @@ from dnc.runtime.phases import RESULT_KINDS, TRAIN
 from dnc.runtime.rates import RateSchedule
 from dnc.runtime.run_config import RunConfig
 from dnc.runtime.run_folder import CONFIG, METRICS, RunFolder, check_free, lies_in, new_run
-from dnc.runtime.trainer import Event, Trainer, TrainOptions
+from dnc.runtime.trainer import Event, Trainer, TrainOptions, score_name
 
 if TYPE_CHECKING:
     from dnc.api.model import Model
@@ -43,6 +43,7 @@ def train(
     log_every: int = 10,
     schedule: RateSchedule | None = None,
     patience: int | None = None,
+    best: str | None = None,
     save_every: int | None = None,
     tensorboard: bool = False,
     config: RunConfig | None = None,
@@ -54,7 +55,7 @@ def train(
 ) -> Path:
     """Trains for `epochs` (those before a checkpoint included) and writes a run folder; its path.
 
-    schedule, patience, save_every: see `TrainOptions`. report: gets every event that goes to
+    schedule, patience, best, save_every: see `TrainOptions`. report: gets every event that goes to
     metrics.jsonl. tick: see `Trainer`. stop: asked before every batch is taken; True ends training with a
     checkpoint. Ctrl-C and SIGTERM end it likewise, and go on behind it as KeyboardInterrupt and SystemExit,
     unless the caller handles them. resumed: the checkpoint's path. again: the folder may hold a run without
@@ -77,9 +78,12 @@ def train(
     patience, save_every = (None if each is None else int(each) for each in (patience, save_every))
     if patience is not None and dev is None:
         raise fail("patience counts epochs without a better score on the dev set, and there is none")
+    if best is not None and dev is None:
+        raise fail("best is a score on the dev set, and there is none")
     if tensorboard:  # before there is a folder, which the next attempt would find
         tensorboard_library()
     _check_model(model, epochs, batch)
+    score = score_name(model.plan, best)
     if resumed is not None and checkpoint_place(resumed)[1] != model.position.step:
         check_free(Path(resumed).parent)  # who has written another checkpoint since this one was loaded
         raise fail(f"{resumed}: the model is not where this checkpoint is; load it with Model.restore")
@@ -97,7 +101,7 @@ def train(
         if each is not None:
             each.check_labels()
     measured = None if measures is None else model.encoder(measures)
-    course = model.course if measures is None else model.course.on(measures.digest())
+    course = model.course if measures is None else model.course.on(measures.digest(), score)
     options = TrainOptions(
         epochs,
         batch,
@@ -107,6 +111,7 @@ def train(
         schedule or RateSchedule(),
         patience,
         save_every,
+        best,
     )
 
     def record(event: Event) -> None:
@@ -123,7 +128,7 @@ def train(
         """The model knows how far it is, and with what."""
         model.position = trainer.place()
         scores = trainer.best, trainer.best_epoch
-        model.course = Course(batch, dataset.samples, *scores, course.dev, samples)
+        model.course = Course(batch, dataset.samples, *scores, course.dev, samples, course.score)
 
     interrupts = Interrupts()
     trainer = Trainer(
@@ -144,8 +149,7 @@ def train(
     kept: tuple[RunConfig | None, str] = None, ""
     if not (trainer.exhausted() and (Path(place) / CONFIG).exists()):  # else there is nothing new to keep
         if resumed is not None and lies_in(resumed, place):
-            dev_digest = None if measures is None else measures.digest()
-            kept = gone_on(model, asked, Path(place), others, dev_digest)
+            kept = gone_on(model, asked, Path(place), others, None if measures is None else course)
         else:
             kept = begun(model, asked, samples, dev is not None)
     folder = RunFolder(place, resumed, model.position.step, again, *kept)

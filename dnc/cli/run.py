@@ -66,6 +66,13 @@ def run(
     patience: Annotated[
         int | None, typer.Option(help="End after so many epochs that are no better on the dev set.")
     ] = None,
+    best: Annotated[
+        str | None,
+        typer.Option(
+            help="The metric, or loss, of the dev set that is to be best. [default: the first one]",
+            metavar="NAME",
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Of first weights and shuffling; of draws. [default: 1]")
     ] = None,
@@ -116,7 +123,7 @@ def run(
         "build": build, "data": data, "dev": dev, "epochs": epochs, "batch": batch, "optimizer": optimizer,
         "lr": lr, "momentum": momentum, "beta1": beta1, "beta2": beta2, "epsilon": epsilon,
         "weight_decay": weight_decay, "clip": clip, "schedule": schedule, "decay": decay,
-        "decay_every": decay_every, "warmup": warmup, "patience": patience, "seed": seed,
+        "decay_every": decay_every, "warmup": warmup, "patience": patience, "best": best, "seed": seed,
         "min_count": min_count, "weights": weights, "checkpoint": checkpoint,
         "embeddings": _embeddings(embeddings) or None,
         "log_every": log_every, "save_every": save_every, "tensorboard": tensorboard, "device": device,
@@ -370,6 +377,7 @@ def _train(
             log_every=config.log_every or 10,
             schedule=schedule,
             patience=config.patience,
+            best=config.best,
             save_every=config.save_every,
             tensorboard=bool(config.tensorboard),
             config=config,

@@ -54,7 +54,7 @@ class Course:
 
     batch_size, samples: of a batch, and of the training data; 0 if unknown. best: the best score on the dev
     set so far, None without one; best_epoch: epochs done when it was reached. dev, data: digests of that set
-    and of the training data, "" if unknown.
+    and of the training data, score: what was the best, "" if unknown.
     """
 
     batch_size: int = 0
@@ -63,11 +63,13 @@ class Course:
     best_epoch: int = 0
     dev: str = ""
     data: str = ""
+    score: str = ""
 
-    def on(self, dev: str) -> Course:
-        """What training goes on with that is measured on a set: another one has a best of its own."""
-        same = attrs.evolve(self, dev=dev)
-        return same if self.dev in ("", dev) else attrs.evolve(same, best=None, best_epoch=0)
+    def on(self, dev: str, score: str) -> Course:
+        """What training goes on with that is measured on a set, by a score; others have their own best."""
+        same = attrs.evolve(self, dev=dev, score=score)
+        known = self.dev in ("", dev) and self.score in ("", score)
+        return same if known else attrs.evolve(same, best=None, best_epoch=0)
 
 
 @attrs.frozen(eq=False)
@@ -121,6 +123,7 @@ class _Stored(msgspec.Struct, forbid_unknown_fields=True):
     best_epoch: _Count = 0
     dev: str = ""
     data: str = ""
+    score: str = ""
 
 
 def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
@@ -158,6 +161,7 @@ def save_checkpoint(path: str | Path, checkpoint: Checkpoint) -> None:
         course.best_epoch,
         course.dev,
         course.data,
+        course.score,
     )
     write_tensors(path, tensors, msgspec.to_builtins(stored))
 
@@ -193,7 +197,15 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
             stored.beta2,
         ),
         stored.optimizer_steps,
-        Course(stored.batch_size, stored.samples, stored.best, stored.best_epoch, stored.dev, stored.data),
+        Course(
+            stored.batch_size,
+            stored.samples,
+            stored.best,
+            stored.best_epoch,
+            stored.dev,
+            stored.data,
+            stored.score,
+        ),
     )
 
 

@@ -34,11 +34,11 @@ MOST_SHOWN = 40  # letters of a value in a message
 # What a run begins with.
 BEGINNING = ("min_count", "weights", "checkpoint", "embeddings")
 # What may be another while a run goes on, and its bits are those of a run that was asked for it at first.
-# Others compare data by their samples, and devices.
+# Others compare data by their samples, devices, and what is best by its name.
 HARMLESS = (
     *BEGINNING,
     *("build", "data", "dev", "epochs", "patience", "seed", "log_every", "save_every"),
-    *("tensorboard", "device"),
+    *("tensorboard", "device", "best"),
 )
 HEAD = "# The configuration of a run. To make it again: dnc run --config {name}\n"
 NOT_AGAIN = "# The configuration of a run, which this file does not make again: the run "
@@ -67,6 +67,7 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
     decay_every: int | None = None
     warmup: int | None = None
     patience: int | None = None
+    best: str | None = None
     seed: int | None = None
     min_count: int | None = None
     weights: str | None = None

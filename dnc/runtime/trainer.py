@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from dnc.diagnostics import DiagnosticError
+from dnc.diagnostics import DiagnosticError, fail
 from dnc.ir.forest import Ints
 from dnc.ir.measures import MEASURES
 from dnc.ir.optimizers import DEFAULT, Hyper
@@ -37,6 +37,7 @@ Event = dict[str, Any]
 TICK = 0.1
 # Worse than this is no score; a number that JSON has.
 LARGEST = sys.float_info.max
+LOSS = "loss"  # no metric is called so
 
 
 @attrs.frozen
@@ -44,7 +45,8 @@ class TrainOptions:
     """What a run is. epochs: in all, those before a checkpoint included. log_every: batches.
 
     schedule: of the learning rate. patience: epochs without a better score on the dev set after which
-    training ends. save_every: batches between two checkpoints inside an epoch.
+    training ends. save_every: batches between two checkpoints inside an epoch. best: what that score is, one
+    of `scores_of`; None for the first.
     """
 
     epochs: int = 1
@@ -55,6 +57,7 @@ class TrainOptions:
     schedule: RateSchedule = RateSchedule()
     patience: int | None = None
     save_every: int | None = None
+    best: str | None = None
 
 
 def shuffled(samples: int, seed: int, epoch: int) -> Ints:
@@ -155,7 +158,7 @@ class Trainer:
         if self.dev is not None:
             measured = self.session.evaluate(self.dev)
             event |= evaluation_event("dev", measured)
-            score = _score(self.session.plan, measured)
+            score = _score(self.session.plan, measured, self.options.best)
             if self.best is None or score > self.best:
                 self.best, self.best_epoch = score, epoch + 1
                 event["best"] = True
@@ -221,17 +224,36 @@ def evaluation_event(name: str, measured: Evaluation) -> Event:
     return {name: {"loss": measured.loss, **measured.metrics, "samples": measured.samples}}
 
 
-def _score(plan: Plan, measured: Evaluation) -> float:
-    """What "best" means: the first metric of which more, or less, is better, else the smallest loss.
+def scores_of(plan: Plan) -> dict[str, int]:
+    """What "best" can mean, by name: 1 where more is better, -1 where less is. The first is the default.
 
-    A mean is such a metric where it counts hits. One that is not defined (NaN) is the worst.
+    That is every metric of which more, or less, is better (a mean is one where it counts hits), and the loss.
     """
+    found: dict[str, int] = {}
     for stage in plan.program.stages:
         producers = {op.result: op.opcode for op in stage.cell.ops}
         for value, output in zip(stage.cell.results, stage.outputs, strict=True):
             if isinstance(output, MetricOutput):
-                better = MEASURES[output.measure].better or producers.get(value) == "equal"
-                score = better * measured.metrics[output.metric]
+                better = MEASURES[output.measure].better or int(producers.get(value) == "equal")
                 if better:
-                    return score if math.isfinite(score) else -LARGEST
-    return -measured.loss if math.isfinite(measured.loss) else -LARGEST
+                    found.setdefault(output.metric, better)
+    return {**found, LOSS: -1}
+
+
+def score_name(plan: Plan, best: str | None) -> str:
+    """The name of the score by which an epoch is the best; DiagnosticError where it can be none."""
+    known = scores_of(plan)
+    if best is None:
+        return next(iter(known))
+    if isinstance(best, str) and best in known:
+        return best
+    metrics = [o.metric for s in plan.program.stages for o in s.outputs if isinstance(o, MetricOutput)]
+    unclear = ", of which neither more nor less is better" if best in metrics else ""
+    raise fail(f"best: found {best!r}{unclear}; expected one of {', '.join(known)}")
+
+
+def _score(plan: Plan, measured: Evaluation, best: str | None) -> float:
+    """What is larger where an epoch is better. One that is not defined (NaN) is the worst."""
+    name = score_name(plan, best)
+    score = scores_of(plan)[name] * (measured.loss if name == LOSS else measured.metrics[name])
+    return score if math.isfinite(score) else -LARGEST

@@ -142,7 +142,7 @@ COMMANDS = [
     ("run thesis --data train.jsonl", "error: thesis: not a build: manifest.json is missing"),
     ("run train.jsonl --data train.jsonl", "error: train.jsonl: is a file, expected the folder of a build"),
     ("run build --data train.jsonl --device tpu", "error: unknown device 'tpu'; devices: cpu, cuda, vm"),
-    ("run build --data train.jsonl --bogus", "error: No such option: --bogus (see dnc run --help)"),
+    ("run build --data train.jsonl --quux", "error: No such option: --quux (see dnc run --help)"),
     ("run build", "error: Missing option '--data' (see dnc run --help)"),
     ("train build", "error: No such command 'train'; it is dnc run BUILD --data FILE (see dnc run --help)"),
     ("serve build", "error: No such command 'serve' (see dnc --help)"),
