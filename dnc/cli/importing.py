@@ -15,7 +15,8 @@ def import_command(
     format: Annotated[
         str,
         typer.Argument(
-            help="ptb-trees, conllu-trees, conllu-words, sick, tagged, text or csv (docs/data.md has each)."
+            help="ptb-trees, conllu-trees, conllu-words, sick, tagged, conll, text or csv"
+            " (docs/data.md has each)."
         ),
     ],
     source: Annotated[Path, typer.Argument(help="The file to read; for sick a folder.")],
@@ -45,7 +46,11 @@ def import_command(
         bool, typer.Option("--marks/--no-marks", help="text: <s> and </s> around a sentence.")
     ] = True,
     columns: Annotated[
-        str | None, typer.Option(help="csv: those of the text and the label. [default: text,label]")
+        str | None,
+        typer.Option(
+            help="csv: those of the text and the label. [default: text,label] conll: numbers of those of the"
+            " word and the tag. [default: the first and the last]"
+        ),
     ] = None,
     delimiter: Annotated[str | None, typer.Option(help="csv: between cells, or tab. [default: ,]")] = None,
     numeric: Annotated[bool, typer.Option("--numeric", help="csv: the label is a number.")] = False,

@@ -85,8 +85,8 @@ COMMANDS = [
     ("check none.dn", "error: none.dn: there is no such file"),
     (
         "import xml a -o b",
-        "error: unknown format 'xml'; the formats are 'conllu-trees', 'conllu-words', 'csv', 'ptb-trees', "
-        "'sick', 'tagged', 'text'",
+        "error: unknown format 'xml'; the formats are 'conll', 'conllu-trees', 'conllu-words', 'csv', "
+        "'ptb-trees', 'sick', 'tagged', 'text'",
     ),
     (
         "import tagged a -o b --fields tag",

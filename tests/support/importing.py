@@ -28,6 +28,18 @@ UD = """\
 1\tYes\tyes\tINTJ\tUH\t_\t0\troot\t_\t_
 """
 TAGGED = "Vienna|I-LOC is|O a|b|O\n\n.|O  is|O\n"
+CONLL = """\
+-DOCSTART- -X- -X- O
+
+EU NNP I-NP B-ORG
+rejects VBZ I-VP O
+# # I-NP O
+
+-DOCSTART- -X- -X- O
+
+Peter NNP I-NP B-PER
+Blackburn NNP I-NP I-PER
+"""
 CSV = 'text,stars,label\n"Fine, ""really""\nfine",5,pos\n,1,neg\n\nbad,1,neg\nso so,3,\n'
 
 

@@ -11,7 +11,7 @@ import pytest
 from dnc.cli.importing import import_command
 from dnc.diagnostics import DiagnosticError
 from dnc.runtime.importers import FORMATS, import_file
-from tests.support.importing import CSV, TAGGED, UD, imported, mistake
+from tests.support.importing import CONLL, CSV, TAGGED, UD, imported, mistake
 
 # ---- fields and options ----------------------------------------------------------------------------
 
@@ -83,7 +83,25 @@ def test_fields_are_renamed_or_left_out(tmp_path: Path) -> None:
             "--columns: found '1,stars', expected the text's and the label's, as review,stars "
             "(or, without a header, 2,1)",
         ),
-        ("tagged", {"separator": " "}, "--separator: found ' ', expected characters without a blank"),
+        *(
+            (
+                "tagged",
+                {"separator": separator},
+                f"--separator: found '{shown}', expected characters without a blank or a tab\n"
+                "  of a word and its tags a line: dnc import conll",
+            )
+            for separator, shown in ((" ", " "), ("\t", "\\t"), ("", ""))
+        ),
+        *(
+            (
+                "conll",
+                {"columns": tuple(columns.split(","))},
+                f"--columns: found '{columns}', expected the numbers of the word's and the tag's, as 1,4 "
+                "(of words without tags 1)",
+            )
+            for columns in ("word,tag", "1,2,3", "0,1", "00,1", "-1", "1," + "9" * 12, "")
+        ),
+        ("conll", {"columns": ("2", "2")}, "--columns: 2 is named twice"),
     ],
 )
 def test_mistakes_in_options(tmp_path: Path, format: str, options: Any, message: str) -> None:
@@ -111,10 +129,13 @@ def test_no_source_and_no_place(tmp_path: Path) -> None:
     assert str(caught.value) == f"error: {tmp_path}/no/b: there is no directory {tmp_path}/no"
 
 
-@pytest.mark.parametrize("format", ["ptb-trees", "conllu-trees", "conllu-words", "tagged", "text", "csv"])
+@pytest.mark.parametrize(
+    "format", ["ptb-trees", "conllu-trees", "conllu-words", "tagged", "conll", "text", "csv"]
+)
 def test_damaged_files_give_messages(tmp_path: Path, format: str) -> None:
     """Random damage to a right file: it is read, or there is one message with the file's name."""
     whole = {"ptb-trees": "(3 (2 not) (4 bad))\n", "tagged": TAGGED, "text": "a b\nc d\n", "csv": CSV}
+    whole["conll"] = CONLL
     text, choice, refused = whole.get(format, UD), random.Random(5), 0
     for _ in range(150):
         damaged = list(text)

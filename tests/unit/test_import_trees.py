@@ -234,6 +234,15 @@ def test_mistakes_in_tagged_words(tmp_path: Path) -> None:
     assert found == "source.txt:1:5: error: expected word|TAG, found 'b'"
     assert "expected word|TAG, found '|O'" in mistake(tmp_path, "tagged", "|O")
     assert "expected word|TAG, found 'a|'" in mistake(tmp_path, "tagged", "a|")
+    assert mistake(tmp_path, "tagged", "a|O\nEU B-ORG\n") == (
+        "source.txt:2:1: error: expected word|TAG, found 'EU'; "
+        "of a word and its tags a line: dnc import conll"
+    )
+    assert mistake(tmp_path, "tagged", "a|O b|O\na|O b\tc|O\n") == (
+        "source.txt:2:6: error: found a tab, but blanks separate words, and '|' begins their tags; "
+        "of a word and its tags a line: dnc import conll"
+    )
+    assert ":1:3: error: found a tab" in mistake(tmp_path, "tagged", "EU\tB-ORG", separator="-")
 
 
 # ---- real data -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ writes nothing.
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ import msgspec
 from dnc.diagnostics import check_path, fail
 from dnc.runtime.atomic import write_atomically
 from dnc.runtime.data.problems import file_problem, names, suggestion
-from dnc.runtime.importers import conllu, ptb_trees, sick, structures, table, tagged, text
+from dnc.runtime.importers import conll, conllu, ptb_trees, sick, structures, table, tagged, text
 from dnc.runtime.importers.naming import Naming
 from dnc.runtime.importers.source import Counts, Options, Sample, Sentence, open_source
 from dnc.runtime.importers.tokens import TOKENIZERS
@@ -81,6 +82,7 @@ FORMATS: Mapping[str, Format] = {
         sentences=False,
     ),
     "tagged": Format(tagged.read_tagged, _fields("form", "tag"), ("separator",)),
+    "conll": Format(conll.read_conll, _fields("form", "tag"), ("columns",)),
     "text": Format(text.read_text, _fields("form", also=("target",)), ("tokens", "length", "marks")),
     "csv": Format(table.read_csv, _fields("form", "label"), ("columns", "delimiter", "numeric", "tokens")),
 }
@@ -171,6 +173,25 @@ def import_file(
     )
 
 
+def _check_columns(format: str, columns: tuple[str, ...]) -> None:
+    """DiagnosticError where these cannot be a text and what belongs to it."""
+    found, numbers = ",".join(columns), [column.isdecimal() for column in columns]
+    right = 1 <= len(columns) <= 2 and "0" not in columns and (all(numbers) or not any(numbers))
+    if format == "conll":
+        if not right or not all(re.fullmatch("[1-9][0-9]{0,8}", column) for column in columns):
+            raise fail(
+                f"--columns: found '{found}', expected the numbers of the word's and the tag's, as 1,4 "
+                "(of words without tags 1)"
+            )
+    elif not right:
+        raise fail(
+            f"--columns: found '{found}', expected the text's and the label's, as review,stars "
+            "(or, without a header, 2,1)"
+        )
+    if len(set(columns)) < len(columns):
+        raise fail(f"--columns: {columns[0]} is named twice")
+
+
 def _read(chosen: Format, source: str | Path, options: Options, counts: Counts) -> Iterator[Any]:
     if chosen.files:
         return chosen.read({name: open_source(Path(source) / name) for name in chosen.files}, options, counts)
@@ -222,16 +243,14 @@ def _checked(format: str, chosen: Format, given: Mapping[str, Any]) -> Options:
             raise fail(f"--{name}: found {number}, expected {limit}")
     if len(options.delimiter) != 1 and options.delimiter != "tab":
         raise fail(f"--delimiter: found '{options.delimiter}', expected one character, or tab")
-    if not options.separator or " " in options.separator:
-        raise fail(f"--separator: found '{options.separator}', expected characters without a blank")
-    columns = options.columns
-    numbers = [column.isdecimal() for column in columns]
-    if not 1 <= len(columns) <= 2 or "0" in columns or (any(numbers) and not all(numbers)):
-        found = ",".join(columns)
+    if not options.separator or not {" ", "\t"}.isdisjoint(options.separator):
+        found = options.separator.replace("\t", "\\t")
         raise fail(
-            f"--columns: found '{found}', expected the text's and the label's, as review,stars "
-            "(or, without a header, 2,1)"
+            f"--separator: found '{found}', expected characters without a blank or a tab",
+            "of a word and its tags a line: dnc import conll",
         )
+    if "columns" in given:
+        _check_columns(format, options.columns)
     if options.structure == "grid":
         if options.layers is None:
             raise fail("--structure grid needs --layers")

@@ -79,13 +79,14 @@ class Counts:
 class Options:
     """How to read; docs/data.md has the meaning of each, and which format has which.
 
-    written: the fields that go into the file, by their names before `--fields`.
+    columns: none for those of the format. written: the fields that go into the file, by their names before
+    `--fields`.
     """
 
     tokens: str = "spaces"
     length: int | None = None
     marks: bool = True
-    columns: tuple[str, ...] = ("text", "label")
+    columns: tuple[str, ...] = ()
     delimiter: str = ","
     numeric: bool = False
     separator: str = "|"

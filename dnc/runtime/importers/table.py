@@ -13,10 +13,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dnc.diagnostics import fail
 from dnc.runtime.data.problems import names, shown, suggestion
 from dnc.runtime.importers.source import Counts, Options, Sentence, Source
 from dnc.runtime.importers.tokens import TOKENIZERS
+
+COLUMNS = ("text", "label")
 
 
 def read_csv(source: Source, options: Options, counts: Counts) -> Iterator[Sentence]:
@@ -25,14 +26,13 @@ def read_csv(source: Source, options: Options, counts: Counts) -> Iterator[Sente
     delimiter = "\t" if options.delimiter == "tab" else options.delimiter
     reader = csv.reader(io.StringIO(source.text, newline=""), delimiter=delimiter, strict=True)
     rows = _rows(source, reader, counts)
-    numbers = all(column.isdecimal() for column in options.columns)
-    where: list[int] = [int(column) - 1 for column in options.columns] if numbers else []
-    if len(set(options.columns)) < len(options.columns):
-        raise fail(f"--columns: {options.columns[0]} is named twice")
+    columns = options.columns or COLUMNS
+    numbers = all(column.isdecimal() for column in columns)
+    where: list[int] = [int(column) - 1 for column in columns] if numbers else []
     width = 0
     for line, row in rows:
         if not where:
-            where = [_column(source, row, column) for column in options.columns]
+            where = [_column(source, row, column) for column in columns]
             width = len(row)
             continue
         width = width or len(row)
