@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import attrs
 
 from dnc.api.origin import Origin
+from dnc.api.reading import Words, beside_of
 from dnc.diagnostics import fail
 from dnc.ir.program import TABLE, Program
 from dnc.runtime.checkpoint import stored_vocabularies
@@ -60,7 +61,13 @@ def check_class_metrics(program: Program, classes: Mapping[str, object]) -> None
 
 
 def start_by_name(
-    model: Model, path: str | Path, data: str | Path, *, trains: bool, min_count: int = 1
+    model: Model,
+    path: str | Path,
+    data: str | Path,
+    *,
+    trains: bool,
+    min_count: int = 1,
+    vocabulary: Words | None = None,
 ) -> tuple[str, ...]:
     """Gives a model without a vocabulary the weights of a file; their names.
 
@@ -72,9 +79,10 @@ def start_by_name(
     vocabularies = stored_vocabularies(metadata, path) or {}
     origin = Origin.of_words(None, min_count)
     if vocabulary_dimensions(model.program).keys() - vocabularies:
-        dataset = read(data, model.program, labels_required=trains, min_count=min_count)
+        beside = beside_of(model.program, vocabulary)
+        dataset = read(data, model.program, labels_required=trains, min_count=min_count, beside=beside)
         found = dataset.vocabularies
-        origin = origin if vocabularies else Origin.of_words(dataset.digest(), min_count)
+        origin = origin if vocabularies else Origin.of_words(dataset.digest(), min_count, vocabulary)
         worded = {n for n, each in found.items() if each.words is not None and n not in vocabularies}
         unclear = worded & dimension_names(model.program, tensors) if trains else worded
         if unclear:

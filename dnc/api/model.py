@@ -30,7 +30,7 @@ from dnc.api.arguments import (
 )
 from dnc.api.first_values import check_class_metrics, check_memory
 from dnc.api.origin import ELSEWHERE, Origin
-from dnc.api.reading import Reader
+from dnc.api.reading import Reader, Words
 from dnc.api.streaming import ModelStream
 from dnc.api.tracing import LAUNCHES, start_timeline
 from dnc.api.turns import Turn, in_turn, moves, stream_in_turn
@@ -136,23 +136,32 @@ class Model:
     # ---- data -----------------------------------------------------------------------------------
 
     @in_turn
-    def attach(self, data: Data, *, min_count: int = 1) -> Dataset:
+    def attach(self, data: Data, *, min_count: int = 1, vocabulary: Words | None = None) -> Dataset:
         """Reads training data; sample numbers in later calls mean its samples.
 
-        The first data give the vocabulary: words met `min_count` times or more. Inference needs no labels.
+        The first data give the vocabulary: words met `min_count` times or more. vocabulary: by dimension a
+        file (one a line) or a list of words or labels known beside them. Inference needs no labels.
         """
-        dataset = self.read(data, labels_required=self.plan.trains, min_count=min_count)
+        needed = self.plan.trains
+        dataset = self.read(data, labels_required=needed, min_count=min_count, vocabulary=vocabulary)
         self.encoder(dataset)
         self._attached = dataset
         return dataset
 
     @in_turn
-    def read(self, data: Data, *, labels_required: bool = True, min_count: int = 1) -> Dataset:
-        """Data as a `Dataset`, read with the model's vocabulary; without one they give it."""
+    def read(
+        self,
+        data: Data,
+        *,
+        labels_required: bool = True,
+        min_count: int = 1,
+        vocabulary: Words | None = None,
+    ) -> Dataset:
+        """Data as a `Dataset`, read with the model's vocabulary; without one they give it, as in `attach`."""
         check_whole("min_count", min_count, 1)
-        dataset = self._reader.read(data, self.vocabularies, labels_required, min_count)
+        dataset = self._reader.read(data, self.vocabularies, labels_required, min_count, vocabulary)
         if self.vocabularies is None:
-            self.start(dataset.vocabularies, origin=Origin.of_data(dataset))
+            self.start(dataset.vocabularies, origin=Origin.of_data(dataset, vocabulary))
         return dataset
 
     def encoder(self, dataset: Dataset) -> Encoder:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 import attrs
 import msgspec
 
+from dnc.api.reading import Words
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.program import Program
 from dnc.runtime.checkpoint import checkpoint_place, stored_vocabularies
@@ -41,17 +43,25 @@ class Origin:
     saved: tuple[str, int] | None = None
 
     @staticmethod
-    def of_words(words: str | None, min_count: int = 1) -> Origin:
-        """First weights by the seed, for words of data."""
-        return Origin(RunConfig(min_count=min_count if min_count > 1 else None), words)
+    def of_words(words: str | None, min_count: int = 1, beside: Words | None = None) -> Origin:
+        """First weights by the seed, for words of data, and those of files, or lists, beside them."""
+        files = {name: os.path.abspath(given) for name, given in (beside or {}).items() if _is_path(given)}
+        count = min_count if min_count > 1 else None
+        found = Origin(RunConfig(min_count=count, vocabulary=files or None), words)
+        return (
+            found.but("began with words that were listed in Python")
+            if len(files) < len(beside or {})
+            else found
+        )
 
     @staticmethod
-    def of_data(data: Dataset) -> Origin:
+    def of_data(data: Dataset, beside: Words | None = None) -> Origin:
         """The same for a data set."""
         if not data.vocabularies:
             return Origin()
-        given = data.min_count is None
-        return Origin(words=ELSEWHERE) if given else Origin.of_words(data.digest(), data.min_count or 1)
+        if data.min_count is None:
+            return Origin(words=ELSEWHERE)
+        return Origin.of_words(data.digest(), data.min_count, beside)
 
     @staticmethod
     def of_checkpoint(path: str | Path, step: int) -> Origin:
@@ -131,6 +141,10 @@ class Origin:
         here = self.at(step)
         changed = here.config.weights is not None or here.config.embeddings is not None
         return not here.why and here.step == step and here.config.checkpoint is not None and not changed
+
+
+def _is_path(given: object) -> TypeGuard[str | Path]:
+    return isinstance(given, str | Path)
 
 
 def _is_there(checkpoint: str, model: str, step: int) -> bool:

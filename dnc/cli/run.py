@@ -34,7 +34,7 @@ MEASURING = (
 """Options that --eval and --predict look at; --predict has a seed, too; all others are for training."""
 STARTING = ("weights", "checkpoint")
 """Those that a configuration has for the beginning of training: there they count if they are given."""
-BEGUN = ("weights", "embeddings", "min_count")
+BEGUN = ("weights", "embeddings", "vocabulary", "min_count")
 """What a run begins with: its checkpoint has all of that, so that they mean nothing to a run that goes on."""
 
 
@@ -89,6 +89,13 @@ def run(
         list[str] | None,
         typer.Option(help="First rows of a table, from a text file of vectors.", metavar="TABLE=FILE"),
     ] = None,
+    vocabulary: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Words or labels that are known beside those of the training data, one a line.",
+            metavar="NAME=FILE",
+        ),
+    ] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Go on from, or measure, this checkpoint.")] = None,
     device: Device = None,
     min_count: Annotated[
@@ -125,7 +132,8 @@ def run(
         "weight_decay": weight_decay, "clip": clip, "schedule": schedule, "decay": decay,
         "decay_every": decay_every, "warmup": warmup, "patience": patience, "best": best, "seed": seed,
         "min_count": min_count, "weights": weights, "checkpoint": checkpoint,
-        "embeddings": _embeddings(embeddings) or None,
+        "embeddings": _files("--embeddings", embeddings, "a table", "E=vectors.txt"),
+        "vocabulary": _files("--vocabulary", vocabulary, "a dimension", "tags=tags.txt"),
         "log_every": log_every, "save_every": save_every, "tensorboard": tensorboard, "device": device,
         "memory": memory, "replicas": replicas, "workers": workers,
     }  # fmt: skip
@@ -156,7 +164,7 @@ def run(
             asking = "--weights" if measuring else "training"
             raise fail(f"--data: - is standard input, which can be read once; {asking} reads data again")
         wanted = api.with_values(wanted, data=STDIN)
-    vectors = map(Path, (wanted.embeddings or {}).values())
+    vectors = map(Path, [*(wanted.embeddings or {}).values(), *(wanted.vocabulary or {}).values()])
     out = None if predict is None or predict == PIPE else Path(predict)
     begun = None if wanted.checkpoint is None else Path(wanted.checkpoint)
     tracing = _tracing(trace, trace_batches, wanted, out, begun, run_dir, resume, config, *vectors)
@@ -312,7 +320,14 @@ def _start(model: Model, config: RunConfig, checkpoint: Path | None, trains: boo
     least = config.min_count or 1
     if config.weights is not None:
         if model.vocabularies is None:
-            names = api.start_by_name(model, config.weights, config.data, trains=trains, min_count=least)
+            names = api.start_by_name(
+                model,
+                config.weights,
+                config.data,
+                trains=trains,
+                min_count=least,
+                vocabulary=config.vocabulary,
+            )
         else:
             names = model.load_weights(config.weights)
         _say(f"{config.weights}: {', '.join(names)}")
@@ -320,7 +335,7 @@ def _start(model: Model, config: RunConfig, checkpoint: Path | None, trains: boo
             if parameter.is_sparse:
                 _say(keeping(parameter))
     if vectors and model.vocabularies is None:
-        model.attach(config.data, min_count=least)
+        model.attach(config.data, min_count=least, vocabulary=config.vocabulary)
     for table, path in vectors.items():
         _say(str(model.load_embeddings(table, path)))
 
@@ -345,6 +360,8 @@ def _train(
             raise fail("--embeddings and --checkpoint exclude each other: a checkpoint has its own vectors")
         if (config.min_count or 1) > 1:
             raise fail("--min-count and --checkpoint exclude each other: a checkpoint has its own words")
+        if config.vocabulary:
+            raise fail("--vocabulary and --checkpoint exclude each other: a checkpoint has its own words")
     schedule = api.rate_schedule(config.schedule, config.decay, config.decay_every, config.warmup)
     model = _open(config, tracing)
     model.check_trains()
@@ -365,7 +382,7 @@ def _train(
         weight_decay=config.weight_decay,
     )
     epochs, begun = config.epochs or 1, model.position.step
-    samples = model.attach(config.data, min_count=config.min_count or 1)
+    samples = model.attach(config.data, min_count=config.min_count or 1, vocabulary=first.vocabulary)
     with api.Interrupts() as interrupts, Progress(samples.samples, epochs) as progress:
         folder = model.train(
             samples,
@@ -425,17 +442,17 @@ def _evaluate(model: Model, data: Path) -> None:
         print(msgspec.json.encode(values).decode())
 
 
-def _embeddings(given: list[str] | None) -> dict[str, str]:
-    """The files in `--embeddings E=vectors.txt`, by table."""
+def _files(option: str, given: list[str] | None, what: str, example: str) -> dict[str, str] | None:
+    """The files in `--embeddings E=vectors.txt`, by name; None where the option is not given."""
     found: dict[str, str] = {}
     for item in given or []:
-        table, _, path = item.partition("=")
-        if not table or not path:
-            raise fail(f"--embeddings: found '{item}', expected a table and a file, as E=vectors.txt")
-        if table in found:
-            raise fail(f"--embeddings: {table} is named twice")
-        found[table] = path
-    return found
+        name, _, path = item.partition("=")
+        if not name or not path:
+            raise fail(f"{option}: found '{item}', expected {what} and a file, as {example}")
+        if name in found:
+            raise fail(f"{option}: {name} is named twice")
+        found[name] = path
+    return found or None
 
 
 def _say(text: str) -> None:

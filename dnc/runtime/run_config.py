@@ -28,11 +28,12 @@ OWN = {
     "schedule": ("decay", "decay_every"),
 }
 PATHS = ("build", "data", "dev", "weights", "checkpoint")
+TABLES = ("embeddings", "vocabulary")  # of paths by name
 WANTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 FROM_ZERO = ("seed", "warmup")
 MOST_SHOWN = 40  # letters of a value in a message
 # What a run begins with.
-BEGINNING = ("min_count", "weights", "checkpoint", "embeddings")
+BEGINNING = ("min_count", "vocabulary", "weights", "checkpoint", "embeddings")
 # What may be another while a run goes on, and its bits are those of a run that was asked for it at first.
 # Others compare data by their samples, devices, and what is best by its name.
 HARMLESS = (
@@ -73,6 +74,7 @@ class RunConfig(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen
     weights: str | None = None
     checkpoint: str | None = None
     embeddings: dict[str, str] | None = None
+    vocabulary: dict[str, str] | None = None
     log_every: int | None = None
     save_every: int | None = None
     tensorboard: bool | None = None
@@ -107,8 +109,10 @@ def with_values(config: RunConfig, **values: Any) -> RunConfig:
 
 def files_of(config: RunConfig) -> list[str]:
     """The files and folders that a configuration names."""
-    paths = (getattr(config, name) for name in PATHS)
-    return [path for path in (*paths, *(config.embeddings or {}).values()) if path is not None]
+    paths = [getattr(config, name) for name in PATHS]
+    for name in TABLES:
+        paths += (getattr(config, name) or {}).values()
+    return [path for path in paths if path is not None]
 
 
 def read_config(path: str | Path) -> RunConfig:
@@ -223,6 +227,7 @@ def _from_folder(config: RunConfig, folder: Path) -> RunConfig:
     for name in PATHS:
         path = getattr(config, name)
         changes[name] = None if path is None else str(folder / path)
-    if config.embeddings is not None:
-        changes["embeddings"] = {table: str(folder / path) for table, path in config.embeddings.items()}
+    for name in TABLES:
+        paths = getattr(config, name)
+        changes[name] = None if paths is None else {key: str(folder / path) for key, path in paths.items()}
     return msgspec.structs.replace(config, **changes)

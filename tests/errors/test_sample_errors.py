@@ -14,6 +14,7 @@ from dnc.runtime.data import read_samples
 from dnc.runtime.data.usage import layout_of
 from tests.support.data_programs import SPEECH, TREE, WORD, children, label, program, struct, token
 
+NEEDED = "\n  for labels that the training data lack: dnc run --vocabulary tags=FILE, as training begins"
 TAGGED = program(
     struct("Word", Word=[token("form"), label("tag", Dimension("tags", 5))]),
     struct("Sentence", Sentence=[children("words", "Word"), label()]),
@@ -61,10 +62,10 @@ def test_of_several_wrong_subtrees_the_first() -> None:
 
 def test_labels_that_are_unknown_and_how_many_there_are() -> None:
     known = read_samples([{"form": "a", "tag": "Noun"}], program(WORD)).vocabularies
-    with pytest.raises(DiagnosticError, match=r"which is no label of 'tags'; its labels are 'Noun'$"):
+    with pytest.raises(DiagnosticError, match=r"which is no label of 'tags'; its labels are 'Noun'\n"):
         read_samples([{"form": "a", "tag": "?"}], program(WORD), known)
     many = read_samples([{"form": "a", "tag": f"T{i}"} for i in range(11)], program(WORD)).vocabularies
-    with pytest.raises(DiagnosticError, match=r"which is no label of 'tags'; it has 11 labels$"):
+    with pytest.raises(DiagnosticError, match=r"which is no label of 'tags'; it has 11 labels\n"):
         read_samples([{"form": "a", "tag": "?"}], program(WORD), many)
 
 
@@ -81,11 +82,11 @@ def test_no_samples() -> None:
     [
         (
             {"form": "a", "tag": "Nuon"},
-            "field 'tag' is \"Nuon\", which is no label of 'tags'; did you mean 'Noun'?",
+            "field 'tag' is \"Nuon\", which is no label of 'tags'; did you mean 'Noun'?" + NEEDED,
         ),
         (
             {"form": "a", "tag": "?"},
-            "field 'tag' is \"?\", which is no label of 'tags'; its labels are 'Noun', 'Verb'",
+            "field 'tag' is \"?\", which is no label of 'tags'; its labels are 'Noun', 'Verb'" + NEEDED,
         ),
         ({"form": 1, "tag": "Noun"}, "field 'form' is a number, but the model knows 'vocab' as strings"),
     ],

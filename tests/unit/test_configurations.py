@@ -26,6 +26,7 @@ TRAIN = "run build --data train.jsonl --device vm --batch 4"
         ("tensorboard = 1", "run.toml:1: tensorboard is 1, expected true or false"),
         ("# all\n\n[data]\na = 1", "run.toml:3: data is a table, expected a text"),
         ("embeddings = [1]", "run.toml:1: embeddings is a list, expected a table of paths by name"),
+        ("vocabulary = 'x'", 'run.toml:1: vocabulary is "x", expected a table of paths by name'),
         ("[embeddings]\nE = 3", "run.toml:1: embeddings is a table, expected a table of paths by name"),
         ("epochs = ", "run.toml: not TOML: Invalid value"),
         ("epochs = " + 2000 * "[", "run.toml: nested too deeply"),

@@ -174,7 +174,10 @@ def test_other_data_between_two_epochs_are_meant_or_refused(command, workplace, 
     assert done.code == 0 and "other_samples" not in done.events[0]
 
 
-@pytest.mark.parametrize("option", ["--weights w.safetensors", "--embeddings E=no.txt", "--min-count 2"])
+@pytest.mark.parametrize(
+    "option",
+    ["--weights w.safetensors", "--embeddings E=no.txt", "--vocabulary vocab=no.txt", "--min-count 2"],
+)
 def test_a_run_that_goes_on_has_begun(command, workplace, option):
     """What it would begin with was passed over in silence, and written to run.toml."""
     assert command("run build --data train.jsonl --device vm --batch 4 --run-dir r").code == 0

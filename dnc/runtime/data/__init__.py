@@ -10,6 +10,7 @@ from dnc.runtime.data.layout import Layout
 from dnc.runtime.data.reader import Dataset, read, read_samples
 from dnc.runtime.data.usage import layout_of
 from dnc.runtime.data.vocabulary import (
+    Beside,
     Vocabulary,
     dimension_names,
     has_vocabulary,
@@ -22,6 +23,7 @@ from dnc.runtime.data.vocabulary import (
 )
 
 __all__ = [
+    "Beside",
     "Dataset",
     "Layout",
     "Vocabulary",

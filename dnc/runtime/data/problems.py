@@ -51,9 +51,12 @@ class ProblemList:
     path: str
     found: list[DataDiagnostic] = attrs.field(factory=list)
 
-    def add(self, message: str, line: int | None = None, column: int | None = None) -> None:
+    def add(
+        self, message: str, line: int | None = None, column: int | None = None, *, note: str = ""
+    ) -> None:
         """Note a problem."""
-        self.found.append(DataDiagnostic(message, path=self.path, line=line, column=column))
+        notes = (note,) if note else ()
+        self.found.append(DataDiagnostic(message, notes=notes, path=self.path, line=line, column=column))
 
     @property
     def full(self) -> bool:

@@ -31,7 +31,7 @@ from dnc.runtime.data.order import Order, order_of
 from dnc.runtime.data.problems import MOST_SHOWN, Problem, ProblemList, given, kind_of
 from dnc.runtime.data.usage import layout_of
 from dnc.runtime.data.values import convert
-from dnc.runtime.data.vocabulary import Vocabulary
+from dnc.runtime.data.vocabulary import Beside, Vocabulary
 
 
 @attrs.frozen(eq=False)
@@ -106,17 +106,19 @@ def read(
     *,
     labels_required: bool = True,
     min_count: int = 1,
+    beside: Mapping[str, Beside] | None = None,
 ) -> Dataset:
     """The samples of a JSONL file.
 
     vocabularies: those of the training data; None builds them from this file, where a token must
-    occur `min_count` times to have a number of its own. labels_required: without it, what is to be
-    predicted may be missing: class fields (-1) and vectors that only losses and metrics read (zeros).
+    occur `min_count` times to have a number of its own, or be `beside`. labels_required: without it,
+    what is to be predicted may be missing: class fields (-1) and vectors that only losses and metrics
+    read (zeros).
     """
     problems = ProblemList(str(path))
     samples = objects(load(path), problems)
     layout = layout_of(program, labels_required)
-    return _read(samples, problems, program, vocabularies, layout, min_count, EMPTY_FILE)
+    return _read(samples, problems, program, vocabularies, layout, min_count, EMPTY_FILE, beside)
 
 
 def read_samples(
@@ -128,6 +130,7 @@ def read_samples(
     min_count: int = 1,
     name: str = "samples",
     layout: Layout | None = None,
+    beside: Mapping[str, Beside] | None = None,
 ) -> Dataset:
     """The same for samples in memory, as decoded JSON; errors count them from 1.
 
@@ -140,7 +143,7 @@ def read_samples(
     found = _plain_samples(samples, problems)
     layout = layout or layout_of(program, labels_required)
     nothing = "there are none, expected one or more"
-    return _read(found, problems, program, vocabularies, layout, min_count, nothing)
+    return _read(found, problems, program, vocabularies, layout, min_count, nothing, beside)
 
 
 def _plain_samples(samples: Iterable[Any], problems: ProblemList) -> Iterator[tuple[int, Any]]:
@@ -202,6 +205,7 @@ def _read(
     layout: Layout,
     min_count: int,
     nothing: str,
+    beside: Mapping[str, Beside] | None,
 ) -> Dataset:
     """nothing: what is said where there are no samples."""
     with _no_cycles():
@@ -210,7 +214,7 @@ def _read(
     if not columns.lines:
         problems.add(nothing)
         problems.check()
-    converted, known = convert(columns, vocabularies, min_count, problems)
+    converted, known = convert(columns, vocabularies, min_count, problems, beside)
     problems.check()
     words = any(each.unknown and each.words is not None for each in known.values())
     if vocabularies is None and min_count > 1 and not words:

@@ -8,18 +8,18 @@ that may be missing).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
 import attrs
 import numpy as np
 
-from dnc.diagnostics import counted
+from dnc.diagnostics import counted, fail
 from dnc.ir.structure import CLASS, SELECTOR, TOKEN, VECTOR, Dimension, Field
 from dnc.runtime.data.columns import Columns
 from dnc.runtime.data.problems import MOST_SHOWN, ProblemList, kind_of, names, shown, suggestion
-from dnc.runtime.data.vocabulary import Vocabulary, build_vocabulary
+from dnc.runtime.data.vocabulary import Beside, Vocabulary, build_vocabulary
 
 Key = tuple[str, int, str]
 _LARGEST = 2**31 - 1
@@ -46,11 +46,11 @@ class _Conversion:
     columns: Columns
     problems: ProblemList
 
-    def report(self, column: _Column, position: int, message: str) -> None:
+    def report(self, column: _Column, position: int, message: str, note: str = "") -> None:
         """A mistake in an entry of a column."""
         line, vertex = self.columns.place_of(column.key[0], column.key[1], position)
         what = f"{vertex}.{column.field.name}" if vertex else f"field '{column.field.name}'"
-        self.problems.add(f"{what} {message}", line)
+        self.problems.add(f"{what} {message}", line, note=note)
 
     def report_first(self, column: _Column, accepted: tuple[type, ...], expected: str) -> bool:
         """Report the first entry whose type is not accepted; whether there was one."""
@@ -76,9 +76,13 @@ class _Conversion:
 
 
 def convert(
-    columns: Columns, vocabularies: Mapping[str, Vocabulary] | None, min_count: int, problems: ProblemList
+    columns: Columns,
+    vocabularies: Mapping[str, Vocabulary] | None,
+    min_count: int,
+    problems: ProblemList,
+    beside: Mapping[str, Beside] | None = None,
 ) -> tuple[dict[Key, Any], dict[str, Vocabulary]]:
-    """All data columns as arrays, and the vocabularies (built where none were given)."""
+    """All data columns as arrays, and the vocabularies (built where none were given, with those beside)."""
     conversion = _Conversion(columns, problems)
     converted: dict[Key, Any] = {}
     dimensions: dict[str, list[_Column]] = {}
@@ -105,7 +109,12 @@ def convert(
             continue
         vocabulary = known.get(name)
         if vocabularies is None:
-            vocabulary = _build(conversion, sizes[name], good, strings, min_count)
+            more = (beside or {}).get(name)
+            if more is not None and not strings:
+                if any(any(column.present) for column in good):
+                    raise fail(f"{more.source}: '{name}' has numbers in {problems.path}, not words or labels")
+                strings = True
+            vocabulary = _build(conversion, sizes[name], good, strings, min_count, more)
             if vocabulary is not None:
                 known[name] = vocabulary
         for column in good:
@@ -149,24 +158,28 @@ def _mixed(conversion: _Conversion, group: list[_Column], strings: bool) -> bool
 
 
 def _build(
-    conversion: _Conversion, dimension: Dimension, group: list[_Column], strings: bool, min_count: int
+    conversion: _Conversion,
+    dimension: Dimension,
+    group: list[_Column],
+    strings: bool,
+    min_count: int,
+    beside: Beside | None,
 ) -> Vocabulary | None:
     """A dimension's vocabulary; None where its size is fixed and its values are numbers."""
     unknown = any(column.field.kind == TOKEN for column in group)
-    values = (each for column in group for each in column.values if each is not None)
-    if not strings:
-        if dimension.size is not None:
-            return None
-        return Vocabulary(
-            dimension.name, None, max(min(max(values, default=0), _LARGEST - 1) + 1, 0), unknown
-        )
     size = dimension.size
+    if not strings:
+        if size is not None:
+            return None
+        largest = min(max(_present(group), default=0), _LARGEST - 1)
+        return Vocabulary(dimension.name, None, max(largest + 1, 0), unknown)
     built = build_vocabulary(
         dimension.name,
-        values,
+        _present(group),
         unknown=unknown,
         min_count=min_count if unknown else 1,
         limit=size if unknown else None,
+        beside=() if beside is None else beside.words,
     )
     try:
         "".join(built.words or ()).encode()
@@ -174,14 +187,25 @@ def _build(
         half = error.object[error.start]
         text = f"holds {shown(half)}, half of a character, and the other half is missing"
         conversion.report_word(group, next(word for word in built.words or () if half in word), text)
-    if size is not None and built.size > size:
-        rarest = (built.words or ())[size]
-        text = (
-            f"has {built.size} different labels, but '{dimension.name}' is {size}; "
-            f"the rarest is {shown(rarest)}"
+    if size is None or built.size <= size:
+        return built
+    if beside is not None and (unknown or len(set(_present(group))) <= size):
+        what = "words with <unk>" if unknown else "labels"
+        raise fail(
+            f"{beside.source}: with its entries '{dimension.name}' has {built.size} {what}, but it is {size}",
+            f"for as many: dnc compile --set {dimension.name}={built.size}",
         )
-        conversion.report_word(group, rarest, text)
+    rarest = (built.words or ())[size]
+    text = (
+        f"has {built.size} different labels, but '{dimension.name}' is {size}; the rarest is {shown(rarest)}"
+    )
+    conversion.report_word(group, rarest, text)
     return built
+
+
+def _present(group: list[_Column]) -> Iterator[Any]:
+    """The values of the columns that are there."""
+    return (each for column in group for each in column.values if each is not None)
 
 
 def _strings(conversion: _Conversion, column: _Column, name: str, vocabulary: Vocabulary | None) -> Any:
@@ -209,7 +233,9 @@ def _strings(conversion: _Conversion, column: _Column, name: str, vocabulary: Vo
             hint = suggestion(found, index) or few or f"; it has {counted(len(index), what)}"
             why = ", and none of them stands for others" if token else ""
             text = f"is {shown(found)}, which is no {what} of '{name}'{why}{hint}"
-            conversion.report(column, position, text)
+            option = f"dnc run --vocabulary {name}=FILE, as training begins"
+            note = "" if token else f"for labels that the training data lack: {option}"
+            conversion.report(column, position, text, note)
             return None
     return np.fromiter((index.get(each, -1) for each in column.values), np.int32, len(column.values))
 

@@ -56,19 +56,45 @@ class Vocabulary:
         return self.index.get(word, self.unknown_number if self.unknown else None)
 
 
+@attrs.frozen
+class Beside:
+    """Words or labels of a dimension that are known whether the training data hold them or not.
+
+    source: where they were found, for messages.
+    """
+
+    words: tuple[str, ...]
+    source: str = attrs.field(eq=False)
+
+
 def build_vocabulary(
-    dimension: str, strings: Iterable[str], *, unknown: bool, min_count: int = 1, limit: int | None = None
+    dimension: str,
+    strings: Iterable[str],
+    *,
+    unknown: bool,
+    min_count: int = 1,
+    limit: int | None = None,
+    beside: Iterable[str] = (),
 ) -> Vocabulary:
     """A vocabulary of the strings that occur `min_count` times or more, the most frequent first.
 
-    limit: the most entries there may be, "<unk>" included; the rarest are left out.
+    limit: the most entries there may be, "<unk>" included; the rarest are left out. beside: strings that are
+    never left out; those that do not occur come last, in their own order.
     """
     counts = Counter(strings)
+    always = dict.fromkeys(beside)
     if unknown:
         counts.pop(UNKNOWN, None)
-    kept = [word for word, count in counts.items() if count >= min_count]
+        always.pop(UNKNOWN, None)
+    kept = [word for word, count in counts.items() if count >= min_count or word in always]
     kept.sort(key=lambda word: (-counts[word], word))
-    words = tuple(([UNKNOWN] if unknown else []) + kept)[:limit]
+    kept += [word for word in always if word not in counts]
+    if limit is not None and always:
+        room = limit - unknown - len(always)  # for the others
+        others = [word for word in kept if word not in always]
+        left_out = set(others[max(room, 0) :])
+        kept = [word for word in kept if word not in left_out]
+    words = tuple(([UNKNOWN] if unknown else []) + kept)[: None if always else limit]
     return Vocabulary(dimension, words, len(words), unknown)
 
 

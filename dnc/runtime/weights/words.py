@@ -37,10 +37,7 @@ def read_vocabularies(
     that are not among them. saved: a vocabulary.json. rows: of tables over an open dimension.
     """
     used, tokens = vocabulary_dimensions(program), token_dimensions(program)
-    for name in given:
-        if name not in used:
-            hint = suggestion(name, used) or f"; the program has {names(used) or 'none'}"
-            raise fail(f"vocabulary of '{name}': there is no such dimension of tokens or classes{hint}")
+    check_dimensions(given, used)
     known = {} if saved is None else _saved(saved, used)
     found: dict[str, Vocabulary] = {}
     for name, dimension in used.items():
@@ -67,6 +64,14 @@ def read_vocabularies(
         found[name] = made
     _check_unknown(unknown, [found[name] for name in given if name in tokens])
     return found
+
+
+def check_dimensions(given: Iterable[str], used: Iterable[str]) -> None:
+    """DiagnosticError where a dimension is none of tokens or classes."""
+    for name in given:
+        if name not in used:
+            hint = suggestion(name, used) or f"; the program has {names(used) or 'none'}"
+            raise fail(f"vocabulary of '{name}': there is no such dimension of tokens or classes{hint}")
 
 
 def _check_unknown(unknown: str, given: Sequence[Vocabulary]) -> None:
@@ -99,18 +104,24 @@ def _given(name: str, source: str | Path | int, unknown: str, is_token: bool) ->
         if not 1 <= source < 2**31:
             raise fail(f"the vocabulary of '{name}' has {source} entries, expected 1 to {2**31 - 1}")
         return Vocabulary(name, None, source, is_token)
-    words = _words(source)
-    if not words:
-        raise fail(f"{source}: holds no words")
-    twice = sorted(word for word, count in Counter(words).items() if count > 1)
-    if twice:
-        raise fail(f"{source}: {names(twice)} {'are' if len(twice) > 1 else 'is'} in it more than once")
+    words = read_words(source)
     stands = is_token and unknown in words
     if stands and unknown != UNKNOWN and UNKNOWN in words:
         raise fail(f"{source}: holds '{UNKNOWN}' beside '{unknown}', and only one can stand for all others")
     if stands:
         words = [UNKNOWN if word == unknown else word for word in words]
     return Vocabulary(name, tuple(words), len(words), stands)
+
+
+def read_words(path: str | Path) -> list[str]:
+    """The words of a file in the order of their numbers: one or more, each of them once."""
+    words = _words(path)
+    if not words:
+        raise fail(f"{path}: holds no words")
+    twice = sorted(word for word, count in Counter(words).items() if count > 1)
+    if twice:
+        raise fail(f"{path}: {names(twice)} {'are' if len(twice) > 1 else 'is'} in it more than once")
+    return words
 
 
 def _words(path: str | Path) -> list[str]:
