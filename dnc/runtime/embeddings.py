@@ -1,9 +1,10 @@
 """Rows of a table from a text file of word vectors.
 
-In: a file in GloVe's format (a word and its numbers a line, separated by blanks; a first line with two
-counts, as word2vec and fastText write it, is passed over), a vocabulary, a table. Out: the table with
-the rows of the words that the file has, and how many those are. Guaranteed: only vectors of words
-that are looked for are kept in memory; the first of several vectors of a word counts.
+In: a file in GloVe's format (a word and its numbers a line, separated by blanks or tabs; a first line
+with two counts, as word2vec and fastText write it, is passed over), a vocabulary, a table. Out: the table
+with the rows of the words that the file has, and how many those are. Guaranteed: only vectors of words
+that are looked for are kept in memory; the first of several vectors of a word counts. The last numbers of
+a line, as many as a row has, are its vector, whatever stands before them the word, as ". . ." in GloVe.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from dnc.diagnostics import DiagnosticError, fail
 from dnc.ir.program import TABLE, Parameter, Program
 from dnc.runtime.data import Vocabulary
-from dnc.runtime.data.lines import reading
+from dnc.runtime.data.lines import check_start, reading
 from dnc.runtime.data.problems import DataDiagnostic, file_problem, names, suggestion
 
 Floats = NDArray[np.float32]
@@ -70,12 +71,9 @@ def read_embeddings(
     lower = {word.lower().encode() for word in vocabulary.words}
     vectors: dict[bytes, Floats] = {}
     for number, line in _lines(path, table, width):
-        word = line.partition(b" ")[0]
-        if word not in rows and word not in lower:
-            continue
-        cells = line.split(b" ")
-        if len(cells) == width + 1 and word not in vectors:  # else the word itself holds blanks
-            vectors[word] = _vector(path, number, cells)
+        word = _word(line, width)
+        if (word in rows or word in lower) and word not in vectors:
+            vectors[word] = _vector(path, number, line, width)
     taken, lowered = values.copy(), 0
     found = 0
     for word, row in rows.items():
@@ -91,31 +89,53 @@ def read_embeddings(
 
 
 def _lines(path: str | Path, table: Parameter, width: int) -> Iterator[tuple[int, bytes]]:
-    """The lines of vectors with their numbers; the first one has the right width, no other is shorter."""
+    """The lines of vectors with their numbers, a blank for every tab; the first one has the right width, no
+    other is shorter."""
     with reading(path), Path(path).open("rb") as file:
         first = True
         for number, raw in enumerate(file, 1):
-            line = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).rstrip(b" \r\n")
+            if number == 1:
+                check_start(path, raw)
+                raw = raw.removeprefix(codecs.BOM_UTF8)
+            line = raw.rstrip(b" \t\r\n").replace(b"\t", b" ")
             cells = line.count(b" ")
             if not line or (number == 1 and cells == 1 and line.replace(b" ", b"").isdigit() and width != 1):
                 continue
+            if first and cells > width:  # a word with blanks, or a vector of another width
+                cells = max(_numbers_at_the_end(line), width)
             if cells < width or (first and cells != width):
-                word = line.partition(b" ")[0].decode("utf-8", "replace")
+                word = _word(line, cells).decode("utf-8", "replace")
                 size = table.dimensions[1].name
                 hint = f" (--set {size}={cells})" if first and cells and size.isidentifier() else ""
                 what = f"'{word}' has {cells} numbers, but the rows of {table.name} have {width}{hint}"
                 raise _mistake(path, number, what)
+            if first:  # whosever it is: a file of something else has no vector here
+                _vector(path, number, line, width)
             first = False
             yield number, line
 
 
-def _vector(path: str | Path, number: int, cells: list[bytes]) -> Floats:
-    """The numbers behind the word."""
+def _word(line: bytes, width: int) -> bytes:
+    """What stands before the last `width` cells of a line, which may hold blanks."""
+    if line.count(b" ") == width:
+        return line.partition(b" ")[0]
+    return line.rsplit(b" ", width)[0].rstrip(b" ")
+
+
+def _numbers_at_the_end(line: bytes) -> int:
+    """How many numbers a line ends with, behind its first cell."""
+    cells = line.split(b" ")[1:]
+    return next((at for at, cell in enumerate(reversed(cells)) if not _is_number(cell)), len(cells))
+
+
+def _vector(path: str | Path, number: int, line: bytes, width: int) -> Floats:
+    """The last `width` numbers of a line."""
+    cells = line.rsplit(b" ", width)[1:]
     try:
         with np.errstate(over="ignore"):
-            vector = np.array([float(cell) for cell in cells[1:]]).astype(np.float32)
+            vector = np.array([float(cell) for cell in cells]).astype(np.float32)
     except ValueError:
-        wrong = next(cell for cell in cells[1:] if not _is_number(cell))
+        wrong = next(cell for cell in cells if not _is_number(cell))
         shown = wrong.decode("utf-8", "replace")
         raise _mistake(path, number, f"found '{shown}' in a vector, expected numbers") from None
     if not np.isfinite(vector).all():

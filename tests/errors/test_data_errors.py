@@ -425,6 +425,7 @@ def test_no_file(tmp_path: Path) -> None:
     "content, message",
     [
         (gzip.compress(LEAF.encode(), mtime=0), " error: is compressed with gzip; unpack it first"),
+        (b"PK\x03\x04\x14\x00", " error: is a zip archive; unpack it first"),
         (LEAF.encode("utf-16"), " error: is UTF-16, expected UTF-8"),
     ],
 )

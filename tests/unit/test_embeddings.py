@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -32,9 +33,9 @@ def test_rows_by_word(tmp_path: Path) -> None:
     """Exact words before lower-case forms, the first of two vectors, words with blanks in them."""
     text = "good 1 2\nother 0 0\nbad 3 4\nno way 5 6\né 7e-1 8 \r\ngood 9 9\nat the end 0 0\n"
     values, summary = loaded(tmp_path, text)
-    assert np.allclose(values, [[-1, -1], [1, 2], [1, 2], [3, 4], [-1, -1], [0.7, 8]])
+    assert np.allclose(values, [[-1, -1], [1, 2], [1, 2], [3, 4], [5, 6], [0.7, 8]])
     assert summary == (
-        "vectors.txt: 4 of 6 rows of E (2 by the lower-case form of the word); "
+        "vectors.txt: 5 of 6 rows of E (2 by the lower-case form of the word); "
         "the others keep their first values"
     )
     values, _ = loaded(tmp_path, "\ufeffgood 1 2\nbad 3 4\n")
@@ -50,6 +51,38 @@ def test_a_line_of_counts_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "good\t1\t2\nno way\t5\t6\n",
+        "good\t1 2\t\r\nno way\t5 6 \r\n",
+        "3\t2\ngood\t1\t2\nno way\t5\t6\n",
+        ". . . 0 0\nat name@domain.com 0 0\ngood 1 2\nno way 5 6\n",
+        "no way 5 6\ngood 1 2\n1 1/2 0 0\n1 2 0 0\n",
+        "7 5 6\ngood 1 2\nno way 5 6",
+        "good  1 2\nno  way 0 0\nno way 5 6\n",
+    ],
+)
+def test_tabs_and_words_with_blanks(tmp_path: Path, text: str) -> None:
+    """As GloVe of 840 billion tokens has them, also in its first line."""
+    values, summary = loaded(tmp_path, text)
+    assert [values[at] for at in (1, 2, 4)] == [[1, 2], [1, 2], [5, 6]]
+    assert "3 of 6 rows" in summary
+
+
+def test_files_that_are_packed(tmp_path: Path) -> None:
+    path = tmp_path / "v.gz"
+    for content, message in (
+        (gzip.compress(b"good 1 2\n", mtime=0), "is compressed with gzip; unpack it first"),
+        (b"PK\x03\x04good", "is a zip archive; unpack it first"),
+        ("\ufeffgood 1 2\n".encode("utf-16-le"), "is UTF-16, expected UTF-8"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DiagnosticError) as caught:
+            read_embeddings(path, TABLE_E, WORDS, FIRST)
+        assert str(caught.value) == f"{path}: error: {message}"
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (
@@ -60,6 +93,15 @@ def test_a_line_of_counts_is_passed_over(tmp_path: Path) -> None:
             "7 3\nthe 1 2 3\n",
             "vectors.txt:2: error: 'the' has 3 numbers, but the rows of E have 2 (--set embed=3)",
         ),
+        (
+            ". . . 1 2 3\n",
+            "vectors.txt:1: error: '. . .' has 3 numbers, but the rows of E have 2 (--set embed=3)",
+        ),
+        (
+            "good\t1\t2\t3\n",
+            "vectors.txt:1: error: 'good' has 3 numbers, but the rows of E have 2 (--set embed=3)",
+        ),
+        ("a text of another kind\n", "vectors.txt:1: error: found 'another' in a vector, expected numbers"),
         ("the 1 2\nof 1\n", "vectors.txt:2: error: 'of' has 1 numbers, but the rows of E have 2"),
         ("good 1 x\n", "vectors.txt:1: error: found 'x' in a vector, expected numbers"),
         ("good 1 1e99\n", "vectors.txt:1: error: a vector holds numbers that are not finite"),

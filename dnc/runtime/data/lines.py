@@ -24,6 +24,7 @@ _PLACE = re.compile(r" \(byte (\d+)\)$")
 _MARK = b"\xef\xbb\xbf"  # some editors start a UTF-8 file with it
 _FOREIGN = {
     b"\x1f\x8b": "is compressed with gzip; unpack it first",
+    b"PK\x03\x04": "is a zip archive; unpack it first",
     b"\xff\xfe": "is UTF-16, expected UTF-8",
     b"\xfe\xff": "is UTF-16, expected UTF-8",
 }  # how other files start
@@ -39,13 +40,18 @@ def reading(path: str | Path) -> Iterator[None]:
         raise file_problem(str(path), unreadable(error)) from None
 
 
+def check_start(path: str | Path, content: bytes) -> None:
+    """DiagnosticError where a file, of which this is the beginning, is none of text in UTF-8."""
+    for start, what in _FOREIGN.items():
+        if content.startswith(start):
+            raise file_problem(str(path), what)
+
+
 def load(path: str | Path) -> bytes:
     """A text file's content; DiagnosticError if there is none or it is not UTF-8."""
     with reading(path):
         content = Path(path).read_bytes()
-    for start, what in _FOREIGN.items():
-        if content.startswith(start):
-            raise file_problem(str(path), what)
+    check_start(path, content)
     content = content.removeprefix(_MARK)
     try:
         content.decode("utf-8")
