@@ -22,7 +22,9 @@ class Layout:
     ordered: structs whose neighbours (prev, next) the program reads. nonempty: list fields, as
     (struct, field), that must not be empty, because the program starts at their first or last.
     targets: vectors, as (struct, field), that only losses and metrics read. root_labels: classes of the
-    root's struct that are read at the sample's root alone, and may be missing elsewhere.
+    root's struct that are read at the sample's root alone, and may be missing elsewhere. inputs: classes, as
+    (struct, field), that outputs are worked out from, so that they have to be there to predict, too;
+    root_inputs: those of the root's struct that outputs read at the root alone.
     """
 
     structs: dict[str, Struct]
@@ -33,10 +35,24 @@ class Layout:
     nonempty: frozenset[tuple[str, str]]
     targets: frozenset[tuple[str, str]]
     root_labels: frozenset[str]
+    inputs: frozenset[tuple[str, str]]
+    root_inputs: frozenset[str]
+
+    @property
+    def at_root(self) -> frozenset[str]:
+        """The classes that the root has to have, though they may be missing elsewhere."""
+        return self.root_labels if self.labels_required else self.root_inputs
+
+    def may_be_unknown(self, struct: str, field: Field) -> bool:
+        """Whether a class may be a label that the model does not know: one that is there to be predicted."""
+        reads = (struct, field.name) in self.inputs or (
+            struct == self.root and field.name in self.root_inputs
+        )
+        return not self.labels_required and not reads
 
     def may_miss(self, struct: str, field: Field) -> bool:
         """Whether a vertex may lack `field`: optional children, labels that nothing reads there; for
-        prediction, what is predicted.
+        prediction, what is predicted, and not what it follows from.
 
         Of labels that are read at the root alone the root itself is not asked here.
         """
@@ -44,7 +60,9 @@ class Layout:
             return True
         if self.labels_required:
             return field.kind == CLASS and struct == self.root and field.name in self.root_labels
-        return field.kind == CLASS or (struct, field.name) in self.targets
+        if field.kind == CLASS:
+            return (struct, field.name) not in self.inputs
+        return (struct, field.name) in self.targets
 
     def required(self, struct: Struct, arm: Arm) -> list[str]:
         """The fields that an instance of `arm` must have."""

@@ -112,8 +112,8 @@ def read(
 
     vocabularies: those of the training data; None builds them from this file, where a token must
     occur `min_count` times to have a number of its own, or be `beside`. labels_required: without it,
-    what is to be predicted may be missing: class fields (-1) and vectors that only losses and metrics
-    read (zeros).
+    what is to be predicted may be missing: class fields (-1) that no output is worked out from, and vectors
+    that only losses and metrics read (zeros).
     """
     problems = ProblemList(str(path))
     samples = objects(load(path), problems)
@@ -221,8 +221,7 @@ def _read(
         problems.add(f"min_count is {min_count}, but no token of the data is a word")
         problems.check()
     forest = _with_outside(assemble(columns, converted), program)
-    if layout.labels_required:
-        _check_roots(forest, columns, problems)
+    _check_roots(forest, columns, problems)
     lines, positions = tuple(columns.lines), file_positions(columns)
     least = min_count if vocabularies is None else None
     found = Dataset(forest, known, forest.samples, problems.path, lines, positions, min_count=least)
@@ -254,10 +253,10 @@ def _missing_class(forest: Forest, layout: Layout) -> str:
 
 
 def _check_roots(forest: Forest, columns: Columns, problems: ProblemList) -> None:
-    """Of labels that are read at the root alone, the root has to have its own."""
+    """Of classes that are read at the root alone, the root has to have its own."""
     table, arms = forest.tables[forest.root], columns.layout.structs[forest.root].arms
     own = table.arm[forest.roots]
-    for name in sorted(columns.layout.root_labels):
+    for name in sorted(columns.layout.at_root):
         has = np.array([name in field_names(arm) for arm in arms])
         for sample in np.flatnonzero(has[own] & np.less(table.data[name][forest.roots], 0))[:MOST_SHOWN]:
             problems.add(f"{arms[own[sample]].name}: field '{name}' is missing", columns.lines[sample])

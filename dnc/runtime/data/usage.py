@@ -7,21 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import attrs
+
 from dnc.diagnostics import fail
+from dnc.ir.cell import Op, Value
 from dnc.ir.forest import path_struct, program_structs
 from dnc.ir.program import (
     BACKWARD,
     ROOT,
+    DeclaredOutput,
     FieldInput,
     FollowOutput,
+    Input,
     LossOutput,
     MetricOutput,
     Program,
     SavedOutput,
+    Stage,
     StateInput,
     TableInput,
 )
-from dnc.ir.reads import closure, needed
+from dnc.ir.reads import closure, makers, needed
 from dnc.ir.structure import ARM, CLASS, FIRST, LAST, LIST, NEXT, PREVIOUS, VECTOR, VERTEX_KINDS, Struct
 from dnc.runtime.data.layout import Layout, in_data
 
@@ -78,6 +84,86 @@ def _beside_judges(program: Program) -> set[str]:
     return needed(program, others)
 
 
+Use = tuple[str, int]
+"""What takes a field: an opcode, and which of its operands the field is."""
+ITSELF: Use = ("", 0)
+"""The field is a result as it is."""
+
+
+@attrs.frozen
+class _Read:
+    """A class that a result is worked out from. at_root: whether only the sample's root has to have it."""
+
+    struct: str
+    field: str
+    at_root: bool
+    use: Use
+
+
+def _class_reads(
+    program: Program, structs: dict[str, Struct], results: list[tuple[Stage, Value]]
+) -> set[_Read]:
+    """The classes that some results of stages are worked out from."""
+    spaces = {space.name: space for space in program.spaces}
+    made: dict[str, dict[Value, Op]] = {}
+    given: dict[str, dict[Value, Input]] = {}
+    found, seen = set[_Read](), set[tuple[str, Value, Use]]()
+    todo = [(stage, value, ITSELF) for stage, value in results]
+    while todo:
+        stage, value, use = todo.pop()
+        if stage.name not in given:
+            made[stage.name] = stage.cell.definitions()
+            given[stage.name] = dict(zip(stage.cell.inputs, stage.inputs, strict=True))
+        source = given[stage.name].get(value)
+        if isinstance(source, FieldInput):
+            space = spaces[stage.space]
+            struct = path_struct(structs, space.struct, source.path)
+            if structs[struct].fields[source.field].kind == CLASS:
+                at_root = space.selection == ROOT and not source.path
+                found.add(_Read(struct, source.field, at_root, use))
+        elif (stage.name, value, use) not in seen:
+            seen.add((stage.name, value, use))
+            if source is not None:
+                todo += [(other, each, use) for other, each in makers(program, source)]
+            else:
+                op = made[stage.name][value]
+                todo += [(stage, each, (op.opcode, at)) for at, each in enumerate(op.operands)]
+    return found
+
+
+def _class_inputs(
+    program: Program, structs: dict[str, Struct]
+) -> tuple[frozenset[tuple[str, str]], frozenset[str]]:
+    """The classes without which outputs cannot be: those read at any vertex, as (struct, field), and those of
+    the root's struct that are read at the sample's root alone.
+
+    One that a loss or a metric takes in another way than outputs do is to be predicted, as the words of a
+    list that a program also goes on with from its own words: it is needed only where every output reads it.
+    What an output hands out as it is, is null where it is absent.
+    """
+    outputs = dict[str, list[tuple[Stage, Value]]]()
+    judged = list[tuple[Stage, Value]]()
+    for stage in program.stages:
+        for value, output in zip(stage.cell.results, stage.outputs, strict=True):
+            if isinstance(output, DeclaredOutput):
+                outputs.setdefault(output.output, []).append((stage, value))
+            elif isinstance(output, LossOutput | MetricOutput):
+                judged.append((stage, value))
+    reads = [_class_reads(program, structs, results) for results in outputs.values()]
+    reads = [read for read in reads if all(each.use != ITSELF for each in read)]
+    uses = {(each.struct, each.field, each.use) for read in reads for each in read}
+    targets = {
+        (each.struct, each.field)
+        for each in _class_reads(program, structs, judged)
+        if (each.struct, each.field, each.use) not in uses
+    }
+    by_output = [{(each.struct, each.field) for each in read} for read in reads]
+    needed = {each for read in by_output for each in read}
+    needed = {each for each in needed if each not in targets or all(each in read for read in by_output)}
+    anywhere = {(each.struct, each.field) for read in reads for each in read if not each.at_root}
+    return frozenset(needed & anywhere), frozenset(field for _, field in needed - anywhere)
+
+
 def _root_labels(program: Program, structs: dict[str, Struct]) -> frozenset[str]:
     """The classes of the root's struct that are read at the sample's root alone."""
     spaces = {space.name: space for space in program.spaces}
@@ -109,6 +195,7 @@ def layout_of(program: Program, labels_required: bool = True) -> Layout:
                 nonempty.add((struct_name, step))
     fields = frozenset(structs[program.root].fields)
     targets = _targets(program, structs)
+    inputs, root_inputs = _class_inputs(program, structs)
     return Layout(
         {name: in_data(struct) for name, struct in structs.items()},
         program.root,
@@ -118,4 +205,6 @@ def layout_of(program: Program, labels_required: bool = True) -> Layout:
         frozenset(nonempty),
         targets,
         _root_labels(program, structs),
+        inputs,
+        root_inputs,
     )

@@ -224,7 +224,7 @@ def _strings(conversion: _Conversion, column: _Column, name: str, vocabulary: Vo
             len(column.values),
         )
     token = column.field.kind == TOKEN
-    if token or conversion.columns.layout.labels_required:
+    if token or not conversion.columns.layout.may_be_unknown(column.key[0], column.field):
         strange = set(column.values).difference(index, (None,))
         if strange:
             position = conversion.first(column, (each in strange for each in column.values))
