@@ -22,7 +22,7 @@ from dnc.api.arguments import check_whole
 from dnc.diagnostics import fail
 from dnc.runtime.data import Dataset
 from dnc.runtime.data.lines import EMPTY_FILE, load, objects
-from dnc.runtime.data.problems import ProblemList
+from dnc.runtime.data.problems import ProblemList, file_problem
 from dnc.runtime.outside import pulled_fields
 from dnc.runtime.phases import PREDICT, RESULT_KINDS
 
@@ -90,11 +90,16 @@ def times(seconds: Sequence[float]) -> Times:
 
 def read_structures(path: str | Path) -> list[dict[str, Any]]:
     """The samples of a JSONL file as decoded JSON, as a caller would have them."""
+    return [sample for _, sample in read_lines(path)]
+
+
+def read_lines(path: str | Path) -> list[tuple[int, dict[str, Any]]]:
+    """The same, each with its line."""
     problems = ProblemList(str(path))
-    found = [sample for _, sample in objects(load(path), problems)]
+    found = list(objects(load(path), problems))
     problems.check()
     if not found:
-        raise fail(f"{path}: {EMPTY_FILE}")
+        raise file_problem(str(path), EMPTY_FILE)
     return found
 
 

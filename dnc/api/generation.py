@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dnc.api.arguments import check_whole
 from dnc.api.streaming import ModelStream
 from dnc.api.words import ending_of, words_output
-from dnc.diagnostics import fail
+from dnc.diagnostics import Diagnostic, DiagnosticError, fail
 from dnc.ir.forest import target_of
 from dnc.ir.noise import step_noise
 from dnc.ir.structure import LIST
@@ -29,6 +29,14 @@ if TYPE_CHECKING:
 
 LONGEST = 4096
 """Words of a launch, if nobody says: it has memory for all of them, made or not."""
+
+
+class SampleError(DiagnosticError):
+    """What is wrong with one of the samples, counted from 1."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(Diagnostic(f"sample {number}: {message}"))
+        self.number, self.message = number, message
 
 
 def generate(
@@ -103,7 +111,8 @@ def _list_of(model: Model, name: str | None) -> str:
         if not given:
             raise fail(f"{root.name}, the root, has no list that could be made")
         if len(made) > 1:
-            raise fail(f"{root.name}, the root, has lists that can be made, {', '.join(made)}: name one")
+            found = f"{root.name}, the root, has lists that can be made, {', '.join(made)}"
+            raise fail(f"{found}: name one (--list {made[0]}, in Python field='{made[0]}')")
         name = made[0] if made else next(iter(given))
     if given.get(name):
         fields = ", ".join(given[name])
@@ -120,7 +129,7 @@ def _checked(samples: Sequence[Sample], field: str) -> list[Sample]:
     for number, sample in enumerate(samples, 1):
         if not isinstance(sample, Mapping) or sample.get(field):
             found = f"'{field}', which is to be made" if isinstance(sample, Mapping) else repr(sample)
-            raise fail(f"sample {number}: found {found}; expected an object without that list")
+            raise SampleError(number, f"found {found}; expected an object without that list")
     return list(samples)
 
 

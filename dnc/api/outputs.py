@@ -6,19 +6,23 @@ whole or not at all, and never over the data, into a build, or over what a run g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgspec
 import numpy as np
 
-from dnc.api.bench import read_structures
-from dnc.api.generation import output_of
+from dnc.api.bench import read_lines
+from dnc.api.generation import SampleError, output_of
 from dnc.api.model import Model
-from dnc.diagnostics import counted, fail
+from dnc.diagnostics import DiagnosticError, counted, fail
 from dnc.ir.plan import NoiseList
 from dnc.runtime.atomic import write_atomically
+from dnc.runtime.data.problems import DataDiagnostic
+from dnc.runtime.data.reader import SAMPLES
 from dnc.runtime.predictions import named_classes
 from dnc.runtime.run_folder import check_result
 
@@ -64,12 +68,32 @@ def generate_lines(
     end: the word that ends a list, or its number if no word is called so. The others: as there.
     """
     _check_draws(model, seed)
-    samples = read_structures(data)
+    numbered = read_lines(data)
     name = output_of(model, field, output)
     words = named_classes(model.program, model.vocabularies or {}).get(name)
     last = int(end) if end not in (words or ()) and end.isascii() and end.isdecimal() else end
-    found = model.generate(samples, last, name, most=most, chunk=chunk, field=field, seed=seed)
+    with _lines_of(str(data), [line for line, _ in numbered]):
+        samples = [sample for _, sample in numbered]
+        found = model.generate(samples, last, name, most=most, chunk=chunk, field=field, seed=seed)
     return _lines(model, {name: found})
+
+
+@contextmanager
+def _lines_of(path: str, lines: Sequence[int]) -> Iterator[None]:
+    """What is found wrong with samples that were read from a file, at their lines there."""
+    try:
+        yield
+    except SampleError as error:
+        at = lines[error.number - 1]
+        raise DiagnosticError(DataDiagnostic(error.message, path=path, line=at)) from None
+    except DiagnosticError as error:
+        found = [
+            attrs.evolve(each, path=path, line=lines[each.line - 1])
+            if isinstance(each, DataDiagnostic) and each.path == SAMPLES and each.line is not None
+            else each
+            for each in error.diagnostics
+        ]
+        raise DiagnosticError(*found) from None
 
 
 def predict_lines(

@@ -42,7 +42,8 @@ def words_output(model: Model, own: Carried, name: str | None) -> str:
     if name is None or name not in fitting:
         known = ", ".join(fitting) or "none"
         what = "name the output of the words" if name is None else f"'{name}' is no output of words"
-        raise fail(f"{what}: one that has a class for every {own.element}; outputs that do: {known}")
+        option = " (--output NAME)" if name is None and fitting else ""
+        raise fail(f"{what}: one that has a class for every {own.element}; outputs that do: {known}{option}")
     return name
 
 

@@ -12,6 +12,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, wraps
 from pkgutil import resolve_name
 from typing import Annotated, Any
@@ -153,6 +154,9 @@ def execute(arguments: list[str]) -> int:
         where = context.command_path if context is not None else "dnc"
         _in_our_words(error)
         print(f"error: {error.format_message().rstrip('.')} (see {where} --help)", file=sys.stderr)
+        note = _size_note(getattr(error, "option_name", None), arguments)
+        if note:
+            print(f"  {note}", file=sys.stderr)
     except typer.Exit as error:
         if error.exit_code == INTERRUPTED:  # while Typer still read the command line
             print("interrupted", file=sys.stderr)
@@ -174,6 +178,28 @@ def execute(arguments: list[str]) -> int:
         place = error.filename or ("standard output" if error.errno in UNWRITTEN else "")
         print(f"error: {place}{': ' if place else ''}{error.strerror or error}", file=sys.stderr)
     return 2
+
+
+def _size_note(option: str | None, arguments: list[str]) -> str:
+    """What sets a size of a model, where an option is unknown that was to do so; "" for any other."""
+    if option is None or arguments[0] not in COMMANDS:
+        return ""
+    from dnc.ir.parser import parse_program
+    from dnc.runtime.build import read_build
+
+    given = next(each for each in arguments if each.partition("=")[0] == option)
+    behind = arguments[arguments.index(given) + 1 :]
+    value = given.partition("=")[2] or (behind[0] if behind and not behind[0].startswith("-") else "")
+    name, setting = option.lstrip("-"), value or "NAME=SIZE"
+    if option != "--set":
+        known = set[str]()
+        for folder in filter(os.path.isdir, arguments[1:]):
+            with suppress(DiagnosticError):
+                known |= {each.name for each in parse_program(read_build(folder).program, folder).dimensions}
+        if name not in known:
+            return ""
+        setting = f"{name}={value or 'SIZE'}"
+    return f"the sizes of a model are set as it is compiled: dnc compile PROGRAM --set {setting}"
 
 
 def _in_our_words(error: Any) -> None:

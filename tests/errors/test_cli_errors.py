@@ -252,6 +252,24 @@ def test_mistakes(command, files, line, message):
     assert snapshot(files) == before
 
 
+@pytest.mark.parametrize(
+    "given, setting",
+    [
+        ("--set hidden=3", "hidden=3"),
+        ("--set=hidden=3", "hidden=3"),
+        ("--hidden 3", "hidden=3"),
+        ("--hidden=3", "hidden=3"),
+        ("--hidden", "hidden=SIZE"),
+        ("--bogus 3", None),
+    ],
+)
+def test_sizes_are_set_elsewhere(command, files, given, setting):
+    done = command(f"run build --data train.jsonl {given}")
+    note = f"  the sizes of a model are set as it is compiled: dnc compile PROGRAM --set {setting}\n"
+    assert done.code == 2 and done.error.endswith(f"(see dnc run --help)\n{note if setting else ''}")
+    assert command(f"run none {given}").code == 2  # a build that is not there has no sizes
+
+
 def test_checkpoints_of_other_models(command, workplace):
     assert command(f"{RUN} train.jsonl --run-dir first").code == 0
     command(f"compile {TREE} -o wide --set hidden=8,embed=4")

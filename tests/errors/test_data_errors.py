@@ -268,6 +268,11 @@ LINES = {
         '{"tag": "a"}\n{"tag": "b"}\n{"tag": "c"}',
         "3: error: field 'tag' has 3 different labels, but 'tags' is 2; the rarest is \"c\"",
     ),
+    "too_many_labels_of_which_one_is_rare": (
+        TWO,
+        '{"tag": "b"}\n{"tag": "c"}\n{"tag": "a"}\n{"tag": "b"}\n{"tag": "d"}\n{"tag": "a"}\n{"tag": "c"}',
+        "5: error: field 'tag' has 4 different labels, but 'tags' is 2; the rarest is \"d\"",
+    ),
     "nan": (SPEECH, frame("[1, 2, NaN]"), "1:26: error: NaN is not allowed, numbers are finite"),
     "infinity": (
         SPEECH,

@@ -75,6 +75,39 @@ def test_mistakes(trained, command, rest, message):
     assert done.code == 2 and message in done.error and "Traceback" not in done.error
 
 
+def test_mistakes_in_data_are_at_their_lines(trained, command, workplace):
+    rest = "--end end --output words --list target --data wrong.jsonl"
+    good = '{"source":[{"form":"s1"}]}'
+    for text, message in (
+        (f'{good}\n\n{{"source":[{{"form":3}}]}}\n', "wrong.jsonl:3: error: source[0].form holds a string"),
+        (f'{good}\n\n{{"sauce":[]}}\n', "wrong.jsonl:3: error: Pair has no field 'sauce'"),
+        (
+            f'\n{good}\n{{"source":[{{"form":"s1"}}],"target":[{{}}]}}\n',
+            "wrong.jsonl:3: error: found 'target', which is to be made; expected an object without that list",
+        ),
+        ("\n", "wrong.jsonl: error: the file is empty, expected one sample a line"),
+    ):
+        (workplace / "wrong.jsonl").write_text(text)
+        done = command(f"{trained} {rest}")
+        assert done.code == 2 and done.error.startswith(message)
+
+
+def test_what_has_to_be_named_by_which_option(trained, command, workplace):
+    done = command(f"{trained} --data sources.jsonl --end end --list target")
+    assert "outputs that do: words, following (--output NAME)" in done.error
+    text = (
+        (SUPPORT / "decoder.dn").read_text().replace("target: [Target])", "target: [Target], more: [Target])")
+    )
+    (workplace / "two.dn").write_text(text)
+    compile_model("two.dn", "two", ("cpu",))
+    pairs = "".join(json.dumps({**pair(number), "more": []}) + "\n" for number in range(4))
+    (workplace / "two.jsonl").write_text(pairs)
+    assert command("run two --data two.jsonl --device vm --run-dir r").code == 0
+    done = command("generate two --data sources.jsonl --end end --output words --device vm --run-dir r")
+    found = "Pair, the root, has lists that can be made, target, more: name one (--list target, in Python"
+    assert done.code == 2 and found in done.error
+
+
 def test_words_that_samples_have_to_give(command, workplace):
     """An output that chooses from tokens has their words; a list of such elements cannot be made."""
     text = (SUPPORT / "decoder.dn").read_text().replace("class<targets>", "token<targets>")

@@ -140,7 +140,7 @@ def test_too_many_labels_of_the_data_alone_are_no_matter_of_the_file(command, ta
     sample = {"ws": [{"form": "a", "tag": tag} for tag in "PQRST"]}
     (tagger / "words.jsonl").write_text(json.dumps(sample))
     done = command(f"{RUN} --vocabulary tags=tags.txt")
-    assert done.code == 2 and "words.jsonl:1: error: ws[3].tag has" in done.error
+    assert done.code == 2 and "words.jsonl:1: error: ws[4].tag has" in done.error
 
 
 def test_of_a_dimension_of_fixed_size_the_rarest_words_make_room(command, tagger: Path) -> None:

@@ -96,6 +96,7 @@ class Dataset:
         return found.hexdigest()
 
 
+SAMPLES = "samples"  # what those in memory are called
 KEYS = "Only dicts with str-like or number-like keys are supported"  # msgspec's words for all other keys
 
 
@@ -128,7 +129,7 @@ def read_samples(
     *,
     labels_required: bool = True,
     min_count: int = 1,
-    name: str = "samples",
+    name: str = SAMPLES,
     layout: Layout | None = None,
     beside: Mapping[str, Beside] | None = None,
 ) -> Dataset:

@@ -195,10 +195,9 @@ def _build(
             f"{beside.source}: with its entries '{dimension.name}' has {built.size} {what}, but it is {size}",
             f"for as many: dnc compile --set {dimension.name}={built.size}",
         )
-    rarest = (built.words or ())[size]
-    text = (
-        f"has {built.size} different labels, but '{dimension.name}' is {size}; the rarest is {shown(rarest)}"
-    )
+    own = build_vocabulary(dimension.name, _present(group), unknown=unknown).words or ()
+    rarest = own[-1]
+    text = f"has {len(own)} different labels, but '{dimension.name}' is {size}; the rarest is {shown(rarest)}"
     conversion.report_word(group, rarest, text)
     return built
 
