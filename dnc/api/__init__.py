@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dnc.api.arguments import Batch, Data, check_whole
-from dnc.api.first_values import start_by_name
+from dnc.api.first_values import start_by_name, unnamed_classes
 from dnc.api.model import Model
 from dnc.api.outputs import as_json, generate_lines, predict_lines, predict_to_file, write_lines
 from dnc.api.passes import Optimized, run_passes
@@ -78,6 +78,7 @@ __all__ = [
     "run_of",
     "run_passes",
     "start_by_name",
+    "unnamed_classes",
     "summary_of",
     "why_not_again",
     "with_values",

@@ -15,7 +15,7 @@ import attrs
 
 from dnc.api.origin import Origin
 from dnc.api.reading import Words, beside_of
-from dnc.diagnostics import fail
+from dnc.diagnostics import counted, fail
 from dnc.ir.program import TABLE, Program
 from dnc.runtime.checkpoint import stored_vocabularies
 from dnc.runtime.data import dimension_names, read, vocabulary_dimensions
@@ -24,6 +24,7 @@ from dnc.runtime.measurements import class_metrics
 from dnc.runtime.memory import FIRST_SCHEDULE, MEGABYTE, too_little
 from dnc.runtime.pool import static_pool
 from dnc.runtime.tensors import read_tensors
+from dnc.runtime.weights.words import token_dimensions
 
 if TYPE_CHECKING:
     from dnc.api.model import Model
@@ -58,6 +59,20 @@ def check_class_metrics(program: Program, classes: Mapping[str, object]) -> None
                 f"metric '{name}' has to know what its classes are called, but the data hold numbers",
                 "the classes are tags, as B-PER, I-PER and O",
             )
+
+
+def unnamed_classes(model: Model) -> list[str]:
+    """Of every dimension of classes with more of them than there are labels, what that comes to."""
+    found, tokens = [], token_dimensions(model.program)
+    for name, dimension in vocabulary_dimensions(model.program).items():
+        known, size = (model.vocabularies or {}).get(name), dimension.size
+        if name in tokens or known is None or known.words is None or size is None or len(known) >= size:
+            continue
+        found.append(
+            f"'{name}' is {size}, but the data have {counted(len(known), 'label')}: other classes would be "
+            f"predicted as numbers (dnc compile --set {name}={len(known)}, or --vocabulary {name}=FILE)"
+        )
+    return found
 
 
 def start_by_name(

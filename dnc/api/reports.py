@@ -11,9 +11,10 @@ from pathlib import Path
 import attrs
 import msgspec
 
+from dnc.api.open_sizes import with_sizes
 from dnc.api.ranking import candidate_lines, tuned_lines
 from dnc.compiler import build_plan, read_program, stored_options, transform
-from dnc.diagnostics import Diagnostic, fail
+from dnc.diagnostics import Diagnostic, DiagnosticError, fail
 from dnc.explain.facts import PlanFacts, gather
 from dnc.explain.html import as_page
 from dnc.explain.memory import MemoryFacts, memory_facts
@@ -46,8 +47,14 @@ def check_data(
     *,
     labels_required: bool = True,
 ) -> DataCheck:
-    """Checks a program, its gradients, and data for it; DiagnosticError holds every mistake."""
-    _, checked, warnings = read_program(program, settings or {})
+    """Checks a program, its gradients, and data for it; DiagnosticError holds every mistake, and of sizes
+    that the program leaves open those that the data ask for."""
+    try:
+        _, checked, warnings = read_program(program, settings or {})
+    except DiagnosticError as error:
+        if data is None:
+            raise
+        raise with_sizes(error, program, data, settings or {}, labels_required) from None
     transform(checked)
     summary = None
     if data is not None:

@@ -383,6 +383,8 @@ def _train(
     )
     epochs, begun = config.epochs or 1, model.position.step
     samples = model.attach(config.data, min_count=config.min_count or 1, vocabulary=first.vocabulary)
+    for note in [] if last is not None else api.unnamed_classes(model):
+        _say(f"note: {note}")
     with api.Interrupts() as interrupts, Progress(samples.samples, epochs) as progress:
         folder = model.train(
             samples,
