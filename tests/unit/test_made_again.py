@@ -20,6 +20,7 @@ SAMPLES = [json.dumps({"word": word, "label": 1}) for word in ("good", "bad", "f
 def earlier(workplace):
     """Vectors of words, other data, and the run of other weights over the same words."""
     Path("vectors.txt").write_text(VECTORS)
+    Path("words.txt").write_text("unheard\nunseen\n")
     Path("other.jsonl").write_text("\n".join(SAMPLES))
     model = dnc.load("build", "vm", seed=5)
     model.train("train.jsonl", batch=4, run_dir="earlier")
@@ -62,6 +63,7 @@ MADE = {
     "nothing": [],
     "attached": [attach],
     "rarer words": [lambda m: attach(m, min_count=9)],
+    "words beside": [lambda m: m.attach("train.jsonl", vocabulary={"vocab": "words.txt"})],
     "a data set of another model": [lambda m: m.attach(dnc.load("build", "vm").read("train.jsonl"))],
     "vectors": [attach, lambda m: m.load_embeddings("E", "vectors.txt")],
     "vectors twice": [attach, *[lambda m: m.load_embeddings("E", "vectors.txt")] * 2],
@@ -94,11 +96,14 @@ def test_what_options_do_is_made_again(earlier, command, name):
     assert head("run") == AGAIN
     done = command("run --config run/run.toml --run-dir again --device vm")
     assert done.code == 0 and "note:" not in done.error
-    assert bits("again") == bits("run")
+    assert bits("again") == bits("run") and head("again") == AGAIN
     assert Path("again/best.safetensors").read_bytes() == Path("run/best.safetensors").read_bytes()
 
 
 LOST = {
+    "began with words that were listed in Python": [
+        lambda m: m.attach("train.jsonl", vocabulary={"vocab": ["unheard"]}),
+    ],
     "began with parameters that were set in Python": [attach, changed],
     "began behind steps that no checkpoint has": [attach, steps],
     "began with the words of other data": [lambda m: m.attach("dev.jsonl")],
