@@ -430,7 +430,8 @@ def compile_target(
             break
         taken = registers_taken(plan)
         try:
-            files, known = cached_kernels(plan, digest(plan))
+            with show.timed("emit"):
+                files, known = cached_kernels(plan, digest(plan))
         except PlanTooLarge as error:
             problem = error
             continue
@@ -444,8 +445,7 @@ def compile_target(
         raise problem or AssertionError("a first plan is always tried")
     _, tried, plan, files, said = best
     sizes = {file: len(content) for file, content in files.items()}
-    seconds = time.perf_counter() - begin
-    report = TargetReport(target_name(target), plan, sizes, cached, seconds)
+    report = TargetReport(target_name(target), plan, sizes, cached, time.perf_counter() - begin)
     return CompiledTarget(report, settled(tried, plan), files, said.all())
 
 

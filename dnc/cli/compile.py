@@ -66,7 +66,7 @@ def compile_command(
         bool, typer.Option("--remarks", help="Say what could not be hoisted, fused, kept on the chip.")
     ] = False,
     time_passes: Annotated[
-        bool, typer.Option("--time-passes", help="Print how long every pass took.")
+        bool, typer.Option("--time-passes", help="Print how long every pass took, and the kernels.")
     ] = False,
 ) -> None:
     """Compile a model for one or several targets."""

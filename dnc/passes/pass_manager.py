@@ -7,7 +7,8 @@ verified before the next one sees it, and the message names the pass that broke 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar, runtime_checkable
@@ -70,6 +71,14 @@ class PassOptions:
             self.log(f"# after {name}{timing}" + (" (unchanged)" if made is None else f"\n{made()}"))
         elif timing:
             self.log(f"{name}:{timing}" + (" (unchanged)" if made is None else ""))
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Shows how long something takes that is no pass, as making kernels of a plan is."""
+        start = time.perf_counter()
+        yield
+        if self.time_passes:
+            self.log(f"{name}:  {(time.perf_counter() - start) * 1e3:.1f} ms")
 
     def check_names(self, known: Sequence[str], optional: Sequence[str]) -> None:
         """DiagnosticError where a name is none of the known passes, or one of those that are to stay."""

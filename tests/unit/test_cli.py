@@ -110,6 +110,8 @@ def test_looking_into_the_compiler(command, workplace):
     done = command(f"compile {TREE} -o out --stop-after select-tiles --time-passes")
     timed = [line.partition(":")[0] for line in done.out.splitlines() if " ms" in line]
     assert timed.index("share") < timed.index("fuse") < timed.index("reassociate")
+    done = command(f"compile {TREE} -o out --time-passes")
+    assert [line.partition(":")[0] for line in done.out.splitlines() if line.endswith(" ms")][-1] == "emit"
     done = command(f"compile {TREE} -o out --print-ir-after-all")
     assert all(f"# after {name}" in done.out for name in ("differentiate", "fuse", "plan-weights"))
     done = command(f"compile {TREE} -o out --stop-after fuse")
