@@ -19,7 +19,7 @@ from unittest.mock import patch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.ways import compare
-from dnc.runtime.encoder.early import Earlier
+from dnc.runtime.encoder.early import EarlyChoice
 
 LONG = "sentences of 100 words"
 DATA = {"lstm": LONG, "gru_classifier": LONG, "lstm2": LONG, "bilstm_tagger": "tagged sentences"}
@@ -29,8 +29,8 @@ SAMPLES, BATCHES = 512, (1, 2, 4, 8, 12, 16, 24, 32, 64)
 @contextmanager
 def _behind() -> Iterator[None]:
     with (
-        patch.object(Earlier, "choose", lambda *given: None),
-        patch("dnc.runtime.encoder.fewest", lambda batches, costs, count: count),
+        patch.object(EarlyChoice, "choose", lambda *given: None),
+        patch("dnc.runtime.encoder.assign.MOST_SPARED", 0),
     ):
         yield
 

@@ -132,8 +132,8 @@ OPCODES = {
     "SEGMENT": "a segment of the plan on neighbouring rows of its space",
     "gradient PARAMETER #N": "adds up the gradient of a dense parameter, and where rows can be copied that "
     "of a vector with the same deltas; tiles of all chunks are dealt out to the grid",
-    "outer": "the same over all its rows, where they are few: a vector that adds up the same deltas is made "
-    "along, the squares of every tile go into `@norms`, and there is no `norm`",
+    "outer": "the same over rows that are few, or are made early: a vector that adds up the same deltas is "
+    "made along, the squares of every tile go into `@norms`, and there is no `norm`",
     "follow": "moves the running parameters, which lie behind the trained ones, by what the rows gave, "
     "unless the norm is not finite",
     "device_barrier": "the first worker waits for those of all GPUs that train together; between barriers of "
@@ -165,8 +165,8 @@ FIELDS = {
     "begins": "offset of a word for every list: the offset of its first entry",
     "ends": "offset of a word for every list: the offset behind its last entry of those that are there",
     "word": "the class that ends a list",
-    "accumulate": "1: add to what is there (a later part of a batch, or a second use of the parameter); "
-    "0: overwrite",
+    "accumulate": "1: add to what is there (a later part of a batch, a second use of the parameter, or rows "
+    "that were made early, to which of several chunks the first alone adds); 0: overwrite",
     "base": "address of the first record, or float",
     "stride": "words from record to record",
     "result": "the word of the results",
@@ -174,7 +174,8 @@ FIELDS = {
     "rows": "number of rows",
     "index": "which parameter of a stack; 0 where there is no stack",
     "tile": "which of the shapes of tiles that the kernel has for the gradient; a CPU has one",
-    "first_worker": "the worker that takes the first tile, or the first touched row",
+    "first_worker": "the worker that takes the first tile, or the first touched row; behind an `early` counted "
+    "from its `first`",
     "number": "which post of the launch, from 0",
     "posts": "workers that have made it",
     "before": "workers, counted from the first one on, that come before those who are left out",

@@ -60,6 +60,12 @@ def early(plan: Plan) -> Early | None:
     return Early(last, regions.pop(), names, tuple(dict.fromkeys(each.space for each in found)))
 
 
+def made_early(plan: Plan) -> tuple[str, ...]:
+    """The gradients that can be made early, by name."""
+    found = early(plan)
+    return () if found is None else found.gradients
+
+
 def _is_sequence(plan: Plan, segments: list[Segment]) -> bool:
     """Whether a vertex of these levels reads of the levels before only neighbours in its list."""
     spaces = {segment.space for segment in segments}

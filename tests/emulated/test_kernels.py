@@ -18,7 +18,6 @@ import pytest
 
 from dnc.diagnostics import DiagnosticError
 from dnc.ir import isa
-from dnc.ir.early import early
 from dnc.ir.optimizers import Hyper
 from dnc.runtime import cuda_together
 from dnc.runtime.data_parallel import DataParallelBackend
@@ -31,7 +30,7 @@ from tests.support.forced import forced
 from tests.support.forests import ForestGrower
 from tests.support.plans import plan_of
 from tests.support.programs.check import TOLERANCE
-from tests.support.queues import made_early
+from tests.support.queues import fields_of, made_early
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ to compile kernels with")
 
@@ -225,12 +224,6 @@ def test_against_the_definition(name: str, tmp_path: Path) -> None:
     device.late = False
     with forced(few=False, apart=True, alike=True, added=True, parts=False):
         check_training(bench(40, "complete"), tolerance)
-    if early(plan) is not None:  # by the second replica, which has no rows
-        for few in (True, False):
-            with forced(few=few, shared=True, early=True):
-                alone = bench(1, "complete")
-                check_training(alone, tolerance)
-                assert made_early(alone.encode(TRAIN, Hyper(), (2, plan.tiling.workers))) == [False, True]
     if plan.tiling.cluster > 1:
         check_group(bench(3, "random"))
 
@@ -288,6 +281,23 @@ def test_devices_that_train_together(
     backend.launch(schedules, 0)
     assert (backend.finish(0)[:, isa.RESULT_UPDATED] == 1).all()
     check_training(last, TOLERANCE[plan.precision])
+
+
+def test_weight_gradients_of_levels_that_have_ended(tmp_path: Path) -> None:
+    """By the second replica, which has no rows. Of chunks behind, the first one adds to them."""
+    plan = plan_of("lstm_classifier", {"hidden": 32, "embed": 128}, cluster=4)
+    assert plan.pushes
+    backend = backend_of(plan, tmp_path, replicas=2)
+    bench = Bench(plan.program, plan, backend, ForestGrower(plan.program, 7).grow(1, 120, "complete"), 1)
+    with forced(early=True, shared=True, few=True):
+        assert made_early(bench.encode(TRAIN, Hyper(), (2, 4))) == [False, True]
+        check_training(bench, TOLERANCE[plan.precision])
+        check_both(bench, TOLERANCE[plan.precision])
+    with forced(early=(50, 45), shared=True, few=False):
+        schedule = bench.encode(TRAIN, Hyper(), (2, 4))
+        ((*_, accumulate, chunks, _, _),) = fields_of(schedule, 0, "gradient U #2")
+        assert made_early(schedule) == [False, True] and accumulate == 1 and chunks > 1
+        check_training(bench, TOLERANCE[plan.precision])
 
 
 def test_a_level_that_polls_in_vain_ends_the_launch(tmp_path: Path) -> None:

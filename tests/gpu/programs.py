@@ -105,9 +105,9 @@ VARIANTS = (
     *(Variant(added=added) for added in (True, False)),
     *(Variant(shared=shared) for shared in (True, False)),
     *(Variant(parts=parts) for parts in (True, False)),
-    *(Variant(shared=True, early=early) for early in (True, False)),
     *(Variant(PlanOptions(batch=1, registers=registers)) for registers in (4, 8)),
     Variant(PlanOptions(batch=1, registers=8, cluster=0, workers=40)),
+    *(Variant(shared=True, early=early) for early in (True, False)),
 )
 """Every variant of an instruction in turn: where weights are (also in two places), how they are multiplied,
 how states travel, tiles, how gradients are made and whether early, whether rows are few or not, partial

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dnc.compiler import PlanOptions, make_plan
+from dnc.diagnostics import DiagnosticError
 from dnc.ir import isa
 from dnc.ir.early import early
 from dnc.ir.optimizers import OPTIMIZERS, Hyper
@@ -32,7 +33,7 @@ from tests.support.forced import forced
 from tests.support.forests import SHAPES, ForestGrower
 from tests.support.optimizers import VOCABULARY, check_many_steps
 from tests.support.programs.check import TOLERANCE
-from tests.support.queues import made_early
+from tests.support.queues import damaged, made_early
 from tests.support.traces import check_instructions, check_nesting, clock_error, load
 
 FOLDER = Path(os.environ.get("DNC_GPU_BUILDS", "/nonexistent"))
@@ -205,11 +206,11 @@ def test_weight_gradients_of_levels_that_have_ended(device: Any, name: str, few:
     program, backend = _backend(device, name)
     if early(backend.plan) is None:
         pytest.skip("makes no weight gradient early")
-    for samples in (1, 3):
-        forest = ForestGrower(program, samples).grow(samples, 60, "complete")
+    for samples, early_levels in ((1, True), (3, True), (2, (50, 45))):
+        forest = ForestGrower(program, samples).grow(samples, 120, "complete")
         bench = Bench(program, backend.plan, backend, forest, samples)
         found = []
-        with forced(few=few, shared=True, early=True):
+        with forced(few=few, shared=True, early=early_levels):
             schedule = bench.encode(TRAIN, Hyper(), backend.grid(samples))
             assert any(made_early(schedule)) and not all(made_early(schedule))
             for _ in range(3):
@@ -221,6 +222,12 @@ def test_weight_gradients_of_levels_that_have_ended(device: Any, name: str, few:
         for parameter, value in found[0].items():
             for other in found[1:]:
                 np.testing.assert_array_equal(other[parameter].view(np.int32), value.view(np.int32))
+    lost = damaged(schedule, 0, isa.POST, 0, 0, backend.plan.opcode(isa.NOP).number)
+    bench.load(lost.static_words + lost.activations)
+    backend.launch([lost], 0)
+    with pytest.raises(DiagnosticError, match="posts of other replicas"):
+        backend.finish(0)
+    check_training(bench, TOLERANCE[backend.plan.precision])
 
 
 @pytest.mark.parametrize("parts", [True, False])

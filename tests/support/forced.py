@@ -15,6 +15,7 @@ from unittest.mock import patch
 import numpy as np
 
 from dnc.passes.share import Share
+from dnc.runtime.encoder.early import EarlyChoice
 from dnc.runtime.encoder.parts import PartBurdens
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.scopes import Scopes, Sharing
@@ -34,7 +35,7 @@ def forced(
     shared: Decision = None,
     groups: int | None = None,
     parts: bool | None = None,
-    early: bool | None = None,
+    early: bool | tuple[int, ...] | None = None,
 ) -> Iterator[None]:
     """few: whether weight gradients are `outer` instructions. apart: whether the deltas of tokens are added
     up before products (`dnc/passes/reassociate.py`). alike: whether leaves of one word share a row. added:
@@ -42,7 +43,8 @@ def forced(
     whether the grid shares out all phases that it can (`dnc/runtime/encoder/scopes.py`). groups: of tokens in
     tiles of products, for encoders that are made meanwhile. parts: whether parts of the recursion have
     replicas of their own (`dnc/runtime/encoder/parts.py`). early: whether replicas without rows add up weight
-    gradients of levels that have ended, where they can (`dnc/runtime/encoder/early.py`)."""
+    gradients of levels that have ended, where they can (`dnc/runtime/encoder/early.py`); or the last level
+    behind every post."""
 
     def decide(decision: Decision, rows: Numbers) -> Numbers:
         return decision(rows) if callable(decision) else np.full(len(rows), decision)
@@ -81,6 +83,9 @@ def forced(
         if early is not None:
             least = -(1 << 30) if early else 1 << 30
             stack.enter_context(patch("dnc.runtime.encoder.early.LEAST", least))
+        if isinstance(early, tuple):
+            levels = lambda own, counts, idle: np.array([early] * len(idle))  # noqa: E731
+            stack.enter_context(patch.object(EarlyChoice, "_levels", levels))
         if groups is not None:
             stack.enter_context(patch("dnc.ir.isa.token_groups", lambda plan: (groups,)))
         yield

@@ -5,29 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-import attrs
 import numpy as np
 import pytest
 
 from dnc.ir import isa
 from dnc.ir.early import POSTS, early
+from dnc.ir.optimizers import Hyper
 from dnc.ir.plan import Plan
+from dnc.runtime.backend import VMBackend
 from dnc.runtime.encoder import Encoder, Part
-from dnc.runtime.encoder.assign import Burdens, fewest
+from dnc.runtime.encoder.assign import Burdens, assign
 from dnc.runtime.encoder.early import NEVER, _parted
 from dnc.runtime.encoder.rows import Rows
 from dnc.runtime.encoder.words import Spread
+from dnc.runtime.phases import TRAIN
 from dnc.runtime.pool import static_pool
 from dnc.runtime.prepared import prepare
 from dnc.runtime.reference_vm import MachineError, ReferenceVM
 from dnc.runtime.schedule import Schedule, queue
 from dnc.runtime.verifier import ScheduleError, verify
-from tests.support.executors import bench_on_vm, check_both, check_group, check_training
+from tests.support.executors import Bench, OnGrid, bench_on_vm, check_both, check_group, check_training
 from tests.support.forced import forced
 from tests.support.forests import ForestGrower
-from tests.support.models import rows_of
-from tests.support.plans import plan_of
-from tests.support.queues import fields_of, made_early
+from tests.support.models import EXAMPLES, rows_of
+from tests.support.plans import plan_of, plan_of_text
+from tests.support.queues import damaged, fields_of, made_early
 
 LARGE, SMALL = {"hidden": 256, "embed": 256}, {"hidden": 32}
 WORKERS = 8
@@ -139,15 +141,36 @@ def test_posts_stand_behind_the_levels_of_their_rows() -> None:
     assert not np.isin(levels[[first - 1, second - 1], 0], barriers).any()  # no exchange of its own
 
 
+def replicas_of(rows: int | list[int], levels: int, counts: list[int], replicas: int) -> list[int]:
+    """Of batches of so many samples how many replicas they have."""
+    samples = [np.arange(count, dtype=np.int32) for count in counts]
+    most = max(counts)
+    burdens = Burdens(np.resize(rows, most), np.full(most, levels))
+    found = assign(samples, burdens, replicas, spares=True)
+    return [len(set(found.owner[found.spread.of(batch)].tolist())) for batch in range(len(counts))]
+
+
 def test_samples_share_a_replica_where_all_end_as_soon() -> None:
-    """Sixteen of one length on fifteen replicas take as long as on eight; of two lengths they may not."""
-    same, long = np.full(16, 1000), np.full(16, 50000)
-    equal = Burdens(same, long)
-    assert fewest([np.arange(16)], equal, 15) == 8
-    assert fewest([np.arange(16)], equal, 16) == 16 and fewest([np.arange(3)], equal, 15) == 3
-    assert fewest([np.arange(16), np.arange(4)], equal, 15) == 8
-    some = np.where(np.arange(16) < 14, 40000, 1000)  # two of these end later side by side
-    assert fewest([np.arange(16)], Burdens(some, long), 15) == 15
+    """Sixteen of one length on fifteen replicas take as long as on eight; of two lengths they may not. Each
+    batch of a group decides for itself."""
+    assert replicas_of(1000, 50000, [16], 15) == [8]
+    assert replicas_of(1000, 50000, [16], 16) == [16]
+    assert replicas_of(1000, 50000, [16, 4, 20, 61], 15) == [8, 4, 10, 15]
+    assert replicas_of([40000] * 14 + [1000] * 2, 50000, [16], 15) == [15]
+
+
+def test_a_batch_has_the_replicas_that_it_has_alone() -> None:
+    plan = plan_named("lstm_classifier", **LARGE)
+    encoder = encoder_of(plan, 60, 100)
+    batches = np.random.default_rng(2).permutation(60).astype(np.int32)[:48].reshape(3, 16)
+    found = encoder.encode_group(batches, replicas=15, workers=WORKERS)
+    for samples, grouped in zip(batches, found, strict=True):
+        alone = encoder.encode(samples, replicas=15, workers=WORKERS)
+        assert grouped.samples.tolist() == alone.samples.tolist()
+        for name in (isa.EARLY, isa.POST, isa.OUTER, "forward/0"):
+            assert [fields_of(grouped, r, name) for r in range(15)] == [
+                fields_of(alone, r, name) for r in range(15)
+            ]
 
 
 # ---- the order of rows -----------------------------------------------------------------------------------
@@ -172,19 +195,10 @@ def test_rows_behind_posts_come_first() -> None:
 # ---- what is wrong ---------------------------------------------------------------------------------------
 
 
-def damaged(schedule: Schedule, replica: int, name: str, number: int, field: int, value: int) -> Schedule:
-    """The same with another word in an instruction; field 0 is its opcode."""
-    words, plan = schedule.words.copy(), schedule.plan
-    begin = int(words[isa.layout(plan).queues_at + replica * WORKERS])
-    at = np.flatnonzero(queue(words, plan, replica * WORKERS)[:, 0] == plan.opcode(name).number)[number]
-    words[begin + int(at) * isa.INSTRUCTION_WORDS + field] = value
-    return attrs.evolve(schedule, words=words)
-
-
 ROW, ROWS, FIRST, ADDS, INDEX, NORM = (1 + isa.OUTER_FIELDS.index(name) for name in isa.OUTER_FIELDS[1:])
 WRONG: list[tuple[tuple[int, str, int, int, Callable[[int], int]], str]] = [
     ((0, isa.POST, 0, 1, lambda word: 1), r"replica 0 posts \[1, 1\], expected \[0, 1\]"),
-    ((1, isa.POST, 1, 0, lambda word: 0), "words behind its fields"),
+    ((1, isa.POST, 0, 0, lambda word: 0), r"replica 1 posts \[1\], expected \[0, 1\]"),
     ((3, isa.EARLY, 0, 1, lambda word: word - 8), "replicas 3 and 4 make other gradients early"),
     ((4, isa.OUTER, 0, ROW, lambda word: word + 1), "replicas 3 and 4 make other gradients early"),
 ]
@@ -293,8 +307,7 @@ def test_a_post_that_nobody_makes_is_a_deadlock() -> None:
         ("lstm_classifier", {"hidden": 32}),
         ("gru_classifier", {"hidden": 16}),
         ("bilstm_tagger", {"hidden": 32}),
-        ("lstm2", {"hidden": 16, "embed": 8}),
-        ("char_rnn", {"hidden": 16, "embed": 8}),
+        ("lstm2", {"hidden": 32}),
         ("encoder_decoder", {}),
     ],
 )
@@ -303,9 +316,68 @@ def test_values_are_the_same(name: str, settings: dict[str, int], few: bool) -> 
     plan = plan_named(name, **settings)
     for seed, (samples, grid) in enumerate(((1, (3, 4)), (2, (4, 8)))):
         bench = bench_on_vm(plan, samples, 9, grid, seed)
-        with forced(early=True, shared=True, few=few):
+        with forced(early=True, shared=True, few=few, parts=False):
+            assert any(made_early(bench.encode(TRAIN, Hyper(), grid)))
             check_training(bench)
             check_both(bench)
+
+
+def tagger(*changes: tuple[str, str]) -> Plan:
+    """That of the bidirectional tagger with another text."""
+    text = (EXAMPLES / "bilstm_tagger.dn").read_text(encoding="utf-8")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return plan_of_text(text, {"hidden": 32, "embed": 128})
+
+
+def early_of(plan: Plan) -> set[str]:
+    """The parameters of which gradients can be made early."""
+    found = early(plan)
+    names = () if found is None else found.gradients
+    return {gradient.parameter for gradient in plan.dense_gradients if gradient.name in names}
+
+
+def test_rows_behind_posts_are_in_chunks_of_their_own() -> None:
+    """The first chunk adds to what was made early, the others to nothing."""
+    plan = plan_named("lstm_classifier", hidden=32)
+    grid = 4, 4
+    forest = ForestGrower(plan.program, 1).grow(2, 120, "complete")
+    bench = Bench(plan.program, plan, OnGrid(VMBackend(plan, *grid, 1), grid), forest, 1)
+    with forced(early=(50, 45), shared=True, few=False):
+        schedule = bench.encode(TRAIN, Hyper(), grid)
+        ((*_, accumulate, chunks, _, _),) = fields_of(schedule, 0, "gradient U #2")[:1]
+        assert any(made_early(schedule)) and accumulate == 1 and chunks > 1
+        check_training(bench)
+        check_both(bench)
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_a_matrix_that_two_recursions_multiply_by(few: bool) -> None:
+    """Its second gradient adds to the first one in every chunk, and nothing of it is made early."""
+    plan = tagger(("Wb: [4 * hidden, embed], ", ""), ("lstm(Wb,", "lstm(Wf,"))
+    grid = 3, 4
+    forest = ForestGrower(plan.program, 1).grow(2, 40, "complete")
+    bench = Bench(plan.program, plan, OnGrid(VMBackend(plan, *grid, 1), grid), forest, 1)
+    assert early_of(plan) == {"Ub", "Uf"}
+    with forced(early=True, shared=True, few=few, parts=False):
+        schedule = bench.encode(TRAIN, Hyper(), grid)
+        twice = [fields for each in plan.dense_gradients for fields in fields_of(schedule, 0, each.name)]
+        assert few or any(chunks > 1 for *_, chunks, _, _ in twice)
+        check_training(bench)
+
+
+def test_what_is_not_complete_waits_for_the_end() -> None:
+    """A matrix that both directions multiply by has two gradients, which add up in order; a frozen one has
+    none; and where a replica has its own words to itself, its rows lie side by side."""
+    matrix = "Uf: [4 * hidden, hidden]"
+    assert early_of(tagger((" Ub: [4 * hidden, hidden],", ""), ("Wb, Ub,", "Wb, Uf,"))) == set()
+    frozen = tagger((f", {matrix}", ""), ("param V:", f"frozen param {matrix}\nparam V:"))
+    assert early_of(frozen) == {"Ub"}
+    plan = plan_named("lstm_classifier", **SMALL)
+    with forced(early=True, shared=False):
+        schedule = encoder_of(plan, 3, 40).encode(np.arange(3), replicas=5, workers=WORKERS)
+    assert not any(made_early(schedule))
 
 
 def test_groups_and_parts_of_a_batch_are_the_same() -> None:

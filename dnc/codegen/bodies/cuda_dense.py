@@ -31,6 +31,7 @@ from dnc.codegen.emit import (
     wide,
 )
 from dnc.ir import cutting, isa
+from dnc.ir.early import made_early
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import DenseGradient, padded
 
@@ -66,8 +67,8 @@ def _tiles(
         chunk = fixed("chunk", item // tiles)
         tile = fixed("tile", item - chunk * tiles)
         arena = worker.access.arena(chunk)
-        accumulate = adds  # of several chunks the first one alone does, to what was made early
-        if worker.sharing is not None:
+        accumulate = adds
+        if gradient.name in made_early(worker.plan):  # of several chunks the first alone adds to that
             accumulate = fixed("accumulates", T.Select(chunk == 0, adds, 0))
         base = fixed("gradient", arena + offset_of(worker, gradient.parameter, fields["index"]), "int64")
         start = fixed("start", first + chunk * size)

@@ -32,10 +32,10 @@ LAYOUTS = ((64, 3), (32, 3), (16, 3), (16, 2))
 def outer(worker: Worker, fields: Mapping[str, Expr]) -> None:
     """Tiles of one gradient over all its rows. fields: by their names in `isa.OUTER_FIELDS`."""
     number, apart = worker.number, worker.access.header(isa.SHARERS)
+    if worker.sharing is not None:  # the workers from the first one on, if that is not 0
+        first = let("first_sharer", worker.sharing[0])
+        number, apart = number - first, let("apart", T.Select(first > 0, worker.grid - first, apart))
     sharers = let("sharers", apart)
-    if worker.sharing is not None:
-        number, others = worker.among_sharers()
-        sharers = apart = let("early_sharers", T.Select(worker.sharing[0] > 0, others, sharers))
     turn = let("turn", number + sharers - fields["first_worker"])
     begin = let("begin", turn - divided(turn, sharers) * sharers)
     tiles = let("tiles", tiles_of(worker.plan, fields["gradient"]))

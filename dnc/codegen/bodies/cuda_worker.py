@@ -91,13 +91,6 @@ class Worker:
         """Registers of a thread that hold weights."""
         return int(self.registers.shape[0]) if self.crowded else 0
 
-    def among_sharers(self) -> tuple[Expr, Expr]:
-        """Its number among the workers that share out weight gradients, and how many these are."""
-        if self.sharing is None:
-            return self.number, self.grid
-        first = let("first_sharer", self.sharing[0])
-        return self.number - first, self.grid - first
-
     def field(self, name: str, entry: Expr, window: Any, fields: tuple[str, ...]) -> Expr:
         """A field of the current instruction."""
         return let(name, window[entry + 1 + fields.index(name)])

@@ -23,7 +23,7 @@ from dnc.ir.optimizers import Update
 from dnc.ir.plan import Buffer, ChildrenList, OperandList, Plan, Result, TableGradient, padded
 from dnc.ir.regions import generates
 from dnc.runtime.encoder.alike import Alike
-from dnc.runtime.encoder.assign import Assignment, Burdens, assign, fewest
+from dnc.runtime.encoder.assign import Assignment, Burdens, assign
 from dnc.runtime.encoder.awaited import encode_awaited
 from dnc.runtime.encoder.devices import of_batch, shares_of
 from dnc.runtime.encoder.ending import Ending, exits, late_levels
@@ -171,7 +171,7 @@ class Encoder:
             rows = {name: self._alike.merged(name, own) for name, own in rows.items()}
         grid = replicas, workers
         scopes = known.scopes(rows, replicas, assigned.apart)
-        if posts := known.posts(rows, *grid, scopes):
+        if posts := known.posts(rows, *grid, scopes, self.modes.tail.most_chunks(part, devices)):
             rows |= posts.parted(rows)
         touched = self._touched(mode, rows, part, devices)
         tail = self.modes.tail
@@ -204,7 +204,7 @@ class Encoder:
         awaited = encode_awaited(self.plan, steps, known.common, rows, replicas, workers, body)
         left = exits(group, assigned, self.prepared, ending, steps, late) if ending and late else None
         scopes = None if left else scopes
-        early = None if posts is None else posts.queues(rows, *grid, part.accumulate)
+        early = known.early_queues(posts, rows, *grid, part.accumulate)
         queues = encode_queues(known.columns, rows, *grid, closing, body, left, scopes, early)
         forward = self._forward(rows, behind, grid, scopes) if mode == BOTH else 0
         samples = assigned.spread.counts
@@ -359,9 +359,8 @@ class Encoder:
         """A replica for every sample, or for every sample and part of the recursion."""
         parts = self.modes.mode(mode).parts
         if parts is None or ending is not None:
-            if self.modes.mode(mode).earlier is not None:
-                replicas = fewest(batches, self._burdens, replicas)
-            return assign(batches, self._burdens, replicas)
+            spares = self.modes.mode(mode).early is not None
+            return assign(batches, self._burdens, replicas, spares)
         if mode not in self._part_burdens:
             self._part_burdens[mode] = PartBurdens(parts, self.modes.prices, self.prepared.spaces)
         return self._part_burdens[mode].assign(batches, self._burdens, replicas)

@@ -30,7 +30,8 @@ MANY_ROWS = 1024.0  # of which one costs what a row costs
 FEW = 2  # samples a replica, for which an order by what they cost will do
 LAST = 2  # samples a replica that are shared out one by one, behind all others
 HALVINGS = 6  # of the range in which the end of all replicas lies
-AS_SOON = 1.005  # times the end on all replicas that one on fewer may have
+# Where replicas are spared: of how many samples each may have then, and how many times as late they may end.
+MOST_SPARED, AS_SOON = 4, 1.005
 # How many rows that it does not have a level pays for on tensor cores, as these work on whole blocks of
 # vertices: fitted to launches on an H200.
 EMPTY = 5.0
@@ -126,29 +127,37 @@ def _heights(space: SpaceRows) -> Numbers:
     return found
 
 
-def assign(batches: Sequence[Ints], burdens: Burdens, replicas: int) -> Assignment:
+def assign(batches: Sequence[Ints], burdens: Burdens, replicas: int, spares: bool = False) -> Assignment:
     """A replica for every sample: in each batch back and forth over the replicas by falling cost, or, where
-    there are many samples, so that all replicas end at about the same time."""
+    there are many samples, so that all replicas end at about the same time. spares: on fewer replicas, where
+    that is as soon."""
     samples, spread = joined(batches)
     replicas = min(replicas, spread.most)
-    return assigned(samples, spread, owners(samples, spread, burdens, replicas), replicas)
+    owner = owners(samples, spread, burdens, replicas)
+    if spares:
+        owner = _spared(owner, samples, spread, burdens, replicas)
+    return assigned(samples, spread, owner, replicas)
 
 
-def fewest(batches: Sequence[Ints], burdens: Burdens, replicas: int) -> int:
-    """The fewest replicas on which all batches are predicted to end as soon as on all of them: others have
-    nothing to do, and can take something else."""
-    samples, spread = joined(batches)
-    replicas = min(replicas, spread.most)
-    fewer = -(-spread.most // -(-spread.most // replicas))
-    if fewer == replicas:
-        return replicas
-    first, second = (
-        times(owners(samples, spread, burdens, count), samples, burdens, spread.batches * count)
-        .reshape(spread.batches, count)
-        .max(axis=1)
-        for count in (replicas, fewer)
-    )
-    return fewer if (second <= first * AS_SOON).all() else replicas
+def _spared(owner: Numbers, samples: Ints, spread: Spread, burdens: Burdens, replicas: int) -> Numbers:
+    """The same on the fewest replicas, in batches that are predicted to end as soon there: others have
+    nothing to do, and can take something else. Each batch by itself: its bits do not depend on its group."""
+    owner, rounds = owner.copy(), -(-spread.counts // replicas)  # samples of a replica, at most
+    may = (rounds > 1) & (rounds <= MOST_SPARED)
+    fewer = np.where(may, -(-spread.counts // np.maximum(rounds, 1)), replicas)
+    for count in np.unique(fewer[fewer < replicas]).tolist():
+        batches = np.flatnonzero(fewer == count)
+        own = (fewer == count).repeat(spread.counts)
+        some = Spread(spread.counts[batches])
+        found = owners(samples[own], some, burdens, count)
+        ends = [
+            times(who, samples[own], burdens, some.batches * many).reshape(-1, many).max(axis=1)
+            for who, many in ((some.batch * replicas + owner[own] % replicas, replicas), (found, count))
+        ]
+        batch, replica = np.divmod(found, count)
+        as_soon = (ends[1] <= ends[0] * AS_SOON)[batch]
+        owner[own] = np.where(as_soon, batches[batch] * replicas + replica, owner[own])
+    return owner
 
 
 def times(owner: Numbers, samples: Ints, burdens: Burdens, count: int) -> Numbers:

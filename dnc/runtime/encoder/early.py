@@ -18,7 +18,7 @@ from dnc.ir import cutting, isa
 from dnc.ir.costs import Costs, nanoseconds
 from dnc.ir.early import POSTS, Early
 from dnc.ir.forest import Ints
-from dnc.ir.machine import machine
+from dnc.ir.machine import H200, machine
 from dnc.ir.phases import Phases
 from dnc.ir.plan import Plan
 from dnc.runtime.encoder.assign import bare_price
@@ -30,7 +30,7 @@ from dnc.runtime.encoder.words import Numbers
 from dnc.runtime.phases import Step
 
 NEVER = np.iinfo(np.int32).max  # a level behind all: no row ends before a post
-CYCLES = 1.98  # a nanosecond
+CYCLES = 1.98  # of an H200, in which tiles are priced, a nanosecond
 # What a level takes beside its segment and an exchange, of the time of an instruction, as what comes next was
 # known before; and the share of the time of all levels within which rows are added up. Seen on an H200.
 AHEAD, WITHIN = 0.7, 0.95
@@ -41,13 +41,11 @@ POST, LEAST = 3000, 4000
 @attrs.frozen(eq=False)
 class Posts:
     """levels: of every batch the last level that is behind every post, [batches, POSTS]; NEVER where there is
-    none. first: the first replica without rows, [batches]. spaces: whose rows end level by level. by: what
-    chose them."""
+    none. first: the first replica without rows, [batches]. spaces: whose rows end level by level."""
 
     levels: Numbers
     first: Numbers
     spaces: tuple[str, ...]
-    by: Earlier
 
     @property
     def there(self) -> NDArray[np.bool_]:
@@ -58,10 +56,6 @@ class Posts:
     def parted(self, rows: Mapping[str, Rows]) -> dict[str, Rows]:
         """The rows of these spaces, in the order of posts."""
         return {name: _parted(rows[name], self.levels) for name in self.spaces}
-
-    def queues(self, rows: Mapping[str, Rows], replicas: int, workers: int, accumulate: bool) -> EarlyQueues:
-        """What a group's queues have of it; accumulate: to gradients of an earlier part of the batch."""
-        return self.by.encode(self, rows, replicas, workers, accumulate)
 
 
 @attrs.frozen(eq=False)
@@ -79,6 +73,7 @@ class EarlyQueues:
 def _parted(rows: Rows, levels: Numbers) -> Rows:
     """The rows of a space with those behind every post in front of others, by replica and level; levels: as
     in `Posts`."""
+    assert rows.stand_alone
     of_level = np.arange(rows.counts.shape[3])
     part = np.count_nonzero(of_level < levels[:, :, None], axis=1)  # [batches, levels]
     own = part[:, None, None, :] == np.arange(levels.shape[1] + 1)[:, None, None]
@@ -94,7 +89,7 @@ def _parted(rows: Rows, levels: Numbers) -> Rows:
     )
 
 
-class Earlier:
+class EarlyChoice:
     """The choice for a mode of a plan, and what who has no rows does."""
 
     def __init__(self, plan: Plan, early: Early, steps: tuple[Step, ...], tail: Tail) -> None:
@@ -109,6 +104,7 @@ class Earlier:
         assert plan.tiling is not None
         constants, costs = machine(plan.target).constants, Costs(plan, 1, plan.tiling.workers)
         meeting = AHEAD * constants.instruction + nanoseconds(costs.exchange(), constants)
+        self._cycles = CYCLES * H200.tiled_flop / constants.tiled_flop
         # What a row of a space costs in these levels, and a level beside its rows, in ns.
         self._prices = dict[str, tuple[float, float]]()
         within = [step for step in steps if step.phase == early.phase]
@@ -123,9 +119,10 @@ class Earlier:
         self._whole = sorted(phase for phase in own if not phases.has_levels(phase))
 
     def choose(
-        self, rows: Mapping[str, Rows], replicas: int, workers: int, scopes: Scopes | None
+        self, rows: Mapping[str, Rows], replicas: int, workers: int, scopes: Scopes | None, most: int
     ) -> Posts | None:
-        """Where replicas post, as far as that is predicted to pay; None if no batch does."""
+        """Where replicas post, as far as that is predicted to pay; None if no batch does. most: chunks of
+        rows that the rest may be cut into."""
         counts = self._by_level(rows)
         busy = np.any([each.any(axis=2) for each in counts.values()], axis=0)  # [batches, replicas]
         first = busy.shape[1] - busy[:, ::-1].argmax(axis=1)
@@ -139,11 +136,11 @@ class Earlier:
         for space in self._spaces:
             own = counts[space].sum(axis=1)
             ended[space] = (own * (np.arange(own.shape[1]) >= levels[:, -1:])).sum(axis=1)
-        may &= self._tail.saved(rows, ended) > POSTS * POST + LEAST
+        may &= self._tail.saved(rows, ended, most) > POSTS * POST + LEAST
         if not may.any():
             return None
         levels[~may] = NEVER
-        return Posts(levels, np.where(may, first, replicas), self._spaces, self)
+        return Posts(levels, np.where(may, first, replicas), self._spaces)
 
     def _by_level(self, rows: Mapping[str, Rows]) -> dict[str, Numbers]:
         """Rows of every space of these levels, [batches, replicas, levels], of as many levels each."""
@@ -167,7 +164,8 @@ class Earlier:
         rounds, cycles = -(-tiles // idle), np.zeros(len(whole))
         for (_, gradient), own, row in zip(self._gradients, self._tiles.tolist(), self._rows, strict=True):
             cycles += counts[gradient.space].sum(axis=(1, 2)) * (own * row / tiles)
-        ratio, start = cycles * rounds / CYCLES / whole, rounds * cutting.OUTER_TILE.fixed / CYCLES
+        ratio = cycles * rounds / self._cycles / whole
+        start = rounds * cutting.OUTER_TILE.fixed / self._cycles
         # From a post to the next one as long as its rows take, of which `start` whatever their number; all of
         # these times are a multiple of the first one and a rest.
         multiple, rest = [np.ones_like(whole)], [np.zeros_like(whole)]
@@ -178,13 +176,15 @@ class Earlier:
         posts = np.cumsum([m * first + r for m, r in zip(multiple, rest, strict=True)][:-1], axis=0)
         # The last level that ends at such a time, or behind it.
         reached = behind[:, None, :] >= np.minimum(posts.T, whole[:, None])[:, :, None]
-        found: Numbers = np.count_nonzero(reached, axis=2) - 1
+        there: NDArray[np.bool_] = np.any(time > 0, axis=1)
+        last = there.shape[1] - 1 - there[:, ::-1].argmax(axis=1)  # of a batch's own levels
+        found: Numbers = np.minimum(np.count_nonzero(reached, axis=2) - 1, last[:, None])
         return found
 
     def encode(
         self, posts: Posts, rows: Mapping[str, Rows], replicas: int, workers: int, accumulate: bool
     ) -> EarlyQueues:
-        """As `Posts.queues`."""
+        """What a group's queues have of it; accumulate: to gradients of an earlier part of the batch."""
         early, outer, found = self._number[isa.EARLY], self._number[isa.OUTER], list[list[int | Numbers]]()
         idle = np.maximum(replicas - posts.first, 1) * workers
         turns = (self._tiles.cumsum() - self._tiles).tolist()

@@ -16,7 +16,7 @@ from dnc.ir import isa, lean
 from dnc.ir.early import early
 from dnc.ir.plan import Buffer, IndexList, OperandList, Plan, Result, SlotList
 from dnc.runtime.encoder.assign import prices
-from dnc.runtime.encoder.early import Earlier, Posts
+from dnc.runtime.encoder.early import EarlyChoice, EarlyQueues, Posts
 from dnc.runtime.encoder.parts import Parts, parts_of
 from dnc.runtime.encoder.queues import Columns
 from dnc.runtime.encoder.rows import Rows
@@ -35,7 +35,7 @@ class Mode:
     Of BOTH these are two, and all else is of both, so what is decided once for a batch suits either one.
     buffers: those that the host reads come first, so that one copy brings them; inner: without what it reads
     row by row, which are the `values`. parts: see `parts_of`. has_slots: whether there are lists of slots.
-    products: see `lean.product_spaces`; None if the plan has no lean kernel. earlier: None where no weight
+    products: see `lean.product_spaces`; None if the plan has no lean kernel. early: None where no weight
     gradient can be made early.
     """
 
@@ -50,7 +50,7 @@ class Mode:
     values: tuple[Result, ...]
     has_slots: bool
     products: tuple[tuple[str, bool], ...] | None
-    earlier: Earlier | None
+    early: EarlyChoice | None
 
     def scopes(
         self, rows: Mapping[str, Rows], replicas: int, apart: NDArray[np.bool_] | None
@@ -65,10 +65,18 @@ class Mode:
         return found
 
     def posts(
-        self, rows: Mapping[str, Rows], replicas: int, workers: int, scopes: Scopes | None
+        self, rows: Mapping[str, Rows], replicas: int, workers: int, scopes: Scopes | None, most: int
     ) -> Posts | None:
-        """Levels behind which replicas post, if any batch makes weight gradients early."""
-        return None if self.earlier is None else self.earlier.choose(rows, replicas, workers, scopes)
+        """As `EarlyChoice.choose`."""
+        return None if self.early is None else self.early.choose(rows, replicas, workers, scopes, most)
+
+    def early_queues(
+        self, posts: Posts | None, rows: Mapping[str, Rows], replicas: int, workers: int, accumulate: bool
+    ) -> EarlyQueues | None:
+        """As `EarlyChoice.encode`."""
+        if self.early is None or posts is None:
+            return None
+        return self.early.encode(posts, rows, replicas, workers, accumulate)
 
 
 class Modes:
@@ -121,7 +129,7 @@ class Modes:
             tuple(values),
             any(isinstance(item, SlotList) for item in lists),
             lean.product_spaces(self.plan, {s.segment.name for s in steps}) if self._has_lean else None,
-            None if may is None else Earlier(self.plan, may, steps, self.tail),
+            None if may is None else EarlyChoice(self.plan, may, steps, self.tail),
         )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnc.ir import cutting, isa
-from dnc.ir.early import early
+from dnc.ir.early import made_early
 from dnc.ir.forest import Ints
 from dnc.ir.machine import machine
 from dnc.ir.plan import Plan, TableGradient
@@ -122,8 +122,7 @@ class Tail:
         beside = {gradient.name for gradient in cutting.made_along(plan).values()}
         # Gradients that share out a parameter alike; sums of deltas of matrices that products share out.
         alike, others = list[Summed](), list[Summed]()
-        may = early(plan)
-        early_ones = () if may is None else may.gradients
+        early_ones = made_early(plan)
         for gradient in plan.dense_gradients:
             if gradient.name in beside:
                 continue
@@ -195,10 +194,7 @@ class Tail:
     def decide(
         self, rows: Mapping[str, Rows], mode: str, part: Part, touched: Mapping[str, Touched], devices: int
     ) -> Decisions:
-        """How the gradients of a group are summed; those that add up over launches have one chunk at most.
-
-        And so have running values that add up over devices.
-        """
+        """How the gradients of a group are summed."""
         batches = len(next(iter(rows.values())).counts) if rows else 1
         apart, few = self.apart(batches, rows, touched), np.zeros(batches, bool)
         targets = len(self._targets) if trains(mode) else 0
@@ -207,8 +203,7 @@ class Tail:
             none = np.zeros((batches, 0), np.int64)
             return Decisions(touched, apart, none, none, few, chunks, shape)
         found = _joined([self._rows_of(each, rows, touched, apart) for each in self._summed])
-        are_whole = part == WHOLE and not (devices > 1 and self.followers)
-        own, most = found[:, self._targets], isa.MOST_CHUNKS if are_whole else 1
+        own, most = found[:, self._targets], self.most_chunks(part, devices)
         if self._has_outer:
             products = np.zeros(batches)
             for table in self._with_products:
@@ -218,11 +213,14 @@ class Tail:
             chunks[~few], shape[~few] = self._shapes.cut(own[~few], most, self._grid)
         return Decisions(touched, apart, found, own, few, chunks, shape)
 
-    def saved(
-        self, rows: Mapping[str, Rows], ended: Mapping[str, Numbers], most: int = isa.MOST_CHUNKS
-    ) -> Numbers:
-        """How many cycles sooner all weight gradients are predicted to be made if of a space so many rows,
-        [batches], have been added up before."""
+    def most_chunks(self, part: Part, devices: int) -> int:
+        """Chunks of rows that gradients may be cut into: one where they add up over launches, or where
+        running values add up over devices."""
+        return isa.MOST_CHUNKS if part == WHOLE and not (devices > 1 and self.followers) else 1
+
+    def saved(self, rows: Mapping[str, Rows], ended: Mapping[str, Numbers], most: int) -> Numbers:
+        """How many cycles sooner all weight gradients are predicted to be made, in so many chunks at most, if
+        of a space so many rows, [batches], have been added up before."""
         found = [each.rows(rows) for each in self._summed]
         left = [
             own - ended[each.gradient.space][:, None] if each.early else own

@@ -73,7 +73,7 @@ def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, i
         if along is not None:
             sums.append((_arena(vm, chunk) + vector + np.arange(begin, end), deltas))
         for where, found in sums:
-            adds = fields["accumulate"] and chunk == 0
+            adds = fields["accumulate"] and (chunk == 0 or gradient.name not in vm.early)
             vm.write(where, found + vm.read(where, worker) if adds else found, worker)
 
 

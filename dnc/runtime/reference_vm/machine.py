@@ -13,6 +13,7 @@ from threading import Barrier, BrokenBarrierError
 import numpy as np
 
 from dnc.ir import isa
+from dnc.ir.early import made_early
 from dnc.ir.plan import UNIT, Plan, Segment
 from dnc.ir.repeated import repeated_parts
 from dnc.runtime.reference_vm.gradients import (
@@ -44,6 +45,7 @@ class ReferenceVM:
         self.segments = {segment.name: segment for segment in plan.segments}
         self.gradients = {gradient.name: gradient for gradient in plan.dense_gradients}
         self.tables = {table.parameter: table for table in plan.table_gradients}
+        self.early = made_early(plan)
         self.sums = isa.sum_opcodes(plan)
         self.buffers = {buffer.name: buffer for buffer in plan.buffers}
         self.reduced = {item.name for item in plan.lists if plan.is_reduced(item.name)}

@@ -57,6 +57,7 @@ def _added_up(text: Text, posting: list[Ints], instructions: Ints) -> dict[str, 
         if words[0] == text.number[isa.EARLY]:
             number += 1
             continue
+        need(number >= 0, "a gradient is made early in front of the first wait")
         fields = dict(zip(isa.OUTER_FIELDS, words[1:], strict=True))
         name = names[fields["gradient"]] if 0 <= fields["gradient"] < len(names) else ""
         need(name in may.gradients, f"gradient {fields['gradient']} is made early")
@@ -79,17 +80,18 @@ def _added_up(text: Text, posting: list[Ints], instructions: Ints) -> dict[str, 
 
 
 def _complete(text: Text, posting: list[Ints], name: str, post: int) -> Ints:
-    """Whether the deltas of every row were made in front of a post."""
+    """Whether all deltas of every row were made in front of a post."""
     gradient = next(each for each in text.plan.dense_gradients if each.name == name)
     makers = [
         text.number[segment.name]
         for segment in text.plan.segments
         if gradient.delta.buffer in {store.buffer for store in segment.stores}
     ]
-    found = np.zeros(text.rows[gradient.space], bool)
+    found = np.zeros((len(makers), text.rows[gradient.space]), bool)  # by each of them
     for queue in posting:
         behind = int(np.flatnonzero(queue[:, 0] == text.number[isa.POST])[post])
-        made = queue[:behind][np.isin(queue[:behind, 0], makers)]
-        for row, rows in made[:, 1:3].tolist():
-            found[row : row + rows] = True
-    return found
+        for number, maker in enumerate(makers):
+            for row, rows in queue[:behind][queue[:behind, 0] == maker][:, 1:3].tolist():
+                found[number, row : row + rows] = True
+    complete: Ints = np.logical_and.reduce(found)
+    return complete
