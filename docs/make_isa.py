@@ -176,6 +176,8 @@ FIELDS = {
     "tile": "which of the shapes of tiles that the kernel has for the gradient; a CPU has one",
     "first_worker": "the worker that takes the first tile, or the first touched row; behind an `early` "
     "counted from its `first`",
+    "number": "which post of the launch, from 0",
+    "posts": "workers that have made it",
     "before": "workers, counted from the first one on, that come before those who are left out",
     "left_out": "workers that take no tiles, because they have more to do than others",
     "groups": "8 tokens each, of a tile",
