@@ -308,7 +308,7 @@ def test_a_post_that_nobody_makes_is_a_deadlock() -> None:
         ("gru_classifier", {"hidden": 16}),
         ("bilstm_tagger", {"hidden": 32}),
         ("lstm2", {"hidden": 32}),
-        ("encoder_decoder", {}),
+        ("encoder_decoder", {"hidden": 32, "targets": 20}),
     ],
 )
 @pytest.mark.parametrize("few", [True, False])
