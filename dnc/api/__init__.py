@@ -35,6 +35,7 @@ from dnc.runtime.importers import import_file
 from dnc.runtime.interrupts import Interrupts
 from dnc.runtime.rates import rate_schedule
 from dnc.runtime.run_config import (
+    BEGINNING,
     GONE,
     RunConfig,
     check_options,
@@ -45,6 +46,7 @@ from dnc.runtime.run_config import (
 from dnc.runtime.run_folder import CONFIG, check_result
 
 __all__ = [
+    "BEGINNING",
     "Batch",
     "CONFIG",
     "Data",
@@ -78,8 +80,8 @@ __all__ = [
     "run_of",
     "run_passes",
     "start_by_name",
-    "unnamed_classes",
     "summary_of",
+    "unnamed_classes",
     "why_not_again",
     "with_values",
     "write_lines",

@@ -7,6 +7,7 @@ again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,15 +69,14 @@ def begun(model: Model, asked: RunConfig, data: str, measures: bool) -> tuple[Ru
 
     data: the digest of the training data. measures: whether there is a dev set.
     """
-    step = model.session.steps_done
-    first, why = model.origin.beginning(step, model.build.digest, data)
-    if not why and asked.data is None:
-        why = "was trained on samples of no file"
-    if not why and measures and asked.dev is None:
-        why = "was measured on samples of no file"
-    if not why and model.memory_words is not None and _memory(model) is None:
-        why = "had memory of no whole number of MiB"
-    return _with_beginning(asked, first), why
+    first, why = model.origin.beginning(model.session.steps_done, model.build.digest, data)
+    reasons = (
+        (why, bool(why)),
+        ("was trained on samples of no file", asked.data is None),
+        ("was measured on samples of no file", measures and asked.dev is None),
+        ("had memory of no whole number of MiB", model.memory_words is not None and _memory(model) is None),
+    )
+    return _with_beginning(asked, first), _first(reasons)
 
 
 def gone_on(
@@ -92,22 +92,23 @@ def gone_on(
         before, why = read_config(run / CONFIG), why_not_again(run / CONFIG)
     except (DiagnosticError, OSError):
         before, why = asked, "began with what no file says"
-    device = _device(run)
-    if not why and not step:
-        why = GONE
-    if not why and not model.origin.is_checkpoint(step):
-        why = f"had other weights {up_to}"
-    if not why and others:
-        why = f"had other data {up_to}"
-    if not why and dev != model.course.dev:
-        why = f"had {'another' if model.course.dev else 'no'} dev set {up_to}"
-    if not why and model.course.score not in ("", score):
-        why = f"had best {model.course.score} {up_to}"
-    if not why and device not in (None, model.device):
-        why = f"ran on {device} {up_to}"
-    if not why and (old := changed(before, asked)):
-        why = f"had {old} {up_to}"
-    return _with_beginning(asked, before), why
+    device, had, old = _device(run), model.course, changed(before, asked)
+    reasons = (
+        (why, bool(why)),
+        (GONE, not step),
+        (f"had other weights {up_to}", not model.origin.is_checkpoint(step)),
+        (f"had other data {up_to}", others),
+        (f"had {'another' if had.dev else 'no'} dev set {up_to}", dev != had.dev),
+        (f"had best {had.score} {up_to}", had.score not in ("", score)),
+        (f"ran on {device} {up_to}", device not in (None, model.device)),
+        (f"had {old} {up_to}", bool(old)),
+    )
+    return _with_beginning(asked, before), _first(reasons)
+
+
+def _first(reasons: Iterable[tuple[str, bool]]) -> str:
+    """The first one that is so; "" for none."""
+    return next((why for why, is_so in reasons if is_so), "")
 
 
 def _with_beginning(config: RunConfig, first: RunConfig) -> RunConfig:

@@ -48,11 +48,9 @@ class Origin:
         files = {name: os.path.abspath(given) for name, given in (beside or {}).items() if _is_path(given)}
         count = min_count if min_count > 1 else None
         found = Origin(RunConfig(min_count=count, vocabulary=files or None), words)
-        return (
-            found.but("began with words that were listed in Python")
-            if len(files) < len(beside or {})
-            else found
-        )
+        if len(files) < len(beside or {}):
+            return found.but("began with words that were listed in Python")
+        return found
 
     @staticmethod
     def of_data(data: Dataset, beside: Words | None = None) -> Origin:

@@ -34,8 +34,6 @@ MEASURING = (
 """Options that --eval and --predict look at; --predict has a seed, too; all others are for training."""
 STARTING = ("weights", "checkpoint")
 """Those that a configuration has for the beginning of training: there they count if they are given."""
-BEGUN = ("weights", "embeddings", "vocabulary", "min_count")
-"""What a run begins with: its checkpoint has all of that, so that they mean nothing to a run that goes on."""
 
 
 def run(
@@ -195,9 +193,14 @@ def _tell_another(config: Path, has_weights: bool = False) -> None:
 
 
 def _refuse_beginning(begun: RunConfig, wanted: RunConfig, run: Path) -> None:
-    """DiagnosticError if an option asks for another beginning than a run has had."""
-    for name in BEGUN:
-        if _beginning(wanted, name) != _beginning(begun, name):
+    """DiagnosticError if an option asks for another beginning than a run has had.
+
+    Its checkpoint has all that it began with, so that these mean nothing to a run that goes on.
+    """
+    from dnc import api
+
+    for name in api.BEGINNING:
+        if name != "checkpoint" and _beginning(wanted, name) != _beginning(begun, name):
             raise fail(
                 f"--resume and --{name.replace('_', '-')} exclude each other: {run} has begun already",
                 "another run begins with it: without --resume, with another --run-dir",

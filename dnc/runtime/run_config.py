@@ -33,7 +33,7 @@ WANTED = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 FROM_ZERO = ("seed", "warmup")
 MOST_SHOWN = 40  # letters of a value in a message
 # What a run begins with.
-BEGINNING = ("min_count", "vocabulary", "weights", "checkpoint", "embeddings")
+BEGINNING = ("weights", "embeddings", "vocabulary", "min_count", "checkpoint")
 # What may be another while a run goes on, and its bits are those of a run that was asked for it at first.
 # Others compare data by their samples, devices, and what is best by its name.
 HARMLESS = (

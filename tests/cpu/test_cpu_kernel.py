@@ -27,11 +27,11 @@ from dnc.runtime.cpu_backend import CpuBackend
 from dnc.runtime.initialize import initialize
 from dnc.runtime.pool import static_pool
 from dnc.runtime.results import StepResult
-from dnc.runtime.schedule import Schedule, queue
 from dnc.runtime.session import Session
 from tests.support.executors import Bench, OnGrid, check_evaluation, check_training
 from tests.support.forests import SHAPES, ForestGrower
 from tests.support.models import EXAMPLES, VOCABULARY
+from tests.support.queues import damaged
 
 SIZES = {
     "treelstm": {"hidden": 6, "embed": 5},
@@ -262,15 +262,6 @@ def test_a_batch_in_parts_is_one_update(name: str) -> None:
 # ---- launches that are given up ------------------------------------------------------------------
 
 
-def damaged(made: Bench, name: str, word: int, value: int) -> Schedule:
-    """A schedule whose first instruction called `name` holds `value` in one of its words."""
-    schedule = made.encoder.encode(made.samples, replicas=1, workers=2)
-    instructions = queue(schedule.words, made.plan, 0)
-    number = made.plan.opcode(name).number
-    instructions[np.flatnonzero(instructions[:, 0] == number)[0], word] = value
-    return schedule
-
-
 @pytest.mark.parametrize(
     "name, word, value, message",
     [
@@ -288,7 +279,8 @@ def test_a_launch_that_cannot_end_is_given_up(
     backend = model("treelstm")[2]
     with monkeypatch.context() as patch:
         patch.setattr(backend, "_limit", 1 << 15)
-        backend.launch([damaged(made, name, word, value)], 0)
+        schedule = made.encoder.encode(made.samples, replicas=1, workers=2)
+        backend.launch([damaged(schedule, 0, name, 0, word, value)], 0)
         with pytest.raises(DiagnosticError, match=rf"worker \d gave up at instruction \d+ \({message}"):
             backend.finish(0)
     check_training(made)  # the next launch is not troubled

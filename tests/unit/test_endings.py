@@ -23,6 +23,7 @@ from tests.support.endings import check_endings, encoded, exits_of
 from tests.support.executors import Bench
 from tests.support.forests import ForestGrower
 from tests.support.models import EXAMPLES, small_plan
+from tests.support.queues import damaged, fields_of
 
 PROGRAM = EXAMPLES.parent / "tests" / "support" / "decoder.dn"
 STEP = isa.INSTRUCTION_WORDS
@@ -141,16 +142,6 @@ def test_no_test_before_every_list_has_begun_nor_behind_the_last_word() -> None:
 # ---- made wrong on purpose ----------------------------------------------------------------------
 
 
-def damaged(own: Bench, schedule, field: str, change):
-    """Changes a field of the first test."""
-    words = schedule.words.copy()
-    found = queue(words, own.plan, 0)
-    at = int(np.flatnonzero(found[:, 0] == own.plan.opcode(isa.LEAVE).number)[0])
-    where = int(words[isa.layout(own.plan).queues_at]) + at * STEP + 1 + isa.LEAVE_FIELDS.index(field)
-    words[where] = change(int(words[where]))
-    return words
-
-
 @pytest.mark.parametrize(
     "field, change, message",
     [
@@ -168,8 +159,10 @@ def damaged(own: Bench, schedule, field: str, change):
 def test_a_damaged_test_is_refused(field, change, message) -> None:
     own = bench((1, 2), 2)
     schedule = encoded(own, 1)
+    at = isa.LEAVE_FIELDS.index(field)
+    value = change(fields_of(schedule, 0, isa.LEAVE)[0][at])
     with pytest.raises(ScheduleError, match=message):
-        verify(attrs.evolve(schedule, words=damaged(own, schedule, field, change)))
+        verify(damaged(schedule, 0, isa.LEAVE, 0, 1 + at, value))
 
 
 def test_words_that_no_exchange_has_made_visible_are_a_race(monkeypatch: pytest.MonkeyPatch) -> None:

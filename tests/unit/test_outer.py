@@ -3,7 +3,6 @@
 from functools import cache
 from unittest.mock import patch
 
-import attrs
 import numpy as np
 import pytest
 
@@ -19,6 +18,7 @@ from tests.support.executors import Bench, check_group, check_parts, check_train
 from tests.support.forced import forced
 from tests.support.forests import ForestGrower
 from tests.support.models import EXAMPLES
+from tests.support.queues import damaged
 
 SIZES = {
     "treelstm": {"vocab": 11, "embed": 72, "hidden": 72},  # strips, and norms in parts
@@ -145,15 +145,12 @@ def test_many_rows_go_in_chunks() -> None:
     assert cutting.has_outer(plan)
 
 
-def damaged(bench: Bench, field: str, value: int):
+def with_field(bench: Bench, field: str, value: int):
+    """Another word in the first `outer` of both replicas."""
     schedule, _ = bench.launch("train")
-    words = schedule.words.copy()
-    for worker in (0, bench.plan.tiling.workers):
-        found = queue(words, bench.plan, worker)
-        number = int(np.flatnonzero(found[:, 0] == bench.plan.opcode(isa.OUTER).number)[0])
-        at = int(words[isa.layout(bench.plan).queues_at + worker])
-        words[at + number * isa.INSTRUCTION_WORDS + 1 + isa.OUTER_FIELDS.index(field)] = value
-    return attrs.evolve(schedule, words=words)
+    for replica in range(2):
+        schedule = damaged(schedule, replica, isa.OUTER, 0, 1 + isa.OUTER_FIELDS.index(field), value)
+    return schedule
 
 
 @pytest.mark.parametrize(
@@ -174,7 +171,7 @@ def test_damage_is_refused(field: str, value: int, message: str) -> None:
         if message == "made beside another":
             value = names.index(next(iter(cutting.outer_beside(bench.plan).values())).name)
         with pytest.raises(ScheduleError, match=message):
-            verify(damaged(bench, field, value))
+            verify(with_field(bench, field, value))
 
 
 def test_a_model_without_dense_parameters_trains() -> None:

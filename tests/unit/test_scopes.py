@@ -35,6 +35,7 @@ from tests.support.forests import ForestGrower
 from tests.support.meetings import without_first_meeting
 from tests.support.models import rows_of
 from tests.support.plans import plan_of
+from tests.support.queues import fields_of
 
 LARGE = {"vocab": 11, "hidden": 256, "embed": 256}
 SMALL = {"vocab": 11, "hidden": 32, "embed": 8}
@@ -60,11 +61,11 @@ def encoder_of(plan: Plan, samples: int, shape: str = "complete") -> Encoder:
     return Encoder(prepare(plan, forest), static_pool(plan, rows_of(plan), 1 << 19))
 
 
-def instructions(schedule: Schedule, workers: int, name: str) -> list[list[int]]:
-    """The words of an opcode's instructions, replica by replica."""
-    plan, replicas = schedule.plan, schedule.words[isa.layout(schedule.plan).header["replicas"]]
-    queues = [queue(schedule.words, plan, replica * workers) for replica in range(replicas)]
-    return [own[own[:, 0] == plan.opcode(name).number, 1:3].ravel().tolist() for own in queues]
+def instructions(schedule: Schedule, name: str) -> list[list[int]]:
+    """The first two fields of an opcode's instructions, replica by replica."""
+    replicas = schedule.words[isa.layout(schedule.plan).header["replicas"]]
+    own = [fields_of(schedule, replica, name) for replica in range(replicas)]
+    return [[word for fields in found for word in fields[:2]] for found in own]
 
 
 # ---- the choice ----------------------------------------------------------------------------------------
@@ -75,10 +76,10 @@ def test_words_of_one_sentence_go_to_all_replicas() -> None:
     forest = ForestGrower(plan.program, 3).grow(2, 200, "complete")
     encoder = Encoder(prepare(plan, forest), static_pool(plan, rows_of(plan), 1 << 19))
     schedule = encoder.encode(np.array([0]), replicas=4, workers=8)
-    words = instructions(schedule, 8, "forward.pre/0")
+    words = instructions(schedule, "forward.pre/0")
     assert all(words) and sum(own[1] for own in words) == schedule.rows["forward"] > 128
-    assert [len(own) // 2 for own in instructions(schedule, 8, isa.GRID_BARRIER)] == [3] * 4
-    levels = instructions(schedule, 8, "forward/0")
+    assert [len(own) // 2 for own in instructions(schedule, isa.GRID_BARRIER)] == [3] * 4
+    levels = instructions(schedule, "forward/0")
     assert levels[0] and not any(levels[1:])
     verify(schedule)
 
@@ -87,7 +88,7 @@ def test_few_leaves_stay_with_their_sentence() -> None:
     """An instruction takes as long for a leaf or two as for twenty."""
     plan = plan_named("treelstm", **LARGE)
     schedule = encoder_of(plan, 8).encode(np.array([3]), replicas=4, workers=16)
-    assert [bool(own) for own in instructions(schedule, 16, "encode.Leaf/0")] == [True, False, False, False]
+    assert [bool(own) for own in instructions(schedule, "encode.Leaf/0")] == [True, False, False, False]
 
 
 def test_replicas_that_have_as_much_to_do_keep_their_leaves() -> None:
@@ -97,8 +98,8 @@ def test_replicas_that_have_as_much_to_do_keep_their_leaves() -> None:
     same = np.flatnonzero(sizes == np.bincount(sizes).argmax())[:4]
     assert len(same) == 4
     schedule = encoder.encode(same, replicas=4, workers=16)
-    assert [own[1] for own in instructions(schedule, 16, "encode.Leaf/0")] == [sizes[same[0]]] * 4
-    assert [len(own) // 2 for own in instructions(schedule, 16, isa.GRID_BARRIER)] == [2] * 4
+    assert [own[1] for own in instructions(schedule, "encode.Leaf/0")] == [sizes[same[0]]] * 4
+    assert [len(own) // 2 for own in instructions(schedule, isa.GRID_BARRIER)] == [2] * 4
 
 
 def test_replicas_with_more_rows_and_fewer_levels_keep_their_leaves() -> None:
@@ -108,13 +109,13 @@ def test_replicas_with_more_rows_and_fewer_levels_keep_their_leaves() -> None:
     encoder = Encoder(prepare(plan, forest), static_pool(plan, rows_of(plan), 1 << 20))
     with forced(apart=False):  # adding up deltas of words takes another barrier
         schedule = encoder.encode(np.arange(64), replicas=7, workers=16)
-    assert [len(own) // 2 for own in instructions(schedule, 16, isa.GRID_BARRIER)] == [2] * 7
+    assert [len(own) // 2 for own in instructions(schedule, isa.GRID_BARRIER)] == [2] * 7
 
 
 def test_a_cpu_shares_nothing_out() -> None:
     plan = plan_named("treelstm", "cpu", **LARGE)
     schedule = encoder_of(plan, 4).encode(np.array([0]), replicas=4, workers=1)
-    assert [bool(own) for own in instructions(schedule, 1, "encode.Leaf/0")] == [True, False, False, False]
+    assert [bool(own) for own in instructions(schedule, "encode.Leaf/0")] == [True, False, False, False]
 
 
 def test_stacks_are_not_shared_out() -> None:
@@ -135,7 +136,7 @@ def test_nobody_waits_who_has_more_to_do_behind(shapes: list[tuple[int, int]], s
     encoder = Encoder(prepare(plan, forest), static_pool(plan, rows_of(plan), 1 << 21))
     schedule = encoder.encode(np.arange(2), replicas=2, workers=8)
     verify(schedule)
-    (_, one), (_, other) = instructions(schedule, 8, "word.pre/0")
+    (_, one), (_, other) = instructions(schedule, "word.pre/0")
     assert (abs(one - other) <= 1) == shares
 
 
@@ -149,7 +150,7 @@ def test_batches_of_a_group_choose_for_themselves() -> None:
         verify(grouped)
         alone = encoder.encode(samples, replicas=3, workers=8)
         for name in ("forward.pre/0", isa.GRID_BARRIER):
-            assert instructions(grouped, 8, name) == instructions(alone, 8, name)
+            assert instructions(grouped, name) == instructions(alone, name)
 
 
 # ---- gradients without an exchange in front --------------------------------------------------------------

@@ -53,6 +53,7 @@ class Dataset:
     lacks: str = ""
     min_count: int | None = None
     _missing: list[str] = attrs.field(factory=list, init=False, repr=False)
+    _digest: list[str] = attrs.field(factory=list, init=False, repr=False)
     _orders: dict[Space, Order] = attrs.field(factory=dict, init=False, repr=False)
 
     def order(self, space: Space) -> Order:
@@ -83,7 +84,12 @@ class Dataset:
             raise fail(f"{self.path}: was read without labels, and {self._missing[0]}")
 
     def digest(self) -> str:
-        """What the same samples have in common, wherever they were read from."""
+        """What the same samples have in common, wherever they were read from; worked out once."""
+        if not self._digest:
+            self._digest.append(self._hashed())
+        return self._digest[0]
+
+    def _hashed(self) -> str:
         found = hashlib.sha256()
         for name, table in sorted(self.forest.tables.items()):
             columns = {**table.data, **table.children, "": table.arm, " ": table.begin}
