@@ -32,8 +32,10 @@ def compare(
     parser = argparse.ArgumentParser(description=(what or "").splitlines()[0])
     parser.add_argument("builds", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--trees", type=Path, help="samples of the Tree-LSTM, where that is a build")
     parser.add_argument("--commit", help="where the working tree came from, if git cannot say it")
     given = parser.parse_args()
+    sets = DataSets(given.trees)
     names, device = [name for name in data if (given.builds / name).exists()], ""
     runs: dict[str, dict[str, dict[int, list[float]]]] = {
         name: {way: {size: [] for size in batches} for way in ways} for name in names
@@ -42,7 +44,7 @@ def compare(
         for way, times in runs[name].items():
             with ways[way]():
                 model = dnc.load(given.builds / name, "cuda", encoders=0)
-                DataSets(None).attach(model, data[name], samples)
+                sets.attach(model, data[name], samples)
                 for size, own in times.items():
                     own.append(launches(model, size)["kernel_us"])
                 device = model.device
