@@ -6,6 +6,10 @@
 // order that `seed` decides, so a missing barrier shows where the wrong turn comes, not always. Clocks,
 // and the caches of a GPU, are not here.
 
+// What is here is optimized, unlike the kernel behind it, which has far more text and runs once.
+#pragma GCC push_options
+#pragma GCC optimize("O2")
+
 #include <sched.h>
 #include <setjmp.h>
 #include <ucontext.h>
@@ -75,13 +79,21 @@ struct Block {
   unsigned char* shared;
   Cluster* cluster;
   Barrier barrier;
-  std::map<unsigned, Exchange> warps[THREADS / LANES];  // by the lanes that take part
+  Exchange warps[THREADS / LANES];
+  std::map<unsigned, Exchange> parts[THREADS / LANES];  // by the lanes that take part, where not all do
+};
+// What a thread waits for: that a phase is over (`*phase` is not `before`), or that `ready` says so.
+struct Wait {
+  const int* phase = nullptr;
+  int before;
+  bool (*ready)(const void*) = nullptr;
+  const void* of;
+  bool is_over() const { return phase ? *phase != before : !ready || ready(of); }
 };
 struct Thread {
   jmp_buf context;  // unlike `swapcontext`, a jump asks nothing of the operating system
   char* stack;
-  bool (*ready)(const void*) = nullptr;  // whether what it waits for has come; null: it waits for nothing
-  const void* waits_for;
+  Wait* wait;
   Block* block;
   int number, meeting = 0;
   bool begun = false, done = false;
@@ -109,10 +121,17 @@ struct Index { int x; };
 // The scheduler asks `ready` before it comes back.
 template <class Ready> static inline void wait_until(Ready ready) {
   if (!ready()) {
-    here->ready = [](const void* own) { return (*(const Ready*)own)(); };
-    here->waits_for = &ready;
+    *here->wait = {nullptr, 0, [](const void* own) { return (*(const Ready*)own)(); }, &ready};
     leave();
-    here->ready = nullptr;
+    *here->wait = {};
+  }
+  ++steps;
+}
+static inline void wait_for_phase(const int& phase, int before) {
+  if (phase == before) {
+    *here->wait = {&phase, before};
+    leave();
+    *here->wait = {};
   }
   ++steps;
 }
@@ -127,7 +146,7 @@ static inline int meet(Barrier& barrier, int count, int flag = 0) {
     barrier.flag = 0;
     ++barrier.phase;
   } else {
-    wait_until([&] { return barrier.phase != phase; });
+    wait_for_phase(barrier.phase, phase);
   }
   return barrier.found;
 }
@@ -137,7 +156,8 @@ static inline void __syncthreads() { __syncthreads_or(0); }
 
 // What every lane of a warp that takes part has given; all of them wait for the last one.
 static inline const Exchange& exchange(unsigned lanes, const uint32_t* words, int count) {
-  Exchange& own = here->block->warps[here->number / LANES][lanes];
+  int warp = here->number / LANES;
+  Exchange& own = lanes == ~0u ? here->block->warps[warp] : here->block->parts[warp][lanes];
   int phase = own.phase, lane = here->number % LANES;
   std::copy(words, words + count, own.given[lane]);
   ++steps;
@@ -146,7 +166,7 @@ static inline const Exchange& exchange(unsigned lanes, const uint32_t* words, in
     memcpy(own.found, own.given, sizeof own.found);
     ++own.phase;
   } else {
-    wait_until([&] { return own.phase != phase; });
+    wait_for_phase(own.phase, phase);
   }
   return own;
 }
@@ -239,7 +259,7 @@ static inline void add_products(float* const (&d)[4], Left left, Right right) {
 static inline void dnc_mma_tf32(float& d0, float& d1, float& d2, float& d3, float a0, float a1, float a2,
                                 float a3, float b0, float b1) {
   float words[] = {a0, a1, a2, a3, b0, b1};
-  const Exchange all = exchange(~0u, (uint32_t*)words, 6);
+  const Exchange& all = exchange(~0u, (uint32_t*)words, 6);
   auto number = [&](int lane, int word) { return bits_as<float>(all.found[lane][word] & 0xffffe000u); };
   add_products<8>({&d0, &d1, &d2, &d3},
                   [&](int row, int k) { return number(row % 8 * 4 + k % 4, row / 8 + k / 4 * 2); },
@@ -247,7 +267,7 @@ static inline void dnc_mma_tf32(float& d0, float& d1, float& d2, float& d3, floa
 }
 template <int DEPTH> static inline void mma_bf16(float* const (&d)[4], const float* words) {
   constexpr int HALVES = DEPTH / 8;
-  const Exchange all = exchange(~0u, (const uint32_t*)words, 3 * HALVES);
+  const Exchange& all = exchange(~0u, (const uint32_t*)words, 3 * HALVES);
   auto number = [&](int lane, int word, int k) { return half_of(all.found[lane][word], k % 2); };
   add_products<DEPTH>(
       d, [&](int row, int k) { return number(row % 8 * 4 + k % 8 / 2, row / 8 + k / 8 * 2, k); },
@@ -358,7 +378,7 @@ static inline void dnc_cluster_arrive() {
 }
 static inline void dnc_cluster_arrive_relaxed() { dnc_cluster_arrive(); }
 static inline void dnc_cluster_wait() {
-  wait_until([] { return here->block->cluster->barrier.phase != here->meeting; });
+  wait_for_phase(here->block->cluster->barrier.phase, here->meeting);
 }
 
 static inline void dnc_signals_open(int* first, int count) {
@@ -444,6 +464,7 @@ static int launch(int grid, int cluster, int shared_bytes, int late_copies, int 
   cluster_size = std::max(cluster, 1), late = late_copies, shared_size = shared_bytes;
   std::vector<Cluster> clusters(grid / cluster_size);
   std::vector<Thread> threads(grid * THREADS);
+  std::vector<Wait> waits(threads.size());
   // Kept from launch to launch, and not written in advance: of most of it no thread makes use.
   static std::unique_ptr<char[]> stacks;
   static size_t stacks_size = 0;
@@ -460,6 +481,7 @@ static int launch(int grid, int cluster, int shared_bytes, int late_copies, int 
       Thread& thread = threads[number * THREADS + i];
       thread.block = &block, thread.number = i;
       thread.stack = &stacks[(number * THREADS + i) * STACK];
+      thread.wait = &waits[number * THREADS + i];
     }
   }
   std::vector<int> order(threads.size());
@@ -470,8 +492,9 @@ static int launch(int grid, int cluster, int shared_bytes, int late_copies, int 
   int left = order.size();
   auto run = [&](const std::vector<int>& some) {
     for (int number : some) {
+      if (!waits[number].is_over()) continue;
       here = &threads[number];
-      if (here->done || (here->ready && !here->ready(here->waits_for))) continue;
+      if (here->done) continue;
       enter();
       left -= here->done;
     }
@@ -492,3 +515,5 @@ static int launch(int grid, int cluster, int shared_bytes, int late_copies, int 
   for (Block& block : blocks) free(block.shared);
   return left;
 }
+
+#pragma GCC pop_options
