@@ -50,6 +50,7 @@ GRADIENT_TILES = (
 OUTER_TILE, OUTER_STRIP = GradientTile(64, 128, 120, 7800), GradientTile(8, 64, 25, 7800)
 GRADIENT_BLOCK = GradientTile(64, 1, 8, 3000)  # of the gradient of a vector; on a CPU rows of any gradient
 FEW_ROWS, FEW_WORKERS = 32, 128
+WORTH = 1.07  # how many times the cost must be without a second shape, whose code is hundreds of lines
 # What a row takes on tensor cores, of its time otherwise, as seen on an H200. Tiles of fewer than LARGE rows,
 # and those of `outer`, wait for their copies there.
 CORES, LARGE, WAITING = {TF32: 0.28, BF16: 0.233, TF32X3: 0.58}, 64, 0.46
@@ -63,7 +64,8 @@ def on_cores(tile: GradientTile, precision: str) -> float:
 
 
 def gradient_tiles(gradient: DenseGradient) -> tuple[GradientTile, ...]:
-    """The shapes that a kernel has code for: the cheapest one for many rows, and that for few."""
+    """The shapes that a kernel has code for: the cheapest one for many rows, and that for few; or this alone
+    where another one would hardly be cheaper."""
     columns = gradient.columns
     if not columns:
         return (GRADIENT_BLOCK,)
@@ -76,7 +78,7 @@ def gradient_tiles(gradient: DenseGradient) -> tuple[GradientTile, ...]:
         return rounds * (FEW_ROWS * tile.row + tile.fixed)
 
     many, few = min(GRADIENT_TILES, key=busy), min(GRADIENT_TILES, key=latency)
-    return (many,) if many == few else (many, few)
+    return (many, few) if busy(few) > WORTH * busy(many) else (few,)
 
 
 def tile_count(gradient: DenseGradient, tile: GradientTile) -> int:
