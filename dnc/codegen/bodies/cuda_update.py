@@ -33,7 +33,7 @@ from dnc.codegen.emit import (  # fmt: skip
 )
 from dnc.ir import isa
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.optimizers import COEFFICIENTS, Optimizer
+from dnc.ir.optimizers import Optimizer
 from dnc.ir.plan import TableGradient, padded
 
 # Words of shared memory for the norm of the whole gradient and the factor that clips it; the norm before the
@@ -178,25 +178,29 @@ def update(
     total, scale = _scale(worker, norms)
     _report(worker, total)
 
-    def step(optimizer: Optimizer) -> None:
-        coefficients, arrays = _coefficients(worker, rate), COPIED + len(optimizer.states)
+    def change(at: Expr, word: Expr) -> None:
+        copied = [let("old", worker.staging[quad_at(word + i * QUAD_WORDS)]) for i in range(COPIED)]
 
-        def change(at: Expr, word: Expr) -> None:
-            positions = [fixed("position", base + at, "int64") for base in bases[:arrays]]
-            copied = [let("old", worker.staging[quad_at(word + i * QUAD_WORDS)]) for i in range(COPIED)]
-            found = [*copied, *_load(worker, positions[COPIED:], 4)]
-            _step(worker, optimizer, coefficients, positions, found, scale, 4, keeps_zeros)
+        def step(optimizer: Optimizer) -> None:
+            changed = (bases[0], *bases[COPIED:][: len(optimizer.states)])
+            positions = [fixed("position", base + at, "int64") for base in changed]
+            _step(worker, optimizer, rate, positions, copied, scale, 4, keeps_zeros)
 
+        each_optimizer(worker.plan, _opcode_here(opcode), "", step)
+
+    with when(_finite(total)):
         side = local("side", "int32", 0)
         with stride_loop("element", begin, count, together) as element:
             cuda.copy_wait(1)
             each(element, side[0], change)
             copy(element + 2 * together, side[0])
             put(side, 0, half - side[0])
-
-    with when(_finite(total)):
-        each_optimizer(worker.plan, opcode, "", step)
     cuda.copy_wait(0)
+
+
+def _opcode_here(opcode: Expr) -> Expr:
+    """The opcode, read where it decides: the compiler makes no loop for each of them."""
+    return fixed("optimizer_here", cuda.NUMBER_HERE(opcode))
 
 
 def _report(worker: Worker, norm: Expr) -> None:
@@ -258,42 +262,45 @@ def update_table(
             at = fixed("copied", source, "int64")
             worker.start_copy(word + number * wide_part, at, always=True)
 
-    def step(optimizer: Optimizer) -> None:
-        coefficients = _coefficients(worker, rate)
-        parameters = worker.access.base(isa.PARAMETERS)
-        shifts = [
-            let("shift", worker.access.base(isa.STATES[i]) - parameters) for i in range(len(optimizer.states))
-        ]
+    def change(row: Expr, gradient: Expr, word: Expr) -> None:
+        at = fixed("at", row, "int64")
+        if lanes == 1:
+            copied = _load(worker, [at, fixed("at", gradient, "int64")], 1)
+        else:
+            copied = [let("old", worker.staging[quad_at(word + i * wide_part)]) for i in range(COPIED)]
 
-        def change(row: Expr, gradient: Expr, word: Expr) -> None:
-            at = [
-                fixed("at", place, "int64") for place in (row, gradient, *(row + shift for shift in shifts))
-            ]
-            if lanes == 1:
-                found = _load(worker, at, 1)
-            else:
-                copied = [worker.staging[quad_at(word + i * wide_part)] for i in range(COPIED)]
-                found = [*(let("old", value) for value in copied), *_load(worker, at[COPIED:], 4)]
-            _step(worker, optimizer, coefficients, at, found, scale, lanes)
+        def step(optimizer: Optimizer) -> None:
+            parameters, states = worker.access.base(isa.PARAMETERS), isa.STATES[: len(optimizer.states)]
+            shifts = [let("shift", worker.access.base(state) - parameters) for state in states]
+            positions = [at, *(fixed("at", row + shift, "int64") for shift in shifts)]
+            _step(worker, optimizer, rate, positions, copied, scale, lanes)
 
-        with stride_loop("part", begin, count, apart * PARTS_TOGETHER) as part:
-            near = smaller(part + smaller(worker.lane, PARTS_TOGETHER - 1) * apart, count - 1)
-            heads = let("heads", worker.words[rows + divided(near, parts)])
-            if lanes == 4:
-                each(part, heads, copy)
-                cuda.copy_commit()
-                cuda.copy_wait(0)
-            each(part, heads, change)
+        each_optimizer(worker.plan, _opcode_here(opcode), table.parameter, step)
 
-    with when(_finite(total)):
-        each_optimizer(worker.plan, opcode, table.parameter, step)
+    with when(_finite(total)), stride_loop("part", begin, count, apart * PARTS_TOGETHER) as part:
+        near = smaller(part + smaller(worker.lane, PARTS_TOGETHER - 1) * apart, count - 1)
+        heads = let("heads", worker.words[rows + divided(near, parts)])
+        if lanes == 4:
+            each(part, heads, copy)
+            cuda.copy_commit()
+            cuda.copy_wait(0)
+        each(part, heads, change)
 
 
-def _coefficients(worker: Worker, rate: Expr) -> dict[str, Expr]:
-    """The coefficients of the header, the learning rate with the parameters' own factor."""
-    found = {name: worker.access.header_float(name) for name in COEFFICIENTS}
-    found["learning_rate"] = let("rate", found["learning_rate"] * T.reinterpret("float32", rate))
-    return found
+class _Coefficients(dict[str, Expr]):
+    """The coefficients of the header, read where they are first asked for; the learning rate with the
+    parameters' own factor."""
+
+    def __init__(self, worker: Worker, rate: Expr) -> None:
+        super().__init__()
+        self.worker, self.rate = worker, rate
+
+    def __missing__(self, name: str) -> Expr:
+        value = self.worker.access.header_float(name)
+        if name == "learning_rate":
+            value = value * T.reinterpret("float32", self.rate)
+        self[name] = let(name, value)
+        return self[name]
 
 
 def _index(at: list[Expr], lanes: int) -> list[Expr]:
@@ -308,19 +315,18 @@ def _load(worker: Worker, at: list[Expr], lanes: int) -> list[Expr]:
 def _step(
     worker: Worker,
     optimizer: Optimizer,
-    coefficients: dict[str, Expr],
+    rate: Expr,
     at: list[Expr],
-    found: list[Expr],
+    copied: list[Expr],
     scale: Expr,
     lanes: int,
     keeps_zeros: Expr | None = None,
 ) -> None:
-    """New values of one element, or of four neighbours; at: parameter, gradient, state; found: there.
-    keeps_zeros: as in `update`."""
-    index = _index(at, lanes)
-    old, gradient, *state = found
-    targets = [index[0], *index[2:]]
-    new = [named("new", T.alloc_local((4,), "float32")) for _ in targets]
+    """New values of one element, or of four neighbours; at: where the parameter is, and its state; copied:
+    the parameter and its gradient. keeps_zeros: as in `update`."""
+    coefficients = _Coefficients(worker, rate)
+    old, gradient, *state = *copied, *_load(worker, at[1:], lanes)
+    new = [named("new", T.alloc_local((4,), "float32")) for _ in at]
     for i in range(lanes):
         p, g, *s = (lane4(each, i) if lanes == 4 else each for each in (old, gradient, *state))
         values = [*optimizer.step(worker.math, coefficients, p, let("g", g * scale), *s)]
@@ -328,5 +334,5 @@ def _step(
             values[0] = T.Select(both(keeps_zeros != 0, p == T.float32(0.0)), p, values[0])
         for into, value in zip(new, values, strict=True):
             put(into, i, value)
-    for into, target in zip(new, targets, strict=True):
+    for into, target in zip(new, _index(at, lanes), strict=True):
         T.buffer_store(worker.pool, into[quad_at(0)] if lanes == 4 else into[0], [target])
