@@ -9,7 +9,7 @@ DATA := examples/data
 # Python again takes each of them up to two seconds.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint types docs clean
+.PHONY: demo test suite lint types docs clean
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or newer is needed"; exit 2; }
@@ -47,10 +47,13 @@ lint: .venv/installed-test
 types: .venv/installed-test
 	$(BIN)/mypy --strict dnc
 
+test: lint
+	$(MAKE) --no-print-directory -j 2 types suite
+
 # Two processes of tests have two cores: threads of NumPy's and PyTorch's own would wait for each other.
-test: export OMP_NUM_THREADS := 1
-test: export OPENBLAS_NUM_THREADS := 1
-test: lint types
+suite: export OMP_NUM_THREADS := 1
+suite: export OPENBLAS_NUM_THREADS := 1
+suite: .venv/installed-test
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 clean:
