@@ -37,7 +37,7 @@ from dnc.ir.regions import ANYWHERE, FRONT, Regions, generates
 from dnc.ir.sparse import packed_words
 
 INSTRUCTION_WORDS = 8
-VERSION = 8
+VERSION = 9
 
 # How many runs a record of a reduced buffer has: as many as workers, or one, which they have added up.
 RUNS = "runs"
