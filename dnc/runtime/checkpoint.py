@@ -255,20 +255,16 @@ def check_model(
     whole = shapes(program, table_rows)
     trained = {p.name: whole[p.name] for p in program.parameters if p.trained}
     states = OPTIMIZERS[checkpoint.hyper.optimizer].states
-    kept = [(f"{_STATE}{name}/", arrays) for name, arrays in checkpoint.optimizer_state.items()]
+    problems = _differences(path, "", checkpoint.weights, whole)
+    if not problems and checkpoint.digest != digest:
+        raise fail(
+            f"{path}: a checkpoint of another program called {program.name}, though the shapes agree",
+            f"to take its weights by name all the same: --weights {path}",
+        )
+    for name, arrays in checkpoint.optimizer_state.items():
+        if not problems:  # else what the optimizer keeps fits as little, array by array
+            problems = _differences(path, f"{_STATE}{name}/", arrays, trained)
     unknown = set(checkpoint.optimizer_state) - {state.name for state in states}
-    problems: list[str] = []
-    for prefix, arrays in (("", checkpoint.weights), *kept):
-        if prefix and problems:  # what the optimizer keeps fits as little, array by array
-            break
-        expected = trained if prefix else whole
-        for name, shape in expected.items():
-            found = arrays.get(name)
-            if found is None:
-                problems.append(f"{path}: {prefix}{name} is missing")
-            elif found.shape != shape:
-                problems.append(f"{path}: {prefix}{name} is {list(found.shape)}, expected {list(shape)}")
-        problems += [f"{path}: no parameter is called {prefix}{n}" for n in arrays if n not in expected]
     problems += [f"{path}: {checkpoint.hyper.optimizer} keeps no '{name}'" for name in sorted(unknown)]
     if problems:
         raise DiagnosticError(*map(Diagnostic, problems))
@@ -278,8 +274,17 @@ def check_model(
         check_finite(arrays, f"{path}: the optimizer's {state.name}")
         if state.squares and any((array < 0).any() for array in arrays.values()):
             raise fail(f"{path}: the optimizer's {state.name} hold negative numbers")
-    if checkpoint.digest != digest:
-        raise fail(
-            f"{path}: a checkpoint of another program called {program.name}, though the shapes agree",
-            f"to take its weights by name all the same: --weights {path}",
-        )
+
+
+def _differences(
+    path: str | Path, prefix: str, arrays: Mapping[str, Floats], expected: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+    """In words how arrays are not those that are expected, by name."""
+    problems = list[str]()
+    for name, shape in expected.items():
+        found = arrays.get(name)
+        if found is None:
+            problems.append(f"{path}: {prefix}{name} is missing")
+        elif found.shape != shape:
+            problems.append(f"{path}: {prefix}{name} is {list(found.shape)}, expected {list(shape)}")
+    return problems + [f"{path}: no parameter is called {prefix}{n}" for n in arrays if n not in expected]

@@ -169,6 +169,10 @@ def test_every_setting_of_every_optimizer_reads_back(tmp_path):
         ({"weights": {k: v for k, v in VALUES.items() if k != "V"}}, "V is missing"),
         ({"weights": {**VALUES, "X": np.ones(1)}}, "no parameter is called X"),
         ({"digest": "def"}, "another program called TreeLSTM, though the shapes agree"),
+        (  # of a program that trains other parameters, say
+            {"digest": "def", "optimizer_state": {"squares": {}}},
+            "another program called TreeLSTM, though the shapes agree",
+        ),
         ({"optimizer_state": {"squares": {}}}, "optimizer/squares/E is missing"),
         (
             {"optimizer_state": {"squares": {**VALUES, "V": np.ones((1, 1))}}},

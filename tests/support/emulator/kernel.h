@@ -492,9 +492,8 @@ static int launch(int grid, int cluster, int shared_bytes, int late_copies, int 
   int left = order.size();
   auto run = [&](const std::vector<int>& some) {
     for (int number : some) {
-      if (!waits[number].is_over()) continue;
       here = &threads[number];
-      if (here->done) continue;
+      if (!waits[number].is_over() || here->done) continue;
       enter();
       left -= here->done;
     }
