@@ -413,8 +413,7 @@ def compile_target(
     code spills, there is a plan with fewer weights in registers, as long as it spills less; but not one that
     streams weights of the recursion for the sake of a few bytes. PlanTooLarge where no plan has room.
     """
-    begin = time.perf_counter()
-    whole, cached, constants = machine(target), True, known_constants(target)
+    begin, whole, cached, constants = time.perf_counter(), machine(target), True, known_constants(target)
     budgets: list[int | None] = [options.registers]
     if whole.is_gpu and options.registers is None:
         budgets += fewer_registers(whole, options.precision)
@@ -429,6 +428,7 @@ def compile_target(
         if best is not None and best[0] <= FEW_BYTES and keeps_weights(best[2]) > keeps_weights(plan):
             break
         taken = registers_taken(plan)
+        show.tell(f"{target_name(target)}: {'trying fewer registers' if best else 'compiling'}")
         try:
             with show.timed("emit"):
                 files, known = cached_kernels(plan, digest(plan))

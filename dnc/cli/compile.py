@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,6 +71,8 @@ def compile_command(
     ] = False,
 ) -> None:
     """Compile a model for one or several targets."""
+    from rich.console import Console
+
     from dnc.compiler import MODES, PlanOptions, compile_model
     from dnc.passes.pass_manager import PassOptions
 
@@ -81,18 +84,22 @@ def compile_command(
     left_out, values = names_of("--without", without), settings_of(settings)
     if out is None and stop_after is None:
         _check_default(program, values)
-    report = compile_model(
-        program,
-        out or DEFAULT,
-        names_of("--target", target) or ("cpu",),
-        values,
-        PlanOptions(
-            without=left_out, cluster=cluster, mode=mode, precision=precision, batch=batch, repeat=repeat
-        ),
-        PassOptions(
-            print_after=print_after, stop_after=stop_after, dump_dir=dump_dir, time_passes=time_passes
-        ),
+    console = Console(stderr=True)
+    status = console.status("")
+    show = PassOptions(
+        print_after=print_after,
+        stop_after=stop_after,
+        dump_dir=dump_dir,
+        time_passes=time_passes,
+        tell=status.update,
     )
+    options = PlanOptions(
+        without=left_out, cluster=cluster, mode=mode, precision=precision, batch=batch, repeat=repeat
+    )
+    prints = bool(print_after) or time_passes  # rich would show it on the terminal, wherever it is to go
+    with status if console.is_terminal and not prints else nullcontext():
+        targets = names_of("--target", target) or ("cpu",)
+        report = compile_model(program, out or DEFAULT, targets, values, options, show)
     if remarks:
         for remark in report.remarks:
             print(remark.diagnostic(), file=sys.stderr)

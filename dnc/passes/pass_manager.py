@@ -53,7 +53,7 @@ class PassOptions:
 
     print_after: names of passes, or "all". stop_after: the last pass to run. dump_dir: a folder for
     one file per pass, `00-input.ir`, `01-canonicalize.ir`, ... log: gets what is printed. remarks: gets
-    what passes say of their decisions.
+    what passes say of their decisions. tell: gets what is under way, if that takes long.
     """
 
     without: tuple[str, ...] = ()
@@ -63,6 +63,7 @@ class PassOptions:
     time_passes: bool = False
     log: Callable[[str], None] = print
     remarks: Remarks | None = None
+    tell: Callable[[str], object] = str
 
     def report(self, name: str, seconds: float, made: Callable[[], str] | None) -> None:
         """Shows what is to be seen of a pass. made: prints its result; None where nothing changed."""

@@ -15,6 +15,7 @@ from dnc.frontend.build import load_program
 from dnc.ir import lean
 from dnc.ir.machine import machine
 from dnc.ir.plan import FP32, REGISTER
+from dnc.passes.pass_manager import PassOptions
 from dnc.runtime.build import read_build
 from tests.gpu.builds import CASES
 
@@ -142,7 +143,11 @@ def test_a_kernel_that_spills_gets_fewer_registers_for_weights(tmp_path, monkeyp
 
     monkeypatch.setattr("dnc.kernel_cache._emit", emit)
     monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
-    report = compile_model(TREE, tmp_path / "build", ("cuda:sm_90a",), {"hidden": 256, "embed": 256})
+    told: list[str] = []
+    show, sizes = PassOptions(tell=told.append), {"hidden": 256, "embed": 256}
+    report = compile_model(TREE, tmp_path / "build", ("cuda:sm_90a",), sizes, show=show)
+    assert told[0] == "cuda:sm_90a: compiling" and len(told) == len(tried) > 1
+    assert set(told[1:]) == {"cuda:sm_90a: trying fewer registers"}
     assert tried[0] and not tried[-1] and all(tried[:-1])
     build = read_build(tmp_path / "build")
     assert build.targets["cuda:sm_90a"].options["registers"] < machine("sm_90a").registers

@@ -9,6 +9,7 @@ from dnc.passes.canonicalize import Canonicalize
 from dnc.passes.differentiate import Differentiate
 from dnc.passes.hoist import Hoist
 from dnc.passes.pass_manager import PassOptions, program_manager
+from tests.support.command_line import TREE
 from tests.support.ir_models import instance
 
 PIPELINE = (Canonicalize(), Hoist(), Differentiate())
@@ -74,3 +75,11 @@ def test_unknown_and_necessary_passes():
         run(stop_after="fly")
     with pytest.raises(DiagnosticError, match="pass 'differentiate' cannot be left out"):
         run(without=("differentiate",))
+
+
+def test_a_terminal_shows_what_is_compiled_and_gets_nothing_that_is_printed(command, monkeypatch):
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    compiled = command(f"compile {TREE} -o one")
+    assert "cpu: compiling" in compiled.error and not compiled.out
+    printed = command(f"compile {TREE} -o two --time-passes")
+    assert "emit:  " in printed.out and "emit:" not in printed.error
