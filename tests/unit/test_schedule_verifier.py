@@ -85,7 +85,7 @@ def list_at(words):
 
 SEGMENT = PLAN.segments[0].name
 DAMAGE = [
-    (header("version", 9), "version 9, expected"),
+    (header("version", isa.VERSION + 1), f"version {isa.VERSION + 1}, expected {isa.VERSION}"),
     (header("words", 64), "the header says 64 words"),
     (header("replicas", 0), "0 replicas of 3 workers"),
     (header("lists", 3), "the table of lists is said to be at 3"),
