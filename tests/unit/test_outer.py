@@ -3,6 +3,7 @@
 from functools import cache
 from unittest.mock import patch
 
+import attrs
 import numpy as np
 import pytest
 
@@ -109,6 +110,24 @@ def test_a_matrix_of_few_rows_is_made_in_strips() -> None:
         "W": (cutting.OUTER_TILE, 4),
         "U": (cutting.OUTER_TILE, 12),
     }
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "shapes"),
+    [
+        (1024, 256, [(128, 256), (64, 64)]),  # of many rows a tile costs half as much, of few it comes late
+        (1280, 512, [(128, 256), (128, 128)]),
+        (128, 32, [(64, 64)]),  # two tiles, which cost a sixteenth more than one of 128 x 128
+        (5, 256, [(16, 256), (64, 64)]),
+        (9, 24, [(64, 64)]),
+        (64, 64, [(64, 64)]),
+    ],
+)
+def test_a_second_shape_of_tiles_has_to_be_worth_its_code(rows, columns, shapes):
+    gradient = next(gradient for gradient in compiled("wide")[1].dense_gradients if gradient.pieces)
+    pieces = (attrs.evolve(gradient.pieces[0], width=columns),)
+    gradient = attrs.evolve(gradient, rows=rows, pieces=pieces)
+    assert [(tile.rows, tile.columns) for tile in cutting.gradient_tiles(gradient)] == shapes
 
 
 def test_what_is_made_along_has_no_instruction() -> None:
