@@ -36,13 +36,12 @@ def _two() -> Iterator[None]:
     levels_of = prepared.stage_levels
 
     def apart(program: Program, forest: Forest) -> dict[str, tuple[Ints, Ints]]:
-        found = {}
-        for space in program.spaces:
-            vertices, level = levels_of(program, forest)[space.name]
-            begin = forest.tables[space.struct].begin
+        found = levels_of(program, forest)
+        for name, (vertices, level) in found.items():
+            begin = forest.tables[program.space(name).struct].begin
             sample = np.searchsorted(begin, vertices, side="right") - 1
-            split = (2 * level + sample % 2).astype(level.dtype) if level.any() else level
-            found[space.name] = vertices, split
+            if level.any():
+                found[name] = vertices, (2 * level + sample % 2).astype(level.dtype)
         return found
 
     with patch.object(prepared, "stage_levels", apart):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dnc.cli.options import Settings, names_of, settings_of
+from dnc.cli.under_way import under_way
 from dnc.diagnostics import fail
 
 if TYPE_CHECKING:
@@ -71,8 +71,6 @@ def compile_command(
     ] = False,
 ) -> None:
     """Compile a model for one or several targets."""
-    from rich.console import Console
-
     from dnc.compiler import MODES, PlanOptions, compile_model
     from dnc.passes.pass_manager import PassOptions
 
@@ -84,21 +82,19 @@ def compile_command(
     left_out, values = names_of("--without", without), settings_of(settings)
     if out is None and stop_after is None:
         _check_default(program, values)
-    console = Console(stderr=True)
-    status = console.status("")
-    show = PassOptions(
-        print_after=print_after,
-        stop_after=stop_after,
-        dump_dir=dump_dir,
-        time_passes=time_passes,
-        tell=status.update,
-    )
+    targets = names_of("--target", target) or ("cpu",)
     options = PlanOptions(
         without=left_out, cluster=cluster, mode=mode, precision=precision, batch=batch, repeat=repeat
     )
-    prints = bool(print_after) or time_passes  # rich would show it on the terminal, wherever it is to go
-    with status if console.is_terminal and not prints else nullcontext():
-        targets = names_of("--target", target) or ("cpu",)
+    prints = bool(print_after) or time_passes
+    with under_way(sys.stderr.isatty() and not prints) as tell:
+        show = PassOptions(
+            print_after=print_after,
+            stop_after=stop_after,
+            dump_dir=dump_dir,
+            time_passes=time_passes,
+            tell=tell,
+        )
         report = compile_model(program, out or DEFAULT, targets, values, options, show)
     if remarks:
         for remark in report.remarks:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dnc.cli.under_way import under_way
 from dnc.diagnostics import fail
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ def tune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Leave the build as it is.")] = False,
 ) -> None:
     """Time candidates on your data, keep the fastest."""
-    from rich.console import Console
-
     from dnc.api import tuning
 
     if data is None and emit is None:
@@ -47,13 +45,7 @@ def tune(
     for option, value in {"--best": best, "--rounds": rounds}.items():
         if emit is not None and value is not None:
             raise fail(f"--emit and {option} exclude each other: nothing is timed")
-    console = Console(stderr=True)
-    status = console.status("")
-
-    def tell(text: str) -> None:
-        status.update(text)
-
-    with status if console.is_terminal else nullcontext():
+    with under_way() as tell:
         if emit is not None:
             found = tuning.emit_candidates(build, emit, data=data, batch=batch, device=device, tell=tell)
         else:

@@ -63,7 +63,7 @@ class PassOptions:
     time_passes: bool = False
     log: Callable[[str], None] = print
     remarks: Remarks | None = None
-    tell: Callable[[str], object] = str
+    tell: Callable[[str], None] = lambda text: None
 
     def report(self, name: str, seconds: float, made: Callable[[], str] | None) -> None:
         """Shows what is to be seen of a pass. made: prints its result; None where nothing changed."""

@@ -1,5 +1,7 @@
 """Logging, stopping, leaving out and checking passes."""
 
+import sys
+
 import attrs
 import pytest
 
@@ -78,7 +80,7 @@ def test_unknown_and_necessary_passes():
 
 
 def test_a_terminal_shows_what_is_compiled_and_gets_nothing_that_is_printed(command, monkeypatch):
-    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     compiled = command(f"compile {TREE} -o one")
     assert "cpu: compiling" in compiled.error and not compiled.out
     printed = command(f"compile {TREE} -o two --time-passes")

@@ -118,22 +118,18 @@ struct Index { int x; };
   if (!_setjmp(here->context)) _longjmp(scheduler, 1);
 }
 
-// The scheduler asks `ready` before it comes back.
-template <class Ready> static inline void wait_until(Ready ready) {
-  if (!ready()) {
-    *here->wait = {nullptr, 0, [](const void* own) { return (*(const Ready*)own)(); }, &ready};
+// The scheduler asks whether it is over before it comes back.
+static inline void wait_for(const Wait& until) {
+  if (!until.is_over()) {
+    *here->wait = until;
     leave();
     *here->wait = {};
   }
   ++steps;
 }
-static inline void wait_for_phase(const int& phase, int before) {
-  if (phase == before) {
-    *here->wait = {&phase, before};
-    leave();
-    *here->wait = {};
-  }
-  ++steps;
+static inline void wait_for_phase(const int& phase, int before) { wait_for({&phase, before}); }
+template <class Ready> static inline void wait_until(Ready ready) {
+  wait_for({nullptr, 0, [](const void* own) { return (*(const Ready*)own)(); }, &ready});
 }
 
 static inline int meet(Barrier& barrier, int count, int flag = 0) {
