@@ -29,7 +29,7 @@ from tvm.target.codegen import llvm_get_system_cpu
 from tvm.tirx.script.builder import ir as T
 
 from dnc.cache_folder import trim
-from dnc.cpu_code import IR, LIBRARY, cached_as, seal
+from dnc.cpu_code import IR, LEVEL, LIBRARY, cached_as, seal
 
 # All that is called is there when a library is loaded, or it is not; its own functions are called directly.
 LINKING = ("-shared", "-nostdlib", "-s", "-Wl,-Bsymbolic", "-Wl,-z,now")
@@ -39,7 +39,7 @@ SEPARATE = "dnc.separate"  # of a private function: it is not to be put into its
 @cache
 def host_target() -> tvm.target.Target:
     """The CPU at hand. (TVM accepts "native" and then ignores it.)"""
-    target = tvm.target.Target({"kind": "llvm", "mcpu": llvm_get_system_cpu()})
+    target = tvm.target.Target({"kind": "llvm", "mcpu": llvm_get_system_cpu(), "opt-level": LEVEL})
     return target.with_host(target)
 
 
