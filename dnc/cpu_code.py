@@ -26,8 +26,8 @@ from dnc.cache_folder import mark_used
 from dnc.diagnostics import fail
 
 ALIGNMENT = 64  # bytes; TIRx on LLVM assumes it of every tensor, unchecked
-# LLVM's level of optimisation. Bodies are vectors already: kernels are as fast as at level 3, and a third less
-# time passes until they are there.
+# LLVM's level of optimisation. Bodies are vectors already: kernels are as fast as at level 3, and are made a
+# quarter sooner.
 LEVEL = 1
 
 # Of `tvm/ffi/c_api.h` and `dlpack.h`.

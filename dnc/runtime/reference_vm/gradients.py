@@ -162,7 +162,8 @@ def table_gradient(vm: ReferenceVM, parameter: str, fields: dict[str, int], work
         for product in table.products:
             terms = SlotsAddress(product.terms, None, padded(product.rows))
             delta = load_value(vm, terms, token, np.arange(product.rows), worker)
-            total = total + load_matrix(vm, product.parameter, None, 0, worker).T @ delta
+            places = vm.places(product.parameter)
+            total = total + load_matrix(vm, product.parameter, None, places, 0, worker).T @ delta
         at = vm.base(isa.table_base(parameter)) + token * padded(table.width) + index
         if fields["accumulate"]:
             total = total + vm.read(at, worker)

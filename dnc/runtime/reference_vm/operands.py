@@ -6,7 +6,7 @@ goes through the VM's checked memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,28 +89,32 @@ def places(vm: ReferenceVM, address: Address, row: int, index: Array, worker: Wo
 
 
 def load_values(
-    vm: ReferenceVM, wanted: Sequence[tuple[Address, Array]], row: int, worker: Worker
-) -> list[Any]:
-    """What `load_value` gives for some addresses; what is one word each is read at once."""
-    at = [places(vm, address, row, index, worker) for address, index in wanted]
-    simple = [each for each in at if each is not None]
+    vm: ReferenceVM, wanted: Sequence[tuple[Address, Array]], rows: range, worker: Worker
+) -> Iterator[list[Any]]:
+    """What `load_value` gives for some addresses, row by row; what is one word each is read at once for all
+    rows, of which none may read what another one of the same instruction writes."""
+    places_of = [places(vm, address, row, index, worker) for row in rows for address, index in wanted]
+    simple = [each for each in places_of if each is not None]
     if not simple:
         read: Array = FIRST
     else:
         read = vm.read(np.concatenate(simple) if len(simple) > 1 else simple[0], worker)
-    found, begin = list[Any](), 0
-    for each, (address, index) in zip(at, wanted, strict=True):
-        if each is None:
-            found.append(_made(vm, address, row, index, worker))
-        else:
-            found.append(read[begin : begin + len(each)])
-            begin += len(each)
-    return found
+    begin, at = 0, iter(places_of)
+    for row in rows:
+        found = list[Any]()
+        for address, index in wanted:
+            each = next(at)
+            if each is None:
+                found.append(_made(vm, address, row, index, worker))
+            else:
+                found.append(read[begin : begin + len(each)])
+                begin += len(each)
+        yield found
 
 
 def load_value(vm: ReferenceVM, address: Address, row: int, index: Array, worker: Worker) -> Any:
     """Elements `index` of what `address` stands for in `row`; a list of them for a list."""
-    return load_values(vm, [(address, index)], row, worker)[0]
+    return next(load_values(vm, [(address, index)], range(row, row + 1), worker))[0]
 
 
 def _made(vm: ReferenceVM, address: Address, row: int, index: Array, worker: Worker) -> Any:
@@ -181,13 +185,11 @@ def check_selected(vm: ReferenceVM, lists: set[str | None], first: int, rows: in
             raise vm.error(worker, f"the rows select {sorted(found)} by '{name}', expected one number")
 
 
-def load_matrix(vm: ReferenceVM, parameter: str, select: str | None, row: int, worker: Worker) -> Array:
-    """A dense parameter's matrix, out of the plan's weight format."""
-    declared = vm.plan.program.parameter(parameter)
-    shape = declared.type.shape
-    size = vm.plan.weight_format.floats(shape)
-    flat = vm.read(weights_at(vm, parameter, select, row, worker) + np.arange(size), worker)
-    return vm.plan.weight_format.unpack(flat, shape).astype(np.float64)
+def load_matrix(
+    vm: ReferenceVM, parameter: str, select: str | None, places: Array, row: int, worker: Worker
+) -> Array:
+    """Elements of the matrix that a dense parameter is; `places`: some of `ReferenceVM.places` of it."""
+    return vm.read(weights_at(vm, parameter, select, row, worker) + places, worker)
 
 
 def load_operands(vm: ReferenceVM, pieces: tuple[Piece, ...], rows: range, worker: Worker) -> Array:

@@ -6,15 +6,24 @@ operations come from the op table.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from dnc.ir.cell import Op, Value
 from dnc.ir.opdef import INDEXED
 from dnc.ir.ops import OPS
-from dnc.ir.plan import UNIT, Address, ParameterAddress, Segment, Store, unit_range
+from dnc.ir.plan import (
+    UNIT,
+    Address,
+    ParameterAddress,
+    Product,
+    Segment,
+    Store,
+    TransposedProduct,
+    unit_range,
+)
 from dnc.runtime.reference_vm.memory import Array, Finish, Worker
 from dnc.runtime.reference_vm.operands import (
     FIRST,
@@ -28,6 +37,9 @@ from dnc.runtime.reference_vm.operands import (
 if TYPE_CHECKING:
     from dnc.runtime.reference_vm.machine import ReferenceVM
 
+Use = TypeVar("Use", Product, TransposedProduct)
+Stored = tuple[Store, Array, Any, int]  # the elements of a value of a row that go to where the store says
+
 
 class Share:
     """Units [begin, end) of a segment: what is read, computed and written of each of its rows.
@@ -35,11 +47,9 @@ class Share:
     elements: by value which of its elements they are.
     """
 
-    def __init__(self, segment: Segment, begin: int, end: int) -> None:
+    def __init__(self, vm: ReferenceVM, segment: Segment, begin: int, end: int) -> None:
         self.segment = segment
         self._units, self._own = segment.units, np.arange(begin, end)
-        self.used = {(use.parameter, use.select) for use in segment.products}
-        self.used |= {(use.parameter, use.select) for use in segment.transposed}
         self.elements = {
             value: self._elements(value)
             for value in (
@@ -49,8 +59,14 @@ class Share:
                 *(transposed.delta for transposed in segment.transposed),
             )
         }
-        self.products = sorted(self.used, key=str)
-        self.selects = {select for _, select in self.used}
+        self.selects = {use.select for use in segment.products} | {use.select for use in segment.transposed}
+        # The own rows of the matrices, which are the same for all rows of a group.
+        self.forward = [
+            (use, vm.places(use.parameter)[self.elements[use.result]]) for use in segment.products
+        ]
+        self.backward = [
+            (use, vm.places(use.parameter)[self.elements[use.delta]]) for use in segment.transposed
+        ]
         # What is read of a row, at once: the values of the cell, and behind them the operands of products.
         self.reads = [(load.address, self.elements[load.value]) for load in segment.loads]
         for product in segment.products:
@@ -96,16 +112,18 @@ class Whole:
         ]
         self.stores = [(store, np.arange(store.value.tensor.size)) for store in segment.stores]
 
-    def values(self, vm: ReferenceVM, row: int, worker: Worker) -> dict[Value, Any]:
-        """The values of the cell for a row."""
-        values = dict[Value, Any]()
-        for value, address in self.matrices:
-            values[value] = load_matrix(vm, address.parameter, address.select, row, worker)
-        for value, found in zip(self.vectors, load_values(vm, self.reads, row, worker), strict=True):
-            values[value] = shaped(value, found)
-        for op, evaluate, attributes in self.operations:
-            values[op.result] = evaluate([values[operand] for operand in op.operands], attributes)
-        return values
+    def values(self, vm: ReferenceVM, rows: range, worker: Worker) -> Iterator[dict[Value, Any]]:
+        """The values of the cell, row by row."""
+        for row, vectors in zip(rows, load_values(vm, self.reads, rows, worker), strict=True):
+            values = dict[Value, Any]()
+            for value, address in self.matrices:
+                places = vm.places(address.parameter)
+                values[value] = load_matrix(vm, address.parameter, address.select, places, row, worker)
+            for value, found in zip(self.vectors, vectors, strict=True):
+                values[value] = shaped(value, found)
+            for op, evaluate, attributes in self.operations:
+                values[op.result] = evaluate([values[operand] for operand in op.operands], attributes)
+            yield values
 
 
 def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worker: Worker) -> Finish | None:
@@ -129,28 +147,26 @@ def unit_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, worke
 
 def _units(vm: ReferenceVM, share: Share, first: int, rows: int, worker: Worker) -> dict[Value, Any]:
     """All rows of a group, for some units; the values of the last row."""
-    segment, elements = share.segment, share.elements
+    segment, elements, values = share.segment, share.elements, dict[Value, Any]()
+    if not rows:
+        return values
     check_selected(vm, share.selects, first, rows, worker)
-    matrices = {use: load_matrix(vm, *use, first, worker) for use in share.products if rows}
-    values: dict[Value, Any] = {}
-    for row in range(first, first + rows):
-        read = iter(load_values(vm, share.reads, row, worker))
+    forward = _matrices(vm, share.forward, first, worker)
+    backward = _matrices(vm, share.backward, first, worker)
+    group, stored = range(first, first + rows), list[Stored]()
+    for row, found in zip(group, load_values(vm, share.reads, group, worker), strict=True):
+        read = iter(found)
         for load in segment.loads:
             values[load.value] = shaped(load.value, next(read))
-        for product in segment.products:
+        for product, matrix in forward:
             pieces = [next(read) for _ in product.pieces]
             operand = np.concatenate(pieces) if len(pieces) > 1 else np.asarray(pieces[0])
-            matrix = matrices[product.parameter, product.select]
-            values[product.result] = matrix[elements[product.result]] @ operand
+            values[product.result] = matrix @ operand
         for op, evaluate in share.operations:
             values[op.result] = evaluate([values[operand] for operand in op.operands])
-        _store(
-            vm, [(store, elements[store.value], values[store.value]) for store in segment.stores], row, worker
-        )
-        for transposed in segment.transposed:
-            delta = values[transposed.delta]
-            matrix = matrices[transposed.parameter, transposed.select]
-            partial = matrix[elements[transposed.delta]].T @ delta
+        stored += [(store, elements[store.value], values[store.value], row) for store in segment.stores]
+        for transposed, matrix in backward:
+            partial = matrix.T @ values[transposed.delta]
             for name, offset, low, high in transposed.stores:
                 if vm.runs_of(name) == 1 < vm.per_replica:
                     worker.sent[name, offset, row] = partial[low:high].astype(np.float32)
@@ -158,7 +174,15 @@ def _units(vm: ReferenceVM, share: Share, first: int, rows: int, worker: Worker)
                 width = vm.buffers[name].width
                 at = vm.base(name) + (row * vm.per_replica + worker.rank) * width + offset
                 vm.write(at + np.arange(high - low), partial[low:high], worker)
+    _store(vm, stored, worker)
     return values
+
+
+def _matrices(
+    vm: ReferenceVM, uses: list[tuple[Use, Array]], row: int, worker: Worker
+) -> list[tuple[Use, Array]]:
+    """The own rows of matrices, which lie at some places."""
+    return [(use, load_matrix(vm, use.parameter, use.select, places, row, worker)) for use, places in uses]
 
 
 def _add_up(vm: ReferenceVM, sent: list[dict[Any, Array]], worker: Worker) -> None:
@@ -173,9 +197,9 @@ def _add_up(vm: ReferenceVM, sent: list[dict[Any, Array]], worker: Worker) -> No
 
 def _scalars(vm: ReferenceVM, whole: Segment, row: int, worker: Worker) -> dict[Value, Any]:
     """What every worker makes of whole vectors, as vectors of one element; the first one stores it."""
-    values = vm.whole(whole).values(vm, row, worker)
+    values = next(vm.whole(whole).values(vm, range(row, row + 1), worker))
     if worker.rank == 0:
-        _store(vm, [(store, FIRST, values[store.value]) for store in whole.stores], row, worker)
+        _store(vm, [(store, FIRST, values[store.value], row) for store in whole.stores], worker)
     return {value: np.atleast_1d(values[value]) for value in whole.cell.results}
 
 
@@ -184,18 +208,19 @@ def vertex_segment(vm: ReferenceVM, segment: Segment, first: int, rows: int, wor
     share = -(-rows // vm.per_replica)
     begin = min(rows, worker.rank * share)
     end = min(rows, begin + share)
-    whole = vm.whole(segment)
-    for row in range(first + begin, first + end):
-        values = whole.values(vm, row, worker)
+    whole, stored = vm.whole(segment), list[Stored]()
+    group = range(first + begin, first + end)
+    for row, values in zip(group, whole.values(vm, group, worker), strict=True):
         for place in segment.scratch:
             vm.write(kept(vm, place, row, worker), values[place.value], worker)
-        _store(vm, [(store, index, values[store.value]) for store, index in whole.stores], row, worker)
+        stored += [(store, index, values[store.value], row) for store, index in whole.stores]
+    _store(vm, stored, worker)
 
 
-def _store(vm: ReferenceVM, stored: list[tuple[Store, Array, Any]], row: int, worker: Worker) -> None:
-    """Writes elements of values to a row's records; of a list to those of its children."""
+def _store(vm: ReferenceVM, stored: list[Stored], worker: Worker) -> None:
+    """Writes elements of values to rows' records; of a list to those of a row's children."""
     places, values = list[Array](), list[Array]()
-    for store, index, value in stored:
+    for store, index, value, row in stored:
         width, entries, first = vm.buffers[store.buffer].width, [value], row
         if store.children is not None:
             begin = vm.list(store.children)
@@ -203,6 +228,8 @@ def _store(vm: ReferenceVM, stored: list[tuple[Store, Array, Any]], row: int, wo
         for entry, found in enumerate(entries):
             places.append(vm.base(store.buffer) + (first + entry) * width + store.offset + index)
             flat = np.asarray(found, np.float64).ravel()
-            values.append(flat if len(flat) == len(index) else np.broadcast_to(flat, index.shape))
-    if places:
+            values.append(flat if len(flat) == len(index) else np.full(index.shape, flat.item()))
+    if len(places) == 1:
+        vm.write(places[0], values[0], worker)
+    elif places:
         vm.write(np.concatenate(places), np.concatenate(values), worker)
