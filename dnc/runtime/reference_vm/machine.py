@@ -97,7 +97,7 @@ class ReferenceVM:
         ]
         ready = list(self.workers)
         while ready:
-            at = int(self.random.random() * len(ready))  # a tenth of the time of `integers`
+            at = int(self.random.integers(len(ready)))
             worker = ready[at]
             has_ended = self._advance(worker)
             if has_ended or worker.waiting is not None:
