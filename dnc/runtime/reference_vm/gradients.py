@@ -7,8 +7,7 @@ parameters in the pool. Chunks are dealt out to workers as the kernels deal them
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,9 +16,16 @@ from dnc.ir.opdef import NUMPY_MATH
 from dnc.ir.optimizers import COEFFICIENTS, OPTIMIZERS
 from dnc.ir.plan import DenseGradient, SlotsAddress, TableProduct, padded
 from dnc.ir.program import TABLE
-from dnc.ir.weight_format import WeightFormat
 from dnc.runtime.reference_vm.memory import Array, Worker
-from dnc.runtime.reference_vm.operands import load_matrix, load_operands, load_rows, load_value, slice_at
+from dnc.runtime.reference_vm.operands import (
+    elements_of,
+    load_matrix,
+    load_operands,
+    load_rows,
+    load_value,
+    padding_of,
+    slice_at,
+)
 
 if TYPE_CHECKING:
     from dnc.runtime.reference_vm.machine import ReferenceVM
@@ -33,25 +39,14 @@ def _share(vm: ReferenceVM, count: int, size: int, first: int, worker: Worker) -
             yield chunk * size, min(count, (chunk + 1) * size)
 
 
-@lru_cache(64)
-def _places(weights: WeightFormat, shape: tuple[int, ...], rows: int) -> tuple[Array, Array]:
-    """Where the elements of a parameter lie, row by row, and where its padding lies."""
-    size = weights.floats(shape)
-    numbers: Any = np.arange(size, dtype=np.float64)
-    place = weights.unpack(numbers, shape).astype(np.int64).reshape(rows, -1)
-    is_padding = np.ones(size, bool)
-    is_padding[place] = False
-    return place, np.flatnonzero(is_padding)
-
-
 def dense_gradient(vm: ReferenceVM, gradient: DenseGradient, fields: dict[str, int], worker: Worker) -> None:
     """This worker's blocks of rows of a dense parameter's gradient, for its chunks of rows of the space; and
     of a vector that is made along."""
     declared = vm.plan.program.parameter(gradient.parameter)
     assert declared.kind != TABLE
-    shape = declared.type.shape
     into = slice_at(vm, gradient.parameter, fields["index"], worker) - vm.base(isa.PARAMETERS)
-    place, padding = _places(vm.plan.weight_format, shape, gradient.rows)
+    place = elements_of(vm, gradient.parameter).reshape(gradient.rows, -1)
+    padding = padding_of(vm, gradient.parameter)
     height = cutting.GRADIENT_BLOCK.rows
     blocks, step = -(-gradient.rows // height), isa.chunk_rows(fields["rows"], fields["chunks"])
     along, vector = cutting.made_along(vm.plan).get(gradient.name), 0
@@ -98,6 +93,13 @@ def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
         found = slice_at(vm, parameter, fields["index"], worker) - vm.base(isa.PARAMETERS)
         return vm.base(isa.GRADIENTS) + found
 
+    sharers, number = int(vm.words[vm.layout.header[isa.SHARERS]]), worker.number - worker.first
+    if worker.first:
+        sharers = vm.replicas * vm.per_replica - worker.first
+    turn = (number - fields["first_worker"]) % sharers if number < sharers else 1 << 30
+    tiles = range(turn, cutting.outer_tiles(gradient), sharers)
+    if not tiles:
+        return
     at = place_of(gradient.parameter)
     rows = range(fields["row"], fields["row"] + fields["rows"])
     total, delta_sums = _outer_sums(vm, gradient, rows, np.arange(gradient.rows), worker)
@@ -106,11 +108,7 @@ def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
     height, width = total.shape
     places = at + np.arange(height)[:, None] * padded(width) + np.arange(padded(width))
     across = -(-width // tile.columns)
-    sharers, number = int(vm.words[vm.layout.header[isa.SHARERS]]), worker.number - worker.first
-    if worker.first:
-        sharers = vm.replicas * vm.per_replica - worker.first
-    turn = (number - fields["first_worker"]) % sharers if number < sharers else 1 << 30
-    for item in range(turn, cutting.outer_tiles(gradient), sharers):
+    for item in tiles:
         if item == 0:
             rest = np.arange(height * padded(width), vm.plan.weight_format.floats(shape))
             vm.write(at + rest, 0.0, worker)
@@ -162,8 +160,8 @@ def table_gradient(vm: ReferenceVM, parameter: str, fields: dict[str, int], work
         for product in table.products:
             terms = SlotsAddress(product.terms, None, padded(product.rows))
             delta = load_value(vm, terms, token, np.arange(product.rows), worker)
-            places = vm.places(product.parameter)
-            total = total + load_matrix(vm, product.parameter, None, places, 0, worker).T @ delta
+            elements = elements_of(vm, product.parameter)
+            total = total + load_matrix(vm, product.parameter, None, elements, 0, worker).T @ delta
         at = vm.base(isa.table_base(parameter)) + token * padded(table.width) + index
         if fields["accumulate"]:
             total = total + vm.read(at, worker)

@@ -54,7 +54,6 @@ class ReferenceVM:
         }
         self.shares = dict[tuple[int, int, int], Share]()
         self.wholes = dict[int, Whole]()
-        self.elements = dict[str, Array]()
         self.memory = CheckedMemory(np.zeros(0, np.float32), 0, 1)
         self.now = 0
         # All devices, this one among them, and what they wait at for each other.
@@ -241,15 +240,8 @@ class ReferenceVM:
     def whole(self, segment: Segment) -> Whole:
         """A segment whose rows are made in whole, the same for all instructions."""
         if id(segment) not in self.wholes:
-            self.wholes[id(segment)] = Whole(segment)
+            self.wholes[id(segment)] = Whole(self, segment)
         return self.wholes[id(segment)]
-
-    def places(self, parameter: str) -> Array:
-        """Where the elements of a dense parameter lie behind its first word, in its shape."""
-        if parameter not in self.elements:
-            shape, layout = self.plan.program.parameter(parameter).type.shape, self.plan.weight_format
-            self.elements[parameter] = layout.unpack(np.arange(layout.floats(shape)), shape)
-        return self.elements[parameter]
 
     def _execute(self, name: str, fields: dict[str, int], worker: Worker) -> Finish | None:
         """Executes an instruction; the answer, if any, ends it when all workers of the replica have come."""

@@ -7,6 +7,7 @@ goes through the VM's checked memory.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from dnc.ir.plan import (
     SlotsAddress,
 )
 from dnc.ir.types import ListType
+from dnc.ir.weight_format import WeightFormat
 from dnc.runtime.reference_vm.memory import Array, Worker
 
 if TYPE_CHECKING:
@@ -185,11 +187,30 @@ def check_selected(vm: ReferenceVM, lists: set[str | None], first: int, rows: in
             raise vm.error(worker, f"the rows select {sorted(found)} by '{name}', expected one number")
 
 
+def elements_of(vm: ReferenceVM, parameter: str) -> Array:
+    """Where the elements of a dense parameter lie behind its first word, in its shape."""
+    return _layout(vm.plan.weight_format, vm.plan.program.parameter(parameter).type.shape)[0]
+
+
+def padding_of(vm: ReferenceVM, parameter: str) -> Array:
+    """Where its padding lies."""
+    return _layout(vm.plan.weight_format, vm.plan.program.parameter(parameter).type.shape)[1]
+
+
+@lru_cache(64)
+def _layout(weights: WeightFormat, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    numbers = np.arange(weights.floats(shape))
+    elements = weights.unpack(numbers, shape)
+    is_padding = np.ones(len(numbers), bool)
+    is_padding[elements] = False
+    return elements, np.flatnonzero(is_padding)
+
+
 def load_matrix(
-    vm: ReferenceVM, parameter: str, select: str | None, places: Array, row: int, worker: Worker
+    vm: ReferenceVM, parameter: str, select: str | None, elements: Array, row: int, worker: Worker
 ) -> Array:
-    """Elements of the matrix that a dense parameter is; `places`: some of `ReferenceVM.places` of it."""
-    return vm.read(weights_at(vm, parameter, select, row, worker) + places, worker)
+    """Elements of the matrix that a dense parameter is: some of `elements_of` it."""
+    return vm.read(weights_at(vm, parameter, select, row, worker) + elements, worker)
 
 
 def load_operands(vm: ReferenceVM, pieces: tuple[Piece, ...], rows: range, worker: Worker) -> Array:

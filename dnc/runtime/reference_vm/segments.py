@@ -28,6 +28,7 @@ from dnc.runtime.reference_vm.memory import Array, Finish, Worker
 from dnc.runtime.reference_vm.operands import (
     FIRST,
     check_selected,
+    elements_of,
     kept,
     load_matrix,
     load_values,
@@ -62,10 +63,10 @@ class Share:
         self.selects = {use.select for use in segment.products} | {use.select for use in segment.transposed}
         # The own rows of the matrices, which are the same for all rows of a group.
         self.forward = [
-            (use, vm.places(use.parameter)[self.elements[use.result]]) for use in segment.products
+            (use, elements_of(vm, use.parameter)[self.elements[use.result]]) for use in segment.products
         ]
         self.backward = [
-            (use, vm.places(use.parameter)[self.elements[use.delta]]) for use in segment.transposed
+            (use, elements_of(vm, use.parameter)[self.elements[use.delta]]) for use in segment.transposed
         ]
         # What is read of a row, at once: the values of the cell, and behind them the operands of products.
         self.reads = [(load.address, self.elements[load.value]) for load in segment.loads]
@@ -98,12 +99,12 @@ class Share:
 class Whole:
     """A segment whose rows are made in whole: what is read, computed and stored of each."""
 
-    def __init__(self, segment: Segment) -> None:
-        self.matrices, self.vectors = list[tuple[Value, ParameterAddress]](), list[Value]()
+    def __init__(self, vm: ReferenceVM, segment: Segment) -> None:
+        self.matrices, self.vectors = list[tuple[Value, ParameterAddress, Array]](), list[Value]()
         self.reads = list[tuple[Address, Array]]()
         for load in segment.loads:
             if isinstance(load.address, ParameterAddress) and len(load.value.tensor.shape) > 1:
-                self.matrices.append((load.value, load.address))
+                self.matrices.append((load.value, load.address, elements_of(vm, load.address.parameter)))
             else:
                 self.vectors.append(load.value)
                 self.reads.append((load.address, np.arange(load.value.tensor.size)))
@@ -116,9 +117,8 @@ class Whole:
         """The values of the cell, row by row."""
         for row, vectors in zip(rows, load_values(vm, self.reads, rows, worker), strict=True):
             values = dict[Value, Any]()
-            for value, address in self.matrices:
-                places = vm.places(address.parameter)
-                values[value] = load_matrix(vm, address.parameter, address.select, places, row, worker)
+            for value, address, elements in self.matrices:
+                values[value] = load_matrix(vm, address.parameter, address.select, elements, row, worker)
             for value, found in zip(self.vectors, vectors, strict=True):
                 values[value] = shaped(value, found)
             for op, evaluate, attributes in self.operations:
@@ -181,8 +181,8 @@ def _units(vm: ReferenceVM, share: Share, first: int, rows: int, worker: Worker)
 def _matrices(
     vm: ReferenceVM, uses: list[tuple[Use, Array]], row: int, worker: Worker
 ) -> list[tuple[Use, Array]]:
-    """The own rows of matrices, which lie at some places."""
-    return [(use, load_matrix(vm, use.parameter, use.select, places, row, worker)) for use, places in uses]
+    """The own rows of matrices; with a use come the elements that these are."""
+    return [(use, load_matrix(vm, use.parameter, use.select, own, row, worker)) for use, own in uses]
 
 
 def _add_up(vm: ReferenceVM, sent: list[dict[Any, Array]], worker: Worker) -> None:
