@@ -8,6 +8,7 @@ import pytest
 
 from dnc.ir import isa
 from dnc.ir.plan import GatherList
+from dnc.ir.program import LEVEL
 from dnc.runtime.backend import VMBackend
 from dnc.runtime.reference_vm import MachineError
 from dnc.runtime.reference_vm.memory import CheckedMemory, Worker, stamp
@@ -67,6 +68,21 @@ def test_a_missing_barrier_of_the_grid_is_a_race(bench):
         damaged[at : at + STEP] = 0
         with pytest.raises(MachineError, match=r"race|before anything was written"):
             run(bench, damaged, schedule)
+
+
+def test_rows_of_an_instruction_cannot_read_each_other(bench):
+    """A kernel makes them at the same time; nothing is in order between them, not even on one worker."""
+    schedule = bench.encoder.encode(bench.samples, replicas=1, workers=1)
+    words = schedule.words.copy()
+    run(bench, words, schedule)
+    plan = bench.plan
+    segment = next(each.name for each in plan.segments if plan.program.stage(each.stage).placement == LEVEL)
+    row, rows = (1 + plan.opcode(segment).fields.index(name) for name in ("row", "rows"))
+    first, second, *_ = places(bench, words, segment)
+    assert words[first + row] + words[first + rows] == words[second + row]
+    words[first + rows] += words[second + rows]
+    with pytest.raises(MachineError, match="before anything was written"):
+        run(bench, words, schedule)
 
 
 def test_a_worker_without_a_barrier_deadlocks(bench):
