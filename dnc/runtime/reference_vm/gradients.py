@@ -85,6 +85,13 @@ def _outer_sums(
 def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
     """This worker's tiles of a gradient over all its rows, a vector's beside it, and their squares."""
     gradient = vm.plan.dense_gradients[fields["gradient"]]
+    sharers, number = int(vm.words[vm.layout.header[isa.SHARERS]]), worker.number - worker.first
+    if worker.first:
+        sharers = vm.replicas * vm.per_replica - worker.first
+    turn = (number - fields["first_worker"]) % sharers if number < sharers else 1 << 30
+    tiles = range(turn, cutting.outer_tiles(gradient), sharers)
+    if not tiles:
+        return
     tile = cutting.outer_tile(gradient)
     beside = cutting.outer_beside(vm.plan).get(gradient.name)
     shape = vm.plan.program.parameter(gradient.parameter).type.shape
@@ -93,13 +100,6 @@ def outer(vm: ReferenceVM, fields: dict[str, int], worker: Worker) -> None:
         found = slice_at(vm, parameter, fields["index"], worker) - vm.base(isa.PARAMETERS)
         return vm.base(isa.GRADIENTS) + found
 
-    sharers, number = int(vm.words[vm.layout.header[isa.SHARERS]]), worker.number - worker.first
-    if worker.first:
-        sharers = vm.replicas * vm.per_replica - worker.first
-    turn = (number - fields["first_worker"]) % sharers if number < sharers else 1 << 30
-    tiles = range(turn, cutting.outer_tiles(gradient), sharers)
-    if not tiles:
-        return
     at = place_of(gradient.parameter)
     rows = range(fields["row"], fields["row"] + fields["rows"])
     total, delta_sums = _outer_sums(vm, gradient, rows, np.arange(gradient.rows), worker)
