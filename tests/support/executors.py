@@ -34,6 +34,7 @@ Array = np.ndarray[Any, Any]
 
 NOISE = step_noise(seed=3, step=5)
 DRAWN = NOISE & ~DROPS
+SCHEDULE_WORDS = 1 << 16
 # By mode what a launch of a bench has.
 NOISES = {TRAIN: NOISE, BOTH: NOISE, PREDICT: DRAWN}
 
@@ -72,9 +73,16 @@ class Bench:
         self.program, self.plan, self.backend, self.forest = program, plan, backend, forest
         self.values = random_parameters(program, seed)
         rows = {p.name: p.dimensions[0].size or 11 for p in program.parameters if p.kind == "table"}
-        self.pool: StaticPool = static_pool(plan, rows, 1 << 19, len(isa.STATES))
+        self.pool: StaticPool = static_pool(plan, rows, SCHEDULE_WORDS, len(isa.STATES))
         self.encoder = Encoder(prepare(plan, forest), self.pool)
         self.samples = np.arange(forest.samples, dtype=np.int32)
+        self._expected = dict[int, Results]()
+
+    def expected(self, noise: int) -> Results:
+        """What the definition says of the parameters as they are loaded."""
+        if noise not in self._expected:
+            self._expected[noise] = interpret(self.program, self.forest, self.values, noise=noise)
+        return self._expected[noise]
 
     def launch(
         self, mode: str, hyper: Hyper = Hyper(), grid: tuple[int, int] | None = None
@@ -158,7 +166,7 @@ def relative(found: Array, expected: Array) -> float:
 
 def check_training(bench: Bench, tolerance: float = 2e-5, rate: float = 1.0) -> Results:
     """One training launch against the interpreter; AssertionError names what differs."""
-    expected = interpret(bench.program, bench.forest, bench.values, noise=NOISE)
+    expected = bench.expected(NOISE)
     schedule, results = bench.launch("train", Hyper(learning_rate=rate))
     _check_trained(bench, schedule, results, expected, tolerance, rate)
     return expected
@@ -194,7 +202,7 @@ def _check_trained(
 def check_both(bench: Bench, tolerance: float = 2e-5) -> None:
     """A launch for values and one of training, which reads nothing of what the first has left, by one
     schedule, against the interpreter."""
-    expected = interpret(bench.program, bench.forest, bench.values, noise=NOISE)
+    expected = bench.expected(NOISE)
     whole = bench.encode(BOTH, Hyper(learning_rate=1.0), bench.backend.grid(bench.forest.samples))
     bench.load(whole.static_words + whole.activations)
     values = values_of(whole, bench.encoder.layout)
@@ -221,7 +229,7 @@ def _check_pulled(bench: Bench, schedule: Schedule, expected: Results, tolerance
 
 def check_parts(bench: Bench, tolerance: float = 2e-5) -> None:
     """The same update from a batch that is launched in two parts."""
-    expected = interpret(bench.program, bench.forest, bench.values, noise=NOISE)
+    expected = bench.expected(NOISE)
     tokens = {t.parameter: bench.encoder.tokens(t, bench.samples) for t in bench.plan.table_gradients}
     replicas, workers = bench.backend.grid(bench.forest.samples)
     schedules = [
@@ -295,7 +303,7 @@ def _check_update(bench: Bench, expected: Results, tolerance: float, rate: float
 
 def check_evaluation(bench: Bench, tolerance: float = 2e-5) -> None:
     """Loss and metrics of an evaluation launch against the interpreter."""
-    expected = interpret(bench.program, bench.forest, bench.values)
+    expected = bench.expected(NONE)
     if not any(result.kind in RESULT_KINDS[EVALUATE] for result in bench.plan.results):
         return
     schedule, results = bench.launch(EVALUATE)
@@ -317,7 +325,7 @@ def check_evaluation(bench: Bench, tolerance: float = 2e-5) -> None:
 
 def check_outputs(bench: Bench, tolerance: float = 2e-5) -> None:
     """The declared outputs of a prediction launch that draws against the interpreter, sample by sample."""
-    expected = interpret(bench.program, bench.forest, bench.values, noise=DRAWN)
+    expected = bench.expected(DRAWN)
     schedule, _ = bench.launch(PREDICT)
     _check_declared(bench, schedule, expected, tolerance)
 
