@@ -47,8 +47,8 @@ lint: .venv/installed-test
 types: .venv/installed-test
 	$(BIN)/mypy --strict dnc
 
-test: lint
-	$(MAKE) --no-print-directory -j 2 types suite
+test: .venv/installed-test
+	$(MAKE) --no-print-directory -j 2 lint types suite
 
 # Two processes of tests have two cores: threads of NumPy's and PyTorch's own would wait for each other.
 suite: export OMP_NUM_THREADS := 1

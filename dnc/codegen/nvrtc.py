@@ -69,7 +69,7 @@ def compile_cuda(
         "--fmad=true",
         "--ptxas-options=-v",
         "--no-cache",  # a cached cubin comes without the assembler's report
-        "--diag-suppress=177",  # TVM declares common subexpressions it does not use
+        "--diag-suppress=177",  # lanes, warps and places are named that not every body uses
         *(f"--include-path={path}" for path in include_directories()),
         *options,
     ]

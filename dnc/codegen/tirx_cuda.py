@@ -115,7 +115,8 @@ def _lower(module: tvm.IRModule) -> tvm.IRModule:
     """TVM's TIRx pipeline, without the passes that find nothing to do in this project's kernels.
 
     Simplified is once, in `_finish_device`: before too would make the same machine code, in a fifth more
-    time. Buffers are flat as they are made (`make_view`): `FlattenBuffer` would take a quarter.
+    time. Buffers are flat as they are made (`make_view`): `FlattenBuffer` would take a quarter. What
+    `CommonSubexprElim` names is put back by simplifying: NVRTC finds it, too.
     """
     passes = [
         tirx.transform.LowerTIRx(),
@@ -124,7 +125,6 @@ def _lower(module: tvm.IRModule) -> tvm.IRModule:
         tirx.transform.NarrowDataType(32),
         tirx.transform.VectorizeLoop(True),
         tirx.transform.UnrollLoop(),
-        tirx.transform.CommonSubexprElim(),
         tirx.transform.VerifyMemory(),
         tirx.transform.AnnotateEntryFunc(),
         tirx.transform.SplitHostDevice(),

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import dnc
-from dnc.compiler import compile_model
+import dnc.kernel_cache
+from dnc.compiler import PlanOptions, compile_model
 from dnc.diagnostics import DiagnosticError, Source
 from dnc.frontend.build import load_program
 from dnc.ir import isa
@@ -140,11 +141,18 @@ def test_a_density_of_one_is_none() -> None:
     assert whole == load_program(Source("m.dn", text.replace(" density 0.1", "")), SMALL)[0]
 
 
+def planned(folder, options: PlanOptions = PlanOptions()):
+    """A build for a GPU, without its kernels: the VM needs none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
+        patch.setenv("DNC_CACHE_DIR", str(folder / "cache"))
+        compile_model(EXAMPLES / f"{EXAMPLE}.dn", folder / "build", ("cuda:sm_90a",), SMALL, options)
+    return folder / "build"
+
+
 @pytest.fixture(scope="module")
 def build(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sparse") / "build"
-    compile_model(EXAMPLES / f"{EXAMPLE}.dn", folder, ("cuda:sm_90a",), SMALL)
-    return folder
+    return planned(tmp_path_factory.mktemp("sparse"))
 
 
 def trained(model, steps: int = 2) -> np.ndarray:
@@ -238,12 +246,10 @@ def test_only_what_is_packed_is_there_twice() -> None:
 def test_pytorch_is_not_given_what_is_packed(tmp_path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
     import dnc.torch
-    from dnc.compiler import PlanOptions
 
-    options = PlanOptions(mode="infer", residency="sparse")
-    compile_model(EXAMPLES / f"{EXAMPLE}.dn", tmp_path / "build", ("cuda:sm_90a",), SMALL, options)
+    build = planned(tmp_path, PlanOptions(mode="infer", residency="sparse"))
     with pytest.raises(DiagnosticError, match="keeps U packed, for inference"):
-        dnc.torch.Module(tmp_path / "build", device="vm")
+        dnc.torch.Module(build, device="vm")
 
 
 def test_pytorch_keeps_the_zeros(build) -> None:
