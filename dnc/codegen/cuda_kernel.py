@@ -55,7 +55,7 @@ from dnc.codegen.emit import (
 from dnc.codegen.math import TirMath
 from dnc.codegen.quads import QUAD
 from dnc.codegen.stamps import CudaStamps
-from dnc.ir import isa, lean
+from dnc.ir import cutting, isa, lean
 from dnc.ir.early import early
 from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import Plan, Segment
@@ -322,9 +322,9 @@ class Kernel:
         return cases
 
     def _unknown(self) -> list[int]:
-        """Opcodes that no schedule for this kernel has: what a lean one lacks, and one beyond the set."""
-        missing = lean.left_out(self.plan) if self.is_lean else frozenset()
-        return [*(self.number(name) for name in missing), len(self.plan.opcodes)]
+        """Opcodes that no schedule for this kernel has, and one beyond the set."""
+        missing = lean.left_out(self.plan) if self.is_lean else cutting.along_with_others(self.plan)
+        return [*map(self.number, missing), len(self.plan.opcodes)]
 
     def _body(self, name: str, fields: tuple[str, ...]) -> Callable[[], None]:
         plan = self.plan

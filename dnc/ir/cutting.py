@@ -116,6 +116,11 @@ def made_along(plan: Plan) -> dict[str, DenseGradient]:
     return outer_beside(plan) if has_outer(plan) else {}
 
 
+def along_with_others(plan: Plan) -> frozenset[str]:
+    """The names of these gradients, for which there are no instructions."""
+    return frozenset(gradient.name for gradient in made_along(plan).values())
+
+
 def _deltas(gradient: DenseGradient) -> tuple[str, BufferAddress, int, str]:
     return gradient.space, gradient.delta, gradient.rows, gradient.field
 

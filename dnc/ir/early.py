@@ -93,7 +93,7 @@ def _is_complete(plan: Plan, gradient: DenseGradient, back: list[Segment]) -> bo
         and not gradient.table
         and not plan.program.selectors(gradient.space)
         and plan.program.parameter(gradient.parameter).trained
-        and gradient.name not in {beside.name for beside in cutting.made_along(plan).values()}
+        and gradient.name not in cutting.along_with_others(plan)
         and gradient.delta.buffer in made
         and not any(getattr(p.address, "buffer", "") in by_gradients for p in gradient.pieces)
     )

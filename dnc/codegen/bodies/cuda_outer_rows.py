@@ -231,7 +231,7 @@ def tiles_of(plan: Plan, number: Expr) -> Expr:
 
 def _gradients(plan: Plan) -> list[tuple[int, DenseGradient]]:
     """Those that have instructions, with their numbers."""
-    beside = {gradient.name for gradient in cutting.outer_beside(plan).values()}
+    beside = cutting.along_with_others(plan)
     return [(n, g) for n, g in enumerate(plan.dense_gradients) if g.name not in beside]
 
 

@@ -119,7 +119,7 @@ class Tail:
         self._width = {buffer.name: buffer.width for buffer in plan.buffers}
         self._splits = machine(plan.target).splits_gradients
         products = {gradient.parameter for gradient in plan.dense_gradients if gradient.pieces}
-        beside = {gradient.name for gradient in cutting.made_along(plan).values()}
+        beside = cutting.along_with_others(plan)
         # Gradients that share out a parameter alike; sums of deltas of matrices that products share out.
         alike, others = list[Summed](), list[Summed]()
         early_ones = made_early(plan)
