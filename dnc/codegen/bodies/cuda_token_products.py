@@ -203,13 +203,15 @@ def _stage_deltas(tile: _Tile, product: TableProduct, begin: Expr, heads: Expr) 
                     worker.start_copy(to + number * LANES * 4, source)
 
         def add() -> None:
-            together = QUADS // tile.shape.groups  # registers hold sums, too
-            for start in range(0, len(columns), together):
-                quads = columns[start : start + together]
+            chunks = -(-len(columns) // (QUADS // tile.shape.groups))  # registers hold sums, too
+            with loop("chunk", chunks) as chunk:
+                each = -(-len(columns) // chunks)
+                numbers = [fixed("number", chunk * each + at) for at in range(each)]
+                quads = [fixed("row", begin + (worker.lane + number * LANES) * 4) for number in numbers]
                 totals = [local("total", *floats(0.0, quad_at(quad))) for quad in quads]
                 nearest = [smaller(quad, product.rows - 4) for quad in quads]
                 worker.access.slots(address, near).add_every(totals, 0, 1, nearest)
-                for number, (quad, total) in enumerate(zip(quads, totals, strict=True), start):
+                for number, quad, total in zip(numbers, quads, totals, strict=True):
                     with when(quad >= product.rows):
                         put(total, 0, floats(0.0, quad_at(quad))[1])
                     with when(number * LANES * 4 < last):
