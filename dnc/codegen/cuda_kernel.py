@@ -40,18 +40,7 @@ from dnc.codegen.bodies.cuda_worker import (
 )
 from dnc.codegen.cuda_levels import run_segment
 from dnc.codegen.cuda_regions import run_region
-from dnc.codegen.emit import (
-    Expr,
-    any_of,
-    both,
-    dispatch,
-    let,
-    local,
-    named,
-    put,
-    stride_loop,
-    when,
-)
+from dnc.codegen.emit import Expr, any_of, both, dispatch, let, local, named, put, room, stride_loop, when
 from dnc.codegen.math import TirMath
 from dnc.codegen.quads import QUAD
 from dnc.codegen.stamps import CudaStamps
@@ -189,7 +178,7 @@ class Kernel:
         reductions = None
         if reduction_words:
             reductions = make_view(shared, "reductions", total - reduction_words, reduction_words, "int32")
-        held = named("resident", T.alloc_local((max(registers_taken(self.plan), 1),), "float32"))
+        held = room("resident", max(registers_taken(self.plan), 1))
         self.opcode, self.entry = local("opcode", "int32", 0), local("entry", "int32", 0)
         workers = self.tiling.workers
         rank, self.replica = let("rank", number % workers), let("replica", number // workers)

@@ -65,10 +65,15 @@ def _dtype(value: Expr) -> str:
     return str(value.ty.dtype)
 
 
+def room(name: str, size: int, dtype: str = "float32") -> Any:
+    """A mutable local of `size` elements, which are written before they are read."""
+    # Without a layout TVM would look one up, which takes a third of the time that all statements do.
+    return named(name, T.alloc_buffer((size,), dtype, scope=_SCOPE.get(), layout=None))
+
+
 def local(name: str, dtype: str, value: Expr, size: int = 1) -> Any:
     """A mutable local of `size` elements, all starting as `value`; read with [0]."""
-    # Without a layout TVM would look one up, which takes a third of the time that all statements do.
-    made = named(name, T.alloc_buffer((size,), dtype, scope=_SCOPE.get(), layout=None))
+    made = room(name, size, dtype)
     for index in range(size):
         T.buffer_store(made, value, [index])
     return made
@@ -243,7 +248,7 @@ def elements4(vector: Expr) -> list[Expr]:
 
 def store_four(buffer: Any, at: Expr, values: Sequence[Expr]) -> None:
     """Writes four neighbouring elements from `at` on, a multiple of 4, with one access."""
-    four = named("four", T.alloc_local((4,), "float32"))
+    four = room("four", 4)
     for i, value in enumerate(values):
         put(four, i, value)
     T.buffer_store(buffer, four[quad_at(0)], [quad_at(at)])

@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.bodies.cuda_dense_steps import Begun, TileWork, tile_of
 from dnc.codegen.bodies.cuda_dense_write import Band, write_bands
 from dnc.codegen.bodies.cuda_tensor import ACROSS, DEPTH, HIGH, cores_of, join, words
-from dnc.codegen.emit import Expr, fixed, local, loop, named, put, quad_at, several, when
+from dnc.codegen.emit import Expr, fixed, local, loop, put, quad_at, room, several, when
 from dnc.ir import cutting
 from dnc.ir.machine import WARPS
 
@@ -184,7 +184,7 @@ class CoreSums:
         for octet in range(down):
             for group in range(0, self.across.count, across):
                 for begin in range(0, 2 * across, 4):
-                    four = named("four", T.alloc_local((4,), "float32"))
+                    four = room("four", 4)
                     for i in range(4):
                         half, block = divmod(begin + i, across)
                         put(four, i, self.sums[self._index(first + octet, group + block) + half])

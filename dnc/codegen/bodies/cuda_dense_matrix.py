@@ -31,6 +31,7 @@ from dnc.codegen.emit import (
     loop,
     put,
     quad_at,
+    room,
     when,
     whole_quad,
 )
@@ -212,8 +213,8 @@ class OuterRows:
         # Where the row at hand is, counted in 16 bytes: loads are of an address and a constant.
         self.at = [local("strip_at", "int32", strip.at // 4) for strip in (down, right)]
         self.places = 2 if 16 * down.quads * right.quads <= MANY_SUMS else 1  # of `right`
-        self.x = local("x", "float32", T.float32(0.0), 2 * 4 * down.quads)
-        self.y = local("y", "float32", T.float32(0.0), self.places * 4 * right.quads)
+        self.x = room("x", 2 * 4 * down.quads)
+        self.y = room("y", self.places * 4 * right.quads)
         self._read_down(0, 0)
         for quad in range(right.quads):
             self._read_right(0, quad, 0)

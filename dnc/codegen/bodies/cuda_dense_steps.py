@@ -17,7 +17,7 @@ from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_operands import all_aligned
 from dnc.codegen.bodies.cuda_places import Copies, Places, find_piece, offset_in, source_of, words_of
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, both, either, fixed, let, local, put, quad_at, stride_loop, when
+from dnc.codegen.emit import Expr, both, either, fixed, let, local, loop, put, quad_at, stride_loop, when
 from dnc.ir import cutting
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import Address, DenseGradient
@@ -139,7 +139,7 @@ def each_step(work: TileWork, tile: Tile, add: Callable[[Expr, Begun], None]) ->
     worker, step, last = work.worker, tile.step, tile.stages - 1
     worker.stage(_words(work, tile))
     steps, ahead = steps_of(work, tile), (tile.stages - 1) * tile.step
-    for number in range(last):
+    with loop("early", last) as number:  # code that runs once is slower to come than to run
         steps.look_up(work.start + number * step, number)
     cuda.copy_commit()
     cuda.copy_wait(0)

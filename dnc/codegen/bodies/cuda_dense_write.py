@@ -13,7 +13,7 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_dense_steps import TileWork
-from dnc.codegen.emit import Expr, both, fixed, lane4, let, local, loop, named, put, quad_at, when, wide
+from dnc.codegen.emit import Expr, both, fixed, lane4, let, local, loop, put, quad_at, room, when, wide
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import padded
 
@@ -48,7 +48,7 @@ def _write(work: TileWork, band: Band, turn: Expr, together: int, columns: int, 
     """So many turns of all threads; what is there is read before anything is written."""
     worker, quads = work.worker, columns // 4
     thread, behind = worker.here().thread, padded(work.gradient.columns)
-    sums = named("staged", T.alloc_local((4 * together,), "float32"))
+    sums = room("staged", 4 * together)
     places = []
     for number in range(together):
         item = (turn + number) * THREADS + thread

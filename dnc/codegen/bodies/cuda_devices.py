@@ -10,7 +10,7 @@ from __future__ import annotations
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, fixed, let, local, loop, named, put, smaller, stride_loop, when, wide
+from dnc.codegen.emit import Expr, fixed, let, local, loop, put, room, smaller, stride_loop, when, wide
 from dnc.codegen.primitives import Primitive
 from dnc.ir import isa
 from dnc.ir.machine import THREADS, WARPS
@@ -77,8 +77,8 @@ def all_reduce(
         own = [worker.thread * 4 + part * THREADS * 4 for part in range(size // (THREADS * 4))]
         # Behind the end the last quad is read, and dropped.
         at = [fixed("at", first + wide(span) * size + smaller(quad, length - 4), "int64") for quad in own]
-        totals = named("totals", T.alloc_local((4 * len(own),), "float32"))
-        found = named("found", T.alloc_local((4 * len(own),), "float32"))
+        totals = room("totals", 4 * len(own))
+        found = room("found", 4 * len(own))
         for number in range(4 * len(own)):
             put(totals, number, T.float32(0.0))
         with loop("each", devices) as each:

@@ -23,9 +23,9 @@ from dnc.codegen.emit import (  # fmt: skip
     lane4,
     let,
     local,
-    named,
     put,
     quad_at,
+    room,
     smaller,
     stride_loop,
     when,
@@ -91,7 +91,7 @@ class Records:
         """
         pool = self.worker.pool
         at = fixed("at", self.base + wide(token) * self.width + column, "int64")
-        value = named("value", T.alloc_local((4,), "float32"))
+        value = room("value", 4)
         T.buffer_store(value, found, [quad_at(0)])
         if self.accumulate is not None:
             with when(self.accumulate != 0):

@@ -15,7 +15,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, both, lane4, lanes, let, local, put, quad_at, when
+from dnc.codegen.emit import Expr, both, lane4, lanes, let, put, quad_at, room, when
 from dnc.ir.plan import TransposedProduct
 
 Place = Callable[[Expr], Expr]
@@ -70,7 +70,7 @@ def _publish(worker: Worker, _place: Place, at: Expr, value: Expr) -> None:
 def copied_quad(sums: Any, first: Expr) -> Expr:
     """Four sums of a thread as a vector, in other registers: those of a vector are in a fixed order, and
     would be in the bank of what is multiplied."""
-    four = local("four", "float32", T.float32(0.0), 4)
+    four = room("four", 4)
     for i in range(4):
         put(four, i, cuda.COPY_HERE(sums[first + i]))
     return four[quad_at(0)]
@@ -78,7 +78,7 @@ def copied_quad(sums: Any, first: Expr) -> Expr:
 
 def quad_of(sums: Any, indices: Sequence[int]) -> Expr:
     """Four sums of a thread as a vector."""
-    four = local("four", "float32", T.float32(0.0), 4)
+    four = room("four", 4)
     for i, index in enumerate(indices):
         put(four, i, sums[index])
     return four[quad_at(0)]

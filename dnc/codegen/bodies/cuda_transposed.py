@@ -29,9 +29,9 @@ from dnc.codegen.emit import (
     let,
     local,
     loop,
-    named,
     put,
     quad_at,
+    room,
     stride_loop,
     when,
 )
@@ -221,7 +221,7 @@ def _add_parts(sums: _Sums, spread: _Spread, step: int, first: Expr, scratch: Ex
     worker = sums.tile.worker
     with stride_loop("item", worker.thread, step * spread.rest, THREADS) as item:
         vertex = fixed("vertex", item // spread.rest)
-        total = named("total", T.alloc_local((4,), "float32"))
+        total = room("total", 4)
         for part in range(spread.parts):
             at = scratch + (part * (step * spread.rest) + item) * 4
             found = let("found", worker.staging[quad_at(at)])

@@ -23,9 +23,9 @@ from dnc.codegen.emit import (  # fmt: skip
     let,
     local,
     loop,
-    named,
     put,
     quad_at,
+    room,
     smaller,
     stride_loop,
     when,
@@ -65,7 +65,7 @@ def norm(worker: Worker, first: Expr, count: Expr, chunks: Expr, first_norm: Exp
         own = [worker.thread * 4 + part * THREADS * 4 for part in range(size // (THREADS * 4))]
         # Behind the end the last quad is read, and dropped.
         at = [fixed("at", wide(span) * size + smaller(quad, length - 4), "int64") for quad in own]
-        totals = named("totals", T.alloc_local((4 * len(own),), "float32"))
+        totals = room("totals", 4 * len(own))
         for part, place in enumerate(at):
             T.buffer_store(totals, worker.pool[quad_at(gradients + place)], [quad_at(4 * part)])
         with when(chunks > 1), loop("chunk", chunks - 1, unroll=2) as chunk:
@@ -326,7 +326,7 @@ def _step(
     the parameter and its gradient. keeps_zeros: as in `update`."""
     coefficients = _Coefficients(worker, rate)
     old, gradient, *state = *copied, *_load(worker, at[1:], lanes)
-    new = [named("new", T.alloc_local((4,), "float32")) for _ in at]
+    new = [room("new", 4) for _ in at]
     for i in range(lanes):
         p, g, *s = (lane4(each, i) if lanes == 4 else each for each in (old, gradient, *state))
         values = [*optimizer.step(worker.math, coefficients, p, let("g", g * scale), *s)]

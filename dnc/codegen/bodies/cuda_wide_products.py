@@ -36,7 +36,6 @@ from dnc.codegen.emit import (
     back_and_forth,
     both,
     by_size,
-    either,
     fixed,
     lane4,
     let,
@@ -195,10 +194,7 @@ def _on_threads(tile: UnitTile, product: Product, row: Expr) -> None:
         stages = tile.staging.buffers
         in_steps(tile.worker.synchronize, steps.count, stages, steps.words, steps.copy, sums.add, early=1)
         sums.keep_in_banks()
-        if all(one.parts == 1 for one in found if one.size == size):
-            sums.to_plane()
-        else:
-            either(sums.parts == 1, sums.to_plane, sums.to_scratch)
+        sums.write(in_parts=any(one.parts > 1 for one in found if one.size == size))
 
     each_size(chosen[0], found, body)
 
@@ -321,24 +317,28 @@ class _ThreadSums:
         last one, see `_multiply`."""
         keep_in_banks(self.sums, self.shape.own * self.size, self.size, self.tile.count)
 
-    def to_plane(self) -> None:
-        """Writes the sums, of which there is one part."""
-        self._each(
-            self._stand(self.tile.worker.here()), lambda own, now: self.plane.place(self.row + own, now)
-        )
-
-    def to_scratch(self) -> None:
-        """Leaves the part's sums in scratch, and adds up those of all parts."""
+    def write(self, in_parts: bool) -> None:
+        """Writes the sums; where there are several parts, to scratch, and adds them up. in_parts: whether
+        there may be."""
         worker = self.tile.worker.here()
+        stand, plane = self._stand(worker), self.plane
+        if not in_parts:
+            self._each(stand, lambda own, now: plane.place(self.row + own, now))
+            return
+        assert plane.vertex == 1
+        several = self.parts > 1
         quads = fixed("scratch_quads", T.shift_right(self.along * (self.shape.across * self.size) + 3, 2))
         wide = let("wide_sums", _row_quads(quads) * 4)
-        stand = self._stand(worker)
-        first = let("first_sum", stand[2] * (self.together * wide))
-        worker.synchronize()
-        self._each(stand, lambda own, now: first + own * wide + now)
-        worker.synchronize()
-        tile = attrs.evolve(self.tile, worker=worker)
-        add_parts(tile, self.plane, self.row, self.rows, self.together, quads, self.parts)
+        scratch = stand[2] * (self.together * wide)
+        begin = fixed("sums_begin", T.Select(several, scratch, plane.place(self.row, 0)))
+        apart = fixed("sums_apart", T.Select(several, wide, plane.row))
+        with when(several):
+            worker.synchronize()
+        self._each(stand, lambda own, now: begin + own * apart + now)
+        with when(several):
+            worker.synchronize()
+            tile = attrs.evolve(self.tile, worker=worker)
+            add_parts(tile, plane, self.row, self.rows, self.together, quads, self.parts)
 
     def _each(self, stand: tuple[Expr, Expr, Expr], place: Callable[[Expr, Expr], Expr]) -> None:
         """Writes every sum to its place: of a row, and of a vertex of the tile."""
