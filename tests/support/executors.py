@@ -6,6 +6,7 @@ every parameter after an update with plain SGD (so every gradient), metrics and 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,8 @@ Array = np.ndarray[Any, Any]
 
 NOISE = step_noise(seed=3, step=5)
 DRAWN = NOISE & ~DROPS
-SCHEDULE_WORDS = 1 << 16
+# Room for a schedule: of the batch, and of every worker's queue.
+BATCH_WORDS, QUEUE_WORDS = 1 << 16, 1 << 12
 # By mode what a launch of a bench has.
 NOISES = {TRAIN: NOISE, BOTH: NOISE, PREDICT: DRAWN}
 
@@ -73,7 +75,8 @@ class Bench:
         self.program, self.plan, self.backend, self.forest = program, plan, backend, forest
         self.values = random_parameters(program, seed)
         rows = {p.name: p.dimensions[0].size or 11 for p in program.parameters if p.kind == "table"}
-        self.pool: StaticPool = static_pool(plan, rows, SCHEDULE_WORDS, len(isa.STATES))
+        words = BATCH_WORDS + QUEUE_WORDS * math.prod(backend.grid(forest.samples))
+        self.pool: StaticPool = static_pool(plan, rows, words, len(isa.STATES))
         self.encoder = Encoder(prepare(plan, forest), self.pool)
         self.samples = np.arange(forest.samples, dtype=np.int32)
         self._expected = dict[int, Results]()
