@@ -73,7 +73,7 @@ class PlanOptions:
     whole chip is one replica; None: the cheapest). residency: forced for every weight slice
     (tests). workers: of a replica that is no cluster. window: words of the schedule held on chip.
     registers: for weights, a thread (None: as many as the machine has to offer without spills).
-    mode: one of MODES. precision: of products on a GPU, one of `plan.PRECISIONS`.
+    mode: "train" or "infer". precision: of products on a GPU: "fp32", "tf32", "tf32x3" or "bf16".
     tile: vertices worked on at a time. batch: samples of a batch that the plan is made for, where it is not
     to serve batches of all sizes. repeat: whether every worker makes what a product needs whole, where that
     saves an exchange (None: where that is expected to be faster). reduce: the same of numbers that whole
@@ -322,10 +322,10 @@ def compile_model(
     options: PlanOptions = PlanOptions(),
     show: PassOptions = PassOptions(),
 ) -> CompileReport:
-    """Compiles a `.dn` file for every target and writes the build folder `out`.
+    """Compiles a `.dn` file for every target ("cpu", "cuda", "cuda:sm_80") and writes the build folder `out`.
 
-    Kernels come from the cache where they were made before. DiagnosticError for mistakes in the
-    program and its settings; then nothing is written.
+    settings: sizes by their names in the program. Kernels come from the cache where they were made before.
+    DiagnosticError for mistakes in the program and its settings; then nothing is written.
     """
     start = time.perf_counter()
     options = _typed(options)

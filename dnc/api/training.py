@@ -55,8 +55,11 @@ def train(
 ) -> Path:
     """Trains for `epochs` (those before a checkpoint included) and writes a run folder; its path.
 
-    schedule, patience, best, save_every: see `TrainOptions`. report: gets every event that goes to
-    metrics.jsonl. tick: see `Trainer`. stop: asked before every batch is taken; True ends training with a
+    schedule: of the learning rate. patience: epochs without a better score on `dev` after which training
+    ends. best: what that score is, a metric's name or "loss"; None for the first metric, else the loss.
+    log_every, save_every: batches between two lines of metrics.jsonl, and between two checkpoints inside an
+    epoch. report: gets every event that goes to metrics.jsonl. tick: told now and then how far an epoch is,
+    as samples and their mean loss. stop: asked before every batch is taken; True ends training with a
     checkpoint. Ctrl-C and SIGTERM end it likewise, and go on behind it as KeyboardInterrupt and SystemExit,
     unless the caller handles them. resumed: the checkpoint's path. again: the folder may hold a run without
     a checkpoint. same_data: those of before are meant, and others are refused; without it they are taken

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import dnc
 from dnc.ir import isa
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +24,12 @@ def script(name):
 @pytest.fixture(scope="module")
 def make_isa():
     return script("make_isa")
+
+
+@pytest.fixture(scope="module")
+def make_python():
+    pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
+    return script("make_python")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +54,16 @@ def test_a_field_without_a_meaning_is_found(make_isa):
         make_isa.meanings("header", (*isa.HEADER, "surplus"), make_isa.HEADER)
     with pytest.raises(make_isa.Stale, match="version"):
         make_isa.meanings("header", isa.HEADER[1:], make_isa.HEADER)
+
+
+def test_python_page_is_fresh(make_python):
+    page = make_python.PAGE.read_text(encoding="utf-8")
+    assert make_python.render(page) == page, "run: python docs/make_python.py"
+
+
+def test_a_method_that_the_python_page_lacks_is_found(make_python):
+    with pytest.raises(make_python.Stale, match=r"Model has \['step'\], and not \[\]"):
+        make_python.methods(dnc.Model, [name for name in make_python.MODEL if name != "step"], "model")
 
 
 def test_models_page_is_fresh(make_models):
