@@ -32,14 +32,11 @@ WIDTH = 100  # of a line of a signature
 MODEL = (
     "attach", "read", "configure", "step", "steps", "sync", "train", "evaluate", "predict", "predictions",
     "forward", "backward", "generate", "stream", "parameters", "set_parameters", "load_weights",
-    "load_embeddings", "save", "restore",
+    "load_embeddings", "save", "restore", "trace", "device", "launches", "program",
 )  # fmt: skip
 MODULE = ("forward", "predict", "batches", "encoder", "attach", "sizes", "draws", "save")
 INTERNAL = {
-    "Model": (
-        "attached", "batch_of", "check_trains", "device", "encoded", "encoder", "launches", "program",
-        "session", "start", "trace",
-    ),
+    "Model": ("attached", "batch_of", "check_trains", "encoded", "encoder", "session", "start"),
     "Module": ("extra_repr", "turn"),
 }  # fmt: skip
 """What `dnc` itself, and those who extend it, have beside these."""
