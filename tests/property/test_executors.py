@@ -126,12 +126,17 @@ def test_random_batches(
     compare(name, without, (replicas, workers), batch, shape, sharing, seed, repeat)
 
 
-REPEATED = tuple(name for name in sorted(SIZES) if any(s.repeated for s in model(name, (), True)[1].segments))
+# Not found out here, which would take every process of tests seconds.
+REPEATED = (
+    "attention", "char_rnn", "childsum", "encoder_decoder", "gru_classifier", "layer_norm_lstm", "similarity",
+    "top_down", "tree_to_sequence",
+)  # fmt: skip
+NOTHING_IN_COMMON = ("crf_tagger", "token_vectors")
 
 
 def test_examples_repeat() -> None:
-    assert {"attention", "char_rnn", "childsum", "gru_classifier", "top_down"} <= set(REPEATED)
-    assert "layer_norm_lstm" in REPEATED
+    found = [name for name in SIZES if any(each.repeated for each in model(name, (), True)[1].segments)]
+    assert sorted(found) == list(REPEATED)
 
 
 @pytest.mark.parametrize("workers", (1, 4, 7))
@@ -144,14 +149,11 @@ def has_common_products(name: str) -> bool:
     return any(stage.name == SHARED for stage in model(name, (), False, True)[0].stages)
 
 
-COMMON = tuple(filter(has_common_products, sorted(SIZES)))
-
-
 def test_examples_have_products_in_common() -> None:
-    assert {"attention", "language_model", "ner_tagger", "treelstm"} <= set(COMMON)
+    assert sorted(set(SIZES).difference(filter(has_common_products, SIZES))) == list(NOTHING_IN_COMMON)
 
 
-@pytest.mark.parametrize("name", COMMON)
+@pytest.mark.parametrize("name", sorted(set(SIZES).difference(NOTHING_IN_COMMON)))
 def test_products_in_common(name: str) -> None:
     compare(name, (), (2, 3), 6, "random", 0.0, 5, common=True)
 

@@ -19,6 +19,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def make_program(chosen: Choices) -> str:
 
 def make_data(chosen: Choices) -> tuple[str, bytes]:
     """A program, and data for it of which a line is damaged."""
-    text, program = chosen.pick(PROGRAMS)
+    text, program = chosen.pick(programs_of_texts())
     rng = random.Random(chosen.number(0, 2**16))
     nested = grow(program, program.root, rng, 12)
     sample = flatten(program, nested, rng) if chosen.number(0, 1) else nested
@@ -130,21 +131,19 @@ def directly(model: Path, data: Path | None) -> tuple[int, str]:
             if data is None:
                 read_program(model, {})
             else:
-                read(data, dict(PROGRAMS)[model.read_text()])
+                read(data, dict(programs_of_texts())[model.read_text()])
     except DiagnosticError as error:
         return 2, str(error)
     return 0, ""
 
 
-def _readable() -> list[tuple[str, Any]]:
+@cache
+def programs_of_texts() -> list[tuple[str, Any]]:
     found = []
     for text in TEXTS:
         with contextlib.suppress(DiagnosticError):
             found.append((text, load_program(Source("model.dn", text), {})[0]))
     return found
-
-
-PROGRAMS = _readable()
 
 
 @generated
