@@ -11,10 +11,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install dnc[torch])")
 
 import dnc  # noqa: E402
-import dnc.kernel_cache  # noqa: E402
 from dnc.compiler import compile_model  # noqa: E402
 from dnc.runtime.importers import import_file  # noqa: E402
-from tests.support.models import EXAMPLES  # noqa: E402
+from tests.support.models import EXAMPLES, kernels_for  # noqa: E402
 from tests.support.real_data import real_file  # noqa: E402
 from tests.support.torch_treelstm import Trees, Twin, read_trees, recursive_loss  # noqa: E402
 
@@ -34,10 +33,7 @@ def device(request):
 def build(device, tmp_path_factory):
     """A build of the Tree-LSTM; the reference VM needs no kernels."""
     folder = tmp_path_factory.mktemp("torch")
-    with pytest.MonkeyPatch.context() as patch:
-        if device == "vm":
-            patch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
-            patch.setenv("DNC_CACHE_DIR", str(folder / "cache"))
+    with kernels_for(device, folder / "cache"):
         compile_model(EXAMPLES / "treelstm.dn", folder / "build", ("cpu",), WIDTHS[device])
     return folder / "build"
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import dnc
-import dnc.kernel_cache
 from dnc.compiler import compile_model
 from dnc.diagnostics import DiagnosticError
 from dnc.ir.interpreter import interpret
 from dnc.ir.parser import parse_program
 from dnc.ir.printer import print_program
+from tests.support.models import kernels_for
 from tests.unit.test_measures import conll_entities
 
 TAGGER = """
@@ -56,10 +56,7 @@ def build(request, tmp_path_factory):
     """(device, a build of the tagger)."""
     folder = tmp_path_factory.mktemp("metrics")
     (folder / "tagger.dn").write_text(TAGGER)
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "vm":
-            patch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
-            patch.setenv("DNC_CACHE_DIR", str(folder / "cache"))
+    with kernels_for(request.param, folder / "cache"):
         compile_model(folder / "tagger.dn", folder / "build", ("cpu",))
     return request.param, folder / "build"
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import dnc
-import dnc.kernel_cache
 from dnc.compiler import PlanOptions, compile_model
 from dnc.diagnostics import DiagnosticError
 from dnc.runtime.encoder.ending import Ending
 from dnc.runtime.streams import StreamState
-from tests.support.models import EXAMPLES
+from tests.support.models import EXAMPLES, kernels_for
 
 # Two elements back, a field of the one before, a start from the parent, letters in every word, an
 # optional child: all that a stream has to hand on.
@@ -63,10 +62,7 @@ def opened(builds: Path, name: str, text: str | None, sizes: dict[str, int], dev
         program = builds / f"{name}.dn"
         program.write_text(text)
     if not folder.exists():
-        with pytest.MonkeyPatch.context() as patch:
-            if device == "vm":
-                patch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
-                patch.setenv("DNC_CACHE_DIR", str(builds / "cache"))
+        with kernels_for(device, builds / "cache"):
             compile_model(program, folder, ("cpu",), sizes, PlanOptions(mode="infer"))
     return dnc.load(folder, device, seed=3)
 

@@ -15,7 +15,7 @@ import pytest
 import dnc.kernel_cache
 from dnc.cli import execute
 from dnc.compiler import compile_model
-from tests.support.models import EXAMPLES
+from tests.support.models import EXAMPLES, without_kernels
 
 TREE = EXAMPLES / "treelstm.dn"
 SIZES = {"embed": 4, "hidden": 4}
@@ -59,9 +59,7 @@ def write_data(path: Path, samples: int, seed: int) -> None:
 def finished_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A build of the small Tree-LSTM."""
     folder = tmp_path_factory.mktemp("build") / "build"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
-        patch.setenv("DNC_CACHE_DIR", str(folder.parent / "cache"))
+    with without_kernels(folder.parent / "cache"):
         compile_model(TREE, folder, ("cpu", "cuda:sm_90a"), SIZES)
     return folder
 

@@ -306,9 +306,9 @@ def _check_update(bench: Bench, expected: Results, tolerance: float, rate: float
 
 def check_evaluation(bench: Bench, tolerance: float = 2e-5) -> None:
     """Loss and metrics of an evaluation launch against the interpreter."""
-    expected = bench.expected(NONE)
     if not any(result.kind in RESULT_KINDS[EVALUATE] for result in bench.plan.results):
         return
+    expected = bench.expected(NONE)
     schedule, results = bench.launch(EVALUATE)
     _check_loss(bench, schedule, results, expected, tolerance)
     measurements = Measurements(bench.plan, {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 
@@ -31,13 +33,24 @@ SMALL = {
 }
 
 
+@contextmanager
+def without_kernels(cache: Path) -> Iterator[None]:
+    """Builds made in the block have no kernels: the reference VM needs none. cache: where no others look."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
+        patch.setenv("DNC_CACHE_DIR", str(cache))
+        yield
+
+
+def kernels_for(device: str, cache: Path) -> AbstractContextManager[None]:
+    """The same where builds are for the reference VM."""
+    return without_kernels(cache) if device == "vm" else nullcontext()
+
+
 def opened(folder: Path, text: str, device: str = "cpu", mode: str = "train") -> dnc.Model:
     """A program, compiled into `folder / "b"`; kernels are made for a CPU alone."""
     (folder / "m.dn").write_text(text)
-    with pytest.MonkeyPatch.context() as patch:
-        if device == "vm":
-            patch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
-            patch.setenv("DNC_CACHE_DIR", str(folder / "cache"))
+    with kernels_for(device, folder / "cache"):
         compile_model(folder / "m.dn", folder / "b", ("cpu",), {}, PlanOptions(mode=mode))
     return dnc.load(folder / "b", device, seed=4)
 

@@ -13,7 +13,7 @@ import dnc.codegen
 import dnc.kernel_cache
 from dnc.compiler import compile_model
 from tests.support.command_line import SIZES, TREE
-from tests.support.models import EXAMPLES
+from tests.support.models import EXAMPLES, kernels_for
 
 DATA = EXAMPLES / "data" / "sentiment-train.jsonl"
 BATCHES = ([0, 1, 2], [5, 3], [4], [7, 6, 9, 8, 10])
@@ -26,10 +26,7 @@ DEVICES = ["vm", pytest.param("cpu", marks=needs_kernel)]
 
 def build_for(device, folder):
     """A small build; the reference VM needs no kernels."""
-    with pytest.MonkeyPatch.context() as patch:
-        if device == "vm":
-            patch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
-            patch.setenv("DNC_CACHE_DIR", str(folder / "cache"))
+    with kernels_for(device, folder / "cache"):
         compile_model(TREE, folder / "build", ("cpu",), SIZES)
     return folder / "build"
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import dnc
-import dnc.kernel_cache
 from dnc.compiler import PlanOptions, compile_model
 from dnc.diagnostics import DiagnosticError, Source
 from dnc.frontend.build import load_program
@@ -29,7 +28,7 @@ from dnc.ir.uses import lends
 from dnc.ir.verifier import program_errors
 from dnc.runtime.initialize import initialize
 from dnc.weights import import_weights
-from tests.support.models import EXAMPLES
+from tests.support.models import EXAMPLES, without_kernels
 from tests.support.plans import plan_of
 
 EXAMPLE, SMALL = "sparse_lstm", {"hidden": 40, "embed": 6, "chars": 11}
@@ -142,10 +141,8 @@ def test_a_density_of_one_is_none() -> None:
 
 
 def planned(folder, options: PlanOptions = PlanOptions()):
-    """A build for a GPU, without its kernels: the VM needs none."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dnc.kernel_cache, "_emit", lambda plan: {})
-        patch.setenv("DNC_CACHE_DIR", str(folder / "cache"))
+    """A build for a GPU."""
+    with without_kernels(folder / "cache"):
         compile_model(EXAMPLES / f"{EXAMPLE}.dn", folder / "build", ("cuda:sm_90a",), SMALL, options)
     return folder / "build"
 
