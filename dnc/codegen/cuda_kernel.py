@@ -44,7 +44,7 @@ from dnc.codegen.emit import Expr, any_of, both, dispatch, let, local, named, pu
 from dnc.codegen.math import TirMath
 from dnc.codegen.quads import QUAD
 from dnc.codegen.stamps import CudaStamps
-from dnc.ir import cutting, isa, lean
+from dnc.ir import isa, lean
 from dnc.ir.early import early
 from dnc.ir.machine import LANES, THREADS, machine
 from dnc.ir.plan import Plan, Segment
@@ -304,16 +304,34 @@ class Kernel:
                 opcodes = isa.optimizers_of(self.plan, table)
                 if opcodes:
                     cases |= dict.fromkeys(opcodes, self._update(table))
-            cases |= dict.fromkeys(self._unknown(), lambda: self._abort(isa.UNKNOWN_OPCODE))
+            cases |= self._dense_gradients()
+            missing = [*map(self.number, self._left_out()), len(self.plan.opcodes)]
+            cases |= dict.fromkeys(missing, self._unknown)
         for opcode in self.plan.opcodes:
             if opcode.region == region and opcode.number not in cases | level:
                 cases[opcode.number] = self._body(opcode.name, opcode.fields)
         return cases
 
-    def _unknown(self) -> list[int]:
-        """Opcodes that no schedule for this kernel has, and one beyond the set."""
-        missing = lean.left_out(self.plan) if self.is_lean else cutting.along_with_others(self.plan)
-        return [*map(self.number, missing), len(self.plan.opcodes)]
+    def _left_out(self) -> frozenset[str]:
+        """Opcodes that no schedule for this kernel has."""
+        return lean.left_out(self.plan) if self.is_lean else frozenset()
+
+    def _unknown(self) -> None:
+        """An opcode that no schedule for this kernel has, or none of the set."""
+        self._abort(isa.UNKNOWN_OPCODE)
+
+    def _dense_gradients(self) -> dict[int, Callable[[], None]]:
+        """One body for all weight gradients in chunks, whose opcodes follow one another."""
+        named = [each.name for each in self.plan.dense_gradients if each.name not in self._left_out()]
+        numbers = [self.number(name) for name in named]
+
+        def body() -> None:
+            fields = isa.DENSE_GRADIENT_FIELDS
+            number = let("number", self.window[self.entry[0]] - numbers[0])
+            values = dict(zip(fields, self.values(fields), strict=True))
+            cuda_dense.dense_gradients(self._tail_worker(), number, values, self._unknown)
+
+        return dict.fromkeys(numbers, body)
 
     def _body(self, name: str, fields: tuple[str, ...]) -> Callable[[], None]:
         plan = self.plan
@@ -322,7 +340,6 @@ class Kernel:
             return self.values(fields)
 
         segments = {segment.name: segment for segment in plan.segments}
-        dense = {gradient.name: gradient for gradient in plan.dense_gradients}
         tables = {table.parameter: table for table in plan.table_gradients}
         sums = isa.sum_opcodes(plan)
         if name == isa.LEAVE:
@@ -331,10 +348,6 @@ class Kernel:
             return partial(cuda_early.post if name == isa.POST else cuda_early.wait, self)
         if name in segments:
             return partial(self._run_segment, segments[name], fields)
-        if name in dense:
-            return lambda: cuda_dense.dense_gradient(
-                self._tail_worker(), dense[name], dict(zip(fields, values(), strict=True))
-            )
         if name.startswith("gradient "):
             table = tables[name.removeprefix("gradient ")]
             if table.products:

@@ -1,25 +1,29 @@
 """Weight gradients on CUDA: sums of outer products over the rows of a space, for the whole grid.
 
-In: a gradient of a plan and the fields of its instruction. Out: the instruction's body. Every tile
-of every chunk of rows is a piece of work for one worker, summed in the order of the rows without
-atomics, so the bits do not depend on timing.
+In: the number of a gradient of the plan and the fields of its instruction. Out: the instructions' body. Every
+tile of every chunk of rows is a piece of work for one worker, summed in the order of the rows without
+atomics, so the bits do not depend on timing. All matrices whose rows can be copied share a body a shape of
+tiles: they differ in what `cuda_kinds` looks up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
 
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_dense_matrix import matrix_tile, write_sum
-from dnc.codegen.bodies.cuda_dense_steps import TileWork
+from dnc.codegen.bodies.cuda_dense_steps import TileWork, is_copied
+from dnc.codegen.bodies.cuda_kinds import Kind
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
     any_of,
     both,
+    dispatch,
+    divided,
     either,
     fixed,
     let,
@@ -33,87 +37,100 @@ from dnc.codegen.emit import (
 from dnc.ir import cutting, isa
 from dnc.ir.early import made_early
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import DenseGradient, padded
+from dnc.ir.plan import DenseGradient
 
 VECTOR_LOADS = 8  # rows of a vector's gradient that a thread has under way
 
 
-def dense_gradient(worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr]) -> None:
-    """Tiles of every chunk of rows; without an operand the deltas are summed, a vector's block at a time.
+def dense_gradients(
+    worker: Worker, number: Expr, fields: Mapping[str, Expr], unknown: Callable[[], None]
+) -> None:
+    """The gradient of a number in the plan: tiles of every chunk of rows; without an operand the deltas are
+    summed, a vector's block at a time.
 
-    A vector that adds up the same deltas is made along (`cutting.made_along`).
-
-    fields: by their names in `isa.DENSE_GRADIENT_FIELDS`.
+    A vector that adds up the same deltas is made along (`cutting.made_along`); an instruction of its own is
+    `unknown`. fields: by their names in `isa.DENSE_GRADIENT_FIELDS`.
     """
-    bodies = [partial(_tiles, worker, gradient, fields, shape) for shape in cutting.gradient_tiles(gradient)]
-    if len(bodies) == 1:
+    along, make = cutting.along_with_others(worker.plan), partial(_gradients, worker, number, fields)
+    alike, apart = dict[int, DenseGradient](), dict[int, Callable[[], None]]()
+    for at, gradient in enumerate(worker.plan.dense_gradients):
+        if gradient.name in along:
+            apart[at] = unknown
+        elif gradient.pieces and is_copied(worker, gradient):
+            alike[at] = gradient
+        else:
+            apart[at] = partial(make, {at: gradient})
+    if not alike:
+        dispatch(number, apart)
+    elif not apart:
+        make(alike)
+    else:
+        is_apart = reduce(any_of, [number == at for at in apart])
+        either(is_apart, partial(dispatch, number, apart), partial(make, alike))
+
+
+def _gradients(
+    worker: Worker, number: Expr, fields: Mapping[str, Expr], gradients: Mapping[int, DenseGradient]
+) -> None:
+    """The one at hand of these gradients."""
+    shapes = [cutting.gradient_tiles(gradient) for gradient in gradients.values()]
+    every = list(dict.fromkeys(shape for found in shapes for shape in found))
+
+    def shape_of(gradient: DenseGradient) -> Expr:
+        many, *few = map(every.index, cutting.gradient_tiles(gradient))
+        return T.Select(fields["tile"] == 0, many, few[0]) if few else T.int32(many)
+
+    early = made_early(worker.plan)
+    facts = {"shape": shape_of, "early": lambda gradient: T.int32(gradient.name in early)}
+    if len(every) == 1:
+        del facts["shape"]
+    if not early:
+        del facts["early"]
+    kind = Kind(worker, gradients, number, fields["index"], facts)
+    bodies = {at: partial(_tiles, kind, fields, shape) for at, shape in enumerate(every)}
+    if len(every) == 1:
         bodies[0]()
     else:
-        either(fields["tile"] == 0, *bodies)
+        dispatch(kind.facts["shape"], bodies)
 
 
-def _tiles(
-    worker: Worker, gradient: DenseGradient, fields: Mapping[str, Expr], shape: cutting.GradientTile
-) -> None:
+def _tiles(kind: Kind, fields: Mapping[str, Expr], shape: cutting.GradientTile) -> None:
     """The worker's share of the tiles of one shape."""
-    across = -(-max(gradient.columns, 1) // shape.columns)
-    tiles = cutting.tile_count(gradient, shape)
+    worker = kind.worker
+    across = let("across", divided(kind.columns + (shape.columns - 1), shape.columns))
+    tiles = let("tiles", divided(kind.rows + (shape.rows - 1), shape.rows) * across)
     first, rows, chunks, adds = (fields[name] for name in ("row", "rows", "chunks", "accumulate"))
     size = let("size", isa.chunk_rows(rows, chunks))
     # Read here: what follows from it is not worked out before the loops, and then kept in a register.
     grid = fixed("grid_here", cuda.NUMBER_HERE(worker.grid))
     begin = let("begin", (worker.number + grid - fields["first_worker"]) % grid)
     with stride_loop("item", begin, chunks * tiles, grid) as item:
-        chunk = fixed("chunk", item // tiles)
+        chunk = fixed("chunk", divided(item, tiles))
         tile = fixed("tile", item - chunk * tiles)
         arena = worker.access.arena(chunk)
         accumulate = adds
-        if gradient.name in made_early(worker.plan):  # of several chunks the first alone adds to that
-            accumulate = fixed("accumulates", T.Select(chunk == 0, adds, 0))
-        base = fixed("gradient", arena + offset_of(worker, gradient.parameter, fields["index"]), "int64")
+        if "early" in kind.facts:  # of several chunks the first alone adds to that
+            accumulate = fixed("accumulates", T.Select(both(kind.facts["early"] != 0, chunk != 0), 0, adds))
+        base = fixed("gradient", arena + wide(kind.offset), "int64")
+        along = fixed("along", arena + wide(kind.beside), "int64") if kind.has_beside else None
         start = fixed("start", first + chunk * size)
         end = fixed("end", smaller(first + rows, start + size))
-        row = fixed("row", tile // across * shape.rows)
-        beside = cutting.made_along(worker.plan).get(gradient.name)
-        along = None
-        if beside is not None:
-            along = fixed("along", arena + offset_of(worker, beside.parameter, fields["index"]), "int64")
+        down = fixed("down", divided(tile, across))
+        row = fixed("row", down * shape.rows)
+        column = fixed("column", (tile - down * across) * shape.columns)
         with when(both(tile == 0, accumulate == 0)):
-            clear_padding(worker, gradient, base)
-            if beside is not None:
-                clear_padding(worker, beside, along)
-        if gradient.pieces:
-            column = fixed("column", tile % across * shape.columns)
-            matrix_tile(TileWork(worker, gradient, start, end, row, column, base, accumulate, along), shape)
+            kind.clear_padding(base, along)
+        work = TileWork(worker, kind, start, end, row, column, base, accumulate, along)
+        if shape == cutting.GRADIENT_BLOCK:
+            _vector_tile(work)
         else:
-            _vector_tile(TileWork(worker, gradient, start, end, row, 0, base, accumulate))
-
-
-def clear_padding(worker: Worker, gradient: DenseGradient, base: Expr) -> None:
-    """Zeros behind a gradient's elements: arenas are added up whole, and those of chunks are not cleared."""
-    shape = worker.plan.program.parameter(gradient.parameter).type.shape
-    end, stride = isa.slice_floats(worker.plan, gradient.parameter), padded(shape[-1])
-    behind = shape[0] if len(shape) == 1 else shape[0] * stride
-    # Products write the padding of their rows themselves.
-    first = 0 if len(shape) > 1 and shape[1] % 4 and not gradient.pieces else behind
-    if first == end:
-        return
-    with stride_loop("place", worker.thread + first, end, THREADS) as place:
-        if first == behind:
-            put(worker.pool, base + wide(place), T.float32(0.0))
-        else:
-            with when(any_of(place >= behind, place % stride >= shape[1])):
-                put(worker.pool, base + wide(place), T.float32(0.0))
-
-
-def offset_of(worker: Worker, parameter: str, index: Expr) -> Expr:
-    """A parameter's place in every arena; `index`: which one of a stack."""
-    return worker.access.slice(parameter, index) - worker.access.base(isa.PARAMETERS)
+            matrix_tile(work, shape)
 
 
 def _vector_tile(work: TileWork) -> None:
     """Thread (r, q) sums the rows q, q + 4, ... of element r; then the four sums in order."""
-    worker, gradient, row = work.worker, work.gradient, work.row
+    worker, gradient, row = work.worker, work.kind.alone, work.row
+    assert gradient is not None
     block = cutting.GRADIENT_BLOCK.rows
     parts = THREADS // block
     own, line = let("own", worker.thread % block), let("line", worker.thread // block)

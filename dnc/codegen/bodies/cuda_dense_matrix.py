@@ -84,7 +84,7 @@ class Beside:
         """Adds the deltas of a step."""
         side, thread = self.tile.rows, self.work.worker.here().thread
         apart = THREADS // side.elements
-        with when(self.work.column == 0):
+        with when(self.work.kind.with_beside(self.work.column == 0)):
             at = let("delta_at", stage + thread // side.elements * side.stride + thread % side.elements)
             for row in range(0, self.tile.step, apart):
                 put(self.sum, 0, self.sum[0] + self.work.worker.staging[at + row * side.stride])
@@ -92,11 +92,11 @@ class Beside:
     def write(self) -> None:
         """Adds up what the threads of an element have, in order."""
         work, worker, height = self.work, self.work.worker, self.tile.rows.elements
-        with when(work.column == 0):
+        with when(work.kind.with_beside(work.column == 0)):
             put(worker.staging, worker.thread, self.sum[0])
             worker.synchronize()
             row = let("row_beside", work.row + worker.thread)
-            with when(both(worker.thread < height, row < work.gradient.rows)):
+            with when(both(worker.thread < height, row < work.kind.rows)):
                 total = local("total", "float32", T.float32(0.0))
                 for first in range(0, THREADS, height):
                     put(total, 0, total[0] + worker.staging[first + worker.thread])

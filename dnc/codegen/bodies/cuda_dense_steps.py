@@ -14,8 +14,9 @@ import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
+from dnc.codegen.bodies.cuda_kinds import Kind
 from dnc.codegen.bodies.cuda_operands import all_aligned
-from dnc.codegen.bodies.cuda_places import Copies, Places, find_piece, offset_in, source_of, words_of
+from dnc.codegen.bodies.cuda_places import Copies, Places, words_of
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, both, either, fixed, let, local, loop, put, quad_at, stride_loop, when
 from dnc.ir import cutting
@@ -36,7 +37,7 @@ class TileWork:
     """
 
     worker: Worker
-    gradient: DenseGradient
+    kind: Kind
     start: Expr
     end: Expr
     row: Expr
@@ -103,7 +104,7 @@ def tile_of(work: TileWork, shape: cutting.GradientTile, spare: int) -> Tile:
 
 
 def _words(work: TileWork, tile: Tile) -> int:
-    return tile.stages * tile.stage + words_of(tile.step, tile.stages, 1 + len(work.gradient.pieces))
+    return tile.stages * tile.stage + words_of(tile.step, tile.stages, work.kind.sides)
 
 
 class Begun(Protocol):
@@ -126,11 +127,15 @@ class Steps(Protocol):
         """The copies of the rows from `first` on, which were looked up, into a stage."""
 
 
-def steps_of(work: TileWork, tile: Tile) -> Steps:
-    """The way that a gradient's rows can be brought."""
-    worker, gradient = work.worker, work.gradient
+def is_copied(worker: Worker, gradient: DenseGradient) -> bool:
+    """Whether the rows of a matrix's gradient can be copied, 16 bytes at a time."""
     whole = gradient.columns % 4 == 0 and all_aligned(worker, gradient.pieces)
-    copied = whole and cutting.is_copied(worker.plan, gradient)
+    return whole and cutting.is_copied(worker.plan, gradient)
+
+
+def steps_of(work: TileWork, tile: Tile) -> Steps:
+    """The way that the rows of gradients can be brought."""
+    copied = all(is_copied(work.worker, gradient) for gradient in work.kind.gradients.values())
     return CopiedSteps(work, tile) if copied else LoadedSteps(work, tile)
 
 
@@ -165,21 +170,19 @@ class CopiedSteps:
     the sums."""
 
     def __init__(self, work: TileWork, tile: Tile) -> None:
-        worker, gradient = work.worker, work.gradient
+        worker, kind = work.worker, work.kind
         self.work, self.tile = work, tile
-        addresses = [gradient.delta, *(piece.address for piece in gradient.pieces)]
-        sources = [source_of(worker, address) for address in addresses]
-        self.places = Places(worker, sources, tile.step, tile.stages, tile.stages * tile.stage)
+        self.places = Places(worker, kind.sources, tile.step, tile.stages, tile.stages * tile.stage)
         _, own = _share(worker, tile.rows)
-        row, nothing = work.row + own, work.start
-        self.delta_shift = fixed("delta_shift", row + offset_in(gradient.delta))
+        row, nothing = fixed("delta_row", work.row + own), work.start
         # Up to which row the elements of this thread are there.
-        self.delta_end = fixed("delta_end", T.Select(row < gradient.rows, work.end, nothing))
+        self.delta_end = fixed("delta_end", T.Select(row < kind.rows, work.end, nothing))
         _, own = _share(worker, tile.columns)
         column = fixed("column", work.column + own)
-        self.operand_end = fixed("operand_end", T.Select(column < gradient.columns, work.end, nothing))
-        self.side, self.shift = local("side", "int32", 1), local("shift", "int32", column)
-        find_piece(gradient, column, self.side, self.shift)
+        self.operand_end = fixed("operand_end", T.Select(column < kind.columns, work.end, nothing))
+        self.delta_shift, self.shift = local("delta_shift", "int32", 0), local("shift", "int32", 0)
+        self.side = local("side", "int32", 1)
+        kind.find(row, column, self.delta_shift, self.side, self.shift)
 
     def look_up(self, first: Expr, stage: Expr) -> None:
         """Asks where the rows from `first` on lie."""
@@ -196,7 +199,7 @@ class CopiedSteps:
         of_deltas = Copies(
             work.worker,
             fixed("delta_place", places.at(0, stage) + delta_line),
-            self.delta_shift,
+            self.delta_shift[0],
             fixed("delta_left", self.delta_end - first - delta_line),
             fixed("delta_to", deltas + delta_line * tile.rows.stride + delta_own),
             tile.step,
@@ -264,7 +267,8 @@ class LoadedSteps:
     """Rows element by element, where they are sums or not aligned."""
 
     def __init__(self, work: TileWork, tile: Tile) -> None:
-        self.work, self.tile = work, tile
+        assert work.kind.alone is not None
+        self.work, self.tile, self.gradient = work, tile, work.kind.alone
         self.delta_line, self.delta_own = _share(work.worker, tile.rows)
         self.line, self.own = _share(work.worker, tile.columns)
         self.row = fixed("delta_row", work.row + self.delta_own)
@@ -298,12 +302,12 @@ class LoadedSteps:
                 T.buffer_store(self.work.worker.staging, found[quad_at(0)], [quad_at(to)])
 
     def _delta(self, vertex: Expr, into: Any) -> None:
-        gradient = self.work.gradient
+        gradient = self.gradient
         _four(self.work.worker, gradient.delta, gradient.rows, vertex, self.row, into)
 
     def _operand(self, vertex: Expr, into: Any) -> None:
         begin = 0
-        for piece in self.work.gradient.pieces:
+        for piece in self.gradient.pieces:
             element = self.column - begin
             _four(self.work.worker, piece.address, piece.width, vertex, element, into, begin % 4 == 0)
             begin += piece.width

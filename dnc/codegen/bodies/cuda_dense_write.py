@@ -15,7 +15,6 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen.bodies.cuda_dense_steps import TileWork
 from dnc.codegen.emit import Expr, both, fixed, lane4, let, local, loop, put, quad_at, room, when, wide
 from dnc.ir.machine import THREADS
-from dnc.ir.plan import padded
 
 TOGETHER = 4  # quads of a thread
 
@@ -47,7 +46,7 @@ def write_bands(work: TileWork, columns: int, spare: int, bands: Sequence[Band])
 def _write(work: TileWork, band: Band, turn: Expr, together: int, columns: int, stride: int) -> None:
     """So many turns of all threads; what is there is read before anything is written."""
     worker, quads = work.worker, columns // 4
-    thread, behind = worker.here().thread, padded(work.gradient.columns)
+    thread, behind = worker.here().thread, work.kind.stride
     sums = room("staged", 4 * together)
     places = []
     for number in range(together):
@@ -56,7 +55,7 @@ def _write(work: TileWork, band: Band, turn: Expr, together: int, columns: int, 
         T.buffer_store(sums, worker.staging[quad_at(line * stride + own)], [quad_at(4 * number)])
         row, column = fixed("row", work.row + band.row(line)), fixed("column", work.column + own)
         there = local("there", "int32", 0)
-        with when(both(row < work.gradient.rows, column < behind)):
+        with when(both(row < work.kind.rows, column < behind)):
             put(there, 0, 1)
         at = T.Select(there[0] != 0, work.base + wide(row) * behind + column, work.base)
         places.append((there[0], fixed("at", at, "int64")))

@@ -14,14 +14,13 @@ from functools import partial
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
-from dnc.codegen.bodies.cuda_outer_rows import Kind, Position, Stages, Walk, tiles_of
+from dnc.codegen.bodies.cuda_outer_rows import OuterKind, Position, Stages, Walk, tiles_of
 from dnc.codegen.bodies.cuda_outer_sums import SPARE, SPARE_ON_CORES, TileSums, scratch_words
-from dnc.codegen.bodies.cuda_places import Copies, Places, copy_quad, find_piece, lines
+from dnc.codegen.bodies.cuda_places import Copies, Places, copy_quad, lines
 from dnc.codegen.bodies.cuda_tensor import uses_cores
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import Expr, any_of, both, divided, either, fixed, let, local, put, stride_loop, when
 from dnc.ir import cutting, isa
-from dnc.ir.plan import DenseGradient, padded
 
 HEIGHT, WIDTH = cutting.OUTER_TILE.rows, cutting.OUTER_TILE.columns
 DELTA_LINES = lines(HEIGHT)  # rows of deltas that are copied at a time
@@ -49,11 +48,10 @@ def _tiles(worker: Worker, fields: Mapping[str, Expr], begin: Expr, apart: Expr,
     Steps of rows follow each other, those of a tile and of the next one: copies are two steps ahead of
     the sums, and places are looked up two before.
     """
-    kind = Kind(worker, fields["gradient"], fields["index"])
+    kind = OuterKind(worker, fields["gradient"], fields["index"])
     stages = _stages(worker, kind)
     ahead = last = stages.count - 1
-    sources = [(kind.source[side], kind.stride[side]) for side in range(kind.sides)]
-    places = Places(worker, sources, stages.step, stages.count, stages.count * stages.words)
+    places = Places(worker, kind.sources, stages.step, stages.count, stages.count * stages.words)
     walk = Walk(worker, kind, stages, fields, begin, apart, tiles)
     copied, looked_up = _Copied(walk, places), local("looked_up", "int32", walk.start)
     summed = Position(walk)
@@ -93,10 +91,10 @@ def _tiles(worker: Worker, fields: Mapping[str, Expr], begin: Expr, apart: Expr,
     worker.synchronize()
 
 
-def _write(worker: Worker, kind: Kind, sums: TileSums, at: Position, fields: Mapping[str, Expr]) -> None:
+def _write(worker: Worker, kind: OuterKind, sums: TileSums, at: Position, fields: Mapping[str, Expr]) -> None:
     """Writes a tile whose rows are all added up."""
     with when(both(at.item == 0, fields["accumulate"] == 0)):
-        kind.clear_padding()
+        kind.clear_padding(kind.base, kind.base_beside)
     square = sums.write(at)
     with when(fields["first_norm"] != isa.NO_NORM):
         total = worker.block_sum(square, sums.scratch)
@@ -104,7 +102,7 @@ def _write(worker: Worker, kind: Kind, sums: TileSums, at: Position, fields: Map
             put(worker.pool, worker.access.base(isa.NORMS) + fields["first_norm"] + at.item, total)
 
 
-def _stages(worker: Worker, kind: Kind) -> Stages:
+def _stages(worker: Worker, kind: OuterKind) -> Stages:
     """The first layout that fits, with a word a row for where it lies on every side, and scratch behind."""
     spare = SPARE_ON_CORES if uses_cores(worker.plan) else SPARE
     found = [Stages(step, count, HEIGHT + spare[0], WIDTH + spare[1]) for step, count in LAYOUTS]
@@ -127,17 +125,8 @@ class _Copied:
         """On which piece of the operand the columns of this thread are there, and how far into it."""
         self.at.next_tile()
         _, own = self.walk.kind.share(self.walk.worker.thread)
-        column = fixed("own_column", self.at.column + own)
-
-        def find(gradient: DenseGradient) -> None:
-            put(self.delta_shift, 0, self.at.row + self.delta_own + gradient.delta.offset)
-            if not gradient.pieces:
-                put(self.shift, 0, column + gradient.delta.offset)
-                return
-            put(self.shift, 0, column)
-            find_piece(gradient, column, self.side, self.shift)
-
-        self.walk.kind.each(find)
+        row, column = self.at.row + self.delta_own, fixed("own_column", self.at.column + own)
+        self.walk.kind.find(row, column, self.delta_shift, self.side, self.shift)
 
     def begin(self, stage: Expr) -> Copies:
         """Starts to copy the rows of the next step: here the deltas.
@@ -152,7 +141,7 @@ class _Copied:
         deltas = let("deltas", stage * stages.words)
         left = fixed("left", T.Select(at.item < walk.tiles, at.rows, 0))
         narrow = kind.is_narrow
-        all_deltas = let("all_deltas", any_of(narrow, at.column == 0) if kind.pairs else narrow)
+        all_deltas = let("all_deltas", any_of(narrow, at.column == 0) if kind.has_beside else narrow)
         for begin in range(0, stages.step, DELTA_LINES):
             line = let("delta_row", self.delta_line + begin)
             with when(both(any_of(left > begin, all_deltas), line < stages.step)):
@@ -161,7 +150,7 @@ class _Copied:
                 copy_quad(walk.worker, self.places.at(0, stage) + line, self.delta_shift[0], there, to)
         own_line, own = kind.share(here.thread)
         operands = deltas + stages.step * stages.deltas
-        columns = padded(kind.columns)
+        columns = kind.stride
         found = Copies(
             walk.worker,
             fixed("own_place", self.places.at(self.side[0], stage) + own_line),
@@ -176,7 +165,7 @@ class _Copied:
         return found
 
 
-def _copy_all(kind: Kind, copies: Copies) -> None:
+def _copy_all(kind: OuterKind, copies: Copies) -> None:
     wide_tile = partial(copies.all, WIDTH)
     if kind.has_strips:
         either(kind.is_strip != 0, partial(copies.all, cutting.OUTER_STRIP.columns), wide_tile)

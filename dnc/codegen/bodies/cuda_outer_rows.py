@@ -1,26 +1,22 @@
 """Rows of weight gradients on CUDA, for one body that makes all of them: where they lie.
 
-In: the number of a gradient, when the kernel runs. Out: what `outer` instructions need to know of it, looked
-up once, and the steps in which they go through its rows, tile after tile. Gradients differ in nothing else:
-what is behind is the same code for all of them.
+In: the number of a gradient, when the kernel runs. Out: what `outer` instructions need to know of it, and the
+steps in which they go through its rows, tile after tile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial, reduce
+from collections.abc import Mapping
+from functools import reduce
 
 import attrs
 from tvm.tirx.script.builder import ir as T
 
-from dnc.codegen.bodies.cuda_dense import clear_padding, offset_of
-from dnc.codegen.bodies.cuda_places import source_of
+from dnc.codegen.bodies.cuda_kinds import Kind
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, any_of, dispatch, divided, fixed, let, local, put, when
+from dnc.codegen.emit import Expr, any_of, divided, fixed, let, local, put, when
 from dnc.ir import cutting, isa
-from dnc.ir.plan import Address, DenseGradient, Plan, padded
-
-NONE = -1  # an offset of nothing
+from dnc.ir.plan import DenseGradient, Plan, padded
 
 
 @attrs.frozen
@@ -42,57 +38,37 @@ class Stages:
         return self.count * (self.words + self.step * sides)
 
 
-class Kind:
-    """The gradient at hand, as far as it is known when the kernel runs.
+class OuterKind(Kind):
+    """The gradient at hand, and how its tiles lie.
 
-    rows, columns: of the matrix as which it is made, a row where it is a vector. is_strip: whether its tiles
-    are `OUTER_STRIP`; width: columns of a tile. source, stride: of the deltas and of every piece of the
-    operand, see `cuda_places`.
+    is_strip: whether they are `OUTER_STRIP`; width: columns of a tile.
     """
 
     def __init__(self, worker: Worker, number: Expr, index: Expr) -> None:
-        self.worker, self.number, self.pairs = worker, number, cutting.outer_beside(worker.plan)
-        rows, columns, strip = (local(name, "int32", 0) for name in ("rows", "columns", "is_strip"))
-        offset, beside = local("offset", "int32", 0), local("beside", "int32", NONE)
-        self.sides = 1 + max(len(operands_of(gradient)) for gradient in worker.plan.dense_gradients)
-        self.source, self.stride = (
-            local(name, "int32", 0, self.sides) for name in ("source", "source_stride")
-        )
-
-        def choose(gradient: DenseGradient) -> None:
-            put(rows, 0, gradient.rows if gradient.pieces else 1)
-            put(columns, 0, gradient.columns if gradient.pieces else gradient.rows)
-            put(strip, 0, int(cutting.outer_tile(gradient) == cutting.OUTER_STRIP))
-            put(offset, 0, T.cast(offset_of(worker, gradient.parameter, index), "int32"))
-            if gradient.name in self.pairs:
-                other = self.pairs[gradient.name].parameter
-                put(beside, 0, T.cast(offset_of(worker, other, index), "int32"))
-
-            for side, address in enumerate([gradient.delta, *operands_of(gradient)]):
-                found, apart = source_of(worker, address)
-                put(self.source, side, found)
-                if apart:
-                    put(self.stride, side, apart)
-
-        self.each(choose)
-        self.rows, self.columns, self.is_strip = rows[0], columns[0], strip[0]
-        found = [cutting.outer_tile(gradient) for _, gradient in _gradients(worker.plan)]
-        self.has_strips = cutting.OUTER_STRIP in found
-        self.width: Expr = cutting.OUTER_TILE.columns
-        self._shift: Expr = self._shift_of(cutting.OUTER_TILE)
+        found = dict(_gradients(worker.plan))
+        tiles = [cutting.outer_tile(gradient) for gradient in found.values()]
+        strip, tile = cutting.OUTER_STRIP, cutting.OUTER_TILE
+        facts = {"is_strip": lambda gradient: T.int32(cutting.outer_tile(gradient) == strip)}
+        super().__init__(worker, found, number, index, facts)
+        self.is_strip, self.has_strips = self.facts["is_strip"], strip in tiles
+        self.width: Expr = tile.columns
+        self._shift: Expr = self._shift_of(tile)
         if self.has_strips:
-            strip, tile = cutting.OUTER_STRIP, cutting.OUTER_TILE
             self.width = fixed("width", T.Select(self.is_strip != 0, strip.columns, tile.columns))
             shifts = self._shift_of(strip), self._shift_of(tile)
             self._shift = fixed("line_shift", T.Select(self.is_strip != 0, *shifts))
-        vectors = [number for number, gradient in _gradients(worker.plan) if not gradient.pieces]
+        vectors = [number for number, gradient in found.items() if not gradient.pieces]
         self.has_vectors = bool(vectors)
-        matrices = [gradient for _, gradient in _gradients(worker.plan) if gradient.pieces]
+        matrices = [gradient for gradient in found.values() if gradient.pieces]
         self.has_padding = any(gradient.columns != padded(gradient.columns) for gradient in matrices)
         self.is_vector = reduce(any_of, [number == each for each in vectors], number < 0)
         # Sums of what is no tile of a matrix go through all rows of a step.
         self.is_narrow = self.is_vector if not self.has_strips else any_of(self.is_vector, self.is_strip != 0)
-        self._offset, self._beside = offset[0], beside[0]
+
+    @staticmethod
+    def shape_of(gradient: DenseGradient) -> tuple[int, int]:
+        """Rows and columns of the matrix as which it is made; a vector is a row."""
+        return (gradient.rows, gradient.columns) if gradient.pieces else (1, gradient.rows)
 
     @staticmethod
     def _shift_of(tile: cutting.GradientTile) -> int:
@@ -112,32 +88,12 @@ class Kind:
     @property
     def base(self) -> Expr:
         """Its position."""
-        return self.worker.access.base(isa.GRADIENTS) + self._offset
+        return self.worker.access.base(isa.GRADIENTS) + self.offset
 
     @property
     def base_beside(self) -> Expr:
         """The position of the vector beside it."""
-        return self.worker.access.base(isa.GRADIENTS) + self._beside
-
-    @property
-    def has_beside(self) -> Expr:
-        """Whether a vector is made along."""
-        return self._beside != NONE
-
-    def each(self, body: Callable[[DenseGradient], None]) -> None:
-        """The body for the gradient at hand."""
-        found = _gradients(self.worker.plan)
-        dispatch(self.number, {number: partial(body, gradient) for number, gradient in found})
-
-    def clear_padding(self) -> None:
-        """Zeros behind its elements, and behind those of the vector beside it."""
-
-        def clear(gradient: DenseGradient) -> None:
-            clear_padding(self.worker, gradient, self.base)
-            if gradient.name in self.pairs:
-                clear_padding(self.worker, self.pairs[gradient.name], self.base_beside)
-
-        self.each(clear)
+        return self.worker.access.base(isa.GRADIENTS) + self.beside
 
 
 class Walk:
@@ -147,7 +103,7 @@ class Walk:
     def __init__(
         self,
         worker: Worker,
-        kind: Kind,
+        kind: OuterKind,
         stages: Stages,
         fields: Mapping[str, Expr],
         begin: Expr,
@@ -233,8 +189,3 @@ def _gradients(plan: Plan) -> list[tuple[int, DenseGradient]]:
     """Those that have instructions, with their numbers."""
     beside = cutting.along_with_others(plan)
     return [(n, g) for n, g in enumerate(plan.dense_gradients) if g.name not in beside]
-
-
-def operands_of(gradient: DenseGradient) -> list[Address]:
-    """Where its operand lies, piece by piece; the deltas of a vector are one."""
-    return [piece.address for piece in gradient.pieces] or [gradient.delta]

@@ -17,7 +17,7 @@ from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_dense_matrix import Strip, add_outer_products
-from dnc.codegen.bodies.cuda_outer_rows import Kind, Position, Stages
+from dnc.codegen.bodies.cuda_outer_rows import OuterKind, Position, Stages
 from dnc.codegen.bodies.cuda_places import Copies
 from dnc.codegen.bodies.cuda_stores import copied_quad
 from dnc.codegen.bodies.cuda_tensor import (
@@ -49,7 +49,6 @@ from dnc.codegen.emit import (
 )
 from dnc.ir import cutting
 from dnc.ir.machine import LANES, THREADS, WARPS
-from dnc.ir.plan import padded
 
 HEIGHT, WIDTH = cutting.OUTER_TILE.rows, cutting.OUTER_TILE.columns
 STRIP_WIDTH = cutting.OUTER_STRIP.columns
@@ -67,7 +66,7 @@ GROUPS_AT = -(-(WARPS + THREADS) // 4) * 4  # where sums of groups lie in scratc
 SPARE, SPARE_ON_CORES = (4, 4), (8, 4)
 
 
-def scratch_words(kind: Kind) -> int:
+def scratch_words(kind: OuterKind) -> int:
     """Words of scratch: of a vector beside a tile, and for the sum of squares; of groups."""
     grouped = kind.has_strips or not uses_cores(kind.worker.plan)
     return GROUPS_AT + (FEWER_SUMS * THREADS if grouped else 0)
@@ -79,7 +78,9 @@ class TileSums:
     scratch: the first word of it. square: of what this thread has written.
     """
 
-    def __init__(self, worker: Worker, kind: Kind, stages: Stages, accumulate: Expr, scratch: int) -> None:
+    def __init__(
+        self, worker: Worker, kind: OuterKind, stages: Stages, accumulate: Expr, scratch: int
+    ) -> None:
         self.worker, self.kind, self.stages, self.accumulate = worker, kind, stages, accumulate
         self.scratch = worker.stage(scratch_words(kind), scratch)
         self.on_cores = uses_cores(worker.plan)
@@ -111,8 +112,8 @@ class TileSums:
             partial(self._add_strip, here, stage, operands, copies),
             partial(sums, here, at, stage, operands, copies),
         )
-        if self.kind.pairs:
-            with when(both(self.kind.has_beside, at.column == 0)):
+        if self.kind.has_beside:
+            with when(self.kind.with_beside(at.column == 0)):
                 line, own = here.thread // HEIGHT, here.thread % HEIGHT
                 first = let("delta_at", stage + line * self.stages.deltas + own)
                 for row in range(0, self.stages.step, THREADS // HEIGHT):
@@ -216,8 +217,8 @@ class TileSums:
             self._write_from_cores if self.on_cores else self._write_tile,
         )
         self._by_kind(*(partial(body, at) for body in bodies))
-        if self.kind.pairs:
-            with when(both(self.kind.has_beside, at.column == 0)):
+        if self.kind.has_beside:
+            with when(self.kind.with_beside(at.column == 0)):
                 self._write_beside(at)
         return self.square[0]
 
@@ -263,7 +264,7 @@ class TileSums:
         from (row, column)."""
         kind, pool = self.kind, self.worker.pool
         row, column = fixed("row_own", row), fixed("column_own", column)
-        stride = fixed("quads", padded(kind.columns) // 4)
+        stride = fixed("quads", kind.stride // 4)
         first = fixed("first", T.shift_right(kind.base + column, 2) + wide(row) * stride, "int64")
         for number, (down, right) in enumerate(quads):
             with when(both(row + down < kind.rows, column + right < stride * 4)):
