@@ -326,10 +326,8 @@ class Kernel:
         numbers = [self.number(name) for name in named]
 
         def body() -> None:
-            fields = isa.DENSE_GRADIENT_FIELDS
-            number = let("number", self.window[self.entry[0]] - numbers[0])
-            values = dict(zip(fields, self.values(fields), strict=True))
-            cuda_dense.dense_gradients(self._tail_worker(), number, values, self._unknown)
+            number, fields = self.window[self.entry[0]] - numbers[0], self._fields(isa.DENSE_GRADIENT_FIELDS)
+            cuda_dense.dense_gradients(self._tail_worker(), number, fields, self._unknown)
 
         return dict.fromkeys(numbers, body)
 

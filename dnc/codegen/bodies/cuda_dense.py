@@ -86,7 +86,7 @@ def _gradients(
         del facts["shape"]
     if not early:
         del facts["early"]
-    kind = Kind(worker, gradients, number, fields["index"], facts)
+    kind = Kind(worker, gradients, number, fields["index"], facts, staged=True)
     bodies = {at: partial(_tiles, kind, fields, shape) for at, shape in enumerate(every)}
     if len(every) == 1:
         bodies[0]()

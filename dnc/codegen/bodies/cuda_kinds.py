@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import attrs
 from tvm.tirx.script.builder import ir as T
 
 from dnc.codegen.bodies.cuda_places import Source, find_piece, source_of
 from dnc.codegen.bodies.cuda_worker import Worker
-from dnc.codegen.emit import Expr, any_of, both, dispatch, local, put, stride_loop, when, wide
+from dnc.codegen.emit import Expr, any_of, both, dispatch, fixed, local, put, stride_loop, when, wide
 from dnc.ir import cutting, isa
 from dnc.ir.machine import THREADS
 from dnc.ir.plan import Address, DenseGradient, padded
@@ -40,8 +41,10 @@ class Kind:
         number: Expr,
         index: Expr,
         facts: Mapping[str, Fact] | None = None,
+        staged: bool = False,
     ) -> None:
         self.worker, self.gradients, self.number = worker, gradients, number
+        self._staged = staged
         self.along = cutting.made_along(worker.plan)
         self.sides = 1 + max(len(operands_of(gradient)) for gradient in gradients.values())
         place = partial(_place, worker, index)
@@ -67,21 +70,42 @@ class Kind:
     def _look_up(self, named: Mapping[str, Fact]) -> dict[str, Expr]:
         if self.alone is not None:
             return {name: fact(self.alone) for name, fact in named.items()}
-        places = {name: local(name, "int32", 0) for name in named}
-        self._source, self._stride = (
-            local(name, "int32", 0, self.sides) for name in ("source", "source_stride")
-        )
+        count = len(named) + 2 * self.sides
 
-        def choose(gradient: DenseGradient) -> None:
-            for name, fact in named.items():
-                put(places[name], 0, fact(gradient))
-            for side, (source, apart) in enumerate(self._sources_of(gradient)):
-                put(self._source, side, source)
-                if apart:
-                    put(self._stride, side, apart)
+        def look_up(keep: Callable[[int, Expr], None]) -> None:
+            def choose(gradient: DenseGradient) -> None:
+                values = [fact(gradient) for fact in named.values()]
+                values += [each for source in self._sources_of(gradient) for each in source]
+                for at, value in enumerate(values):
+                    keep(at, value)
 
-        self.each(choose)
-        return {name: place[0] for name, place in places.items()}
+            self.each(choose)
+
+        found = self._in_memory(count, look_up) if self._staged else self._in_registers(count, look_up)
+        behind = found[len(named) :]
+        self._sources = list(zip(behind[::2], behind[1::2], strict=True))
+        return dict(zip(named, found, strict=False))
+
+    def _in_registers(self, count: int, look_up: Callable[[Callable[[int, Expr], None]], None]) -> list[Expr]:
+        held = local("known", "int32", 0, count)
+        look_up(partial(put, held))
+        return [held[at] for at in range(count)]
+
+    def _in_memory(self, count: int, look_up: Callable[[Callable[[int, Expr], None]], None]) -> list[Expr]:
+        """Kept in the last words of the staging area, and read where they are used."""
+        first = self.worker.staging_words - count
+        self.worker = attrs.evolve(self.worker, staging_words=first)
+        memory = self.worker.staging
+
+        def keep(at: int, value: Expr) -> None:
+            put(memory, first + at, T.reinterpret("float32", fixed("known", value)))
+
+        with when(self.worker.thread == 0):
+            for at in range(count):
+                put(memory, first + at, T.float32(0.0))
+            look_up(keep)
+        self.worker.synchronize()
+        return [T.reinterpret("int32", memory[first + at]) for at in range(count)]
 
     def _beside(self, gradient: DenseGradient, place: Callable[[str], Expr]) -> Expr:
         other = self.along.get(gradient.name)
@@ -100,7 +124,7 @@ class Kind:
         """Where its deltas and the pieces of its operand lie."""
         if self.alone is not None:
             return self._sources_of(self.alone)
-        return [(self._source[side], self._stride[side]) for side in range(self.sides)]
+        return self._sources
 
     @property
     def stride(self) -> Expr:
