@@ -29,11 +29,10 @@ class Closing:
     def check(self, tail: Ints) -> None:
         """Fields of gradients, sums, norm and update."""
         names = [self.text.plan.opcodes[int(number)].name for number in tail[:, 0]]
-        dense = {gradient.name: gradient for gradient in self.text.plan.dense_gradients}
-        tables = {f"gradient {table.parameter}": table for table in self.text.plan.table_gradients}
-        products = isa.sum_opcodes(self.text.plan)
-        norm_groups = iter(isa.norm_groups(self.text.plan))
-        norms, sums, updated = isa.norm_count(self.text.plan), [], list[dict[str, int]]()
+        known = self.text.known
+        dense, tables, products, along = known.dense, known.tables, known.products, known.along
+        norm_groups = iter(known.norm_groups)
+        norms, sums, updated = known.norm_count, [], list[dict[str, int]]()
         norms_before, meeting, most_norms = 0, Meeting(self.text, names, tail), 0
         buffers = dict[int, list[Result]]()  # one without rows begins where the next one does
         for result in self.text.plan.results:
@@ -47,7 +46,6 @@ class Closing:
             found = tail[tail[:, 0] == self.text.number[isa.OUTER]]
             norms = self._outer_norms(found)
             names += [each.name for number in found[:, 1].tolist() for each in self._made_by(number)]
-        along = cutting.made_along(self.text.plan)
         names += [along[name].name for name in names if name in along and along[name].name not in names]
         for name, row in rows_of:
             need(name not in self.text.segments, f"segment '{name}' stands behind a barrier of the grid")
@@ -122,9 +120,7 @@ class Closing:
             need(summed == right_rows, f"'{name}': {summed} rows, expected {right_rows}")
         right_sums = [word for word, _ in self.text.schedule.results.values()]
         need(sums == right_sums, f"sums go to the words {sums} of the results, expected {right_sums}")
-        plan = self.text.plan
-        groups = [isa.update_words(plan, group) for group in isa.update_groups(plan)]
-        need(updated in ([], groups), f"updates are {updated}, expected {groups}")
+        need(updated in ([], known.updates), f"updates are {updated}, expected {known.updates}")
         meets = isa.DEVICE_BARRIER in names or not updated or self.text.schedule.devices == 1
         need(meets, "devices that train together do not meet in front of the update")
         if trains(self.text.mode):
@@ -153,7 +149,7 @@ class Closing:
 
     def _made_by(self, number: int) -> list[DenseGradient]:
         """The gradient with a number, and what is made along with it."""
-        gradients, beside = self.text.plan.dense_gradients, cutting.made_along(self.text.plan)
+        gradients, beside = self.text.plan.dense_gradients, self.text.known.along
         need(0 <= number < len(gradients), f"'{isa.OUTER}': no gradient {number}")
         found = [gradients[number], *(beside[name] for name in (gradients[number].name,) if name in beside)]
         need(found[0] not in beside.values(), f"'{found[0].name}' is made beside another")

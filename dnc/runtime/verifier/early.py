@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from dnc.ir import cutting, isa
-from dnc.ir.early import POSTS, early
+from dnc.ir import isa
+from dnc.ir.early import POSTS
 from dnc.runtime.verifier.text import Ints, Text, need
 
 
 def rows_made_early(text: Text, queues: list[Ints], tail: Ints) -> dict[str, int]:
     """Of gradients by name the rows that are added up in front of the tail, the first ones of their space."""
-    may = early(text.plan)
+    may = text.known.early
     if may is None:
         return {}
     post, wait, outer = (text.number[name] for name in (isa.POST, isa.EARLY, isa.OUTER))
@@ -45,7 +45,7 @@ def rows_made_early(text: Text, queues: list[Ints], tail: Ints) -> dict[str, int
 
 def _added_up(text: Text, posting: list[Ints], instructions: Ints) -> dict[str, int]:
     """What those who wait do; posting: the queues of those who post."""
-    may, workers = early(text.plan), len(posting) * text.workers
+    may, workers = text.known.early, len(posting) * text.workers
     assert may is not None
     waits = [words[1:4] for words in instructions.tolist() if words[0] == text.number[isa.EARLY]]
     right = [[workers, number, workers] for number in range(POSTS)] + [[0, 0, 0]]
@@ -75,7 +75,7 @@ def _added_up(text: Text, posting: list[Ints], instructions: Ints) -> dict[str, 
         need(complete[start : start + rows].all(), f"'{name}': a row is added up before its deltas are made")
         found[name] = start + rows
     need(set(found) == set(may.gradients), f"of {may.gradients} only {tuple(found)} are made early")
-    along = cutting.made_along(text.plan)
+    along = text.known.along
     return found | {along[name].name: rows for name, rows in found.items() if name in along}
 
 

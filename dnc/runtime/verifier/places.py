@@ -26,7 +26,6 @@ from dnc.ir.plan import (
     VectorList,
     padded,
 )
-from dnc.ir.program import TABLE
 from dnc.ir.states import state_buffer, state_layout
 from dnc.runtime.pool import units
 from dnc.runtime.verifier.closing import Closing
@@ -192,15 +191,10 @@ class Places:
         """Parameters, places, buffers and the schedule itself do not overlap."""
         text = self.text
         areas = {"the schedule": (text.schedule.address, len(text.words))}
-        sizes = {
-            parameter.name: 0 if parameter.kind == TABLE else isa.parameter_floats(text.plan, parameter.name)
-            for parameter in text.program.parameters
-        }
-        packed = {isa.packed_base(name): name for name in isa.packed_parameters(text.plan)}
-        sizes |= {base: isa.packed_floats(text.plan, name) for base, name in packed.items()}
-        sizes[isa.GRADIENTS] = isa.gradient_floats(text.plan)
+        sizes = dict(text.known.sizes)
         sizes[isa.CHUNKS] = (self.closing.chunks - 1) * sizes[isa.GRADIENTS]
         frozen = [parameter.name for parameter in text.program.parameters if parameter.frozen]
+        packed = map(isa.packed_base, isa.packed_parameters(text.plan))
         ends = [text.bases[name] for name in (*frozen, *packed)]
         gradients = text.bases[isa.GRADIENTS]
         if isa.STATES[0] in text.bases:  # behind the first arena, which need not be the launch's

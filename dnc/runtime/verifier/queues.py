@@ -52,7 +52,7 @@ class Queues:
                 f"replica {replica}, instruction {at_bad}: unknown opcode {int(queue[at_bad, 0])}",
             )
             found.append(queue)
-        fields = np.array([len(opcode.fields) for opcode in self.text.plan.opcodes])
+        fields = np.array(self.text.known.fields)
         for replica, queue in enumerate(found):
             beyond = (queue != 0) & (np.arange(step) > fields[queue[:, 0]][:, None])
             at_bad = int(beyond.any(axis=1).argmax())
@@ -115,15 +115,17 @@ class Queues:
 
     def _coverage(self, instructions: Ints) -> None:
         """Every segment of the mode works on every row of its space once, and no other runs."""
-        opcode = instructions[:, 0]
-        for segment in self.text.plan.segments:
-            mine = instructions[opcode == self.text.number[segment.name], 1:3].astype(np.int64)
+        words = instructions[:, :3].astype(np.int64)
+        words = words[np.lexsort((words[:, 1], words[:, 0]))]
+        numbers = [self.text.number[segment.name] for segment in self.text.plan.segments]
+        begins, behind = (words[:, 0].searchsorted(numbers, side) for side in ("left", "right"))
+        for segment, begin, end in zip(self.text.plan.segments, begins, behind, strict=True):
+            first, count = words[begin:end, 1], words[begin:end, 2]
             where = f"segment '{segment.name}'"
             if segment.name not in self.text.segments:
-                need(not len(mine), f"{where} does not run in mode '{self.text.mode}'")
+                need(begin == end, f"{where} does not run in mode '{self.text.mode}'")
                 continue
             total = self.text.rows[segment.space]
-            first, count = mine[np.argsort(mine[:, 0], kind="stable")].T
             inside = (first >= 0) & (count > 0) & (first + count <= total)
             need(inside.all(), f"{where}: rows outside the {total} of space '{segment.space}'")
             ends = np.concatenate(([0], first + count))

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from dnc.diagnostics import Diagnostic, DiagnosticError
 from dnc.ir import isa
-from dnc.runtime.phases import sequence
 from dnc.runtime.schedule import Schedule
+from dnc.runtime.verifier.known import known
 
 Ints = NDArray[Any]
 
@@ -38,12 +38,11 @@ class Text:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule, self.plan, self.words = schedule, schedule.plan, schedule.words
         self.rows, self.bases = schedule.rows, schedule.bases
-        self.layout = isa.layout(self.plan)
         self.program = self.plan.program
         self.mode = schedule.mode
-        self.segments = {s.segment.name: s.segment for s in sequence(self.plan, self.mode)}
-        self.buffers = {buffer.name: buffer for buffer in self.plan.buffers}
-        self.number = {opcode.name: opcode.number for opcode in self.plan.opcodes}
+        self.known = found = known(self.plan, self.mode)
+        self.layout, self.number = found.layout, found.numbers
+        self.segments, self.buffers = found.segments, found.buffers
 
     def check_header(self) -> None:
         """Words, tables and counters lie where the header says, and the bases are right."""

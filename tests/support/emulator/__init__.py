@@ -34,7 +34,6 @@ from tests.support.fake_gpu import FakeCall, FakeDevice, FakeKernel, FakeStream
 COMPILER = shutil.which("g++")
 OPTIONS = (
     "-Og",  # a kernel runs for a second or two, so optimization takes longer than it saves
-    "-U_FORTIFY_SOURCE",  # which takes a jump to another stack for a mistake
     "-std=c++17",
     "-w",
     "-ffp-contract=off",

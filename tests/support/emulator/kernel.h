@@ -11,8 +11,6 @@
 #pragma GCC optimize("O2")
 
 #include <sched.h>
-#include <setjmp.h>
-#include <ucontext.h>
 
 #include <algorithm>
 #include <chrono>
@@ -91,12 +89,11 @@ struct Wait {
   bool is_over() const { return phase ? *phase != before : !ready || ready(of); }
 };
 struct Thread {
-  jmp_buf context;  // unlike `swapcontext`, a jump asks nothing of the operating system
-  char* stack;
+  void* at;  // where it goes on, in its stack
   Wait* wait;
   Block* block;
   int number, meeting = 0;
-  bool begun = false, done = false;
+  bool done = false;
   std::deque<Group> groups;  // of copies, the oldest first
   Group open;
 };
@@ -104,7 +101,7 @@ struct Thread {
 static std::vector<Block> blocks;
 static std::map<void*, Pushes> pushes;
 static Thread* here;
-static jmp_buf scheduler;
+static void* scheduler;  // where that goes on
 static int cluster_size, late;
 static size_t shared_size;
 static int lost = -1;  // the worker whose states reach nobody
@@ -114,9 +111,32 @@ struct Index { int x; };
 #define threadIdx (Index{here->number})
 #define blockIdx (Index{here->block->number})
 
-[[gnu::noinline]] static void leave() {
-  if (!_setjmp(here->context)) _longjmp(scheduler, 1);
-}
+// Leaves a stack, where `*from` will say where it goes on, for another one: a call, so that only what calls keep
+// is to be kept. Unlike `swapcontext` it asks nothing of the operating system.
+extern "C" void switch_stacks(void** from, void* to);
+asm(R"(
+.text
+.hidden switch_stacks
+switch_stacks:
+  push %rbp
+  push %rbx
+  push %r12
+  push %r13
+  push %r14
+  push %r15
+  mov %rsp, (%rdi)
+  mov %rsi, %rsp
+  pop %r15
+  pop %r14
+  pop %r13
+  pop %r12
+  pop %rbx
+  pop %rbp
+  ret
+)");
+constexpr int KEPT = 6;  // words that it keeps
+
+static void leave() { switch_stacks(&here->at, scheduler); }
 
 // The scheduler asks whether it is over before it comes back.
 static inline void wait_for(const Wait& until) {
@@ -249,8 +269,11 @@ static inline float half_of(uint32_t word, int half) {
 template <int DEPTH, class Left, class Right>
 static inline void add_products(float* const (&d)[4], Left left, Right right) {
   int group = here->number % LANES / 4, own = here->number % 4;
+  float rows[2][DEPTH], columns[2][DEPTH];
+  for (int k = 0; k < DEPTH; ++k)
+    for (int i = 0; i < 2; ++i) rows[i][k] = left(group + i * 8, k), columns[i][k] = right(k, own * 2 + i);
   for (int i = 0; i < 4; ++i)
-    for (int k = 0; k < DEPTH; ++k) *d[i] += left(group + i / 2 * 8, k) * right(k, own * 2 + i % 2);
+    for (int k = 0; k < DEPTH; ++k) *d[i] += rows[i / 2][k] * columns[i % 2][k];
 }
 static inline void dnc_mma_tf32(float& d0, float& d1, float& d2, float& d3, float a0, float a1, float a2,
                                 float a3, float b0, float b1) {
@@ -440,19 +463,16 @@ static void run_thread() {
   begin();
   here->done = true;
   ++steps;
-  _longjmp(scheduler, 1);
+  leave();
 }
 
-[[gnu::noinline]] static void enter() {
-  if (_setjmp(scheduler)) return;
-  if (here->begun) _longjmp(here->context, 1);
-  here->begun = true;
-  ucontext_t first;
-  getcontext(&first);
-  first.uc_stack.ss_sp = here->stack;
-  first.uc_stack.ss_size = STACK;
-  makecontext(&first, run_thread, 0);
-  setcontext(&first);
+// Where a thread begins: as if it had left from the first instruction of `run_thread`.
+static void* beginning(char* stack, size_t number) {
+  // Stacks whose ends lie as far into the cache as each other would take each other's place there.
+  void** end = (void**)(stack + STACK - number * 65 % 1024 * 64);
+  *--end = nullptr;  // nobody called it
+  *--end = (void*)run_thread;
+  return end - KEPT;
 }
 
 // 0, or how many threads wait for each other in vain.
@@ -476,7 +496,7 @@ static int launch(int grid, int cluster, int shared_bytes, int late_copies, int 
     for (int i = 0; i < THREADS; ++i) {
       Thread& thread = threads[number * THREADS + i];
       thread.block = &block, thread.number = i;
-      thread.stack = &stacks[(number * THREADS + i) * STACK];
+      thread.at = beginning(&stacks[(number * THREADS + i) * STACK], number * THREADS + i);
       thread.wait = &waits[number * THREADS + i];
     }
   }
@@ -490,7 +510,7 @@ static int launch(int grid, int cluster, int shared_bytes, int late_copies, int 
     for (int number : some) {
       here = &threads[number];
       if (!waits[number].is_over() || here->done) continue;
-      enter();
+      switch_stacks(&scheduler, here->at);
       left -= here->done;
     }
   };
