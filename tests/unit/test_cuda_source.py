@@ -12,7 +12,7 @@ import pytest
 from dnc.compiler import PlanOptions, build_plan, compile_model, digest, make_plan, transform
 from dnc.diagnostics import DiagnosticError, Source
 from dnc.frontend.build import load_program
-from dnc.ir import lean
+from dnc.ir import cutting, lean
 from dnc.ir.machine import machine
 from dnc.ir.plan import FP32, REGISTER
 from dnc.passes.pass_manager import PassOptions
@@ -152,6 +152,32 @@ def test_a_kernel_that_spills_gets_fewer_registers_for_weights(tmp_path, monkeyp
     build = read_build(tmp_path / "build")
     assert build.targets["cuda:sm_90a"].options["registers"] < machine("sm_90a").registers
     assert digest(build_plan(build, "cuda:sm_90a")) == digest(report.targets[0].plan)
+
+
+def test_weight_gradients_share_a_body_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for rows that cannot be copied, of which each gradient has a body of its own."""
+    from dnc.codegen.bodies import cuda_dense
+    from dnc.codegen.cuda_files import emit_source
+
+    made: list[tuple[tuple[str, ...], cutting.GradientTile]] = []
+
+    def matrix_tile(work: cuda_dense.TileWork, shape: cutting.GradientTile) -> None:
+        made.append((tuple(each.parameter for each in work.kind.gradients.values()), shape))
+
+    monkeypatch.setattr(cuda_dense, "matrix_tile", matrix_tile)
+    path = TREE.parent / "bilstm_tagger.dn"
+    program, _ = load_program(Source(str(path), path.read_text()), {"hidden": 256, "embed": 50})
+    plan = make_plan(transform(program), "sm_90a")
+    emit_source(plan)
+    matrices = {each.parameter: each for each in plan.dense_gradients if each.pieces}
+    alike = tuple(name for name in matrices if not name.startswith("W"))
+    assert len(alike) == 3 and {name for names, _ in made for name in names} == set(matrices)
+    for names in [alike, ("Wf",), ("Wb",)]:
+        shapes = {shape for name in names for shape in cutting.gradient_tiles(matrices[name])}
+        assert sorted(shape.columns for found, shape in made if found == names) == sorted(
+            shape.columns for shape in shapes
+        )
+    assert len(made) == len(set(made))
 
 
 @pytest.mark.parametrize("arch, size", [("sm_90a", 256), ("sm_80", 64)])

@@ -29,9 +29,10 @@ class Kind:
     """The gradient at hand, as far as it is known when the kernel runs.
 
     gradients: by their numbers. index: which one of a stack. facts: what else is to be known of it, by name.
-    rows, columns: of the matrix as which it is made. offset: of the parameter in every arena; beside: that of
-    a vector that adds up the same deltas and is made along, NONE if there is none. sides: its deltas and the
-    pieces of its operand; sources: of these, see `cuda_places`.
+    staged: what is known waits in shared memory, as registers are for sums. rows, columns: of the matrix as
+    which it is made. offset: of the parameter in every arena; beside: that of a vector that adds up the same
+    deltas and is made along, NONE if there is none. sides: its deltas and the pieces of its operand; sources:
+    of these, see `cuda_places`.
     """
 
     def __init__(
