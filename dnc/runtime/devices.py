@@ -22,6 +22,7 @@ from dnc.runtime.tuned import Tuned
 
 CPU, CUDA, VM = "cpu", "cuda", "vm"
 DEVICES = (CPU, CUDA, VM)
+FOR_BOTH = "dnc compile --target cpu,cuda makes kernels for both"
 TIMED = "kernels are timed on"
 
 
@@ -50,13 +51,14 @@ def choose(build: Build, device: str | None) -> Place:
     compiled = [target for target in targets if target.startswith(f"{CUDA}:")]
     if kind in (CUDA, VM) and not compiled and (kind == CUDA or len(numbers) > 1):
         has = f"has no kernels for a GPU, only for {', '.join(targets)}"
-        raise fail(f"{build.path}: {has}", "dnc compile --target cpu,cuda makes kernels for both")
+        raise fail(f"{build.path}: {has}", FOR_BOTH)
     if kind == VM:
         target = CPU if CPU in targets and not numbers else (*compiled, *targets)[0]
         return Place(VM, target, 0, numbers[1:])
     if kind == CPU:
         if CPU not in targets:
-            raise fail(f"{build.path}: has no kernels for the CPU, only for {', '.join(targets)}")
+            has = f"has no kernels for the CPU, only for {', '.join(targets)}"
+            raise fail(f"{build.path}: {has}", FOR_BOTH)
         return Place(CPU, CPU)
     if not compiled:
         return Place(CPU, CPU)
@@ -67,7 +69,8 @@ def choose(build: Build, device: str | None) -> Place:
     if device is None and CPU in targets:
         return Place(CPU, CPU)
     if found is None:
-        raise fail(f"{build.path}: has kernels for {', '.join(compiled)}; {problem}")
+        for_both = () if device is not None else (FOR_BOTH,)
+        raise fail(f"{build.path}: has kernels for {', '.join(compiled)}; {problem}", *for_both)
     raise fail(
         f"{build.path}: has kernels for {', '.join(compiled)}; the GPU here is {found}",
         f"compile it with --target cuda:{found}",

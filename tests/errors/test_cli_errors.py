@@ -393,12 +393,14 @@ def test_no_gpu(command, workplace, monkeypatch):
     del values["targets"]["cpu"]
     manifest.write_text(json.dumps(values))
     monkeypatch.setattr("dnc.runtime.devices._gpu", lambda number: (0, None, "no NVIDIA driver is installed"))
-    for device in ("", " --device cuda"):
+    for_both = "  dnc compile --target cpu,cuda makes kernels for both\n"
+    for device, helps in (("", for_both), (" --device cuda", "")):
         done = command(f"run build --data train.jsonl{device}")
         assert done.code == 2
-        assert done.error == "error: build: has kernels for cuda:sm_90a; no NVIDIA driver is installed\n"
+        problem = "error: build: has kernels for cuda:sm_90a; no NVIDIA driver is installed\n"
+        assert done.error == problem + helps
     done = command("run build --data train.jsonl --device cpu")
-    assert done.error == "error: build: has no kernels for the CPU, only for cuda:sm_90a\n"
+    assert done.error == f"error: build: has no kernels for the CPU, only for cuda:sm_90a\n{for_both}"
     monkeypatch.setattr("dnc.runtime.devices._gpu", lambda number: (0, "sm_80", ""))
     done = command("run build --data train.jsonl")
     assert done.error == (
