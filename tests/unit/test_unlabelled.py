@@ -79,3 +79,37 @@ def test_a_batch_that_goes_backward_has_labels_for_a_loss_of_its_own(tmp_path, m
                 model.backward({"s": given})
         else:
             model.backward({"s": given})
+
+
+ENDS = """model M(classes = 3, d = 2)
+struct W = W(x: vector<d>, tag: class<classes>, goal: vector<d>)
+struct T = T(ws: [W])
+param V: [classes, d], U: [d, d]
+fn f(w: W) -> [d] = tanh(U @ w.x + f(w.prev))
+fn part(w: W) = cross_entropy(V @ f(w), w.tag) + squared_error(f(w), w.goal)
+loss sum(t in root) sum(part(w) for w in t.ws) + sum(f(t.ws.last))
+output o = [argmax(V @ f(w)) for w in all(W)]
+"""
+EMPTY = {"ws": []}
+
+
+def test_a_list_is_empty_only_where_outputs_do_not_start_at_its_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("dnc.kernel_cache._emit", lambda plan: {})
+    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "m.dn").write_text(ENDS)
+    for mode in ("train", "infer"):
+        compile_model(tmp_path / "m.dn", tmp_path / mode, options=PlanOptions(mode=mode))
+        model = dnc.load(tmp_path / mode, "vm")
+        data = model.read([WHOLE, EMPTY], labels_required=False)
+        assert [len(tags) for tags in model.predict(data)["o"]] == [2, 0]
+        with pytest.raises(DiagnosticError, match="was read without labels, and T: list 'ws' is empty"):
+            model.evaluate(data)
+        with pytest.raises(DiagnosticError, match="list 'ws' is empty, but the program reads its first"):
+            model.read([WHOLE, EMPTY])
+    source, _ = load_program(Source("m.dn", ENDS + "output p = argmax(V @ f(root.ws.first))\n"), {})
+    for required in (False, True):
+        with pytest.raises(DiagnosticError, match="list 'ws' is empty, but the program reads its first"):
+            read_samples([WHOLE, EMPTY], source, labels_required=required)
+        flat = {"W": {"x": [], "tag": [], "goal": []}, "T": {"ws": [[]]}, "root": 0}
+        with pytest.raises(DiagnosticError, match=r"T\[0\].ws is empty, but the program reads its first"):
+            read_samples([flat], source, labels_required=required)

@@ -159,7 +159,7 @@ def _check_links(
     size = len(target.arms)
     if field.kind != LIST and set(map(type, entries)) == {int} and min(entries) >= 0 and max(entries) < size:
         return
-    nonempty = (table.struct.name, field.name) in layout.nonempty
+    nonempty = (table.struct.name, field.name) in layout.never_empty
     for row, entry in zip(rows, entries, strict=True):
         what = f"{table.struct.name}[{row}].{field.name}"
         if field.kind == LIST:

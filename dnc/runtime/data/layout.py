@@ -20,7 +20,8 @@ class Layout:
     """The structs of a program as data.
 
     ordered: structs whose neighbours (prev, next) the program reads. nonempty: list fields, as
-    (struct, field), that must not be empty, because the program starts at their first or last.
+    (struct, field), that must not be empty, because the program starts at their first or last;
+    nonempty_inputs: those at whose first or last outputs start.
     targets: vectors, as (struct, field), that only losses and metrics read. root_labels: classes of the
     root's struct that are read at the sample's root alone, and may be missing elsewhere. inputs: classes, as
     (struct, field), that outputs are worked out from, so that they have to be there to predict, too;
@@ -33,6 +34,7 @@ class Layout:
     labels_required: bool
     ordered: frozenset[str]
     nonempty: frozenset[tuple[str, str]]
+    nonempty_inputs: frozenset[tuple[str, str]]
     targets: frozenset[tuple[str, str]]
     root_labels: frozenset[str]
     inputs: frozenset[tuple[str, str]]
@@ -42,6 +44,11 @@ class Layout:
     def at_root(self) -> frozenset[str]:
         """The classes that the root has to have, though they may be missing elsewhere."""
         return self.root_labels if self.labels_required else self.root_inputs
+
+    @property
+    def never_empty(self) -> frozenset[tuple[str, str]]:
+        """The lists that must not be empty, for what the data are read for."""
+        return self.nonempty if self.labels_required else self.nonempty_inputs
 
     def may_be_unknown(self, struct: str, field: Field) -> bool:
         """Whether a class may be a label that the model does not know: one that is there to be predicted."""

@@ -129,7 +129,7 @@ class NestedReader:
         for index, element in enumerate(elements):
             if type(element) is not dict:
                 raise Problem(f"{link.key}[{index}] {_expected(link)}, found {kind_of(element)}")
-        if not elements and (reader.table.struct.name, link.key) in self.columns.layout.nonempty:
+        if not elements and (reader.table.struct.name, link.key) in self.columns.layout.never_empty:
             raise Problem(f"list '{link.key}' is empty, but the program reads its first or last element")
 
 

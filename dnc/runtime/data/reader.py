@@ -247,11 +247,16 @@ def _missing_vector(columns: Columns) -> str:
 
 
 def _missing_class(forest: Forest, layout: Layout) -> str:
-    """Which class is missing that is needed to learn and to measure; "" if none is."""
+    """Which class, or first element of a list, is missing that is needed to learn and to measure; "" if none
+    is."""
     needed = attrs.evolve(layout, labels_required=True)
     for name, struct in layout.structs.items():
         table = forest.tables[name]
         for index, arm in enumerate(struct.arms):
+            for field in (field for field in arm.fields if (name, field.name) in needed.never_empty):
+                begin, _ = table.lists[field.name]
+                if (np.diff(begin)[table.arm == index] == 0).any():
+                    return f"{arm.name}: list '{field.name}' is empty"
             for field in (field for field in arm.fields if field.kind == CLASS):
                 rows = forest.roots if needed.may_miss(name, field) else np.arange(len(table))
                 if (table.data[field.name][rows[table.arm[rows] == index]] < 0).any():

@@ -5,7 +5,7 @@ In: a `Program`. Out: its `Layout`. Guaranteed: of a program without stages only
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import attrs
 
@@ -45,10 +45,12 @@ def reachable(structs: dict[str, Struct], start: str) -> set[str]:
     return closure(targets(start), targets)
 
 
-def _used_steps(program: Program, structs: dict[str, Struct]) -> Iterator[tuple[str, str, str | None]]:
-    """Every step of every path that a stage reads: (struct, step, the step after it)."""
+def _used_steps(
+    program: Program, structs: dict[str, Struct], stages: Iterable[Stage]
+) -> Iterator[tuple[str, str, str | None]]:
+    """Every step of every path that one of the stages reads: (struct, step, the step after it)."""
     start = {space.name: space.struct for space in program.spaces}
-    for stage in program.stages:
+    for stage in stages:
         for source in stage.inputs:
             if isinstance(source, (StateInput, TableInput, FieldInput)):
                 struct = start[stage.space]
@@ -56,6 +58,19 @@ def _used_steps(program: Program, structs: dict[str, Struct]) -> Iterator[tuple[
                     after = source.path[position + 1] if position + 1 < len(source.path) else None
                     yield struct, step, after
                     struct = path_struct(structs, struct, (step,))
+
+
+def _nonempty(
+    program: Program, structs: dict[str, Struct], stages: Iterable[Stage]
+) -> frozenset[tuple[str, str]]:
+    """The lists at whose first or last one of the stages starts, and that no vertex of theirs can hold."""
+    found = set()
+    for struct, step, after in _used_steps(program, structs, stages):
+        field = structs[struct].fields.get(step)
+        if after in (FIRST, LAST) and field is not None and field.kind == LIST and field.target is not None:
+            recursive = struct == field.target or struct in reachable(structs, field.target)
+            found |= set() if recursive else {(struct, step)}
+    return frozenset(found)
 
 
 def _targets(program: Program, structs: dict[str, Struct]) -> frozenset[tuple[str, str]]:
@@ -82,6 +97,17 @@ def _beside_judges(program: Program) -> set[str]:
         if not all(isinstance(each, (LossOutput, MetricOutput, *BESIDE)) for each in stage.outputs)
     )
     return needed(program, others)
+
+
+def _predicting(program: Program) -> list[Stage]:
+    """The stages that outputs need; all of a program without outputs, of which somebody asks for states."""
+    outputs = {
+        stage.name
+        for stage in program.stages
+        if any(isinstance(each, DeclaredOutput) for each in stage.outputs)
+    }
+    found = needed(program, outputs)
+    return [stage for stage in program.stages if not outputs or stage.name in found]
 
 
 Use = tuple[str, int]
@@ -184,15 +210,8 @@ def layout_of(program: Program, labels_required: bool = True) -> Layout:
     for struct in program.structs:
         if ARM in struct.fields:
             raise fail(f"struct {struct.name}: a field cannot be called 'arm', data files use that key")
-    ordered, nonempty = set(), set()
-    for struct_name, step, after in _used_steps(program, structs):
-        if step in (PREVIOUS, NEXT):
-            ordered.add(struct_name)
-        field = structs[struct_name].fields.get(step)
-        if after in (FIRST, LAST) and field is not None and field.kind == LIST and field.target is not None:
-            recursive = struct_name == field.target or struct_name in reachable(structs, field.target)
-            if not recursive:
-                nonempty.add((struct_name, step))
+    steps = _used_steps(program, structs, program.stages)
+    ordered = {struct_name for struct_name, step, _ in steps if step in (PREVIOUS, NEXT)}
     fields = frozenset(structs[program.root].fields)
     targets = _targets(program, structs)
     inputs, root_inputs = _class_inputs(program, structs)
@@ -202,7 +221,8 @@ def layout_of(program: Program, labels_required: bool = True) -> Layout:
         fields,
         labels_required,
         frozenset(ordered),
-        frozenset(nonempty),
+        _nonempty(program, structs, program.stages),
+        _nonempty(program, structs, _predicting(program)),
         targets,
         _root_labels(program, structs),
         inputs,
