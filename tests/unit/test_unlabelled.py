@@ -7,6 +7,7 @@ from dnc.compiler import PlanOptions, compile_model, transform
 from dnc.diagnostics import DiagnosticError, Source
 from dnc.frontend.build import load_program
 from dnc.runtime.data import read_samples
+from tests.support.models import without_kernels
 
 TEXT = """model M(classes = 3, d = 2)
 struct W = W(x: vector<d>, tag: class<classes>, goal: vector<d>)
@@ -35,11 +36,10 @@ def test_targets_of_losses_may_be_missing_whatever_losses_keep_for_gradients(los
         read_samples([BARE], program)
 
 
-def test_nothing_is_learned_from_or_measured_without_labels(tmp_path, monkeypatch):
-    monkeypatch.setattr("dnc.kernel_cache._emit", lambda plan: {})
-    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
+def test_nothing_is_learned_from_or_measured_without_labels(tmp_path):
     (tmp_path / "m.dn").write_text(TEXT.replace("LOSS", PLAIN))
-    compile_model(tmp_path / "m.dn", tmp_path / "build")
+    with without_kernels(tmp_path / "cache"):
+        compile_model(tmp_path / "m.dn", tmp_path / "build")
     model = dnc.load(tmp_path / "build", "vm")
     for sample, missing in ((BARE, "goal"), (PART, "tag"), (WHOLE, "")):
         data = model.read([sample], labels_required=False)
@@ -65,11 +65,10 @@ def test_nothing_is_learned_from_or_measured_without_labels(tmp_path, monkeypatc
             )
 
 
-def test_a_batch_that_goes_backward_has_labels_for_a_loss_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr("dnc.kernel_cache._emit", lambda plan: {})
-    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
+def test_a_batch_that_goes_backward_has_labels_for_a_loss_of_its_own(tmp_path):
     (tmp_path / "m.dn").write_text(TEXT.replace("LOSS", PLAIN) + "push s = [f(w) for w in all(W)]\n")
-    compile_model(tmp_path / "m.dn", tmp_path / "build")
+    with without_kernels(tmp_path / "cache"):
+        compile_model(tmp_path / "m.dn", tmp_path / "build")
     model = dnc.load(tmp_path / "build", "vm")
     model.read([WHOLE])
     for sample in (BARE, WHOLE):
@@ -93,12 +92,11 @@ output o = [argmax(V @ f(w)) for w in all(W)]
 EMPTY = {"ws": []}
 
 
-def test_a_list_is_empty_only_where_outputs_do_not_start_at_its_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr("dnc.kernel_cache._emit", lambda plan: {})
-    monkeypatch.setenv("DNC_CACHE_DIR", str(tmp_path / "cache"))
+def test_a_list_is_empty_only_where_outputs_do_not_start_at_its_ends(tmp_path):
     (tmp_path / "m.dn").write_text(ENDS)
     for mode in ("train", "infer"):
-        compile_model(tmp_path / "m.dn", tmp_path / mode, options=PlanOptions(mode=mode))
+        with without_kernels(tmp_path / "cache"):
+            compile_model(tmp_path / "m.dn", tmp_path / mode, options=PlanOptions(mode=mode))
         model = dnc.load(tmp_path / mode, "vm")
         data = model.read([WHOLE, EMPTY], labels_required=False)
         assert [len(tags) for tags in model.predict(data)["o"]] == [2, 0]

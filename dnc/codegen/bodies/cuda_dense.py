@@ -16,7 +16,7 @@ from tvm.tirx.script.builder import ir as T
 from dnc.codegen import primitives as cuda
 from dnc.codegen.bodies.cuda_dense_matrix import matrix_tile, write_sum
 from dnc.codegen.bodies.cuda_dense_steps import TileWork, is_copied
-from dnc.codegen.bodies.cuda_kinds import Kind
+from dnc.codegen.bodies.cuda_kinds import Fact, Kind
 from dnc.codegen.bodies.cuda_worker import Worker
 from dnc.codegen.emit import (
     Expr,
@@ -73,19 +73,19 @@ def _gradients(
     worker: Worker, number: Expr, fields: Mapping[str, Expr], gradients: Mapping[int, DenseGradient]
 ) -> None:
     """The one at hand of these gradients."""
-    shapes = [cutting.gradient_tiles(gradient) for gradient in gradients.values()]
-    every = list(dict.fromkeys(shape for found in shapes for shape in found))
+    each = gradients.values()
+    every = list(dict.fromkeys(shape for gradient in each for shape in cutting.gradient_tiles(gradient)))
 
     def shape_of(gradient: DenseGradient) -> Expr:
         many, *few = map(every.index, cutting.gradient_tiles(gradient))
         return T.Select(fields["tile"] == 0, many, few[0]) if few else T.int32(many)
 
     early = made_early(worker.plan)
-    facts = {"shape": shape_of, "early": lambda gradient: T.int32(gradient.name in early)}
-    if len(every) == 1:
-        del facts["shape"]
-    if not early:
-        del facts["early"]
+    facts = dict[str, Fact]()
+    if len(every) > 1:
+        facts["shape"] = shape_of
+    if early:
+        facts["early"] = lambda gradient: T.int32(gradient.name in early)
     kind = Kind(worker, gradients, number, fields["index"], facts, staged=True)
     bodies = {at: partial(_tiles, kind, fields, shape) for at, shape in enumerate(every)}
     if len(every) == 1:
@@ -120,7 +120,7 @@ def _tiles(kind: Kind, fields: Mapping[str, Expr], shape: cutting.GradientTile) 
         column = fixed("column", (tile - down * across) * shape.columns)
         with when(both(tile == 0, accumulate == 0)):
             kind.clear_padding(base, along)
-        work = TileWork(worker, kind, start, end, row, column, base, accumulate, along)
+        work = TileWork(kind, start, end, row, column, base, accumulate, along)
         if shape == cutting.GRADIENT_BLOCK:
             _vector_tile(work)
         else:

@@ -36,7 +36,6 @@ class TileWork:
     of a vector that adds up the same deltas and is made along; None if there is none.
     """
 
-    worker: Worker
     kind: Kind
     start: Expr
     end: Expr
@@ -45,6 +44,11 @@ class TileWork:
     base: Expr
     accumulate: Expr
     beside: Expr | None = None
+
+    @property
+    def worker(self) -> Worker:
+        """Whose work it is."""
+        return self.kind.worker
 
 
 @attrs.frozen

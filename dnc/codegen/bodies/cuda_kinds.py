@@ -71,40 +71,44 @@ class Kind:
     def _look_up(self, named: Mapping[str, Fact]) -> dict[str, Expr]:
         if self.alone is not None:
             return {name: fact(self.alone) for name, fact in named.items()}
+
+        def known(gradient: DenseGradient) -> list[Expr]:
+            sources = self._sources_of(gradient)
+            return [
+                *(fact(gradient) for fact in named.values()),
+                *(each for pair in sources for each in pair),
+            ]
+
         count = len(named) + 2 * self.sides
-
-        def look_up(keep: Callable[[int, Expr], None]) -> None:
-            def choose(gradient: DenseGradient) -> None:
-                values = [fact(gradient) for fact in named.values()]
-                values += [each for source in self._sources_of(gradient) for each in source]
-                for at, value in enumerate(values):
-                    keep(at, value)
-
-            self.each(choose)
-
-        found = self._in_memory(count, look_up) if self._staged else self._in_registers(count, look_up)
+        found = self._in_memory(count, known) if self._staged else self._in_registers(count, known)
         behind = found[len(named) :]
         self._sources = list(zip(behind[::2], behind[1::2], strict=True))
         return dict(zip(named, found, strict=False))
 
-    def _in_registers(self, count: int, look_up: Callable[[Callable[[int, Expr], None]], None]) -> list[Expr]:
+    def _in_registers(self, count: int, known: Callable[[DenseGradient], list[Expr]]) -> list[Expr]:
         held = local("known", "int32", 0, count)
-        look_up(partial(put, held))
+
+        def keep(gradient: DenseGradient) -> None:
+            for at, value in enumerate(known(gradient)):
+                put(held, at, value)
+
+        self.each(keep)
         return [held[at] for at in range(count)]
 
-    def _in_memory(self, count: int, look_up: Callable[[Callable[[int, Expr], None]], None]) -> list[Expr]:
+    def _in_memory(self, count: int, known: Callable[[DenseGradient], list[Expr]]) -> list[Expr]:
         """Kept in the last words of the staging area, and read where they are used."""
         first = self.worker.staging_words - count
         self.worker = attrs.evolve(self.worker, staging_words=first)
         memory = self.worker.staging
 
-        def keep(at: int, value: Expr) -> None:
-            put(memory, first + at, T.reinterpret("float32", fixed("known", value)))
+        def keep(gradient: DenseGradient) -> None:
+            for at, value in enumerate(known(gradient)):
+                put(memory, first + at, T.reinterpret("float32", fixed("known", value)))
 
         with when(self.worker.thread == 0):
             for at in range(count):
                 put(memory, first + at, T.float32(0.0))
-            look_up(keep)
+            self.each(keep)
         self.worker.synchronize()
         return [T.reinterpret("int32", memory[first + at]) for at in range(count)]
 

@@ -45,10 +45,12 @@ def reachable(structs: dict[str, Struct], start: str) -> set[str]:
     return closure(targets(start), targets)
 
 
-def _used_steps(
-    program: Program, structs: dict[str, Struct], stages: Iterable[Stage]
-) -> Iterator[tuple[str, str, str | None]]:
-    """Every step of every path that one of the stages reads: (struct, step, the step after it)."""
+_Step = tuple[str, str, str | None]
+"""A step of a path: (struct, step, the step after it)."""
+
+
+def _used_steps(program: Program, structs: dict[str, Struct], stages: Iterable[Stage]) -> Iterator[_Step]:
+    """Every step of every path that one of the stages reads."""
     start = {space.name: space.struct for space in program.spaces}
     for stage in stages:
         for source in stage.inputs:
@@ -60,12 +62,10 @@ def _used_steps(
                     struct = path_struct(structs, struct, (step,))
 
 
-def _nonempty(
-    program: Program, structs: dict[str, Struct], stages: Iterable[Stage]
-) -> frozenset[tuple[str, str]]:
-    """The lists at whose first or last one of the stages starts, and that no vertex of theirs can hold."""
+def _nonempty(structs: dict[str, Struct], steps: Iterable[_Step]) -> frozenset[tuple[str, str]]:
+    """The lists to whose first or last one of the steps goes, and that no vertex of theirs can hold."""
     found = set()
-    for struct, step, after in _used_steps(program, structs, stages):
+    for struct, step, after in steps:
         field = structs[struct].fields.get(step)
         if after in (FIRST, LAST) and field is not None and field.kind == LIST and field.target is not None:
             recursive = struct == field.target or struct in reachable(structs, field.target)
@@ -210,7 +210,8 @@ def layout_of(program: Program, labels_required: bool = True) -> Layout:
     for struct in program.structs:
         if ARM in struct.fields:
             raise fail(f"struct {struct.name}: a field cannot be called 'arm', data files use that key")
-    steps = _used_steps(program, structs, program.stages)
+    steps = list(_used_steps(program, structs, program.stages))
+    predicting = _used_steps(program, structs, _predicting(program))
     ordered = {struct_name for struct_name, step, _ in steps if step in (PREVIOUS, NEXT)}
     fields = frozenset(structs[program.root].fields)
     targets = _targets(program, structs)
@@ -221,8 +222,8 @@ def layout_of(program: Program, labels_required: bool = True) -> Layout:
         fields,
         labels_required,
         frozenset(ordered),
-        _nonempty(program, structs, program.stages),
-        _nonempty(program, structs, _predicting(program)),
+        _nonempty(structs, steps),
+        _nonempty(structs, predicting),
         targets,
         _root_labels(program, structs),
         inputs,
