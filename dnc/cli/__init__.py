@@ -72,16 +72,28 @@ def _callback(
 
 
 class _Command(TyperCommand):
-    """A command that refuses an option given twice, whose first value would be lost without a word."""
+    """A command that refuses an option given twice, whose first value would be lost without a word, and one
+    whose value was forgotten, which would be the next option."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """What is left of the arguments; a usage error names the option."""
+        values, _, found = self.make_parser(ctx).parse_args(args=list(args))
+        given: list[Any] = found
+        known = {name for each in self.get_params(ctx) for name in each.opts}
+        for option in given:
+            value = values[option.name]
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, str) and one.startswith("-") and one.partition("=")[0] in known:
+                    ctx.fail(f"{_long_name(option)} needs a value; found the option {one}")
         left = super().parse_args(ctx, list(args))  # ends where help is wanted
-        given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
         for option in (each for each in given if given.count(each) > 1):
             if not option.multiple and (option.secondary_opts or not option.is_flag):
-                ctx.fail(f"{max(option.opts, key=len)} is given more than once")
+                ctx.fail(f"{_long_name(option)} is given more than once")
         return left
+
+
+def _long_name(option: Any) -> str:
+    return max(option.opts, key=len)  # type: ignore[no-any-return]
 
 
 COMMANDS = {
@@ -139,8 +151,8 @@ def main() -> None:
 
 def execute(arguments: list[str]) -> int:
     """Runs a command line; the exit code."""
+    known = arguments[0] if arguments and arguments[0] in COMMANDS else None
     try:
-        known = arguments[0] if arguments and arguments[0] in COMMANDS else None
         code = _command_line(known)(args=arguments or ["--help"], prog_name="dnc", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except DiagnosticError as error:
@@ -151,7 +163,7 @@ def execute(arguments: list[str]) -> int:
             print(f"error: No such command '{arguments[0]}'; it is {does}", file=sys.stderr)
             return 2
         context = getattr(error, "ctx", None)
-        where = context.command_path if context is not None else "dnc"
+        where = context.command_path if context is not None else f"dnc {known or ''}".rstrip()
         _in_our_words(error)
         print(f"error: {error.format_message().rstrip('.')} (see {where} --help)", file=sys.stderr)
         note = _size_note(getattr(error, "option_name", None), arguments)

@@ -65,6 +65,23 @@ def test_an_option_whose_first_value_would_be_lost(command, workplace, again):
     assert done.code == 0 and "hidden = 3" in done.out and "embed = 5" in done.out
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("run build --resume --clip inf", "--resume needs a value; found the option --clip"),
+        ("run build --data --epochs=3", "--data needs a value; found the option --epochs=3"),
+        ("run build --resume --help", "--resume needs a value; found the option --help"),
+        ("compile tree.dn --set d=3 --set -o out", "--set needs a value; found the option -o"),
+        ("run build --epochs", "Option '--epochs' requires an argument"),
+    ],
+)
+def test_an_option_whose_value_was_forgotten(command, line, message):
+    """The next option was taken for it, and what was said was of that one's value."""
+    done = command(line)
+    name = line.split()[0]
+    assert (done.code, done.out, done.error) == (2, "", f"error: {message} (see dnc {name} --help)\n")
+
+
 def test_compile(command, workplace):
     done = command(f"compile {TREE} -o out --set hidden=4 --set embed=4 --target cpu,cuda,cuda:sm_80")
     assert done.code == 0 and done.out == "" and "wrote out" in done.error
