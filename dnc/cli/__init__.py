@@ -79,7 +79,7 @@ class _Command(TyperCommand):
         """What is left of the arguments; a usage error names the option."""
         values, _, found = self.make_parser(ctx).parse_args(args=list(args))
         given: list[Any] = found
-        known = {name for each in self.get_params(ctx) for name in each.opts}
+        known = {name for each in self.get_params(ctx) for name in (*each.opts, *each.secondary_opts)}
         for option in given:
             value = values[option.name]
             for one in value if isinstance(value, list) else [value]:

@@ -71,6 +71,7 @@ def test_an_option_whose_first_value_would_be_lost(command, workplace, again):
         ("run build --resume --clip inf", "--resume needs a value; found the option --clip"),
         ("run build --data --epochs=3", "--data needs a value; found the option --epochs=3"),
         ("run build --resume --help", "--resume needs a value; found the option --help"),
+        ("check tree.dn --data --no-labels", "--data needs a value; found the option --no-labels"),
         ("compile tree.dn --set d=3 --set -o out", "--set needs a value; found the option -o"),
         ("run build --epochs", "Option '--epochs' requires an argument"),
     ],
