@@ -36,7 +36,7 @@ from dnc.passes.candidates import Candidate, replica_counts
 from dnc.runtime.build import Build, check_place, read_build
 from dnc.runtime.cores import cores
 from dnc.runtime.data import Dataset, examples, read, read_samples
-from dnc.runtime.devices import CPU, CUDA, FOR_BOTH, TIMED, VM, Place, alone, choose
+from dnc.runtime.devices import CPU, CUDA, TIMED, VM, Place, alone, choose, without_kernels
 from dnc.runtime.outside import pulled_fields
 from dnc.runtime.phases import TRAIN
 from dnc.runtime.tuned import Tuned, tuned_grid
@@ -237,8 +237,7 @@ def _target_for(build: Build, device: str | None) -> str:
         raise fail(f"--device: found '{device}', expected cpu or cuda")
     names = [name for name in build.targets if device is None or name.partition(":")[0] == device]
     if not names:
-        has = f"has no kernels for {device}, only for {', '.join(build.targets)}"
-        raise fail(f"{build.path}: {has}", FOR_BOTH)
+        raise without_kernels(build, str(device))
     return next((name for name in names if name != CPU), names[0])
 
 

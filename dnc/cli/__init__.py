@@ -79,12 +79,13 @@ class _Command(TyperCommand):
         """What is left of the arguments; a usage error names the option."""
         values, _, found = self.make_parser(ctx).parse_args(args=list(args))
         given: list[Any] = found
-        known = {name for each in self.get_params(ctx) for name in (*each.opts, *each.secondary_opts)}
-        for option in given:
-            value = values[option.name]
-            for one in value if isinstance(value, list) else [value]:
-                if isinstance(one, str) and one.startswith("-") and one.partition("=")[0] in known:
-                    ctx.fail(f"{_long_name(option)} needs a value; found the option {one}")
+        options = [each for each in self.get_params(ctx) if each.param_type_name == "option"]
+        names = {name for each in options for name in (*each.opts, *each.secondary_opts)}
+        for option in options:
+            value = values.get(option.name or "")
+            texts = value if isinstance(value, list) else [value]
+            for text in (each for each in texts if str(each).partition("=")[0] in names):
+                ctx.fail(f"{_long_name(option)} needs a value; found the option {text}")
         left = super().parse_args(ctx, list(args))  # ends where help is wanted
         for option in (each for each in given if given.count(each) > 1):
             if not option.multiple and (option.secondary_opts or not option.is_flag):

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from dnc.diagnostics import fail
+from dnc.diagnostics import DiagnosticError, fail
 from dnc.ir.plan import Plan
 from dnc.runtime.backend import Backend, VMBackend
 from dnc.runtime.build import Build
@@ -39,6 +39,12 @@ class Place:
     others: tuple[int, ...] = ()
 
 
+def without_kernels(build: Build, device: str) -> DiagnosticError:
+    """The error of a build that was compiled for other devices, and what makes kernels for both."""
+    has = f"has no kernels for {device}, only for {', '.join(build.targets)}"
+    return fail(f"{build.path}: {has}", FOR_BOTH)
+
+
 def choose(build: Build, device: str | None) -> Place:
     """The place for a build. device: "cpu", "vm", "cuda", one of several GPUs ("cuda:1"), or several that
     train together ("cuda:0,1").
@@ -50,15 +56,13 @@ def choose(build: Build, device: str | None) -> Place:
     kind, numbers = _parsed(device)
     compiled = [target for target in targets if target.startswith(f"{CUDA}:")]
     if kind in (CUDA, VM) and not compiled and (kind == CUDA or len(numbers) > 1):
-        has = f"has no kernels for a GPU, only for {', '.join(targets)}"
-        raise fail(f"{build.path}: {has}", FOR_BOTH)
+        raise without_kernels(build, "a GPU")
     if kind == VM:
         target = CPU if CPU in targets and not numbers else (*compiled, *targets)[0]
         return Place(VM, target, 0, numbers[1:])
     if kind == CPU:
         if CPU not in targets:
-            has = f"has no kernels for the CPU, only for {', '.join(targets)}"
-            raise fail(f"{build.path}: {has}", FOR_BOTH)
+            raise without_kernels(build, "the CPU")
         return Place(CPU, CPU)
     if not compiled:
         return Place(CPU, CPU)

@@ -79,7 +79,7 @@ class Dataset:
         if self.unlabelled is None or not needed:
             return
         if not self._missing:
-            self._missing.append(self.lacks or _missing_class(self.forest, self.unlabelled))
+            self._missing.append(self.lacks or _missing_to_learn(self.forest, self.unlabelled))
         if self._missing[0]:
             raise fail(f"{self.path}: was read without labels, and {self._missing[0]}")
 
@@ -246,8 +246,8 @@ def _missing_vector(columns: Columns) -> str:
     return ""
 
 
-def _missing_class(forest: Forest, layout: Layout) -> str:
-    """Which class, or first element of a list, is missing that is needed to learn and to measure; "" if none
+def _missing_to_learn(forest: Forest, layout: Layout) -> str:
+    """What is missing, of classes and of lists with a first element, to learn and to measure; "" if nothing
     is."""
     needed = attrs.evolve(layout, labels_required=True)
     for name, struct in layout.structs.items():
