@@ -21,6 +21,8 @@ from dnc.api.model import Model
 from dnc.diagnostics import DiagnosticError, counted, fail
 from dnc.ir.plan import NoiseList
 from dnc.runtime.atomic import write_atomically
+from dnc.runtime.data.columns import Id
+from dnc.runtime.data.layout import ID
 from dnc.runtime.data.problems import DataDiagnostic
 from dnc.runtime.data.reader import SAMPLES
 from dnc.runtime.predictions import named_classes
@@ -75,7 +77,7 @@ def generate_lines(
     with _lines_of(str(data), [line for line, _ in numbered]):
         samples = [sample for _, sample in numbered]
         found = model.generate(samples, last, name, most=most, chunk=chunk, field=field, seed=seed)
-    return _lines(model, {name: found})
+    return _lines(model, {name: found}, [sample.get(ID) for sample in samples])
 
 
 @contextmanager
@@ -103,14 +105,16 @@ def predict_lines(
     seed: int | None = None,
     told: Callable[[str], None] = lambda text: None,
 ) -> list[bytes]:
-    """The outputs for every sample of `data` as a line of JSON. seed: as `Model.predict` has it.
+    """The outputs for every sample of `data` as a line of JSON, behind its id if it has one. seed: as
+    `Model.predict` has it.
 
     told: gets a sentence where numbers are not finite, for which JSON has null alone.
     """
     _check_draws(model, seed)
     if not any(result.kind == "output" for result in model.plan.results):
         raise fail(f"model {model.build.model} declares no output")
-    outputs = model.predict(data, seed=seed)
+    samples, _ = model.batch_of(data, labels_required=False)
+    outputs = model.predict(samples, seed=seed)
     broken = _not_finite(outputs)
     if len(broken):
         count = len(next(iter(outputs.values())))
@@ -119,7 +123,7 @@ def predict_lines(
             f"numbers of {len(broken):,} of {counted(count, 'sample')} are not finite, null in the output: "
             f"{first}in line {broken[0] + 1:,}"
         )
-    return _lines(model, outputs)
+    return _lines(model, outputs, samples.ids)
 
 
 def _not_finite(outputs: Mapping[str, Sequence[Any]]) -> list[int]:
@@ -139,8 +143,11 @@ def _check_draws(model: Model, seed: int | None) -> None:
         raise fail(f"a seed is what 'sample' draws by, and model {model.build.model} draws nothing")
 
 
-def _lines(model: Model, outputs: Mapping[str, Sequence[Any]]) -> list[bytes]:
-    return [msgspec.json.encode(each) + b"\n" for each in as_json(model, outputs)]
+def _lines(model: Model, outputs: Mapping[str, Sequence[Any]], ids: Sequence[Id]) -> list[bytes]:
+    """ids: what samples are called, empty if none has an id; an output called so stands in its place."""
+    found = as_json(model, outputs)
+    called = [{} if each is None else {ID: each} for each in ids] or [{}] * len(found)
+    return [msgspec.json.encode(own | each) + b"\n" for own, each in zip(called, found, strict=True)]
 
 
 def as_json(model: Model, outputs: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:

@@ -48,6 +48,10 @@ def test_words_of_every_line(trained, command, workplace):
     assert command(f"{trained} --data sources.jsonl {by_number}").out == done.out
     into = command(f"{trained} --data sources.jsonl {rest} --chunk 2 -o out.jsonl")
     assert into.code == 0 and (workplace / "out.jsonl").read_text() == done.out
+    called = [{"id": at, **each} for at, each in enumerate(samples)]
+    (workplace / "called.jsonl").write_text("".join(json.dumps(each) + "\n" for each in called))
+    by_id = command(f"{trained} --data called.jsonl {rest}").events
+    assert by_id == [{"id": at, **each} for at, each in enumerate(done.events)]
     piped = subprocess.run(
         [sys.executable, "-m", "dnc", *trained.split(), "--data", "-", *rest.split()],
         input=(workplace / "sources.jsonl").read_bytes(),

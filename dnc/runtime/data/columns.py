@@ -17,6 +17,9 @@ from dnc.ir.forest import Forest, Ints, VertexTable, neighbours, target_of
 from dnc.ir.structure import DATA_KINDS, LIST, VECTOR, Arm, Field, Struct
 from dnc.runtime.data.layout import Layout
 
+Id = str | int | None
+"""What a sample is called; None where it has no id."""
+
 
 @attrs.frozen(eq=False)
 class ArmColumns:
@@ -48,12 +51,13 @@ class StructColumns:
 
 @attrs.frozen(eq=False)
 class Columns:
-    """All that was read: per struct its columns, per sample the root's row and the line."""
+    """All that was read: per struct its columns, per sample the root's row, the line, and the id."""
 
     layout: Layout
     structs: dict[str, StructColumns]
     roots: list[int] = attrs.field(factory=list)
     lines: list[int] = attrs.field(factory=list)
+    ids: list[Id] = attrs.field(factory=list)
 
     def start_sample(self, line: int) -> None:
         """The rows that follow belong to a new sample, read from `line`."""

@@ -14,6 +14,9 @@ import attrs
 from dnc.ir.structure import CLASS, OPTIONAL, OUTSIDE, Arm, Field, Struct
 from dnc.runtime.data.problems import Problem, names, shortened, shown, suggestion
 
+ID = "id"
+"""The key of what a sample is called, in data and in predictions."""
+
 
 @attrs.frozen(eq=False)
 class Layout:
@@ -39,6 +42,11 @@ class Layout:
     root_labels: frozenset[str]
     inputs: frozenset[tuple[str, str]]
     root_inputs: frozenset[str]
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether samples may have an id, as no field of the root is called so."""
+        return ID not in self.root_fields
 
     @property
     def at_root(self) -> frozenset[str]:

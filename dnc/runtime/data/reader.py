@@ -22,9 +22,9 @@ from dnc.diagnostics import fail
 from dnc.ir.forest import Forest, Ints, program_structs
 from dnc.ir.program import Program, Space
 from dnc.ir.structure import CLASS, OUTSIDE
-from dnc.runtime.data.columns import Columns, assemble, empty_columns, file_positions
+from dnc.runtime.data.columns import Columns, Id, assemble, empty_columns, file_positions
 from dnc.runtime.data.flat import is_flat, read_flat
-from dnc.runtime.data.layout import Layout, field_names
+from dnc.runtime.data.layout import ID, Layout, field_names
 from dnc.runtime.data.lines import EMPTY_FILE, load, objects
 from dnc.runtime.data.nested import nested_reader
 from dnc.runtime.data.order import Order, order_of
@@ -40,7 +40,8 @@ class Dataset:
 
     positions: see `file_positions`. unlabelled: of data that may lack what is to be predicted, their layout.
     lacks: what they lack for sure, "" for none that is known. min_count: how often a word of their own
-    vocabulary occurs; None where they were read with one that was given.
+    vocabulary occurs; None where they were read with one that was given. ids: what each sample is called;
+    empty if none has an id.
     """
 
     forest: Forest
@@ -52,6 +53,7 @@ class Dataset:
     unlabelled: Layout | None = None
     lacks: str = ""
     min_count: int | None = None
+    ids: tuple[Id, ...] = ()
     _missing: list[str] = attrs.field(factory=list, init=False, repr=False)
     _digest: list[str] = attrs.field(factory=list, init=False, repr=False)
     _orders: dict[Space, Order] = attrs.field(factory=dict, init=False, repr=False)
@@ -71,7 +73,7 @@ class Dataset:
         lines = tuple(self.lines[at] for at in samples)
         forest = self.forest.select(samples)
         known = (self.vocabularies, len(samples), self.path, lines, positions, self.unlabelled, self.lacks)
-        return Dataset(forest, *known)
+        return Dataset(forest, *known, ids=tuple(self.ids[at] for at in samples if self.ids))
 
     def check_labels(self, needed: bool = True) -> None:
         """DiagnosticError where something is missing that is to be predicted, if it is needed: to learn from,
@@ -231,7 +233,8 @@ def _read(
     _check_roots(forest, columns, problems)
     lines, positions = tuple(columns.lines), file_positions(columns)
     least = min_count if vocabularies is None else None
-    found = Dataset(forest, known, forest.samples, problems.path, lines, positions, min_count=least)
+    ids = () if columns.ids.count(None) == len(columns.ids) else tuple(columns.ids)
+    found = Dataset(forest, known, forest.samples, problems.path, lines, positions, min_count=least, ids=ids)
     if layout.labels_required:
         return found
     return attrs.evolve(found, unlabelled=layout, lacks=_missing_vector(columns))
@@ -300,6 +303,14 @@ def _no_cycles() -> Iterator[None]:
             gc.enable()
 
 
+def _without_id(sample: dict[str, Any]) -> Id:
+    """Takes the id out of a sample."""
+    found = sample.pop(ID, None)
+    if found is None or (isinstance(found, str | int) and not isinstance(found, bool)):
+        return found
+    raise Problem(f"an {ID} must be a string or a whole number, found {kind_of(found)}")
+
+
 def _collect(samples: Iterable[tuple[int, Any]], problems: ProblemList, layout: Layout) -> Columns:
     """The vertices of all samples as they stand in the file (incomplete where there are problems)."""
     columns = empty_columns(layout)
@@ -309,6 +320,7 @@ def _collect(samples: Iterable[tuple[int, Any]], problems: ProblemList, layout: 
         try:
             if type(sample) is not dict:
                 raise Problem(f"a sample must be an object, found {kind_of(sample)}")
+            columns.ids.append(_without_id(sample) if layout.has_ids else None)
             if is_flat(sample, layout):
                 read_flat(sample, columns)
             else:
