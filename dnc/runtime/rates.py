@@ -27,10 +27,13 @@ class RateSchedule:
     every: int = 1
     warmup: int = 0
 
-    def factor(self, step: int, per_epoch: int, epochs: int) -> float:
-        """The factor of a step, counted from 1, in a run of so many epochs of `per_epoch` steps."""
+    def factor(self, step: int, per_epoch: int, epochs: int, ahead: int = 0) -> float:
+        """The factor of a step, counted from 1, in a run of so many epochs of `per_epoch` steps.
+
+        ahead: steps that epochs which were shorter would have had more; fewer than 0 if they were longer.
+        """
         rising = min(1.0, step / self.warmup) if self.warmup else 1.0
-        return rising * KINDS[self.kind](self, step - 1, per_epoch, epochs)
+        return rising * KINDS[self.kind](self, step - 1 + ahead, per_epoch, epochs)
 
 
 def _step(schedule: RateSchedule, done: int, per_epoch: int, epochs: int) -> float:

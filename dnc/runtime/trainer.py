@@ -195,11 +195,12 @@ class Trainer:
 
     def _hyper(self, samples: int) -> Callable[[int], Hyper]:
         """The settings of every step."""
-        options = self.options
+        options, place = self.options, self.position
         per_epoch = self._batches_of(samples)
+        ahead = place.epoch * per_epoch + place.batch - place.step
 
         def hyper(step: int) -> Hyper:
-            factor = options.schedule.factor(step, per_epoch, options.epochs)
+            factor = options.schedule.factor(step, per_epoch, options.epochs, ahead)
             return attrs.evolve(options.hyper, learning_rate=options.hyper.learning_rate * factor)
 
         return hyper
