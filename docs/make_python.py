@@ -34,7 +34,7 @@ MODEL = (
     "forward", "backward", "generate", "stream", "parameters", "set_parameters", "load_weights",
     "load_embeddings", "save", "restore", "trace", "device", "launches", "program",
 )  # fmt: skip
-MODULE = ("forward", "predict", "batches", "encoder", "attach", "sizes", "draws", "save")
+MODULE = ("forward", "predict", "batches", "encoder", "attach", "vocabularies", "sizes", "draws", "save")
 INTERNAL = {
     "Model": ("attached", "batch_of", "check_trains", "encoded", "encoder", "session", "start"),
     "Module": ("extra_repr", "turn"),

@@ -144,8 +144,10 @@ def _check_draws(model: Model, seed: int | None) -> None:
 
 
 def _lines(model: Model, outputs: Mapping[str, Sequence[Any]], ids: Sequence[Id]) -> list[bytes]:
-    """ids: what samples are called, empty if none has an id; an output called so stands in its place."""
+    """ids: what samples are called, empty if none has an id."""
     found = as_json(model, outputs)
+    if ID in outputs and any(each is not None for each in ids):
+        raise fail(f"samples have an '{ID}', and an output is called so: call it otherwise, or leave ids out")
     called = [{} if each is None else {ID: each} for each in ids] or [{}] * len(found)
     return [msgspec.json.encode(own | each) + b"\n" for own, each in zip(called, found, strict=True)]
 

@@ -32,6 +32,9 @@ from dnc.ir.structure import (
 
 PULLED = "pulled"
 INDEXED_KINDS = (TOKEN, CLASS, SELECTOR, VECTOR, PULLED)
+ONLY_CHILDREN = (
+    "only a child may be missing: put what may be missing into a struct of its own, and write Struct? for it"
+)
 
 _WORD, _WHOLE = "a word is token<dimension>", "an index is token<dimension>, a label class<dimension>"
 _NUMBER, _LIST = "a number is float", "a list of children is written [Struct]"
@@ -131,6 +134,9 @@ class _Structs:
             return self._indexed(declared)
         if declared.form == "plain" and kind.text == "float":
             return Field(name, VECTOR, width=0, span=declared.name.span)
+        if declared.form == "optional" and kind.text == "float":
+            self._error(f"found '{kind}?'; {ONLY_CHILDREN}", kind)
+            return None
         if kind.text in INDEXED_KINDS:
             self._error(f"'{kind}' needs a dimension, expected {kind}<dimension>", kind)
             return None

@@ -152,6 +152,14 @@ class Module(nn.Module):
         """Reads data with the module's vocabulary; sample numbers mean its samples from then on."""
         return self.dnc.attach(data)
 
+    @property
+    def vocabularies(self) -> Mapping[str, Vocabulary]:
+        """By dimension what the numbers of `predict` are called: `words[number]`.
+
+        `words` is None where the data have numbers instead.
+        """
+        return self.dnc.vocabularies or {}
+
     @in_turn
     def sizes(self, batch: Given = None) -> dict[str, list[int]]:
         """How many rows every sample has, by pulled field and by output: for torch.split."""

@@ -64,6 +64,20 @@ def test_losses_and_gradients(builds, batch):
     assert (net.dnc.parameters()["U"] == 0.5).all()
 
 
+def test_what_numbers_of_predictions_are_called(tmp_path):
+    compile_model(EXAMPLES / "lstm_classifier.dn", tmp_path / "build", ("cpu",), {"embed": 4, "hidden": 4})
+    data = [{"words": [{"form": word}], "label": word.upper()} for word in ("a", "b")]
+    net = dnc.torch.Module(tmp_path / "build", data, device="cpu")
+    vocabularies = net.vocabularies
+    assert vocabularies["classes"].words == ("A", "B") and vocabularies["vocab"].words == ("<unk>", "a", "b")
+    with torch.no_grad():
+        net.V.zero_()
+        net.b_v.copy_(torch.tensor([0.0, 1.0]))
+    assert [vocabularies["classes"].words[at] for at in net.predict(data)["label"]] == ["B", "B"]
+    numbered = dnc.torch.Module(tmp_path / "build", [{"words": [{"form": 1}], "label": 0}], device="cpu")
+    assert numbered.vocabularies["vocab"].words is None
+
+
 def test_gradients_are_scaled_as_copies(builds):
     """Once, three times, once: the same bits, three times them; the first gradients stay as they were."""
     program = dnc.load(builds / "treelstm", "cpu").program

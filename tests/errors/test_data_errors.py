@@ -76,6 +76,18 @@ LINES = {
         "(3 (2 not) (4 bad))",
         "1:1: error: broken JSON: found '('; dnc import ptb-trees makes JSONL of trees in brackets",
     ),
+    "of commas": (
+        TREE,
+        "word,label\nnot,2",
+        "1:1: error: broken JSON: invalid character; "
+        "dnc import makes JSONL of CSV, CoNLL-U, plain text and more",
+    ),
+    "of ten columns": (
+        TREE,
+        "1\tnot\tnot",
+        "1:3: error: broken JSON: trailing characters; "
+        "dnc import makes JSONL of CSV, CoNLL-U, plain text and more",
+    ),
     "cut": (TREE, '{"word": "a", ', "1:14: error: broken JSON: the line ends too early; a sample is a line"),
     "cut behind a backslash": (
         TREE,

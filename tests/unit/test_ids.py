@@ -67,7 +67,7 @@ def test_predictions_find_their_way_back(command, workplace) -> None:
     )
 
 
-def test_an_output_that_is_called_so_is_the_output(command, workplace) -> None:
+def test_an_output_that_is_called_so(command, workplace) -> None:
     (workplace / "own.dn").write_text(
         "model Own(vocab, classes = 2)\n"
         "struct Word = Word(word: token<vocab>, label: class<classes>)\n"
@@ -78,6 +78,10 @@ def test_an_output_that_is_called_so_is_the_output(command, workplace) -> None:
     assert command("compile own.dn -o own").code == 0
     write(workplace / "own.jsonl", {"id": "x", "word": "a", "label": 1})
     assert command("run own --data own.jsonl --device vm --run-dir r").code == 0
-    (line,) = command("run own --data own.jsonl --device vm --run-dir r --predict -").out.splitlines()
-    found = json.loads(line)
+    predict = "run own --data own.jsonl --device vm --run-dir r --predict -"
+    done = command(predict)
+    assert done.code == 2 and not done.out
+    assert "error: samples have an 'id', and an output is called so: call it otherwise" in done.error
+    write(workplace / "own.jsonl", {"word": "a", "label": 1})
+    (found,) = map(json.loads, command(predict).out.splitlines())
     assert set(found) == {"id", "other"} and found["id"] == found["other"]

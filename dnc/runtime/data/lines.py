@@ -20,6 +20,7 @@ from dnc.runtime.data.problems import Problem, ProblemList, file_problem, kind_o
 
 EMPTY_FILE = "the file is empty, expected one sample a line"
 ONE_A_LINE = "a sample is a line: jq -c . writes it so, jq -c '.[]' the elements of an array"
+OTHER_FORMATS = "; dnc import makes JSONL of CSV, CoNLL-U, plain text and more"
 _PLACE = re.compile(r" \(byte (\d+)\)$")
 _MARK = b"\xef\xbb\xbf"  # some editors start a UTF-8 file with it
 _FOREIGN = {
@@ -74,6 +75,9 @@ def objects(content: bytes, problems: ProblemList) -> Iterator[tuple[int, dict[s
         except Problem as problem:
             if is_first and _takes_lines(content):
                 problems.add(f"the JSON of a sample goes on in the next line; {ONE_A_LINE}", number)
+                return
+            if is_first and line.lstrip()[:1] not in b'{["(' and problem.message.startswith("broken JSON"):
+                problems.add(problem.message + OTHER_FORMATS, number, problem.column)
                 return
             problems.add(problem.message, number, problem.column)
         is_first = False
