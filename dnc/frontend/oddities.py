@@ -9,7 +9,19 @@ from collections.abc import Iterator
 
 from dnc.frontend.calls import GUMBEL, SAMPLE
 from dnc.frontend.report import Report
-from dnc.frontend.typed import Apply, CellCall, CheckedModel, ComponentUse, Expression, FunctionCall, Let
+from dnc.frontend.typed import (
+    Apply,
+    CellCall,
+    CheckedModel,
+    ComponentUse,
+    Expression,
+    FieldUse,
+    FunctionCall,
+    Index,
+    Let,
+    ParameterUse,
+    TableRow,
+)
 from dnc.frontend.walk import walk
 
 CHOICE = "argmax"
@@ -25,6 +37,7 @@ def warn_of_oddities(model: CheckedModel, report: Report) -> None:
         for found in walk(body):
             if isinstance(found, Apply) and found.opcode == "cross_entropy":
                 _warn_of_softmax(model, found.operands[0], report)
+                _warn_of_other_classes(model, *found.operands[:2], report)
             elif isinstance(found, Apply) and found.opcode == "row":
                 _warn_of_choice(found.operands[1], report)
 
@@ -38,6 +51,40 @@ def _warn_of_softmax(model: CheckedModel, logits: Expression, report: Report) ->
                 f"'{value.opcode}' in line {value.span.line}",
                 logits.span,
             )
+
+
+def _warn_of_other_classes(
+    model: CheckedModel, logits: Expression, label: Expression, report: Report
+) -> None:
+    """Logits for one dimension of classes, and a label of another one that is as large."""
+    if not isinstance(label, FieldUse) or not isinstance(label.type, Index):
+        return
+    own, counted = label.type.dimension.name, set(_counted(model, logits))
+    fields = [field for struct in model.structs for field in struct.fields.values()]
+    others = counted & {field.dimension.name for field in fields if field.dimension is not None}
+    if others and own not in counted:
+        other = min(others)
+        report.warning(
+            f"there are as many logits as '{other}', and the label is one of '{own}': "
+            f"what argmax chooses among them is called by the names of '{other}'",
+            logits.span,
+        )
+
+
+def _counted(model: CheckedModel, vector: Expression) -> Iterator[str]:
+    """The dimensions with which parameters are declared that a vector has the size of."""
+    shapes = {parameter.name: parameter.dimensions for parameter in model.parameters}
+    for value in _values(model, vector, set()):
+        match value:
+            case ParameterUse(name=name) | TableRow(parameter=name):
+                yield shapes[name][-1].name
+            case Apply(opcode="matmul", operands=(ParameterUse(name=name), _)):
+                yield shapes[name][-2].name
+            case Apply(opcode="add", operands=operands):
+                for operand in operands:
+                    yield from _counted(model, operand)
+            case _:
+                pass
 
 
 def _warn_of_choice(index: Expression, report: Report) -> None:
