@@ -414,7 +414,7 @@ def _train(
     if interrupts.asked() or progress.problem is not None:
         _say(f"stopped; to go on: --resume {folder}")
     elif 0 < begun == model.position.step:
-        _say(f"the training of {folder} had ended by --patience; nothing was trained")
+        _say(f"the training of {folder} had ended by --patience; nothing was trained (a larger one goes on)")
     else:
         _draw(folder)
         _say(f"wrote {folder}")

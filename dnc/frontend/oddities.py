@@ -37,7 +37,7 @@ def warn_of_oddities(model: CheckedModel, report: Report) -> None:
         for found in walk(body):
             if isinstance(found, Apply) and found.opcode == "cross_entropy":
                 _warn_of_softmax(model, found.operands[0], report)
-                _warn_of_other_classes(model, *found.operands[:2], report)
+                _warn_of_other_classes(model, found.operands[0], found.operands[1], report)
             elif isinstance(found, Apply) and found.opcode == "row":
                 _warn_of_choice(found.operands[1], report)
 

@@ -298,11 +298,18 @@ def read_build(path: str | Path) -> Build:
     if not folder.exists():
         raise fail(f"{path}: there is no such build; make one with dnc compile")
     if not folder.is_dir():
-        raise fail(f"{path}: is a file, expected the folder of a build")
+        notes = [f"dnc compile {path} -o build/ makes one of a program"] if folder.suffix == ".dn" else []
+        raise fail(f"{path}: is a file, expected the folder of a build", *notes)
     try:
         values = decode_json((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
-        raise fail(f"{path}: not a build: {MANIFEST} is missing") from None
+        is_run = (folder / "run.toml").exists()
+        notes = (
+            [f"it holds a run: --run-dir {path} beside the build, or dnc run --resume {path}"]
+            if is_run
+            else []
+        )
+        raise fail(f"{path}: not a build: {MANIFEST} is missing", *notes) from None
     except OSError as error:
         raise fail(f"{folder / MANIFEST}: cannot be read: {error.strerror}") from None
     except ValueError:

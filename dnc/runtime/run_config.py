@@ -115,13 +115,18 @@ def files_of(config: RunConfig) -> list[str]:
     return [path for path in paths if path is not None]
 
 
+ELSEWHERE = {"learning_rate": "lr", "batch_size": "batch", "num_epochs": "epochs", "max_epochs": "epochs"}
+"""What other tools call options."""
+
+
 def read_config(path: str | Path) -> RunConfig:
     """The configuration in a TOML file."""
     values = read_toml(path)
     known = RunConfig.__struct_fields__
     for key in values:
         if key not in known:
-            close = difflib.get_close_matches(key, known, 1)
+            meant = ELSEWHERE.get(key, key.replace("-", "_"))
+            close = [meant] if meant in known else difflib.get_close_matches(key, known, 1)
             hint = f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(known)}"
             raise fail(f"{_place(path, key)}: there is no option '{key}'{hint}")
     for key, value in values.items():

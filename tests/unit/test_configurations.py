@@ -20,6 +20,8 @@ TRAIN = "run build --data train.jsonl --device vm --batch 4"
     "text, message",
     [
         ("epoch = 3", "run.toml:1: there is no option 'epoch'; did you mean 'epochs'?"),
+        ("learning_rate = 3", "run.toml:1: there is no option 'learning_rate'; did you mean 'lr'?"),
+        ("log-every = 3", "run.toml:1: there is no option 'log-every'; did you mean 'log_every'?"),
         ("lr = 1\nepochs = 'x'", 'run.toml:2: epochs is "x", expected a whole number'),
         ("epochs = 1.5", "run.toml:1: epochs is 1.5, expected a whole number"),
         ("lr = true", "run.toml:1: lr is true, expected a number"),

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import dnc
+from tests.support.models import EXAMPLES
 
 TREE_MAP = """[parameters]
 W = { from = "leaf", gates = "i o u -> i o u" }
@@ -55,6 +56,27 @@ def test_the_commands(command, workplace) -> None:
     assert command(f"{start} --vocabulary vocab=words.txt --run-dir left").code == 0
     again = command(f"{start} --run-dir", str(folder))
     assert again.code == 2 and f"holds a run already\n  dnc run --resume {folder} goes" in again.error
+
+
+def test_a_metric_of_named_classes_asks_for_their_names(command, workplace) -> None:
+    text = (EXAMPLES / "ner_tagger.dn").read_text()
+    Path("tagger.dn").write_text(text)
+    assert command("compile tagger.dn -o tagger --set hidden=4,embed=4,tags=3").code == 0
+    model = dnc.load("tagger", "vm")
+    tags = ["O", "B-PER", "I-PER"]
+    model.attach([{"words": [{"form": tag, "tag": tag} for tag in tags]}])
+    model.save("tagged.safetensors")
+    assert command("export-weights tagged.safetensors -o plain.safetensors").code == 0
+    Path("words.txt").write_text("\n".join(model.vocabularies["vocab"].words))
+    start = "import-weights plain.safetensors --build tagger --vocabulary vocab=words.txt"
+    done = command(f"{start} --run-dir without")
+    assert done.code == 2 and not Path("without").exists()
+    assert done.error.startswith(
+        "error: metric 'f1' has to know what its classes are called, and no labels are"
+    )
+    (tagged,) = set(model.vocabularies) - {"vocab"}
+    Path("tags.txt").write_text("\n".join(model.vocabularies[tagged].words))
+    assert command(f"{start} --vocabulary {tagged}=tags.txt --run-dir with").code == 0
 
 
 def test_words_of_which_none_stands_for_others(command, workplace) -> None:
