@@ -59,6 +59,16 @@ def test_numbers_keep_their_size(tmp_path: Path) -> None:
     assert (len(train.vocabularies["vocab"]), len(train.vocabularies["tags"])) == (5, 3)
 
 
+def test_a_number_that_training_lacks() -> None:
+    train = read_samples([{"form": 3, "tag": 0}], TAGGED)
+    with pytest.raises(DiagnosticError) as caught:
+        read_samples([{"form": 11, "tag": 0}], TAGGED, train.vocabularies)
+    assert str(caught.value) == (
+        "samples:1: error: field 'form' is 11, but token<vocab> has 0..3, as training had; "
+        "dnc compile --set vocab=12 has room for it"
+    )
+
+
 def test_text_labels_for_a_set_dimension() -> None:
     three = program(struct("Word", Word=[token("form"), label("tag", Dimension("tags", 3))]))
     data = read_samples([{"form": "a", "tag": tag} for tag in "YXX"], three)

@@ -180,6 +180,11 @@ def test_words_as_json_and_from_another_run(command, workplace) -> None:
         ),
         ("m.safetensors --vocabulary vocab=no.json", "no.json: holds a number, expected an array of words"),
         (
+            "m.safetensors --vocabulary vocab=saved.json",
+            "saved.json: holds an object, expected an array of words, or their numbers by word\n"
+            "  the vocabulary.json of a run stands alone: --vocabulary saved.json\n",
+        ),
+        (
             "m.safetensors --vocabulary classes=6",
             "the vocabulary of 'classes' has 6 entries; the build has 5",
         ),
@@ -225,6 +230,7 @@ def test_mistakes_on_the_command_line(command, workplace, arguments: str, messag
     Path("one.txt").write_text("bad\nUNK\ngood\n")
     Path("gap.json").write_text('{"a": 0, "b": 2}')
     Path("no.json").write_text("3")
+    Path("saved.json").write_text('{"vocab": {"words": ["a"], "size": 1, "unknown": false}}')
     Path("cut.toml").write_text('[parameters]\nW = { from = "W", gates = "o i -> i o" }\n')
     Path("two.json").write_text('["a", "<unk>"]')
     done = command(f"import-weights {arguments}")

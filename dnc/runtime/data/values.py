@@ -256,6 +256,8 @@ def _numbers(
         )
         bad = column.values[position]
         limits = "starts at 0" if bad < 0 else f"has 0..{limit - 1}"
+        if bad >= 0 and dimension.size is None and vocabulary is not None:
+            limits += f", as training had; dnc compile --set {dimension.name}={bad + 1} has room for it"
         text = f"is {shown(bad)}, but {column.field.kind}<{dimension.name}> {limits}"
         conversion.report(column, position, text)
         return None

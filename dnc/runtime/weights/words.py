@@ -145,7 +145,11 @@ def _words(path: str | Path) -> list[str]:
             raise fail(f"{path}: '{wrong[0]}' has the number {wrong[1]}; expected {numbers}")
         values = [word for word, _ in ordered]
     if not isinstance(values, list):
-        raise fail(f"{path}: holds {kind_of(values)}, expected an array of words, or their numbers by word")
+        saved = isinstance(values, dict) and any(isinstance(each, dict) for each in values.values())
+        raise fail(
+            f"{path}: holds {kind_of(values)}, expected an array of words, or their numbers by word",
+            *([f"the vocabulary.json of a run stands alone: --vocabulary {path}"] if saved else []),
+        )
     for number, word in enumerate(values):
         if not isinstance(word, str):
             raise fail(f"{path}: entry {number} is {kind_of(word)}, expected a word")
