@@ -97,7 +97,7 @@ def import_weights(
     if nameless:
         raise fail(
             f"metric '{min(nameless)}' has to know what its classes are called, and no labels are given",
-            "a label a line, in the order of their numbers: --vocabulary tags=FILE; or a vocabulary.json",
+            "a label a line, in the order of their numbers: --vocabulary NAME=FILE; or a vocabulary.json",
         )
     sizes = table_rows(program, known)
     entries = {

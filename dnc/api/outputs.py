@@ -105,10 +105,10 @@ def predict_lines(
     seed: int | None = None,
     told: Callable[[str], None] = lambda text: None,
 ) -> list[bytes]:
-    """The outputs for every sample of `data` as a line of JSON, behind its id if it has one. seed: as
-    `Model.predict` has it.
+    """The outputs for every sample of `data` as a line of JSON, behind its id if it has one.
 
-    told: gets a sentence where numbers are not finite, for which JSON has null alone.
+    seed: as `Model.predict` has it. told: gets a sentence where numbers are not finite, for which JSON has
+    null alone.
     """
     _check_draws(model, seed)
     if not any(result.kind == "output" for result in model.plan.results):

@@ -303,12 +303,8 @@ def read_build(path: str | Path) -> Build:
     try:
         values = decode_json((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
-        is_run = (folder / "run.toml").exists()
-        notes = (
-            [f"it holds a run: --run-dir {path} beside the build, or dnc run --resume {path}"]
-            if is_run
-            else []
-        )
+        note = f"it holds a run: --run-dir {path} beside the build, or dnc run --resume {path}"
+        notes = [note] if (folder / "run.toml").exists() else []
         raise fail(f"{path}: not a build: {MANIFEST} is missing", *notes) from None
     except OSError as error:
         raise fail(f"{folder / MANIFEST}: cannot be read: {error.strerror}") from None

@@ -141,6 +141,11 @@ COMMANDS = [
     ("run none --data train.jsonl", NO_BUILD),
     ("run thesis --data train.jsonl", "error: thesis: not a build: manifest.json is missing"),
     ("run train.jsonl --data train.jsonl", "error: train.jsonl: is a file, expected the folder of a build"),
+    (
+        f"run {TREE} --data train.jsonl",
+        f"error: {TREE}: is a file, expected the folder of a build\n"
+        f"  dnc compile {TREE} -o build/ makes one of a program",
+    ),
     ("run build --data train.jsonl --device tpu", "error: unknown device 'tpu'; devices: cpu, cuda, vm"),
     ("run build --data train.jsonl --quux", "error: No such option: --quux (see dnc run --help)"),
     ("run build", "error: Missing option '--data' (see dnc run --help)"),
@@ -293,6 +298,11 @@ def test_checkpoints_of_other_models(command, workplace):
 def test_a_run_is_not_overwritten(command, workplace):
     assert command(f"{RUN} train.jsonl --run-dir first").code == 0
     before = snapshot(workplace)
+    for_build = command("run first --data train.jsonl")
+    assert last_lines(for_build.error) == (
+        "error: first: not a build: manifest.json is missing\n"
+        "  it holds a run: --run-dir first beside the build, or dnc run --resume first"
+    )
     done = command(f"{RUN} train.jsonl --run-dir first")
     assert done.code == 2 and snapshot(workplace) == before
     choice = "dnc run --resume first goes on with it; else choose another --run-dir"

@@ -233,7 +233,7 @@ def _read(
     _check_roots(forest, columns, problems)
     lines, positions = tuple(columns.lines), file_positions(columns)
     least = min_count if vocabularies is None else None
-    ids = () if columns.ids.count(None) == len(columns.ids) else tuple(columns.ids)
+    ids = tuple(columns.ids) if any(each is not None for each in columns.ids) else ()
     found = Dataset(forest, known, forest.samples, problems.path, lines, positions, min_count=least, ids=ids)
     if layout.labels_required:
         return found
