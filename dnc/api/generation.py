@@ -22,6 +22,7 @@ from dnc.ir.noise import step_noise
 from dnc.ir.structure import LIST
 from dnc.runtime.carried import carried
 from dnc.runtime.data import layout_of
+from dnc.runtime.data.flat import is_flat
 from dnc.runtime.streams import Sample, StreamState
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def generate(
     check_whole("seed", seed, 0, optional=True)
     stream = _stream_of(self, field)
     grows = stream.carried.field
-    ending, samples = ending_of(self, stream.carried, output, end), _checked(samples, grows)
+    ending, samples = ending_of(self, stream.carried, output, end), _checked(self, samples, grows)
     stream.reset()
     found: list[list[NDArray[np.int32]]] = [[] for _ in samples]
     going, made = list(range(len(samples))), 0
@@ -123,13 +124,16 @@ def _list_of(model: Model, name: str | None) -> str:
     return name
 
 
-def _checked(samples: Sequence[Sample], field: str) -> list[Sample]:
+def _checked(model: Model, samples: Sequence[Sample], field: str) -> list[Sample]:
+    layout = layout_of(model.program, labels_required=False)
     if isinstance(samples, Mapping | str | bytes) or not isinstance(samples, Sequence):
         raise fail(f"found {type(samples).__name__}, expected a list of samples")
     for number, sample in enumerate(samples, 1):
         if not isinstance(sample, Mapping) or sample.get(field):
             found = f"'{field}', which is to be made" if isinstance(sample, Mapping) else repr(sample)
             raise SampleError(number, f"found {found}; expected an object without that list")
+        if is_flat(sample, layout):
+            raise SampleError(number, "is in flat form; what a list is made for is in nested form")
     return list(samples)
 
 

@@ -465,7 +465,7 @@ class Model:
         next step drops. `backward` drops what `forward` has dropped.
         """
         dataset, numbers = distinct(*self.batch_of(batch, labels_required=False))
-        hand_in(dataset, filled(numbers), pulled_fields(self.program), pulled or {}, "pulled vector")
+        hand_in(dataset, filled(numbers), pulled_fields(self.program), pulled, "pulled vector")
         if training:
             self.check_trains()
         found = self._predict(dataset, numbers, self.session.next_noise() if training else NONE)
@@ -485,7 +485,7 @@ class Model:
             raise fail("backward needs a batch: call forward first")
         dataset, numbers, noisy = self._forwarded
         dataset.check_labels(any(result.kind == "loss" for result in self.plan.results))
-        hand_in(dataset, numbers, pushed_values(self.program), pushed or {}, "gradient of")
+        hand_in(dataset, numbers, pushed_values(self.program), pushed, "gradient of")
         try:
             result, found = self.session.backward(self.encoder(dataset), numbers, self.hyper, noisy)
         finally:

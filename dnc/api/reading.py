@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dnc.api.arguments import Data
 from dnc.diagnostics import fail
+from dnc.ir.forest import program_structs
 from dnc.ir.program import Program
 from dnc.runtime.data import (
     Beside,
@@ -67,6 +68,9 @@ class Reader:
         if isinstance(data, Dataset):
             if known is not None and data.vocabularies != known:
                 raise fail(f"{data.path} was read with another vocabulary; read it with this model")
+            own = (program_structs(self.program), self.program.root)
+            if (data.forest.structs, data.forest.root) != own:
+                raise fail(f"{data.path} was read for other structs, or other sizes; read it with this model")
             return data
         if isinstance(data, str | Path):
             return read(

@@ -69,7 +69,7 @@ class ModelStream:
         def fill(dataset: Dataset) -> None:
             numbers = np.arange(dataset.samples, dtype=np.int32)
             places = pulled_fields(self.model.program)
-            hand_in(dataset, numbers, places, pulled or {}, "pulled vector")
+            hand_in(dataset, numbers, places, pulled, "pulled vector")
 
         outputs = self._stream.feed(samples, fill, ending, times, noise)
         return {name: values[0] for name, values in outputs.items()} if single else dict(outputs)

@@ -70,6 +70,9 @@ def train(
     for name, given, kind in (("schedule", schedule, RateSchedule), ("config", config, RunConfig)):
         if not isinstance(given, kind | None):
             raise fail(f"{name} is {given!r}, expected a {kind.__name__}")
+    for name, told in (("report", report), ("tick", tick), ("stop", stop)):
+        if not callable(told):
+            raise fail(f"{name} is {told!r}, expected a function")
     if not isinstance(run_dir, str | Path | None):
         raise fail(f"run_dir is {run_dir!r}, expected a path")
     for name, value in (("epochs", epochs), ("batch", batch), ("log_every", log_every)):

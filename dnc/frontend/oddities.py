@@ -59,7 +59,7 @@ def _warn_of_other_classes(
     """Logits for one dimension of classes, and a label of another one that is as large."""
     if not isinstance(label, FieldUse) or not isinstance(label.type, Index):
         return
-    own, counted = label.type.dimension.name, set(_counted(model, logits))
+    own, counted = label.type.dimension.name, set(_counted(model, logits, set()))
     fields = [field for struct in model.structs for field in struct.fields.values()]
     others = counted & {field.dimension.name for field in fields if field.dimension is not None}
     if others and own not in counted:
@@ -71,10 +71,10 @@ def _warn_of_other_classes(
         )
 
 
-def _counted(model: CheckedModel, vector: Expression) -> Iterator[str]:
-    """The dimensions with which parameters are declared that a vector has the size of."""
+def _counted(model: CheckedModel, vector: Expression, seen: set[str]) -> Iterator[str]:
+    """The dimensions with which parameters are declared that a vector has the size of; seen: as below."""
     shapes = {parameter.name: parameter.dimensions for parameter in model.parameters}
-    for value in _values(model, vector, set()):
+    for value in _values(model, vector, seen):
         match value:
             case ParameterUse(name=name) | TableRow(parameter=name):
                 yield shapes[name][-1].name
@@ -82,7 +82,7 @@ def _counted(model: CheckedModel, vector: Expression) -> Iterator[str]:
                 yield shapes[name][-2].name
             case Apply(opcode="add", operands=operands):
                 for operand in operands:
-                    yield from _counted(model, operand)
+                    yield from _counted(model, operand, seen)
             case _:
                 pass
 

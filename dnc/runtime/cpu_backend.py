@@ -65,6 +65,9 @@ class CpuBackend:
         tuned: Sequence[Tuned] = (),
     ) -> None:
         self.plan = plan
+        for name in ("kernel.json", "kernel.tirx"):
+            if name not in files:
+                raise fail(f"the build has no {name} for a CPU; compile it again")
         described = json.loads(files["kernel.json"])
         text = files["kernel.tirx"].decode()
         self._module = _loaded(text)

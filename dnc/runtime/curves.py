@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail, reading
+from dnc.runtime.data.problems import kind_of
 from dnc.runtime.json_text import decode_json
 
 CURVES = "curves.png"
@@ -33,9 +34,12 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     found = []
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            found.append(decode_json(line))
+            event = decode_json(line)
         except ValueError:
             raise fail(f"{path}:{number}: not JSON") from None
+        if not isinstance(event, dict):
+            raise fail(f"{path}:{number}: found {kind_of(event)}, expected an event")
+        found.append(event)
     return found
 
 

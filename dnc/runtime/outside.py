@@ -56,12 +56,17 @@ def check_unaided(program: Program, what: str) -> None:
 
 
 def hand_in(
-    dataset: Dataset, samples: Ints, places: Mapping[str, tuple[Space, str]], given: Arrays, what: str
+    dataset: Dataset,
+    samples: Ints,
+    places: Mapping[str, tuple[Space, str]],
+    given: Arrays | None,
+    what: str,
 ) -> None:
     """Fills in the arrays of all `places`: one a sample, [vertices, width], or [width] for a root.
 
     Nothing is filled in at a place where an array is refused.
     """
+    given = {} if given is None else given
     if not isinstance(given, Mapping):
         raise fail(f"found {type(given).__name__}, expected a {what} by name")
     unknown = sorted(set(given) - set(places))

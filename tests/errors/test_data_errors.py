@@ -238,6 +238,11 @@ LINES = {
         f'{LEAF}\n{{"left": {{"word": "a", "label": 1, "word": "b"}}, "right": {LEAF}, "label": 1}}',
         "2: error: the key 'word' occurs twice in an object",
     ),
+    "key_twice_beside_quotes": (
+        TREE,
+        r'{"word": "a", "label": 1, "word": "\u0022\u0022\u0022\u0022"}',
+        "1: error: the key 'word' occurs twice in an object",
+    ),
     "root_beside_fields": (
         TREE,
         '{"word": "a", "label": 1, "root": 0}',

@@ -89,11 +89,28 @@ def test_mistakes_in_data_are_at_their_lines(trained, command, workplace):
             f'\n{good}\n{{"source":[{{"form":"s1"}}],"target":[{{}}]}}\n',
             "wrong.jsonl:3: error: found 'target', which is to be made; expected an object without that list",
         ),
+        (
+            '{"Pair":{"source":[[0]]},"Source":{"form":["s1"]},"root":0}\n',
+            "wrong.jsonl:1: error: is in flat form; what a list is made for is in nested form",
+        ),
         ("\n", "wrong.jsonl: error: the file is empty, expected one sample a line"),
     ):
         (workplace / "wrong.jsonl").write_text(text)
         done = command(f"{trained} {rest}")
         assert done.code == 2 and done.error.startswith(message)
+
+
+def test_a_field_that_is_called_id_is_no_id(command, workplace):
+    text = (SUPPORT / "decoder.dn").read_text().replace("Pair(source:", "Pair(id: token<users>, source:")
+    (workplace / "own.dn").write_text(text.replace("Decoder(", "Decoder(users, "))
+    compile_model("own.dn", "own", ("cpu",))
+    pairs = "".join(json.dumps({**pair(number), "id": "anna"}) + "\n" for number in range(4))
+    (workplace / "own.jsonl").write_text(pairs)
+    assert command("run own --data own.jsonl --device vm --run-dir r").code == 0
+    (workplace / "source.jsonl").write_text('{"id": "anna", "source": [{"form": "s1"}]}\n')
+    rest = "--end end --output words --list target --most 3 --device vm --run-dir r"
+    done = command(f"generate own --data source.jsonl {rest}")
+    assert done.code == 0 and list(done.events[0]) == ["words"], done.error
 
 
 def test_what_has_to_be_named_by_which_option(trained, command, workplace):

@@ -8,7 +8,7 @@ import pytest
 
 from dnc.diagnostics import DiagnosticError
 from dnc.runtime.data import read, read_samples
-from tests.support.data_programs import TREE, label, program, struct, token, write
+from tests.support.data_programs import TREE, child, label, program, struct, token, write
 
 LEAF = {"word": "a", "label": 1}
 FLAT = {"Tree": {"arm": ["Leaf"], "word": ["a"], "label": [1]}, "root": 0}
@@ -37,6 +37,17 @@ def test_samples_in_memory_keep_theirs() -> None:
 def test_of_another_kind(value: object, found: str) -> None:
     with pytest.raises(DiagnosticError, match=f"samples:2: error: an id must be .*, found {found}$"):
         read_samples([{"id": "x", **LEAF}, {"id": value, **LEAF}], TREE)
+
+
+def test_of_half_a_character() -> None:
+    with pytest.raises(DiagnosticError, match="an id holds half of a character"):
+        read_samples([{"id": "a\ud800", **LEAF}], TREE)
+
+
+def test_a_struct_that_is_called_so_is_a_struct() -> None:
+    user = program(struct("id", id=[token("name")]), struct("User", User=[child("of", "id")]))
+    data = read_samples([{"id": {"name": ["anna"]}, "User": {"of": [0]}, "root": 0}], user)
+    assert data.ids == () and data.vocabularies["vocab"].words == ("<unk>", "anna")
 
 
 def test_only_the_sample_has_one() -> None:

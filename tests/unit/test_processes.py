@@ -368,3 +368,10 @@ def test_processes_end_with_their_session():
     other = session.attach(forest_of("treelstm", seed=4))
     list(session.steps(other, [[0]], SGD))  # another data set: those of the first are not needed
     assert all(each.poll() is not None for each in running)
+
+
+def test_files_of_the_working_folder_are_not_run(monkeypatch, tmp_path):
+    (tmp_path / "attrs.py").write_text("raise RuntimeError('a file of the user')\n")
+    monkeypatch.chdir(tmp_path)
+    session = small_session("treelstm", encoders=1)
+    with_processes(session, session.attach(forest_of("treelstm")))

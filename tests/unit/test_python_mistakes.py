@@ -10,6 +10,7 @@ from dnc import api
 from dnc.api.tuning import tune
 from dnc.compiler import PlanOptions, compile_model
 from dnc.runtime.checkpoint import load_checkpoint
+from dnc.runtime.cpu_backend import CpuBackend
 from dnc.runtime.encoder.readout import Values
 from dnc.runtime.run_config import read_config
 from dnc.weights import export_weights, import_weights
@@ -264,3 +265,39 @@ def test_numbers_behind_the_last_row_are_not_looked_at():
     )
     with np.errstate(all="raise"):
         assert values.of(np.array([4.0, np.nan], np.float32), 1)[0] == 4
+
+
+@pytest.mark.parametrize("name", ["report", "tick", "stop"])
+def test_what_is_told_is_a_function(workplace, name):
+    model = dnc.load("build", "vm")
+    with pytest.raises(dnc.DiagnosticError, match=f"{name} is None, expected a function"):
+        model.train("train.jsonl", run_dir="run", **{name: None})
+    assert not Path("run").exists()
+
+
+def test_an_event_that_is_none(workplace):
+    dnc.load("build", "vm").train("train.jsonl", run_dir="run")
+    with Path("run/metrics.jsonl").open("a") as file:
+        file.write('"a note"\n')
+    with pytest.raises(dnc.DiagnosticError, match=r"metrics.jsonl:\d+: found a string, expected an event"):
+        api.draw_run("run")
+    model = dnc.load("build", "vm", checkpoint="run/last.safetensors")
+    model.train("train.jsonl", epochs=2, run_dir="other")
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_an_array_in_place_of_arrays_by_name(workplace, name):
+    model = dnc.load("build", "vm")
+    model.attach("train.jsonl")
+    model.forward([0])
+    given = ([0], np.ones((1, 2))) if name == "forward" else (np.ones((1, 2)),)
+    with pytest.raises(dnc.DiagnosticError, match=r"found ndarray, expected a .* by name"):
+        getattr(model, name)(*given)
+
+
+@pytest.mark.parametrize("name", ["kernel.json", "kernel.tirx"])
+def test_a_kernel_that_lacks_a_file(workplace, name):
+    files = {"kernel.json": b"{}", "kernel.tirx": b""}
+    del files[name]
+    with pytest.raises(dnc.DiagnosticError, match=f"the build has no {name} for a CPU; compile it again"):
+        CpuBackend(dnc.load("build", "vm").plan, files)

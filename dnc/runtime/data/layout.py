@@ -45,8 +45,8 @@ class Layout:
 
     @property
     def has_ids(self) -> bool:
-        """Whether samples may have an id, as no field of the root is called so."""
-        return ID not in self.root_fields
+        """Whether samples may have an id, as no field of the root is called so, and no struct."""
+        return ID not in self.root_fields and ID not in self.structs
 
     @property
     def at_root(self) -> frozenset[str]:

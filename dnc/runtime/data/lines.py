@@ -112,8 +112,8 @@ def _decode(line: bytes) -> dict[str, Any]:
     if type(value) is not dict:
         hint = f"; {ONE_A_LINE}" if type(value) is list else ""
         raise Problem(f"a sample must be an object, found {kind_of(value)}{hint}")
-    # What comes out again has as many quotes as what went in, unless an object lost a key.
-    if line.count(b'"') != msgspec.json.encode(value).count(b'"'):
+    # As many quotes come out again as went in, unless an object lost a key, or some were escaped.
+    if b"u0022" in line or line.count(b'"') != msgspec.json.encode(value).count(b'"'):
         _find_duplicate(line)
     return value
 

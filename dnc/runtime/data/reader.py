@@ -306,6 +306,11 @@ def _no_cycles() -> Iterator[None]:
 def _without_id(sample: dict[str, Any]) -> Id:
     """Takes the id out of a sample."""
     found = sample.pop(ID, None)
+    if isinstance(found, str) and not found.isascii():
+        try:
+            found.encode()
+        except UnicodeEncodeError:
+            raise Problem(f"an {ID} holds half of a character, and the other half is missing") from None
     if found is None or (isinstance(found, str | int) and not isinstance(found, bool)):
         return found
     raise Problem(f"an {ID} must be a string or a whole number, found {kind_of(found)}")

@@ -153,7 +153,7 @@ class _Process:
         self._words = deque(_Received(file) for file in words)
         running: list[subprocess.Popen[bytes]] = []
         self.close = weakref.finalize(self, _end, running, self.connection, words)
-        command = [sys.executable, "-c", f"import {__name__} as it; it.main()"]
+        command = [sys.executable, "-P", "-c", f"import {__name__} as it; it.main()"]
         handed = [theirs.fileno(), data, *words]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)}
         try:
