@@ -82,7 +82,7 @@ class Model:
         self.timeline = OFF
         self._session: Session | None = None
         self._attached: Dataset | None = None
-        self._forwarded: tuple[Dataset, NDArray[np.int32], bool] | None = None
+        self._forwarded: tuple[Dataset, NDArray[np.int32], bool, object] | None = None
         self._predictor: Predictor | None = None
         self._encoded = 0
         # By list those of `generate`, which keep the schedules of the shapes that they have seen.
@@ -465,11 +465,11 @@ class Model:
         next step drops. `backward` drops what `forward` has dropped.
         """
         dataset, numbers = distinct(*self.batch_of(batch, labels_required=False))
-        hand_in(dataset, filled(numbers), pulled_fields(self.program), pulled, "pulled vector")
+        handed = hand_in(dataset, filled(numbers), pulled_fields(self.program), pulled, "pulled vector")
         if training:
             self.check_trains()
         found = self._predict(dataset, numbers, self.session.next_noise() if training else NONE)
-        self._forwarded = dataset, numbers, training
+        self._forwarded = dataset, numbers, training, handed
         return found
 
     @moves
@@ -483,7 +483,8 @@ class Model:
         self.check_trains()
         if self._forwarded is None:
             raise fail("backward needs a batch: call forward first")
-        dataset, numbers, noisy = self._forwarded
+        dataset, numbers, noisy, handed = self._forwarded
+        dataset.check_handed(handed)
         dataset.check_labels(any(result.kind == "loss" for result in self.plan.results))
         hand_in(dataset, numbers, pushed_values(self.program), pushed, "gradient of")
         try:

@@ -61,10 +61,11 @@ def hand_in(
     places: Mapping[str, tuple[Space, str]],
     given: Arrays | None,
     what: str,
-) -> None:
+) -> object:
     """Fills in the arrays of all `places`: one a sample, [vertices, width], or [width] for a root.
 
-    Nothing is filled in at a place where an array is refused.
+    Nothing is filled in at a place where an array is refused. What comes back stands for all of it, see
+    `Dataset.check_handed`.
     """
     given = {} if given is None else given
     if not isinstance(given, Mapping):
@@ -100,6 +101,7 @@ def hand_in(
             number = next(number for number, array in enumerate(handed) if not np.isfinite(array).all())
             raise fail(f"the {what} '{name}' of sample {number + 1} has numbers that are not finite")
         column[order.of(samples)] = values
+    return dataset.handed() if places else None
 
 
 def hand_back(

@@ -60,6 +60,22 @@ class Net:
         return {"sentence": [2 * self.b.T @ (self.b @ h - y) for h, y in zip(states, self.y, strict=True)]}
 
 
+def test_another_model_is_called_with_the_same_data_set(build, model):
+    other, net = dnc.load(build, "vm"), Net()
+    data = model.read(TREES)
+    states = model.forward(data, net.pulled())["sentence"]
+    own = other.forward(other.read(TREES), net.pulled())["sentence"]
+    model.backward(net.pushed(states))
+    other.backward(net.pushed(own))
+    model.forward(data, net.pulled())
+    states = other.forward(data, {"Tree.x": [2 * each for each in net.pulled()["Tree.x"]]})["sentence"]
+    with pytest.raises(
+        DiagnosticError, match="another model was handed vectors for it since; read it for each"
+    ):
+        model.backward(net.pushed(states))
+    other.backward(net.pushed(states))
+
+
 def test_gradients_through_three_nets(model):
     net = Net()
     before = {name: value.copy() for name, value in model.parameters().items()}

@@ -57,6 +57,7 @@ class Dataset:
     _missing: list[str] = attrs.field(factory=list, init=False, repr=False)
     _digest: list[str] = attrs.field(factory=list, init=False, repr=False)
     _orders: dict[Space, Order] = attrs.field(factory=dict, init=False, repr=False)
+    _handed: list[object] = attrs.field(factory=list, init=False, repr=False)
 
     def order(self, space: Space) -> Order:
         """The order of the vertices of a space, worked out when it is first asked for."""
@@ -84,6 +85,16 @@ class Dataset:
             self._missing.append(self.lacks or _missing_to_learn(self.forest, self.unlabelled))
         if self._missing[0]:
             raise fail(f"{self.path}: was read without labels, and {self._missing[0]}")
+
+    def handed(self) -> object:
+        """Notes that vectors from outside were filled in; what stands for them."""
+        self._handed[:] = [object()]
+        return self._handed[0]
+
+    def check_handed(self, handed: object) -> None:
+        """DiagnosticError where others have been filled in since; None stands for no vectors."""
+        if handed is not None and self._handed != [handed]:
+            raise fail(f"{self.path}: another model was handed vectors for it since; read it for each model")
 
     def digest(self) -> str:
         """What the same samples have in common, wherever they were read from; worked out once."""
