@@ -151,7 +151,8 @@ def test_words_for_a_model_of_numbers() -> None:
         read_samples([{"form": "a", "tag": 2}], program(WORD), known)
     assert str(caught.value).split("\n") == [
         "samples:1: error: field 'form' is a string, but the model knows 'vocab' as numbers",
-        "samples:1: error: field 'tag' is 2, but class<tags> has 0..1",
+        "samples:1: error: field 'tag' is 2, but class<tags> has 0..1, as training had; "
+        "dnc compile --set tags=3 has room for it",
     ]
 
 
