@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from dnc.api.arguments import check_whole
+from dnc.api.first_values import check_class_metrics
 from dnc.diagnostics import check_path, fail
 from dnc.ir.optimizers import DEFAULT, OPTIMIZERS
 from dnc.ir.parser import parse_program
@@ -25,7 +26,6 @@ from dnc.runtime.checkpoint import Checkpoint, Position, load_checkpoint, save_c
 from dnc.runtime.data import table_rows
 from dnc.runtime.data.vocabulary import UNKNOWN
 from dnc.runtime.initialize import initialize, shapes
-from dnc.runtime.measurements import class_metrics
 from dnc.runtime.predictions import metric_classes
 from dnc.runtime.run_config import RunConfig
 from dnc.runtime.run_folder import LAST, RunFolder, check_nothing_lost, new_run, run_checkpoint
@@ -93,12 +93,12 @@ def import_weights(
         return next((count for count in found if count is not None), None)
 
     known = read_vocabularies(program, vocabularies or {}, unknown, saved, rows)
-    nameless = set(class_metrics(program)) - set(metric_classes(program, known))
-    if nameless:
-        raise fail(
-            f"metric '{min(nameless)}' has to know what its classes are called, and no labels are given",
-            "a label a line, in the order of their numbers: --vocabulary NAME=FILE; or a vocabulary.json",
-        )
+    check_class_metrics(
+        program,
+        metric_classes(program, known),
+        "and no labels are given",
+        "a label a line, in the order of their numbers: --vocabulary NAME=FILE; or a vocabulary.json",
+    )
     sizes = table_rows(program, known)
     entries = {
         table: f"{'numbers' if each.words is None else 'words'} of '{name}'"

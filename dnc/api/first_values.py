@@ -50,14 +50,19 @@ def check_memory(model: Model, rows: dict[str, int], states: int = 0) -> None:
         )
 
 
-def check_class_metrics(program: Program, classes: Mapping[str, object]) -> None:
-    """DiagnosticError where a metric needs names of classes that the data do not have; classes: those known,
-    by metric."""
+def check_class_metrics(
+    program: Program,
+    classes: Mapping[str, object],
+    lack: str = "but the data hold numbers",
+    note: str = "the classes are tags, as B-PER, I-PER and O",
+) -> None:
+    """DiagnosticError where a metric needs names of classes that are not known; classes: those known, by
+    metric. lack, note: why there are none, and what helps."""
     for name in class_metrics(program):
         if name not in classes:
             raise fail(
-                f"metric '{name}' has to know what its classes are called, but the data hold numbers",
-                "the classes are tags, as B-PER, I-PER and O",
+                f"metric '{name}' has to know what its classes are called, {lack}",
+                note,
             )
 
 

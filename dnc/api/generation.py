@@ -21,7 +21,7 @@ from dnc.ir.forest import target_of
 from dnc.ir.noise import step_noise
 from dnc.ir.structure import LIST
 from dnc.runtime.carried import carried
-from dnc.runtime.data import layout_of
+from dnc.runtime.data import Layout
 from dnc.runtime.data.flat import is_flat
 from dnc.runtime.streams import Sample, StreamState
 
@@ -65,7 +65,8 @@ def generate(
     check_whole("seed", seed, 0, optional=True)
     stream = _stream_of(self, field)
     grows = stream.carried.field
-    ending, samples = ending_of(self, stream.carried, output, end), _checked(self, samples, grows)
+    layout = self.reader.layout(labels_required=False)
+    ending, samples = ending_of(self, stream.carried, output, end), _checked(samples, grows, layout)
     stream.reset()
     found: list[list[NDArray[np.int32]]] = [[] for _ in samples]
     going, made = list(range(len(samples))), 0
@@ -98,7 +99,7 @@ def _stream_of(model: Model, field: str | None) -> ModelStream:
 def _list_of(model: Model, name: str | None) -> str:
     """The list `name` of the root, or the only one that can be made; DiagnosticError where elements have
     fields that nobody can know before they are made."""
-    layout = layout_of(model.program, labels_required=False)
+    layout = model.reader.layout(labels_required=False)
     root = layout.structs[model.program.root]
     given = {}
     for field in root.fields.values():
@@ -124,8 +125,7 @@ def _list_of(model: Model, name: str | None) -> str:
     return name
 
 
-def _checked(model: Model, samples: Sequence[Sample], field: str) -> list[Sample]:
-    layout = layout_of(model.program, labels_required=False)
+def _checked(samples: Sequence[Sample], field: str, layout: Layout) -> list[Sample]:
     if isinstance(samples, Mapping | str | bytes) or not isinstance(samples, Sequence):
         raise fail(f"found {type(samples).__name__}, expected a list of samples")
     for number, sample in enumerate(samples, 1):

@@ -87,7 +87,7 @@ class Model:
         self._encoded = 0
         # By list those of `generate`, which keep the schedules of the shapes that they have seen.
         self.generating: dict[str | None, ModelStream] = {}
-        self._reader = Reader(self.program)
+        self.reader = Reader(self.program)
         self._encoders: WeakKeyDictionary[Dataset, Encoder] = WeakKeyDictionary()
 
     def __reduce__(self) -> NoReturn:
@@ -159,7 +159,7 @@ class Model:
     ) -> Dataset:
         """Data as a `Dataset`, read with the model's vocabulary; without one they give it, as in `attach`."""
         check_whole("min_count", min_count, 1)
-        dataset = self._reader.read(data, self.vocabularies, labels_required, min_count, vocabulary)
+        dataset = self.reader.read(data, self.vocabularies, labels_required, min_count, vocabulary)
         if self.vocabularies is None:
             self.start(dataset.vocabularies, origin=Origin.of_data(dataset, vocabulary))
         return dataset
@@ -177,7 +177,7 @@ class Model:
                 raise fail("a batch holds no samples")
             data = self._training_data(labels_required)
             return data, sample_numbers(batch, data.samples)
-        data = self._reader.read(batch, self.vocabularies, labels_required)  # type: ignore[arg-type]
+        data = self.reader.read(batch, self.vocabularies, labels_required)  # type: ignore[arg-type]
         data.check_labels(labels_required)
         if self.vocabularies is None:
             if data.vocabularies and data is not batch:

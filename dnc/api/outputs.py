@@ -21,7 +21,6 @@ from dnc.api.model import Model
 from dnc.diagnostics import DiagnosticError, counted, fail
 from dnc.ir.plan import NoiseList
 from dnc.runtime.atomic import write_atomically
-from dnc.runtime.data import layout_of
 from dnc.runtime.data.columns import Id
 from dnc.runtime.data.layout import ID
 from dnc.runtime.data.problems import DataDiagnostic
@@ -78,7 +77,7 @@ def generate_lines(
     with _lines_of(str(data), [line for line, _ in numbered]):
         samples = [sample for _, sample in numbered]
         found = model.generate(samples, last, name, most=most, chunk=chunk, field=field, seed=seed)
-    has_ids = layout_of(model.program).has_ids
+    has_ids = model.reader.layout(labels_required=False).has_ids
     return _lines(model, {name: found}, [sample.get(ID) for sample in samples] if has_ids else ())
 
 

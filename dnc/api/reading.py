@@ -37,6 +37,12 @@ class Reader:
         self.program = program
         self._layouts: dict[bool, Layout] = {}
 
+    def layout(self, labels_required: bool) -> Layout:
+        """What the data have to look like, worked out once."""
+        if labels_required not in self._layouts:
+            self._layouts[labels_required] = layout_of(self.program, labels_required)
+        return self._layouts[labels_required]
+
     def read(
         self,
         data: Data,
@@ -81,15 +87,13 @@ class Reader:
                 min_count=min_count,
                 beside=beside,
             )
-        if labels_required not in self._layouts:
-            self._layouts[labels_required] = layout_of(self.program, labels_required)
         return read_samples(
             data,
             self.program,
             known,
             labels_required=labels_required,
             min_count=min_count,
-            layout=self._layouts[labels_required],
+            layout=self.layout(labels_required),
             beside=beside,
         )
 

@@ -287,6 +287,13 @@ def _candidate_folders(candidates: dict[str, Any]) -> list[str]:
     return [_candidate_name(name, at) for name, count in counts.items() for at in range(1, count + 1)]
 
 
+def kernel_file(files: Mapping[str, bytes], name: str, device: str) -> bytes:
+    """One of the files of a kernel; DiagnosticError where a build lacks it."""
+    if name not in files:
+        raise fail(f"the build has no {name} for {device}; compile it again")
+    return files[name]
+
+
 def _kernels(folder: Path, target: Target) -> dict[str, bytes]:
     return {name: _checked(folder / name, found) for name, found in target.files.items()}
 

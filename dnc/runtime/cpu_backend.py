@@ -31,6 +31,7 @@ from dnc.ir.plan import Plan
 from dnc.ir.program import FORWARD, LEVEL
 from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
 from dnc.runtime.backend import Fill
+from dnc.runtime.build import kernel_file
 from dnc.runtime.cores import cores, machine_memory
 from dnc.runtime.schedule import Schedule, longest_queue
 from dnc.runtime.schedules import words_of
@@ -65,11 +66,8 @@ class CpuBackend:
         tuned: Sequence[Tuned] = (),
     ) -> None:
         self.plan = plan
-        for name in ("kernel.json", "kernel.tirx"):
-            if name not in files:
-                raise fail(f"the build has no {name} for a CPU; compile it again")
-        described = json.loads(files["kernel.json"])
-        text = files["kernel.tirx"].decode()
+        described = json.loads(kernel_file(files, "kernel.json", "a CPU"))
+        text = kernel_file(files, "kernel.tirx", "a CPU").decode()
         self._module = _loaded(text)
         self._kernel = self._module[described["symbol"]]
         self._scratch_floats, self._places = int(described["scratch_floats"]), int(described["places"])

@@ -21,6 +21,7 @@ from dnc.ir.machine import machine
 from dnc.ir.plan import Plan
 from dnc.ir.stamps import ANCHOR_WORDS, Times, run_words
 from dnc.runtime.backend import Fill
+from dnc.runtime.build import kernel_file
 from dnc.runtime.cuda_context import in_context
 from dnc.runtime.cuda_driver import (
     Call,
@@ -74,7 +75,7 @@ class CudaBackend:
     ) -> None:
         self.plan = plan
         self.device = device
-        described = json.loads(files["kernel.json"])
+        described = json.loads(kernel_file(files, "kernel.json", "a GPU"))
         self._check_chip()
         self.workers = int(described["workers"])
         self.cluster = int(described["cluster"])
@@ -113,9 +114,10 @@ class CudaBackend:
         """The kernel, and the lean one if there is one."""
 
         def load(name: str) -> Kernel:
-            described = json.loads(files[f"{name}.json"])
+            described = json.loads(kernel_file(files, f"{name}.json", "a GPU"))
+            machine_code = kernel_file(files, f"{name}.cubin", "a GPU")
             parameters = [(name, ARGUMENTS[name]) for name in described["parameters"]]
-            return self.device.load(files[f"{name}.cubin"], described["symbol"], parameters)  # type: ignore[arg-type]
+            return self.device.load(machine_code, described["symbol"], parameters)  # type: ignore[arg-type]
 
         return load("kernel"), load(lean.NAME) if f"{lean.NAME}.cubin" in files else None
 

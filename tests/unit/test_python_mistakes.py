@@ -11,6 +11,7 @@ from dnc.api.tuning import tune
 from dnc.compiler import PlanOptions, compile_model
 from dnc.runtime.checkpoint import load_checkpoint
 from dnc.runtime.cpu_backend import CpuBackend
+from dnc.runtime.cuda_backend import CudaBackend
 from dnc.runtime.encoder.readout import Values
 from dnc.runtime.run_config import read_config
 from dnc.weights import export_weights, import_weights
@@ -301,3 +302,5 @@ def test_a_kernel_that_lacks_a_file(workplace, name):
     del files[name]
     with pytest.raises(dnc.DiagnosticError, match=f"the build has no {name} for a CPU; compile it again"):
         CpuBackend(dnc.load("build", "vm").plan, files)
+    with pytest.raises(dnc.DiagnosticError, match=r"has no kernel.json for a GPU; compile it again"):
+        CudaBackend(dnc.load("build", "vm").plan, {}, None)

@@ -20,8 +20,8 @@ def rates(done):
     return found
 
 
-@pytest.mark.parametrize("epochs, per_epoch, ahead", [(4, 10, 0), (4, 2, -32), (4, 50, 160)])
-def test_factors_behind_four_epochs(epochs, per_epoch, ahead):
+@pytest.mark.parametrize("per_epoch, ahead", [(10, 0), (2, -32), (50, 160)])
+def test_factors_behind_four_epochs(per_epoch, ahead):
     """Of 40 steps, in epochs of as many, of fewer, of more."""
     for kind, decay, expected in [("step", 0.5, 0.25), ("exponential", 0.5, 0.25), ("cosine", 0, 0.5)]:
         schedule = rate_schedule(kind, decay, None if kind == "cosine" else 2)
