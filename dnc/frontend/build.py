@@ -25,7 +25,7 @@ from dnc.frontend.walk import calls, walk
 from dnc.ir import program as ir
 from dnc.ir.measures import MEASURES
 from dnc.ir.program import Program, Space, Stage
-from dnc.ir.structure import Path
+from dnc.ir.structure import Path, Struct
 
 
 def load_program(source: Source, settings: Mapping[str, int]) -> tuple[Program, tuple[Diagnostic, ...]]:
@@ -176,18 +176,21 @@ def _term_stages(model: CheckedModel, spaces: list[Space], stages: list[Stage], 
     for name, terms in metrics.items():
         measures = (term.measure for term in terms)
         outputs = [ir.MetricOutput(name, measure, at) for at, measure in enumerate(measures)]
-        add(name, terms, [attrs.evolve(outputs[0], known=_known(terms)), *outputs[1:]])
+        (own,) = (struct for struct in model.structs if struct.name == terms[0].struct)
+        known = _known(terms, own)
+        add(name, terms, [attrs.evolve(outputs[0], known=known), *outputs[1:]])
     for terms in domains.values():
         add("output", terms, [ir.DeclaredOutput(term.name) for term in terms])
 
 
-def _known(terms: list[Term]) -> tuple[tuple[str, Path], ...]:
-    """The classes and tokens of other vertices that a metric reads, which may be absent; what goes along
-    lists sees these vertices, too."""
+def _known(terms: list[Term], struct: Struct) -> tuple[tuple[str, Path], ...]:
+    """The classes and tokens that a metric reads and that may be absent: of other vertices, and of its own
+    those that are declared so; what goes along lists sees these vertices, too."""
     found: dict[tuple[str, Path], None] = {}
     for term in terms:
         for use in walk(term.value):
             match use:
-                case FieldUse(type=Index(), path=path) | TableRow(path=path) if path:
-                    found[use.field, path] = None
+                case FieldUse(type=Index(), field=field, path=path) | TableRow(field=field, path=path):
+                    if path or struct.fields[field].may_miss:
+                        found[field, path] = None
     return () if MEASURES[terms[0].measure].in_lists else tuple(found)

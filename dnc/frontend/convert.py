@@ -87,7 +87,7 @@ class Converter:
             form = "values"
         while kind.data == "list_kind":
             (kind,) = kind.children
-        dimension = self._node(kind.children[1]) if kind.data == "indexed_kind" else None
+        dimension = self._node(kind.children[1]) if len(kind.children) > 1 else None
         return syntax.FieldDeclaration(
             self._identifier(name), form, self._identifier(kind.children[0]), dimension
         )

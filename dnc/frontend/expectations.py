@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from dnc.frontend.calls import CALLS_ELSEWHERE, JOINED_ELSEWHERE, STATEMENTS_ELSEWHERE
-from dnc.frontend.structs import ONLY_CHILDREN
 
 FORMS = {
     "model": "model Name(open, size = 256)",
@@ -105,8 +104,6 @@ def explain_token(token: Any, line: str, accepted: set[str], texts: Mapping[str,
         return f"found '{text}', expected ']': {one}"
     if text == ":" and re.match(r"\s+\w+\([^()]*\)$", before):
         return "found ':', expected '->' and an expression; a block stands in a cell that the arm calls"
-    if text == "?" and re.search(r"<[^<>()]*>$", before):
-        return f"found '?'; {ONLY_CHILDREN}"
     method = re.search(r"\.(\w+)$", before)
     if text == "(" and method and "DOT" in accepted:
         instead = CALLS_ELSEWHERE.get(method[1].lower(), f"write {method[1]}(x)")

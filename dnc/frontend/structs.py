@@ -32,8 +32,10 @@ from dnc.ir.structure import (
 
 PULLED = "pulled"
 INDEXED_KINDS = (TOKEN, CLASS, SELECTOR, VECTOR, PULLED)
-ONLY_CHILDREN = (
-    "only a child may be missing: put what may be missing into a struct of its own, and write Struct? for it"
+MAY_MISS = (TOKEN, CLASS)
+MAY_NOT_MISS = (
+    "only a child, a token or a class may be missing: put what may be missing into a struct of its own, "
+    "and write Struct? for it"
 )
 
 _WORD, _WHOLE = "a word is token<dimension>", "an index is token<dimension>, a label class<dimension>"
@@ -130,12 +132,12 @@ class _Structs:
                 "what stands in it is a struct: struct Word = Word(form: token<vocab>), and words: [Word]",
             )
             return None
-        if declared.form == "indexed":
+        if declared.form in ("indexed", "optional_indexed"):
             return self._indexed(declared)
         if declared.form == "plain" and kind.text == "float":
             return Field(name, VECTOR, width=0, span=declared.name.span)
         if declared.form == "optional" and kind.text == "float":
-            self._error(f"found '{kind}?'; {ONLY_CHILDREN}", kind)
+            self._error(f"found '{kind}?'; {MAY_NOT_MISS}", kind)
             return None
         if kind.text in INDEXED_KINDS:
             self._error(f"'{kind}' needs a dimension, expected {kind}<dimension>", kind)
@@ -165,6 +167,10 @@ class _Structs:
             self.complete = False
             self.report.unknown("kind of field", kind.text, INDEXED_KINDS, kind.span)
             return None
+        may_miss = declared.form == "optional_indexed"
+        if may_miss and kind.text not in MAY_MISS:
+            self._error(f"found '{kind}<{text(declared.dimension)}>?'; {MAY_NOT_MISS}", kind)
+            return None
         if kind.text in (VECTOR, PULLED):
             width = self.dimensions.known(declared.dimension, f"field '{name}'")
             self.complete = self.complete and width is not None
@@ -177,7 +183,9 @@ class _Structs:
             return None if size is None else Field(name, SELECTOR, bound, span=declared.name.span)
         dimension = self.dimensions.open_or_known(declared.dimension, f"field '{name}'")
         self.complete = self.complete and dimension is not None
-        return None if dimension is None else Field(name, kind.text, dimension, span=declared.name.span)
+        if dimension is None:
+            return None
+        return Field(name, kind.text, dimension, may_miss=may_miss, span=declared.name.span)
 
 
 def field_text(field: Field) -> str:
@@ -187,7 +195,7 @@ def field_text(field: Field) -> str:
     if field.kind == VECTOR:
         return f"vector<{field.width}>" if field.width else "float"
     if field.dimension is not None:
-        return f"{field.kind}<{field.dimension.name}>"
+        return f"{field.kind}<{field.dimension.name}>{'?' * field.may_miss}"
     return {CHILD: "{}", OPTIONAL: "{}?", LIST: "[{}]"}[field.kind].format(field.target)
 
 

@@ -161,8 +161,8 @@ class ModelDeclaration:
 
 @attrs.frozen
 class FieldDeclaration:
-    """`name: kind`. form: "plain" (float or a struct), "indexed" (kind<dimension>), "optional", "list", or
-    "values": a list of anything else than a name."""
+    """`name: kind`. form: "plain" (float or a struct), "indexed" (kind<dimension>), "optional" and
+    "optional_indexed" (the same with ?), "list", or "values": a list of anything else than a name."""
 
     name: Identifier
     form: str

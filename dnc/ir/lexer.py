@@ -28,7 +28,7 @@ TOKEN = re.compile(
   | (?P<number>[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|inf\b|nan\b))
   | (?P<string>"(?:[^"\\\n]|\\.)*")
   | (?P<name>[A-Za-z_][\w.]*)
-  | (?P<mark>->|[(){}\[\]<>:=,])
+  | (?P<mark>->|[(){}\[\]<>:=,?])
     """,
     re.VERBOSE,
 )

@@ -56,10 +56,12 @@ from dnc.ir.program import (
 )
 from dnc.ir.structure import (
     CHILD,
+    CLASS,
     LIST,
     NUMBERED_KINDS,
     OPTIONAL,
     OUTSIDE,
+    TOKEN,
     VECTOR,
     Arm,
     Dimension,
@@ -282,6 +284,8 @@ class _Reader(Cursor):
         else:
             field = attrs.evolve(field, target=self.name())
         self.expect(">")
+        if kind in (TOKEN, CLASS) and self.take("?"):
+            field = attrs.evolve(field, may_miss=True)
         return field
 
     def struct(self) -> Struct:

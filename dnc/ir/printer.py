@@ -172,7 +172,7 @@ def print_dimension(dimension: Dimension) -> str:
 def print_field(field: Field) -> str:
     """A field of an arm, in the notation of the language where that says everything."""
     if field.kind in NUMBERED_KINDS and field.dimension is not None:
-        kind = f"{field.kind}<{print_dimension(field.dimension)}>"
+        kind = f"{field.kind}<{print_dimension(field.dimension)}>{'?' * field.may_miss}"
     elif field.kind == OUTSIDE:
         kind = f"outside<{field.width}>"
     elif field.kind == VECTOR:

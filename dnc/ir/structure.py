@@ -56,6 +56,7 @@ class Field:
 
     token, class, index: `dimension` bounds the value. vector, outside: `width` floats (0 width = scalar
     written as a plain number, stored as one float). child, optional, list: `target` is the struct's name.
+    may_miss: whether a vertex may lack its token or class, which is -1 then.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Field:
     dimension: Dimension | None = None
     width: int = 0
     target: str | None = None
+    may_miss: bool = False
     span: Span | None = attrs.field(default=None, eq=False, repr=False)
 
 

@@ -34,6 +34,7 @@ ENDS = program(
     reads={"Sentence": [("words", "last")], "Word": [("prev",)]},
 )
 LEAF = '{"word": "a", "label": 2}'
+UNLABELLED = "  where some have none, the program says so: label: class<classes>?"
 ARMS = "Leaf expects 'word', 'label'; Node expects 'left', 'right', 'label'"
 
 
@@ -128,7 +129,7 @@ LINES = {
         "1: error: nested too deeply (some 1,000 brackets within each other can be read, and a child in a "
         "list has two); write it in the flat form",
     ),
-    "missing_field": (TREE, '{"word": "a"}', "1: error: Leaf: field 'label' is missing"),
+    "missing_field": (TREE, '{"word": "a"}', f"1: error: Leaf: field 'label' is missing\n{UNLABELLED}"),
     "missing_child": (TREE, f'{{"left": {LEAF}, "label": 1}}', "1: error: Node: field 'right' is missing"),
     "null_child": (
         TREE,
@@ -467,12 +468,13 @@ def test_several_at_once(tmp_path: Path) -> None:
         read(path, TREE)
     lines = str(caught.value).split("\n")
     assert lines[0] == f"{path}:2: error: Leaf: field 'label' is missing"
-    assert lines[1] == f"{path}:3: error: a sample must be an object, found a number"
-    assert lines[2] == (
+    assert lines[1] == UNLABELLED
+    assert lines[2] == f"{path}:3: error: a sample must be an object, found a number"
+    assert lines[3] == (
         f"{path}:4:2: error: broken JSON: the line ends too early; a sample is a line "
         "(and in lines 5..11, perhaps more)"
     )
-    assert len(lines) == 3
+    assert len(lines) == 4
 
 
 def test_the_same_in_several_lines(tmp_path: Path) -> None:

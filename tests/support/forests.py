@@ -20,6 +20,8 @@ from dnc.ir.structure import (
     Struct,
 )
 
+MISSING = 0.3
+"""The part of tokens and classes that are absent, of those that may be."""
 SHAPES = ("single", "chain", "comb", "complete", "random")
 
 
@@ -146,7 +148,10 @@ class ForestGrower:
                 elif field.kind in NUMBERED_KINDS:
                     assert field.dimension is not None
                     size = field.dimension.size or self.vocabulary
-                    data[name][field.name] = self.rng.integers(0, size, len(rows)).astype(np.int32)
+                    found = self.rng.integers(0, size, len(rows)).astype(np.int32)
+                    if field.may_miss:
+                        found[self.rng.random(len(rows)) < MISSING] = -1
+                    data[name][field.name] = found
                 elif field.kind in (VECTOR, OUTSIDE):
                     width = max(field.width, 1)
                     data[name][field.name] = self.rng.normal(size=(len(rows), width)).astype(np.float32)

@@ -11,6 +11,7 @@ from tests.support.command_line import SIZES, TREE
 
 TEXT = TREE.read_text().replace("loss    sum(t in all(Tree))", "loss    sum(t in root)")
 WHOLE = {"left": {"word": "not", "label": 1}, "right": {"word": "bad", "label": 0}, "label": 3}
+NOTE = "  where some have none, the program says so: label: class<classes>?"
 SPARSE = {"left": {"word": "not"}, "right": {"word": "bad", "label": None}, "label": 3}
 FLAT = {
     "Tree": {
@@ -43,7 +44,9 @@ def test_the_root_may_not(name):
         read_samples(samples, model_of(TEXT))
     assert str(caught.value).splitlines() == [
         "samples:2: error: Leaf: field 'label' is missing",
+        NOTE,
         "samples:3: error: Node: field 'label' is missing (and in line 4)",
+        NOTE,
     ]
     assert read_samples(samples, model_of(TEXT), labels_required=False).samples == 4
 

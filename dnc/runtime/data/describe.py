@@ -38,7 +38,8 @@ def _declared(field: Field) -> str:
         kind = f"vector<{field.width}>"
     elif field.dimension is not None:
         name, size = field.dimension.name, field.dimension.size
-        kind = f"{field.kind}<{name}{'' if size is None or name == str(size) else f' = {size}'}>"
+        bound = name if size is None or name == str(size) else f"{name} = {size}"
+        kind = f"{field.kind}<{bound}>{'?' * field.may_miss}"
     else:
         kind = {CHILD: "{}", OPTIONAL: "{}?", LIST: "[{}]"}[field.kind].format(field.target)
     return f"{field.name}: {kind}"

@@ -16,7 +16,7 @@ import attrs
 from dnc.ir.structure import ARM, DATA_KINDS, LIST, ROOT, Field, Struct
 from dnc.runtime.data.columns import Columns
 from dnc.runtime.data.graph import Edges, post_order
-from dnc.runtime.data.layout import Layout, field_names, unknown_field
+from dnc.runtime.data.layout import Layout, as_optional, field_names, unknown_field
 from dnc.runtime.data.problems import Problem, kind_of, names, shortened, shown, suggestion
 
 
@@ -131,12 +131,12 @@ def _entries(table: _Table, field: Field, rows: list[int], layout: Layout) -> li
     column = table.columns.get(field.name)
     if column is None:
         if rows and not may_miss:
-            raise Problem(f"{table.struct.name}: column '{field.name}' is missing")
+            raise Problem(f"{table.struct.name}: column '{field.name}' is missing", note=as_optional(field))
         return [None] * len(rows)
     entries = _pick(column, rows)
     if not may_miss and None in entries:
         row = rows[entries.index(None)]
-        raise Problem(f"{table.struct.name}[{row}].{field.name} is missing")
+        raise Problem(f"{table.struct.name}[{row}].{field.name} is missing", note=as_optional(field))
     return entries
 
 

@@ -51,7 +51,9 @@ class Layout:
     @property
     def at_root(self) -> frozenset[str]:
         """The classes that the root has to have, though they may be missing elsewhere."""
-        return self.root_labels if self.labels_required else self.root_inputs
+        needed = self.root_labels if self.labels_required else self.root_inputs
+        fields = self.structs[self.root].fields
+        return frozenset(name for name in needed if not fields[name].may_miss)
 
     @property
     def never_empty(self) -> frozenset[tuple[str, str]]:
@@ -66,12 +68,12 @@ class Layout:
         return not self.labels_required and not reads
 
     def may_miss(self, struct: str, field: Field) -> bool:
-        """Whether a vertex may lack `field`: optional children, labels that nothing reads there; for
+        """Whether a vertex may lack `field`: what is declared so, and labels that nothing reads there; for
         prediction, what is predicted, and not what it follows from.
 
         Of labels that are read at the root alone the root itself is not asked here.
         """
-        if field.kind == OPTIONAL:
+        if field.kind == OPTIONAL or field.may_miss:
             return True
         if self.labels_required:
             return field.kind == CLASS and struct == self.root and field.name in self.root_labels
@@ -121,7 +123,7 @@ class Layout:
             raise Problem(unknown_field(arm.name, key, [field.name for field in arm.fields]))
         for name in self.required(struct, arm):
             if name not in keys:
-                raise _missing(arm, name, nulls)
+                raise missing_field(arm, name, nulls)
 
     def _no_arm(self, struct: Struct, keys: frozenset[str], nulls: Collection[str]) -> Problem:
         known = struct.fields
@@ -134,7 +136,7 @@ class Layout:
         near = [(arm, missing) for arm, missing in lacks if len(missing) == fewest]
         if len(near) == 1:
             arm, missing = near[0]
-            return _missing(arm, missing[0], nulls)
+            return missing_field(arm, missing[0], nulls)
         unknown = sorted(keys - set(known))
         whole = [
             arm
@@ -153,8 +155,18 @@ class Layout:
         return Problem(f"no arm of {struct.name} matches: found {found}; {expected}{foreign}")
 
 
-def _missing(arm: Arm, name: str, nulls: Collection[str]) -> Problem:
-    return Problem(f"{arm.name}: field '{name}' is {'null' if name in nulls else 'missing'}")
+def missing_field(arm: Arm, name: str, nulls: Collection[str] = ()) -> Problem:
+    """What says that a field is missing, or null."""
+    field = next(field for field in arm.fields if field.name == name)
+    found = "null" if name in nulls else "missing"
+    return Problem(f"{arm.name}: field '{name}' is {found}", note=as_optional(field))
+
+
+def as_optional(field: Field) -> str:
+    """How a program says that a class may be missing; "" for other fields."""
+    if field.kind != CLASS or field.dimension is None:
+        return ""
+    return f"where some have none, the program says so: {field.name}: class<{field.dimension.name}>?"
 
 
 def field_names(arm: Arm) -> frozenset[str]:

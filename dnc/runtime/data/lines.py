@@ -79,7 +79,7 @@ def objects(content: bytes, problems: ProblemList) -> Iterator[tuple[int, dict[s
             if is_first and line.lstrip()[:1] not in b'{["(' and problem.message.startswith("broken JSON"):
                 problems.add(problem.message + OTHER_FORMATS, number, problem.column)
                 return
-            problems.add(problem.message, number, problem.column)
+            problems.add(problem.message, number, problem.column, note=problem.note)
         is_first = False
 
 

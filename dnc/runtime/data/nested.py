@@ -120,7 +120,7 @@ class NestedReader:
                 wrong = value, problem  # what comes later here stands before it in the file
         if wrong is not None:
             way, message = _way(sample, wrong[0]), wrong[1].message
-            raise Problem(f"{way}: {message}" if way else message)
+            raise Problem(f"{way}: {message}" if way else message, note=wrong[1].note)
         self.columns.roots.append(holder[0])
 
     def _check_list(self, reader: _Reader, link: _Link, elements: Any) -> None:

@@ -36,12 +36,13 @@ class DataDiagnostic(Diagnostic):
 
 
 class Problem(Exception):
-    """A mistake in the line being read. `column` counts characters from 1."""
+    """A mistake in the line being read. `column` counts characters from 1; `note`: what would help."""
 
-    def __init__(self, message: str, column: int | None = None) -> None:
+    def __init__(self, message: str, column: int | None = None, *, note: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.column = column
+        self.note = note
 
 
 @attrs.define

@@ -24,7 +24,7 @@ from dnc.ir.program import Program, Space
 from dnc.ir.structure import CLASS, OUTSIDE
 from dnc.runtime.data.columns import Columns, Id, assemble, empty_columns, file_positions
 from dnc.runtime.data.flat import is_flat, read_flat
-from dnc.runtime.data.layout import ID, Layout, field_names
+from dnc.runtime.data.layout import ID, Layout, field_names, missing_field
 from dnc.runtime.data.lines import EMPTY_FILE, load, objects
 from dnc.runtime.data.nested import nested_reader
 from dnc.runtime.data.order import Order, order_of
@@ -271,7 +271,7 @@ def _missing_to_learn(forest: Forest, layout: Layout) -> str:
                 begin, _ = table.lists[field.name]
                 if (np.diff(begin)[table.arm == index] == 0).any():
                     return f"{arm.name}: list '{field.name}' is empty"
-            for field in (field for field in arm.fields if field.kind == CLASS):
+            for field in (field for field in arm.fields if field.kind == CLASS and not field.may_miss):
                 rows = forest.roots if needed.may_miss(name, field) else np.arange(len(table))
                 if (table.data[field.name][rows[table.arm[rows] == index]] < 0).any():
                     return f"{arm.name}: field '{field.name}' is missing"
@@ -285,7 +285,9 @@ def _check_roots(forest: Forest, columns: Columns, problems: ProblemList) -> Non
     for name in sorted(columns.layout.at_root):
         has = np.array([name in field_names(arm) for arm in arms])
         for sample in np.flatnonzero(has[own] & np.less(table.data[name][forest.roots], 0))[:MOST_SHOWN]:
-            problems.add(f"{arms[own[sample]].name}: field '{name}' is missing", columns.lines[sample])
+            arm = arms[own[sample]]
+            problem = missing_field(arm, name)
+            problems.add(problem.message, columns.lines[sample], note=problem.note)
     problems.check()
 
 
@@ -342,7 +344,7 @@ def _collect(samples: Iterable[tuple[int, Any]], problems: ProblemList, layout: 
             else:
                 nested.read(sample)
         except Problem as problem:
-            problems.add(problem.message, line, problem.column)
+            problems.add(problem.message, line, problem.column, note=problem.note)
         if problems.full:
             break
     return columns

@@ -1,4 +1,4 @@
-"""Random structs: trees of any arity, sequences, optional children, structures inside structures.
+"""Random structs: trees of any arity, sequences, what may be missing, structures inside structures.
 
 In: a draft. Out: its structs. Guaranteed: every struct can end, and the first one is the root. A new
 kind of field is one entry of `DATA`.
@@ -19,6 +19,7 @@ DATA: dict[str, Callable[[Draft], tuple[str, int | None]]] = {
     "pulled": lambda draft: _vector(draft, "pulled"),
     "index": lambda draft: ("index<many>", draft.dimensions["many"]),
 }
+MAY_MISS = ("token", "class")
 LINKS = {"child": "{}", "list": "[{}]", "optional": "{}?"}
 
 
@@ -62,4 +63,5 @@ def _struct(draft: Draft, name: str, links: list[tuple[str, str]]) -> Struct:
 def _data(draft: Draft) -> Field:
     kind = draft.pick(tuple(DATA))
     text, size = DATA[kind](draft)
-    return Field(draft.name("x"), kind, text, size)
+    optional = "?" if kind in MAY_MISS and draft.chance(30) else ""
+    return Field(draft.name("x"), kind, text + optional, size)
