@@ -50,7 +50,7 @@ def asked_for(
     hyper, schedule = model.hyper, options.schedule
     values: dict[str, Any] = {name: getattr(hyper, name) for name in OPTIMIZERS[hyper.optimizer].settings}
     values["lr"] = values.pop("learning_rate")
-    values |= {"build": str(model.build.path), "data": _path(data), "dev": _path(dev)}
+    values |= {"build": str(model.build.place), "data": _path(data), "dev": _path(dev)}
     values |= {"epochs": options.epochs, "batch": options.batch, "seed": options.seed}
     values |= {"patience": options.patience, "best": options.best, "log_every": options.log_every}
     values |= {"save_every": options.save_every, "tensorboard": tensorboard or None}
@@ -123,7 +123,7 @@ def _memory(model: Model) -> int | None:
 
 def _path(data: Data | None) -> str | None:
     """Where data come from, if that is a file or a folder."""
-    path = data.path if isinstance(data, Dataset) else data
+    path = data.place if isinstance(data, Dataset) else data
     return str(path) if isinstance(path, str | Path) and Path(path).exists() else None
 
 

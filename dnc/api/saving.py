@@ -32,7 +32,7 @@ def save(self: Model, path: str | Path) -> None:
     _, data = self.session, self.attached  # without a vocabulary there is nothing to save
     self.check_trains()
     check_path(path, "a safetensors file to write")
-    check_result(path, None if data is None else data.path)
+    check_result(path, None if data is None else data.place)
     self.keep_place()
     write(self, path)
 

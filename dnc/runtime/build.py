@@ -57,7 +57,7 @@ class Build:
     """A build. digest: of the model (not of how it was compiled). program: the text of program.ir.
 
     candidates: by target, other kernels that it could have. source_place: where the source was, as seen from
-    the build; "" if that is not known.
+    the build; "" if that is not known. path: as it was given, for messages; place: the absolute one.
     """
 
     path: Path
@@ -71,10 +71,15 @@ class Build:
     remarks: tuple[Remark, ...] = ()
     candidates: dict[str, tuple[Target, ...]] = attrs.field(factory=dict)
     source_place: str = ""
+    place: Path = attrs.field(init=False, repr=False)
+
+    @place.default
+    def _place(self) -> Path:
+        return self.path.absolute()
 
     def source_has_changed(self) -> bool:
         """Whether the file that the build was made of is there still, and says something else now."""
-        path = Path(os.path.realpath(self.path), self.source_place)
+        path = Path(os.path.realpath(self.place), self.source_place)
         try:
             return self.source_place != "" and path.is_file() and read_source(path).text != self.source
         except (DiagnosticError, OSError, ValueError):  # it cannot be read

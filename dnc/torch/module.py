@@ -364,7 +364,7 @@ class Module(nn.Module):
         options = {"memory_bytes": memory, "encoders": model.encoders}
         own = (
             type(self),
-            str(model.build.path.absolute()),
+            str(model.build.place),
             model.build.digest,
             self._device_name(),
             vocabularies_to_json(model.vocabularies or {}),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +42,8 @@ class Dataset:
     positions: see `file_positions`. unlabelled: of data that may lack what is to be predicted, their layout.
     lacks: what they lack for sure, "" for none that is known. min_count: how often a word of their own
     vocabulary occurs; None where they were read with one that was given. ids: what each sample is called;
-    empty if none has an id.
+    empty if none has an id. path: as it was given, for messages; place: the absolute one, None for samples in
+    memory.
     """
 
     forest: Forest
@@ -54,6 +56,7 @@ class Dataset:
     lacks: str = ""
     min_count: int | None = None
     ids: tuple[Id, ...] = ()
+    place: str | None = None
     _missing: list[str] = attrs.field(factory=list, init=False, repr=False)
     _digest: list[str] = attrs.field(factory=list, init=False, repr=False)
     _orders: dict[Space, Order] = attrs.field(factory=dict, init=False, repr=False)
@@ -74,7 +77,8 @@ class Dataset:
         lines = tuple(self.lines[at] for at in samples)
         forest = self.forest.select(samples)
         known = (self.vocabularies, len(samples), self.path, lines, positions, self.unlabelled, self.lacks)
-        return Dataset(forest, *known, ids=tuple(self.ids[at] for at in samples if self.ids))
+        ids = tuple(self.ids[at] for at in samples if self.ids)
+        return Dataset(forest, *known, ids=ids, place=self.place)
 
     def check_labels(self, needed: bool = True) -> None:
         """DiagnosticError where something is missing that is to be predicted, if it is needed: to learn from,
@@ -138,7 +142,8 @@ def read(
     problems = ProblemList(str(path))
     samples = objects(load(path), problems)
     layout = layout_of(program, labels_required)
-    return _read(samples, problems, program, vocabularies, layout, min_count, EMPTY_FILE, beside)
+    found = _read(samples, problems, program, vocabularies, layout, min_count, EMPTY_FILE, beside)
+    return attrs.evolve(found, place=os.path.abspath(path))
 
 
 def read_samples(
