@@ -59,7 +59,7 @@ def are_numbers(batch: object) -> bool:
         return False
     if isinstance(batch, Mapping | bytes) or not isinstance(batch, Sequence | np.ndarray):
         raise fail(f"found {given(batch)}, expected a path, a list of samples, or a list of their numbers")
-    if isinstance(batch, np.ndarray) and not batch.ndim:
+    if _is_number(batch):
         raise fail("found one number, expected a list of samples, or of their numbers")
     try:
         return not len(batch) or np.asarray(batch).dtype.kind in "iu"
@@ -69,7 +69,7 @@ def are_numbers(batch: object) -> bool:
 
 def batches_of(given: Any) -> Iterable[Any]:
     """Batches of a stream, whatever each is; DiagnosticError if they cannot be gone through."""
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping) or _is_number(given):
         raise fail(f"found {type(given).__name__}, expected batches: lists of sample numbers, one by one")
     return given
 
@@ -82,7 +82,7 @@ def sample_numbers(batch: Any, samples: int) -> NDArray[np.int32]:
         number = int(batch[0])
         if 0 <= number < samples:
             return np.array([number], np.int32)
-    if not hasattr(batch, "__len__"):
+    if not hasattr(batch, "__len__") or _is_number(batch):
         raise fail(f"a batch is {batch!r}, expected a list of sample numbers")
     numbers = np.asarray(batch) if len(batch) else np.zeros(0, np.int32)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
@@ -92,6 +92,11 @@ def sample_numbers(batch: Any, samples: int) -> NDArray[np.int32]:
         wrong = least if least < 0 else most
         raise fail(f"a batch holds sample {wrong}; the data have 0..{samples - 1}")
     return numbers.astype(np.int32)
+
+
+def _is_number(given: Any) -> bool:
+    """Whether an array has no dimension, and so no length."""
+    return isinstance(given, np.ndarray) and not given.ndim
 
 
 def _is_single(batch: Any) -> bool:

@@ -102,6 +102,9 @@ def beside_of(program: Program, words: Words | None) -> dict[str, Beside]:
     """The words and labels that are given by dimension; DiagnosticError where they cannot be meant."""
     if not isinstance(words, Mapping | None):
         raise fail(f"vocabulary: found {type(words).__name__}, expected files of words by dimension")
+    for name in words or {}:
+        if not isinstance(name, str):
+            raise fail(f"vocabulary: found {name!r}, expected the name of a dimension")
     check_dimensions(words or {}, vocabulary_dimensions(program))
     return {name: _beside(name, given) for name, given in (words or {}).items()}
 

@@ -73,6 +73,8 @@ def test_wrong_batches(workplace, batch, message):
         (5, "found int, expected batches: lists of sample numbers, one by one"),
         ("train.jsonl", "found str, expected batches"),
         ([0, 1], "a batch is 0, expected a list of sample numbers"),
+        (np.array(3), "found ndarray, expected batches"),
+        ([np.array(3)], r"a batch is array\(3\), expected a list of sample numbers"),
         ([[0], [12]], "a batch holds sample 12; the data have 0..11"),
         ([np.array([2**40])], "a batch holds sample 1099511627776"),
         ([np.array([-1])], "a batch holds sample -1"),

@@ -136,6 +136,8 @@ def test_what_is_no_name_and_no_number():
     for format, found in ((3, "int"), (["text"], "list")):
         with pytest.raises(dnc.DiagnosticError, match=f"found {found}, expected the name of a format"):
             api.import_file(format, "in.txt", "out.jsonl")
+    with pytest.raises(dnc.DiagnosticError, match="fields: found list, expected new names of fields"):
+        api.import_file("text", "in.txt", "out.jsonl", fields=["form"])
     for kind in (3, ["step"]):
         with pytest.raises(dnc.DiagnosticError, match="unknown schedule"):
             api.rate_schedule(kind)

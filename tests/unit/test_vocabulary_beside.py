@@ -177,6 +177,7 @@ def test_in_python(tagger: Path) -> None:
         ({"tags": ["Q", "Q"]}, "vocabulary of 'tags': \"Q\" is in it more than once"),
         ({"tags": ["\ud800"]}, "half of a character"),
         ("tags.txt", "vocabulary: found str, expected files of words by dimension"),
+        ({0: ["Q"]}, "vocabulary: found 0, expected the name of a dimension"),
     ):
         with pytest.raises(DiagnosticError, match=message):
             dnc.load("tagger", "vm").attach("new.jsonl", vocabulary=given)  # type: ignore[arg-type]

@@ -126,6 +126,8 @@ def import_file(
     """
     if not isinstance(format, str):
         raise fail(f"found {type(format).__name__}, expected the name of a format")
+    if not isinstance(fields, Mapping | None):
+        raise fail(f"fields: found {type(fields).__name__}, expected new names of fields by their own")
     check_path(source, "a file to read")
     check_path(destination, "a file to write")
     if format not in FORMATS:
